@@ -1,0 +1,92 @@
+"""What may happen. A crash and a timer are events too, so a test can make anything happen at any instant."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from lamina.core.flow import Flow
+from lamina.types import Call, DeviceSpec, FunctionSpec
+
+
+class Deployed(Struct, frozen=True, tag=True):
+    """Functions and workflows exist from now on; a known name is replaced."""
+
+    functions: tuple[FunctionSpec, ...] = ()
+    flows: tuple[Flow, ...] = ()
+
+
+class CallArrived(Struct, frozen=True, tag=True):
+    call: Call
+
+
+class CallCancelled(Struct, frozen=True, tag=True):
+    call_id: str
+
+
+class JobOutcome(Struct, frozen=True, array_like=True):
+    """How one job of a batch ended. `error` is a stable word; its text stays outside the core."""
+
+    ok: bool = True
+    error: str = ""
+
+
+class BatchFinished(Struct, frozen=True, tag=True):
+    """`device_us` is measured time on the slice; no outcomes means that all jobs succeeded."""
+
+    batch_id: int
+    device_us: int
+    outcomes: tuple[JobOutcome, ...] = ()
+
+
+class BatchFailed(Struct, frozen=True, tag=True):
+    """The batch as a whole came to nothing, the instance lives (out of memory, say): smaller batches may succeed."""
+
+    batch_id: int
+    reason: str
+
+
+class InstanceReady(Struct, frozen=True, tag=True):
+    instance: str
+    load_us: int = 0
+
+
+class InstanceLost(Struct, frozen=True, tag=True):
+    instance: str
+    reason: str = "lost"
+
+
+class DeviceJoined(Struct, frozen=True, tag=True):
+    device: DeviceSpec
+
+
+class DeviceLost(Struct, frozen=True, tag=True):
+    device: str
+
+
+class Resolved(Struct, frozen=True, tag=True):
+    """Answer to `Resolve`: how many items (each), or which branch (choice). An `error` fails the run there."""
+
+    call_id: str
+    scope: int
+    node: str
+    value: int = 0
+    error: str = ""
+
+
+class Tick(Struct, frozen=True, tag=True):
+    """The time asked for with `WakeAt` has come."""
+
+
+Event = (
+    Deployed
+    | CallArrived
+    | CallCancelled
+    | BatchFinished
+    | BatchFailed
+    | InstanceReady
+    | InstanceLost
+    | DeviceJoined
+    | DeviceLost
+    | Resolved
+    | Tick
+)

@@ -1,0 +1,172 @@
+"""The form every workflow has inside: a net of nodes through which tokens move.
+
+A node starts when it has collected `needs` tokens and, when done, sends one to each node in `next`. That is enough for
+all shapes we serve: a chain (needs 1), a join (needs k), a choice (tokens go to one branch only), and a loop as state
+languages have it (collected tokens are spent on start, so a node can start again). `Each` runs its body once per item,
+in scopes of their own. How many items there are and which way a choice goes depends on data, which the core never
+sees: it asks (`Resolve`) and is told (`Resolved`).
+
+`data` belongs to whoever moves the values (which inputs, which rule); nothing in `core/` looks at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+from msgspec import Struct
+
+from lamina.errors import BadFlow
+from lamina.types import Slo
+
+
+class Task(Struct, frozen=True, tag=True):
+    """One call of a function."""
+
+    name: str
+    function: str
+    next: tuple[str, ...] = ()
+    needs: int = 1
+    data: Any = None
+
+
+class Each(Struct, frozen=True, tag=True):
+    """Its body once per item; done when all are. `expect` is the usual number of items, for planning."""
+
+    name: str
+    body: Flow
+    next: tuple[str, ...] = ()
+    needs: int = 1
+    expect: float = 4.0
+    data: Any = None
+
+
+class Choice(Struct, frozen=True, tag=True):
+    """Tokens go to the nodes of one branch. `odds` are the usual rates of the branches, for planning."""
+
+    name: str
+    branches: tuple[tuple[str, ...], ...]
+    needs: int = 1
+    odds: tuple[float, ...] = ()
+    data: Any = None
+
+    @property
+    def next(self) -> tuple[str, ...]:
+        return tuple(name for branch in self.branches for name in branch)
+
+
+class Pass(Struct, frozen=True, tag=True):
+    """No work: joins, merges, and values made of other values."""
+
+    name: str
+    next: tuple[str, ...] = ()
+    needs: int = 1
+    data: Any = None
+
+
+Node = Task | Each | Choice | Pass
+
+
+class Flow(Struct, frozen=True, dict=True):
+    """Nodes by name and the ones that start. `data` says what the result is made of."""
+
+    name: str
+    nodes: dict[str, Node]
+    start: tuple[str, ...]
+    slo: Slo = Slo()
+    data: Any = None
+
+    @cached_property
+    def single(self) -> Task | None:
+        """The only node, if it is a task: a plain function, which is most calls."""
+        if len(self.nodes) == 1:
+            node = next(iter(self.nodes.values()))
+            if isinstance(node, Task) and not node.next:
+                return node
+        return None
+
+    @cached_property
+    def functions(self) -> tuple[str, ...]:
+        """All it may call, once each."""
+        return tuple(dict.fromkeys(task.function for task in self.tasks()))
+
+    def tasks(self) -> Iterator[Task]:
+        """All tasks, bodies included."""
+        for node in self.nodes.values():
+            if isinstance(node, Task):
+                yield node
+            elif isinstance(node, Each):
+                yield from node.body.tasks()
+
+    def check(self) -> None:
+        """A flow that cannot run to its end is refused when it is deployed, not when it hangs."""
+        tokens = dict.fromkeys(self.nodes, 0)
+        for name in self.start:
+            if name not in self.nodes:
+                raise BadFlow(f"workflow {self.name!r} starts at {name!r}, which is not there")
+            tokens[name] += 1
+        if not self.start:
+            raise BadFlow(f"workflow {self.name!r} has no first step")
+        for key, node in self.nodes.items():
+            if key != node.name:
+                raise BadFlow(f"workflow {self.name!r}: node {node.name!r} is filed under {key!r}")
+            for name in node.next:
+                if name not in self.nodes:
+                    raise BadFlow(f"workflow {self.name!r}: {key!r} is followed by {name!r}, which is not there")
+                tokens[name] += 1
+            if isinstance(node, Choice) and not node.branches:
+                raise BadFlow(f"workflow {self.name!r}: choice {key!r} has no branch")
+            if isinstance(node, Each):
+                node.body.check()
+        for key, node in self.nodes.items():
+            if not 1 <= node.needs <= tokens[key]:
+                raise BadFlow(
+                    f"workflow {self.name!r}: {key!r} waits for {node.needs} of {tokens[key]} tokens",
+                    hint="every step must be reached by what it waits for",
+                )
+        reached = set(self.start)
+        frontier = list(self.start)
+        while frontier:
+            for name in self.nodes[frontier.pop()].next:
+                if name not in reached:
+                    reached.add(name)
+                    frontier.append(name)
+        if lost := sorted(self.nodes.keys() - reached):
+            raise BadFlow(f"workflow {self.name!r}: no way leads to {', '.join(lost)}")
+
+    def tails(self, task_us: Callable[[str], int]) -> dict[str, int]:
+        """Per node, the longest time from its end to the end of this flow; a loop counts once."""
+        known: dict[str, int] = {}
+        on_path: set[str] = set()
+
+
+        def tail(name: str) -> int:
+            if name in known:
+                return known[name]
+            on_path.add(name)
+            after = [self._span(later, task_us) + tail(later) for later in self.nodes[name].next if later not in on_path]
+            on_path.discard(name)
+            known[name] = max(after, default=0)
+            return known[name]
+
+        for name in self.nodes:
+            tail(name)
+        return known
+
+    def span_us(self, name: str, task_us: Callable[[str], int]) -> int:
+        """The longest time from the start of this node to the end of the flow."""
+        return self._span(name, task_us) + self.tails(task_us)[name]
+
+    def _span(self, name: str, task_us: Callable[[str], int]) -> int:
+        node = self.nodes[name]
+        if isinstance(node, Task):
+            return task_us(node.function)
+        if isinstance(node, Each):
+            return max((node.body.span_us(first, task_us) for first in node.body.start), default=0)
+        return 0
+
+
+def function_flow(function: str, slo: Slo) -> Flow:
+    """A plain function is a workflow of one step."""
+    return Flow(function, {function: Task(function, function)}, (function,), slo)

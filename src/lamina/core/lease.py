@@ -1,0 +1,113 @@
+"""Who holds which units of a device. A set of units is an integer, one bit each: disjoint is `a & b == 0`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from lamina.types import DeviceSpec
+
+
+@lru_cache(maxsize=4096)
+def find_run(free: int, units: int, aligned: bool, total: int) -> int:
+    """The lowest `units` neighbouring units of `free` as a mask, or 0. Neighbours, so that a slice is one block."""
+    block = (1 << units) - 1
+    if aligned:
+        for start in range(0, total - units + 1, units):
+            mask = block << start
+            if free & mask == mask:
+                return mask
+        return 0
+    starts, have = free, 1
+    while have < units:  # starts: bit i is set if units i..i+have-1 are free
+        step = min(have, units - have)
+        starts &= starts >> step
+        have += step
+    return (starts & -starts) * block
+
+
+def mask_label(device: str, mask: int) -> str:
+    """How a slice is shown: `gpu0/8-15`."""
+    low = (mask & -mask).bit_length() - 1
+    high = mask.bit_length() - 1
+    return f"{device}/{low}" if low == high else f"{device}/{low}-{high}"
+
+
+@dataclass(slots=True)
+class Device:
+    spec: DeviceSpec
+    busy: int = 0  #: units under running batches
+    homes: dict[str, int] = field(default_factory=dict)  #: instance -> its standing slice, kept for it
+    lent: set[str] = field(default_factory=set)  #: instances whose idle home others may use for one batch
+    memory_used_mib: int = 0
+    instances: set[str] = field(default_factory=set)
+    running: dict[int, int] = field(default_factory=dict)  #: batch -> its units
+    draining: bool = False
+
+    @property
+    def everything(self) -> int:
+        return (1 << self.spec.units) - 1
+
+    def open_to(self, instance: str) -> int:
+        """Units this instance may lease now: not busy, and not kept for somebody else."""
+        return self.everything & ~self.busy & ~self.kept_from(instance)
+
+    def kept_from(self, instance: str) -> int:
+        """Units that stand for others and are not lent."""
+        kept = 0
+        for owner, mask in self.homes.items():
+            if owner != instance and owner not in self.lent:
+                kept |= mask
+        return kept
+
+    def find(self, instance: str, units: int) -> int:
+        """A free slice for it, its own home first; 0 if there is none."""
+        home = self.homes.get(instance, 0)
+        if home and not home & self.busy and home.bit_count() >= units:
+            return find_run(home, units, self.spec.limits.aligned, self.spec.units) or home
+        free = self.open_to(instance)
+        if free.bit_count() < units:
+            return 0
+        return find_run(free, units, self.spec.limits.aligned, self.spec.units)
+
+    def keep(self, instance: str, units: int, lend: bool) -> int:
+        """A standing slice among units no other home has; 0 if there is no room for it."""
+        taken = 0
+        for owner, mask in self.homes.items():
+            if owner != instance:
+                taken |= mask
+        mask = find_run(self.everything & ~taken, units, self.spec.limits.aligned, self.spec.units)
+        if mask:
+            self.homes[instance] = mask
+            (self.lent.add if lend else self.lent.discard)(instance)
+        return mask
+
+    def take(self, batch_id: int, mask: int) -> None:
+        assert mask and mask & self.everything == mask, f"{self.spec.id} has no units {mask:b}"
+        assert not mask & self.busy, f"units {mask & self.busy:b} of {self.spec.id} are leased twice"
+        self.busy |= mask
+        self.running[batch_id] = mask
+
+    def give_back(self, batch_id: int) -> int:
+        mask = self.running.pop(batch_id)
+        self.busy &= ~mask
+        return mask
+
+    def forget(self, instance: str) -> None:
+        self.instances.discard(instance)
+        self.homes.pop(instance, None)
+        self.lent.discard(instance)
+
+    def check(self) -> None:
+        busy = 0
+        for mask in self.running.values():
+            assert not busy & mask, f"slices overlap on {self.spec.id}"
+            busy |= mask
+        assert busy == self.busy, f"{self.spec.id} counts units nobody holds"
+        assert busy | self.everything == self.everything, f"more units leased than {self.spec.id} has"
+        kept = 0
+        for mask in self.homes.values():
+            assert not kept & mask, f"homes overlap on {self.spec.id}"
+            kept |= mask
+        assert 0 <= self.memory_used_mib <= self.spec.memory_mib, f"memory of {self.spec.id} is over its cap"
+        assert self.homes.keys() <= self.instances, "a home outlived its instance"

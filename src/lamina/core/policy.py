@@ -1,0 +1,228 @@
+"""What a policy sees and what it may decide.
+
+A policy is one file with a class `Policy`: its fields are its options, and it has up to three roles.
+
+    admit(view, call)  -> Refuse or None     now or never
+    dispatch(view)     -> decisions          which jobs, how many, on which slice; asked after every event
+    scale(view)        -> decisions          standing instances; asked every `period_us`, and when a function is cold
+
+A role it leaves out is served by `core/defaults.py`. It looks and decides; the controller checks each decision and
+applies it before asking for the next, so a generator sees what its last `yield` did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from msgspec import Struct
+
+from lamina.core.actions import Refuse
+from lamina.core.lifecycle import Phase
+from lamina.core.queue import Job, Order
+from lamina.types import Call
+
+if TYPE_CHECKING:
+    from lamina.core.flow import Flow
+    from lamina.core.lease import Device
+    from lamina.core.state import Batch, FunctionState, Instance, State
+
+
+class Start(Struct, frozen=True):
+    """Run these waiting jobs of one function at this opening."""
+
+    jobs: list[Job]
+    opening: Opening
+    why: str = ""
+
+
+class Drop(Struct, frozen=True):
+    """This waiting job cannot be in time any more; its call ends here, and its place goes to one that can."""
+
+    job: Job
+    reason: str = "deadline"
+
+
+class Hold(Struct, frozen=True):
+    """Do not ask me about this function until then, unless it has `count` jobs, a more urgent one comes, or something
+    changes on a device it is on. Costs one dictionary look-up per arrival instead of one decision.
+    """
+
+    function: str
+    until_us: int
+    count: int
+
+
+class Wake(Struct, frozen=True):
+    """Ask me again then, even if nothing happens."""
+
+    at_us: int
+
+
+class LoadOn(Struct, frozen=True):
+    """Bring the function up on that device; `home_units` gives it a standing slice."""
+
+    function: str
+    device: str
+    home_units: int = 0
+
+
+class UnloadOf(Struct, frozen=True):
+    """Let the instance finish what it has, then remove it."""
+
+    instance: str
+
+
+class ResizeTo(Struct, frozen=True):
+    instance: str
+    home_units: int
+
+
+class WantDevice(Struct, frozen=True):
+    kind: str
+
+
+class GiveDevice(Struct, frozen=True):
+    """Give an empty device back."""
+
+    device: str
+
+
+Decision = Start | Drop | Hold | Wake | LoadOn | UnloadOf | ResizeTo | WantDevice | GiveDevice
+
+
+class Opening(Struct, frozen=True):
+    """A place where one more batch of a function could go: now, or booked behind a running batch."""
+
+    instance: Instance
+    device: Device
+    mask: int
+    after: Batch | None
+    at_us: int  #: when it would start
+
+    @property
+    def units(self) -> int:
+        return self.mask.bit_count()
+
+
+class Predictor(Protocol):
+    """How long will it take? Everything in microseconds; 0 means that nobody knows yet."""
+
+    def latency_us(self, function: str, kind: str, batch: int, units: int) -> int:
+        """Time to plan with: seldom exceeded, so an upper quantile rather than the mean."""
+        ...
+
+    def load_us(self, function: str, kind: str) -> int: ...
+
+    def observe(self, function: str, kind: str, batch: int, units: int, device_us: int) -> None:
+        """What it really took."""
+        ...
+
+    def observe_load(self, function: str, kind: str, load_us: int) -> None: ...
+
+
+@runtime_checkable
+class Admit(Protocol):
+    def admit(self, view: View, call: Call) -> Refuse | None: ...
+
+
+class Dispatch(Protocol):
+    order: Order
+
+    def dispatch(self, view: View) -> Iterable[Decision]: ...
+
+
+@runtime_checkable
+class ScaleRole(Protocol):
+    period_us: int
+
+    def scale(self, view: View) -> Iterable[Decision]: ...
+
+
+class View:
+    """Read-only: the state, the time, and the questions policies ask most."""
+
+    __slots__ = ("_state", "now_us", "predictor")
+
+    def __init__(self, state: State, predictor: Predictor) -> None:
+        self._state = state
+        self.predictor = predictor
+        self.now_us = 0
+
+    @property
+    def functions(self) -> dict[str, FunctionState]:
+        return self._state.functions
+
+    @property
+    def waiting(self) -> dict[str, FunctionState]:
+        """Functions with jobs in their queue that are not on hold."""
+        return self._state.waiting
+
+    @property
+    def devices(self) -> dict[str, Device]:
+        return self._state.devices
+
+    @property
+    def instances(self) -> dict[str, Instance]:
+        return self._state.instances
+
+    @property
+    def flows(self) -> dict[str, Flow]:
+        return self._state.flows
+
+    @property
+    def batches(self) -> dict[int, Batch]:
+        return self._state.batches
+
+    def latency_us(self, function: str, device: Device, batch: int, units: int) -> int:
+        return self.predictor.latency_us(function, device.spec.kind, batch, units)
+
+    def can_host(self, function: FunctionState) -> bool:
+        """Is there a device it could ever be loaded on?"""
+        spec = function.spec
+        return any(
+            spec.fits_family(device.spec.family) and spec.memory_mib <= device.spec.memory_mib
+            for device in self._state.devices.values()
+        )
+
+    def openings(self, function: FunctionState, units: int = 0) -> Iterator[Opening]:
+        """Where a batch could go, soonest kinds first: idle slices, then one booking behind each running batch.
+
+        Nothing is offered while the function's quota is in debt. `units` 0 stands for the function's own wish.
+        """
+        now_us = self.now_us
+        if function.bucket and function.bucket.ready_us(now_us) > now_us:
+            return
+        crowded: list[tuple[Instance, Device, int, int]] = []
+        for instance in list(function.instances.values()):
+            if instance.phase is not Phase.WARM:
+                continue
+            device = self._state.devices[instance.device]
+            limit = device.spec.limits.batches_per_instance
+            wish = units or instance.units
+            if not limit or instance.running < limit:
+                mask = device.find(instance.id, wish)
+                if mask:
+                    yield Opening(instance, device, mask, None, now_us)
+                    continue
+            crowded.append((instance, device, wish, limit))
+        for instance, device, wish, limit in crowded:
+            behind = self._booking(instance, device, wish, limit)
+            if behind is not None:
+                yield Opening(instance, device, behind.mask, behind, max(now_us, behind.ends_us))
+
+    def _booking(self, instance: Instance, device: Device, units: int, limit: int) -> Batch | None:
+        """The running batch whose slice it could inherit soonest."""
+        if limit and instance.running >= limit:
+            if len(instance.batches) > instance.running:
+                return None  # one booked batch per instance is enough to keep it busy
+            candidates: Iterable[Batch] = instance.batches.values()
+        else:
+            candidates = (self._state.batches[batch_id] for batch_id in device.running)
+        kept = device.kept_from(instance.id)
+        best: Batch | None = None
+        for batch in candidates:
+            fits = batch.follower is None and batch.mask.bit_count() >= units and not batch.mask & kept
+            if fits and (best is None or batch.ends_us < best.ends_us):
+                best = batch
+        return best

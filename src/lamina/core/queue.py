@@ -1,0 +1,72 @@
+"""Jobs of one function waiting, always in the order its policy serves them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from lamina.core.run import Run
+
+Order = Literal["arrival", "due"]
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One step of one run."""
+
+    id: int
+    run: Run
+    scope: int
+    node: str
+    function: str
+    enqueued_us: int
+    due_us: int  #: when this step must end for the run to meet its deadline
+    expires_us: int  #: when its end is of no use to anybody
+    batch_limit: int = 0  #: at most so many together: it was in a batch that killed its worker; 0: no such limit
+    strikes: int = 0  #: workers that died under it alone
+    batch_id: int = 0  #: the batch it is in; 0 while it waits
+
+
+@dataclass(slots=True)
+class Queue:
+    """A sorted list: jobs mostly arrive in order, so adding is appending; taking the first n is one slice."""
+
+    function: str
+    order: Order = "arrival"
+    _entries: list[tuple[int, int, Job]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, job: Job) -> None:
+        entry = (job.due_us if self.order == "due" else job.id, job.id, job)
+        entries = self._entries
+        if not entries or entries[-1] < entry:
+            entries.append(entry)
+        else:
+            insort(entries, entry)
+
+    def remove(self, job: Job) -> None:
+        at = bisect_left(self._entries, (job.due_us if self.order == "due" else job.id, job.id))
+        assert at < len(self._entries) and self._entries[at][2] is job, f"job {job.id} is not waiting"
+        del self._entries[at]
+
+    def remove_first(self, jobs: list[Job]) -> None:
+        """Take these jobs out; when they are the first ones, as they nearly always are, in one stroke."""
+        entries = self._entries
+        if len(entries) >= len(jobs) and all(entries[i][2] is job for i, job in enumerate(jobs)):
+            del entries[: len(jobs)]
+            return
+        for job in jobs:
+            self.remove(job)
+
+    def head(self) -> Job:
+        return self._entries[0][2]
+
+    def first(self, count: int) -> list[Job]:
+        return [entry[2] for entry in self._entries[:count]]
+
+    def jobs(self) -> list[Job]:
+        return [entry[2] for entry in self._entries]

@@ -1,0 +1,30 @@
+"""Token bucket in device time.
+
+Paid afterwards, from what was measured: a batch may start while the level is above zero, and its true time is taken off
+when it ends. A long batch leaves a debt that must be earned back first, so the average over many windows is exact even
+though no single batch is ever cut short.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Bucket:
+    rate: float  #: device time earned per time
+    burst_us: float  #: most that can be saved up
+    level_us: float = 0.0
+    at_us: int = 0
+
+    def level(self, now_us: int) -> float:
+        return min(self.burst_us, self.level_us + (now_us - self.at_us) * self.rate)
+
+    def charge(self, now_us: int, device_us: int) -> None:
+        self.level_us = self.level(now_us) - device_us
+        self.at_us = now_us
+
+    def ready_us(self, now_us: int) -> int:
+        """When the next batch may start; `now_us` if at once."""
+        level = self.level(now_us)
+        return now_us if level > 0 or self.rate >= 1.0 else now_us + int(-level / self.rate) + 1

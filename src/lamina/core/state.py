@@ -1,0 +1,144 @@
+"""All that the controller remembers. Only `controller.py` writes here; `check()` says whether it still makes sense."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lamina.core.flow import Flow
+from lamina.core.lease import Device
+from lamina.core.lifecycle import Phase
+from lamina.core.queue import Job, Queue
+from lamina.core.quota import Bucket
+from lamina.core.run import Run
+from lamina.types import NEVER_US, FunctionSpec
+
+if TYPE_CHECKING:
+    from lamina.core.policy import Hold
+
+
+@dataclass(slots=True)
+class Instance:
+    """A function loaded on a device."""
+
+    id: str
+    function: str
+    device: str
+    phase: Phase
+    since_us: int
+    memory_mib: int = 0
+    units: int = 1  #: what its function wants on this device
+    batches: dict[int, Batch] = field(default_factory=dict)  #: running and booked
+    running: int = 0
+    used_us: int = 0  #: when its last batch ended
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    id: int
+    instance: Instance
+    device: Device
+    mask: int
+    jobs: list[Job]
+    predicted_us: int
+    started_us: int = -1  #: -1 while it is booked
+    after: Batch | None = None  #: whose slice it inherits
+    follower: Batch | None = None  #: booked behind it
+    planned_us: int = 0  #: start expected when it was decided
+
+    @property
+    def ends_us(self) -> int:
+        """When it is expected to end."""
+        return (self.started_us if self.started_us >= 0 else self.planned_us) + self.predicted_us
+
+
+@dataclass(slots=True)
+class Meter:
+    """Arrivals of one function: `gap_us` follows bursts within a handful of arrivals, `count` is for slower averages."""
+
+    count: int = 0
+    last_us: int = -1
+    gap_us: float = float(NEVER_US)
+
+    def mark(self, now_us: int) -> None:
+        if self.last_us >= 0:
+            gap = now_us - self.last_us
+            self.gap_us = gap if self.gap_us >= NEVER_US else self.gap_us + 0.3 * (gap - self.gap_us)
+        self.last_us = now_us
+        self.count += 1
+
+
+@dataclass(slots=True)
+class FunctionState:
+    spec: FunctionSpec
+    queue: Queue
+    instances: dict[str, Instance] = field(default_factory=dict)
+    meter: Meter = field(default_factory=Meter)
+    bucket: Bucket | None = None
+    crashes: int = 0  #: in a row; a finished batch ends the row
+    not_before_us: int = 0  #: no loading until then: it crashed too often
+    loads: int = 0  #: for instance names
+
+
+@dataclass(slots=True)
+class State:
+    functions: dict[str, FunctionState] = field(default_factory=dict)
+    flows: dict[str, Flow] = field(default_factory=dict)
+    devices: dict[str, Device] = field(default_factory=dict)
+    instances: dict[str, Instance] = field(default_factory=dict)
+    runs: dict[str, Run] = field(default_factory=dict)
+    batches: dict[int, Batch] = field(default_factory=dict)
+    waiting: dict[str, FunctionState] = field(default_factory=dict)  #: functions with jobs, to be asked about
+    held: dict[str, Hold] = field(default_factory=dict)  #: functions with jobs the policy has put off
+    last_job: int = 0
+    last_batch: int = 0
+
+    def check(self) -> None:
+        """Every invariant of the design that a single moment can show."""
+        for device in self.devices.values():
+            device.check()
+            assert device.memory_used_mib == sum(self.instances[i].memory_mib for i in device.instances)
+        in_batch = {job.id: batch for batch in self.batches.values() for job in batch.jobs}
+        assert len(in_batch) == sum(len(batch.jobs) for batch in self.batches.values()), "a job is in two batches"
+        queued: dict[int, Job] = {}
+        for name, function in self.functions.items():
+            assert not (name in self.waiting and name in self.held), f"{name} is to be asked about and put off"
+            assert (len(function.queue) > 0) == (name in self.waiting or name in self.held), f"{name} is not listed right"
+            jobs = function.queue.jobs()
+            assert len({job.id for job in jobs}) == len(jobs), f"{name} queues a job twice"
+            queued |= {job.id: job for job in jobs}
+            if function.bucket:
+                assert function.bucket.level_us <= function.bucket.burst_us, f"{name} has saved more than its bucket holds"
+        assert not in_batch.keys() & queued.keys(), "a job is queued or in a batch, never both"
+        for call_id, run in self.runs.items():
+            assert run.call.id == call_id
+            assert not run.ended, f"{call_id} has ended and is still here"
+            assert run.jobs or run.questions, f"{call_id} is nowhere: no job, no question"
+            for job in run.jobs.values():
+                assert job.id in queued or job.id in in_batch, f"job {job.id} of {call_id} is nowhere"
+                assert bool(job.batch_id) == (job.id in in_batch)
+        for job in queued.values():
+            assert self.runs.get(job.run.call.id) is job.run and job.id in job.run.jobs, "a queued job has no run"
+        for batch in self.batches.values():
+            assert batch.instance.batches.get(batch.id) is batch, "a batch its instance does not know"
+            assert self.instances.get(batch.instance.id) is batch.instance, "a batch on an instance that is gone"
+            if batch.started_us >= 0:
+                assert batch.device.running.get(batch.id) == batch.mask, "a running batch without a lease"
+                assert batch.after is None
+            else:
+                assert batch.after is not None and batch.after.follower is batch, "a booked batch behind nothing"
+                assert batch.after.id in self.batches and batch.mask & ~batch.after.mask == 0
+        for instance in self.instances.values():
+            assert instance.running == sum(batch.started_us >= 0 for batch in instance.batches.values())
+            limit = self.devices[instance.device].spec.limits.batches_per_instance
+            assert not limit or instance.running <= limit, f"{instance.id} runs {instance.running} batches at once"
+            assert not instance.batches or instance.phase in (Phase.WARM, Phase.DRAINING)
+            assert self.functions[instance.function].instances.get(instance.id) is instance
+        if not self.runs:
+            assert not self.waiting and not self.held, "quiet, and jobs still wait"
+
+    def check_quiet(self) -> None:
+        """With nothing left to do, everything is given back."""
+        assert not self.runs, f"{len(self.runs)} calls never ended"
+        assert not self.batches
+        assert all(device.busy == 0 for device in self.devices.values()), "quiet, and units are still leased"

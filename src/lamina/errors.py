@@ -1,0 +1,119 @@
+"""One root for everything Lamina raises on purpose.
+
+An error says whose fault it is (`status`, as HTTP counts it), what was wrong (the message names field and value) and
+what to do next (`hint`). `code` is the stable word clients may match on.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class LaminaError(Exception):
+    """Root of all errors of the platform."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+
+class BadValue(LaminaError):
+    """A value the caller gave cannot be used."""
+
+    status = 400
+    code = "bad-value"
+
+
+class BadScenario(BadValue):
+    """A scenario file that cannot be run; the message starts with file and line."""
+
+    code = "bad-scenario"
+
+
+class BadFlow(BadValue):
+    """A workflow whose graph makes no sense."""
+
+    code = "bad-flow"
+
+
+class UnknownPlugin(LaminaError):
+    """No file of that name: the file name is the registration."""
+
+    status = 404
+    code = "unknown-plugin"
+
+
+class UnknownTarget(LaminaError):
+    """No function or workflow of that name."""
+
+    status = 404
+    code = "unknown-target"
+
+
+class Refused(LaminaError):
+    """Not admitted: it could not have been in time. `offer_ms` is what could be promised instead."""
+
+    status = 429
+    code = "refused"
+
+    def __init__(
+        self, message: str, *, reason: str = "", retry_after_s: float = 0.0, offer_ms: float | None = None, hint: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+        self.offer_ms = offer_ms
+
+
+class DeadlineExceeded(LaminaError):
+    """Accepted, and not done by its deadline."""
+
+    status = 504
+    code = "deadline-exceeded"
+
+
+class FunctionFailed(LaminaError):
+    """The user's code raised; `error` and `cause` are its own words."""
+
+    status = 500
+    code = "function-failed"
+
+    def __init__(self, message: str, *, error: str = "", step: str = "", remote_trace: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.error = error
+        self.step = step
+        self.remote_trace = remote_trace
+
+
+class WorkerLost(LaminaError):
+    """The worker died under this job, and so did its replacement."""
+
+    status = 503
+    code = "worker-lost"
+
+
+class LoadFailed(LaminaError):
+    """The function cannot be loaded."""
+
+    status = 503
+    code = "load-failed"
+
+
+class Cancelled(LaminaError):
+    """Cancelled by its caller, or by the server shutting down."""
+
+    status = 503
+    code = "cancelled"
+
+
+class PolicyError(LaminaError):
+    """A policy decided something impossible: a defect of the policy, never of the call."""
+
+    code = "policy-error"

@@ -1,0 +1,1 @@
+"""Pure algorithms that policies share."""

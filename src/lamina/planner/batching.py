@@ -1,0 +1,67 @@
+"""When is a batch ready to go? Wait only when waiting pays, and never past the point where it would cost a deadline.
+
+Starting n jobs now serves n / t(n) of them per unit of time. Waiting one more gap for one more job serves
+(n + 1) / (gap + t(n + 1)). The second wins as long as jobs come fast against what they save, that is inside a burst;
+at low load the gap is long, the left side wins at once, and a lone request never waits for company that does not come.
+The gap follows the last handful of arrivals, and a burst counts as over once it has been silent for three gaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lamina.core.queue import Job
+from lamina.core.state import FunctionState
+from lamina.types import NEVER_US
+
+QUIET_GAPS = 3.0
+
+
+def wait_until_us(
+    now_us: int, function: FunctionState, count: int, most: int, latency_us: Callable[[int], int], start_by_us: int
+) -> int:
+    """Until when to hold `count` jobs back in the hope of more; `now_us` means: go."""
+    meter = function.meter
+    if count >= most or now_us >= start_by_us or meter.gap_us >= NEVER_US:
+        return now_us
+    gap_us = max(meter.gap_us, float(now_us - meter.last_us))
+    if now_us - meter.last_us > QUIET_GAPS * meter.gap_us:
+        return now_us
+    alone_us, joined_us = latency_us(count), latency_us(count + 1)
+    if not alone_us or (count + 1) * alone_us <= count * (joined_us + gap_us):
+        return now_us
+    return min(start_by_us, meter.last_us + max(50, int(QUIET_GAPS * meter.gap_us)) + 1)
+
+
+def book_at_us(ends_us: int, count: int, most: int, lead_us: int) -> int:
+    """When to commit a batch behind a running one: a full batch at once, else as late as the hand-over allows.
+
+    A booked batch cannot grow, so booking early trades batch size for nothing; booking `lead_us` before the slice is
+    free still leaves the device no gap.
+    """
+    return 0 if count >= most else ends_us - lead_us
+
+
+def largest_in_time(most: int, budget_us: int, latency_us: Callable[[int], int]) -> int:
+    """The largest batch that ends within the budget, by bisection: latency grows with the batch. 0 if not even one."""
+    if latency_us(most) <= budget_us:
+        return most
+    low, high = 0, most  # low fits, high does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if latency_us(middle) <= budget_us:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def together(jobs: list[Job]) -> list[Job]:
+    """The leading jobs that may share a batch: one that was in a deadly batch comes back in smaller company."""
+    limit = len(jobs)
+    for count, job in enumerate(jobs):
+        if job.batch_limit:
+            limit = min(limit, max(job.batch_limit, count))
+        if count >= limit:
+            return jobs[:limit]
+    return jobs[:limit]

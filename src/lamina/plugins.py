@@ -1,0 +1,41 @@
+"""`load("policies", "edf")`: the file name is the registration. No enum, no entry-point table, nothing to edit."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+from pathlib import Path
+from types import ModuleType
+
+from lamina.errors import UnknownPlugin
+
+
+def names(package: str) -> list[str]:
+    """Plugins of one package, such as `names("policies")`."""
+    home = importlib.import_module(f"lamina.{package}")
+    return sorted(found.name for found in pkgutil.iter_modules(home.__path__) if not found.name.startswith("_"))
+
+
+def load(package: str, name: str) -> ModuleType:
+    """The module called `name`, or the file itself if `name` is a path ending in `.py`."""
+    if name.endswith(".py"):
+        return _load_file(Path(name))
+    known = names(package)
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        raise UnknownPlugin(
+            f"no {name!r} in {package}; there are {', '.join(known)}",
+            hint=f"did you mean {close[0]!r}?" if close else f"write one file, {package}/{name}.py, or give a path to it",
+        )
+    return importlib.import_module(f"lamina.{package}.{name}")
+
+
+def _load_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"lamina_plugin_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise UnknownPlugin(f"no file {str(path)!r}", hint="give the path of a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,1 @@
+"""One file per policy; the file name is the registration."""

@@ -1,0 +1,115 @@
+"""Earliest deadline first, with admission.
+
+A call is refused on arrival if, behind what is queued already, it could not be done in time: a late answer costs device
+time and earns nothing, and the caller learns it in a millisecond instead of a timeout. What it could have had is the
+offer. A batch is closed when waiting longer would cost a deadline or no longer pays (`planner/batching.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lamina.core.actions import Refuse
+from lamina.core.flow import Each, Flow
+from lamina.core.policy import Decision, Drop, Hold, Opening, Start, View
+from lamina.core.queue import Order
+from lamina.core.state import FunctionState
+from lamina.planner.backlog import finish_in_us
+from lamina.planner.batching import book_at_us, largest_in_time, together, wait_until_us
+from lamina.types import NEVER_US, Call
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Most urgent jobs first; the hopeless are refused on arrival."""
+
+    lead_us: int = 500  #: how long before a slice is free its next batch is committed
+    margin: float = 0.05  #: of the time allowed, kept spare at admission: predictions err, and errors add up
+    wait: bool = True  #: hold a batch back inside a burst
+    order: Order = "due"
+
+    def admit(self, view: View, call: Call) -> Refuse | None:
+        flow = view.flows[call.target]
+        if flow.single is not None:
+            function = view.functions[flow.single.function]
+            if not view.can_host(function):
+                return Refuse(call.id, "no-capacity")
+            finish_us = finish_in_us(view, function)
+        else:
+            for task in flow.tasks():
+                if not view.can_host(view.functions[task.function]):
+                    return Refuse(call.id, "no-capacity")
+            finish_us = flow_finish_us(view, flow)
+        allowed_us = call.expires_us - view.now_us
+        needed_us = int(finish_us * (1 + self.margin))
+        if needed_us <= allowed_us:
+            return None
+        return Refuse(call.id, "deadline", retry_after_us=max(1_000, needed_us - allowed_us), offer_us=needed_us)
+
+    def dispatch(self, view: View) -> Iterator[Decision]:
+        urgent = sorted(view.waiting.values(), key=lambda f: (f.queue.head().due_us, f.queue.head().id))
+        for function in urgent:
+            for opening in view.openings(function):
+                yield from self._fill(view, function, opening)
+                if function.spec.name not in view.waiting:
+                    break
+            else:
+                # no opening until something ends or is loaded, except for the quota, which needs no event
+                bucket = function.bucket
+                yield Hold(function.spec.name, bucket.ready_us(view.now_us) if bucket else NEVER_US, NEVER_US)
+
+    def _fill(self, view: View, function: FunctionState, opening: Opening) -> Iterator[Decision]:
+        """One batch for this opening: drop who is lost, hold back if it pays, else go."""
+        spec, queue, now_us = function.spec, function.queue, view.now_us
+
+        def latency_us(batch: int) -> int:
+            return view.latency_us(spec.name, opening.device, batch, opening.units)
+
+        while len(queue):
+            head = queue.head()
+            budget_us = head.expires_us - opening.at_us
+            most = min(len(queue), spec.max_batch)
+            count = largest_in_time(most, budget_us, latency_us)
+            if count * 2 < most and len(queue) > spec.max_batch or not count:
+                yield Drop(head)  # saving it would cost more others than it is worth
+                continue
+            break
+        else:
+            return
+        start_by_us = min(head.due_us, head.expires_us) - latency_us(min(count + 1, spec.max_batch))
+        if opening.after is not None:
+            at_us = min(book_at_us(opening.at_us, count, spec.max_batch, self.lead_us), start_by_us)
+            if at_us > now_us:
+                yield Hold(spec.name, at_us, spec.max_batch)
+                return
+        elif self.wait and count == len(queue) and head.due_us < NEVER_US:
+            hold_us = wait_until_us(now_us, function, count, spec.max_batch, latency_us, start_by_us)
+            if hold_us > now_us:
+                yield Hold(spec.name, hold_us, count + 1)
+                return
+        yield Start(together(queue.first(count)), opening)
+
+
+def flow_finish_us(view: View, flow: Flow) -> int:
+    """Along the longest path, each step behind what its function has queued now. 0 while a step is unknown."""
+    spread: dict[str, float] = {}
+
+    def weigh(inner: Flow, copies: float) -> None:
+        for node in inner.nodes.values():
+            if isinstance(node, Each):
+                weigh(node.body, copies * node.expect)
+        for task in inner.tasks():
+            spread[task.function] = max(spread.get(task.function, 1.0), copies)
+
+    weigh(flow, 1.0)
+    unknown = False
+
+    def task_us(function: str) -> int:
+        nonlocal unknown
+        us = finish_in_us(view, view.functions[function], max(1, round(spread[function])))
+        unknown = unknown or not us
+        return us
+
+    total_us = max((flow.span_us(first, task_us) for first in flow.start), default=0)
+    return 0 if unknown else total_us

@@ -1,0 +1,51 @@
+"""Measured latencies of one function on one kind of device: small, text, versioned, never a pickle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from lamina.errors import BadValue
+
+VERSION = 1
+
+
+class Point(Struct, frozen=True, kw_only=True):
+    """One measured (batch, units)."""
+
+    batch: int
+    units: int
+    p50_us: float
+    p99_us: float = 0.0  #: 0: not measured
+
+
+class Profile(Struct, frozen=True, kw_only=True):
+    function: str
+    device: str  #: kind of device
+    points: list[Point]
+    load_us: int = 0
+    memory_mib: int = 0
+    version: int = VERSION
+    meta: dict[str, Any] = field(default_factory=dict)  #: driver, date, commit, source
+
+
+def read(path: str | Path) -> Profile:
+    """A profile file; what is wrong with it is said with its name."""
+    try:
+        profile = msgspec.json.decode(Path(path).read_bytes(), type=Profile)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise BadValue(f"{path}: {error}", hint="a profile is a JSON file as written by the profiler") from error
+    if profile.version != VERSION:
+        raise BadValue(f"{path}: version {profile.version} of the profile format", hint=f"this is version {VERSION}")
+    return profile
+
+
+def read_all(folder: str | Path) -> list[Profile]:
+    return [read(path) for path in sorted(Path(folder).glob("*.json"))]
+
+
+def write(profile: Profile, path: str | Path) -> None:
+    Path(path).write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")

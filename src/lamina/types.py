@@ -1,0 +1,135 @@
+"""Frozen values all layers share. Times are integer microseconds, memory is MiB, and every name carries its unit.
+
+They are msgspec structs rather than dataclasses: creating one costs a quarter, and the same class reads a scenario file,
+writes the event log and crosses a socket without a line of conversion code.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+NEVER_US = 2**62
+"""A time that does not come. An int, so that it compares and adds like any other."""
+
+OnMiss = Literal["shed", "serve"]
+
+
+class Slo(Struct, frozen=True, kw_only=True):
+    """A latency goal: `latency_us` from arrival to answer, for a share `target` of the calls.
+
+    `on_miss` says what a late answer is worth: "shed" nothing (it is refused or dropped as soon as that is known),
+    "serve" still something (it is served until `timeout_us`).
+    """
+
+    latency_us: int = 0  #: 0: no goal
+    target: float = 0.99
+    on_miss: OnMiss = "shed"
+    timeout_us: int = 60_000_000
+
+
+class Scale(Struct, frozen=True, kw_only=True):
+    """How many instances may stand. Zero by default: what nobody calls costs nothing."""
+
+    min: int = 0
+    max: int = 8
+    idle_us: int = 60_000_000
+
+
+class Quota(Struct, frozen=True, kw_only=True):
+    """Share of time inside its slice: at least `request` when it asks for it, never more than `limit`."""
+
+    request: float = 0.0
+    limit: float = 1.0
+    window_us: int = 40_000
+
+
+class SliceLimits(Struct, frozen=True, kw_only=True):
+    """What a device can do, as data, so that no policy asks which kind it is."""
+
+    sizes: tuple[int, ...] = ()  #: unit counts a slice may have; empty: any
+    aligned: bool = False  #: a slice starts at a multiple of its size (fixed catalogues of partitions)
+    per_batch: bool = True  #: a slice may be chosen anew for every batch; else only standing slices
+    resize_us: int = 0  #: what moving a standing slice costs
+    batches_per_instance: int = 1  #: batches one instance runs at once; 0: as many as there are slices
+
+
+class DeviceSpec(Struct, frozen=True, kw_only=True):
+    """A device is a row of equal units."""
+
+    id: str
+    kind: str  #: profiles are looked up by it: "cpu", "h200", "v100", ...
+    units: int
+    memory_mib: int
+    family: Literal["cpu", "gpu"] = "gpu"
+    node: str = ""
+    limits: SliceLimits = SliceLimits()
+    price_per_s: float = 1.0  #: of the whole device
+
+    def unit_price(self) -> float:
+        """Price of one unit for one microsecond."""
+        return self.price_per_s / self.units / 1e6
+
+
+class FunctionSpec(Struct, frozen=True, kw_only=True):
+    """A named unit of work, as the controller sees it."""
+
+    name: str
+    max_batch: int = 1
+    cores: int = 1  #: units wanted on a CPU device
+    share: float = 0.0  #: part of a GPU wanted; 0: needs none, and may run on one all the same only if `gpu` says so
+    gpu: Literal["no", "may", "must"] = "no"
+    memory_mib: int = 0
+    home: bool = False  #: owns its slice: nobody else leases it, unless `lend`
+    lend: bool = True
+    quota: Quota = Quota()
+    scale: Scale = Scale()
+    slo: Slo = Slo()
+    idempotent: bool = True  #: may be run again if its worker dies
+    max_queue: int = 10_000
+
+    def fits_family(self, family: str) -> bool:
+        return self.gpu != "must" if family == "cpu" else self.gpu != "no"
+
+    def units_on(self, device: DeviceSpec) -> int:
+        """Units of `device` one batch takes by default: the smallest size the device has that covers the wish."""
+        if device.family == "cpu":
+            wish = self.cores
+        else:
+            wish = max(1, -(-round(self.share * device.units * 1000) // 1000)) if self.share else device.units
+        wish = min(max(1, wish), device.units)
+        return next((size for size in sorted(device.limits.sizes) if size >= wish), wish)
+
+
+class Call(Struct, frozen=True):
+    """One request. `deadline_us` is the goal; past `expires_us` no answer is worth anything."""
+
+    id: str
+    target: str
+    arrived_us: int
+    deadline_us: int = NEVER_US
+    expires_us: int = NEVER_US
+    tenant: str = ""
+    priority: int = 0
+    cost_limit: float = 0.0  #: 0: none
+    size_bytes: int = 0
+
+
+def call_for(
+    id: str,
+    target: str,
+    arrived_us: int,
+    slo: Slo,
+    *,
+    deadline_us: int = 0,
+    tenant: str = "",
+    priority: int = 0,
+    cost_limit: float = 0.0,
+    size_bytes: int = 0,
+) -> Call:
+    """A call under `slo`; a caller's own `deadline_us` (absolute) takes its place."""
+    timeout_us = arrived_us + slo.timeout_us
+    goal_us = deadline_us or (arrived_us + slo.latency_us if slo.latency_us else timeout_us)
+    expires_us = goal_us if slo.on_miss == "shed" else max(goal_us, timeout_us)
+    return Call(id, target, arrived_us, goal_us, expires_us, tenant, priority, cost_limit, size_bytes)
