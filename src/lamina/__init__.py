@@ -1,3 +1,53 @@
 """Lamina serves machine-learning functions and workflows on slices of GPUs, each with a latency goal."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lamina import errors as errors
+    from lamina.sdk.app import App as App
+    from lamina.sdk.async_client import AsyncClient as AsyncClient
+    from lamina.sdk.client import Client as Client
+    from lamina.sdk.context import context as context
+    from lamina.sdk.control import each as each
+    from lamina.sdk.control import when as when
+    from lamina.sdk.onnx import onnx_model as onnx_model
+    from lamina.sdk.resources import CPU as CPU
+    from lamina.sdk.resources import GPU as GPU
+    from lamina.sdk.resources import SLO as SLO
+    from lamina.sdk.resources import Quota as Quota
+    from lamina.sdk.resources import Scale as Scale
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "App": "sdk.app",
+    "AsyncClient": "sdk.async_client",
+    "CPU": "sdk.resources",
+    "Client": "sdk.client",
+    "GPU": "sdk.resources",
+    "Quota": "sdk.resources",
+    "SLO": "sdk.resources",
+    "Scale": "sdk.resources",
+    "context": "sdk.context",
+    "each": "sdk.control",
+    "onnx_model": "sdk.onnx",
+    "when": "sdk.control",
+}
+
+__all__ = [*sorted(_HOMES), "errors"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when first asked for: a worker or a simulation that needs a part imports a part."""
+    if name == "errors":
+        return import_module("lamina.errors")
+    if name in _HOMES:
+        return getattr(import_module(f"lamina.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'lamina' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

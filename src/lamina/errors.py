@@ -113,6 +113,13 @@ class Cancelled(LaminaError):
     code = "cancelled"
 
 
+class Unreachable(LaminaError):
+    """No answer came from the server: it is not there, or the connection broke."""
+
+    status = 503
+    code = "unreachable"
+
+
 class PolicyError(LaminaError):
     """A policy decided something impossible: a defect of the policy, never of the call."""
 

@@ -4,12 +4,16 @@
     ["node", name, *path]     the result of a step             ["list", e, ...]    a list of such
     ["item", *path]           the item of the innermost each   ["dict", {k: e}]    a dict of such
     ["<", e, e] and <=, >, >=, ==, !=      ["and", e, ...]  ["or", e, ...]  ["not", e]
+    ["when", c, e]            e, if c is true; else absent      ["first", e, ...]   the first that is not absent
 
-A path is keys and indices. Leaves (input, node, item) are looked up by whoever evaluates.
+A path is keys and indices. Leaves (input, node, item) are looked up by whoever evaluates, who raises `Absent` for those
+that have no value: the steps of a branch not taken, an input left out. `when` guards the end of a branch, so that it is
+absent also where its value is made of others on demand and nobody remembers which way the choice went.
 """
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +23,13 @@ from lamina.errors import BadValue
 Expr = list[Any]
 Leaf = tuple[str, str]
 """("input", name), ("node", name) or ("item", "")."""
+
+
+class Absent(BadValue):
+    """A leaf has no value. Whoever can do without it says so with `first`."""
+
+    code = "absent"
+
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,
@@ -65,6 +76,12 @@ def evaluate(expr: Expr, look_up: Callable[[Leaf], Any]) -> Any:
         return all(evaluate(inner, look_up) for inner in expr[1:])
     if head == "or":
         return any(evaluate(inner, look_up) for inner in expr[1:])
+    if head == "when":
+        if not evaluate(expr[1], look_up):
+            raise Absent("a branch not taken has no value")
+        return evaluate(expr[2], look_up)
+    if head == "first":
+        return _first(expr, look_up)
     if head == "not":
         return not evaluate(expr[1], look_up)
     if head in _COMPARE:
@@ -74,6 +91,13 @@ def evaluate(expr: Expr, look_up: Callable[[Leaf], Any]) -> Any:
         except TypeError:
             raise BadValue(f"cannot compare {type(left).__name__} {head} {type(right).__name__}") from None
     raise BadValue(f"no such form: {head!r}")
+
+
+def _first(expr: Expr, look_up: Callable[[Leaf], Any]) -> Any:
+    for inner in expr[1:]:
+        with contextlib.suppress(Absent):
+            return evaluate(inner, look_up)
+    raise Absent("none of several values is there")
 
 
 def _walk(value: Any, path: list[Any]) -> Any:

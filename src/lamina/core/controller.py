@@ -116,6 +116,11 @@ class Controller:
         self._arm()
         return out
 
+    def salvage(self) -> list[Action]:
+        """After `handle` raised a PolicyError: what had been decided until then, which stands."""
+        self._arm()
+        return self._out
+
     # ------------------------------------------------------------------ calls
 
     def _call_arrived(self, event: ev.CallArrived) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 
-class Phase(str, Enum):
+class Phase(StrEnum):
     """Of an instance."""
 
     LOADING = "loading"
@@ -28,7 +28,7 @@ def move(phase: Phase, event: str) -> Phase:
     return to
 
 
-class Place(str, Enum):
+class Place(StrEnum):
     """Where an accepted call is: always exactly one of these, and the last four for ever."""
 
     QUEUED = "queued"

@@ -71,7 +71,7 @@ class Policy:
             budget_us = head.expires_us - opening.at_us
             most = min(len(queue), spec.max_batch)
             count = largest_in_time(most, budget_us, latency_us)
-            if count * 2 < most and len(queue) > spec.max_batch or not count:
+            if (count * 2 < most and len(queue) > spec.max_batch) or not count:
                 yield Drop(head)  # saving it would cost more others than it is worth
                 continue
             break

@@ -1,110 +1,183 @@
 """Devices that exist only as profiles: how long a batch takes is the profile's median times seeded noise.
 
-Booked batches wait here for the one they are behind, just as an engine holds them; what they do when their turn comes is
-not asked of the controller. Questions about data (how many items, which branch) are answered by drawing from the
-scenario's odds.
+Booked batches wait here for the one they are behind, just as an engine holds them; what they do when their turn comes
+is not asked of the controller. Questions about data (how many items, which branch) are answered from the scenario's
+odds by dice that depend on the call alone: two policies are given the same work, so what differs is their doing.
 """
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
 
-from lamina.core.actions import Action, AddDevice, Kill, Load, Resolve, StartBatch, Unload
+from msgspec.structs import replace
+
+from lamina.core.actions import Action, AddDevice, Kill, Load, ReleaseDevice, Resize, Resolve, StartBatch, Unload
 from lamina.core.controller import Controller
-from lamina.core.events import BatchFinished, DeviceJoined, Event, InstanceLost, InstanceReady, Resolved
-from lamina.core.flow import Choice, Each
-from lamina.predict.table import Table
+from lamina.core.events import (
+    BatchFailed,
+    BatchFinished,
+    DeviceJoined,
+    DeviceLost,
+    Event,
+    InstanceLost,
+    InstanceReady,
+    Resolved,
+)
+from lamina.core.run import Scope
+from lamina.core.state import Batch, Instance
+from lamina.predict.world import World
+from lamina.sim.ledger import Ledger
 from lamina.types import DeviceSpec
+
+Later = Iterable[tuple[int, Event]]
+
+_REMEMBER = 4096
+"""Ends of batches kept before those of the past are swept out."""
 
 
 @dataclass(slots=True)
 class Executor:
-    controller: Controller  #: read only: which flow a question is about, which kind a device is
-    table: Table
-    rng: random.Random
-    noise: float = 0.05  #: sigma of the logarithm of the true time over the profiled one
-    cold_noise: float = 0.1
+    controller: Controller  #: read only: which flow a question is about, which batches an instance has
+    world: World
+    seed: int = 0
     boot_us: int = 30_000_000  #: from asking for a device to having it
     templates: dict[str, DeviceSpec] = field(default_factory=dict)  #: kinds that can be asked for
-    cold_starts: int = 0
-    _ends: dict[int, int] = field(default_factory=dict)  #: running batch -> when it ends
-    _devices: int = 0
+    spare: dict[str, int] = field(default_factory=dict)  #: and how many of each
+    ledger: Ledger = field(default_factory=Ledger)
+    _ends: dict[int, tuple[int, int]] = field(default_factory=dict)  #: batch -> when it ends, how long it takes
+    _dice: World = field(init=False)
+    _added: int = 0
+    _perform: dict[type, Callable[[int, Any], Later]] = field(init=False)
 
-    def perform(self, now_us: int, action: Action) -> Iterable[tuple[int, Event]]:
-        match action:
-            case StartBatch():
-                return self._start(now_us, action)
-            case Load():
-                return self._load(now_us, action)
-            case Resolve():
-                return self._resolve(now_us, action)
-            case Kill():
-                return ((now_us, InstanceLost(action.instance, action.reason)),)
-            case AddDevice():
-                return self._add(now_us, action)
-            case Unload():
-                return ()
+    def __post_init__(self) -> None:
+        self._dice = World(self.world.table, random.Random(0))
+        self._perform = {
+            StartBatch: self._start,
+            Load: self._load,
+            Unload: self._unload,
+            Resize: self._resize,
+            Resolve: self._resolve,
+            Kill: self._kill,
+            AddDevice: self._add,
+            ReleaseDevice: self._release,
+        }
+
+    def perform(self, now_us: int, action: Action) -> Later:
+        """What the action leads to, and when."""
+        perform = self._perform.get(type(action))
+        return perform(now_us, action) if perform is not None else ()
+
+    def witness(self, now_us: int, event: Event) -> Later:
+        """Told of what happens to devices and instances, just before the controller is."""
+        match event:
+            case DeviceJoined():
+                self.ledger.join(now_us, event.device)
+            case InstanceLost():
+                return self._lost(now_us, [event.instance])
+            case DeviceLost():
+                device = self.controller.state.devices.get(event.device)
+                later = list(self._lost(now_us, sorted(device.instances))) if device is not None else []
+                self.ledger.leave(now_us, event.device)
+                return later
+            case BatchFailed():
+                batch = self.controller.state.batches.get(event.batch_id)
+                return self._cut(now_us, [batch]) if batch is not None else ()
             case _:
-                return ()
+                pass
+        return ()
 
-    def _start(self, now_us: int, action: StartBatch) -> Iterable[tuple[int, Event]]:
+    # ---------------------------------------------------------------- batches
+
+    def _start(self, now_us: int, action: StartBatch) -> Later:
+        account = self.ledger.accounts[action.device]
+        size = len(action.jobs)
+        took_us = self.world.batch_us(action.function, account.spec.kind, size, action.mask.bit_count())
         start_us = now_us
         if action.after:
-            start_us = max(now_us, self._ends.get(action.after, now_us))
-        kind = self.controller.state.devices[action.device].spec.kind
-        median_us = self.table.typical_us(action.function, kind, len(action.jobs), action.mask.bit_count())
-        took_us = max(1, round(median_us * self._wobble(self.noise)))
+            start_us = max(now_us, self._ends.get(action.after, (now_us, 0))[0])
         end_us = start_us + took_us
-        self._ends.pop(action.after, None)
-        self._ends[action.batch_id] = end_us
-        if len(self._ends) > 4096:
-            self._ends = {batch: at_us for batch, at_us in self._ends.items() if at_us >= now_us}
+        self._ends[action.batch_id] = (end_us, took_us)
+        if len(self._ends) > _REMEMBER:
+            self._ends = {batch: end for batch, end in self._ends.items() if end[0] >= now_us}
+        account.lease(start_us, end_us, action.mask)
+        self.ledger.started(action.function, size)
         return ((end_us, BatchFinished(action.batch_id, took_us)),)
 
-    def _wobble(self, sigma: float) -> float:
-        return math.exp(sigma * self.rng.gauss(0.0, 1.0)) if sigma else 1.0
+    def _lost(self, now_us: int, names: list[str]) -> Later:
+        found = [self.controller.state.instances.get(name) for name in names]
+        instances: list[Instance] = [instance for instance in found if instance is not None]
+        for instance in instances:
+            self.ledger.unloaded(now_us, instance.id)
+        return self._cut(now_us, [batch for instance in instances for batch in instance.batches.values()])
 
-    def _load(self, now_us: int, action: Load) -> Iterable[tuple[int, Event]]:
-        self.cold_starts += 1
-        kind = self.controller.state.devices[action.device].spec.kind
-        load_us = round(self.table.load_us(action.function, kind) * self._wobble(self.cold_noise))
+    def _cut(self, now_us: int, batches: list[Batch]) -> Later:
+        """These batches end here and now; whoever is booked behind them begins now, and so ends sooner than planned."""
+        later: list[tuple[int, Event]] = []
+        gone = {batch.id for batch in batches}
+        for batch in batches:
+            planned_us, took_us = self._ends.pop(batch.id, (now_us, 0))
+            account = self.ledger.accounts[batch.device.spec.id]
+            account.cut(max(now_us, planned_us - took_us), planned_us, batch.mask)
+            follower = batch.follower
+            if follower is not None and follower.id not in gone:
+                late_us, needs_us = self._ends[follower.id]
+                account.cut(late_us - needs_us, late_us, follower.mask)
+                account.lease(now_us, now_us + needs_us, follower.mask)
+                self._ends[follower.id] = (now_us + needs_us, needs_us)
+                later.append((now_us + needs_us, BatchFinished(follower.id, needs_us)))
+        return later
+
+    # ---------------------------------------------------- instances and devices
+
+    def _load(self, now_us: int, action: Load) -> Later:
+        self.ledger.loaded(now_us, action.function, action.instance, action.device, action.mask)
+        load_us = self.world.load_us(action.function, self.ledger.accounts[action.device].spec.kind)
         return ((now_us + load_us, InstanceReady(action.instance, load_us)),)
 
-    def _resolve(self, now_us: int, action: Resolve) -> Iterable[tuple[int, Event]]:
-        run = self.controller.state.runs[action.call_id]
-        node = run.scopes[action.scope].flow.nodes[action.node]
-        value = 0
-        if isinstance(node, Each):
-            value = self._poisson(node.expect)
-        elif isinstance(node, Choice):
-            odds = node.odds or (1.0,) * len(node.branches)
-            value = self.rng.choices(range(len(node.branches)), odds)[0]
+    def _unload(self, now_us: int, action: Unload) -> Later:
+        self.ledger.unloaded(now_us, action.instance)
+        return ()
+
+    def _resize(self, now_us: int, action: Resize) -> Later:
+        instance = self.controller.state.instances.get(action.instance)
+        if instance is not None:
+            self.ledger.resized(now_us, action.instance, instance.device, action.mask)
+        return ()
+
+    def _kill(self, now_us: int, action: Kill) -> Later:
+        return ((now_us, InstanceLost(action.instance, action.reason)),)
+
+    def _add(self, now_us: int, action: AddDevice) -> Later:
+        if self.spare.get(action.kind, 0) <= 0:
+            return ()
+        self.spare[action.kind] -= 1
+        self._added += 1
+        spec = replace(self.templates[action.kind], id=f"{action.kind}-added-{self._added}")
+        return ((now_us + self.boot_us, DeviceJoined(spec)),)
+
+    def _release(self, now_us: int, action: ReleaseDevice) -> Later:
+        self.ledger.leave(now_us, action.device)
+        kind = self.ledger.accounts[action.device].spec.kind
+        self.spare[kind] = self.spare.get(kind, 0) + 1
+        return ()
+
+    # -------------------------------------------------------------- questions
+
+    def _resolve(self, now_us: int, action: Resolve) -> Later:
+        run = self.controller.state.runs.get(action.call_id)
+        if run is None:
+            return ()  # it was asked, and then dropped, while the controller handled one and the same event
+        scope = run.scopes[action.scope]
+        key = f"{self.seed}/{action.call_id}/{_path(scope)}/{action.node}".encode()
+        self._dice.rng.seed(int.from_bytes(blake2b(key, digest_size=8).digest(), "little"))
+        value = self._dice.answer(scope.flow.nodes[action.node])
         return ((now_us, Resolved(action.call_id, action.scope, action.node, value)),)
 
-    def _poisson(self, mean: float) -> int:
-        """Item counts: at least one, and on average about `mean`."""
-        limit, count, product = math.exp(-max(0.0, mean - 1)), 0, self.rng.random()
-        while product > limit:
-            count += 1
-            product *= self.rng.random()
-        return 1 + count
 
-    def _add(self, now_us: int, action: AddDevice) -> Iterable[tuple[int, Event]]:
-        template = self.templates.get(action.kind)
-        if template is None:
-            return ()
-        self._devices += 1
-        spec = DeviceSpec(
-            id=f"{action.kind}-added-{self._devices}",
-            kind=template.kind,
-            units=template.units,
-            memory_mib=template.memory_mib,
-            family=template.family,
-            node=template.node,
-            limits=template.limits,
-            price_per_s=template.price_per_s,
-        )
-        return ((now_us + self.boot_us, DeviceJoined(spec)),)
+def _path(scope: Scope) -> str:
+    """Where in the run it is. Not its number, which depends on what happened to come first."""
+    return "" if scope.parent is None else f"{_path(scope.parent)}/{scope.each}/{scope.index}"

@@ -8,14 +8,20 @@ from typing import Protocol
 
 from lamina.core.actions import Action, Fail, Refuse, Reply, WakeAt
 from lamina.core.controller import Controller
-from lamina.core.events import CallArrived, Event, Tick
-from lamina.types import Call
+from lamina.core.events import BatchFinished, CallArrived, Event, Tick
+from lamina.types import NEVER_US, Call
 
 
 class Executor(Protocol):
-    """The make-believe world: what an action leads to, and when."""
+    """The make-believe world."""
 
-    def perform(self, now_us: int, action: Action) -> Iterable[tuple[int, Event]]: ...
+    def perform(self, now_us: int, action: Action) -> Iterable[tuple[int, Event]]:
+        """What an action leads to, and when."""
+        ...
+
+    def witness(self, now_us: int, event: Event) -> Iterable[tuple[int, Event]]:
+        """An event that is neither an arrival nor the end of a batch, just before the controller is told."""
+        ...
 
 
 Watch = Callable[[int, Event, list[Action]], None]
@@ -30,12 +36,14 @@ def simulate(
     faults: Iterable[tuple[int, Event]] = (),
     on_action: Callable[[int, Action], None] | None = None,
     watch: Watch | None = None,
-    until_us: int | None = None,
+    until_us: int = NEVER_US,
 ) -> int:
     """Run until every call has ended; returns the virtual time of the end.
 
     Calls come in order of arrival and are drawn one ahead, so a million of them need no memory. `on_action` sees
-    answers, failures, refusals and everything else that is done; `watch` also sees the event behind it.
+    answers, failures, refusals and everything else that is done; `watch` also sees the event behind it. Of equal times,
+    what was set in motion comes first, then the tick, then the next call. There is one tick at most: the controller
+    asks again only for an earlier one, and every tick lets it ask anew.
     """
     heap: list[tuple[int, int, Event]] = []
     order = 0
@@ -47,27 +55,38 @@ def simulate(
         order += 1
     arrivals: Iterator[Call] = iter(calls)
     coming = next(arrivals, None)
+    arrives_us = NEVER_US if coming is None else coming.arrived_us
+    tick, tick_us = Tick(), NEVER_US
     handle, perform = controller.handle, executor.perform
     runs = controller.state.runs
-    now_us = ended_us = 0
-    while heap or coming is not None:
-        if coming is not None and (not heap or coming.arrived_us < heap[0][0]):
-            now_us = coming.arrived_us
-            event = CallArrived(coming)
-            coming = next(arrivals, None)
-        else:
-            if coming is None and not runs and type(heap[0][2]) is Tick:
-                heappop(heap)  # nobody is left to wake for
-                continue
+    ended_us = 0
+    while True:
+        next_us = heap[0][0] if heap else NEVER_US
+        if next_us <= tick_us and next_us <= arrives_us:
+            if not heap:
+                return ended_us
             now_us, _, event = heappop(heap)
-        if until_us is not None and now_us > until_us:
-            break
+            if type(event) is not BatchFinished:
+                for at_us, result in executor.witness(now_us, event):
+                    heappush(heap, (at_us, order, result))
+                    order += 1
+        elif tick_us <= arrives_us:
+            if coming is None and not runs:
+                tick_us = NEVER_US  # nobody is left to wake for; what is under way comes to its end
+                continue
+            now_us, event, tick_us = tick_us, tick, NEVER_US
+        else:
+            assert coming is not None
+            now_us, event = arrives_us, CallArrived(coming)
+            coming = next(arrivals, None)
+            arrives_us = NEVER_US if coming is None else coming.arrived_us
+        if now_us > until_us:
+            return ended_us
         actions = handle(now_us, event)
         for action in actions:
             kind = type(action)
             if kind is WakeAt:
-                heappush(heap, (action.at_us, order, Tick()))  # type: ignore[union-attr]
-                order += 1
+                tick_us = action.at_us  # type: ignore[union-attr]
             elif kind is Reply or kind is Fail or kind is Refuse:
                 ended_us = now_us
             else:
@@ -78,4 +97,3 @@ def simulate(
                 on_action(now_us, action)
         if watch is not None:
             watch(now_us, event, actions)
-    return ended_us

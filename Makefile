@@ -1,0 +1,50 @@
+# Two commands on a fresh machine: `make demo` and `make test` set up all they need in .venv and run.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check fmt lint types docs bench serve sim clean
+
+help:  ## What there is
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev,plots,onnx,ocr,bench]'
+	@touch $@
+
+setup: $(VENV)/.ready  ## Virtual environment with everything
+
+demo: setup  ## Serve the OCR pipeline, load it at a rising rate, plot what happened
+	$(PY) examples/ocr/demo.py
+
+test: setup  ## All tests (those that need a GPU skip without one)
+	$(PY) -m pytest -q
+
+check: fmt lint types test docs  ## What CI runs
+
+fmt: setup
+	$(VENV)/bin/ruff format --check .
+
+lint: setup
+	$(VENV)/bin/ruff check .
+
+types: setup
+	$(VENV)/bin/mypy
+
+docs: setup  ## Every block of code in README and docs runs, every command and policy is documented
+	$(PY) -m pytest -q tests/test_docs.py
+
+bench: setup  ## Speed of our own code, as ratios against floors in the same run
+	$(PY) -m benchmarks
+
+serve: setup  ## Serve the OCR example on http://127.0.0.1:8700
+	$(VENV)/bin/lamina serve examples/ocr/app.py
+
+sim: setup  ## Simulate the quickstart scenario
+	$(VENV)/bin/lamina sim scenarios/quickstart.toml
+
+clean:
+	rm -rf $(VENV) out .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,57 @@
+"""`lamina call NAME`: one request to a running server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from lamina.cli._shared import DEFAULT_URL, parse_inputs, show_value
+
+
+@click.command()
+@click.argument("name")
+@click.argument("body", required=False)
+@click.option(
+    "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Send this file (image, audio, JSON)."
+)
+@click.option("--input", "named", multiple=True, metavar="NAME=JSON|@FILE", help="One input by name; repeatable.")
+@click.option(
+    "--url", default=lambda: os.environ.get("LAMINA_URL", DEFAULT_URL), help=f"Server; default {DEFAULT_URL}."
+)
+@click.option("--deadline", metavar="TIME", help='Answer within this time, such as "50ms", or refuse.')
+@click.option("--quiet", "-q", is_flag=True, help="Only the result, no line about the call.")
+@click.option("--json", "as_json", is_flag=True, help="Result and details as one JSON object.")
+def command(
+    name: str,
+    body: str | None,
+    file: Path | None,
+    named: tuple[str, ...],
+    url: str,
+    deadline: str | None,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Call a function or workflow with a JSON BODY, a file, or named inputs."""
+    from lamina.sdk.client import Client
+
+    given, by_name = parse_inputs(body, file, named)
+    with Client(url) as client:
+        if not by_name:
+            given = client.bind(name, given)
+        answer = client.call_detailed(name, given, deadline=deadline)
+    if as_json:
+        from lamina import values
+
+        click.echo(values.to_json(answer.as_dict()).decode())
+        return 0
+    show_value(answer.value)
+    if not quiet:
+        click.echo(
+            f"{answer.latency_ms:.1f} ms, of which {answer.queue_ms:.1f} queued; batch {answer.batch} on {answer.slice};"
+            f" cost {answer.cost:.3g}"
+            + (f"; cold start {answer.cold_start_ms:.0f} ms" if answer.cold_start_ms else ""),
+            err=True,
+        )
+    return 0

@@ -1,0 +1,45 @@
+"""`lamina run FILE NAME`: one shot through the same controller and workers, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lamina.cli._shared import parse_inputs, policy_options, show_value
+
+
+@click.command()
+@click.argument("file", metavar="FILE[:APP]")
+@click.argument("name")
+@click.argument("body", required=False)
+@click.option(
+    "--file", "input_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Use this file as input."
+)
+@click.option("--input", "named", multiple=True, metavar="NAME=JSON|@FILE", help="One input by name; repeatable.")
+@click.option("--policy", default="edf", show_default=True, help="A policy by name, or the path of a file with one.")
+@click.option(
+    "--policy-option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the policy; repeatable."
+)
+def command(
+    file: str,
+    name: str,
+    body: str | None,
+    input_file: Path | None,
+    named: tuple[str, ...],
+    policy: str,
+    options: tuple[str, ...],
+) -> int:
+    """Run one function or workflow of an app, once."""
+    from lamina.live.once import call_once
+    from lamina.live.start import make_policy, open_local
+    from lamina.sdk.binding import bind
+
+    given, by_name = parse_inputs(body, input_file, named)
+    live = open_local(file, policy=make_policy(policy, policy_options(options)))
+    target = live.app.target(name)
+    inputs: dict[str, Any] = given if by_name else bind(target.params, given)
+    show_value(asyncio.run(call_once(live, name, inputs)))
+    return 0

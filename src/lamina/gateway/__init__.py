@@ -1,0 +1,1 @@
+"""HTTP in front of the live loop: parsing, limits and answers; nothing here decides about work."""

@@ -1,0 +1,382 @@
+"""A small HTTP/1.1 server on httptools (llhttp): strict limits first, and no task per request.
+
+Why not an off-the-shelf ASGI server: the limits below (header bytes and count, slow senders, floods of tiny chunks) are not
+to be had there, and a refusal must cost microseconds, because under overload most answers are refusals. Measured in
+`benchmarks/`: the same echo, several times the rate.
+
+A handler gets a `Request` and an `Exchange`; it answers now or later with `exchange.respond(...)`, on the loop's thread.
+Requests on one connection are answered in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any, cast
+
+import httptools
+from msgspec import Struct
+
+log = logging.getLogger("lamina")
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What one client may cost before anything is decoded."""
+
+    body_bytes: int = 32 * 2**20
+    head_bytes: int = 16 * 2**10
+    headers: int = 100
+    url_bytes: int = 8 * 2**10
+    connections: int = 1_000
+    pipelined: int = 64
+    head_s: float = 10.0  #: to send a whole header
+    body_idle_s: float = 30.0  #: between two pieces of a body
+    idle_s: float = 75.0  #: between two requests
+    write_s: float = 30.0  #: for a reader that takes nothing
+    tiny_chunks: int = 1_000  #: after so many, chunks must hold `tiny_bytes` on average
+    tiny_bytes: int = 64
+
+
+class Request:
+    __slots__ = ("body", "headers", "keep_alive", "method", "path", "query")
+
+    def __init__(
+        self, method: str, path: bytes, query: bytes, headers: dict[bytes, bytes], body: bytes, keep_alive: bool
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.headers = headers
+        self.body = body
+        self.keep_alive = keep_alive
+
+    def header(self, name: bytes) -> bytes:
+        return self.headers.get(name, b"")
+
+
+Handler = Callable[[Request, "Exchange"], None]
+
+_STATUS = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
+LINGER_S = 2.0
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Exchange:
+    """One request waiting for its answer."""
+
+    __slots__ = ("_connection", "answer", "head_only", "keep_alive", "on_gone")
+
+    def __init__(self, connection: Connection, keep_alive: bool, head_only: bool) -> None:
+        self._connection = connection
+        self.keep_alive = keep_alive
+        self.head_only = head_only
+        self.answer: bytes | None = None
+        self.on_gone: Callable[[], None] | None = None  #: the client left before the answer
+
+    def respond(self, status: int, body: bytes = b"", content_type: bytes = b"application/json", extra: bytes = b"") -> None:
+        """`extra` is whole header lines, each ending in CRLF. A second answer is ignored."""
+        if self.answer is not None:
+            return
+        self.on_gone = None
+        connection = self._connection
+        self.keep_alive = keep = self.keep_alive and not connection.server.closing
+        parts = [
+            _STATUS[status],
+            connection.server.date_line(),
+            b"content-type: ",
+            content_type,
+            b"\r\ncontent-length: %d\r\n" % len(body),
+            extra,
+            b"\r\n" if keep else b"connection: close\r\n\r\n",
+        ]
+        if not self.head_only:
+            parts.append(body)
+        self.answer = b"".join(parts)
+        connection.answered()
+
+
+class Connection(asyncio.Protocol):
+    """One client. `phase_since` and `phase` tell the sweeper who is too slow."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.limits = server.limits
+        self.transport: asyncio.Transport | None = None
+        self.phase = "idle"
+        self.phase_since = server.now_s
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._open: deque[Exchange] = deque()
+        self._reading = True
+        self._dead = False
+        self._ignored = 0
+        self._dying = False  #: the answer under way is the last: nothing after it on this connection has a meaning
+        self._reset()
+
+    def _reset(self) -> None:
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._count = 0
+        self._head_bytes = 0
+        self._fed = 0
+        self._chunks = 0
+        self._body = bytearray()
+        self._in_body = False
+        self._bad: tuple[int, str] | None = None
+
+    # ------------------------------------------------------------ asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are not subclasses
+        if len(self.server.connections) >= self.limits.connections:
+            self._refuse(503, "too many connections")
+            return
+        self.server.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._dead = True
+        self.server.connections.discard(self)
+        for exchange in self._open:
+            if exchange.on_gone is not None:
+                gone, exchange.on_gone = exchange.on_gone, None
+                gone()
+        self._open.clear()
+
+    def data_received(self, data: bytes) -> None:
+        if self._dead or self._dying:
+            self._ignored += len(data)
+            if self._ignored > self.limits.body_bytes and self.transport is not None:
+                self.transport.abort()
+            return
+        if self.phase == "idle":
+            self._enter("head")
+        elif self.phase == "body":
+            self.phase_since = self.server.now_s
+        if not self._in_body:
+            self._fed += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._refuse(400, "upgrades are not served")
+        except httptools.HttpParserCallbackError as error:
+            if self._bad is None:
+                log.error("a parser callback failed", exc_info=error)
+            self._refuse(*(self._bad or (400, "malformed request")))
+        except httptools.HttpParserError:
+            self._refuse(*(self._bad or (400, "malformed request")))
+        else:
+            if not self._in_body and self._fed > self.limits.head_bytes + self.limits.url_bytes and self.phase == "head":
+                self._refuse(431, "header too large")
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._enter("write")
+
+    def resume_writing(self) -> None:
+        self._enter("idle" if not self._open else "wait")
+
+    # ------------------------------------------------------------- llhttp's side
+
+    def on_message_begin(self) -> None:
+        self._reset()
+        self._enter("head")
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        if len(self._url) > self.limits.url_bytes:
+            self._fault(414, "address too long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count += 1
+        self._head_bytes += len(name) + len(value)
+        if self._count > self.limits.headers or self._head_bytes > self.limits.head_bytes:
+            self._fault(431, "header too large")
+        name = name.lower()
+        if name in self._headers:
+            if name in (b"host", b"content-length", b"transfer-encoding", b"content-type", b"authorization"):
+                self._fault(400, "header given twice")
+            self._headers[name] += b", " + value
+        else:
+            self._headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        self._in_body = True
+        if b"host" not in self._headers and self._parser.get_http_version() == "1.1":
+            self._fault(400, "no host header")
+        length = self._headers.get(b"content-length", b"")
+        if length:
+            if not length.isdigit() or len(length) > 15:
+                self._fault(400, "bad content-length")
+            if int(length) > self.limits.body_bytes:
+                self._fault(413, "body too large")
+        encoding = self._headers.get(b"transfer-encoding", b"")
+        if encoding and (length or encoding.lower() != b"chunked"):
+            self._fault(400, "bad transfer-encoding")
+        if self._parser.should_upgrade():
+            self._fault(400, "upgrades are not served")
+        if self._headers.get(b"expect", b"").lower() == b"100-continue" and self.transport is not None and not self._open:
+            self.transport.write(_CONTINUE)
+        self._enter("body")
+
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
+        limits = self.limits
+        if self._chunks > limits.tiny_chunks and len(self._body) < self._chunks * limits.tiny_bytes:
+            self._fault(413, "too many tiny chunks")
+
+    def on_body(self, piece: bytes) -> None:
+        if len(self._body) + len(piece) > self.limits.body_bytes:
+            self._fault(413, "body too large")
+        self._body += piece
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        self._fed = 0
+        parser = self._parser
+        method = parser.get_method().decode("ascii", "replace")
+        path, _, query = self._url.partition(b"?")
+        keep_alive = parser.should_keep_alive()
+        exchange = Exchange(self, keep_alive, method == "HEAD")
+        self._open.append(exchange)
+        if len(self._open) > self.limits.pipelined and self._reading and self.transport is not None:
+            self._reading = False
+            self.transport.pause_reading()
+        self._enter("wait")
+        request = Request(method, path, query, self._headers, bytes(self._body), keep_alive)
+        self._body = bytearray()
+        try:
+            self.server.handler(request, exchange)
+        except Exception:
+            log.exception("no answer could be made for %s", path[:200])
+            exchange.respond(500, b'{"title":"internal error","status":500}', b"application/problem+json")
+
+    # -------------------------------------------------------------------- answers
+
+    def answered(self) -> None:
+        """Send what can be sent: answers leave in the order of their requests."""
+        transport = self.transport
+        if self._dead or transport is None:
+            return
+        keep = True
+        while self._open and self._open[0].answer is not None:
+            exchange = self._open.popleft()
+            assert exchange.answer is not None
+            transport.write(exchange.answer)
+            keep = exchange.keep_alive
+        if not keep:
+            if self._dying:
+                self._linger()
+            else:
+                self._dead = True
+                transport.close()
+        elif not self._open:
+            self._enter("idle")
+            if not self._reading:
+                self._reading = True
+                transport.resume_reading()
+
+    def _enter(self, phase: str) -> None:
+        self.phase = phase
+        self.phase_since = self.server.now_s
+
+    def _fault(self, status: int, what: str) -> None:
+        """Stop the parser; the reason is remembered for the answer."""
+        self._bad = self._bad or (status, what)
+        raise ValueError(what)
+
+    def _refuse(self, status: int, what: str) -> None:
+        """Answer what cannot be parsed, and hang up: what follows on this connection has no meaning any more."""
+        if self._dead or self.transport is None:
+            return
+        body, kind = self.server.problem(status, what)
+        exchange = Exchange(self, False, False)
+        self._open.append(exchange)
+        self._dying = True
+        exchange.respond(status, body, kind)
+
+    def _linger(self) -> None:
+        """Say goodbye and read on for a moment: closing with unread input would reset the connection, answer and all."""
+        assert self.transport is not None
+        self._dead = True
+        self._enter("linger")
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
+    def sweep(self, now_s: float) -> None:
+        waited_s = now_s - self.phase_since
+        limits = self.limits
+        if (self.phase == "head" and waited_s > limits.head_s) or (self.phase == "body" and waited_s > limits.body_idle_s):
+            self._refuse(408, "too slow")
+        elif self.phase == "write" and waited_s > limits.write_s and self.transport is not None:
+            self.transport.abort()
+        elif self.phase == "idle" and waited_s > limits.idle_s and self.transport is not None:
+            self.transport.close()
+        elif self.phase == "linger" and waited_s > LINGER_S and self.transport is not None:
+            self.transport.abort()
+
+    def hang_up(self) -> None:
+        """Close as soon as nothing is owed."""
+        if not self._open and self.transport is not None:
+            self.transport.close()
+
+
+class Server:
+    def __init__(
+        self, handler: Handler, problem: Callable[[int, str], tuple[bytes, bytes]], limits: Limits | None = None
+    ) -> None:
+        self.handler = handler
+        self.problem = problem
+        self.limits = limits or Limits()
+        self.connections: set[Connection] = set()
+        self.closing = False
+        self.now_s = time.monotonic()
+        self._date = b""
+        self._date_at = 0
+        self._listener: asyncio.AbstractServer | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self, host: str, port: int, **options: Any) -> int:
+        """Listen; returns the port, which the system chooses if 0 is asked for."""
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(lambda: Connection(self), host, port, backlog=1024, **options)
+        self._listener = listener
+        self._sweeper = asyncio.create_task(self._sweep())
+        bound: int = listener.sockets[0].getsockname()[1]
+        return bound
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(0.5)
+            self.now_s = time.monotonic()
+            for connection in list(self.connections):
+                connection.sweep(self.now_s)
+
+    def date_line(self) -> bytes:
+        now = int(time.time())
+        if now != self._date_at:
+            self._date_at = now
+            self._date = b"date: " + formatdate(now, usegmt=True).encode() + b"\r\n"
+        return self._date
+
+    async def stop_accepting(self) -> None:
+        self.closing = True
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self.connections):
+            connection.hang_up()
+
+    async def stop(self) -> None:
+        await self.stop_accepting()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in list(self.connections):
+            if connection.transport is not None:
+                connection.transport.close()

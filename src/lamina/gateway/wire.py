@@ -1,0 +1,237 @@
+"""Bytes of HTTP <-> named inputs, answers and problems. The client never chooses a decoder: the list is fixed."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import msgspec
+
+from lamina import values
+from lamina.core.actions import Fail, Refuse, Reply
+from lamina.errors import BadValue, LaminaError
+from lamina.gateway.http import Request
+from lamina.live.frames import ErrorInfo
+from lamina.sdk.binding import NOTHING, Param, bind, bind_named
+
+JSON = b"application/json"
+VALUE = b"application/vnd.lamina.value"
+BYTES = b"application/octet-stream"
+PROBLEM = b"application/problem+json"
+
+MAX_PARTS = 64
+MAX_BOUNDARY = 70  #: RFC 2046
+
+
+class TooLarge(LaminaError):
+    status = 413
+    code = "too-large"
+
+
+class Unprocessable(BadValue):
+    status = 422
+    code = "unprocessable"
+
+
+def inputs_of(request: Request, params: tuple[Param, ...]) -> dict[str, bytes]:
+    """The named inputs of a call, each encoded."""
+    kind, _, options = request.header(b"content-type").partition(b";")
+    kind = kind.strip().lower()
+    if kind == JSON or not kind:
+        return _encoded(bind(params, values.from_json(request.body) if request.body else NOTHING))
+    if kind == VALUE:
+        named = values.decode(request.body)
+        if not isinstance(named, dict):
+            raise BadValue("body: not a dict of named inputs", hint="encode {parameter: value}")
+        return _encoded(bind_named(params, named))
+    if kind == b"multipart/form-data":
+        return _encoded(bind_named(params, _parts(options, request.body)))
+    if len(params) != 1:
+        raise BadValue(
+            f"content-type: {kind.decode('latin-1')[:80]!r} carries one input; this takes {len(params)}",
+            hint="send JSON, or multipart with one part per input",
+        )
+    return {params[0].name: values.encode(request.body)}
+
+
+def _encoded(named: dict[str, Any]) -> dict[str, bytes]:
+    return {name: values.encode(value) for name, value in named.items()}
+
+
+def _parts(options: bytes, body: bytes) -> dict[str, Any]:
+    """Fields as text, files as bytes. Boundary and number of parts are bounded before the parser sees them."""
+    from python_multipart.multipart import MultipartParser, parse_options_header
+
+    _, found = parse_options_header(b"multipart/form-data;" + options)
+    boundary = found.get(b"boundary", b"")
+    if not 1 <= len(boundary) <= MAX_BOUNDARY:
+        raise BadValue("content-type: no usable multipart boundary", hint=f"1 to {MAX_BOUNDARY} characters")
+    parts: dict[str, Any] = {}
+    headers: dict[bytes, bytes] = {}
+    piece = bytearray()
+    name, value = bytearray(), bytearray()
+
+    def begin() -> None:
+        headers.clear()
+        piece.clear()
+        if len(parts) >= MAX_PARTS:
+            raise BadValue(f"body: more than {MAX_PARTS} parts")
+
+    def header_end() -> None:
+        headers[bytes(name).lower()] = bytes(value)
+        name.clear()
+        value.clear()
+
+    def end() -> None:
+        disposition, about = parse_options_header(headers.get(b"content-disposition", b""))
+        key = about.get(b"name", b"").decode("utf-8", "replace")
+        if disposition != b"form-data" or not key:
+            raise BadValue("body: a part without a name")
+        if key in parts:
+            raise BadValue(f"{key[:80]!r}: given twice")
+        is_file = b"filename" in about or b"content-type" in headers
+        try:
+            parts[key] = bytes(piece) if is_file else bytes(piece).decode()
+        except UnicodeDecodeError:
+            parts[key] = bytes(piece)
+
+    def take(into: bytearray, limit: int) -> Any:
+        def on_data(data: bytes, start: int, stop: int) -> None:
+            if len(into) + stop - start > limit:
+                raise BadValue("body: part header too large")
+            into.extend(data[start:stop])
+
+        return on_data
+
+    parser = MultipartParser(
+        boundary,
+        {
+            "on_part_begin": begin,
+            "on_part_data": take(piece, 2**40),
+            "on_part_end": end,
+            "on_header_field": take(name, 256),
+            "on_header_value": take(value, 4096),
+            "on_header_end": header_end,
+        },
+    )
+    try:
+        parser.write(body)
+        parser.finalize()
+    except LaminaError:
+        raise
+    except Exception as error:  # the parser has its own family of errors; to the client they are all one
+        raise BadValue(f"body: not multipart: {type(error).__name__}") from None
+    return parts
+
+
+def answer_body(blob: values.Blob, accept: bytes) -> tuple[bytes, bytes]:
+    """Body and content type of a result."""
+    if VALUE in accept:
+        return bytes(blob), VALUE
+    value = values.decode(blob)
+    if isinstance(value, bytes):
+        return value, BYTES
+    return values.to_json(value), JSON
+
+
+def reply_headers(reply: Reply) -> bytes:
+    return (
+        f"lamina-call-id: {reply.call_id}\r\nlamina-latency-ms: {reply.latency_us / 1000:.3f}\r\n"
+        f"lamina-queue-ms: {reply.queue_us / 1000:.3f}\r\nlamina-batch: {reply.batch}\r\nlamina-slice: {reply.slice}\r\n"
+        f"lamina-cost: {reply.cost:.9f}\r\nlamina-cold-start-ms: {reply.cold_us / 1000:.1f}\r\n"
+        f"lamina-retries: {reply.retries}\r\n"
+    ).encode()
+
+
+class Problem(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """RFC 9457, with our own members where they apply."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str = ""
+    code: str
+    id: str
+    hint: str = ""
+    reason: str = ""
+    offer_ms: float = 0.0
+    retry_after_s: float = 0.0
+    step: str = ""
+    error: str = ""
+    trace: str = ""
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(self)
+
+
+def new_id() -> str:
+    return secrets.token_hex(8)
+
+
+_TITLES = {
+    400: "bad request",
+    404: "not found",
+    405: "method not allowed",
+    408: "too slow",
+    409: "conflict",
+    413: "too large",
+    414: "address too long",
+    422: "unprocessable",
+    429: "refused",
+    431: "header too large",
+    500: "failed",
+    503: "unavailable",
+    504: "deadline exceeded",
+}
+
+
+def plain_problem(status: int, detail: str, *, code: str = "", hint: str = "", id: str = "") -> Problem:
+    title = _TITLES.get(status, "error")
+    return Problem(title=title, status=status, detail=detail, code=code or title.replace(" ", "-"), id=id or new_id(), hint=hint)
+
+
+def error_problem(error: LaminaError, id: str = "") -> Problem:
+    return plain_problem(error.status, error.message, code=error.code, hint=error.hint, id=id)
+
+
+_REFUSALS = {
+    "deadline": (429, "it could not be done in time", "allow more time, or try again later"),
+    "cost": (429, "it would cost more than its limit", "raise lamina-cost-limit"),
+    "queue-full": (429, "the queue is full", "try again later"),
+    "no-capacity": (503, "no device here can run it", "add a device that fits, or lower what it asks for"),
+    "unknown": (404, "no such function or workflow", "GET /v1/functions and /v1/workflows list them"),
+    "duplicate": (409, "a call of that id is under way", "use a new id"),
+}
+
+
+def refusal_problem(refusal: Refuse) -> Problem:
+    status, detail, hint = _REFUSALS.get(refusal.reason, (429, "refused", ""))
+    problem = plain_problem(status, detail, code="refused" if status == 429 else "", hint=hint, id=refusal.call_id)
+    problem.reason = refusal.reason
+    problem.offer_ms = refusal.offer_us / 1000
+    problem.retry_after_s = refusal.retry_after_us / 1e6
+    return problem
+
+
+_FAILURES = {
+    "deadline": (504, "deadline-exceeded", "accepted, and not done by its deadline"),
+    "cancelled": (503, "cancelled", "cancelled before it was done"),
+    "worker-lost": (503, "worker-lost", "its worker died, and so did the next one"),
+    "device-lost": (503, "worker-lost", "its device was lost"),
+    "hung": (503, "worker-lost", "its worker hung and was replaced"),
+    "load-failed": (503, "load-failed", "the function cannot be loaded"),
+    "bad-value": (422, "unprocessable", "a step returned what the next one cannot use"),
+    "function-failed": (500, "function-failed", "the function raised an error"),
+}
+
+
+def failure_problem(failure: Fail, info: ErrorInfo | None, *, full: bool) -> Problem:
+    """`full` tells what the user's code said; without it, that stays in the log under the problem's id."""
+    status, code, detail = _FAILURES.get(failure.error, (500, failure.error, "failed"))
+    problem = plain_problem(status, detail, code=code, id=failure.call_id)
+    problem.step = failure.step
+    if info is not None and full:
+        problem.detail = f"{info.type}: {info.message}" if info.message else info.type
+        problem.error = info.type
+        problem.trace = info.trace
+    return problem

@@ -1,0 +1,89 @@
+"""Make-believe devices on real timers: the whole gateway and controller under load, on a laptop.
+
+A batch takes what its profile says, with the simulator's own noise; every step answers null, and questions about data are
+answered by the workflow's odds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from lamina import values
+from lamina.core.actions import Action, Kill, Load, Resolve, StartBatch, Unload
+from lamina.core.events import BatchFinished, Event, InstanceLost, InstanceReady, Resolved
+from lamina.core.flow import Each
+from lamina.live.data import Data
+from lamina.live.frames import ErrorInfo
+from lamina.live.timer import Timer, clock_us
+from lamina.predict.world import World
+from lamina.types import DeviceSpec
+
+_NULL = values.encode(None)
+
+
+class Pretence(Data):
+    """No values: questions are answered by the odds of the workflow, and every answer is null."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(None, None)
+        self._world = world
+
+    def resolve(self, question: Resolve, first_scope: int) -> Resolved:
+        node = self.node(question)
+        value = self._world.answer(node)
+        if isinstance(node, Each):
+            self.make_items(question, [_NULL] * value, first_scope)
+        return Resolved(question.call_id, question.scope, question.node, value)
+
+    def result(self, call_id: str) -> values.Blob:
+        return _NULL
+
+
+class EmulatedEngine:
+    def __init__(self, devices: list[DeviceSpec], world: World) -> None:
+        self.devices = devices
+        self.load_errors: dict[str, ErrorInfo] = {}
+        self._kinds = {device.id: device.kind for device in devices}
+        self._world = world
+        self._ends_us: dict[int, int] = {}
+        self._lost: set[str] = set()
+
+    async def start(self, post: Callable[[Event], None], data: Data) -> None:
+        self._post = post
+        self._data = data
+        self._timer = Timer(asyncio.get_running_loop())
+
+    def perform(self, action: Action) -> None:
+        match action:
+            case StartBatch():
+                self._start(action)
+            case Load():
+                load_us = self._world.load_us(action.function, self._kinds[action.device])
+                self._timer.at(clock_us() + load_us, lambda: self._post(InstanceReady(action.instance, load_us)))
+            case Kill():
+                self._lost.add(action.instance)
+                self._post(InstanceLost(action.instance, action.reason))
+            case Unload():
+                self._lost.add(action.instance)
+            case _:
+                pass
+
+    async def stop(self, grace_s: float) -> None:
+        self._timer.close()
+
+    def _start(self, action: StartBatch) -> None:
+        kind = self._kinds[action.device]
+        took_us = self._world.batch_us(action.function, kind, len(action.jobs), action.mask.bit_count())
+        start_us = max(clock_us(), self._ends_us.pop(action.after, 0))
+        self._ends_us[action.batch_id] = start_us + took_us
+
+        def finish() -> None:
+            self._ends_us.pop(action.batch_id, None)
+            if action.instance in self._lost:
+                return
+            for job in action.jobs:
+                self._data.put(job, _NULL)
+            self._post(BatchFinished(action.batch_id, took_us))
+
+        self._timer.at(start_us + took_us, finish)

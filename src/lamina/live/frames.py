@@ -1,0 +1,203 @@
+"""What a gateway and its workers say to each other: a 4-byte little-endian length, then msgpack of one of these types.
+
+Both sides are ours, and still neither trusts the other: a length is checked before anything is allocated for it, and every
+field has a type and a bound. Whoever sends something else is cut off; for a worker that means it is lost.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Annotated, Generic, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from lamina.errors import LaminaError
+from lamina.expr import Expr, Leaf
+
+MAX_FRAME_BYTES = 64 * 2**20
+MAX_SLOT = 2**31
+_HEADER_BYTES = 4
+_READ_BYTES = 256 * 1024
+
+Natural = Annotated[int, Meta(ge=0)]
+Slot = Annotated[int, Meta(ge=0, lt=MAX_SLOT)]
+Owner = Annotated[str, Meta(pattern=r"^[a-z0-9]{1,32}\Z")]
+"""Names a process inside the folder of shared memory. It becomes part of a file name, hence the pattern."""
+
+
+class FrameError(LaminaError):
+    """What came is no frame of ours; the connection cannot be used any more."""
+
+    code = "bad-frame"
+
+
+class FrameTooBig(FrameError):
+    """Refused by the sender, so that the receiver never has to."""
+
+    code = "frame-too-big"
+
+
+class ShmRef(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=0, tag_field="kind"):
+    """`size` bytes at the start of a slot of shared memory."""
+
+    owner: Owner
+    slot: Slot
+    size: Natural
+
+
+class ErrorInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1, tag_field="kind"):
+    """An exception in words: the class that was raised, what it said, and the user's own frames of its trace."""
+
+    type: str
+    message: str
+    trace: str = ""
+
+
+Stored = bytes | ShmRef
+"""An encoded value, here or in shared memory."""
+
+
+class JobFrame(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One call: `args` says how its arguments are made of `leaves`; without it each input is the argument of its name."""
+
+    job_id: int
+    call_id: str
+    args: dict[str, Expr] | None
+    leaves: list[tuple[Leaf, Stored]]
+    deadline_us: int = 0  #: on the machine's monotonic clock, which a frame waiting in a socket does not stop; 0: none
+    error: ErrorInfo | None = None  #: its inputs could not be made: it takes its place in the batch and fails with this
+
+
+class RunBatch(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1):
+    batch_id: Natural
+    mask: Natural
+    jobs: list[JobFrame]
+
+
+class Release(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2):
+    """Slots of the worker nobody reads any more. `retired` ones are still mapped by somebody, and must not be written again."""
+
+    slots: list[Slot]
+    retired: list[Slot] = []
+
+
+class Stop(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3):
+    """Leave, after everything that was sent before."""
+
+
+class Ready(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):
+    load_us: Natural  #: from the request to load until now
+    pid: Natural
+
+
+class LoadFailed(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=5):
+    error: ErrorInfo
+
+
+class Done(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=6):
+    """One result per job, in their order. `kept` are slots the user's code still looks into after the batch."""
+
+    batch_id: Natural
+    device_us: Natural
+    results: list[bytes | ShmRef | ErrorInfo]
+    kept: list[ShmRef] = []
+
+
+ToWorker = RunBatch | Release | Stop
+FromWorker = Ready | LoadFailed | Done
+Frame = TypeVar("Frame")
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def pack(*frames: ToWorker | FromWorker) -> bytearray:
+    """Frames as they travel, one behind the other: one write, one wake-up."""
+    out = bytearray()
+    for frame in frames:
+        start = len(out)
+        _encoder.encode_into(frame, out, start + _HEADER_BYTES)
+        size = len(out) - start - _HEADER_BYTES
+        if size > MAX_FRAME_BYTES:
+            raise FrameTooBig(f"a frame of {size} bytes; at most {MAX_FRAME_BYTES} can be sent")
+        out[start : start + _HEADER_BYTES] = size.to_bytes(_HEADER_BYTES, "little")
+    return out
+
+
+class FrameReader(Generic[Frame]):
+    """Turns bytes, in whatever pieces they come, into frames."""
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder[Frame]) -> None:
+        self._decoder = decoder
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Frames that `data` completes, to be taken to the last before more is fed.
+
+        Raises FrameError at the first that is none; nothing after it can be read.
+        """
+        rest = self._rest
+        whole: bytes | bytearray = data
+        if rest:
+            rest += data
+            whole = rest
+        at = 0
+        with memoryview(whole) as view:
+            while len(view) - at >= _HEADER_BYTES:
+                size = int.from_bytes(view[at : at + _HEADER_BYTES], "little")
+                if size > MAX_FRAME_BYTES:
+                    raise FrameError(f"a frame of {size} bytes was announced; at most {MAX_FRAME_BYTES} are taken")
+                end = at + _HEADER_BYTES + size
+                if end > len(view):
+                    break
+                try:
+                    frame = self._decoder.decode(view[at + _HEADER_BYTES : end])
+                except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+                    raise FrameError(f"not a frame: {error}") from None
+                at = end
+                yield frame
+        if whole is rest:
+            del rest[:at]  # cheap: the front of a bytearray moves, its contents do not
+        else:
+            rest += data[at:]
+
+    @property
+    def pending(self) -> int:
+        """Bytes of a frame whose end has not come."""
+        return len(self._rest)
+
+
+def worker_reader() -> FrameReader[FromWorker]:
+    """What a gateway reads from a worker."""
+    return FrameReader(msgspec.msgpack.Decoder(FromWorker))
+
+
+def gateway_reader() -> FrameReader[ToWorker]:
+    """What a worker reads from its gateway."""
+    return FrameReader(msgspec.msgpack.Decoder(ToWorker))
+
+
+class Channel:
+    """The worker's end, blocking: it has nothing else to do while it waits."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._reader = gateway_reader()
+        self._frames: Iterator[ToWorker] = iter(())
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def waiting(self) -> ToWorker | None:
+        """A frame that has been read already."""
+        return next(self._frames, None)
+
+    def read(self) -> bool:
+        """Take in what there is, waiting for the first byte; False at the end."""
+        data = self._sock.recv(_READ_BYTES)
+        self._frames = self._reader.feed(data)
+        return bool(data)
+
+    def send(self, frame: FromWorker) -> None:
+        self._sock.sendall(pack(frame))

@@ -1,0 +1,445 @@
+"""Functions in processes of this machine: one worker per instance, each started from the app file itself.
+
+The engine owns what outlives a worker: who reads which slot of shared memory, which batch waits behind which, which jobs
+are still wanted. All of it happens on the loop's thread, so nothing here is locked and nothing waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from msgspec import Struct
+
+from lamina.core.actions import Action, DropJob, JobRef, Kill, Load, StartBatch, Unload
+from lamina.core.events import BatchFailed, BatchFinished, Event, InstanceLost, InstanceReady, JobOutcome
+from lamina.errors import LaminaError
+from lamina.expr import Expr, Leaf
+from lamina.live.cores import machine_device
+from lamina.live.frames import (
+    Done,
+    ErrorInfo,
+    FrameError,
+    FrameTooBig,
+    FromWorker,
+    JobFrame,
+    LoadFailed,
+    Ready,
+    Release,
+    RunBatch,
+    ShmRef,
+    Stored,
+    pack,
+)
+from lamina.live.process import WorkerProcess
+from lamina.live.shm import INLINE_BYTES, BadSlot, Folder, Pool, Reader, Slots, slot_path
+from lamina.live.timer import clock_us
+from lamina.live.worker import Setup
+from lamina.types import DeviceSpec
+from lamina.units import MIB
+
+log = logging.getLogger("lamina")
+
+_GATEWAY = "gateway"
+_OK, _FAILED = JobOutcome(), JobOutcome(ok=False, error="function-failed")
+
+
+class JobInput(Protocol):
+    """How a job's arguments are made, and of which values."""
+
+    @property
+    def args(self) -> dict[str, Expr] | None: ...
+
+    @property
+    def leaves(self) -> list[tuple[Leaf, Stored]]: ...
+
+
+class Data(Protocol):
+    """Whoever keeps the values of all runs."""
+
+    def inputs(self, job: JobRef, /) -> JobInput: ...
+
+    def put(self, job: JobRef, value: Stored, /) -> None: ...
+
+    def put_error(self, job: JobRef, error: ErrorInfo, /) -> None: ...
+
+
+class LocalLimits(Struct, frozen=True, kw_only=True):
+    pool_bytes: int = 1024 * MIB  #: shared memory for values of calls
+    worker_pool_bytes: int = 256 * MIB  #: and for the results of each worker
+    load_s: float = 300.0  #: a load that takes longer has failed
+    unload_s: float = 5.0  #: from asking a worker to leave to ending it
+
+
+class WorkerSlots(Slots):
+    """The results of one worker that are still needed here. They may outlive it."""
+
+    def __init__(self, folder: Folder, owner: str) -> None:
+        super().__init__(owner)
+        self.held: set[int] = set()
+        self.is_orphaned = False
+        self._folder = folder
+        self._free_again: list[int] = []
+        self._free_for_good: list[int] = []
+
+    def orphan(self) -> None:
+        """Its worker is gone: what nobody holds goes too."""
+        self.is_orphaned = True
+        self._folder.unlink_all(self.owner, but=self.held)
+
+    def released(self) -> list[Release]:
+        """To be sent along with the next batch: only then does the worker need room."""
+        if not self._free_again and not self._free_for_good:
+            return []
+        release = Release(self._free_again, self._free_for_good)
+        self._free_again, self._free_for_good = [], []
+        return [release]
+
+    def _recycle(self, slot: int, again: bool) -> None:
+        if slot not in self.held:
+            raise BadSlot(f"slot {slot} of {self.owner} holds nothing")
+        self.held.remove(slot)
+        if self.is_orphaned:
+            os.unlink(slot_path(self._folder.path, self.owner, slot))
+        else:
+            (self._free_again if again else self._free_for_good).append(slot)
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    load: Load
+    slots: WorkerSlots
+    process: WorkerProcess | None = None
+    is_ready: bool = False
+    is_leaving: bool = False  #: its end is expected, and no news to anybody
+    lost_because: str = ""
+    load_error: ErrorInfo | None = None
+    batches: dict[int, _Batch] = field(default_factory=dict)
+    overdue: asyncio.TimerHandle | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    action: StartBatch
+    worker: _Worker
+    wire: bytearray
+    reads: list[ShmRef]
+    is_sent: bool = False
+    followers: list[_Batch] = field(default_factory=list)  #: on other workers; they start when this one ends
+
+
+class LocalEngine:
+    """`pool`, `reader` and `release` are for whoever keeps the values; `deadline_us` tells until when a call is worth
+    running, on `clock_us`, and 0 without a limit."""
+
+    def __init__(
+        self,
+        app: str,
+        devices: list[DeviceSpec] | None = None,
+        limits: LocalLimits | None = None,
+        shm_base: str | None = None,
+    ) -> None:
+        self.devices = devices if devices is not None else [machine_device()]
+        self.load_errors: dict[str, ErrorInfo] = {}  #: by function: why its last load failed, until one succeeds
+        self.deadline_us: Callable[[str], int] = lambda call_id: 0
+        self._app = app
+        self._limits = limits = limits or LocalLimits()
+        self._folder = Folder(shm_base)
+        self.pool = Pool(self._folder.path, _GATEWAY, limits.pool_bytes)
+        self.reader = Reader(self._folder.path)
+        self._slots: dict[str, Slots] = {_GATEWAY: self.pool}
+        self._workers: dict[str, _Worker] = {}
+        self._processes: set[WorkerProcess] = set()  #: until they are reaped
+        self._batches: dict[int, _Batch] = {}
+        self._wanted: set[int] = set()  #: jobs in these batches, less the dropped ones
+        self._started = 0
+        self._is_stopping = False
+        self._drained: asyncio.Event | None = None
+
+    async def start(self, post: Callable[[Event], None], data: Data) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._post = post
+        self._data = data
+
+    def perform(self, action: Action) -> None:
+        match action:
+            case StartBatch():
+                self._start(action)
+            case DropJob():
+                self._wanted.discard(action.job_id)
+            case Load():
+                self._load(action)
+            case Unload():
+                self._unload(action)
+            case Kill():
+                self._kill(action)
+            case _:  # a standing slice that moves needs nothing: every batch brings its own mask
+                pass
+
+    def release(self, ref: ShmRef) -> None:
+        """Nobody needs this value any more."""
+        slots = self._slots.get(ref.owner)
+        if slots is not None:
+            slots.free(ref.slot)
+            self._forget_if_done(slots)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The process of each instance."""
+        return {name: worker.process.pid for name, worker in self._workers.items() if worker.process is not None}
+
+    # ---------------------------------------------------------------- instances
+
+    def _load(self, action: Load) -> None:
+        if self._is_stopping:
+            return
+        self._started += 1
+        owner = f"w{self._started}"
+        slots = WorkerSlots(self._folder, owner)
+        worker = self._workers[action.instance] = _Worker(action, slots)
+        self._slots[owner] = slots
+        setup = Setup(
+            app=self._app,
+            function=action.function,
+            device=action.device,
+            mask=action.mask,
+            folder=self._folder.path,
+            owner=owner,
+            pool_bytes=self._limits.worker_pool_bytes,
+            asked_us=clock_us(),
+        )
+        try:
+            process = WorkerProcess(self._loop, setup, lambda frame: self._frame(worker, frame), lambda: self._lost(worker))
+        except OSError as error:
+            worker.load_error = ErrorInfo("OSError", f"no worker could be started: {error.strerror}")
+            self._lost(worker)
+            return
+        worker.process = process
+        worker.overdue = self._loop.call_later(self._limits.load_s, self._overdue, worker)
+        self._processes.add(process)
+        process.finished.add_done_callback(lambda _: self._processes.discard(process))
+
+    def _overdue(self, worker: _Worker) -> None:
+        worker.load_error = ErrorInfo("LoadTimeout", f"not loaded within {self._limits.load_s:g} s")
+        self._end(worker, "load-failed")
+
+    def _unload(self, action: Unload) -> None:
+        worker = self._workers.get(action.instance)
+        if worker is not None and worker.process is not None:
+            worker.is_leaving = True
+            if worker.is_ready:
+                worker.process.stop(self._limits.unload_s)
+            else:
+                worker.process.kill()
+
+    def _kill(self, action: Kill) -> None:
+        worker = self._workers.get(action.instance)
+        if worker is not None:
+            self._end(worker, action.reason)
+
+    def _end(self, worker: _Worker, reason: str) -> None:
+        """`InstanceLost` follows when it is dead, and no sooner: until then it uses its cores."""
+        worker.lost_because = worker.lost_because or reason
+        if worker.process is not None:
+            worker.process.kill()
+
+    def _lost(self, worker: _Worker) -> None:
+        """Called once for each worker, whatever ended it."""
+        instance = worker.load.instance
+        del self._workers[instance]
+        if worker.overdue is not None:
+            worker.overdue.cancel()
+        followers: list[_Batch] = []
+        for batch in list(worker.batches.values()):
+            followers += self._close(batch)
+        worker.slots.orphan()
+        self._forget_if_done(worker.slots)
+        if not worker.is_leaving:
+            reason = worker.lost_because or ("worker-lost" if worker.is_ready else "load-failed")
+            ended = _how_it_ended(worker.process)
+            log.warning("%s is lost (%s): %s", instance, reason, ended)
+            if not worker.is_ready:
+                unsaid = ErrorInfo("WorkerLost", f"the worker {ended} while it was loading")
+                self.load_errors[worker.load.function] = worker.load_error or unsaid
+            self._post(InstanceLost(instance, reason))
+        self._send_all(followers)
+
+    # -------------------------------------------------------------------- batches
+
+    def _start(self, action: StartBatch) -> None:
+        worker = self._workers.get(action.instance)
+        if worker is None:  # lost; that news is on its way to whoever decided this
+            return
+        reads: list[ShmRef] = []
+        jobs = [self._job(job, reads) for job in action.jobs]
+        try:
+            wire = pack(RunBatch(action.batch_id, action.mask, jobs))
+        except FrameTooBig as error:
+            log.warning("batch %d of %s is not sent: %s", action.batch_id, action.function, error)
+            self._unpin(reads)
+            self._post(BatchFailed(action.batch_id, "too-big"))
+            return
+        batch = _Batch(action, worker, wire, reads)
+        before = self._batches.get(action.after)
+        self._batches[action.batch_id] = worker.batches[action.batch_id] = batch
+        self._wanted.update([job.id for job in action.jobs])
+        if before is None or (before.worker is worker and before.is_sent):
+            self._send(batch)  # the worker itself keeps the order of what it is sent
+        else:
+            before.followers.append(batch)
+
+    def _job(self, job: JobRef, reads: list[ShmRef]) -> JobFrame:
+        try:
+            given = self._data.inputs(job)
+            leaves = [(leaf, self._pinned(stored, reads)) for leaf, stored in given.leaves]
+        except LaminaError as error:
+            return JobFrame(job.id, job.call_id, None, [], error=ErrorInfo(type(error).__name__, error.message))
+        return JobFrame(job.id, job.call_id, given.args, leaves, self.deadline_us(job.call_id))
+
+    def _pinned(self, stored: Stored, reads: list[ShmRef]) -> Stored:
+        """What the batch reads stays as it is until the batch ends, even if its owner frees it meanwhile."""
+        if isinstance(stored, ShmRef):
+            slots = self._slots.get(stored.owner)
+            if slots is None:
+                raise BadSlot(f"slot {stored.slot} of {stored.owner} is gone")
+            slots.pin(stored.slot)
+        elif len(stored) <= INLINE_BYTES:
+            return stored
+        else:
+            ref = self.pool.put(stored)
+            if ref is None:
+                return stored
+            self.pool.pin(ref.slot)
+            self.pool.free(ref.slot)  # it is for this batch alone
+            stored = ref
+        reads.append(stored)
+        return stored
+
+    def _send_all(self, batches: list[_Batch]) -> None:
+        for batch in batches:
+            if batch.action.batch_id in self._batches:
+                self._send(batch)
+
+    def _send(self, batch: _Batch) -> None:
+        batch.is_sent = True
+        worker = batch.worker
+        assert worker.process is not None
+        released = worker.slots.released()
+        worker.process.send(pack(*released) + batch.wire if released else batch.wire)
+        batch.wire = bytearray()
+
+    def _close(self, batch: _Batch) -> list[_Batch]:
+        """It has ended, however it did; returns those that waited for this."""
+        del self._batches[batch.action.batch_id], batch.worker.batches[batch.action.batch_id]
+        self._wanted.difference_update([job.id for job in batch.action.jobs])
+        self._unpin(batch.reads)
+        if self._drained is not None and not self._batches:
+            self._drained.set()
+        return batch.followers
+
+    def _unpin(self, reads: list[ShmRef]) -> None:
+        for ref in reads:
+            slots = self._slots[ref.owner]
+            slots.unpin(ref.slot)
+            self._forget_if_done(slots)
+
+    def _forget_if_done(self, slots: Slots) -> None:
+        if isinstance(slots, WorkerSlots) and slots.is_orphaned and not slots.held and slots.owner in self._slots:
+            del self._slots[slots.owner]
+            self.reader.forget(slots.owner)
+
+    # --------------------------------------------------------------------- frames
+
+    def _frame(self, worker: _Worker, frame: FromWorker) -> None:
+        match frame:
+            case Done():
+                self._done(worker, frame)
+            case Ready():
+                if worker.is_ready or worker.process is None or frame.pid != worker.process.pid:
+                    raise FrameError(f"process {frame.pid} reports ready out of turn")
+                worker.is_ready = True
+                if worker.overdue is not None:
+                    worker.overdue.cancel()
+                self.load_errors.pop(worker.load.function, None)
+                if not worker.is_leaving:
+                    self._post(InstanceReady(worker.load.instance, frame.load_us))
+            case LoadFailed():
+                worker.load_error = frame.error
+                self._end(worker, "load-failed")
+
+    def _done(self, worker: _Worker, done: Done) -> None:
+        batch = worker.batches.get(done.batch_id)
+        if batch is None or not batch.is_sent or len(done.results) != len(batch.action.jobs):
+            raise FrameError(f"{len(done.results)} results for batch {done.batch_id}, which it does not have")
+        self._check_slots(worker, batch, done)
+        for ref in done.kept:
+            self._slots[ref.owner].retire(ref.slot)
+        wanted = [job.id in self._wanted for job in batch.action.jobs]
+        self._send_all(self._close(batch))  # first of all: somebody's slice is idle
+        outcomes = []
+        for job, is_wanted, result in zip(batch.action.jobs, wanted, done.results, strict=True):
+            if isinstance(result, ErrorInfo):
+                outcomes.append(_FAILED)
+                if is_wanted:
+                    self._data.put_error(job, result)
+                continue
+            outcomes.append(_OK)
+            if is_wanted:
+                self._data.put(job, result)
+            elif isinstance(result, ShmRef):
+                worker.slots.free(result.slot)
+        all_ok = all(outcome.ok for outcome in outcomes)
+        self._post(BatchFinished(done.batch_id, done.device_us, () if all_ok else tuple(outcomes)))
+
+    def _check_slots(self, worker: _Worker, batch: _Batch, done: Done) -> None:
+        """A reference names a file and a length: neither is believed."""
+        given = [result for result in done.results if isinstance(result, ShmRef)]
+        slots = {ref.slot for ref in given}
+        if len(slots) < len(given) or slots & worker.slots.held or any(ref.owner != worker.slots.owner for ref in given):
+            raise FrameError(f"{worker.load.instance} gives away slots that are not its to give")
+        if any(ref not in batch.reads for ref in done.kept):
+            raise FrameError(f"{worker.load.instance} keeps what it was not given")
+        try:
+            for ref in given:
+                self.reader.view(ref)
+        except BadSlot as error:
+            raise FrameError(error.message) from None
+        worker.slots.held |= slots
+
+    # ----------------------------------------------------------------------- end
+
+    async def stop(self, grace_s: float) -> None:
+        """Let what runs end within `grace_s`, then end the rest; afterwards there is no process and no file left."""
+        self._is_stopping = True
+        if self._batches:
+            self._drained = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._drained.wait(), grace_s)
+        self._post = lambda event: None  # nobody is to react to what follows
+        for worker in list(self._workers.values()):
+            worker.is_leaving = True
+            if worker.process is not None:
+                if worker.is_ready and not worker.batches:
+                    worker.process.stop(self._limits.unload_s)
+                else:
+                    worker.process.kill()
+        if self._processes:
+            await asyncio.wait([process.finished for process in self._processes])
+        self.pool.close()
+        self.reader.close()
+        self._folder.close()
+
+
+def _how_it_ended(process: WorkerProcess | None) -> str:
+    if process is None:
+        return "could not be started"
+    if not process.exited.done():
+        return "closed its connection"
+    status = process.exited.result()
+    return f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

@@ -1,0 +1,164 @@
+"""One asyncio thread around the controller: events in, actions out, nothing in between.
+
+`post` runs the controller there and then, on the caller's stack: no queue, no task, no await stands between a request's
+last byte and the frame to its worker. Events that actions lead to at once are handled in turn before it returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from lamina.core.actions import Action, Fail, Refuse, Reply, Resolve, StartBatch, WakeAt
+from lamina.core.controller import Controller
+from lamina.core.events import CallArrived, CallCancelled, Deployed, DeviceJoined, Event, Tick
+from lamina.errors import PolicyError
+from lamina.live.data import Data
+from lamina.live.frames import ErrorInfo
+from lamina.live.timer import Timer, clock_us
+from lamina.types import NEVER_US, Call, DeviceSpec
+
+log = logging.getLogger("lamina")
+
+Ending = Reply | Fail | Refuse
+Watch = Callable[[int, Event, list[Action]], None]
+
+
+class Engine(Protocol):
+    """Whatever runs batches. All calls come on the loop's thread and return at once."""
+
+    @property
+    def devices(self) -> list[DeviceSpec]: ...
+
+    @property
+    def load_errors(self) -> dict[str, ErrorInfo]:
+        """By function: why it cannot be loaded."""
+        ...
+
+    async def start(self, post: Callable[[Event], None], data: Data) -> None: ...
+
+    def perform(self, action: Action) -> None: ...
+
+    async def stop(self, grace_s: float) -> None: ...
+
+
+class LiveLoop:
+    def __init__(self, controller: Controller, engine: Engine, data: Data, watch: Watch | None = None) -> None:
+        self.controller = controller
+        self.engine = engine
+        self.data = data
+        self.watch = watch
+        self._waiting: dict[str, Callable[[Ending], None]] = {}
+        self._inbox: deque[Event] = deque()
+        self._busy = False
+        self._origin_us = clock_us()
+        self._timer: Timer | None = None
+        self._quiet: asyncio.Event | None = None
+
+    async def start(self, deployed: Deployed) -> None:
+        self._timer = Timer(asyncio.get_running_loop())
+        await self.engine.start(self.post, self.data)
+        for device in self.engine.devices:
+            self.post(DeviceJoined(device))
+        self.post(deployed)
+
+    def now_us(self) -> int:
+        return clock_us() - self._origin_us
+
+    def deadline_us(self, call_id: str) -> int:
+        """Until when this call is worth running, on the machine's clock; 0 if there is no limit."""
+        run = self.controller.state.runs.get(call_id)
+        return 0 if run is None or run.call.expires_us >= NEVER_US else self._origin_us + run.call.expires_us
+
+    def error(self, failure: Fail) -> ErrorInfo | None:
+        """What went wrong, in the user's own words where they had some."""
+        run_error = self.data.error(failure.call_id)
+        return run_error or self.engine.load_errors.get(failure.step)
+
+    def submit(self, call: Call, inputs: dict[str, bytes], on_end: Callable[[Ending], None]) -> None:
+        """Hand in a call; `on_end` is called once, with `data` still holding its result."""
+        self.data.open(call.id, self.controller.state.flows[call.target], inputs)
+        self._waiting[call.id] = on_end
+        self.post(CallArrived(call))
+
+    def cancel(self, call_id: str) -> None:
+        if call_id in self._waiting:
+            self.post(CallCancelled(call_id))
+
+    def post(self, event: Event) -> None:
+        self._inbox.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._inbox:
+                event = self._inbox.popleft()
+                now_us = self.now_us()
+                actions = self._handle(now_us, event)
+                for action in actions:
+                    self._perform(action)
+                if self.watch is not None:
+                    self.watch(now_us, event, actions)
+        finally:
+            self._busy = False
+
+    def _handle(self, now_us: int, event: Event) -> list[Action]:
+        try:
+            return self.controller.handle(now_us, event)
+        except PolicyError:
+            # Decisions are checked before they are applied, so the state is sound and what was decided before stands.
+            log.exception("the policy decided something impossible; its decision was left out")
+            return self.controller.salvage()
+
+    def _perform(self, action: Action) -> None:
+        kind = type(action)
+        if kind is Reply or kind is Fail or kind is Refuse:
+            self._end(action)  # type: ignore[arg-type]
+        elif kind is StartBatch:
+            self.engine.perform(action)
+        elif kind is WakeAt:
+            assert self._timer is not None
+            self._timer.at(self._origin_us + action.at_us, self._tick)  # type: ignore[union-attr]
+        elif kind is Resolve:
+            question: Resolve = action  # type: ignore[assignment]
+            run = self.controller.state.runs.get(question.call_id)
+            if run is not None:
+                self._inbox.append(self.data.resolve(question, run.next_scope))
+        else:
+            self.engine.perform(action)
+
+    def _tick(self) -> None:
+        self.post(Tick())
+
+    def _end(self, ending: Ending) -> None:
+        on_end = self._waiting.pop(ending.call_id, None)
+        try:
+            if on_end is not None:
+                on_end(ending)
+        except Exception:
+            log.exception("the answer to %s could not be delivered", ending.call_id)
+        finally:
+            self.data.close(ending.call_id)
+            if not self._waiting and self._quiet is not None:
+                self._quiet.set()
+
+    async def drain(self, grace_s: float) -> int:
+        """Wait for calls in flight; returns how many had to be given up."""
+        if self._waiting:
+            self._quiet = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._quiet.wait(), grace_s)
+        left = list(self._waiting)
+        for call_id in left:
+            self.cancel(call_id)
+        return len(left)
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        await self.engine.stop(grace_s)
+        if self._timer is not None:
+            self._timer.close()
+            self._timer = None

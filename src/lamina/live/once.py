@@ -1,0 +1,57 @@
+"""One call through a loop of its own: start, call, stop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from lamina import values
+from lamina.core.actions import Fail, Refuse, Reply
+from lamina.errors import DeadlineExceeded, FunctionFailed, LaminaError, LoadFailed, Refused, WorkerLost
+from lamina.live.frames import ErrorInfo
+from lamina.live.loop import Ending
+from lamina.live.start import Live
+from lamina.types import Slo, call_for
+
+
+async def call_once(live: Live, name: str, inputs: dict[str, Any]) -> Any:
+    """The value, or the error. Its goal is not enforced: nobody is waiting behind it."""
+    loop = live.loop
+    await live.start()
+    try:
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def on_end(ending: Ending) -> None:
+            if isinstance(ending, Reply):
+                done.set_result(values.decode(bytes(loop.data.result(ending.call_id))))
+            else:
+                info = loop.error(ending) if isinstance(ending, Fail) else None
+                done.set_exception(error_of(ending, info))
+
+        call = call_for("run", name, loop.now_us(), Slo(timeout_us=24 * 3_600_000_000))
+        loop.submit(call, {key: values.encode(value) for key, value in inputs.items()}, on_end)
+        return await done
+    finally:
+        await loop.stop()
+
+
+def error_of(ending: Fail | Refuse, info: ErrorInfo | None) -> LaminaError:
+    """The error a caller in Python gets for an ending that is no answer."""
+    if isinstance(ending, Refuse):
+        return Refused(
+            f"refused: {ending.reason}",
+            reason=ending.reason,
+            retry_after_s=ending.retry_after_us / 1e6,
+            offer_ms=ending.offer_us / 1000 or None,
+        )
+    said = f"{info.type}: {info.message}" if info is not None else ending.error
+    if ending.error == "deadline":
+        return DeadlineExceeded("accepted, and not done by its deadline")
+    if ending.error == "load-failed":
+        return LoadFailed(f"the function cannot be loaded: {said}")
+    if ending.error in ("worker-lost", "device-lost", "hung"):
+        return WorkerLost(f"step {ending.step!r}: its worker was lost twice")
+    trace = info.trace if info is not None else ""
+    return FunctionFailed(
+        said, error=info.type if info is not None else ending.error, step=ending.step, remote_trace=trace
+    )

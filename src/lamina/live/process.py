@@ -1,0 +1,136 @@
+"""One worker as the gateway sees it: a child process and a socket, on the loop's thread.
+
+No child watcher and no thread: the kernel's process descriptor becomes readable when the child ends, on any event loop.
+Whatever happens first, the end of the socket or of the process, `on_end` is called once, after everything the worker
+managed to send; and a worker whose socket has ended is not left running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+
+from lamina.live.frames import FrameError, FromWorker, Stop, pack, worker_reader
+from lamina.live.worker import Setup
+
+log = logging.getLogger("lamina")
+
+_LAST_WORDS_S = 0.05
+"""Between the end of the process and giving up on its socket, which a child of its own may hold open."""
+
+
+class WorkerProcess(asyncio.Protocol):
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        setup: Setup,
+        on_frame: Callable[[FromWorker], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        """Starts it. Raises OSError when the machine has no room for another process."""
+        self._loop = loop
+        self._on_frame = on_frame
+        self._on_end = on_end
+        self._reader = worker_reader()
+        self._transport: asyncio.Transport | None = None
+        self._ended = False
+        self._is_connected = True
+        self._timers: list[asyncio.TimerHandle] = []
+        self.exited: asyncio.Future[int] = loop.create_future()  #: its exit status, as subprocess counts it
+        self.finished: asyncio.Future[None] = loop.create_future()  #: reaped, and its socket closed
+        ours, theirs = socket.socketpair()
+        try:
+            setup = msgspec.structs.replace(setup, fd=theirs.fileno())
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "lamina.live.worker", msgspec.json.encode(setup)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                process_group=0,  # a Ctrl-C is not for it, and what it starts itself can be ended with it
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.pid = self._process.pid
+        self._pidfd = os.pidfd_open(self.pid)
+        loop.add_reader(self._pidfd, self._process_ended)
+        ours.setblocking(False)
+        self._connecting = loop.create_task(loop.create_unix_connection(lambda: self, sock=ours))
+
+    def send(self, wire: bytes | bytearray) -> None:
+        if self._transport is not None and not self._ended:
+            self._transport.write(wire)
+
+    def stop(self, grace_s: float) -> None:
+        """Ask it to leave behind what it has to do, then insist, then end it."""
+        if self._transport is None:
+            self.kill()
+            return
+        self.send(pack(Stop()))
+        self._timers.append(self._loop.call_later(grace_s / 2, self._signal, signal.SIGTERM))
+        self._timers.append(self._loop.call_later(grace_s, self.kill))
+
+    def kill(self) -> None:
+        """With all it has started."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if not self.exited.done():  # until it is reaped its number is its own
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+    # ------------------------------------------------------- called by the loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are not subclasses
+        if self._ended:
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._reader.feed(data):
+                if not self._ended:
+                    self._on_frame(frame)
+        except FrameError as error:
+            log.error("worker %d is cut off: %s", self.pid, error)
+            self._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_connected = False
+        self._end()
+        self._finish()
+
+    def _process_ended(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self.kill()  # what it left behind; the number is still its own, for it has not been reaped
+        self.exited.set_result(self._process.wait())
+        if not self._ended:
+            self._timers.append(self._loop.call_later(_LAST_WORDS_S, self._end))
+        self._finish()
+
+    def _end(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        for timer in self._timers:
+            timer.cancel()
+        self.kill()
+        if self._transport is not None:
+            self._transport.abort()
+        self._on_end()
+
+    def _finish(self) -> None:
+        if self.exited.done() and not self._is_connected and not self.finished.done():
+            self.finished.set_result(None)

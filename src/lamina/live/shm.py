@@ -1,0 +1,285 @@
+"""Large values between processes: slots of shared memory, each a file in a private folder, written by its owner alone.
+
+A slot's size is a power of two; it is created once and used again and again, because the first touch of fresh pages costs
+more than the copy itself. Its number never means another file, so whoever has mapped it may keep the mapping.
+
+Rules: space is reserved when a slot is made (a full /dev/shm is then an error here, not a crash at the first write); a
+slot that is being read by a batch is not written again before that batch ends, whoever frees it meanwhile; a slot that
+somebody's code still looks into afterwards is never written again at all: its file goes, the mapping lives on.
+
+Not `multiprocessing.shared_memory`: its tracker removes segments it believes forgotten, at moments of its own choice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import re
+import secrets
+import stat
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from pathlib import Path
+
+from lamina.errors import LaminaError
+from lamina.live.frames import MAX_SLOT, ShmRef
+
+INLINE_BYTES = 64 * 1024
+"""Up to here a value travels inside the frame; also the size of the smallest slot."""
+
+_OWNER = re.compile(r"[a-z0-9]{1,32}")
+_PREFIX = "lamina-"
+_FRESH = ".lamina-"
+_LOCK = "lock"
+
+
+class BadSlot(LaminaError):
+    """A reference to shared memory that is not there, or not that large."""
+
+    code = "bad-slot"
+
+
+def slot_path(folder: str, owner: str, slot: int) -> str:
+    """The only place where names are made. Neither part can leave the folder."""
+    if not _OWNER.fullmatch(owner) or not 0 <= slot < MAX_SLOT:
+        raise BadSlot(f"no slot {slot!r} of {owner!r}")
+    return os.path.join(folder, f"{owner}-{slot}")
+
+
+class Folder:
+    """A private folder in memory, locked for as long as its process lives: a folder nobody locks is rubbish."""
+
+    def __init__(self, base: str | None = None) -> None:
+        base = base or shared_base()
+        clean(base)
+        token = secrets.token_hex(8)
+        fresh, self.path = os.path.join(base, _FRESH + token), os.path.join(base, _PREFIX + token)
+        os.mkdir(fresh, 0o700)
+        self._lock = os.open(os.path.join(fresh, _LOCK), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.rename(fresh, self.path)  # only now can a cleaner see it, and it finds it locked
+
+    def unlink_all(self, owner: str, but: Collection[int] = ()) -> None:
+        """Remove the slots of an owner that is gone, except those still read."""
+        kept = {f"{owner}-{slot}" for slot in but}
+        for name in os.listdir(self.path):
+            if name.startswith(f"{owner}-") and name not in kept:
+                os.unlink(os.path.join(self.path, name))
+
+    def close(self) -> None:
+        _remove(self.path)
+        os.close(self._lock)
+
+
+def shared_base() -> str:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else tempfile.gettempdir()
+
+
+def clean(base: str) -> int:
+    """Remove folders of processes that are gone; returns how many. Asks the lock, not the process table: a number there
+    may have found a new bearer, or belong to another container that shares this memory."""
+    removed = 0
+    for name in os.listdir(base):
+        if name.startswith(_PREFIX) and _clean_one(os.path.join(base, name)):
+            removed += 1
+    return removed
+
+
+def _clean_one(path: str) -> bool:
+    try:
+        found = os.lstat(path)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            return False
+        lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:  # somebody else was faster, or it is none of ours
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _remove(path)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        names = sorted(os.listdir(path), key=lambda name: name == _LOCK)  # the lock last: until then it can be found again
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(path, name))
+        os.rmdir(path)
+
+
+class Slots(ABC):
+    """Who still reads what: freeing waits for the last reader."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self._readers: dict[int, int] = {}
+        self._freed: set[int] = set()  #: freed while being read
+        self._retired: set[int] = set()  #: never to be written again
+
+    def pin(self, slot: int) -> None:
+        self._readers[slot] = self._readers.get(slot, 0) + 1
+
+    def unpin(self, slot: int) -> None:
+        self._readers[slot] -= 1
+        if not self._readers[slot]:
+            del self._readers[slot]
+            if slot in self._freed:
+                self._freed.remove(slot)
+                self.free(slot)
+
+    def retire(self, slot: int) -> None:
+        """Somebody looks into it and does not say until when."""
+        self._retired.add(slot)
+
+    def free(self, slot: int) -> None:
+        if slot in self._readers:
+            self._freed.add(slot)
+        elif slot in self._retired:
+            self._retired.remove(slot)
+            self._recycle(slot, again=False)
+        else:
+            self._recycle(slot, again=True)
+
+    @abstractmethod
+    def _recycle(self, slot: int, again: bool) -> None: ...
+
+
+class Pool(Slots):
+    """The slots of one owner, at most `limit_bytes` in all."""
+
+    def __init__(self, folder: str | Path, owner: str, limit_bytes: int) -> None:
+        super().__init__(owner)
+        self.used_bytes = 0  #: in slots that hold a value
+        self.file_bytes = 0  #: in all slots, the idle ones included
+        self._folder = str(folder)
+        self._limit_bytes = limit_bytes
+        self._maps: dict[int, mmap.mmap] = {}
+        self._idle: dict[int, list[int]] = {}  #: size of a slot -> numbers
+        self._busy: set[int] = set()
+        self._next = 0
+
+    def put(self, data: bytes | bytearray | memoryview) -> ShmRef | None:
+        """A copy of `data` in a slot; None if there is no room, and then it must travel another way."""
+        size = len(data)
+        room = max(INLINE_BYTES, 1 << (size - 1).bit_length()) if size else INLINE_BYTES
+        idle = self._idle.get(room)
+        slot = idle.pop() if idle else self._make(room)
+        if slot is None:
+            return None
+        self._maps[slot][:size] = data
+        self._busy.add(slot)
+        self.used_bytes += room
+        return ShmRef(self.owner, slot, size)
+
+    def _make(self, room: int) -> int | None:
+        if self.used_bytes + room > self._limit_bytes or self._next >= MAX_SLOT:
+            return None
+        for size in sorted(self._idle, reverse=True):  # sizes that were in demand once give way, the largest first
+            while self._idle[size] and self.file_bytes + room > self._limit_bytes:
+                self._drop(self._idle[size].pop())
+        slot = self._next
+        path = slot_path(self._folder, self.owner, slot)
+        try:
+            file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(file, 0, room)
+                self._maps[slot] = mmap.mmap(file, room)
+            except OSError:
+                os.unlink(path)
+                raise
+            finally:
+                os.close(file)
+        except OSError:  # out of memory or of files: the value goes inline
+            return None
+        self._next += 1
+        self.file_bytes += room
+        return slot
+
+    def _drop(self, slot: int) -> None:
+        os.unlink(slot_path(self._folder, self.owner, slot))
+        room = self._maps.pop(slot)
+        self.file_bytes -= len(room)
+        room.close()
+
+    def _recycle(self, slot: int, again: bool) -> None:
+        if slot not in self._busy:
+            raise BadSlot(f"slot {slot} of {self.owner} holds nothing")
+        self._busy.remove(slot)
+        room = len(self._maps[slot])
+        self.used_bytes -= room
+        if again:
+            self._idle.setdefault(room, []).append(slot)
+        else:
+            self._drop(slot)
+
+    def close(self) -> None:
+        """Remove all files; what others have mapped stays theirs."""
+        for slot in list(self._maps):
+            self._drop(slot)
+        self._idle.clear()
+        self._busy.clear()
+        self.used_bytes = 0
+
+
+class Reader:
+    """Looks into other owners' slots. Mappings are kept, the latest `keep` of them."""
+
+    def __init__(self, folder: str | Path, keep: int = 256) -> None:
+        self._folder = str(folder)
+        self._keep = keep
+        self._maps: dict[tuple[str, int], mmap.mmap] = {("", 0): mmap.mmap(-1, 1)}  #: least recently used first
+        self._unviewed = self._references(("", 0))  #: of a mapping nobody looks into; interpreters count differently
+        self._maps.clear()
+
+    def view(self, ref: ShmRef) -> memoryview:
+        """Read-only, and without a copy: valid until the slot is freed."""
+        key = (ref.owner, ref.slot)
+        room = self._maps.pop(key, None)
+        if room is None:
+            room = self._open(ref)
+            if len(self._maps) >= self._keep:
+                del self._maps[next(iter(self._maps))]  # unmapped when the last view of it goes
+        self._maps[key] = room
+        if not 0 <= ref.size <= len(room):
+            raise BadSlot(f"slot {ref.slot} of {ref.owner} has {len(room)} bytes, not {ref.size}")
+        return memoryview(room)[: ref.size]
+
+    def _open(self, ref: ShmRef) -> mmap.mmap:
+        path = slot_path(self._folder, ref.owner, ref.slot)
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                return mmap.mmap(file, 0, access=mmap.ACCESS_READ)
+            finally:
+                os.close(file)
+        except (OSError, ValueError) as error:
+            raise BadSlot(f"slot {ref.slot} of {ref.owner} cannot be read: {error}") from None
+
+    def is_viewed(self, ref: ShmRef) -> bool:
+        """Whether any view of it, or anything made from one without a copy, is still alive.
+
+        Every view holds a reference to its mapping, so counting those is enough. A mapping that has been let go cannot
+        be asked, and counts as viewed.
+        """
+        key = (ref.owner, ref.slot)
+        return key not in self._maps or self._references(key) > self._unviewed
+
+    def _references(self, key: tuple[str, int]) -> int:
+        return sys.getrefcount(self._maps[key])
+
+    def forget(self, owner: str) -> None:
+        """Its slots will not be asked for again."""
+        for key in [key for key in self._maps if key[0] == owner]:
+            del self._maps[key]
+
+    def close(self) -> None:
+        self._maps.clear()

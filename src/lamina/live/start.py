@@ -1,0 +1,92 @@
+"""An app on an engine with a policy: what `serve`, `run` and tests all begin with."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lamina import plugins
+from lamina.core.controller import Controller
+from lamina.core.policy import Dispatch
+from lamina.errors import BadValue
+from lamina.live.data import Data
+from lamina.live.emulated import EmulatedEngine, Pretence
+from lamina.live.local import LocalEngine
+from lamina.live.loop import LiveLoop
+from lamina.predict import devices, online, profile
+from lamina.predict.table import Table
+from lamina.predict.world import World
+from lamina.sdk.app import App
+from lamina.sdk.load import load_app
+
+DEFAULT_POLICY = "edf"
+
+
+@dataclass(slots=True)
+class Live:
+    app: App
+    loop: LiveLoop
+
+    async def start(self) -> None:
+        await self.loop.start(self.app.deployed())
+
+
+def open_local(app_path: str, *, policy: Dispatch | None = None, profiles: Path | None = None) -> Live:
+    """On this machine, in worker processes."""
+    app = load_app(app_path)
+    engine = LocalEngine(app_path)
+    predictor = online.Predictor(Table(read_profiles(app_path, profiles)))
+    controller = Controller(policy or make_policy(DEFAULT_POLICY), predictor)
+    data = Data(engine.pool, engine.reader, engine.release)
+    loop = LiveLoop(controller, engine, data)
+    engine.deadline_us = loop.deadline_us
+    return Live(app, loop)
+
+
+def open_emulated(
+    app: App,
+    kinds: str,
+    found: list[profile.Profile],
+    *,
+    policy: Dispatch | None = None,
+    seed: int = 0,
+    noise: float = 0.05,
+) -> Live:
+    """On make-believe devices, which take as long as the profiles say."""
+    made = devices.make(kinds)
+    table = Table(found, margin=2 * noise)
+    for name, function in app.functions.items():
+        fitting = [device for device in made if function.spec.fits_family(device.family)]
+        if not fitting:
+            raise BadValue(f"{name!r} fits none of {kinds}", hint="give it gpu=GPU(...), or emulate a cpu as well")
+        if not any(table.latency_us(name, device.kind, 1, 1) for device in fitting):
+            raise BadValue(
+                f"no profile of {name!r} on {', '.join(sorted({device.kind for device in fitting}))}",
+                hint="put one into a folder `profiles` beside the app, or name the folder with --profiles",
+            )
+    world = World(table, random.Random(seed), noise)
+    controller = Controller(policy or make_policy(DEFAULT_POLICY), online.Predictor(table))
+    return Live(app, LiveLoop(controller, EmulatedEngine(made, world), Pretence(world)))
+
+
+def make_policy(name: str, options: dict[str, Any] | None = None) -> Dispatch:
+    """A policy by its file name, or by the path of a file; its fields are its options."""
+    policy_class = plugins.load("policies", name).Policy
+    try:
+        policy: Dispatch = policy_class(**(options or {}))
+    except TypeError as error:
+        known = ", ".join(getattr(policy_class, "__dataclass_fields__", {}))
+        raise BadValue(f"policy {name!r}: {error}", hint=f"its options are {known}") from None
+    return policy
+
+
+def read_profiles(app_path: str, folder: Path | None) -> list[profile.Profile]:
+    """From `folder`, or from a folder `profiles` beside the app, which is used without being asked for."""
+    if folder is None:
+        beside = Path(app_path.rpartition(":")[0] if ".py:" in app_path else app_path).parent / "profiles"
+        return profile.read_all(beside) if beside.is_dir() else []
+    if not folder.is_dir():
+        raise BadValue(f"profiles: no folder {str(folder)!r}")
+    return profile.read_all(folder)

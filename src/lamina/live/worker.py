@@ -1,0 +1,261 @@
+"""A process that holds one function and runs its batches, one at a time: `python -m lamina.live.worker SETUP`.
+
+It does as little as it can: take a frame, decode the arguments, run, encode the results. Everything it could get wrong
+stays inside it: a job that cannot be decoded, run or encoded fails alone, and when the process dies the gateway sees the
+socket close. It leaves when that socket ends, when it is told to, or with its parent; SIGTERM lets the batch that is
+running end first.
+
+Imports are late and few on purpose: they are part of every cold start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from lamina import values
+from lamina.errors import LaminaError, UnknownTarget
+from lamina.expr import Leaf, evaluate
+from lamina.live.cores import Cores
+from lamina.live.frames import (
+    MAX_FRAME_BYTES,
+    Channel,
+    Done,
+    ErrorInfo,
+    JobFrame,
+    LoadFailed,
+    Ready,
+    Release,
+    RunBatch,
+    ShmRef,
+    Stop,
+    Stored,
+)
+from lamina.live.shm import INLINE_BYTES, Pool, Reader
+
+if TYPE_CHECKING:
+    from lamina.sdk.function import Function
+    from lamina.sdk.runner import Runner
+
+_INLINE_BUDGET_BYTES = MAX_FRAME_BYTES // 2
+"""Results in one frame, when shared memory is full; the other half is room for error texts."""
+
+_MESSAGE_CHARS = 4_000
+_PR_SET_PDEATHSIG = 1
+
+
+class Setup(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a worker is started with, as JSON on its command line."""
+
+    app: str
+    function: str
+    device: str
+    mask: int  #: cores to load on; 0: all
+    folder: str
+    owner: str
+    pool_bytes: int
+    asked_us: int  #: when the load was asked for, on the monotonic clock
+    fd: int = -1
+
+
+class Worker:
+    def __init__(self, setup: Setup, channel: Channel, function: Function[..., Any], runner: Runner, cores: Cores) -> None:
+        self.leaving = False
+        self._channel = channel
+        self._runner = runner
+        self._may_repeat = function.spec.idempotent
+        self._device = setup.device
+        self._cores = cores
+        self._pool = Pool(setup.folder, setup.owner, setup.pool_bytes)
+        self._reader = Reader(setup.folder)
+
+    def serve(self, wake: int) -> None:
+        """Until the socket ends, Stop comes, or a signal makes `wake` readable and sets `leaving`."""
+        poller = select.poll()
+        poller.register(self._channel.fileno(), select.POLLIN)
+        poller.register(wake, select.POLLIN)
+        while not self.leaving:
+            frame = self._channel.waiting()
+            match frame:
+                case None:
+                    ready = dict(poller.poll())
+                    if ready.pop(wake, 0):
+                        os.read(wake, 4096)  # whatever signal it was, its handler has run
+                    if ready and not self._channel.read():
+                        return
+                case RunBatch():
+                    self._channel.send(self.run(frame))
+                case Release():
+                    for slot in frame.retired:
+                        self._pool.retire(slot)
+                    for slot in (*frame.slots, *frame.retired):
+                        self._pool.free(slot)
+                case Stop():
+                    return
+
+    def run(self, batch: RunBatch) -> Done:
+        """All the time it takes is time on the slice: values are opened and packed there too."""
+        started_ns = time.perf_counter_ns()
+        self._cores.apply(batch.mask)
+        shared = [stored for job in batch.jobs for _, stored in job.leaves if isinstance(stored, ShmRef)]
+        results = self._results(batch)
+        kept = [ref for ref in shared if self._reader.is_viewed(ref)]
+        return Done(batch.batch_id, (time.perf_counter_ns() - started_ns) // 1000, results, kept)
+
+    def _results(self, batch: RunBatch) -> list[bytes | ShmRef | ErrorInfo]:
+        """In a frame of its own: when it returns, nothing of ours refers to the inputs any more."""
+        from lamina.sdk.context import Context, running
+
+        outputs: list[Any] = [None] * len(batch.jobs)
+        calls: dict[int, dict[str, Any]] = {}
+        for index, job in enumerate(batch.jobs):
+            try:
+                if job.error is None:
+                    calls[index] = self._arguments(job)
+                else:
+                    outputs[index] = job.error
+            except Exception as error:
+                outputs[index] = error
+        ends_s = min((job.deadline_us for job in batch.jobs if job.deadline_us), default=math.inf) / 1e6
+        call_ids = tuple([job.call_id for job in batch.jobs])
+        units = len(self._cores.of(batch.mask)) or 1
+        with running(Context(units=units, batch=len(calls), call_ids=call_ids, device=self._device, ends_s=ends_s)):
+            for index, output in zip(calls, self._outputs(list(calls.values())), strict=True):
+                outputs[index] = output
+        return self._packed(outputs)
+
+    def _arguments(self, job: JobFrame) -> dict[str, Any]:
+        stored = dict(job.leaves)
+        opened: dict[Leaf, Any] = {}
+
+        def look_up(leaf: Leaf) -> Any:
+            if leaf not in opened:
+                opened[leaf] = self._open(stored[leaf])
+            return opened[leaf]
+
+        if job.args is None:
+            return {name: self._open(value) for (_, name), value in job.leaves}
+        return {name: evaluate(expr, look_up) for name, expr in job.args.items()}
+
+    def _open(self, stored: Stored) -> Any:
+        return values.decode(self._reader.view(stored) if isinstance(stored, ShmRef) else stored)
+
+    def _outputs(self, calls: list[dict[str, Any]]) -> list[Any]:
+        """The runner sorts out who is guilty when the user's code raises. What gets past it ends a batch of one."""
+        try:
+            outputs = self._runner.run(calls) if calls else []
+            if len(outputs) != len(calls):
+                raise LaminaError(f"{len(outputs)} results came back for {len(calls)} calls")
+            return outputs
+        except BaseException as error:  # KeyboardInterrupt too: a function may end its call, not its worker
+            if len(calls) == 1 or not self._may_repeat:
+                return [error] * len(calls)
+        return [output for call in calls for output in self._outputs([call])]
+
+    def _packed(self, outputs: list[Any]) -> list[bytes | ShmRef | ErrorInfo]:
+        budget = _INLINE_BUDGET_BYTES
+        packed: list[bytes | ShmRef | ErrorInfo] = []
+        for output in outputs:
+            result: bytes | ShmRef | ErrorInfo | None
+            if isinstance(output, ErrorInfo):
+                result = output
+            elif isinstance(output, BaseException):
+                result = describe(output)
+            else:
+                try:
+                    blob = values.encode(output)
+                except Exception as error:
+                    result = describe(error)
+                else:
+                    result = self._pool.put(blob) if len(blob) > INLINE_BYTES else None
+                    if result is None and len(blob) <= budget:
+                        result = blob
+                        budget -= len(blob)
+                    if result is None:
+                        result = ErrorInfo("ResultTooBig", f"a result of {len(blob)} bytes finds no room to travel")
+            packed.append(result)
+        return packed
+
+
+def describe(error: BaseException) -> ErrorInfo:
+    from lamina.sdk.user_errors import user_trace
+
+    try:
+        message = error.message if isinstance(error, LaminaError) else str(error)
+    except Exception:  # the user's class, the user's __str__
+        message = "(its text could not be read)"
+    return ErrorInfo(*(_clean(text) for text in (type(error).__name__, message[:_MESSAGE_CHARS], user_trace(error))))
+
+
+def _clean(text: str) -> str:
+    """Halves of surrogate pairs, say from an undecodable file name, cannot travel."""
+    return text.encode(errors="replace").decode()
+
+
+def load(setup: Setup) -> tuple[Function[..., Any], Runner]:
+    from lamina.sdk.load import load_app
+
+    function = load_app(setup.app).functions.get(setup.function)
+    if function is None:
+        raise UnknownTarget(f"no function {setup.function!r} in {setup.app}")
+    return function, function.open()
+
+
+def main(argument: str) -> int:
+    setup = msgspec.json.decode(argument, type=Setup)
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which then tells us
+    os.set_inheritable(setup.fd, False)
+    channel = Channel(socket.socket(fileno=setup.fd))
+    sys.argv = [setup.app]
+    with contextlib.suppress(AttributeError):  # there may be no stdout, or one without lines
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    cores = Cores()
+    cores.apply(setup.mask)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody is left to tell
+        try:
+            function, runner = load(setup)
+        except BaseException as error:
+            channel.send(LoadFailed(describe(error.__cause__ or error)))  # the user's own, where there is one
+            return 1
+        worker = Worker(setup, channel, function, runner, cores)
+        wake = _on_sigterm(worker)
+        gc.freeze()  # what is loaded stays; the collector need not look at it again
+        channel.send(Ready(time.monotonic_ns() // 1000 - setup.asked_us, os.getpid()))
+        worker.serve(wake)
+        runner.close()
+    return 0
+
+
+def _on_sigterm(worker: Worker) -> int:
+    """A signal may come an instant before the process blocks, so it must also wake it: through a pipe."""
+    wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+
+    def leave(*_: object) -> None:
+        worker.leaving = True
+
+    signal.signal(signal.SIGTERM, leave)
+    return wake
+
+
+def _die_with_parent() -> None:
+    """A worker busy with a batch would not notice the end of its socket for as long as that lasts."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

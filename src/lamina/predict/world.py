@@ -1,0 +1,69 @@
+"""The make-believe world behind the simulator and the emulated engine: profiled times with seeded noise.
+
+One class for both, so that the two differ in nothing but the clock.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from dataclasses import dataclass, field
+
+from lamina.core.flow import Choice, Each, Node
+from lamina.predict.table import Table
+
+P99 = 2.326
+"""Standard deviations from the median to the 99th percentile."""
+
+
+@dataclass(slots=True)
+class World:
+    table: Table
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    noise: float = 0.05  #: sigma of the logarithm of the true time over the profiled one; 0: none at all
+    load_noise: float = 0.1
+    _sigma: dict[tuple[str, str], float] = field(default_factory=dict)  #: of profiles that say how far times spread
+    _medians: dict[tuple[str, str, int, int], tuple[float, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.noise:
+            return
+        for profile in self.table.profiles:
+            spreads = [math.log(p.p99_us / p.p50_us) / P99 for p in profile.points if p.p99_us > p.p50_us > 0]
+            if spreads:
+                self._sigma[profile.function, profile.device] = statistics.median(spreads)
+
+    def batch_us(self, function: str, kind: str, batch: int, units: int) -> int:
+        key = (function, kind, batch, units)
+        known = self._medians.get(key)
+        if known is None:
+            sigma = self._sigma.get((function, kind), self.noise)
+            known = self._medians[key] = (self.table.typical_us(function, kind, batch, units), sigma)
+        return max(1, round(known[0] * self._wobble(known[1])))
+
+    def load_us(self, function: str, kind: str) -> int:
+        return round(self.table.load_us(function, kind) * self._wobble(self.load_noise))
+
+    def answer(self, node: Node) -> int:
+        """A question about data nobody has: the number of items about `expect`, the branch by its odds."""
+        if isinstance(node, Each):
+            return self._count(node.expect)
+        assert isinstance(node, Choice), f"{node.name} asks nothing"
+        odds = node.odds or (1.0,) * len(node.branches)
+        return self.rng.choices(range(len(node.branches)), odds)[0]
+
+    def _wobble(self, sigma: float) -> float:
+        return math.exp(sigma * self.rng.gauss(0.0, 1.0)) if sigma else 1.0
+
+    def _count(self, mean: float) -> int:
+        """`mean` on average: at least one and Poisson above that, or now and then one if that is too many."""
+        if mean < 1:
+            return int(self.rng.random() < mean)
+        if mean > 500:  # the product below would run out of digits; by now the bell curve is as good
+            return max(1, round(self.rng.gauss(mean, math.sqrt(mean - 1))))
+        limit, count, product = math.exp(1 - mean), 0, self.rng.random()
+        while product > limit:
+            count += 1
+            product *= self.rng.random()
+        return 1 + count

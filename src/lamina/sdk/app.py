@@ -1,0 +1,218 @@
+"""An app is a name and what belongs to it: functions, workflows, and the client that calls them."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
+from weakref import WeakKeyDictionary
+
+from msgspec.structs import replace
+
+from lamina.core.events import Deployed
+from lamina.errors import BadValue, UnknownTarget
+from lamina.sdk.function import Function
+from lamina.sdk.resources import CPU, GPU, SLO, Quota, Scale, whole
+from lamina.sdk.user_errors import user_place
+from lamina.sdk.workflow import Workflow
+from lamina.types import FunctionSpec
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+    from lamina.sdk.async_client import AsyncClient
+    from lamina.sdk.client import Client
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+DEFAULT_URL = "http://127.0.0.1:8700"
+
+
+class FunctionDecorator(Protocol):
+    @overload
+    def __call__(self, target: type[Any], /) -> Function[..., Any]: ...
+    @overload
+    def __call__(self, target: Callable[P, R], /) -> Function[P, R]: ...
+
+
+class WorkflowDecorator(Protocol):
+    def __call__(self, target: Callable[P, R], /) -> Workflow[P, R]: ...
+
+
+class App:
+    """`App("vision")`; then `@app.function(...)` and `@app.workflow(...)`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = _checked(name, "app name")
+        self.functions: dict[str, Function[..., Any]] = {}
+        self.workflows: dict[str, Workflow[..., Any]] = {}
+        self._clients: dict[tuple[str, str], Client] = {}
+        self._async_clients: WeakKeyDictionary[AbstractEventLoop, dict[tuple[str, str], AsyncClient]] = WeakKeyDictionary()
+
+    def __repr__(self) -> str:
+        return f"<app {self.name!r}: {', '.join([*self.functions, *self.workflows]) or 'empty'}>"
+
+    def function(
+        self,
+        *bare: Any,
+        name: str | None = None,
+        slo: SLO | str | None = None,
+        cpu: CPU | int | None = None,
+        gpu: GPU | str | float | None = None,
+        batch: int = 1,
+        scale: Scale | None = None,
+        quota: Quota | None = None,
+        home: bool = False,
+        lend: bool = True,
+        idempotent: bool = True,
+        max_queue: int = 10_000,
+    ) -> FunctionDecorator:
+        """Makes a function of a callable, or of a class with `__call__` and, if it likes, `load` and `close`.
+
+        With `batch` above 1, every parameter is a list with one entry per request, and so is the result.
+        `home` keeps a slice for it alone; with `lend`, others may use it while it is idle.
+        `idempotent=False` says that a request must not be run again, whatever happens to its worker.
+        """
+        if bare:
+            raise BadValue(f"{user_place()}: @app.function without parentheses", hint="write @app.function()")
+        spec = _function_spec(slo, cpu, gpu, batch, scale, quota, home, lend, idempotent, max_queue)
+
+        def decorate(target: Any) -> Any:
+            place = user_place()
+            target_name = name or (_snake(target.__name__) if isinstance(target, type) else target.__name__)
+            self._claim(target_name, place)
+            function: Function[..., Any] = Function(self, target, spec(target_name), place)
+            self.functions[target_name] = function
+            return function
+
+        return decorate
+
+    def workflow(self, *bare: Any, name: str | None = None, slo: SLO | str | None = None) -> WorkflowDecorator:
+        """Makes a workflow of a plain function; its goal is for the whole, from arrival to answer."""
+        if bare:
+            raise BadValue(f"{user_place()}: @app.workflow without parentheses", hint="write @app.workflow()")
+        goal = _slo(slo).spec()
+
+        def decorate(target: Callable[P, R], /) -> Workflow[P, R]:
+            place = user_place()
+            target_name = name or target.__name__
+            self._claim(target_name, place)
+            workflow = Workflow(self, target, target_name, goal, place)
+            self.workflows[target_name] = workflow
+            return workflow
+
+        return decorate
+
+    def target(self, name: str) -> Function[..., Any] | Workflow[..., Any]:
+        """The function or workflow of that name."""
+        found = self.functions.get(name) or self.workflows.get(name)
+        if found is None:
+            known = [*self.functions, *self.workflows]
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there is {', '.join(known) or 'nothing'}"
+            raise UnknownTarget(f"no function or workflow {name!r} in app {self.name!r}", hint=hint)
+        return found
+
+    def deployed(self) -> Deployed:
+        """What a controller must know of this app. Traces its workflows, so a wrong one is found here."""
+        specs = tuple(function.spec for function in self.functions.values())
+        return Deployed(specs, tuple(workflow.flow for workflow in self.workflows.values()))
+
+    def client(self) -> Client:
+        """For the server at `LAMINA_URL`, with the token in `LAMINA_TOKEN`, as they are now; kept for the next call."""
+        from lamina.sdk.client import Client
+
+        url, token = _server()
+        if (url, token) not in self._clients:
+            self._clients[url, token] = Client(url, token=token or None)
+        return self._clients[url, token]
+
+    def async_client(self) -> AsyncClient:
+        """The same for asyncio; connections belong to the loop they were made on."""
+        import asyncio
+
+        from lamina.sdk.async_client import AsyncClient
+
+        url, token = _server()
+        clients = self._async_clients.setdefault(asyncio.get_running_loop(), {})
+        if (url, token) not in clients:
+            clients[url, token] = AsyncClient(url, token=token or None)
+        return clients[url, token]
+
+    def close(self) -> None:
+        """Closes what calls from this process have opened: local instances, and connections but those of asyncio."""
+        for function in self.functions.values():
+            function.close()
+        while self._clients:
+            self._clients.popitem()[1].close()
+
+    def _claim(self, name: str, place: str) -> None:
+        _checked(name, "name", place)
+        taken = self.functions.get(name) or self.workflows.get(name)
+        if taken is not None:
+            raise BadValue(
+                f"{place}: app {self.name!r} has a {name!r} already, from {taken.place}", hint="give one of them another name="
+            )
+
+
+def _server() -> tuple[str, str]:
+    return os.environ.get("LAMINA_URL") or DEFAULT_URL, os.environ.get("LAMINA_TOKEN", "")
+
+
+def _checked(name: Any, field: str, place: str = "") -> str:
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise BadValue(
+            f"{place}{': ' if place else ''}{field}: {name!r} cannot be used",
+            hint="up to 63 of a-z 0-9 . _ - and a letter or digit first; give one with name=",
+        )
+    return name
+
+
+def _snake(name: str) -> str:
+    """ResNet is res_net, OCRModel is ocr_model."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def _slo(slo: SLO | str | None) -> SLO:
+    return slo if isinstance(slo, SLO) else SLO(slo)
+
+
+def _function_spec(
+    slo: SLO | str | None,
+    cpu: CPU | int | None,
+    gpu: GPU | str | float | None,
+    batch: int,
+    scale: Scale | None,
+    quota: Quota | None,
+    home: bool,
+    lend: bool,
+    idempotent: bool,
+    max_queue: int,
+) -> Callable[[str], FunctionSpec]:
+    if not isinstance(cpu, CPU):
+        cpu = CPU(1 if cpu is None else cpu)
+    if gpu is not None and not isinstance(gpu, GPU):
+        gpu = GPU(gpu)
+    if quota is not None and gpu is not None and gpu.limit is not None:
+        raise BadValue("gpu.limit: given beside quota", hint="put the limit into one of them")
+    time_limit = gpu.time_limit if gpu else 1.0
+    known = FunctionSpec(
+        name="",
+        max_batch=whole(batch, "batch", 1),
+        cores=cpu.cores,
+        share=gpu.part if gpu else 0.0,
+        gpu="no" if gpu is None else "must" if gpu.required else "may",
+        memory_mib=max(cpu.memory_mib, gpu.memory_mib if gpu else 0),
+        home=home,
+        lend=lend,
+        quota=(quota or Quota(limit=time_limit)).spec(),
+        scale=(scale or Scale()).spec(),
+        slo=_slo(slo).spec(),
+        idempotent=idempotent,
+        max_queue=whole(max_queue, "max_queue", 1),
+    )
+    return lambda name: replace(known, name=name)

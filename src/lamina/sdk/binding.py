@@ -1,0 +1,99 @@
+"""Named inputs out of whatever a caller sent: a JSON body, a dict of names, or Python arguments.
+
+A call always ends up as a dict from parameter to value. What has a default may be left out: the function fills it in when
+it runs, since a default need not be a value that can travel.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+from lamina.errors import BadValue
+
+
+class _Nothing:
+    def __repr__(self) -> str:
+        return "NOTHING"
+
+
+NOTHING: Final = _Nothing()
+"""No body at all, which is not the same as a body of null; and no default, which is not a default of None."""
+
+
+class Param(Struct, frozen=True):
+    name: str
+    required: bool = True
+
+
+Params = Sequence[Param]
+
+
+def params_of(target: Callable[..., Any], place: str) -> tuple[Param, ...]:
+    """The parameters of a callable, `self` already gone. Names are the interface, so each must have one."""
+    found = []
+    for param in inspect.signature(target).parameters.values():
+        if param.kind not in (param.POSITIONAL_OR_KEYWORD, param.KEYWORD_ONLY):
+            raise BadValue(
+                f"{place}: parameter {str(param)!r} cannot be given by name", hint="name every parameter: no *args, **kwargs or /"
+            )
+        found.append(Param(param.name, param.default is param.empty))
+    return tuple(found)
+
+
+def defaults_of(target: Callable[..., Any]) -> dict[str, Any]:
+    """Per parameter its default, NOTHING where there is none."""
+    parameters = inspect.signature(target).parameters.values()
+    return {param.name: NOTHING if param.default is param.empty else param.default for param in parameters}
+
+
+def bind(params: Params, body: Any = NOTHING) -> dict[str, Any]:
+    """One parameter takes the whole body; several take an object with their names; none takes nothing."""
+    if not params:
+        if body is NOTHING or body is None:
+            return {}
+        raise BadValue("body: this target takes no input", hint="send an empty body or null")
+    if len(params) == 1:
+        return bind_named(params, {} if body is NOTHING else {params[0].name: body})
+    if body is NOTHING:
+        body = {}
+    if not isinstance(body, Mapping):
+        raise BadValue(
+            f"body: {type(body).__name__} given where an object is needed", hint=f"send an object with {_names(params)}"
+        )
+    return bind_named(params, body)
+
+
+def bind_named(params: Params, inputs: Mapping[Any, Any]) -> dict[str, Any]:
+    """Inputs that come with their names: all must be known, and none that is required may be missing."""
+    known = {param.name for param in params}
+    for name in inputs:
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there is {_names(params)}" if params else "it takes no input"
+            raise BadValue(f"unknown parameter {name!r}", hint=hint)
+    bound = {}
+    for param in params:
+        if param.name in inputs:
+            bound[param.name] = inputs[param.name]
+        elif param.required:
+            raise BadValue(f"missing parameter {param.name!r}", hint=f"give {_names(params)}")
+    return bound
+
+
+def bind_arguments(params: Params, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments as Python passes them."""
+    if len(args) > len(params):
+        raise BadValue(f"{len(args)} arguments given where {len(params)} fit", hint=f"there is {_names(params)}")
+    inputs = {param.name: value for param, value in zip(params, args, strict=False)}
+    if twice := sorted(inputs.keys() & kwargs.keys()):
+        raise BadValue(f"parameter {twice[0]!r} is given twice")
+    return bind_named(params, {**inputs, **kwargs})
+
+
+def _names(params: Params) -> str:
+    return ", ".join(param.name if param.required else f"{param.name} (optional)" for param in params) or "no parameter"

@@ -1,0 +1,110 @@
+"""A decorated function or class: still what it was in Python, and a target that can be served, called and mapped.
+
+Calling it means three things, and the place decides which. In plain Python a plain function is just called. Inside a
+workflow that is being traced, the call is recorded as a step. Inside a workflow that is being computed in process, it
+is one request, as it would be when served, so a batched function gets a batch of one.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+
+from lamina.errors import BadValue
+from lamina.sdk.binding import Param, bind_arguments, defaults_of, params_of
+from lamina.sdk.context import Context, running
+from lamina.sdk.remote import Remote
+from lamina.sdk.runner import Runner
+from lamina.sdk.tracing import Tracer, mode, plain_python
+from lamina.sdk.user_errors import clean
+from lamina.types import FunctionSpec
+
+if TYPE_CHECKING:
+    from lamina.sdk.app import App
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Function(Remote, Generic[P, R]):
+    """Made by `@app.function(...)`. `target` is the function or class as it was written."""
+
+    kind = "functions"
+
+    def __init__(self, app: App, target: Any, spec: FunctionSpec, place: str) -> None:
+        self.app = app
+        self.target = target
+        self.spec = spec
+        self.name = spec.name
+        self.place = place
+        self.is_class = inspect.isclass(target)
+        if self.is_class:
+            _check_class(target, place)
+        body = target.__call__ if self.is_class else target
+        if inspect.iscoroutinefunction(body) or inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+            raise BadValue(f"{place}: async and generator functions are not supported yet", hint="write a plain def that returns")
+        signature_of = functools.partial(body, None) if self.is_class else body
+        self.params: tuple[Param, ...] = params_of(signature_of, place)
+        self.defaults: dict[str, Any] = defaults_of(signature_of)  #: per parameter, NOTHING where one is required
+        self._local: Runner | None = None
+        self._lock = threading.RLock()
+        functools.update_wrapper(self, target, updated=())
+
+    @property
+    def doc(self) -> str:
+        return inspect.cleandoc(self.target.__doc__ or (self.is_class and self.target.__call__.__doc__) or "")
+
+    def __repr__(self) -> str:
+        return f"<function {self.name!r} of app {self.app.name!r}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        where = mode.get()
+        if isinstance(where, Tracer):
+            return cast(R, where.task(self, bind_arguments(self.params, args, kwargs)))
+        if where is None and not self.is_class:
+            return cast(R, self.target(*args, **kwargs))
+        if where is not None and self.name in where.mocks:
+            with plain_python():
+                return cast(R, where.mocks[self.name](*args, **kwargs))
+        return cast(R, self._one(bind_arguments(self.params, args, kwargs)))
+
+    def open(self) -> Runner:
+        """A loaded instance. Raises `LoadFailed`, caused by the user's own error."""
+        return Runner(self)
+
+    def local(self, *args: Any, **kwargs: Any) -> Any:
+        """One request, handled in this process as a worker would: loaded once, a batch of one."""
+        return self._one(self._inputs("local", args, kwargs))
+
+    def _one(self, inputs: dict[str, Any]) -> Any:
+        with self._lock:
+            if self._local is None:
+                self._local = self.open()
+            with plain_python(), running(Context(units=self.spec.cores)):
+                result = self._local.run([inputs])[0]
+        if isinstance(result, Exception):
+            raise clean(result)
+        return result
+
+    def close(self) -> None:
+        """Closes what `.local` opened; the next local request opens it anew."""
+        with self._lock:
+            opened, self._local = self._local, None
+        if opened is not None:
+            opened.close()
+
+
+def _check_class(target: type, place: str) -> None:
+    if not inspect.isfunction(inspect.getattr_static(target, "__call__", None)):
+        raise BadValue(
+            f"{place}: class {target.__name__} has no __call__", hint="write def __call__(self, ...): it handles requests"
+        )
+    init = inspect.getattr_static(target, "__init__", None)
+    if inspect.isfunction(init):
+        for param in list(inspect.signature(init).parameters.values())[1:]:
+            if param.default is param.empty and param.kind not in (param.VAR_POSITIONAL, param.VAR_KEYWORD):
+                raise BadValue(
+                    f"{place}: {target.__name__}.__init__ needs {param.name!r}", hint="workers make instances without arguments"
+                )

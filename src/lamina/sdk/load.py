@@ -1,0 +1,82 @@
+"""`load_app("app.py")`: an app out of a file or a module, and errors that speak of the user's code alone."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from lamina.errors import BadValue, LoadFailed
+from lamina.sdk.app import App
+from lamina.sdk.user_errors import clean, message_of
+
+_OURS = "__lamina_loaded__"
+"""Marks modules that were loaded from an app file: these, and no others, give way to another file of the same name."""
+
+
+def load_app(target: str) -> App:
+    """The app at "path/file.py", "path/file.py:name", "package.module" or "package.module:name"."""
+    where, _, name = target.partition(":")
+    module = _from_file(Path(where)) if where.endswith(".py") else _from_module(where)
+    return _pick(module, where, name)
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise BadValue(f"no file {str(path)!r}", hint="give the path of the file that holds the app")
+    path = path.resolve()
+    name = path.stem
+    before = sys.modules.get(name)
+    if before is not None and not hasattr(before, _OURS) and getattr(before, "__file__", None) != str(path):
+        raise BadValue(f"file {path.name!r} has the name of the module {name!r}, which is in use", hint="rename the file")
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as `python file.py` does: the file's neighbours can be imported, now and later
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(spec)
+    setattr(module, _OURS, True)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _failed(str(path), error) from clean(error)
+    return module
+
+
+def _from_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise BadValue(f"no module {name!r}", hint="give the path of a file, or install the package") from None
+        raise _failed(name, error) from clean(error)
+    except (Exception, SystemExit) as error:
+        raise _failed(name, error) from clean(error)
+
+
+def _failed(where: str, error: BaseException) -> LoadFailed:
+    hint = f"install {error.name!r}" if isinstance(error, ModuleNotFoundError) else ""
+    return LoadFailed(f"{where} cannot be imported: {message_of(error)}", hint=hint)
+
+
+def _pick(module: ModuleType, where: str, name: str) -> App:
+    apps = {key: value for key, value in vars(module).items() if isinstance(value, App)}
+    if name:
+        if name not in apps:
+            raise BadValue(f"no app {name!r} in {where}", hint=_known(apps))
+        return apps[name]
+    distinct = {id(app): key for key, app in apps.items()}
+    if not distinct:
+        raise BadValue(f"no app in {where}", hint='make one: app = lamina.App("name")')
+    if len(distinct) > 1:
+        names = ", ".join(sorted(distinct.values()))
+        raise BadValue(f"several apps in {where}: {names}", hint=f"name one, such as {where}:{min(distinct.values())}")
+    return next(iter(apps.values()))
+
+
+def _known(apps: dict[str, App]) -> str:
+    return f"there is {', '.join(sorted(apps))}" if apps else 'make one: app = lamina.App("name")'

@@ -1,0 +1,58 @@
+"""The verbs functions and workflows share: ways to send a request to the server at `LAMINA_URL`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from lamina.errors import BadFlow
+from lamina.sdk.binding import Param, bind, bind_arguments
+from lamina.sdk.tracing import Tracer, mode
+
+if TYPE_CHECKING:
+    from lamina.sdk.app import App
+    from lamina.sdk.calls import Call
+
+
+class Remote:
+    """Something with a name and parameters that a server may run. `kind` is its place in addresses."""
+
+    app: App
+    name: str
+    params: tuple[Param, ...]
+    kind: str
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """One request; waits for its result."""
+        inputs = self._inputs("remote", args, kwargs)
+        return self.app.client().call(self.name, inputs, kind=self.kind)
+
+    async def aio(self, *args: Any, **kwargs: Any) -> Any:
+        """`.remote` for asyncio."""
+        inputs = self._inputs("aio", args, kwargs)
+        return await self.app.async_client().call(self.name, inputs, kind=self.kind)
+
+    def spawn(self, *args: Any, **kwargs: Any) -> Call:
+        """One request, without waiting: the `Call` gives the result later."""
+        inputs = self._inputs("spawn", args, kwargs)
+        return self.app.client().spawn(self.name, inputs, kind=self.kind)
+
+    def map(self, items: Iterable[Any], *, max_concurrency: int = 16, return_errors: bool = False) -> Iterator[Any]:
+        """One request per item, at most `max_concurrency` at once; results in the order of the items.
+
+        An item is the argument itself, or a dict of arguments if there are several parameters. The first error ends it,
+        unless `return_errors` makes results of errors.
+        """
+        self._not_traced("map")
+        bound = (bind(self.params, item) for item in items)
+        return self.app.client().map(
+            self.name, bound, max_concurrency=max_concurrency, return_errors=return_errors, kind=self.kind
+        )
+
+    def _inputs(self, verb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        self._not_traced(verb)
+        return bind_arguments(self.params, args, kwargs)
+
+    def _not_traced(self, verb: str) -> None:
+        if isinstance(mode.get(), Tracer):
+            raise BadFlow(f".{verb} of {self.name!r} inside a workflow", hint=f"call it: {self.name}(...)")

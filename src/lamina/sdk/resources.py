@@ -1,0 +1,157 @@
+"""What a function or workflow asks for, as people write it. Each value checks itself when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from lamina import types
+from lamina.errors import BadValue
+from lamina.units import parse_mib, parse_share, parse_us
+
+
+def _time_us(value: Any, field: str) -> int:
+    if not isinstance(value, str):
+        raise BadValue(f"{field}: {value!r} has no unit", hint='write a number and a unit, such as "50ms" or "2s"')
+    return parse_us(value, field)
+
+
+def _memory_mib(value: Any, field: str) -> int:
+    if value is None:
+        return 0
+    if not isinstance(value, str):
+        raise BadValue(f"{field}: {value!r} has no unit", hint='write a number and a unit, such as "4GiB"')
+    return parse_mib(value, field)
+
+
+def _share(value: Any, field: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise BadValue(f"{field}: {value!r} is not a share", hint='write 0.25, "1/4" or "25%"')
+    return parse_share(value, field)
+
+
+def whole(value: Any, field: str, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise BadValue(f"{field}: {value!r} is out of range", hint=f"write a whole number, at least {least}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class SLO:
+    """A latency goal from arrival to answer, for a share `target` of the calls.
+
+    `on_miss` says what a late answer is worth: "shed" nothing, so it is refused or dropped as soon as that is known;
+    "serve" still something, so it is served until `timeout`.
+    """
+
+    latency: str | None = None
+    _: KW_ONLY
+    target: float = 0.99
+    on_miss: types.OnMiss = "shed"
+    timeout: str = "60s"
+
+    def __post_init__(self) -> None:
+        self.spec()
+
+    def spec(self) -> types.Slo:
+        latency_us = 0 if self.latency is None else _time_us(self.latency, "slo.latency")
+        if self.latency is not None and latency_us < 1:
+            raise BadValue(f"slo.latency: {self.latency!r} is no time at all", hint="leave it out if there is no goal")
+        if self.on_miss not in ("shed", "serve"):
+            raise BadValue(f"slo.on_miss: {self.on_miss!r} is unknown", hint='write "shed" or "serve"')
+        timeout_us = _time_us(self.timeout, "slo.timeout")
+        if timeout_us < max(1, latency_us):
+            raise BadValue(
+                f"slo.timeout: {self.timeout!r} is shorter than the goal {self.latency!r}",
+                hint="the timeout is the last resort: make it longer than slo.latency",
+            )
+        target = _share(self.target, "slo.target")
+        return types.Slo(latency_us=latency_us, target=target, on_miss=self.on_miss, timeout_us=timeout_us)
+
+
+@dataclass(frozen=True, slots=True)
+class CPU:
+    """Cores one batch wants on a CPU device, and the memory an instance needs there."""
+
+    cores: int = 1
+    _: KW_ONLY
+    memory: str | None = None
+
+    def __post_init__(self) -> None:
+        whole(self.cores, "cpu.cores", 1)
+        _ = self.memory_mib
+
+    @property
+    def memory_mib(self) -> int:
+        return _memory_mib(self.memory, "cpu.memory")
+
+
+@dataclass(frozen=True, slots=True)
+class GPU:
+    """Part of a GPU one batch wants. Unless `required`, the function may run on a CPU where there is no GPU.
+
+    `share` is how wide the slice is, `limit` how much of the time it may be used, `memory` what an instance needs.
+    """
+
+    share: str | float = 1.0
+    _: KW_ONLY
+    limit: str | float | None = None
+    memory: str | None = None
+    required: bool = False
+
+    def __post_init__(self) -> None:
+        _ = self.part, self.time_limit, self.memory_mib
+
+    @property
+    def part(self) -> float:
+        return _share(self.share, "gpu.share")
+
+    @property
+    def time_limit(self) -> float:
+        return 1.0 if self.limit is None else _share(self.limit, "gpu.limit")
+
+    @property
+    def memory_mib(self) -> int:
+        return _memory_mib(self.memory, "gpu.memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How many instances may stand. With `min=0` an idle function costs nothing and its first call waits for a load."""
+
+    _: KW_ONLY
+    min: int = 0
+    max: int = 8
+    idle: str = "60s"
+
+    def __post_init__(self) -> None:
+        self.spec()
+
+    def spec(self) -> types.Scale:
+        low, high = whole(self.min, "scale.min", 0), whole(self.max, "scale.max", 1)
+        if low > high:
+            raise BadValue(f"scale.min: {low} is above scale.max, {high}", hint="raise scale.max or lower scale.min")
+        return types.Scale(min=low, max=high, idle_us=_time_us(self.idle, "scale.idle"))
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """Share of time inside its slice: at least `request` when it asks for it, never more than `limit`."""
+
+    _: KW_ONLY
+    request: str | float = 0.0
+    limit: str | float = 1.0
+    window: str = "40ms"
+
+    def __post_init__(self) -> None:
+        self.spec()
+
+    def spec(self) -> types.Quota:
+        request = 0.0 if self.request == 0 else _share(self.request, "quota.request")
+        limit = _share(self.limit, "quota.limit")
+        if request > limit:
+            raise BadValue(f"quota.request: {self.request!r} is above quota.limit, {self.limit!r}", hint="raise quota.limit")
+        window_us = _time_us(self.window, "quota.window")
+        if window_us < 1_000:
+            raise BadValue(f"quota.window: {self.window!r} is too short", hint="a window is 1ms or longer")
+        return types.Quota(request=request, limit=limit, window_us=window_us)

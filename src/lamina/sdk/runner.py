@@ -1,0 +1,95 @@
+"""One loaded instance of a function: what a worker holds, and what `.local` opens for itself.
+
+A request must not fail because of its neighbours. When a batched call raises, the batch is halved until the request
+that made it raise stands alone; a function that must not run twice (`idempotent=False`) fails as a whole instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from lamina.errors import BadValue, LoadFailed
+from lamina.sdk.binding import NOTHING
+from lamina.sdk.user_errors import clean, message_of
+
+if TYPE_CHECKING:
+    from lamina.sdk.function import Function
+
+Inputs = dict[str, Any]
+
+
+class Runner:
+    def __init__(self, function: Function[..., Any]) -> None:
+        """Instantiates and loads; the user's error, if any, is the cause of the `LoadFailed` that comes out."""
+        self.name = function.name
+        self._batched = function.spec.max_batch > 1
+        self._may_rerun = function.spec.idempotent
+        self._defaults = function.defaults
+        self._closed = False
+        self._instance: Any = None
+        self._call: Callable[..., Any] = function.target
+        if function.is_class:
+            try:
+                self._instance = self._call = function.target()
+                if hasattr(self._instance, "load"):
+                    self._instance.load()
+            except (Exception, SystemExit) as error:
+                raise LoadFailed(f"function {self.name!r} cannot be loaded: {message_of(error)}") from clean(error)
+
+    def run(self, calls: list[Inputs]) -> list[Any]:
+        """One entry per call: its result, or the exception that it ended with."""
+        if not self._batched:
+            return [self._attempt(inputs) for inputs in calls]
+        results: list[Any] = [self._missing(inputs) for inputs in calls]
+        whole = [index for index, missing in enumerate(results) if missing is None]
+        if whole:
+            for index, result in zip(whole, self._run_batch([calls[index] for index in whole]), strict=True):
+                results[index] = result
+        return results
+
+    def close(self) -> None:
+        """Calls the instance's own `close`, if it has one, once."""
+        if not self._closed:
+            self._closed = True
+            if hasattr(self._instance, "close"):
+                self._instance.close()
+
+    def _missing(self, inputs: Inputs) -> Exception | None:
+        for name, default in self._defaults.items():
+            if default is NOTHING and name not in inputs:
+                return BadValue(f"missing parameter {name!r}")
+        return None
+
+    def _run_batch(self, calls: list[Inputs]) -> list[Any]:
+        columns = {name: [inputs.get(name, default) for inputs in calls] for name, default in self._defaults.items()}
+        result = self._attempt(columns)
+        if not isinstance(result, Exception):
+            return self._split(result, len(calls))
+        if len(calls) == 1 or not self._may_rerun:
+            return [result] * len(calls)
+        half = len(calls) // 2
+        return self._run_batch(calls[:half]) + self._run_batch(calls[half:])
+
+    def _attempt(self, inputs: Inputs) -> Any:
+        try:
+            return self._call(**inputs)
+        except SystemExit as error:
+            return RuntimeError(f"function {self.name!r} called sys.exit({error.code!r})")
+        except Exception as error:
+            return error
+
+    def _split(self, result: Any, count: int) -> list[Any]:
+        if isinstance(result, str | bytes | dict) or not hasattr(result, "__len__"):
+            wrong: Exception = TypeError(
+                f"function {self.name!r} returned {type(result).__name__} for a batch of {count}; "
+                "a batched function returns a list with one entry per request"
+            )
+        elif len(result) != count:
+            wrong = ValueError(
+                f"function {self.name!r} returned {len(result)} results for a batch of {count}; "
+                "a batched function returns one entry per request, in their order"
+            )
+        else:
+            return list(result)
+        return [wrong] * count

@@ -1,0 +1,138 @@
+"""Symbols stand for values that do not exist yet, while a workflow is traced.
+
+They can be passed on, put into lists and dicts, indexed and compared. Whatever would need the value itself (an `if`, a
+loop, arithmetic) says so and names the way to do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lamina.errors import BadFlow
+from lamina.expr import Expr
+from lamina.sdk.user_errors import user_place
+
+_LEAVES = ("input", "node", "item")
+
+
+class Symbol:
+    """`form` is an expression in the making: steps and regions in it are objects that get their names at the end."""
+
+    __slots__ = ("form",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, form: Expr) -> None:
+        self.form = form
+
+    def __repr__(self) -> str:
+        return "<a value the workflow will have when it runs>"
+
+    def __getitem__(self, key: Any) -> Symbol:
+        if isinstance(key, bool) or not isinstance(key, str | int):
+            raise BadFlow(f"{user_place()}: cannot index with {key!r} in a workflow", hint="use a string or a whole number")
+        if self.form[0] not in _LEAVES:
+            raise BadFlow(f"{user_place()}: a condition has nothing to index", hint="index the result of a step")
+        return Symbol([*self.form, key])
+
+    def __lt__(self, other: Any) -> Symbol:
+        return self._with("<", other)
+
+    def __le__(self, other: Any) -> Symbol:
+        return self._with("<=", other)
+
+    def __gt__(self, other: Any) -> Symbol:
+        return self._with(">", other)
+
+    def __ge__(self, other: Any) -> Symbol:
+        return self._with(">=", other)
+
+    def __eq__(self, other: Any) -> Symbol:  # type: ignore[override]
+        return self._with("==", other)
+
+    def __ne__(self, other: Any) -> Symbol:  # type: ignore[override]
+        return self._with("!=", other)
+
+    def __and__(self, other: Any) -> Symbol:
+        return self._with("and", other)
+
+    def __or__(self, other: Any) -> Symbol:
+        return self._with("or", other)
+
+    def __rand__(self, other: Any) -> Symbol:
+        return Symbol(["and", form_of(other), self.form])
+
+    def __ror__(self, other: Any) -> Symbol:
+        return Symbol(["or", form_of(other), self.form])
+
+    def __invert__(self) -> Symbol:
+        return Symbol(["not", self.form])
+
+    def _with(self, operator: str, other: Any) -> Symbol:
+        return Symbol([operator, self.form, form_of(other)])
+
+    def __bool__(self) -> bool:
+        raise _cannot("decide on", "use when(condition, then, otherwise); combine conditions with & | ~, not and, or, not")
+
+    def __iter__(self) -> Any:
+        raise _cannot("loop over", "use each(function, items)")
+
+    def __len__(self) -> int:
+        raise _cannot("count", "do it in a function, which is a step")
+
+    def __contains__(self, item: Any) -> bool:
+        raise _cannot("look into", "do it in a function, which is a step")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{user_place()}: .{name} of a value that a workflow does not have yet; do it in a function, which is a step"
+        )
+
+
+def _cannot(verb: str, hint: str) -> BadFlow:
+    return BadFlow(f"{user_place()}: cannot {verb} a value that a workflow does not have yet", hint=hint)
+
+
+def _refuse_arithmetic() -> None:
+    def refuse(self: Symbol, *others: Any) -> Any:
+        raise _cannot("calculate with", "do it in a function, which is a step")
+
+    binary = ["add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift", "xor"]
+    names = [f"__{side}{name}__" for name in binary for side in ("", "r")]
+    for name in [*names, "__neg__", "__pos__", "__abs__", "__int__", "__float__", "__index__", "__round__"]:
+        setattr(Symbol, name, refuse)
+
+
+_refuse_arithmetic()
+
+
+def form_of(value: Any) -> Expr:
+    """A form for anything an argument or result may be: symbols, constants, and lists and dicts of both."""
+    if isinstance(value, Symbol):
+        return value.form
+    if isinstance(value, list | tuple):
+        return _gather([form_of(inner) for inner in value], lambda forms: ["list", *forms], lambda plain: plain)
+    if isinstance(value, Mapping):
+        keys = list(value)
+        if wrong := [key for key in keys if not isinstance(key, str)]:
+            raise BadFlow(f"{user_place()}: key {wrong[0]!r} of a dict is not a string", hint="values travel as JSON types")
+        return _gather(
+            [form_of(inner) for inner in value.values()],
+            lambda forms: ["dict", dict(zip(keys, forms, strict=True))],
+            lambda plain: dict(zip(keys, plain, strict=True)),
+        )
+    if type(value).__module__.partition(".")[0] == "numpy" and getattr(value, "shape", None) == ():
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return ["value", value]
+    raise BadFlow(
+        f"{user_place()}: a {type(value).__qualname__} cannot be a constant of a workflow",
+        hint="use JSON types or bytes here; make anything else in a function, or take it as a parameter",
+    )
+
+
+def _gather(forms: list[Expr], symbolic: Callable[[list[Expr]], Expr], plain: Callable[[list[Any]], Any]) -> Expr:
+    """Constants stay one constant: only what holds a symbol needs a form of its own."""
+    if all(form[0] == "value" for form in forms):
+        return ["value", plain([form[1] for form in forms])]
+    return symbolic(forms)

@@ -1,0 +1,238 @@
+"""A workflow function, run once with symbols for values, becomes a flow.
+
+Every call of a decorated function on the way is a step, and a step waits for the steps whose results it uses. Steps
+live in regions: the workflow itself, the body of an `each`, one branch of a `when`. A region runs as a whole or not at
+all, so whatever a step inside uses from outside is waited for by the `each` or `when` that owns the region: tokens
+never cross a border, values may. A value never leaves the region it was made in, except as the result of that region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lamina.core.flow import Choice, Each, Flow, Node, Pass, Task
+from lamina.errors import BadFlow
+from lamina.expr import Expr
+from lamina.sdk.binding import NOTHING
+from lamina.sdk.symbols import Symbol, form_of
+from lamina.types import Slo
+
+if TYPE_CHECKING:
+    from lamina.sdk.function import Function
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """A workflow is being computed in process."""
+
+    mocks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Region:
+    """`owner` is the each or when that decides whether this runs; the workflow itself has none."""
+
+    owner: Step | None = None
+    is_scope: bool = True  #: a flow of its own, with items; a branch shares the flow around it
+    steps: list[Step] = field(default_factory=list)
+    item_step: Step | None = None  #: passes the item on to bodies inside this one
+
+    @property
+    def scope(self) -> Region:
+        region = self
+        while not region.is_scope:
+            assert region.owner is not None
+            region = region.owner.region
+        return region
+
+    def first(self) -> tuple[str, ...]:
+        """Steps that wait for nothing in here."""
+        return tuple(step.name for step in self.steps if not step.waits_for)
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """A node in the making: `make` gets the names of what follows it and the tokens it needs."""
+
+    name: str
+    region: Region
+    make: Callable[[Step, tuple[str, ...], int], Node]
+    data: dict[str, Any] = field(default_factory=dict)
+    waits_for: dict[Step, None] = field(default_factory=dict)
+    inner: list[Region] = field(default_factory=list)
+    any_of: bool = False  #: the first token is enough: only one of those it waits for will run
+
+    def node(self, next: tuple[str, ...]) -> Node:
+        return self.make(self, next, 1 if self.any_of else max(1, len(self.waits_for)))
+
+
+class Tracer:
+    """Records one workflow. `functions` are those it may call."""
+
+    def __init__(self, workflow: str, functions: Mapping[str, Any]) -> None:
+        self.workflow = workflow
+        self._functions = functions
+        self._used: dict[str, int] = {}
+        self._root = self._region = Region()
+
+    # ------------------------------------------------- what user code calls
+
+    def task(self, function: Function[..., Any], inputs: dict[str, Any]) -> Symbol:
+        if self._functions.get(function.name) is not function:
+            raise BadFlow(
+                f"workflow {self.workflow!r} calls {function.name!r} of another app, {function.app.name!r}",
+                hint="define workflow and functions on one App",
+            )
+
+        def make(step: Step, next: tuple[str, ...], needs: int) -> Node:
+            return Task(step.name, function.name, next, needs, step.data)
+
+        step = self._step(function.name, make)
+        step.data["args"] = {name: self._plain(form_of(value), step) for name, value in inputs.items()}
+        return Symbol(["node", step])
+
+    def each(self, body: Callable[[Any], Any], items: Any, expect: float) -> Symbol:
+        def make(step: Step, next: tuple[str, ...], needs: int) -> Node:
+            return Each(step.name, inner, next, needs, expect, step.data)
+
+        step = self._step("each", make)
+        step.data["items"] = self._plain(form_of(items), step)
+        region = Region(step)
+        result = self._inside(region, lambda: body(Symbol(["item", region])))
+        inner = self._flow(region, step.name, Slo(), result)
+        return Symbol(["node", step])
+
+    def when(self, condition: Symbol, branches: Mapping[str, Callable[[], Any]]) -> Symbol:
+        def make(step: Step, next: tuple[str, ...], needs: int) -> Node:
+            return Choice(step.name, tuple(branch.first() for branch in step.inner), needs, (), step.data)
+
+        step = self._step("when", make)
+        step.data["rules"] = [self._plain(condition.form, step)]
+        ends = []
+        guards = (condition.form, ["not", condition.form])
+        for (name, branch), guard in zip(branches.items(), guards, strict=True):
+            region = Region(step, is_scope=False)
+            step.inner.append(region)
+            result = self._inside(region, branch)
+            ends.append(self._pass(name, ["when", guard, form_of(result)], region))
+        merged = self._pass("merged", ["value", None], step.region)
+        merged.data["value"] = ["first", *(["node", end.name] for end in ends)]
+        merged.waits_for = dict.fromkeys(ends)
+        merged.any_of = True
+        return Symbol(["node", merged])
+
+    def parameter(self, name: str, default: Any = NOTHING) -> Symbol:
+        """Of the workflow. A default is part of the flow, since a run has nobody else to fill it in."""
+        if default is NOTHING:
+            return Symbol(["input", name])
+        return Symbol(["node", self._pass(name, ["first", ["input", name], form_of(default)], self._root)])
+
+    def finish(self, slo: Slo, result: Any) -> Flow:
+        flow = self._flow(self._root, self.workflow, slo, result)
+        flow.check()
+        return flow
+
+    # ------------------------------------------------------------- regions
+
+    def _inside(self, region: Region, body: Callable[[], Any]) -> Any:
+        outside, self._region = self._region, region
+        try:
+            return body()
+        finally:
+            self._region = outside
+
+    def _step(self, name: str, make: Callable[[Step, tuple[str, ...], int], Node], region: Region | None = None) -> Step:
+        """Names are unique over all regions: an expression finds a step outside its own by name alone."""
+        count = self._used.get(name, 0) + 1
+        while count > 1 and f"{name}-{count}" in self._used:
+            count += 1
+        self._used[name] = count
+        unique = name if count == 1 else f"{name}-{count}"
+        self._used.setdefault(unique, 1)
+        step = Step(unique, region or self._region, make)
+        step.region.steps.append(step)
+        return step
+
+    def _pass(self, name: str, form: Expr, region: Region) -> Step:
+        def make(step: Step, next: tuple[str, ...], needs: int) -> Node:
+            return Pass(step.name, next, needs, step.data)
+
+        step = self._step(name, make, region)
+        step.data["value"] = self._plain(form, step)
+        return step
+
+    def _flow(self, region: Region, name: str, slo: Slo, result: Any) -> Flow:
+        form = self._plain(form_of(result), None, region)
+        if not region.steps:
+            self._pass("pass", ["value", None], region)
+        steps = list(_all_steps(region))
+        followers: dict[Step, list[str]] = {step: [] for step in steps}
+        for step in steps:
+            for earlier in step.waits_for:
+                followers[earlier].append(step.name)
+        nodes = {step.name: step.node(tuple(followers[step])) for step in steps}
+        return Flow(name, nodes, region.first(), slo, {"result": form})
+
+    # ------------------------------------------- from symbols to expressions
+
+    def _plain(self, form: Expr, user: Step | None, region: Region | None = None) -> Expr:
+        """The form with names for steps; what it uses becomes a dependency of `user`, or of the owner it is inside of."""
+        where = region or (user.region if user else self._root)
+        head = form[0]
+        if head == "node":
+            self._depend(form[1], user, where)
+            return ["node", form[1].name, *form[2:]]
+        if head == "item":
+            if form[1] is where.scope:
+                return ["item", *form[2:]]
+            return self._plain(["node", self._item_step(form[1]), *form[2:]], user, where)
+        if head in ("value", "input"):
+            return form
+        if head == "dict":
+            return ["dict", {key: self._plain(inner, user, where) for key, inner in form[1].items()}]
+        return [head, *(self._plain(inner, user, where) for inner in form[1:])]
+
+    def _item_step(self, region: Region) -> Step:
+        """An item is visible in its own body only; bodies inside that one get it as the value of a step."""
+        if region.item_step is None:
+            region.item_step = self._pass("item", ["item", region], region)
+        return region.item_step
+
+    def _depend(self, used: Step, user: Step | None, where: Region) -> None:
+        while where is not used.region:
+            if where.owner is None:
+                raise BadFlow(
+                    f"workflow {self.workflow!r} uses the result of {used.name!r} outside the each or when it belongs to",
+                    hint="return it from the lambda, and use what each or when returns",
+                )
+            user, where = where.owner, where.owner.region
+        if user is not None:
+            user.waits_for[used] = None
+
+
+def _all_steps(region: Region) -> list[Step]:
+    """Those of the region and of its branches; a body is a flow of its own."""
+    found = []
+    for step in region.steps:
+        found.append(step)
+        for inner in step.inner:
+            found += _all_steps(inner)
+    return found
+
+
+mode: ContextVar[Tracer | Direct | None] = ContextVar("lamina_mode", default=None)
+"""What a call of a decorated function means here; None: plain Python."""
+
+
+@contextmanager
+def plain_python() -> Iterator[None]:
+    """The code of a step is no longer the workflow: what it calls is just called."""
+    token = mode.set(None)
+    try:
+        yield
+    finally:
+        mode.reset(token)

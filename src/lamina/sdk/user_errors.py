@@ -1,0 +1,80 @@
+"""Tracebacks as their author wants them: the frames of user code and its libraries, none of the platform's."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from types import TracebackType
+from typing import TypeVar
+
+import lamina
+
+_HOME = os.path.dirname(os.path.abspath(lamina.__file__)) + os.sep
+MAX_TRACE_CHARS = 20_000
+
+E = TypeVar("E", bound=BaseException)
+
+
+def is_ours(filename: str) -> bool:
+    """Frames of the platform and of the import machinery explain nothing to the author of an app."""
+    return filename.startswith((_HOME, "<frozen importlib", "<frozen runpy"))
+
+
+def user_trace(error: BaseException) -> str:
+    """The traceback as text, causes included, in user frames only; bounded, the middle goes first."""
+    told = traceback.TracebackException.from_exception(error)
+    _strip(told)
+    text = "".join(told.format())
+    if len(text) > MAX_TRACE_CHARS:
+        half = MAX_TRACE_CHARS // 2
+        text = f"{text[:half]}\n  ... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
+    return text
+
+
+def _strip(told: traceback.TracebackException) -> None:
+    told.stack[:] = [frame for frame in told.stack if not is_ours(frame.filename)]
+    for inner in (told.__cause__, told.__context__, *(told.exceptions or ())):
+        if inner is not None:
+            _strip(inner)
+
+
+def clean(error: E) -> E:
+    """The same error, its traceback cut down to user frames, for raising or chaining."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        one = pending.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.__traceback__ = _user_frames(one.__traceback__)
+        pending += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            pending += one.exceptions
+    return error
+
+
+def _user_frames(trace: TracebackType | None) -> TracebackType | None:
+    kept = []
+    while trace is not None:
+        if not is_ours(trace.tb_frame.f_code.co_filename):
+            kept.append(trace)
+        trace = trace.tb_next
+    rest: TracebackType | None = None
+    for one in reversed(kept):
+        rest = TracebackType(rest, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return rest
+
+
+def message_of(error: BaseException) -> str:
+    """As in "ValueError: no such label", even if `str()` of the error fails."""
+    return "".join(traceback.TracebackException.from_exception(error, limit=0).format_exception_only()).strip()
+
+
+def user_place() -> str:
+    """The line of user code that led here, as in "app.py:12"."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and is_ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -1,0 +1,220 @@
+"""HTTP as both clients speak it: what a call looks like on the wire, and what an answer means. No sockets here.
+
+Inputs always travel encoded with their names. A JSON body would be shorter to read, but for a target with one
+parameter it is that parameter, and a client does not know how many there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from lamina import errors, values
+from lamina.errors import BadValue, FunctionFailed, LaminaError, Refused
+from lamina.units import parse_us
+
+VALUE = "application/vnd.lamina.value"
+KINDS = ("functions", "workflows")
+
+_BY_CODE: dict[str, type[LaminaError]] = {
+    kind.code: kind
+    for kind in (
+        errors.BadValue,
+        errors.UnknownTarget,
+        errors.DeadlineExceeded,
+        errors.WorkerLost,
+        errors.LoadFailed,
+        errors.Cancelled,
+    )
+}
+_BY_STATUS: dict[int, type[LaminaError]] = {
+    400: errors.BadValue,
+    404: errors.UnknownTarget,
+    413: errors.BadValue,
+    422: errors.BadValue,
+    504: errors.DeadlineExceeded,
+}
+
+
+class RemoteTrace(Exception):
+    """What the worker said: the cause of a `FunctionFailed`, so that Python prints it above the error."""
+
+    def __str__(self) -> str:
+        return "\n" + str(self.args[0]).rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A result and how it came about."""
+
+    value: Any
+    call_id: str = ""
+    latency_ms: float = 0.0
+    queue_ms: float = 0.0
+    batch: int = 1
+    slice: str = ""
+    cost: float = 0.0
+    cold_start_ms: float = 0.0
+    retries: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where to send requests, and what goes with each of them."""
+
+    host: str
+    port: int
+    tls: bool
+    base: str
+    token: str
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}{self.base}"
+
+    def headers(self) -> dict[str, str]:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        found = {"host": f"{host}:{self.port}", "accept": f"{VALUE}, application/json"}
+        if self.token:
+            found["authorization"] = f"Bearer {self.token}"
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    status: int
+    headers: Mapping[str, str]  #: names in lower case
+    body: bytes
+
+
+def server_at(url: str, token: str | None) -> Server:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise BadValue(f"url: {url!r} is not the address of a server", hint='write it as "http://127.0.0.1:8700"')
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise BadValue("token: not printable ASCII", hint="give the token as it was issued")
+    tls = parts.scheme == "https"
+    return Server(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/"), token or "")
+
+
+def call_request(
+    server: Server,
+    kind: str,
+    name: str,
+    inputs: Mapping[str, Any] | None,
+    deadline: str | None = None,
+    priority: int = 0,
+    cost_limit: float = 0.0,
+) -> Request:
+    if inputs is not None and not isinstance(inputs, Mapping):
+        raise BadValue(
+            f"inputs: {type(inputs).__name__} given where a dict is needed", hint="name the inputs: {parameter: value}"
+        )
+    headers = server.headers() | {"content-type": VALUE}
+    if deadline is not None:
+        headers["lamina-deadline-ms"] = f"{parse_us(deadline, 'deadline') / 1000:g}"
+    if priority:
+        headers["lamina-priority"] = str(int(priority))
+    if cost_limit:
+        headers["lamina-cost-limit"] = repr(float(cost_limit))
+    return Request("POST", f"{server.base}/v1/{kind}/{quote(name, safe='')}", headers, values.encode(dict(inputs or {})))
+
+
+def read_request(server: Server, path: str) -> Request:
+    return Request("GET", f"{server.base}{path}", server.headers())
+
+
+def answer_of(response: Response) -> Answer | LaminaError:
+    """What a call came to. The error is returned, not raised: whoever raises it decides whose frames it shows."""
+    if not 200 <= response.status < 300:
+        return error_of(response)
+    try:
+        value = _value(response)
+    except BadValue as error:
+        return LaminaError(f"the server's answer cannot be read: {error.message}")
+    headers = response.headers
+    return Answer(
+        value,
+        headers.get("lamina-call-id", ""),
+        _number(headers, "lamina-latency-ms"),
+        _number(headers, "lamina-queue-ms"),
+        int(_number(headers, "lamina-batch") or 1),
+        headers.get("lamina-slice", ""),
+        _number(headers, "lamina-cost"),
+        _number(headers, "lamina-cold-start-ms"),
+        int(_number(headers, "lamina-retries")),
+    )
+
+
+def error_of(response: Response) -> LaminaError:
+    problem = _problem(response)
+    message, hint = str(problem.get("detail") or problem.get("title") or "no answer"), str(problem.get("hint", ""))
+    code, step = str(problem.get("code", "")), str(problem.get("step", ""))
+    error: LaminaError
+    if code == Refused.code or response.status == 429 or problem.get("reason"):
+        error = Refused(
+            message,
+            reason=str(problem.get("reason", "")),
+            retry_after_s=_float(problem.get("retry_after_s")) or _number(response.headers, "retry-after"),
+            offer_ms=_float(problem.get("offer_ms")) or None,
+            hint=hint,
+        )
+    elif code == FunctionFailed.code:
+        trace = str(problem.get("trace", ""))
+        error = FunctionFailed(message, error=str(problem.get("error", "")), step=step, remote_trace=trace, hint=hint)
+        if trace:
+            error.__cause__ = RemoteTrace(trace)
+    else:
+        kind = _BY_CODE.get(code) or _BY_STATUS.get(response.status)
+        error = kind(message, hint=hint) if kind else LaminaError(f"{response.status}: {message}", hint=hint)
+    call_id = problem.get("id") or response.headers.get("lamina-call-id")
+    if call_id or step:
+        error.add_note("  ".join(f"{what}: {which}" for what, which in (("call", call_id), ("step", step)) if which))
+    return error
+
+
+def _value(response: Response) -> Any:
+    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == VALUE:
+        return values.decode(response.body)
+    if kind == "application/json":
+        return values.from_json(response.body)
+    return response.body
+
+
+def _problem(response: Response) -> dict[str, Any]:
+    try:
+        found = values.from_json(response.body)
+    except BadValue:
+        found = None
+    return found if isinstance(found, dict) else {"detail": f"the server answered {response.status}"}
+
+
+def _number(headers: Mapping[str, str], name: str) -> float:
+    return _float(headers.get(name))
+
+
+def _float(text: Any) -> float:
+    try:
+        number = float(text)
+    except (TypeError, ValueError):
+        return 0.0
+    return number if math.isfinite(number) else 0.0

@@ -1,0 +1,121 @@
+"""Figures of a run of any length in a fixed amount of memory."""
+
+from __future__ import annotations
+
+SUB_BITS = 7
+"""A power of two is cut into 128 buckets, so the middle of a bucket is within 0.4 % of all that is in it."""
+
+_EXACT = 2 << SUB_BITS
+
+
+class Histogram:
+    """Latencies in buckets that grow with the value. Finding the bucket is a shift, not a logarithm."""
+
+    __slots__ = ("_counts", "count", "largest_us", "total_us")
+
+    def __init__(self) -> None:
+        self._counts = [0] * 4096
+        self.count = 0
+        self.total_us = 0
+        self.largest_us = 0
+
+    def add(self, us: int) -> None:
+        shift = us.bit_length() - SUB_BITS - 1
+        place = us if shift <= 0 else (shift << SUB_BITS) + (us >> shift)
+        try:
+            self._counts[place] += 1
+        except IndexError:
+            self._counts.extend([0] * (place + 1 - len(self._counts)))
+            self._counts[place] += 1
+        self.count += 1
+        self.total_us += us
+        if us > self.largest_us:
+            self.largest_us = us
+
+    def quantile_us(self, part: float) -> float:
+        """The value with a share `part` of all at or below it (nearest rank); 0 if there is none."""
+        rank = max(1, -int(-part * self.count // 1))
+        for place, count in self._filled():
+            rank -= count
+            if rank <= 0:
+                return self._middle_us(place)
+        return 0.0
+
+    def curve(self, points: int = 200) -> list[tuple[float, float]]:
+        """(value, share at or below it), thinned to about so many points: what a plot of the distribution needs."""
+        found: list[tuple[float, float]] = []
+        below, last = 0, -1.0
+        for place, count in self._filled():
+            below += count
+            share = below / self.count
+            if share - last >= 1 / points or below == self.count or share > 0.99:
+                found.append((self._middle_us(place), share))
+                last = share
+        return found
+
+    @property
+    def mean_us(self) -> float:
+        return self.total_us / self.count if self.count else 0.0
+
+    def join(self, other: Histogram) -> None:
+        if len(other._counts) > len(self._counts):
+            self._counts.extend([0] * (len(other._counts) - len(self._counts)))
+        for place, count in other._filled():
+            self._counts[place] += count
+        self.count += other.count
+        self.total_us += other.total_us
+        self.largest_us = max(self.largest_us, other.largest_us)
+
+    def _filled(self) -> list[tuple[int, int]]:
+        return [(place, count) for place, count in enumerate(self._counts) if count]
+
+    def _middle_us(self, place: int) -> float:
+        if place < _EXACT:
+            return float(place)
+        shift = (place >> SUB_BITS) - 1
+        low = (place - (shift << SUB_BITS)) << shift
+        return min(low + ((1 << shift) - 1) / 2, float(self.largest_us))
+
+
+class Series:
+    """Something added up per stretch of time. When the run outgrows the stretches, they double."""
+
+    __slots__ = ("sums", "width_us")
+
+    def __init__(self, bins: int = 256, width_us: int = 1_000) -> None:
+        self.sums = [0.0] * bins
+        self.width_us = width_us
+
+    def add(self, at_us: int, amount: float = 1.0) -> None:
+        place = at_us // self.width_us
+        if place >= len(self.sums):
+            place = self._grow(at_us)
+        self.sums[place] += amount
+
+    def add_span(self, start_us: int, end_us: int, per_us: float) -> None:
+        """The same, spread over a stretch of time."""
+        width_us = self.width_us
+        if end_us >= width_us * len(self.sums):
+            self._grow(end_us)
+            width_us = self.width_us
+        first = start_us // width_us
+        last = end_us // width_us
+        if first == last:
+            self.sums[first] += (end_us - start_us) * per_us
+            return
+        self.sums[first] += ((first + 1) * width_us - start_us) * per_us
+        for place in range(first + 1, last):
+            self.sums[place] += width_us * per_us
+        self.sums[last] += (end_us - last * width_us) * per_us
+
+    def _grow(self, at_us: int) -> int:
+        bins = len(self.sums)
+        while at_us // self.width_us >= bins:
+            self.width_us *= 2
+            self.sums = [self.sums[i] + self.sums[i + 1] for i in range(0, bins, 2)] + [0.0] * (bins // 2)
+        return at_us // self.width_us
+
+    def widen(self, width_us: int) -> None:
+        """Make the stretches at least so wide, so that several series share one axis."""
+        while self.width_us < width_us:
+            self._grow(self.width_us * len(self.sums))

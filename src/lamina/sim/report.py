@@ -1,0 +1,303 @@
+"""What came of a run, gathered while it runs: nothing here grows with the number of calls.
+
+`Report` watches; `Summary` is what it says in the end, as plain values. *Attainment* is answers in time over all calls
+offered: refused, failed and late ones all count against it. *Goodput* is answers in time per second of offered load, so
+that it can never be above the rate that was asked for. Percentiles are over answers, whether in time or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from msgspec import Struct
+
+from lamina.core.actions import Action, Fail, Refuse, Reply
+from lamina.sim.histogram import Histogram, Series
+from lamina.sim.ledger import Account, Ledger
+from lamina.types import Call, Slo
+
+Progress = Callable[[int, int], None]
+"""(calls offered so far, virtual time)."""
+
+_EVERY = 4096
+_QUANTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
+
+
+class TargetRow(Struct, frozen=True, kw_only=True, tag="target", tag_field="row"):
+    target: str
+    slo_ms: float
+    offered: int
+    answered: int
+    in_time: int
+    refused: dict[str, int]
+    failed: dict[str, int]
+    attainment: float
+    goodput_per_s: float
+    mean_ms: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    p999_ms: float
+    max_ms: float
+    batch_mean: float  #: over answers: the largest batch each was in
+    queue_mean_ms: float
+    cold_answers: int  #: answers that had to wait for a load
+    cost: float  #: of device time under its answers
+
+
+class FunctionRow(Struct, frozen=True, kw_only=True, tag="function", tag_field="row"):
+    function: str
+    batches: int
+    jobs: int
+    batch_mean: float
+    batch_max: int
+    cold_starts: int
+
+
+class DeviceRow(Struct, frozen=True, kw_only=True, tag="device", tag_field="row"):
+    device: str
+    kind: str
+    units: int
+    present_s: float
+    utilisation: float  #: leased unit-time over all there was
+    held: float  #: leased or standing, over all there was
+    cost: float
+
+
+class TotalRow(Struct, frozen=True, kw_only=True, tag="total", tag_field="row"):
+    scenario: str
+    policy: str
+    seed: int
+    offered: int
+    answered: int
+    in_time: int
+    refused: dict[str, int]
+    failed: dict[str, int]
+    attainment: float
+    goodput_per_s: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    p999_ms: float
+    cold_starts: int
+    utilisation: float
+    cost: float  #: of everything held, wasted work and idle standing slices included
+    cost_per_1000: float  #: of answers in time
+    rent: float  #: of the devices as wholes, for as long as they were there
+    offered_s: float
+    ended_s: float
+
+
+class Curves(Struct, frozen=True, kw_only=True):
+    """What a plot needs beyond the rows."""
+
+    width_us: int
+    offered_per_s: list[float]
+    goodput_per_s: list[float]
+    utilisation: dict[str, list[float]]
+    latency: dict[str, list[tuple[float, float]]]  #: target -> (ms, share of answers at or below)
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    total: TotalRow
+    targets: list[TargetRow]
+    functions: list[FunctionRow]
+    devices: list[DeviceRow]
+    curves: Curves
+
+
+class _Target:
+    __slots__ = ("batches", "cold", "cost", "failed", "in_time", "latency", "offered", "queue_us", "refused", "slo")
+
+    def __init__(self, slo: Slo) -> None:
+        self.slo = slo
+        self.offered = self.in_time = self.cold = 0
+        self.queue_us = self.batches = 0
+        self.cost = 0.0
+        self.refused: dict[str, int] = {}
+        self.failed: dict[str, int] = {}
+        self.latency = Histogram()
+
+
+class Report:
+    """Give it the calls on their way in (`count`) and the actions on their way out (`on_action`)."""
+
+    def __init__(self, slos: dict[str, Slo], progress: Progress | None = None) -> None:
+        self._targets = {name: _Target(slo) for name, slo in slos.items()}
+        self._open: dict[str, _Target] = {}
+        self._progress = progress
+        self.offered = 0
+        self._last_us = 0
+        self._over_time, self._good = Series(), Series()
+
+    def count(self, calls: Iterable[Call]) -> Iterator[Call]:
+        """The same calls, seen."""
+        targets, still_open, over_time = self._targets, self._open, self._over_time
+        for number, call in enumerate(calls, 1):
+            target = targets[call.target]
+            target.offered += 1
+            still_open[call.id] = target
+            over_time.add(call.arrived_us)
+            self.offered = number
+            self._last_us = call.arrived_us
+            if number % _EVERY == 0 and self._progress is not None:
+                self._progress(number, call.arrived_us)
+            yield call
+
+    def on_action(self, now_us: int, action: Action) -> None:
+        kind = type(action)
+        if kind is Reply:
+            reply: Reply = action  # type: ignore[assignment]
+            target = self._open.pop(reply.call_id)
+            target.latency.add(reply.latency_us)
+            target.queue_us += reply.queue_us
+            target.batches += reply.batch
+            target.cost += reply.cost
+            if reply.cold_us:
+                target.cold += 1
+            if not reply.late:
+                target.in_time += 1
+                self._good.add(now_us)
+        elif kind is Refuse:
+            refusal: Refuse = action  # type: ignore[assignment]
+            refused = self._open.pop(refusal.call_id).refused
+            refused[refusal.reason] = refused.get(refusal.reason, 0) + 1
+        elif kind is Fail:
+            failure: Fail = action  # type: ignore[assignment]
+            failed = self._open.pop(failure.call_id).failed
+            failed[failure.error] = failed.get(failure.error, 0) + 1
+
+    @property
+    def unanswered(self) -> int:
+        """Calls that were offered and have not ended: none, once a run is over."""
+        return len(self._open)
+
+    def summary(self, scenario: str, policy: str, seed: int, ledger: Ledger, offered_us: int, ended_us: int) -> Summary:
+        """`offered_us`: how long calls were offered for, 0 if only the last arrival says so."""
+        offered_s = max(1, offered_us or self._last_us) / 1e6
+        rows = [_target_row(name, target, offered_s) for name, target in self._targets.items()]
+        devices = [_device_row(account, ended_us) for account in ledger.all()]
+        functions = [_function_row(name, ledger) for name in sorted(ledger.batches.keys() | ledger.loads.keys())]
+        every = Histogram()
+        for target in self._targets.values():
+            every.join(target.latency)
+        offered, in_time = sum(row.offered for row in rows), sum(row.in_time for row in rows)
+        cost = sum(device.cost for device in devices)
+        present = sum(device.units * device.present_s for device in devices)
+        total = TotalRow(
+            scenario=scenario,
+            policy=policy,
+            seed=seed,
+            offered=offered,
+            answered=every.count,
+            in_time=in_time,
+            refused=_sum(row.refused for row in rows),
+            failed=_sum(row.failed for row in rows),
+            attainment=_ratio(in_time, offered),
+            goodput_per_s=_figures(in_time / offered_s),
+            **_quantiles(every),
+            cold_starts=sum(ledger.loads.values()),
+            utilisation=_ratio(sum(d.utilisation * d.units * d.present_s for d in devices), present),
+            cost=_figures(cost),
+            cost_per_1000=_figures(1000 * cost / in_time) if in_time else 0.0,
+            rent=_figures(sum(account.spec.price_per_s * account.present_us(ended_us) / 1e6 for account in ledger.all())),
+            offered_s=_figures(offered_s),
+            ended_s=_figures(ended_us / 1e6),
+        )
+        return Summary(total=total, targets=rows, functions=functions, devices=devices, curves=self._curves(ledger))
+
+    def _curves(self, ledger: Ledger) -> Curves:
+        accounts = ledger.accounts
+        width_us = max(series.width_us for series in (self._over_time, self._good, *(a.load for a in accounts.values())))
+        for series in (self._over_time, self._good, *(account.load for account in accounts.values())):
+            series.widen(width_us)
+        bins = 1 + self._last_us // width_us
+
+        def rates(series: Series) -> list[float]:
+            return [_figures(amount * 1e6 / width_us) for amount in series.sums[:bins]]
+
+        return Curves(
+            width_us=width_us,
+            offered_per_s=rates(self._over_time),
+            goodput_per_s=rates(self._good),
+            utilisation={
+                name: [_figures(amount / width_us / account.spec.units) for amount in account.load.sums[:bins]]
+                for name, account in accounts.items()
+            },
+            latency={
+                name: [(us / 1e3, share) for us, share in target.latency.curve()]
+                for name, target in self._targets.items()
+                if target.latency.count
+            },
+        )
+
+
+def _target_row(name: str, target: _Target, offered_s: float) -> TargetRow:
+    latency = target.latency
+    answered = latency.count
+    return TargetRow(
+        target=name,
+        slo_ms=target.slo.latency_us / 1e3,
+        offered=target.offered,
+        answered=answered,
+        in_time=target.in_time,
+        refused=dict(sorted(target.refused.items())),
+        failed=dict(sorted(target.failed.items())),
+        attainment=_ratio(target.in_time, target.offered),
+        goodput_per_s=_figures(target.in_time / offered_s),
+        mean_ms=_figures(latency.mean_us / 1e3),
+        **_quantiles(latency),
+        max_ms=latency.largest_us / 1e3,
+        batch_mean=_ratio(target.batches, answered),
+        queue_mean_ms=_ratio(target.queue_us / 1e3, answered),
+        cold_answers=target.cold,
+        cost=_figures(target.cost),
+    )
+
+
+def _function_row(name: str, ledger: Ledger) -> FunctionRow:
+    sizes = ledger.batches.get(name, [])
+    jobs = sum(size * count for size, count in enumerate(sizes))
+    return FunctionRow(
+        function=name,
+        batches=sum(sizes),
+        jobs=jobs,
+        batch_mean=_ratio(jobs, sum(sizes)),
+        batch_max=max((size for size, count in enumerate(sizes) if count), default=0),
+        cold_starts=ledger.loads.get(name, 0),
+    )
+
+
+def _device_row(account: Account, ended_us: int) -> DeviceRow:
+    spec, present_us = account.spec, account.present_us(ended_us)
+    held = account.held(ended_us)
+    return DeviceRow(
+        device=spec.id,
+        kind=spec.kind,
+        units=spec.units,
+        present_s=present_us / 1e6,
+        utilisation=_ratio(account.leased, spec.units * present_us),
+        held=_ratio(held, spec.units * present_us),
+        cost=_figures(held * spec.unit_price()),
+    )
+
+
+def _quantiles(latency: Histogram) -> dict[str, float]:
+    return {name: _figures(latency.quantile_us(part) / 1e3) for name, part in _QUANTILES.items()}
+
+
+def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for some in counts:
+        for reason, count in some.items():
+            total[reason] = total.get(reason, 0) + count
+    return dict(sorted(total.items()))
+
+
+def _ratio(part: float, whole: float) -> float:
+    return _figures(part / whole) if whole else 0.0
+
+
+def _figures(value: float) -> float:
+    """Six of them: more would be noise, and would make two files differ that mean the same."""
+    return float(f"{value:.6g}")

@@ -1,0 +1,116 @@
+"""From a scenario to a summary."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+from msgspec.structs import replace
+
+from lamina.core.actions import Action
+from lamina.core.controller import Controller
+from lamina.core.events import Deployed, DeviceJoined, Event
+from lamina.core.policy import Predictor
+from lamina.predict.online import Predictor as Online
+from lamina.predict.table import Table
+from lamina.predict.world import World
+from lamina.sim import policy as policies
+from lamina.sim.executor import Executor
+from lamina.sim.loop import Watch, simulate
+from lamina.sim.report import Progress, Report, Summary
+from lamina.sim.scenario import Scenario
+from lamina.sim.workload import merge
+from lamina.types import NEVER_US, Call
+
+
+def calls_of(scenario: Scenario) -> Iterable[Call]:
+    """Its calls in order of arrival. Each load has dice of its own: changing one leaves the others as they were."""
+    loads = [
+        (load, scenario.slo_of(load.target), stream(scenario.seed, f"load/{place}/{load.target}"))
+        for place, load in enumerate(scenario.loads)
+    ]
+    calls = merge(loads, scenario.duration_us)
+    return islice(calls, scenario.calls) if scenario.calls else calls
+
+
+def stream(seed: int, name: str) -> random.Random:
+    """Dice for one purpose. A text as seed is hashed, so that neighbouring seeds have nothing in common."""
+    return random.Random(f"{seed}/{name}")
+
+
+def controller_of(scenario: Scenario) -> Controller:
+    """A fresh controller as this scenario wants it: policy and predictor, and nothing deployed yet."""
+    table = Table(list(scenario.profiles), margin=scenario.margin)
+    predictor: Predictor = Online(table) if scenario.predictor == "online" else table
+    return Controller(policies.build(scenario.policy, scenario.options), predictor)
+
+
+def setup_of(scenario: Scenario) -> list[Event]:
+    joined: list[Event] = [DeviceJoined(device) for device in scenario.devices]
+    return [*joined, Deployed(functions=scenario.functions, flows=scenario.flows)]
+
+
+def run(
+    scenario: Scenario,
+    policy: str | None = None,
+    options: dict[str, Any] | None = None,
+    *,
+    seed: int | None = None,
+    calls: int | None = None,
+    faults: Iterable[tuple[int, Event]] = (),
+    progress: Progress | None = None,
+    watch: Watch | None = None,
+    check: bool = False,
+) -> Summary:
+    """Simulate until every call has ended. What is given here takes the place of what the scenario says.
+
+    `watch` sees every event with its actions (an event log, say); `check` tests every invariant after every event.
+    """
+    if policy is not None and policy != scenario.policy:
+        scenario = replace(scenario, policy=policy, options={})
+    if options:
+        scenario = replace(scenario, options=scenario.options | options)
+    if seed is not None:
+        scenario = replace(scenario, seed=seed)
+    if calls is not None:
+        scenario = replace(scenario, calls=calls)
+    controller = controller_of(scenario)
+    table = Table(list(scenario.profiles), margin=scenario.margin)
+    executor = Executor(
+        controller,
+        World(table, stream(scenario.seed, "world"), scenario.noise),
+        seed=scenario.seed,
+        boot_us=scenario.boot_us,
+        templates=scenario.templates,
+        spare=dict(scenario.spare),
+    )
+    targets = dict.fromkeys(load.target for load in scenario.loads)
+    report = Report({target: scenario.slo_of(target) for target in targets}, progress)
+
+    def checked(now_us: int, event: Event, actions: list[Action]) -> None:
+        controller.state.check()
+        if watch is not None:
+            watch(now_us, event, actions)
+
+    ended_us = simulate(
+        controller,
+        executor,
+        report.count(calls_of(scenario)),
+        setup=setup_of(scenario),
+        faults=faults,
+        on_action=report.on_action,
+        watch=checked if check else watch,
+    )
+    assert not report.unanswered, f"{report.unanswered} calls never ended"
+    controller.state.check_quiet()
+    cut_short = scenario.calls and report.offered >= scenario.calls
+    return report.summary(
+        scenario.name,
+        scenario.policy,
+        scenario.seed,
+        executor.ledger,
+        offered_us=0 if cut_short or scenario.duration_us >= NEVER_US else scenario.duration_us,
+        ended_us=ended_us,
+    )

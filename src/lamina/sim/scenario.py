@@ -1,0 +1,159 @@
+"""A scenario: devices, functions, workflows, loads and a policy, as one frozen value; and its TOML form.
+
+The value can be built in code as well (experiments do, with `msgspec.structs.replace`); `read` is for people. Every
+field of the file and what it means: `docs/scenarios.md`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from lamina.core.flow import Flow
+from lamina.errors import BadScenario, LaminaError, UnknownPlugin
+from lamina.predict.profile import Profile
+from lamina.predict.world import P99
+from lamina.sim import policy as policies
+from lamina.sim.fields import Field, given, needed
+from lamina.sim.parts.devices import read_devices
+from lamina.sim.parts.functions import read_functions, read_slo
+from lamina.sim.parts.loads import read_load
+from lamina.sim.parts.workflows import build_flow
+from lamina.sim.toml_lines import find_lines
+from lamina.sim.workload import Load
+from lamina.types import NEVER_US, DeviceSpec, FunctionSpec, Slo
+
+_SECTIONS = {"scenario": True, "policy": False, "device": True, "function": True, "workflow": False, "load": True}
+_ABOUT = ("name", "seed", "duration", "calls", "policy", "predictor", "noise", "boot")
+
+
+class Scenario(Struct, frozen=True, kw_only=True):
+    """Everything a run depends on. The same value and the same seed give the same bytes."""
+
+    name: str
+    devices: tuple[DeviceSpec, ...]
+    functions: tuple[FunctionSpec, ...]
+    profiles: tuple[Profile, ...]
+    loads: tuple[Load, ...]
+    flows: tuple[Flow, ...] = ()
+    policy: str = "edf"
+    options: dict[str, Any] = {}  #: fields of the policy
+    predictor: str = "table"  #: or "online": starts from the profiles and learns
+    seed: int = 1
+    duration_us: int = NEVER_US  #: no call arrives later
+    calls: int = 0  #: stop after so many; 0: no such limit
+    noise: float = 0.05  #: sigma of the logarithm of a batch's time
+    boot_us: int = 30_000_000  #: from asking for a device to having it
+    templates: dict[str, DeviceSpec] = {}  #: kinds a policy may ask for, and
+    spare: dict[str, int] = {}  #: how many of each
+
+    def slo_of(self, target: str) -> Slo:
+        slos = {function.name: function.slo for function in self.functions} | {flow.name: flow.slo for flow in self.flows}
+        return slos[target]
+
+    @property
+    def margin(self) -> float:
+        """From a median to a 99th percentile under this noise, for profiles that have none."""
+        return math.exp(P99 * self.noise) - 1
+
+
+def read(path: str | Path) -> Scenario:
+    """A scenario file; whatever is wrong with it is said with file, line, field and hint."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadScenario(f"{path}:1: file: cannot be read: {error}", hint="give the path of a TOML file") from None
+    return parse(text, path)
+
+
+def parse(text: str, path: str | Path = "scenario.toml") -> Scenario:
+    """`path` names the file in errors, and its folder is where other files are looked for."""
+    text = text.replace("\r\n", "\n")
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"\(at line (\d+)", str(error))
+        line = int(found[1]) if found else text.count("\n") + 1
+        what = str(error).partition(" (at ")[0]
+        raise BadScenario(f"{path}:{line}: syntax: {what}", hint="see toml.io for how TOML is written") from None
+    return _scenario(Field(str(path), find_lines(text), (), content), Path(path).parent)
+
+
+def _scenario(root: Field, folder: Path) -> Scenario:
+    top = root.table(*_SECTIONS)
+    for section, must in _SECTIONS.items():
+        if must and section not in top:
+            brackets = "[scenario]" if section == "scenario" else f"[[{section}]]"
+            raise root.error(f"{brackets} is missing", "scenarios/quickstart.toml is a small complete one")
+    about = top["scenario"].table(*_ABOUT)
+    devices, templates, spare = read_devices(top["device"])
+    functions, profiles = read_functions(top["function"], templates, folder)
+    flows = _flows(top["workflow"], {function.name for function in functions}) if "workflow" in top else ()
+    targets = {function.name for function in functions} | {flow.name for flow in flows}
+    policy, options = _policy(top, about, folder)
+    values: dict[str, Any] = given(
+        about,
+        name=("name", Field.text),
+        seed=("seed", Field.whole),
+        duration=("duration_us", lambda field: field.time_us(1)),
+        calls=("calls", lambda field: field.whole(1)),
+        predictor=("predictor", lambda field: field.word("table", "online")),
+        noise=("noise", Field.number),
+        boot=("boot_us", Field.time_us),
+    )
+    scenario = Scenario(
+        **({"name": Path(root.file).stem} | values),
+        devices=devices,
+        functions=functions,
+        profiles=profiles,
+        flows=flows,
+        loads=tuple(read_load(row, targets, folder) for row in top["load"].items()),
+        policy=policy,
+        options=options,
+        templates=templates,
+        spare=spare,
+    )
+    if scenario.duration_us >= NEVER_US and not scenario.calls and any(load.endless for load in scenario.loads):
+        raise top["scenario"].error("this would never end", 'add duration = "60s" or calls = 100000')
+    return scenario
+
+
+def _flows(section: Field, functions: set[str]) -> tuple[Flow, ...]:
+    flows: dict[str, Flow] = {}
+    for row in section.items():
+        fields = row.table("name", "slo", "step")
+        name = needed(row, fields, "name")
+        if name.text() in flows or name.text() in functions:
+            raise name.error(f"{name.value!r} is there already", "functions and workflows share their names")
+        slo = read_slo(fields["slo"]) if "slo" in fields else Slo()
+        steps = needed(row, fields, "step", "a workflow is made of [[workflow.step]] tables")
+        flows[name.text()] = build_flow(name.text(), slo, steps, functions)
+    return tuple(flows.values())
+
+
+def _policy(top: dict[str, Field], about: dict[str, Field], folder: Path) -> tuple[str, dict[str, Any]]:
+    """`policy = "edf"` in [scenario], or a [policy] table with `name` and the policy's own options."""
+    fields = top["policy"].table() if "policy" in top else {}
+    name = fields.pop("name", about.get("policy"))
+    if name is None:
+        if fields:
+            raise top["policy"].error("name is missing", 'name = "edf", say')
+        return "edf", {}
+    policy = name.text()
+    if policy.endswith(".py"):
+        policy = str(folder / policy)
+    options = {key: field.value for key, field in fields.items()}
+
+    def complain(option: str, what: str, hint: str) -> LaminaError:
+        return fields[option].error(what, hint)
+
+    try:
+        policies.build(policy, options, complain)
+    except UnknownPlugin as error:
+        raise name.error(error.message, error.hint) from None
+    return policy, options

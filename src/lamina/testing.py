@@ -1,0 +1,260 @@
+"""Run an app inside a test: same controller, same policies, no processes, no sockets, and a clock that only moves when told.
+
+    runtime = Runtime(app, takes={"detect": "20ms"}, mocks={"recognise": lambda crop: "text"})
+    assert runtime.call("read_page", image=page) == ["text"]
+    assert runtime.now_ms == 20
+
+Functions run in this process when their batch ends; how long they took is what `takes` says, so a test of deadlines,
+batches or refusals gives the same result on every machine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from heapq import heappop, heappush
+from typing import Any
+
+from lamina import values
+from lamina.core.actions import Action, Fail, Kill, Load, Refuse, Reply, Resolve, StartBatch, WakeAt
+from lamina.core.controller import Controller
+from lamina.core.events import (
+    BatchFinished,
+    CallArrived,
+    CallCancelled,
+    DeviceJoined,
+    Event,
+    InstanceLost,
+    InstanceReady,
+    JobOutcome,
+    Tick,
+)
+from lamina.core.policy import Dispatch
+from lamina.errors import BadValue, Cancelled
+from lamina.expr import evaluate
+from lamina.live.data import Data
+from lamina.live.frames import ErrorInfo
+from lamina.live.once import error_of
+from lamina.live.start import make_policy
+from lamina.predict.profile import Point, Profile
+from lamina.predict.table import Table
+from lamina.predict.world import World
+from lamina.sdk.app import App
+from lamina.sdk.binding import bind_arguments
+from lamina.sdk.runner import Runner
+from lamina.sdk.user_errors import user_trace
+from lamina.types import DeviceSpec, SliceLimits, call_for
+from lamina.units import parse_us
+
+Step = Callable[..., Any]
+
+
+class Pending:
+    """A call that was submitted. It moves on when the clock does."""
+
+    def __init__(self, runtime: Runtime, call_id: str) -> None:
+        self._runtime = runtime
+        self.id = call_id
+        self.reply: Reply | None = None
+        self._value: Any = None
+        self._error: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.reply is not None or self._error is not None
+
+    def result(self) -> Any:
+        """The value, or the error raised; moves the clock until one of them is there."""
+        self._runtime.run_until(lambda: self.done)
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def cancel(self) -> None:
+        self._runtime.post(CallCancelled(self.id))
+
+
+class Runtime:
+    """`takes` gives the time of a batch per function: one figure ("5ms"), or a function of the batch size in
+    milliseconds. What is not named takes `default_takes`. `mocks` stand in for functions; they get one call's arguments.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        mocks: Mapping[str, Step] | None = None,
+        takes: Mapping[str, str | Callable[[int], float]] | None = None,
+        default_takes: str = "1ms",
+        load_takes: str = "0ms",
+        policy: str | Dispatch = "edf",
+        devices: list[DeviceSpec] | None = None,
+        noise: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        self._app = app
+        self._mocks = dict(mocks or {})
+        for name in (*self._mocks, *(takes or {})):
+            if name not in app.functions:
+                raise BadValue(f"{name!r} is no function of this app", hint=f"there are {', '.join(app.functions)}")
+        self.devices = devices or [
+            DeviceSpec(
+                id="test0",
+                kind="test",
+                family=family,
+                units=8,
+                memory_mib=1_000_000,
+                limits=SliceLimits(batches_per_instance=1 if family == "cpu" else 0),
+            )
+            for family in (("cpu",) if all(f.spec.gpu != "must" for f in app.functions.values()) else ("gpu",))
+        ]
+        table = Table(self._profiles(takes or {}, default_takes, parse_us(load_takes, "load_takes")), margin=2 * noise)
+        self._world = World(table, random.Random(seed), noise, 0.0)
+        self.controller = Controller(make_policy(policy) if isinstance(policy, str) else policy, table)
+        self._data = Data(None, None)
+        self._runners: dict[str, Runner] = {}
+        self._heap: list[tuple[int, int, Event | Callable[[], Event]]] = []
+        self._order = 0
+        self._calls: dict[str, Pending] = {}
+        self._ends_us: dict[int, int] = {}
+        self._kinds = {device.id: device.kind for device in self.devices}
+        self.now_us = 0
+        self.batches: list[StartBatch] = []  #: every batch so far, in order
+        for device in self.devices:
+            self.post(DeviceJoined(device))
+        self.post(app.deployed())
+
+    @property
+    def now_ms(self) -> float:
+        return self.now_us / 1000
+
+    def call(self, name: str, /, *args: Any, **inputs: Any) -> Any:
+        """Submit a call and move the clock until it is answered."""
+        return self.submit(name, *args, **inputs).result()
+
+    def submit(self, name: str, /, *args: Any, **inputs: Any) -> Pending:
+        target = self._app.target(name)
+        named = bind_arguments(target.params, args, inputs)
+        pending = Pending(self, f"call-{len(self._calls) + 1}")
+        self._calls[pending.id] = pending
+        self._data.open(pending.id, self.controller.state.flows[name], {k: values.encode(v) for k, v in named.items()})
+        self.post(CallArrived(call_for(pending.id, name, self.now_us, self.controller.state.flows[name].slo)))
+        return pending
+
+    def advance(self, time: str) -> None:
+        """Move the clock by "5ms"; everything due by then happens."""
+        self.run_until(lambda: False, self.now_us + parse_us(time))
+
+    def run_until(self, reached: Callable[[], bool], limit_us: int | None = None) -> None:
+        while not reached():
+            if not self._heap or (limit_us is not None and self._heap[0][0] > limit_us):
+                break
+            if limit_us is None and not self.controller.state.runs:
+                break
+            self.now_us, _, due = heappop(self._heap)
+            self.post(due() if callable(due) else due)
+        else:
+            return
+        if limit_us is not None:
+            self.now_us = limit_us
+        elif not reached():
+            raise Cancelled("nothing is left that could happen, and this has not")
+
+    def post(self, event: Event) -> None:
+        """Let something happen now: a fault, for instance."""
+        for action in self.controller.handle(self.now_us, event):
+            self._perform(action)
+        self.controller.state.check()
+
+    # ----------------------------------------------------------------- the world
+
+    def _later(self, at_us: int, due: Event | Callable[[], Event]) -> None:
+        self._order += 1
+        heappush(self._heap, (at_us, self._order, due))
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case StartBatch():
+                self._start(action)
+            case Load():
+                load_us = self._world.load_us(action.function, self._kinds[action.device])
+                self._later(self.now_us + load_us, InstanceReady(action.instance, load_us))
+            case WakeAt():
+                self._later(action.at_us, Tick())
+            case Resolve():
+                run = self.controller.state.runs[action.call_id]
+                answer = self._data.resolve(action, run.next_scope)
+                self._later(self.now_us, answer)
+            case Kill():
+                self._later(self.now_us, InstanceLost(action.instance, action.reason))
+            case Reply() | Fail() | Refuse():
+                self._end(action)
+            case _:
+                pass
+
+    def _start(self, action: StartBatch) -> None:
+        self.batches.append(action)
+        took_us = self._world.batch_us(action.function, self._kinds[action.device], len(action.jobs), action.mask.bit_count())
+        start_us = max(self.now_us, self._ends_us.pop(action.after, 0))
+        self._ends_us[action.batch_id] = start_us + took_us
+
+        def finish() -> Event:
+            if action.batch_id not in self.controller.state.batches:
+                return Tick()
+            return BatchFinished(action.batch_id, took_us, tuple(self._run(action)))
+
+        self._later(start_us + took_us, finish)
+
+    def _run(self, action: StartBatch) -> list[JobOutcome]:
+        calls = []
+        for job in action.jobs:
+            given = self._data.inputs(job)
+            opened = {leaf: values.decode(stored) for leaf, stored in given.leaves if isinstance(stored, bytes)}
+            calls.append({name: evaluate(expr, opened.__getitem__) for name, expr in given.args.items()})
+        outcomes = []
+        for job, result in zip(action.jobs, self._results(action.function, calls), strict=True):
+            if isinstance(result, Exception):
+                self._data.put_error(job, ErrorInfo(type(result).__name__, str(result), user_trace(result)))
+                outcomes.append(JobOutcome(False, "function-failed"))
+            else:
+                self._data.put(job, values.encode(result))
+                outcomes.append(JobOutcome())
+        return outcomes
+
+    def _results(self, name: str, calls: list[dict[str, Any]]) -> list[Any]:
+        mock = self._mocks.get(name)
+        if mock is None:
+            if name not in self._runners:
+                self._runners[name] = self._app.functions[name].open()
+            return self._runners[name].run(calls)
+        results: list[Any] = []
+        for call in calls:
+            try:
+                results.append(mock(**call))
+            except Exception as error:
+                results.append(error)
+        return results
+
+    def _end(self, ending: Reply | Fail | Refuse) -> None:
+        pending = self._calls.get(ending.call_id)
+        if pending is not None:
+            if isinstance(ending, Reply):
+                pending.reply = ending
+                pending._value = values.decode(self._data.result(ending.call_id))
+            else:
+                pending._error = error_of(ending, self._data.error(ending.call_id))
+        self._data.close(ending.call_id)
+
+    def _profiles(self, takes: Mapping[str, str | Callable[[int], float]], default: str, load_us: int) -> list[Profile]:
+        found = []
+        for name, function in self._app.functions.items():
+            time = takes.get(name, default)
+            sizes = sorted({1, 2, 4, 8, 16, 32, 64, function.spec.max_batch})
+            points = [
+                Point(batch=n, units=1, p50_us=time(n) * 1000 if callable(time) else float(parse_us(time, f"takes[{name}]")))
+                for n in sizes
+                if n <= function.spec.max_batch
+            ]
+            kinds = {device.kind for device in self.devices}
+            found += [Profile(function=name, device=kind, points=points, load_us=load_us) for kind in sorted(kinds)]
+        return found

@@ -1,0 +1,401 @@
+"""Everything that can happen to a controller, in an order drawn from a seed.
+
+`Chaos` plays client, engine and clock. After every event the controller's own invariants are checked, and the ledger's,
+which knows nothing of the controller. `drain` then plays a world in which everything goes well: whatever was accepted
+must end soon.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from heapq import heapify
+
+import chaos_policy
+from ledger import Ledger
+
+from lamina.core import actions as do
+from lamina.core import events as ev
+from lamina.core.controller import Controller
+from lamina.core.flow import Choice, Each, Flow, Pass, Task
+from lamina.core.policy import Dispatch
+from lamina.policies import edf, fifo
+from lamina.types import NEVER_US, Call, DeviceSpec, FunctionSpec, Quota, Scale, SliceLimits
+
+CALM_US = 10**9
+"""The bad times end here; events before it come earlier, however long they last."""
+
+POLICIES = ("fifo", "edf", "chaos-arrival", "chaos-due")
+
+FLOWS = (
+    Flow("chain", {"a": Task("a", "f0", ("b",)), "b": Task("b", "f1", ("c",)), "c": Task("c", "f2")}, ("a",)),
+    Flow(
+        "diamond",
+        {
+            "a": Task("a", "f0", ("l", "r")),
+            "l": Task("l", "f1", ("j",)),
+            "r": Task("r", "f2", ("j",)),
+            "j": Task("j", "f0", needs=2),
+        },
+        ("a",),
+    ),
+    Flow(
+        "map",
+        {"e": Each("e", Flow("body", {"x": Task("x", "f1")}, ("x",)), ("z",)), "z": Task("z", "f2")},
+        ("e",),
+    ),
+    Flow(
+        "deep",
+        {
+            "e": Each(
+                "e",
+                Flow(
+                    "outer",
+                    {
+                        "i": Each("i", Flow("inner", {"p": Pass("p", ("t",)), "t": Task("t", "f3")}, ("p",)), ("u",)),
+                        "u": Task("u", "f1"),
+                    },
+                    ("i",),
+                ),
+            )
+        },
+        ("e",),
+    ),
+    Flow(
+        "choice",
+        {
+            "c": Choice("c", (("a",), ("b", "d"), ())),
+            "a": Task("a", "f0", ("m",)),
+            "b": Task("b", "f1", ("m",)),
+            "d": Task("d", "f2"),
+            "m": Pass("m", ("z",)),
+            "z": Task("z", "f3"),
+        },
+        ("c",),
+    ),
+    Flow(
+        "loop",
+        {"a": Task("a", "f0", ("again",)), "again": Choice("again", (("a",), ("z",))), "z": Task("z", "f1")},
+        ("a",),
+    ),
+    # two tokens reach an each, and a choice, that wait for one: both start twice, perhaps at the same time
+    Flow(
+        "twice",
+        {
+            "a": Task("a", "f0", ("e",)),
+            "b": Task("b", "f1", ("e",)),
+            "e": Each("e", Flow("body", {"x": Task("x", "f2")}, ("x",)), ("c",)),
+            "c": Choice("c", (("z",), ())),
+            "z": Pass("z"),
+        },
+        ("a", "b"),
+    ),
+    Flow("nothing", {"p": Pass("p", ("q",)), "q": Pass("q")}, ("p",)),
+    Flow("empty-map", {"e": Each("e", Flow("body", {"p": Pass("p")}, ("p",)), ("q",)), "q": Pass("q")}, ("e",)),
+)
+
+
+@dataclass
+class Times:
+    """A predictor that knows some functions and not others."""
+
+    base_us: dict[str, int]
+    per_job_us: int = 300
+    load_us_: int = 20_000
+
+    def latency_us(self, function: str, kind: str, batch: int, units: int) -> int:
+        base_us = self.base_us.get(function, 0)
+        return base_us + self.per_job_us * batch + 500 // units if base_us else 0
+
+    def load_us(self, function: str, kind: str) -> int:
+        return self.load_us_ if function in self.base_us else 0
+
+    def observe(self, function: str, kind: str, batch: int, units: int, device_us: int) -> None:
+        pass
+
+    def observe_load(self, function: str, kind: str, load_us: int) -> None:
+        pass
+
+
+def make_policy(name: str, seed: int) -> Dispatch:
+    if name == "fifo":
+        return fifo.Policy()
+    if name == "edf":
+        return edf.Policy()
+    return chaos_policy.Policy(seed, "due" if name == "chaos-due" else "arrival", CALM_US)
+
+
+@dataclass
+class Chaos:
+    """One world. `faults` is the share of steps that go wrong."""
+
+    seed: int
+    policy: str
+    faults: float = 0.25
+    late_ticks: bool = False
+    functions: int = 4
+    rng: random.Random = field(init=False)
+    log: list[tuple[int, ev.Event]] = field(default_factory=list)
+    said: list[list[do.Action]] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger)
+    now_us: int = 0
+    calls: int = 0
+    devices: int = 0
+    ended: list[int] = field(default_factory=list)  #: batches that are over, for answers that come twice
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.controller = self.fresh()
+        for _ in range(self.rng.randint(1, 3)):
+            self.tell(ev.DeviceJoined(self.a_device()))
+        self.tell(ev.Deployed(tuple(self.a_function(f"f{i}") for i in range(4)), FLOWS))
+
+    def fresh(self) -> Controller:
+        rng = random.Random(self.seed)
+        base_us = {f"f{i}": rng.randint(500, 20_000) for i in range(4) if rng.random() < 0.8}
+        return Controller(make_policy(self.policy, self.seed), Times(base_us))
+
+    # ------------------------------------------------------------------ the world
+
+    def tell(self, event: ev.Event, now_us: int | None = None) -> list[do.Action]:
+        """One event through the controller, with every check there is."""
+        at_us = self.now_us if now_us is None else now_us
+        self.log.append((at_us, event))
+        self.ledger.happened(event)
+        actions = self.controller.handle(at_us, event)
+        self.said.append(actions)
+        self.ledger.asked(self.controller.now_us, event, actions)
+        self.ledger.check(self.controller.now_us)
+        self.controller.state.check()
+        self.check_holds()
+        assert self.controller.state.runs.keys() == self.ledger.open.keys(), "the ledger counts other calls"
+        return actions
+
+    def check_holds(self) -> None:
+        """Whoever is put off will be asked again in time: a tick is on its way that does not come after it."""
+        for name, held in self.controller.state.held.items():
+            if held.until_us < NEVER_US:
+                assert min(self.ledger.ticks) <= max(held.until_us, self.controller.now_us + 1), f"{name} is overslept"
+
+    def a_device(self) -> DeviceSpec:
+        rng = self.rng
+        self.devices += 1
+        limits = rng.choice(
+            (
+                SliceLimits(batches_per_instance=rng.randint(0, 2)),
+                SliceLimits(batches_per_instance=rng.randint(0, 2)),
+                SliceLimits(sizes=(1, 2, 4), aligned=True, batches_per_instance=rng.randint(0, 1)),
+                SliceLimits(sizes=(2, 3), batches_per_instance=rng.randint(0, 2)),
+                SliceLimits(sizes=(1, 2, 4), aligned=True, per_batch=False),
+            )
+        )
+        return DeviceSpec(
+            id=f"d{self.devices}",
+            kind="k",
+            units=rng.randint(max(limits.sizes, default=1), 8),
+            memory_mib=rng.randint(100, 400),
+            family=rng.choice(("gpu", "gpu", "cpu")),
+            limits=limits,
+        )
+
+    def a_function(self, name: str) -> FunctionSpec:
+        rng = self.rng
+        return FunctionSpec(
+            name=name,
+            max_batch=rng.choice((1, 2, 4, 8)),
+            cores=rng.randint(1, 3),
+            share=rng.choice((0.0, 0.25, 0.5, 1.0)),
+            gpu=rng.choice(("may", "may", "may", "must", "no")),
+            memory_mib=rng.randint(0, 100),
+            home=rng.random() < 0.3,
+            lend=rng.random() < 0.6,
+            quota=Quota(limit=rng.choice((1.0, 1.0, 0.3, 0.05)), window_us=40_000),
+            scale=Scale(min=int(rng.random() < 0.2), max=rng.randint(1, 4), idle_us=rng.choice((10_000, 1_000_000))),
+            idempotent=rng.random() < 0.8,
+            max_queue=rng.choice((5, 10_000)),
+        )
+
+    # ------------------------------------------------------------------- one step
+
+    def step(self) -> None:
+        kinds = (self.arrive, self.arrive, self.finish, self.finish, self.load, self.answer, self.wait, self.wait)
+        wrong = (
+            self.lose_instance,
+            self.lose_device,
+            self.join_device,
+            self.cancel,
+            self.fail_batch,
+            self.say_twice,
+            self.say_nonsense,
+            self.redeploy,
+            self.step_back,
+        )
+        self.rng.choice(wrong if self.rng.random() < self.faults else kinds)()
+
+    def arrive(self) -> None:
+        rng = self.rng
+        for _ in range(rng.choice((1, 1, 2, 9))):
+            self.calls += 1
+            target = rng.choice([f"f{i}" for i in range(self.functions)] + [flow.name for flow in FLOWS])
+            patience_us = rng.choice((0, 8_000, 60_000, 500_000, 3 * CALM_US, 3 * CALM_US))
+            deadline_us = self.now_us + patience_us
+            expires_us = deadline_us + rng.choice((0, 0, 100_000))
+            name = f"c{self.calls}" if rng.random() > 0.02 else f"c{max(1, self.calls - 3)}"
+            self.tell(ev.CallArrived(Call(name, target, self.now_us, deadline_us, expires_us)))
+
+    def running(self) -> list[int]:
+        return [batch_id for batch_id, lease in self.ledger.batches.items() if lease.running]
+
+    def finish(self) -> None:
+        if running := self.running():
+            self.finish_one(self.rng.choice(running))
+
+    def finish_one(self, batch_id: int, clean: bool = False) -> None:
+        jobs = self.ledger.batches[batch_id].action.jobs
+        outcomes: tuple[ev.JobOutcome, ...] = ()
+        if not clean and self.rng.random() < 0.2:
+            outcomes = tuple(ev.JobOutcome(self.rng.random() < 0.7, "boom") for _ in jobs)
+        self.ended.append(batch_id)
+        self.tell(ev.BatchFinished(batch_id, self.rng.randint(1, 20_000), outcomes))
+
+    def load(self) -> None:
+        coming = [loaded.id for loaded in self.ledger.instances.values() if not loaded.ready]
+        if coming:
+            self.tell(ev.InstanceReady(self.rng.choice(coming), self.rng.choice((0, 5_000))))
+
+    def answer(self) -> None:
+        if self.ledger.questions:
+            at = self.rng.randrange(len(self.ledger.questions))
+            self.answer_one(self.ledger.questions.pop(at), self.rng.random() < 0.05)
+
+    def answer_one(self, asked: do.Resolve, wrong: bool = False) -> None:
+        # "again" and "c" are choices; the loop must not go on for ever
+        value = self.rng.choice((0, 1)) if asked.node in ("again", "c") else self.rng.choice((0, 1, 1, 2, 5))
+        self.tell(ev.Resolved(asked.call_id, asked.scope, asked.node, value, "bad-items" if wrong else ""))
+
+    def wait(self) -> None:
+        step_us = self.rng.choice((0, 1, 50, 900, 5_000, 40_000, 300_000))
+        self.go_to(min(self.now_us + step_us, CALM_US - 1))
+
+    def go_to(self, at_us: int) -> None:
+        """Let time pass; ticks come when they are due, or all at the end if the machine is slow."""
+        ticks = self.ledger.ticks
+        while ticks and min(ticks) <= at_us:
+            due_us = min(ticks)
+            ticks.remove(due_us)
+            self.now_us = max(self.now_us, at_us if self.late_ticks else due_us)
+            self.tell(ev.Tick())
+        self.now_us = max(self.now_us, at_us)
+
+    # -------------------------------------------------------------------- trouble
+
+    def lose_instance(self) -> None:
+        if self.ledger.instances:
+            name = self.rng.choice(list(self.ledger.instances))
+            self.ended += [b for b, lease in self.ledger.batches.items() if lease.action.instance == name]
+            self.tell(ev.InstanceLost(name))
+
+    def lose_device(self) -> None:
+        if self.ledger.devices and self.rng.random() < 0.4:
+            name = self.rng.choice(list(self.ledger.devices))
+            self.ended += [b for b, lease in self.ledger.batches.items() if lease.action.device == name]
+            self.tell(ev.DeviceLost(name))
+
+    def join_device(self) -> None:
+        if len(self.ledger.devices) < 3:
+            self.tell(ev.DeviceJoined(self.a_device()))
+
+    def cancel(self) -> None:
+        if self.ledger.open:
+            self.tell(ev.CallCancelled(self.rng.choice(list(self.ledger.open))))
+
+    def fail_batch(self) -> None:
+        if self.ledger.batches:
+            batch_id = self.rng.choice(list(self.ledger.batches))
+            self.ended.append(batch_id)
+            self.tell(ev.BatchFailed(batch_id, "out-of-memory"))
+
+    def say_twice(self) -> None:
+        if self.ended:
+            batch_id = self.rng.choice(self.ended)
+            self.tell(self.rng.choice((ev.BatchFinished(batch_id, 77), ev.BatchFailed(batch_id, "again"))))
+        if self.log:
+            _, event = self.rng.choice(self.log)
+            if isinstance(event, ev.Resolved | ev.InstanceLost | ev.DeviceJoined | ev.InstanceReady):
+                self.tell(event)
+
+    def say_nonsense(self) -> None:
+        nonsense: list[ev.Event] = [
+            ev.BatchFinished(10**9, 5),
+            ev.BatchFailed(10**9, "?"),
+            ev.InstanceReady("nobody"),
+            ev.InstanceLost("nobody"),
+            ev.DeviceLost("nothing"),
+            ev.CallCancelled("never"),
+            ev.Resolved("never", 0, "x", 3),
+            ev.CallArrived(Call("lost", "no-such-target", self.now_us)),
+            ev.Tick(),
+        ]
+        booked = [batch_id for batch_id, lease in self.ledger.batches.items() if not lease.running]
+        if booked:
+            nonsense.append(ev.BatchFinished(self.rng.choice(booked), 5))
+        if self.running():  # a worker that cannot count, or whose clock is broken
+            batch_id = self.rng.choice(self.running())
+            self.ended.append(batch_id)
+            nonsense.append(ev.BatchFinished(batch_id, -5, (ev.JobOutcome(),) * self.rng.choice((1, 3, 50))))
+        if self.ledger.questions:
+            asked = self.ledger.questions[-1]
+            nonsense.append(ev.Resolved(asked.call_id, asked.scope, asked.node, self.rng.choice((-1, 10**9))))
+        self.tell(self.rng.choice(nonsense))
+
+    def redeploy(self) -> None:
+        self.tell(ev.Deployed((self.a_function(f"f{self.rng.randrange(4)}"),), (self.rng.choice(FLOWS),)))
+
+    def step_back(self) -> None:
+        self.tell(ev.Tick(), max(0, self.now_us - self.rng.randint(1, 5_000_000)))
+        if self.ledger.ticks and self.rng.random() < 0.3:  # a clock that is slow fires early
+            first_us = min(self.ledger.ticks)
+            self.ledger.ticks.remove(first_us)
+            self.tell(ev.Tick())
+
+    # ------------------------------------------------------------------------ end
+
+    def drain(self) -> int:
+        """All goes well from now on; returns how long it took until the last call had ended."""
+        self.now_us = max(self.now_us, CALM_US)
+        heapify(self.ledger.ticks)
+        for family in ("cpu", "gpu"):
+            self.tell(
+                ev.DeviceJoined(DeviceSpec(id=f"last-{family}", kind="k", units=8, memory_mib=4_000, family=family))
+            )
+        began_us = self.now_us
+        while self.ledger.open or self.ledger.batches:
+            busy = self.go_well()
+            if not busy:
+                self.go_to(min(self.ledger.ticks))
+            assert self.now_us - began_us < CALM_US, f"stuck: {sorted(self.ledger.open)}"
+        self.controller.state.check_quiet()
+        return self.now_us - began_us
+
+    def go_well(self) -> bool:
+        for loaded in list(self.ledger.instances.values()):
+            if not loaded.ready:
+                self.tell(ev.InstanceReady(loaded.id, 1_000))
+                return True
+        if self.ledger.questions:
+            asked = self.ledger.questions.pop()
+            self.tell(ev.Resolved(asked.call_id, asked.scope, asked.node, 1))
+            return True
+        if running := self.running():
+            self.go_to(self.now_us + 1_000)
+            if running[0] in self.ledger.batches:
+                self.finish_one(running[0], clean=True)
+            return True
+        return False
+
+
+def play(seed: int, policy: str, steps: int, faults: float = 0.25, late_ticks: bool = False) -> Chaos:
+    world = Chaos(seed, policy, faults, late_ticks)
+    for _ in range(steps):
+        world.step()
+    return world

@@ -1,0 +1,223 @@
+"""Who holds what, worked out a second time from events and actions alone.
+
+It never looks into the controller. It believes what an engine would believe, and complains when an action asks for
+something no engine could do: two slices that overlap, a job run twice at once, an answer given twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lamina.core import actions as do
+from lamina.core import events as ev
+from lamina.types import Call, DeviceSpec, FunctionSpec
+
+
+@dataclass
+class Loaded:
+    """An instance, as its engine knows it."""
+
+    id: str
+    function: str
+    device: str
+    memory_mib: int
+    home: int = 0
+    lend: bool = True
+    ready: bool = False
+
+
+@dataclass
+class Leased:
+    """A batch an engine has been given: it runs, or waits for the one before it."""
+
+    action: do.StartBatch
+    running: bool
+    next: Leased | None = None
+
+
+@dataclass
+class Ledger:
+    devices: dict[str, DeviceSpec] = field(default_factory=dict)
+    functions: dict[str, FunctionSpec] = field(default_factory=dict)
+    instances: dict[str, Loaded] = field(default_factory=dict)
+    batches: dict[int, Leased] = field(default_factory=dict)
+    questions: list[do.Resolve] = field(default_factory=list)
+    open: dict[str, Call] = field(default_factory=dict)  #: accepted and not ended
+    endings: list[do.Reply | do.Fail | do.Refuse] = field(default_factory=list)
+    dropped: set[int] = field(default_factory=set)
+    done: set[int] = field(default_factory=set)  #: jobs that have had their outcome
+    ticks: list[int] = field(default_factory=list)  #: asked for, not delivered
+
+    # ------------------------------------------------------------------ what happened
+
+    def happened(self, event: ev.Event) -> None:
+        match event:
+            case ev.BatchFinished():
+                lease = self.batches.get(event.batch_id)
+                if lease is not None and lease.running:
+                    self.done |= {job.id for job in lease.action.jobs}
+                    self._end(lease)
+            case ev.BatchFailed():
+                lease = self.batches.get(event.batch_id)
+                if lease is not None:
+                    self._end(lease)
+            case ev.InstanceReady():
+                if event.instance in self.instances:
+                    self.instances[event.instance].ready = True
+            case ev.InstanceLost():
+                self._lose([event.instance])
+            case ev.DeviceLost():
+                if self.devices.pop(event.device, None) is not None:
+                    self._lose([loaded.id for loaded in self.instances.values() if loaded.device == event.device])
+            case ev.DeviceJoined():
+                self.devices.setdefault(event.device.id, event.device)
+            case ev.Deployed():
+                self.functions.update({spec.name: spec for spec in event.functions})
+
+    def _lose(self, names: list[str]) -> None:
+        lost = [lease for lease in self.batches.values() if lease.action.instance in names]
+        for lease in sorted(lost, key=lambda lease: lease.running):
+            self._end(lease)
+        for name in names:
+            self.instances.pop(name, None)
+
+    def _end(self, lease: Leased) -> None:
+        del self.batches[lease.action.batch_id]
+        if lease.running:
+            if lease.next is not None:
+                lease.next.running = True
+        elif lease.action.after in self.batches:
+            self.batches[lease.action.after].next = None
+
+    # -------------------------------------------------------------- what is asked for
+
+    def asked(self, now_us: int, event: ev.Event, actions: list[do.Action]) -> None:
+        """Everything the controller said to this event."""
+        arrival = event.call if isinstance(event, ev.CallArrived) else None
+        refused = [action for action in actions if isinstance(action, do.Refuse)]
+        if arrival is not None:
+            assert len(refused) <= 1, "refused twice"
+            assert all(action.call_id == arrival.id for action in refused), "somebody else was refused"
+            if not refused:
+                assert arrival.id not in self.open, f"{arrival.id} was accepted twice"
+                self.open[arrival.id] = arrival
+        else:
+            assert not refused, "only an arrival can be refused"
+        for action in actions:
+            self._one(now_us, action)
+
+    def _one(self, now_us: int, action: do.Action) -> None:
+        match action:
+            case do.Reply() | do.Fail():
+                assert action.call_id in self.open, f"{action.call_id} ended twice, or was never accepted"
+                del self.open[action.call_id]
+                self.endings.append(action)
+            case do.Refuse():
+                self.endings.append(action)
+            case do.StartBatch():
+                self._start(now_us, action)
+            case do.Load():
+                self._load(action)
+            case do.Unload():
+                loaded = self.instances.pop(action.instance)
+                busy = [b for b in self.batches.values() if b.action.instance == loaded.id]
+                assert not busy, f"{loaded.id} is unloaded under its batches"
+            case do.Resize():
+                loaded = self.instances[action.instance]
+                loaded.home, loaded.lend = action.mask, self.functions[loaded.function].lend
+                self._check_homes(loaded.device)
+            case do.Resolve():
+                assert action.call_id in self.open, "a question about a run that has ended"
+                self.questions.append(action)
+            case do.DropJob():
+                self.dropped.add(action.job_id)
+            case do.Kill():
+                assert action.instance in self.instances, "nobody to kill"
+            case do.ReleaseDevice():
+                assert not [i for i in self.instances.values() if i.device == action.device], "given back in use"
+                del self.devices[action.device]
+            case do.WakeAt():
+                assert action.at_us > now_us, "woken in the past"
+                self.ticks.append(action.at_us)
+
+    def _load(self, action: do.Load) -> None:
+        spec, device = self.functions[action.function], self.devices[action.device]
+        assert action.instance not in self.instances, "one name for two instances"
+        assert spec.fits_family(device.family), f"{spec.name} cannot be on a {device.family}"
+        self.instances[action.instance] = Loaded(
+            action.instance, spec.name, device.id, spec.memory_mib, action.mask, spec.lend
+        )
+        used_mib = sum(loaded.memory_mib for loaded in self.instances.values() if loaded.device == device.id)
+        assert used_mib <= device.memory_mib, f"{device.id} is over its memory"
+        self._check_homes(device.id)
+
+    def _check_homes(self, device: str) -> None:
+        kept = 0
+        for loaded in self.instances.values():
+            if loaded.device == device and loaded.home:
+                assert not kept & loaded.home, "homes overlap"
+                self._check_shape(self.devices[device], loaded.home)
+                kept |= loaded.home
+
+    def _check_shape(self, device: DeviceSpec, mask: int) -> None:
+        units, start = mask.bit_count(), (mask & -mask).bit_length() - 1
+        assert mask == ((1 << units) - 1) << start, f"{mask:b} is not one block"
+        assert mask < 1 << device.units, f"{device.id} has no units {mask:b}"
+        assert not device.limits.sizes or units in device.limits.sizes, f"{device.id} has no slices of {units}"
+        assert not device.limits.aligned or start % units == 0, f"{mask:b} does not start where it may"
+
+    def _start(self, now_us: int, action: do.StartBatch) -> None:
+        device, loaded = self.devices[action.device], self.instances[action.instance]
+        assert loaded.ready, f"{loaded.id} is not ready"
+        assert (loaded.function, loaded.device) == (action.function, action.device)
+        self._check_jobs(now_us, action)
+        self._check_shape(device, action.mask)
+        lease = Leased(action, running=not action.after)
+        if action.after:
+            before = self.batches[action.after]
+            assert before.running, "booked behind a booked batch"
+            assert before.next is None, "two batches booked behind one"
+            assert before.action.device == action.device
+            assert action.mask & ~before.action.mask == 0, "it does not inherit that slice"
+            before.next = lease
+        else:
+            assert not action.mask & self._leased(action.device), "slices overlap"
+            foreign = [i for i in self.instances.values() if i.device == device.id and i.id != loaded.id and not i.lend]
+            assert not any(i.home & action.mask for i in foreign), "a home that is not lent was leased"
+        assert device.limits.per_batch or action.mask == loaded.home, "only its standing slice may be leased"
+        self.batches[action.batch_id] = lease
+
+    def _check_jobs(self, now_us: int, action: do.StartBatch) -> None:
+        ids = [job.id for job in action.jobs]
+        assert ids, "an empty batch"
+        assert len(set(ids)) == len(ids), "a job twice in one batch"
+        assert len(ids) <= self.functions[action.function].max_batch, "more than one batch takes"
+        elsewhere = {job.id for lease in self.batches.values() for job in lease.action.jobs}
+        assert not elsewhere & set(ids), "a job in two batches"
+        assert not self.done & set(ids), "a job that has had its outcome"
+        assert not self.dropped & set(ids), "a job that was dropped"
+        assert all(job.call_id in self.open for job in action.jobs), "a job of a run that has ended"
+        if action.predicted_us:
+            latest_us = max(self.open[job.call_id].expires_us for job in action.jobs)
+            assert now_us + action.predicted_us <= latest_us, "predicted to be too late for everybody"
+
+    def _leased(self, device: str) -> int:
+        leased = 0
+        for lease in self.batches.values():
+            if lease.running and lease.action.device == device:
+                assert not leased & lease.action.mask, "slices overlap"
+                leased |= lease.action.mask
+        return leased
+
+    def check(self, now_us: int) -> None:
+        """What must hold between any two events."""
+        for device in self.devices.values():
+            assert self._leased(device.id) < 1 << device.units
+            limit = device.limits.batches_per_instance
+            for loaded in self.instances.values():
+                if limit and loaded.device == device.id:
+                    at_once = sum(b.running and b.action.instance == loaded.id for b in self.batches.values())
+                    assert at_once <= limit, f"{loaded.id} runs {at_once} batches at once"
+        for lease in self.batches.values():
+            assert lease.running or lease.action.after in self.batches, "booked behind nothing"
+        assert self.ticks, "nobody will ever look again"
