@@ -1,6 +1,6 @@
 """A quick model answers what it is sure of; the thorough one is asked only for the rest.
 
-    lamina serve examples/cascade/app.py
+lamina serve examples/cascade/app.py
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ def prepare(wave: Any) -> Floats:
         ready = normalised(signal)
     if not np.isfinite(ready).all():
         raise BadValue("wave: infinite, not-a-number or too large", hint="send plain numbers of moderate size")
+    if not ready.any():
+        raise BadValue("wave: all samples are equal", hint="send a wave")
     return ready
 
 

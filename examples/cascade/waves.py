@@ -3,11 +3,15 @@
 The quick model weighs the strengths of a few harmonics. The thorough one compares the wave with every shape at every
 pitch and shift, which is about the best that can be done and takes ten times as long.
 
-    python examples/cascade/waves.py        how good each is, and what the cascade saves
+    python examples/cascade/waves.py                    how good each is, and what the cascade saves
+    python examples/cascade/waves.py --wave square      a wave to classify, as JSON
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
 import time
 from collections.abc import Callable
 
@@ -86,7 +90,7 @@ def _features(signals: Floats) -> Floats:
     places = np.rint(np.outer(pitch, np.arange(1, 8))).astype(int)[:, :, None] + np.array([-1, 0, 1])
     strengths = np.log(power[rows[:, :, None], np.minimum(places, SAMPLES // 2)].sum(2))
     slopes = np.diff(signals, axis=1)
-    values = [np.mean(signals**4, axis=1), np.mean(np.abs(signals), axis=1), np.log(np.mean(slopes**2, axis=1))]
+    values = [np.mean(signals**4, axis=1), np.mean(np.abs(signals), axis=1), np.log(np.mean(slopes**2, axis=1) + 1e-6)]
     single = np.concatenate([strengths[:, 1:] - strengths[:, :1], np.stack(values, axis=1)], axis=1)
     left, right = np.triu_indices(single.shape[1])
     return np.concatenate([single, single[:, left] * single[:, right]], axis=1).astype(np.float32)
@@ -106,8 +110,14 @@ def thorough() -> Model:
     return chances
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description="Mark the models, or make a wave.")
+    parser.add_argument("--wave", choices=SHAPES, help="print a noisy wave of this shape as JSON")
+    wanted = parser.parse_args(arguments).wave
     asked, shapes = waves(2_000, seed=1)
+    if wanted:
+        print(json.dumps(asked[shapes == SHAPES.index(wanted)][0].astype(float).round(3).tolist()))
+        return
     said: dict[str, Floats] = {}
     for name, model in (("quick", quick()), ("thorough", thorough())):
         said[name] = model(asked)
@@ -122,4 +132,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

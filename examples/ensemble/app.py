@@ -1,6 +1,6 @@
 """Three models look at the same picture at the same time, and their answers are combined.
 
-    lamina serve examples/ensemble/app.py
+lamina serve examples/ensemble/app.py
 """
 
 from __future__ import annotations

@@ -2,11 +2,15 @@
 
 The models differ in kind, so they err on different pictures: that is what an ensemble lives on.
 
-    python examples/ensemble/digits.py        how good each is, and how good they are together
+    python examples/ensemble/digits.py                  how good each is, and how good they are together
+    python examples/ensemble/digits.py --picture 3      a picture to classify, as JSON
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
 from collections.abc import Callable
 from functools import cache
 
@@ -129,8 +133,14 @@ def neighbours(nearest: int = 7, kept: int = 30) -> Model:
 MODELS: dict[str, Callable[[], Model]] = {"pairs": pairs, "network": network, "neighbours": neighbours}
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description="Mark the models, or make a picture.")
+    parser.add_argument("--picture", type=int, choices=range(10), help="print a damaged picture of this digit as JSON")
+    wanted = parser.parse_args(arguments).picture
     images, digits = pictures(4_000, seed=1)
+    if wanted is not None:
+        print(json.dumps(images[digits == wanted][0].reshape(ROWS, COLUMNS).astype(float).round(3).tolist()))
+        return
     chances = {name: learn()(normalised(images)) for name, learn in MODELS.items()}
     chances["together"] = np.mean(list(chances.values()), axis=0)
     for name, chance in chances.items():
@@ -138,4 +148,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -41,9 +41,7 @@ def lines(page: Pixels, chances: Tensor) -> list[dict[str, Any]]:
     """Box and image of every line, in reading order. `chances` is the model's map, at its own scale."""
     height, width = page.shape[:2]
     scale = np.array([width / chances.shape[1], height / chances.shape[0]], np.float32)
-    found = [
-        _clockwise(np.clip(corners * scale, 0, [width - 1, height - 1]).astype(np.float32)) for corners in _cores(chances)
-    ]
+    found = [_clockwise(np.clip(corners * scale, 0, [width - 1, height - 1]).astype(np.float32)) for corners in _cores(chances)]
     return [
         {"box": np.round(corners).astype(int).tolist(), "image": _cut(page, corners)}
         for corners in _in_reading_order(found)
@@ -54,7 +52,7 @@ def lines(page: Pixels, chances: Tensor) -> list[dict[str, Any]]:
 def _cores(chances: Tensor) -> list[Corners]:
     mask = cv2.dilate((chances > PIXEL_THRESHOLD).astype(np.uint8), np.ones((2, 2), np.uint8))
     outlines, tree = cv2.findContours(mask, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
-    if tree is None:
+    if not outlines:
         return []
     # An outline with a parent is a hole in a line, not a line.
     outer = [outline for outline, (*_, parent) in zip(outlines, tree[0], strict=True) if parent < 0]
@@ -106,7 +104,8 @@ def _in_reading_order(boxes: list[Corners]) -> list[Corners]:
 
 
 def _cut(page: Pixels, corners: Corners) -> Pixels:
-    """The line, straightened. A tall one is taken for a line that runs upwards."""
+    """The line, straightened. A tall one runs up or down the page: laid on its side, it may stand on its head,
+    which the next step finds out."""
     width, height = (round(side) for side in _sides(corners))
     target = np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float32)
     line = cv2.warpPerspective(

@@ -1,6 +1,6 @@
 """Sample pages whose text is known, so that reading them can be marked.
 
-    python examples/ocr/sample.py page.png --seed 1
+python examples/ocr/sample.py page.png --seed 1
 """
 
 from __future__ import annotations

@@ -28,8 +28,6 @@ Leaf = tuple[str, str]
 class Absent(BadValue):
     """A leaf has no value. Whoever can do without it says so with `first`."""
 
-    code = "absent"
-
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,

@@ -93,13 +93,16 @@ class FunctionSpec(Struct, frozen=True, kw_only=True):
         return self.gpu != "must" if family == "cpu" else self.gpu != "no"
 
     def units_on(self, device: DeviceSpec) -> int:
-        """Units of `device` one batch takes by default: the smallest size the device has that covers the wish."""
+        """Units of `device` one batch takes by default: the smallest size it has that covers the wish, else its largest."""
         if device.family == "cpu":
             wish = self.cores
         else:
             wish = max(1, -(-round(self.share * device.units * 1000) // 1000)) if self.share else device.units
         wish = min(max(1, wish), device.units)
-        return next((size for size in sorted(device.limits.sizes) if size >= wish), wish)
+        if not device.limits.sizes:
+            return wish
+        sizes = sorted(size for size in device.limits.sizes if size <= device.units)
+        return next((size for size in sizes if size >= wish), sizes[-1])
 
 
 class Call(Struct, frozen=True):

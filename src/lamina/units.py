@@ -58,7 +58,7 @@ def parse_share(value: str | float, field: str = "share") -> float:
             share = float(Fraction(text[:-1]) / 100) if text.endswith("%") else float(Fraction(text))
         else:
             share = float(value)
-    except (ValueError, ZeroDivisionError):
+    except (ValueError, ZeroDivisionError, OverflowError):
         raise BadValue(f"{field}: {value!r} is not a share", hint='write 0.25, "1/4" or "25%"') from None
     if not 0 < share <= 1:
         raise BadValue(f"{field}: {value!r} is out of range", hint="a share is above 0 and at most 1")
@@ -67,18 +67,19 @@ def parse_share(value: str | float, field: str = "share") -> float:
 
 def show_us(us: float) -> str:
     """A time for people: three digits and the unit that fits."""
-    if us >= 60_000_000:
-        return f"{us / 60_000_000:.3g}min"
-    if us >= 1_000_000:
-        return f"{us / 1_000_000:.3g}s"
-    if us >= 1_000:
-        return f"{us / 1_000:.3g}ms"
-    return f"{us:.3g}us"
+    for unit, size in (("us", 1), ("ms", 1_000), ("s", 1_000_000)):
+        if us < 999.5 * size and us < 60_000_000:
+            return f"{us / size:.3g}{unit}"
+    return f"{_three_digits(us / 60_000_000)}min" if us >= 60_000_000 else f"{us / 1_000_000:.3g}s"
 
 
 def show_bytes(count: float) -> str:
     for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.3g}{unit}"
+        if count < 1023.5:
+            return f"{_three_digits(count)}{unit}"
         count /= 1024
-    return f"{count:.3g}GiB"
+    return f"{_three_digits(count)}GiB"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"

@@ -20,28 +20,34 @@ Blob = bytes | memoryview
 
 _TENSOR = 1
 _DTYPES = frozenset(
-    ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64", "complex64", "complex128"]
-)
+    f"{kind}{bits}"
+    for kind, widths in {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64), "complex": (64, 128)}.items()
+    for bits in widths
+) | {"bool"}
 MAX_DEPTH = 64
 MAX_RANK = 32
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
+MAX_EMPTY = 2**20
+"""Rows an array without elements may have: they cost nothing here and a list each as JSON."""
+
+_STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_TOO_DEEP = f"body: nested deeper than {MAX_DEPTH}"
+_UNFIT = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
+_USE = "use JSON types, bytes, numpy arrays, or lists and dicts of them"
 
 
 def encode(value: Any) -> bytes:
     """A value as bytes; an object that is none of ours is refused by name."""
     try:
         return _encoder.encode(value)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise BadValue(
-            f"cannot send a value of this kind: {error}", hint="use JSON types, bytes, numpy arrays, or lists and dicts of them"
-        ) from None
+    except _UNFIT as error:
+        raise BadValue(f"cannot send a value of this kind: {error}", hint=_USE) from None
 
 
 def decode(blob: Blob) -> Any:
     try:
         return _decoder.decode(blob)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except _UNFIT as error:
         raise BadValue(f"not a value: {error}") from None
 
 
@@ -49,7 +55,7 @@ def items(blob: Blob) -> list[bytes]:
     """The elements of an encoded list, each still encoded: a fan-out need not understand what it hands out."""
     try:
         return [bytes(raw) for raw in _list_decoder.decode(blob)]
-    except msgspec.MsgspecError:
+    except _UNFIT:
         raise BadValue("each needs a list to go over", hint="return a list from the step before it") from None
 
 
@@ -61,16 +67,24 @@ def join(blobs: list[Blob]) -> bytes:
 def _enc_hook(value: Any) -> Any:
     if type(value).__module__.partition(".")[0] == "numpy":
         if (hasattr(value, "shape") and value.shape != ()) or type(value).__name__ == "ndarray":
-            dtype = str(value.dtype)
-            if dtype not in _DTYPES:
-                raise TypeError(f"array of dtype {dtype}")
+            dtype = value.dtype.name  # the same for both byte orders; ours is little
+            if dtype not in _DTYPES or hasattr(value, "mask"):
+                raise TypeError(f"{type(value).__name__} of dtype {dtype}")
             head = msgspec.msgpack.encode((dtype, list(value.shape)))
             data = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
             return msgspec.msgpack.Ext(_TENSOR, len(head).to_bytes(2, "little") + head + data)
-        return value.item()
+        return _plain(value)
     if isinstance(value, tuple | set | frozenset):
         return list(value)
     raise TypeError(f"{type(value).__module__}.{type(value).__qualname__}")
+
+
+def _plain(scalar: Any) -> Any:
+    """A numpy scalar as Python's own; some are wider than anything Python has."""
+    value = scalar.item()
+    if type(value) is type(scalar):
+        raise TypeError(f"numpy.{type(scalar).__name__}")
+    return value
 
 
 def _ext_hook(code: int, data: memoryview) -> Any:
@@ -86,6 +100,8 @@ def _ext_hook(code: int, data: memoryview) -> Any:
     body = data[2 + size :]
     if math.prod(shape) * kind.itemsize != len(body):
         raise ValueError(f"tensor of {dtype} with shape {shape} in {len(body)} bytes")
+    if 0 in shape and math.prod(shape[: shape.index(0)]) > MAX_EMPTY:
+        raise ValueError(f"tensor of {dtype} with shape {shape}, which holds nothing")
     return numpy.frombuffer(body, dtype=kind).reshape(shape)
 
 
@@ -98,23 +114,28 @@ _list_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 def to_json(value: Any) -> bytes:
-    """Tensors become nested lists, bytes inside a structure base64."""
-    return _json_encoder.encode(value)
+    """Tensors become nested lists, bytes inside a structure base64; what JSON has no number for becomes null."""
+    try:
+        return _json_encoder.encode(value)
+    except _UNFIT as error:
+        raise BadValue(f"no JSON form: {error}", hint=_USE) from None
 
 
 def from_json(text: bytes) -> Any:
     """Any JSON value; depth is bounded, and numbers JSON does not have are refused."""
     try:
         value = msgspec.json.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise BadValue(_TOO_DEEP, hint="flatten the value") from None
+    except (msgspec.MsgspecError, ValueError) as error:
         raise BadValue(f"body: not JSON: {error}", hint="send one JSON value, in UTF-8") from None
     if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _deeper_than(text, MAX_DEPTH):
-        raise BadValue(f"body: nested deeper than {MAX_DEPTH}", hint="flatten the value")
+        raise BadValue(_TOO_DEEP, hint="flatten the value")
     return value
 
 
 def _deeper_than(text: bytes, limit: int) -> bool:
-    """Of valid JSON. Keep the brackets alone, then take away the innermost pairs level by level: all of it runs in C."""
+    """Of valid JSON. Keep the brackets alone, then take away the innermost pairs level by level: all in C."""
     brackets = _STRINGS.sub(b"", text).translate(None, delete=_NOT_BRACKETS)
     for _ in range(limit):
         brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
@@ -125,12 +146,12 @@ def _deeper_than(text: bytes, limit: int) -> bool:
 
 def _json_hook(value: Any) -> Any:
     if type(value).__module__.partition(".")[0] == "numpy":
-        return value.tolist()
+        return value.tolist() if value.shape else _plain(value)
     if isinstance(value, bytes | memoryview):
         return base64.b64encode(value).decode()
     if isinstance(value, tuple | set | frozenset):
         return list(value)
-    raise TypeError(f"{type(value).__qualname__} has no JSON form")
+    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__}")
 
 
 _json_encoder = msgspec.json.Encoder(enc_hook=_json_hook)

@@ -11,8 +11,8 @@ import random
 from dataclasses import dataclass, field
 from heapq import heapify
 
-import chaos_policy
-from ledger import Ledger
+from tests.core import chaos_policy
+from tests.core.ledger import Ledger
 
 from lamina.core import actions as do
 from lamina.core import events as ev
@@ -133,7 +133,7 @@ class Chaos:
     policy: str
     faults: float = 0.25
     late_ticks: bool = False
-    functions: int = 4
+    crowd: bool = False  #: one small device and patient calls: everything is booked behind everything
     rng: random.Random = field(init=False)
     log: list[tuple[int, ev.Event]] = field(default_factory=list)
     said: list[list[do.Action]] = field(default_factory=list)
@@ -142,11 +142,12 @@ class Chaos:
     calls: int = 0
     devices: int = 0
     ended: list[int] = field(default_factory=list)  #: batches that are over, for answers that come twice
+    dying: list[str] = field(default_factory=list)  #: instances to be killed
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         self.controller = self.fresh()
-        for _ in range(self.rng.randint(1, 3)):
+        for _ in range(1 if self.crowd else self.rng.randint(1, 3)):
             self.tell(ev.DeviceJoined(self.a_device()))
         self.tell(ev.Deployed(tuple(self.a_function(f"f{i}") for i in range(4)), FLOWS))
 
@@ -165,6 +166,7 @@ class Chaos:
         actions = self.controller.handle(at_us, event)
         self.said.append(actions)
         self.ledger.asked(self.controller.now_us, event, actions)
+        self.dying += [action.instance for action in actions if isinstance(action, do.Kill)]
         self.ledger.check(self.controller.now_us)
         self.controller.state.check()
         self.check_holds()
@@ -180,6 +182,9 @@ class Chaos:
     def a_device(self) -> DeviceSpec:
         rng = self.rng
         self.devices += 1
+        if self.crowd:
+            limits = SliceLimits(batches_per_instance=rng.randint(1, 2))
+            return DeviceSpec(id=f"d{self.devices}", kind="k", units=rng.randint(2, 4), memory_mib=500, limits=limits)
         limits = rng.choice(
             (
                 SliceLimits(batches_per_instance=rng.randint(0, 2)),
@@ -200,17 +205,30 @@ class Chaos:
 
     def a_function(self, name: str) -> FunctionSpec:
         rng = self.rng
+        if self.crowd:
+            return FunctionSpec(
+                name=name,
+                max_batch=rng.choice((1, 2, 4)),
+                gpu="may",
+                share=rng.choice((0.25, 0.5, 0.5)),
+                idempotent=rng.random() < 0.9,
+                scale=Scale(max=rng.randint(1, 2)),
+                home=rng.random() < 0.1,
+            )
+        home = rng.random() < 0.3
         return FunctionSpec(
             name=name,
             max_batch=rng.choice((1, 2, 4, 8)),
             cores=rng.randint(1, 3),
-            share=rng.choice((0.0, 0.25, 0.5, 1.0)),
+            share=rng.choice((0.25, 0.5) if home else (0.0, 0.25, 0.5, 1.0)),
             gpu=rng.choice(("may", "may", "may", "must", "no")),
             memory_mib=rng.randint(0, 100),
-            home=rng.random() < 0.3,
+            home=home,
             lend=rng.random() < 0.6,
             quota=Quota(limit=rng.choice((1.0, 1.0, 0.3, 0.05)), window_us=40_000),
-            scale=Scale(min=int(rng.random() < 0.2), max=rng.randint(1, 4), idle_us=rng.choice((10_000, 1_000_000))),
+            scale=Scale(
+                min=int(rng.random() < 0.2), max=1 if home else rng.randint(1, 4), idle_us=rng.choice((10_000, 1_000_000))
+            ),
             idempotent=rng.random() < 0.8,
             max_queue=rng.choice((5, 10_000)),
         )
@@ -218,26 +236,27 @@ class Chaos:
     # ------------------------------------------------------------------- one step
 
     def step(self) -> None:
-        kinds = (self.arrive, self.arrive, self.finish, self.finish, self.load, self.answer, self.wait, self.wait)
-        wrong = (
-            self.lose_instance,
-            self.lose_device,
-            self.join_device,
-            self.cancel,
-            self.fail_batch,
-            self.say_twice,
-            self.say_nonsense,
-            self.redeploy,
-            self.step_back,
-        )
-        self.rng.choice(wrong if self.rng.random() < self.faults else kinds)()
+        usual = {self.arrive: 5, self.finish: 4, self.load: 4, self.answer: 3, self.wait: 3, self.die: 1}
+        wrong = {
+            self.lose_instance: 4,
+            self.lose_device: 1,
+            self.join_device: 2,
+            self.cancel: 2,
+            self.fail_batch: 2,
+            self.say_twice: 2,
+            self.say_nonsense: 3,
+            self.redeploy: 1,
+            self.step_back: 1,
+        }
+        happens = wrong if self.rng.random() < self.faults else usual
+        self.rng.choices(list(happens), list(happens.values()))[0]()
 
     def arrive(self) -> None:
         rng = self.rng
         for _ in range(rng.choice((1, 1, 2, 9))):
             self.calls += 1
-            target = rng.choice([f"f{i}" for i in range(self.functions)] + [flow.name for flow in FLOWS])
-            patience_us = rng.choice((0, 8_000, 60_000, 500_000, 3 * CALM_US, 3 * CALM_US))
+            target = rng.choice([f"f{i}" for i in range(4)] + [flow.name for flow in FLOWS])
+            patience_us = rng.choice((3 * CALM_US,) if self.crowd else (0, 8_000, 60_000, 500_000, 3 * CALM_US))
             deadline_us = self.now_us + patience_us
             expires_us = deadline_us + rng.choice((0, 0, 100_000))
             name = f"c{self.calls}" if rng.random() > 0.02 else f"c{max(1, self.calls - 3)}"
@@ -262,6 +281,11 @@ class Chaos:
         coming = [loaded.id for loaded in self.ledger.instances.values() if not loaded.ready]
         if coming:
             self.tell(ev.InstanceReady(self.rng.choice(coming), self.rng.choice((0, 5_000))))
+
+    def die(self) -> None:
+        """What is to be killed dies sooner or later."""
+        if self.dying:
+            self.tell(ev.InstanceLost(self.dying.pop(0), "hung"))
 
     def answer(self) -> None:
         if self.ledger.questions:
@@ -291,7 +315,8 @@ class Chaos:
 
     def lose_instance(self) -> None:
         if self.ledger.instances:
-            name = self.rng.choice(list(self.ledger.instances))
+            busy = [lease.action.instance for lease in self.ledger.batches.values()]
+            name = self.rng.choice(busy * 3 + list(self.ledger.instances))
             self.ended += [b for b, lease in self.ledger.batches.items() if lease.action.instance == name]
             self.tell(ev.InstanceLost(name))
 
@@ -353,10 +378,6 @@ class Chaos:
 
     def step_back(self) -> None:
         self.tell(ev.Tick(), max(0, self.now_us - self.rng.randint(1, 5_000_000)))
-        if self.ledger.ticks and self.rng.random() < 0.3:  # a clock that is slow fires early
-            first_us = min(self.ledger.ticks)
-            self.ledger.ticks.remove(first_us)
-            self.tell(ev.Tick())
 
     # ------------------------------------------------------------------------ end
 
@@ -364,10 +385,9 @@ class Chaos:
         """All goes well from now on; returns how long it took until the last call had ended."""
         self.now_us = max(self.now_us, CALM_US)
         heapify(self.ledger.ticks)
-        for family in ("cpu", "gpu"):
-            self.tell(
-                ev.DeviceJoined(DeviceSpec(id=f"last-{family}", kind="k", units=8, memory_mib=4_000, family=family))
-            )
+        for name, family in (("cpu", "cpu"), ("gpu-1", "gpu"), ("gpu-2", "gpu"), ("gpu-3", "gpu")):
+            spec = DeviceSpec(id=f"last-{name}", kind="k", units=8, memory_mib=4_000, family=family)
+            self.tell(ev.DeviceJoined(spec))
         began_us = self.now_us
         while self.ledger.open or self.ledger.batches:
             busy = self.go_well()
@@ -378,6 +398,10 @@ class Chaos:
         return self.now_us - began_us
 
     def go_well(self) -> bool:
+        """One thing that was asked for is done; False if there was none."""
+        if self.dying:
+            self.die()
+            return True
         for loaded in list(self.ledger.instances.values()):
             if not loaded.ready:
                 self.tell(ev.InstanceReady(loaded.id, 1_000))
@@ -394,8 +418,10 @@ class Chaos:
         return False
 
 
-def play(seed: int, policy: str, steps: int, faults: float = 0.25, late_ticks: bool = False) -> Chaos:
-    world = Chaos(seed, policy, faults, late_ticks)
+def play(
+    seed: int, policy: str, steps: int, *, faults: float = 0.25, late_ticks: bool = False, crowd: bool = False
+) -> Chaos:
+    world = Chaos(seed, policy, faults, late_ticks, crowd)
     for _ in range(steps):
         world.step()
     return world

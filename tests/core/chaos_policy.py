@@ -65,7 +65,9 @@ class Policy:
                 yield Wake(view.now_us + self.rng.randint(0, 20_000))
             if self._may(0.2):
                 yield Hold(
-                    function.spec.name, view.now_us + self.rng.randint(-5, 50_000), self.rng.randint(0, 2 * function.spec.max_batch)
+                    function.spec.name,
+                    view.now_us + self.rng.randint(-5, 50_000),
+                    self.rng.randint(0, 2 * function.spec.max_batch),
                 )
                 continue
             units = self.rng.choice((0, 0, 1, 2))
@@ -106,7 +108,7 @@ class Policy:
                 yield from self._load(view, name, function)
         for instance in list(view.instances.values()):
             device = view.devices[instance.device]
-            if self._may(0.1):
+            if self._may(0.04):
                 yield UnloadOf(instance.id)
             elif self._may(0.15):
                 units = self._home_units(device, instance.id)

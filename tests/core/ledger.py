@@ -73,6 +73,8 @@ class Ledger:
                 self.devices.setdefault(event.device.id, event.device)
             case ev.Deployed():
                 self.functions.update({spec.name: spec for spec in event.functions})
+                for loaded in self.instances.values():
+                    loaded.lend = self.functions[loaded.function].lend
 
     def _lose(self, names: list[str]) -> None:
         lost = [lease for lease in self.batches.values() if lease.action.instance in names]
@@ -144,9 +146,7 @@ class Ledger:
         spec, device = self.functions[action.function], self.devices[action.device]
         assert action.instance not in self.instances, "one name for two instances"
         assert spec.fits_family(device.family), f"{spec.name} cannot be on a {device.family}"
-        self.instances[action.instance] = Loaded(
-            action.instance, spec.name, device.id, spec.memory_mib, action.mask, spec.lend
-        )
+        self.instances[action.instance] = Loaded(action.instance, spec.name, device.id, spec.memory_mib, action.mask, spec.lend)
         used_mib = sum(loaded.memory_mib for loaded in self.instances.values() if loaded.device == device.id)
         assert used_mib <= device.memory_mib, f"{device.id} is over its memory"
         self._check_homes(device.id)

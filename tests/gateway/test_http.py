@@ -51,7 +51,9 @@ async def talk(port: int, data: bytes, *, half_close: bool = False) -> bytes:
             head = await reader.readuntil(b"\r\n\r\n")
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             return getattr(error, "partial", b"")
-        length = int(next((line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0))
+        length = int(
+            next((line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0)
+        )
         return head + (await reader.readexactly(length) if not head.startswith(b"HTTP/1.1 100") else b"")
     finally:
         await hang_up(writer)

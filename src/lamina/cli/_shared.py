@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mimetypes
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 import msgspec
 
 from lamina.errors import BadValue
+from lamina.sdk.binding import NOTHING
 
 DEFAULT_URL = "http://127.0.0.1:8700"
 
@@ -45,7 +47,7 @@ def parse_inputs(body: str | None, file: Path | None, named: tuple[str, ...]) ->
         kind = mimetypes.guess_type(file.name)[0] or ""
         data = file.read_bytes()
         return (_json(data.decode(), str(file)) if kind == "application/json" else data), False
-    return (_json(body, "body") if body is not None else None), False
+    return (_json(body, "body") if body is not None else NOTHING), False
 
 
 def _json(text: str, field: str) -> Any:
@@ -62,6 +64,7 @@ def show_value(value: Any) -> None:
     from lamina import values
 
     if isinstance(value, bytes):
-        click.get_binary_stream("stdout").write(value)
+        sys.stdout.buffer.write(value)
     else:
-        click.echo(msgspec.json.format(values.to_json(value), indent=2).decode())
+        text: bytes = msgspec.json.format(values.to_json(value), indent=2)
+        click.echo(text.decode())

@@ -115,17 +115,5 @@ class WakeAt(Struct, frozen=True, tag=True):
 
 
 Action = (
-    StartBatch
-    | Load
-    | Unload
-    | Resize
-    | Reply
-    | Fail
-    | Refuse
-    | Resolve
-    | DropJob
-    | Kill
-    | AddDevice
-    | ReleaseDevice
-    | WakeAt
+    StartBatch | Load | Unload | Resize | Reply | Fail | Refuse | Resolve | DropJob | Kill | AddDevice | ReleaseDevice | WakeAt
 )

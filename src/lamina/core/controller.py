@@ -12,9 +12,9 @@ Rules it keeps, whatever the policy says:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from heapq import heappop, heappush
-from typing import Any
+from collections.abc import Callable, Container
+from heapq import heapify, heappop, heappush
+from typing import Any, TypeVar
 
 from lamina.core import events as ev
 from lamina.core.actions import (
@@ -59,18 +59,26 @@ from lamina.core.queue import Job, Queue
 from lamina.core.quota import Bucket
 from lamina.core.run import Ready, Run
 from lamina.core.state import Batch, FunctionState, Instance, State
-from lamina.errors import PolicyError
-from lamina.types import NEVER_US
+from lamina.errors import BadFlow, PolicyError
+from lamina.types import NEVER_US, Quota
+
+T = TypeVar("T")
 
 GRACE_US = 100_000
 """A running job may overshoot by this much before its caller is told; the answer may be a moment away."""
 
 BACKOFF_US = (0, 100_000, 200_000, 400_000, 800_000, 1_600_000, 3_200_000, 6_400_000, 12_800_000, 30_000_000)
 HOUSEKEEPING_US = 1_000_000
-"""Hung batches are looked for this often, whatever period the policy has."""
+"""Hung batches and loads are looked for this often, whatever period the policy has."""
+
+LOAD_LIMIT_US = 600_000_000
+"""A load that takes longer hangs, and would hold its function's calls for ever."""
 
 MAX_CRASHES = 5
 """Loads that die in a row before the calls waiting for the function are failed rather than kept."""
+
+MAX_ITEMS = 100_000
+"""Items of one run at a time: a count that comes from data is bounded before anything is made of it."""
 
 
 class Controller:
@@ -85,8 +93,11 @@ class Controller:
         self._hang_floor_us = hang_floor_us
         self._out: list[Action] = []
         self._expiry: list[tuple[int, str]] = []  #: (when, call); entries of ended calls are skipped
-        self._armed_us = NEVER_US  #: the tick on its way
+        self._ticks: list[int] = []  #: ticks on their way, a heap; more than one when a later one was asked for first
         self._wish_us = NEVER_US  #: the earliest tick anybody asked for while this event is handled
+        self._wakes: list[int] = []  #: times the policy wants to be asked at, a heap
+        self._woken = False
+        self._look_at_us = HOUSEKEEPING_US  #: when to look for what hangs
         self._scale_at_us = 0
         self._cold = False  #: work came for a function with no instance: do not wait for the next period
         self._tails: dict[int, dict[str, int]] = {}  #: by identity of the flow; dropped when predictions move
@@ -156,7 +167,8 @@ class Controller:
             if isinstance(node, Task):
                 self._enqueue(run, scope.id, node)
             else:
-                run.questions.add((scope.id, node.name))
+                asked = (scope.id, node.name)
+                run.questions[asked] = run.questions.get(asked, 0) + 1
                 self._out.append(Resolve(run.call.id, scope.id, node.name))
         if run.ended:
             call = run.call
@@ -211,6 +223,11 @@ class Controller:
         if not len(function.queue):
             self.state.waiting.pop(function.spec.name, None)
             self.state.held.pop(function.spec.name, None)
+            if self.state.held:  # a home its owner has no use for any more may be lent
+                for instance in function.instances.values():
+                    device = self.state.devices[instance.device]
+                    if instance.id in device.lent:
+                        self._stir(device)
 
     def _unhold(self, function: FunctionState) -> None:
         if self.state.held.pop(function.spec.name, None) is not None:
@@ -264,17 +281,23 @@ class Controller:
 
     def _resolved(self, event: ev.Resolved) -> None:
         run = self.state.runs.get(event.call_id)
-        if run is None or (event.scope, event.node) not in run.questions:
+        asked = (event.scope, event.node)
+        if run is None or asked not in run.questions:
             return
-        run.questions.discard((event.scope, event.node))
-        if event.error:
-            self._end(run, Fail(event.call_id, event.error, event.node))
-            return
+        run.questions[asked] -= 1
+        if not run.questions[asked]:
+            del run.questions[asked]
         node = run.scopes[event.scope].flow.nodes[event.node]
         if isinstance(node, Each):
-            self._go(run, run.spread(event.scope, event.node, event.value))
+            possible = 0 <= event.value <= MAX_ITEMS - len(run.scopes)
         else:
             assert isinstance(node, Choice)
+            possible = 0 <= event.value < len(node.branches)
+        if event.error or not possible:
+            self._end(run, Fail(event.call_id, event.error or "bad-value", event.node))
+        elif isinstance(node, Each):
+            self._go(run, run.spread(event.scope, event.node, event.value))
+        else:
             self._go(run, run.finish(event.scope, event.node, node.branches[event.value]))
 
     # ---------------------------------------------------------------- batches
@@ -285,16 +308,19 @@ class Controller:
             return
         device = batch.device
         units = batch.mask.bit_count()
+        count = len(batch.jobs)
+        device_us = max(0, event.device_us)
         function = self.state.functions[batch.instance.function]
         function.crashes = 0
-        self.predictor.observe(function.spec.name, device.spec.kind, len(batch.jobs), units, event.device_us)
+        self.predictor.observe(function.spec.name, device.spec.kind, count, units, device_us)
         if function.bucket:
-            function.bucket.charge(self.now_us, event.device_us)
+            function.bucket.charge(self.now_us, device_us)
         label = mask_label(device.spec.id, batch.mask)
-        count = len(batch.jobs)
-        cost = event.device_us * units * device.spec.unit_price() / count
+        cost = device_us * units * device.spec.unit_price() / count
         self._release(batch)
         outcomes = event.outcomes
+        if outcomes and len(outcomes) != count:  # whose is whose? Nobody gets an answer that may be another's
+            outcomes = (ev.JobOutcome(False, "bad-result"),) * count
         for index, job in enumerate(batch.jobs):
             run = job.run
             if run.jobs.pop(job.id, None) is None:
@@ -329,8 +355,7 @@ class Controller:
             follower.after = None
             self._begin(follower)
         if instance.phase is Phase.DRAINING and not instance.batches:
-            self._remove(instance)
-            self._out.append(Unload(instance.id))
+            self._part(instance)
 
     def _begin(self, batch: Batch) -> None:
         batch.started_us = self.now_us
@@ -348,6 +373,7 @@ class Controller:
         """Jobs of a batch that came to nothing: again, in half the company; alone, once more; then no more."""
         function = self.state.functions[batch.instance.function]
         company = len(batch.jobs)
+        fastest_us = self._fastest_us(function.spec.name)
         for job in batch.jobs:
             run = job.run
             if job.id not in run.jobs:
@@ -358,7 +384,6 @@ class Controller:
             else:
                 job.strikes += 1
             run.retries += 1
-            fastest_us = self._fastest_us(job.function)
             if not function.spec.idempotent or job.strikes > 1:
                 del run.jobs[job.id]
                 self._end(run, Fail(run.call.id, reason, job.node, job.id))
@@ -367,6 +392,13 @@ class Controller:
                 self._end(run, Fail(run.call.id, "deadline", job.node, job.id))
             else:
                 self._wait(function, job)
+
+    def _unbook(self, batch: Batch) -> None:
+        """Jobs of a batch that never began go back as if nothing had been: no harm came to them, or from them."""
+        for job in batch.jobs:
+            if job.id in job.run.jobs:
+                job.batch_id = 0
+                self._wait(self.state.functions[job.function], job)
 
     # ------------------------------------------------- instances and devices
 
@@ -390,7 +422,7 @@ class Controller:
         function.crashes += 1
         function.not_before_us = self.now_us + BACKOFF_US[min(function.crashes, len(BACKOFF_US)) - 1]
         lost_loading = instance.phase is Phase.LOADING
-        self._lose(instance, event.reason)
+        self._lose([instance], event.reason)
         if lost_loading and function.crashes >= MAX_CRASHES and not function.instances:
             for job in function.queue.jobs():
                 if job.id in job.run.jobs:
@@ -398,22 +430,37 @@ class Controller:
         elif len(function.queue) or function.spec.scale.min:
             self._cold = True
 
-    def _lose(self, instance: Instance, reason: str) -> None:
-        batches = list(instance.batches.values())
-        for batch in sorted(batches, key=lambda batch: batch.started_us >= 0):  # booked first: they must not be begun
-            if batch.id in self.state.batches:
-                self._release(batch)
-        self._remove(instance)
-        for batch in batches:
+    def _lose(self, instances: list[Instance], reason: str) -> None:
+        for instance in instances:
+            instance.phase = move(instance.phase, "lost")
+        batches = [batch for instance in instances for batch in instance.batches.values()]
+        booked = [batch for batch in batches if batch.started_us < 0]
+        begun = [batch for batch in batches if batch.started_us >= 0]
+        for batch in (*booked, *begun):  # booked first: they must not be begun
+            self._release(batch)
+        for instance in instances:
+            self._remove(instance)
+        for batch in begun:
             self._retry(batch, reason)
+        for batch in booked:
+            self._unbook(batch)
+
+    def _part(self, instance: Instance) -> None:
+        """Its work is done: it goes of our own will."""
+        instance.phase = move(instance.phase, "unload")
+        self._remove(instance)
+        self._out.append(Unload(instance.id))
 
     def _remove(self, instance: Instance) -> None:
-        instance.phase = move(instance.phase, "lost")
         device = self.state.devices[instance.device]
+        function = self.state.functions[instance.function]
+        self._stir(device)  # its memory and its home are free for others
         device.memory_used_mib -= instance.memory_mib
         device.forget(instance.id)
-        self.state.functions[instance.function].instances.pop(instance.id, None)
-        self.state.instances.pop(instance.id, None)
+        del function.instances[instance.id]
+        del self.state.instances[instance.id]
+        if len(function.queue) and not function.instances:
+            self._cold = True
 
     def _device_joined(self, event: ev.DeviceJoined) -> None:
         if event.device.id not in self.state.devices:
@@ -425,57 +472,101 @@ class Controller:
         device = self.state.devices.get(event.device)
         if device is None:
             return
-        for instance_id in sorted(device.instances):
-            instance = self.state.instances.get(instance_id)
-            if instance is not None:
-                self._lose(instance, "device-lost")
+        self._lose([self.state.instances[instance_id] for instance_id in device.instances], "device-lost")
         del self.state.devices[event.device]
         self._tails.clear()
         self._cold = True
 
     def _deployed(self, event: ev.Deployed) -> None:
-        order = self.policy.order
+        self._check_deployed(event)
         for spec in event.functions:
-            quota = spec.quota
-            bucket = None
-            if quota.limit < 1.0:
-                burst_us = quota.limit * quota.window_us
-                bucket = Bucket(quota.limit, burst_us, burst_us, self.now_us)
             known = self.state.functions.get(spec.name)
             if known is None:
-                self.state.functions[spec.name] = FunctionState(spec, Queue(spec.name, order), bucket=bucket)
+                self.state.functions[spec.name] = FunctionState(spec, Queue(spec.name, self.policy.order))
             else:
-                known.spec, known.bucket = spec, bucket
+                known.spec = spec
                 known.crashes = known.not_before_us = 0
                 for instance in known.instances.values():
-                    instance.units = spec.units_on(self.state.devices[instance.device].spec)
+                    device = self.state.devices[instance.device]
+                    if instance.id in device.homes:
+                        device.keep(instance.id, device.homes[instance.id], spec.lend)
+                    else:
+                        instance.units = spec.units_on(device.spec)
+                    self._stir(device)
+                self._unhold(known)
+            function = self.state.functions[spec.name]
+            function.bucket = self._bucket(spec.quota, function.bucket)
             self.state.flows[spec.name] = function_flow(spec.name, spec.slo)
             self._cold = self._cold or spec.scale.min > 0
         for flow in event.flows:
-            flow.check()
-            for task in flow.tasks():
-                if task.function not in self.state.functions:
-                    raise PolicyError(f"workflow {flow.name!r} calls {task.function!r}, which is not deployed")
             self.state.flows[flow.name] = flow
         self._tails.clear()
+
+    def _check_deployed(self, event: ev.Deployed) -> None:
+        """All of it or nothing: what is wrong is said before anything is changed."""
+        functions = self.state.functions.keys() | {spec.name for spec in event.functions}
+        for flow in event.flows:
+            flow.check()
+            if flow.name in functions:
+                raise BadFlow(f"{flow.name!r} is a function and a workflow", hint="give one of them another name")
+            for name in flow.functions:
+                if name not in functions:
+                    raise BadFlow(f"workflow {flow.name!r} calls {name!r}, which is not deployed")
+        for spec in event.functions:
+            if spec.name in self.state.flows and spec.name not in self.state.functions:
+                raise BadFlow(f"{spec.name!r} is a workflow already", hint="give the function another name")
+
+    def _bucket(self, quota: Quota, before: Bucket | None) -> Bucket | None:
+        """Full at first; a new quota neither forgives a debt nor takes savings that fit."""
+        if quota.limit >= 1.0:
+            return None
+        burst_us = max(1.0, quota.limit * quota.window_us)
+        level_us = min(burst_us, before.level(self.now_us)) if before else burst_us
+        return Bucket(quota.limit, burst_us, level_us, self.now_us)
 
     # ------------------------------------------------------------------- time
 
     def _tick(self, event: ev.Tick) -> None:
-        if self.now_us >= self._armed_us:
-            self._armed_us = NEVER_US
+        now_us = self.now_us
+        if self._ticks and self._ticks[0] <= now_us:
+            heappop(self._ticks)
         expiry, runs = self._expiry, self.state.runs
-        while expiry and expiry[0][0] <= self.now_us:
+        while expiry and expiry[0][0] <= now_us:
             _, call_id = heappop(expiry)
             run = runs.get(call_id)
-            if run is not None and run.call.expires_us + GRACE_US <= self.now_us:
+            if run is not None and run.call.expires_us + GRACE_US <= now_us:
                 self._end(run, Fail(call_id, "deadline", next((job.node for job in run.jobs.values()), "")))
         for name, held in list(self.state.held.items()):
-            if held.until_us <= self.now_us:
+            if held.until_us <= now_us:
                 self._unhold(self.state.functions[name])
-        for batch in list(self.state.batches.values()):
+            elif held.until_us < self._wish_us:
+                self._wish_us = held.until_us  # this tick was not theirs; theirs must still come
+        while self._wakes and self._wakes[0] <= now_us:
+            heappop(self._wakes)
+            self._woken = True
+        if now_us >= self._look_at_us:
+            self._look_at_us = now_us + HOUSEKEEPING_US
+            self._end_what_hangs()
+            if len(expiry) > 2 * len(runs) + 1024:  # one patient call must not keep the times of all that came after it
+                self._expiry = [entry for entry in expiry if entry[1] in runs]
+                heapify(self._expiry)
+
+    def _end_what_hangs(self) -> None:
+        for batch in self.state.batches.values():
             if batch.started_us >= 0 and self.now_us - batch.started_us >= self._hang_us(batch):
-                self._out.append(Kill(batch.instance.id, "hung"))
+                self._kill(batch.instance, "hung")
+        for instance in self.state.instances.values():
+            if instance.phase is Phase.LOADING and self.now_us - instance.since_us >= LOAD_LIMIT_US:
+                self._kill(instance, "load-hung")
+
+    def _kill(self, instance: Instance, reason: str) -> None:
+        """Once; until its loss is reported it gets nothing more to do."""
+        if not instance.killed:
+            instance.killed = True
+            if instance.phase is Phase.WARM:
+                instance.phase = move(instance.phase, "drain")
+            self._cold = True
+            self._out.append(Kill(instance.id, reason))
 
     def _hang_us(self, batch: Batch) -> int:
         return max(5 * batch.predicted_us, self._hang_floor_us) if batch.predicted_us else 60_000_000
@@ -485,11 +576,14 @@ class Controller:
         expiry, runs = self._expiry, self.state.runs
         while expiry and expiry[0][1] not in runs:
             heappop(expiry)
-        at_us = min(self._wish_us, self._scale_at_us, self.now_us + HOUSEKEEPING_US)
+        at_us = min(self._wish_us, self._scale_at_us, self._look_at_us)
         if expiry and expiry[0][0] < at_us:
             at_us = expiry[0][0]
-        if at_us < self._armed_us:
-            self._armed_us = at_us = max(at_us, self.now_us + 1)
+        if self._wakes and self._wakes[0] < at_us:
+            at_us = self._wakes[0]
+        if not self._ticks or at_us < self._ticks[0]:
+            at_us = max(at_us, self.now_us + 1)
+            heappush(self._ticks, at_us)
             self._out.append(WakeAt(at_us))
 
     # -------------------------------------------------------------- decisions
@@ -506,7 +600,8 @@ class Controller:
                 function = self.state.functions[name]
                 if not function.instances:  # no room, or backing off: look again soon
                     self._scale_at_us = min(self._scale_at_us, max(function.not_before_us, self.now_us + 10_000))
-        if self.state.waiting:
+        if self.state.waiting or self._woken:
+            self._woken = False
             for decision in self.policy.dispatch(self._view):
                 self._apply(decision)
 
@@ -520,7 +615,7 @@ class Controller:
                 if function is not None:
                     self.state.held[decision.function] = decision
             case Wake():
-                self._wish_us = min(self._wish_us, decision.at_us)
+                heappush(self._wakes, decision.at_us)
             case Drop():
                 job = decision.job
                 if job.id not in job.run.jobs or job.batch_id:
@@ -538,32 +633,19 @@ class Controller:
                 self._give(decision)
 
     def _start(self, decision: Start) -> None:
+        self._check_start(decision)
         jobs, opening = decision.jobs, decision.opening
         instance, device = opening.instance, opening.device
-        if not jobs:
-            raise PolicyError("a batch needs at least one job")
-        function = self.state.functions[jobs[0].function]
-        if any(job.batch_id or job.function != function.spec.name for job in jobs):
-            raise PolicyError("a batch is made of waiting jobs of one function")
-        if len(jobs) > function.spec.max_batch:
-            raise PolicyError(f"{function.spec.name} takes {function.spec.max_batch} jobs at once, not {len(jobs)}")
-        if instance.phase is not Phase.WARM or instance.function != function.spec.name:
-            raise PolicyError(f"{instance.id} is {instance.phase.value} and serves {instance.function}")
+        function = self.state.functions[instance.function]
         predicted_us = self._view.latency_us(function.spec.name, device, len(jobs), opening.units)
-        if opening.at_us + predicted_us > max(job.expires_us for job in jobs) and predicted_us:
+        if predicted_us and opening.at_us + predicted_us > max(job.expires_us for job in jobs):
             raise PolicyError(f"every job of this batch of {function.spec.name} would be too late")
         state = self.state
         state.last_batch += 1
-        batch = Batch(
-            state.last_batch, instance, device, opening.mask, jobs, predicted_us, planned_us=opening.at_us
-        )
+        batch = Batch(state.last_batch, instance, device, opening.mask, jobs, predicted_us, planned_us=opening.at_us)
         if opening.after is not None:
-            if opening.after.follower is not None or opening.after.id not in state.batches:
-                raise PolicyError(f"nothing can be booked behind batch {opening.after.id}")
             batch.after = opening.after
             opening.after.follower = batch
-        elif opening.mask & device.busy:
-            raise PolicyError(f"{mask_label(device.spec.id, opening.mask)} is busy")
         else:
             self._begin(batch)
         state.batches[batch.id] = batch
@@ -585,55 +667,101 @@ class Controller:
             )
         )
 
+    def _check_start(self, decision: Start) -> None:
+        """Before anything changes: a policy in error must leave the state sound."""
+        jobs, opening = decision.jobs, decision.opening
+        instance, device, mask, after = opening.instance, opening.device, opening.mask, opening.after
+        name = instance.function
+        if not jobs:
+            raise PolicyError("a batch needs at least one job")
+        if len(jobs) > self.state.functions[name].spec.max_batch:
+            raise PolicyError(f"{name} takes {self.state.functions[name].spec.max_batch} jobs at once, not {len(jobs)}")
+        ids = {job.id for job in jobs if not job.batch_id and job.function == name and job.id in job.run.jobs}
+        if len(ids) != len(jobs):
+            raise PolicyError(f"a batch is made of waiting jobs of one function, each once; this one is for {name}")
+        if instance.phase is not Phase.WARM or instance.device != device.spec.id:
+            raise PolicyError(f"{instance.id} is {instance.phase.value} on {instance.device}")
+        if not device.allows(mask) or not (device.spec.limits.per_batch or mask == device.homes.get(instance.id)):
+            raise PolicyError(f"{device.spec.id} has no slice {mask:b} for {instance.id}")
+        own = after is not None and after.instance is instance
+        if not own and not instance.has_room(device.spec.limits.batches_per_instance):
+            raise PolicyError(f"{instance.id} has all the batches it may run at once")
+        if after is None:
+            if mask & (device.busy | device.kept_from(instance.id)):
+                raise PolicyError(f"{mask_label(device.spec.id, mask)} is busy, or kept for somebody else")
+        elif after.follower is not None or after.started_us < 0 or after.id not in self.state.batches:
+            raise PolicyError(f"nothing can be booked behind batch {after.id}")
+        elif after.device is not device or mask & ~after.mask:
+            raise PolicyError(f"{mask_label(device.spec.id, mask)} is not what batch {after.id} leaves behind")
+
     def _load(self, decision: LoadOn) -> None:
-        function = self.state.functions[decision.function]
-        device = self.state.devices[decision.device]
+        function = self._known(self.state.functions, decision.function)
+        device = self._known(self.state.devices, decision.device)
         memory_mib = function.spec.memory_mib
+        if not function.spec.fits_family(device.spec.family):
+            raise PolicyError(f"{decision.function} cannot run on {decision.device}: that is a {device.spec.family}")
         if device.memory_used_mib + memory_mib > device.spec.memory_mib:
             raise PolicyError(f"{decision.function} needs {memory_mib} MiB; {decision.device} has no room for it")
+        mask = self._standing(device, decision.home_units, ())
         function.loads += 1
         instance = Instance(
-            f"{decision.function}-{function.loads}", decision.function, decision.device, Phase.LOADING, self.now_us, memory_mib,
-            units=function.spec.units_on(device.spec),
+            f"{decision.function}-{function.loads}",
+            decision.function,
+            decision.device,
+            Phase.LOADING,
+            self.now_us,
+            memory_mib,
+            units=mask.bit_count() or function.spec.units_on(device.spec),
         )
-        mask = 0
-        if decision.home_units:
-            mask = device.keep(instance.id, decision.home_units, function.spec.lend)
-            if not mask:
-                raise PolicyError(f"{decision.device} has no {decision.home_units} units left for a home")
         device.memory_used_mib += memory_mib
-        device.instances.add(instance.id)
+        device.instances[instance.id] = None
+        if mask:
+            device.keep(instance.id, mask, function.spec.lend)
         function.instances[instance.id] = instance
         self.state.instances[instance.id] = instance
         self._out.append(Load(instance.id, decision.function, decision.device, mask))
 
+    def _known(self, those: dict[str, T], name: str) -> T:
+        if name not in those:
+            raise PolicyError(f"there is no {name!r}")
+        return those[name]
+
+    def _standing(self, device: Device, units: int, instance: Container[str]) -> int:
+        """A place for a standing slice, 0 if none is wanted."""
+        if not units:
+            return 0
+        mask = device.spare(units, instance) if units > 0 else 0
+        if not device.allows(mask):
+            raise PolicyError(f"{device.spec.id} has no {units} units left for a standing slice")
+        return mask
+
     def _unload(self, decision: UnloadOf) -> None:
-        instance = self.state.instances.get(decision.instance)
-        if instance is None:
-            raise PolicyError(f"no instance {decision.instance!r}")
-        if instance.batches:
-            if instance.phase is Phase.WARM:
-                instance.phase = move(instance.phase, "drain")
-        else:
-            self._remove(instance)
-            self._out.append(Unload(instance.id))
+        instance = self._known(self.state.instances, decision.instance)
+        if not instance.batches:
+            self._part(instance)
+        elif instance.phase is Phase.WARM:
+            instance.phase = move(instance.phase, "drain")
 
     def _resize(self, decision: ResizeTo) -> None:
-        instance = self.state.instances[decision.instance]
+        instance = self._known(self.state.instances, decision.instance)
         device = self.state.devices[instance.device]
         spec = self.state.functions[instance.function].spec
         before = device.homes.get(instance.id, 0)
-        mask = device.keep(instance.id, decision.home_units, spec.lend)
-        if not mask:
-            raise PolicyError(f"{instance.device} has no {decision.home_units} units for {instance.id}")
-        if mask != before:
-            self._out.append(Resize(instance.id, mask))
+        if before.bit_count() == decision.home_units:
+            return
+        mask = self._standing(device, decision.home_units, (instance.id,))
+        if mask:
+            device.keep(instance.id, mask, spec.lend)
+        else:
+            device.leave(instance.id)
+        instance.units = mask.bit_count() or spec.units_on(device.spec)
+        self._stir(device)
+        self._out.append(Resize(instance.id, mask))
 
     def _give(self, decision: GiveDevice) -> None:
-        device = self.state.devices[decision.device]
+        device = self._known(self.state.devices, decision.device)
         if device.instances:
             raise PolicyError(f"{decision.device} is not empty")
         del self.state.devices[decision.device]
+        self._tails.clear()
         self._out.append(ReleaseDevice(decision.device))
-
-

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from lamina.core.actions import Refuse
+from lamina.core.lease import Device
 from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, LoadOn, UnloadOf, View
-from lamina.core.state import FunctionState
+from lamina.core.state import FunctionState, Instance
 from lamina.types import Call
 
 
@@ -34,34 +35,40 @@ class ScaleToLoad:
     def scale(self, view: View) -> Iterator[Decision]:
         for name, function in view.functions.items():
             rate_per_us = self._look(view, name, function)
-            standing = [i for i in function.instances.values() if i.phase in (Phase.LOADING, Phase.WARM)]
+            standing = []
+            for instance in list(function.instances.values()):
+                if not self._has_place(view, instance):
+                    yield UnloadOf(instance.id)
+                elif instance.phase in (Phase.LOADING, Phase.WARM):
+                    standing.append(instance)
             scale = function.spec.scale
             want = max(scale.min, min(scale.max, self._needed(view, function, rate_per_us)))
             if len(function.queue) and not standing:
                 want = max(want, 1)
             if want > len(standing) and view.now_us >= function.not_before_us:
+                if not standing and self._room(view, function) is None:
+                    yield from self._make_room(view, function)
                 for _ in range(want - len(standing)):
                     device = self._room(view, function)
                     if device is None:
                         break
-                    yield LoadOn(name, device, function.spec.units_on(view.devices[device].spec) if function.spec.home else 0)
-            elif len(standing) > max(want, scale.min):
-                idle = [
-                    i
-                    for i in standing
-                    if not i.batches and i.phase is Phase.WARM and view.now_us - max(i.used_us, i.since_us) >= scale.idle_us
-                ]
-                for instance in idle[: len(standing) - max(want, scale.min)]:
+                    yield LoadOn(name, device.spec.id, self._home_units(function, device))
+            elif len(standing) > want:
+                idle = [i for i in standing if _is_idle(i) and view.now_us - _idle_since_us(i) >= scale.idle_us]
+                for instance in idle[: len(standing) - want]:
                     yield UnloadOf(instance.id)
 
     def _look(self, view: View, name: str, function: FunctionState) -> float:
+        """Arrivals per microsecond: up at once, down by halves, and nothing after as long a silence as `idle_us`."""
+        meter = function.meter
         count, at_us = self._seen.get(name, (0, view.now_us))
         span_us = view.now_us - at_us
         if span_us >= self.period_us or name not in self._seen:
-            self._seen[name] = (function.meter.count, view.now_us)
-            fresh = (function.meter.count - count) / span_us if span_us else 0.0
+            self._seen[name] = (meter.count, view.now_us)
+            fresh = (meter.count - count) / span_us if span_us else 0.0
             self._rate[name] = max(fresh, 0.5 * (self._rate.get(name, 0.0) + fresh))
-        return self._rate.get(name, 0.0)
+        silent = view.now_us - meter.last_us >= function.spec.scale.idle_us
+        return 0.0 if silent else self._rate[name]
 
     def _needed(self, view: View, function: FunctionState, rate_per_us: float) -> int:
         """Instances that serve this rate at `target`; where one instance fills many slices, one is enough."""
@@ -78,14 +85,12 @@ class ScaleToLoad:
                 return max(1, -int(-rate_per_us * batch_us / spec.max_batch / self.target // 1))
         return 1
 
-    def _room(self, view: View, function: FunctionState) -> str | None:
-        """The device with most free units per standing instance that has the memory."""
+    def _room(self, view: View, function: FunctionState) -> Device | None:
+        """The device with most free units per standing instance that has the memory, and a home where one is needed."""
         spec = function.spec
         best, best_score = None, -1.0
         for device in view.devices.values():
-            if device.draining or not spec.fits_family(device.spec.family):
-                continue
-            if device.memory_used_mib + spec.memory_mib > device.spec.memory_mib:
+            if not self._fits(function, device, {}):
                 continue
             mine = sum(view.instances[i].function == spec.name for i in device.instances)
             limit = device.spec.limits.batches_per_instance
@@ -94,5 +99,49 @@ class ScaleToLoad:
             gpu_first = 1000.0 if device.spec.family == "gpu" else 0.0
             score = gpu_first + device.spec.units / (1 + len(device.instances))
             if score > best_score:
-                best, best_score = device.spec.id, score
+                best, best_score = device, score
         return best
+
+    def _has_place(self, view: View, instance: Instance) -> bool:
+        """Not so if homes given since have left no block it could ever lease: it only seems to stand."""
+        device = view.devices[instance.device]
+        return instance.id in device.homes or device.spare(instance.units, borrow=True) != 0
+
+    def _make_room(self, view: View, function: FunctionState) -> Iterator[Decision]:
+        """What nobody uses goes, longest unused first, where that is enough for one who has work and no instance."""
+        for device in view.devices.values():
+            idle = [view.instances[i] for i in device.instances if self._spared(view, view.instances[i])]
+            going: dict[str, int] = {}
+            for instance in sorted(idle, key=_idle_since_us):
+                going[instance.id] = instance.memory_mib
+                if self._fits(function, device, going):
+                    for instance_id in going:
+                        yield UnloadOf(instance_id)
+                    return
+
+    def _spared(self, view: View, instance: Instance) -> bool:
+        function = view.functions[instance.function]
+        return _is_idle(instance) and not len(function.queue) and len(function.instances) > function.spec.scale.min
+
+    def _fits(self, function: FunctionState, device: Device, going: Mapping[str, int]) -> bool:
+        """Could it be loaded here, were the instances `going` (with their memory) gone?"""
+        spec = function.spec
+        if device.draining or not spec.fits_family(device.spec.family):
+            return False
+        if device.memory_used_mib - sum(going.values()) + spec.memory_mib > device.spec.memory_mib:
+            return False
+        home_units = self._home_units(function, device)
+        return device.spare(home_units or spec.units_on(device.spec), going, borrow=not home_units) != 0
+
+    def _home_units(self, function: FunctionState, device: Device) -> int:
+        if function.spec.home or not device.spec.limits.per_batch:
+            return function.spec.units_on(device.spec)
+        return 0
+
+
+def _is_idle(instance: Instance) -> bool:
+    return instance.phase is Phase.WARM and not instance.batches
+
+
+def _idle_since_us(instance: Instance) -> int:
+    return max(instance.used_us, instance.since_us)

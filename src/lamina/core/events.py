@@ -52,7 +52,7 @@ class InstanceReady(Struct, frozen=True, tag=True):
 
 class InstanceLost(Struct, frozen=True, tag=True):
     instance: str
-    reason: str = "lost"
+    reason: str = "worker-lost"
 
 
 class DeviceJoined(Struct, frozen=True, tag=True):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from msgspec import Struct
@@ -134,24 +135,34 @@ class Flow(Struct, frozen=True, dict=True):
                     frontier.append(name)
         if lost := sorted(self.nodes.keys() - reached):
             raise BadFlow(f"workflow {self.name!r}: no way leads to {', '.join(lost)}")
+        idle = {name: node.next for name, node in self.nodes.items() if not isinstance(node, Task)}
+        try:
+            TopologicalSorter(idle).prepare()
+        except CycleError as error:
+            raise BadFlow(
+                f"workflow {self.name!r}: {' -> '.join(reversed(error.args[1]))} goes round without doing a step",
+                hint="put a task into the loop: without one it would spin for ever",
+            ) from None
 
     def tails(self, task_us: Callable[[str], int]) -> dict[str, int]:
         """Per node, the longest time from its end to the end of this flow; a loop counts once."""
+        spans = {name: self._span(name, task_us) for name in self.nodes}
         known: dict[str, int] = {}
         on_path: set[str] = set()
-
-
-        def tail(name: str) -> int:
-            if name in known:
-                return known[name]
-            on_path.add(name)
-            after = [self._span(later, task_us) + tail(later) for later in self.nodes[name].next if later not in on_path]
-            on_path.discard(name)
-            known[name] = max(after, default=0)
-            return known[name]
-
-        for name in self.nodes:
-            tail(name)
+        stack: list[str] = []  # by hand: a workflow may be longer than Python's own stack
+        for root in self.nodes:
+            stack.append(root)
+            while stack:
+                name = stack[-1]
+                on_path.add(name)
+                later = self.nodes[name].next
+                first = next((n for n in later if n not in known and n not in on_path), None)
+                if first is not None:
+                    stack.append(first)
+                    continue
+                if name not in known:
+                    known[name] = max((spans[n] + known[n] for n in later if n in known), default=0)
+                on_path.discard(stack.pop())
         return known
 
     def span_us(self, name: str, task_us: Callable[[str], int]) -> int:

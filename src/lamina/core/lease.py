@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -40,7 +41,7 @@ class Device:
     homes: dict[str, int] = field(default_factory=dict)  #: instance -> its standing slice, kept for it
     lent: set[str] = field(default_factory=set)  #: instances whose idle home others may use for one batch
     memory_used_mib: int = 0
-    instances: set[str] = field(default_factory=set)
+    instances: dict[str, None] = field(default_factory=dict)  #: a set in the order of loading: runs must repeat
     running: dict[int, int] = field(default_factory=dict)  #: batch -> its units
     draining: bool = False
 
@@ -60,30 +61,62 @@ class Device:
                 kept |= mask
         return kept
 
-    def find(self, instance: str, units: int) -> int:
-        """A free slice for it, its own home first; 0 if there is none."""
-        home = self.homes.get(instance, 0)
-        if home and not home & self.busy and home.bit_count() >= units:
-            return find_run(home, units, self.spec.limits.aligned, self.spec.units) or home
-        free = self.open_to(instance)
-        if free.bit_count() < units:
-            return 0
-        return find_run(free, units, self.spec.limits.aligned, self.spec.units)
-
-    def keep(self, instance: str, units: int, lend: bool) -> int:
-        """A standing slice among units no other home has; 0 if there is no room for it."""
-        taken = 0
+    def homes_but(self, instance: str) -> int:
+        """Units that stand for others, lent or not."""
+        kept = 0
         for owner, mask in self.homes.items():
             if owner != instance:
+                kept |= mask
+        return kept
+
+    def find(self, instance: str, units: int, kept: int) -> int:
+        """A free slice for it, its own home first and none of the units `kept` from it; 0 if there is none."""
+        limits = self.spec.limits
+        home = self.homes.get(instance, 0)
+        idle_home = home if not home & self.busy else 0
+        if not limits.per_batch:
+            return idle_home
+        if idle_home.bit_count() >= units:
+            return find_run(idle_home, units, limits.aligned, self.spec.units) or idle_home
+        free = self.everything & ~self.busy & ~kept
+        return find_run(free, units, limits.aligned, self.spec.units) if free.bit_count() >= units else 0
+
+    def spare(self, units: int, without: Container[str] = (), *, borrow: bool = False) -> int:
+        """A block no home has a claim to, busy or not; 0 if there is none.
+
+        The homes of `without` do not count, nor, to `borrow`, those that are lent.
+        """
+        taken = 0
+        for owner, mask in self.homes.items():
+            if owner not in without and not (borrow and owner in self.lent):
                 taken |= mask
-        mask = find_run(self.everything & ~taken, units, self.spec.limits.aligned, self.spec.units)
-        if mask:
-            self.homes[instance] = mask
-            (self.lent.add if lend else self.lent.discard)(instance)
-        return mask
+        return find_run(self.everything & ~taken, units, self.spec.limits.aligned, self.spec.units)
+
+    def keep(self, instance: str, mask: int, lend: bool) -> None:
+        """From now on this is its standing slice."""
+        self.homes[instance] = mask
+        (self.lent.add if lend else self.lent.discard)(instance)
+
+    def leave(self, instance: str) -> None:
+        """It has no standing slice any more."""
+        self.homes.pop(instance, None)
+        self.lent.discard(instance)
+
+    def allows(self, mask: int) -> bool:
+        """Is this a slice the device can make: one block, of a size it has, at a place where such a one may start?"""
+        units = mask.bit_count()
+        limits = self.spec.limits
+        low = mask & -mask
+        return (
+            mask != 0
+            and mask == low * ((1 << units) - 1)
+            and mask <= self.everything
+            and (not limits.sizes or units in limits.sizes)
+            and (not limits.aligned or (low.bit_length() - 1) % units == 0)
+        )
 
     def take(self, batch_id: int, mask: int) -> None:
-        assert mask and mask & self.everything == mask, f"{self.spec.id} has no units {mask:b}"
+        assert 0 < mask <= self.everything, f"{self.spec.id} has no units {mask:b}"
         assert not mask & self.busy, f"units {mask & self.busy:b} of {self.spec.id} are leased twice"
         self.busy |= mask
         self.running[batch_id] = mask
@@ -94,9 +127,8 @@ class Device:
         return mask
 
     def forget(self, instance: str) -> None:
-        self.instances.discard(instance)
-        self.homes.pop(instance, None)
-        self.lent.discard(instance)
+        self.instances.pop(instance, None)
+        self.leave(instance)
 
     def check(self) -> None:
         busy = 0
@@ -110,4 +142,5 @@ class Device:
             assert not kept & mask, f"homes overlap on {self.spec.id}"
             kept |= mask
         assert 0 <= self.memory_used_mib <= self.spec.memory_mib, f"memory of {self.spec.id} is over its cap"
-        assert self.homes.keys() <= self.instances, "a home outlived its instance"
+        assert self.homes.keys() <= self.instances.keys(), "a home outlived its instance"
+        assert self.lent <= self.homes.keys(), "nothing is lent where there is no home"

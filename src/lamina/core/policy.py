@@ -20,7 +20,7 @@ from msgspec import Struct
 from lamina.core.actions import Refuse
 from lamina.core.lifecycle import Phase
 from lamina.core.queue import Job, Order
-from lamina.types import Call
+from lamina.types import NEVER_US, Call
 
 if TYPE_CHECKING:
     from lamina.core.flow import Flow
@@ -188,41 +188,66 @@ class View:
     def openings(self, function: FunctionState, units: int = 0) -> Iterator[Opening]:
         """Where a batch could go, soonest kinds first: idle slices, then one booking behind each running batch.
 
-        Nothing is offered while the function's quota is in debt. `units` 0 stands for the function's own wish.
+        An instance that may run several batches is asked again after each start, until its device is full. Nothing is
+        offered while the function's quota is in debt. `units` 0 stands for the function's own wish.
         """
         now_us = self.now_us
         if function.bucket and function.bucket.ready_us(now_us) > now_us:
             return
-        crowded: list[tuple[Instance, Device, int, int]] = []
+        crowded: list[tuple[Instance, Device, int]] = []
         for instance in list(function.instances.values()):
-            if instance.phase is not Phase.WARM:
-                continue
             device = self._state.devices[instance.device]
             limit = device.spec.limits.batches_per_instance
             wish = units or instance.units
-            if not limit or instance.running < limit:
-                mask = device.find(instance.id, wish)
-                if mask:
-                    yield Opening(instance, device, mask, None, now_us)
-                    continue
-            crowded.append((instance, device, wish, limit))
-        for instance, device, wish, limit in crowded:
-            behind = self._booking(instance, device, wish, limit)
+            while instance.phase is Phase.WARM:
+                mask = 0
+                if instance.has_room(limit):
+                    mask = device.find(instance.id, wish, self.kept_from(instance, device) if device.homes else 0)
+                if not mask:
+                    crowded.append((instance, device, wish))
+                    break
+                yield Opening(instance, device, mask, None, now_us)
+                if not mask & device.busy:
+                    break  # not taken, so nothing else here would be
+        for instance, device, wish in crowded:
+            behind = self._booking(instance, device, wish)
             if behind is not None:
                 yield Opening(instance, device, behind.mask, behind, max(now_us, behind.ends_us))
 
-    def _booking(self, instance: Instance, device: Device, units: int, limit: int) -> Batch | None:
-        """The running batch whose slice it could inherit soonest."""
-        if limit and instance.running >= limit:
-            if len(instance.batches) > instance.running:
-                return None  # one booked batch per instance is enough to keep it busy
-            candidates: Iterable[Batch] = instance.batches.values()
+    def no_opening_until_us(self, function: FunctionState) -> int:
+        """How long to hold a function that has no opening: a quota refills by itself, all else takes an event."""
+        ready_us = function.bucket.ready_us(self.now_us) if function.bucket else 0
+        return ready_us if ready_us > self.now_us else NEVER_US
+
+    def kept_from(self, instance: Instance, device: Device) -> int:
+        """Units that stand for others: not lent at all, or wanted by their owner at this moment."""
+        kept = 0
+        for owner, mask in device.homes.items():
+            if owner != instance.id and (owner not in device.lent or self._wants_home(owner, device)):
+                kept |= mask
+        return kept
+
+    def _wants_home(self, owner: str, device: Device) -> bool:
+        instance = self._state.instances[owner]
+        function = self._state.functions[instance.function]
+        able = instance.phase is Phase.WARM and instance.has_room(device.spec.limits.batches_per_instance)
+        return able and len(function.queue) > 0 and not (function.bucket and function.bucket.level(self.now_us) <= 0)
+
+    def _booking(self, instance: Instance, device: Device, units: int) -> Batch | None:
+        """The running batch whose slice it could inherit soonest. A home is lent for one batch, so not for the next."""
+        limits = device.spec.limits
+        if instance.has_room(limits.batches_per_instance):
+            candidates: Iterable[Batch] = [self._state.batches[batch_id] for batch_id in device.running]
+        elif len(instance.batches) > instance.running:
+            return None  # one booked batch per instance is enough to keep it busy
         else:
-            candidates = (self._state.batches[batch_id] for batch_id in device.running)
-        kept = device.kept_from(instance.id)
+            candidates = instance.batches.values()
+        foreign = device.homes_but(instance.id)
         best: Batch | None = None
         for batch in candidates:
-            fits = batch.follower is None and batch.mask.bit_count() >= units and not batch.mask & kept
+            fits = batch.follower is None and batch.mask.bit_count() >= units and not batch.mask & foreign
+            if not limits.per_batch:
+                fits = fits and batch.mask == device.homes.get(instance.id)
             if fits and (best is None or batch.ends_us < best.ends_us):
                 best = batch
         return best

@@ -50,7 +50,7 @@ class Queue:
 
     def remove(self, job: Job) -> None:
         at = bisect_left(self._entries, (job.due_us if self.order == "due" else job.id, job.id))
-        assert at < len(self._entries) and self._entries[at][2] is job, f"job {job.id} is not waiting"
+        assert self._entries[at : at + 1] and self._entries[at][2] is job, f"job {job.id} is not waiting"
         del self._entries[at]
 
     def remove_first(self, jobs: list[Job]) -> None:

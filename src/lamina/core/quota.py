@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lamina.types import NEVER_US
+
 
 @dataclass(slots=True)
 class Bucket:
@@ -27,4 +29,6 @@ class Bucket:
     def ready_us(self, now_us: int) -> int:
         """When the next batch may start; `now_us` if at once."""
         level = self.level(now_us)
-        return now_us if level > 0 or self.rate >= 1.0 else now_us + int(-level / self.rate) + 1
+        if level > 0 or self.rate >= 1.0:
+            return now_us
+        return now_us + int(-level / self.rate) + 1 if self.rate > 0 else NEVER_US

@@ -21,10 +21,10 @@ class Scope:
     flow: Flow
     parent: Scope | None = None
     each: str = ""  #: the node of the parent that this is an item of
-    index: int = 0
+    family: int = 0  #: the first item it was made with: an Each that runs twice at once keeps its items apart
     live: int = 0
     collected: dict[str, int] = field(default_factory=dict)  #: tokens of nodes still waiting for more
-    children: dict[str, int] = field(default_factory=dict)  #: items not yet ended, per running Each
+    children: dict[int, int] = field(default_factory=dict)  #: items not yet ended, per family
 
 
 Ready = list[tuple[Scope, Node]]
@@ -37,7 +37,7 @@ class Run:
     scopes: dict[int, Scope] = field(default_factory=dict)
     next_scope: int = 0  #: the items of an Each get consecutive numbers from here
     jobs: dict[int, Job] = field(default_factory=dict)  #: queued, booked or running
-    questions: set[tuple[int, str]] = field(default_factory=set)  #: asked with Resolve, not yet answered
+    questions: dict[tuple[int, str], int] = field(default_factory=dict)  #: asked so often, not yet answered
     ended: bool = False
     queue_us: int = 0
     batch: int = 0
@@ -64,10 +64,11 @@ class Run:
         assert isinstance(node, Each), f"{node_name} has no items"
         if count == 0:
             return self.finish(scope_id, node_name)
-        scope.children[node_name] = count
+        family = self.next_scope
+        scope.children[family] = count
         ready: Ready = []
-        for index in range(count):
-            ready += self._open(Scope(self._new_id(), node.body, scope, node_name, index))
+        for _ in range(count):
+            ready += self._open(Scope(self._new_id(), node.body, scope, node_name, family))
         return ready
 
     def _new_id(self) -> int:
@@ -88,9 +89,7 @@ class Run:
             self._settle(done, ready)
         return ready
 
-    def _token(
-        self, scope: Scope, name: str, ready: Ready, done: list[tuple[Scope, Node, tuple[str, ...] | None]]
-    ) -> None:
+    def _token(self, scope: Scope, name: str, ready: Ready, done: list[tuple[Scope, Node, tuple[str, ...] | None]]) -> None:
         node = scope.flow.nodes[name]
         if node.needs > 1:
             got = scope.collected.get(name, 0) + 1
@@ -119,7 +118,7 @@ class Run:
         if parent is None:
             self.ended = True
             return
-        parent.children[scope.each] -= 1
-        if parent.children[scope.each] == 0:
-            del parent.children[scope.each]
+        parent.children[scope.family] -= 1
+        if parent.children[scope.family] == 0:
+            del parent.children[scope.family]
             done.append((parent, parent.flow.nodes[scope.each], None))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lamina.core.policy import Hold
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Instance:
     """A function loaded on a device."""
 
@@ -27,10 +27,20 @@ class Instance:
     phase: Phase
     since_us: int
     memory_mib: int = 0
-    units: int = 1  #: what its function wants on this device
+    units: int = 1  #: of a batch, unless the policy says otherwise: its standing slice, else what its function wants
     batches: dict[int, Batch] = field(default_factory=dict)  #: running and booked
     running: int = 0
     used_us: int = 0  #: when its last batch ended
+    killed: bool = False  #: its end has been asked for and will be reported
+
+    def has_room(self, limit: int) -> bool:
+        """May it run one batch more, when it may run `limit` at once? What it has booked behind others comes on top."""
+        if not limit:
+            return True
+        taken = self.running
+        if taken < limit and len(self.batches) > taken:
+            taken += sum(batch.after is not None and batch.after.instance is not self for batch in self.batches.values())
+        return taken < limit
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +64,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Meter:
-    """Arrivals of one function: `gap_us` follows bursts within a handful of arrivals, `count` is for slower averages."""
+    """Arrivals of one function: `gap_us` follows bursts within a handful of them, `count` is for slower averages."""
 
     count: int = 0
     last_us: int = -1
@@ -118,7 +128,8 @@ class State:
                 assert job.id in queued or job.id in in_batch, f"job {job.id} of {call_id} is nowhere"
                 assert bool(job.batch_id) == (job.id in in_batch)
         for job in queued.values():
-            assert self.runs.get(job.run.call.id) is job.run and job.id in job.run.jobs, "a queued job has no run"
+            assert self.runs.get(job.run.call.id) is job.run, "a queued job has no run"
+            assert job.id in job.run.jobs, "a queued job its run does not know"
         for batch in self.batches.values():
             assert batch.instance.batches.get(batch.id) is batch, "a batch its instance does not know"
             assert self.instances.get(batch.instance.id) is batch.instance, "a batch on an instance that is gone"
@@ -126,16 +137,21 @@ class State:
                 assert batch.device.running.get(batch.id) == batch.mask, "a running batch without a lease"
                 assert batch.after is None
             else:
-                assert batch.after is not None and batch.after.follower is batch, "a booked batch behind nothing"
-                assert batch.after.id in self.batches and batch.mask & ~batch.after.mask == 0
+                assert batch.after is not None, "a booked batch behind nothing"
+                assert batch.after.follower is batch, "a booked batch the one before it does not know"
+                assert self.batches.get(batch.after.id) is batch.after, "booked behind a batch that is over"
+                assert batch.after.started_us >= 0, "booked behind a booked batch"
+                assert batch.mask & ~batch.after.mask == 0, "booked for units it will not inherit"
         for instance in self.instances.values():
             assert instance.running == sum(batch.started_us >= 0 for batch in instance.batches.values())
             limit = self.devices[instance.device].spec.limits.batches_per_instance
             assert not limit or instance.running <= limit, f"{instance.id} runs {instance.running} batches at once"
-            assert not instance.batches or instance.phase in (Phase.WARM, Phase.DRAINING)
+            assert not instance.batches or instance.phase in (Phase.WARM, Phase.DRAINING), "it cannot run batches yet"
             assert self.functions[instance.function].instances.get(instance.id) is instance
+            assert instance.id in self.devices[instance.device].instances, f"{instance.id} is on no device"
         if not self.runs:
-            assert not self.waiting and not self.held, "quiet, and jobs still wait"
+            assert not self.waiting, "quiet, and jobs still wait"
+            assert not self.held, "quiet, and jobs are still put off"
 
     def check_quiet(self) -> None:
         """With nothing left to do, everything is given back."""

@@ -38,6 +38,8 @@ class Gateway:
 
     async def stop(self, grace_s: float = 30.0) -> int:
         """Take nothing new, finish what was accepted, then end the workers; returns how many calls were given up."""
+        if self.api.closing:
+            return 0
         self.api.closing = True
         await self.server.stop_accepting()
         left = await self.loop.drain(grace_s)

@@ -30,24 +30,24 @@ class Cores:
 
     def __init__(self) -> None:
         self.allowed = allowed_cores()  #: as it was before anything here moved the process
+        self._count = len(self.allowed)
         self._applied: tuple[int, int] = (0, 0)  #: the mask, and how many modules there were: new ones bring new threads
         self._pools: Any = None
         self._pools_seen = 0
 
-    def of(self, mask: int) -> tuple[int, ...]:
-        return tuple(core for index, core in enumerate(self.allowed) if mask >> index & 1)
-
-    def apply(self, mask: int) -> None:
-        wanted = (mask, len(sys.modules))
-        if wanted == self._applied:
-            return
-        cores = self.of(mask)
+    def apply(self, mask: int) -> int:
+        """How many cores that is. A mask of none of them moves nothing."""
+        if (mask, len(sys.modules)) == self._applied:
+            return self._count
+        cores = tuple(core for index, core in enumerate(self.allowed) if mask >> index & 1)
         if not cores:
-            return
+            return self._count
         if mask != self._applied[0]:
             _bind_all_threads(cores)
         self._limit_threads(len(cores))
+        self._count = len(cores)
         self._applied = (mask, len(sys.modules))
+        return self._count
 
     def _limit_threads(self, count: int) -> None:
         if "torch" in sys.modules:

@@ -117,7 +117,10 @@ def pack(*frames: ToWorker | FromWorker) -> bytearray:
     out = bytearray()
     for frame in frames:
         start = len(out)
-        _encoder.encode_into(frame, out, start + _HEADER_BYTES)
+        try:
+            _encoder.encode_into(frame, out, start + _HEADER_BYTES)
+        except (TypeError, ValueError, OverflowError) as error:  # a constant of a workflow that msgpack has no form for
+            raise FrameError(f"cannot be sent: {error}") from None
         size = len(out) - start - _HEADER_BYTES
         if size > MAX_FRAME_BYTES:
             raise FrameTooBig(f"a frame of {size} bytes; at most {MAX_FRAME_BYTES} can be sent")
@@ -201,3 +204,7 @@ class Channel:
 
     def send(self, frame: FromWorker) -> None:
         self._sock.sendall(pack(frame))
+
+    def leave_open(self) -> None:
+        """From now on only the end of the process closes it, so that its last words come before that."""
+        self._sock.detach()

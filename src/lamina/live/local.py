@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,19 +25,17 @@ from lamina.live.frames import (
     Done,
     ErrorInfo,
     FrameError,
-    FrameTooBig,
     FromWorker,
     JobFrame,
     LoadFailed,
     Ready,
-    Release,
     RunBatch,
     ShmRef,
     Stored,
     pack,
 )
+from lamina.live.ledger import Ledger, WorkerSlots
 from lamina.live.process import WorkerProcess
-from lamina.live.shm import INLINE_BYTES, BadSlot, Folder, Pool, Reader, Slots, slot_path
 from lamina.live.timer import clock_us
 from lamina.live.worker import Setup
 from lamina.types import DeviceSpec
@@ -46,7 +43,6 @@ from lamina.units import MIB
 
 log = logging.getLogger("lamina")
 
-_GATEWAY = "gateway"
 _OK, _FAILED = JobOutcome(), JobOutcome(ok=False, error="function-failed")
 
 
@@ -75,40 +71,6 @@ class LocalLimits(Struct, frozen=True, kw_only=True):
     worker_pool_bytes: int = 256 * MIB  #: and for the results of each worker
     load_s: float = 300.0  #: a load that takes longer has failed
     unload_s: float = 5.0  #: from asking a worker to leave to ending it
-
-
-class WorkerSlots(Slots):
-    """The results of one worker that are still needed here. They may outlive it."""
-
-    def __init__(self, folder: Folder, owner: str) -> None:
-        super().__init__(owner)
-        self.held: set[int] = set()
-        self.is_orphaned = False
-        self._folder = folder
-        self._free_again: list[int] = []
-        self._free_for_good: list[int] = []
-
-    def orphan(self) -> None:
-        """Its worker is gone: what nobody holds goes too."""
-        self.is_orphaned = True
-        self._folder.unlink_all(self.owner, but=self.held)
-
-    def released(self) -> list[Release]:
-        """To be sent along with the next batch: only then does the worker need room."""
-        if not self._free_again and not self._free_for_good:
-            return []
-        release = Release(self._free_again, self._free_for_good)
-        self._free_again, self._free_for_good = [], []
-        return [release]
-
-    def _recycle(self, slot: int, again: bool) -> None:
-        if slot not in self.held:
-            raise BadSlot(f"slot {slot} of {self.owner} holds nothing")
-        self.held.remove(slot)
-        if self.is_orphaned:
-            os.unlink(slot_path(self._folder.path, self.owner, slot))
-        else:
-            (self._free_again if again else self._free_for_good).append(slot)
 
 
 @dataclass(slots=True, eq=False)
@@ -150,15 +112,12 @@ class LocalEngine:
         self.deadline_us: Callable[[str], int] = lambda call_id: 0
         self._app = app
         self._limits = limits = limits or LocalLimits()
-        self._folder = Folder(shm_base)
-        self.pool = Pool(self._folder.path, _GATEWAY, limits.pool_bytes)
-        self.reader = Reader(self._folder.path)
-        self._slots: dict[str, Slots] = {_GATEWAY: self.pool}
+        self._ledger = ledger = Ledger(limits.pool_bytes, shm_base)
+        self.pool, self.reader, self.release = ledger.pool, ledger.reader, ledger.release
         self._workers: dict[str, _Worker] = {}
         self._processes: set[WorkerProcess] = set()  #: until they are reaped
         self._batches: dict[int, _Batch] = {}
         self._wanted: set[int] = set()  #: jobs in these batches, less the dropped ones
-        self._started = 0
         self._is_stopping = False
         self._drained: asyncio.Event | None = None
 
@@ -182,13 +141,6 @@ class LocalEngine:
             case _:  # a standing slice that moves needs nothing: every batch brings its own mask
                 pass
 
-    def release(self, ref: ShmRef) -> None:
-        """Nobody needs this value any more."""
-        slots = self._slots.get(ref.owner)
-        if slots is not None:
-            slots.free(ref.slot)
-            self._forget_if_done(slots)
-
     @property
     def pids(self) -> dict[str, int]:
         """The process of each instance."""
@@ -199,18 +151,14 @@ class LocalEngine:
     def _load(self, action: Load) -> None:
         if self._is_stopping:
             return
-        self._started += 1
-        owner = f"w{self._started}"
-        slots = WorkerSlots(self._folder, owner)
-        worker = self._workers[action.instance] = _Worker(action, slots)
-        self._slots[owner] = slots
+        worker = self._workers[action.instance] = _Worker(action, self._ledger.open_worker())
         setup = Setup(
             app=self._app,
             function=action.function,
             device=action.device,
             mask=action.mask,
-            folder=self._folder.path,
-            owner=owner,
+            folder=self._ledger.folder.path,
+            owner=worker.slots.owner,
             pool_bytes=self._limits.worker_pool_bytes,
             asked_us=clock_us(),
         )
@@ -258,8 +206,7 @@ class LocalEngine:
         followers: list[_Batch] = []
         for batch in list(worker.batches.values()):
             followers += self._close(batch)
-        worker.slots.orphan()
-        self._forget_if_done(worker.slots)
+        self._ledger.orphan(worker.slots)
         if not worker.is_leaving:
             reason = worker.lost_because or ("worker-lost" if worker.is_ready else "load-failed")
             ended = _how_it_ended(worker.process)
@@ -280,10 +227,10 @@ class LocalEngine:
         jobs = [self._job(job, reads) for job in action.jobs]
         try:
             wire = pack(RunBatch(action.batch_id, action.mask, jobs))
-        except FrameTooBig as error:
+        except FrameError as error:
             log.warning("batch %d of %s is not sent: %s", action.batch_id, action.function, error)
-            self._unpin(reads)
-            self._post(BatchFailed(action.batch_id, "too-big"))
+            self._ledger.unpin(reads)
+            self._post(BatchFailed(action.batch_id, error.code))  # smaller ones may fit
             return
         batch = _Batch(action, worker, wire, reads)
         before = self._batches.get(action.after)
@@ -297,29 +244,10 @@ class LocalEngine:
     def _job(self, job: JobRef, reads: list[ShmRef]) -> JobFrame:
         try:
             given = self._data.inputs(job)
-            leaves = [(leaf, self._pinned(stored, reads)) for leaf, stored in given.leaves]
+            leaves = [(leaf, self._ledger.pin(stored, reads)) for leaf, stored in given.leaves]
         except LaminaError as error:
             return JobFrame(job.id, job.call_id, None, [], error=ErrorInfo(type(error).__name__, error.message))
         return JobFrame(job.id, job.call_id, given.args, leaves, self.deadline_us(job.call_id))
-
-    def _pinned(self, stored: Stored, reads: list[ShmRef]) -> Stored:
-        """What the batch reads stays as it is until the batch ends, even if its owner frees it meanwhile."""
-        if isinstance(stored, ShmRef):
-            slots = self._slots.get(stored.owner)
-            if slots is None:
-                raise BadSlot(f"slot {stored.slot} of {stored.owner} is gone")
-            slots.pin(stored.slot)
-        elif len(stored) <= INLINE_BYTES:
-            return stored
-        else:
-            ref = self.pool.put(stored)
-            if ref is None:
-                return stored
-            self.pool.pin(ref.slot)
-            self.pool.free(ref.slot)  # it is for this batch alone
-            stored = ref
-        reads.append(stored)
-        return stored
 
     def _send_all(self, batches: list[_Batch]) -> None:
         for batch in batches:
@@ -338,21 +266,10 @@ class LocalEngine:
         """It has ended, however it did; returns those that waited for this."""
         del self._batches[batch.action.batch_id], batch.worker.batches[batch.action.batch_id]
         self._wanted.difference_update([job.id for job in batch.action.jobs])
-        self._unpin(batch.reads)
+        self._ledger.unpin(batch.reads)
         if self._drained is not None and not self._batches:
             self._drained.set()
         return batch.followers
-
-    def _unpin(self, reads: list[ShmRef]) -> None:
-        for ref in reads:
-            slots = self._slots[ref.owner]
-            slots.unpin(ref.slot)
-            self._forget_if_done(slots)
-
-    def _forget_if_done(self, slots: Slots) -> None:
-        if isinstance(slots, WorkerSlots) and slots.is_orphaned and not slots.held and slots.owner in self._slots:
-            del self._slots[slots.owner]
-            self.reader.forget(slots.owner)
 
     # --------------------------------------------------------------------- frames
 
@@ -377,9 +294,12 @@ class LocalEngine:
         batch = worker.batches.get(done.batch_id)
         if batch is None or not batch.is_sent or len(done.results) != len(batch.action.jobs):
             raise FrameError(f"{len(done.results)} results for batch {done.batch_id}, which it does not have")
-        self._check_slots(worker, batch, done)
+        if any(ref not in batch.reads for ref in done.kept):
+            raise FrameError(f"{worker.load.instance} keeps what it was not given")
+        if not self._ledger.accept(worker.slots, [result for result in done.results if isinstance(result, ShmRef)]):
+            raise FrameError(f"{worker.load.instance} gives away slots that are not there, or not its own")
         for ref in done.kept:
-            self._slots[ref.owner].retire(ref.slot)
+            self._ledger.retire(ref)
         wanted = [job.id in self._wanted for job in batch.action.jobs]
         self._send_all(self._close(batch))  # first of all: somebody's slice is idle
         outcomes = []
@@ -396,21 +316,6 @@ class LocalEngine:
                 worker.slots.free(result.slot)
         all_ok = all(outcome.ok for outcome in outcomes)
         self._post(BatchFinished(done.batch_id, done.device_us, () if all_ok else tuple(outcomes)))
-
-    def _check_slots(self, worker: _Worker, batch: _Batch, done: Done) -> None:
-        """A reference names a file and a length: neither is believed."""
-        given = [result for result in done.results if isinstance(result, ShmRef)]
-        slots = {ref.slot for ref in given}
-        if len(slots) < len(given) or slots & worker.slots.held or any(ref.owner != worker.slots.owner for ref in given):
-            raise FrameError(f"{worker.load.instance} gives away slots that are not its to give")
-        if any(ref not in batch.reads for ref in done.kept):
-            raise FrameError(f"{worker.load.instance} keeps what it was not given")
-        try:
-            for ref in given:
-                self.reader.view(ref)
-        except BadSlot as error:
-            raise FrameError(error.message) from None
-        worker.slots.held |= slots
 
     # ----------------------------------------------------------------------- end
 
@@ -431,9 +336,7 @@ class LocalEngine:
                     worker.process.kill()
         if self._processes:
             await asyncio.wait([process.finished for process in self._processes])
-        self.pool.close()
-        self.reader.close()
-        self._folder.close()
+        self._ledger.close()
 
 
 def _how_it_ended(process: WorkerProcess | None) -> str:

@@ -1,8 +1,8 @@
 """One worker as the gateway sees it: a child process and a socket, on the loop's thread.
 
 No child watcher and no thread: the kernel's process descriptor becomes readable when the child ends, on any event loop.
-Whatever happens first, the end of the socket or of the process, `on_end` is called once, after everything the worker
-managed to send; and a worker whose socket has ended is not left running.
+However it ends, `on_end` is called once, after everything the worker managed to send; and a worker whose socket has ended
+is not left running.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from lamina.live.worker import Setup
 
 log = logging.getLogger("lamina")
 
-_LAST_WORDS_S = 0.05
-"""Between the end of the process and giving up on its socket, which a child of its own may hold open."""
+_OTHER_HALF_S = 0.2
+"""The end of the socket and the end of the process come together, unless a child holds the one open or the kernel the other:
+this long is waited for the second."""
 
 
 class WorkerProcess(asyncio.Protocol):
@@ -43,33 +44,28 @@ class WorkerProcess(asyncio.Protocol):
         self._on_end = on_end
         self._reader = worker_reader()
         self._transport: asyncio.Transport | None = None
-        self._ended = False
+        self._has_ended = False
+        self._is_cut_off = False  #: it spoke nonsense; nothing more is believed
         self._is_connected = True
         self._timers: list[asyncio.TimerHandle] = []
         self.exited: asyncio.Future[int] = loop.create_future()  #: its exit status, as subprocess counts it
         self.finished: asyncio.Future[None] = loop.create_future()  #: reaped, and its socket closed
         ours, theirs = socket.socketpair()
         try:
-            setup = msgspec.structs.replace(setup, fd=theirs.fileno())
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "lamina.live.worker", msgspec.json.encode(setup)],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                process_group=0,  # a Ctrl-C is not for it, and what it starts itself can be ended with it
-            )
+            self._process = _spawn(setup, theirs)
+            self.pid = self._process.pid
+            self._pidfd = _process_descriptor(self._process)
         except OSError:
             ours.close()
             raise
         finally:
             theirs.close()
-        self.pid = self._process.pid
-        self._pidfd = os.pidfd_open(self.pid)
         loop.add_reader(self._pidfd, self._process_ended)
         ours.setblocking(False)
         self._connecting = loop.create_task(loop.create_unix_connection(lambda: self, sock=ours))
 
     def send(self, wire: bytes | bytearray) -> None:
-        if self._transport is not None and not self._ended:
+        if self._transport is not None and self._is_connected:
             self._transport.write(wire)
 
     def stop(self, grace_s: float) -> None:
@@ -94,43 +90,66 @@ class WorkerProcess(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are not subclasses
-        if self._ended:
-            transport.abort()
+        if self._has_ended:
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         try:
             for frame in self._reader.feed(data):
-                if not self._ended:
+                if not self._is_cut_off and not self._has_ended:
                     self._on_frame(frame)
         except FrameError as error:
             log.error("worker %d is cut off: %s", self.pid, error)
-            self._end()
+            self._is_cut_off = True
+            assert self._transport is not None
+            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_connected = False
-        self._end()
-        self._finish()
+        self.kill()
+        self._half_ended()
 
     def _process_ended(self) -> None:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self.kill()  # what it left behind; the number is still its own, for it has not been reaped
         self.exited.set_result(self._process.wait())
-        if not self._ended:
-            self._timers.append(self._loop.call_later(_LAST_WORDS_S, self._end))
-        self._finish()
-
-    def _end(self) -> None:
-        if self._ended:
-            return
-        self._ended = True
         for timer in self._timers:
             timer.cancel()
-        self.kill()
+        self._half_ended()
+
+    def _half_ended(self) -> None:
+        if self.exited.done() and not self._is_connected:
+            self._end()
+            self.finished.set_result(None)
+        else:
+            self._timers.append(self._loop.call_later(_OTHER_HALF_S, self._end))
+
+    def _end(self) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
+        for timer in self._timers:
+            timer.cancel()
         if self._transport is not None:
             self._transport.abort()
         self._on_end()
 
-    def _finish(self) -> None:
-        if self.exited.done() and not self._is_connected and not self.finished.done():
-            self.finished.set_result(None)
+
+def _spawn(setup: Setup, theirs: socket.socket) -> subprocess.Popen[bytes]:
+    setup = msgspec.structs.replace(setup, fd=theirs.fileno())
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "lamina.live.worker", msgspec.json.encode(setup)],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        process_group=0,  # a Ctrl-C is not for it, and what it starts itself can be ended with it
+    )
+
+
+def _process_descriptor(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return os.pidfd_open(process.pid)
+    except OSError:
+        process.kill()
+        process.wait()
+        raise

@@ -17,13 +17,10 @@ import fcntl
 import mmap
 import os
 import re
-import secrets
 import stat
 import sys
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from pathlib import Path
 
 from lamina.errors import LaminaError
 from lamina.live.frames import MAX_SLOT, ShmRef
@@ -35,6 +32,8 @@ _OWNER = re.compile(r"[a-z0-9]{1,32}")
 _PREFIX = "lamina-"
 _FRESH = ".lamina-"
 _LOCK = "lock"
+_READ, _WRITE = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
+_MAP_FIXED = 0x10
 
 
 class BadSlot(LaminaError):
@@ -56,7 +55,7 @@ class Folder:
     def __init__(self, base: str | None = None) -> None:
         base = base or shared_base()
         clean(base)
-        token = secrets.token_hex(8)
+        token = os.urandom(8).hex()
         fresh, self.path = os.path.join(base, _FRESH + token), os.path.join(base, _PREFIX + token)
         os.mkdir(fresh, 0o700)
         self._lock = os.open(os.path.join(fresh, _LOCK), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -64,11 +63,21 @@ class Folder:
         os.rename(fresh, self.path)  # only now can a cleaner see it, and it finds it locked
 
     def unlink_all(self, owner: str, but: Collection[int] = ()) -> None:
-        """Remove the slots of an owner that is gone, except those still read."""
+        """Remove the slots of an owner that is gone, except those still read. What cannot be removed now, because not even
+        a folder can be opened, goes with the folder."""
         kept = {f"{owner}-{slot}" for slot in but}
-        for name in os.listdir(self.path):
-            if name.startswith(f"{owner}-") and name not in kept:
-                os.unlink(os.path.join(self.path, name))
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self.path):
+                if name.startswith(f"{owner}-") and name not in kept:
+                    os.unlink(os.path.join(self.path, name))
+
+    def holds(self, ref: ShmRef) -> bool:
+        """Whether there is such a slot, and one that large: without opening it."""
+        try:
+            found = os.lstat(slot_path(self.path, ref.owner, ref.slot))
+        except (OSError, BadSlot):
+            return False
+        return stat.S_ISREG(found.st_mode) and 0 <= ref.size <= found.st_size
 
     def close(self) -> None:
         _remove(self.path)
@@ -76,7 +85,11 @@ class Folder:
 
 
 def shared_base() -> str:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else tempfile.gettempdir()
+    if os.access("/dev/shm", os.W_OK | os.X_OK):
+        return "/dev/shm"
+    import tempfile
+
+    return tempfile.gettempdir()
 
 
 def clean(base: str) -> int:
@@ -114,6 +127,23 @@ def _remove(path: str) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(path, name))
         os.rmdir(path)
+
+
+def _map(file: int, size: int, protection: int) -> mmap.mmap:
+    """A mapping without a file descriptor. Before Python 3.13 each keeps one open, and a thousand slots would use them all
+    up: there the file is laid over a mapping of nothing."""
+    if sys.version_info >= (3, 13):
+        return mmap.mmap(file, size, mmap.MAP_SHARED, protection, trackfd=False)
+    import ctypes
+
+    room = mmap.mmap(-1, size)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(room))
+    place = ctypes.CDLL(None, use_errno=True).mmap
+    place.restype = ctypes.c_void_p
+    place.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    if place(address, size, protection, mmap.MAP_SHARED | _MAP_FIXED, file, 0) != address:
+        raise OSError(ctypes.get_errno(), "mmap")
+    return room
 
 
 class Slots(ABC):
@@ -156,11 +186,11 @@ class Slots(ABC):
 class Pool(Slots):
     """The slots of one owner, at most `limit_bytes` in all."""
 
-    def __init__(self, folder: str | Path, owner: str, limit_bytes: int) -> None:
+    def __init__(self, folder: str, owner: str, limit_bytes: int) -> None:
         super().__init__(owner)
         self.used_bytes = 0  #: in slots that hold a value
         self.file_bytes = 0  #: in all slots, the idle ones included
-        self._folder = str(folder)
+        self._folder = folder
         self._limit_bytes = limit_bytes
         self._maps: dict[int, mmap.mmap] = {}
         self._idle: dict[int, list[int]] = {}  #: size of a slot -> numbers
@@ -192,7 +222,7 @@ class Pool(Slots):
             file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
             try:
                 os.posix_fallocate(file, 0, room)
-                self._maps[slot] = mmap.mmap(file, room)
+                self._maps[slot] = _map(file, room, _WRITE)
             except OSError:
                 os.unlink(path)
                 raise
@@ -233,8 +263,8 @@ class Pool(Slots):
 class Reader:
     """Looks into other owners' slots. Mappings are kept, the latest `keep` of them."""
 
-    def __init__(self, folder: str | Path, keep: int = 256) -> None:
-        self._folder = str(folder)
+    def __init__(self, folder: str, keep: int = 256) -> None:
+        self._folder = folder
         self._keep = keep
         self._maps: dict[tuple[str, int], mmap.mmap] = {("", 0): mmap.mmap(-1, 1)}  #: least recently used first
         self._unviewed = self._references(("", 0))  #: of a mapping nobody looks into; interpreters count differently
@@ -251,14 +281,14 @@ class Reader:
         self._maps[key] = room
         if not 0 <= ref.size <= len(room):
             raise BadSlot(f"slot {ref.slot} of {ref.owner} has {len(room)} bytes, not {ref.size}")
-        return memoryview(room)[: ref.size]
+        return memoryview(room).toreadonly()[: ref.size]
 
     def _open(self, ref: ShmRef) -> mmap.mmap:
         path = slot_path(self._folder, ref.owner, ref.slot)
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                return mmap.mmap(file, 0, access=mmap.ACCESS_READ)
+                return _map(file, os.fstat(file).st_size, _READ)
             finally:
                 os.close(file)
         except (OSError, ValueError) as error:

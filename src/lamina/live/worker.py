@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from lamina import values
 from lamina.errors import LaminaError, UnknownTarget
-from lamina.expr import Leaf, evaluate
+from lamina.expr import Absent, Leaf, evaluate
 from lamina.live.cores import Cores
 from lamina.live.frames import (
     MAX_FRAME_BYTES,
@@ -43,6 +43,8 @@ from lamina.live.frames import (
     Stored,
 )
 from lamina.live.shm import INLINE_BYTES, Pool, Reader
+from lamina.sdk.context import Context, running
+from lamina.sdk.user_errors import user_trace
 
 if TYPE_CHECKING:
     from lamina.sdk.function import Function
@@ -107,16 +109,14 @@ class Worker:
     def run(self, batch: RunBatch) -> Done:
         """All the time it takes is time on the slice: values are opened and packed there too."""
         started_ns = time.perf_counter_ns()
-        self._cores.apply(batch.mask)
+        units = self._cores.apply(batch.mask)
         shared = [stored for job in batch.jobs for _, stored in job.leaves if isinstance(stored, ShmRef)]
-        results = self._results(batch)
+        results = self._results(batch, units)
         kept = [ref for ref in shared if self._reader.is_viewed(ref)]
         return Done(batch.batch_id, (time.perf_counter_ns() - started_ns) // 1000, results, kept)
 
-    def _results(self, batch: RunBatch) -> list[bytes | ShmRef | ErrorInfo]:
+    def _results(self, batch: RunBatch, units: int) -> list[bytes | ShmRef | ErrorInfo]:
         """In a frame of its own: when it returns, nothing of ours refers to the inputs any more."""
-        from lamina.sdk.context import Context, running
-
         outputs: list[Any] = [None] * len(batch.jobs)
         calls: dict[int, dict[str, Any]] = {}
         for index, job in enumerate(batch.jobs):
@@ -129,7 +129,6 @@ class Worker:
                 outputs[index] = error
         ends_s = min((job.deadline_us for job in batch.jobs if job.deadline_us), default=math.inf) / 1e6
         call_ids = tuple([job.call_id for job in batch.jobs])
-        units = len(self._cores.of(batch.mask)) or 1
         with running(Context(units=units, batch=len(calls), call_ids=call_ids, device=self._device, ends_s=ends_s)):
             for index, output in zip(calls, self._outputs(list(calls.values())), strict=True):
                 outputs[index] = output
@@ -141,6 +140,8 @@ class Worker:
 
         def look_up(leaf: Leaf) -> Any:
             if leaf not in opened:
+                if leaf not in stored:
+                    raise Absent(f"no {' '.join(leaf).strip()}")
                 opened[leaf] = self._open(stored[leaf])
             return opened[leaf]
 
@@ -189,8 +190,6 @@ class Worker:
 
 
 def describe(error: BaseException) -> ErrorInfo:
-    from lamina.sdk.user_errors import user_trace
-
     try:
         message = error.message if isinstance(error, LaminaError) else str(error)
     except Exception:  # the user's class, the user's __str__
@@ -221,20 +220,28 @@ def main(argument: str) -> int:
     sys.argv = [setup.app]
     with contextlib.suppress(AttributeError):  # there may be no stdout, or one without lines
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    try:
+        return _work(setup, channel)
+    except (BrokenPipeError, ConnectionResetError):  # nobody is left to work for
+        return 0
+    finally:
+        channel.leave_open()
+
+
+def _work(setup: Setup, channel: Channel) -> int:
     cores = Cores()
     cores.apply(setup.mask)
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody is left to tell
-        try:
-            function, runner = load(setup)
-        except BaseException as error:
-            channel.send(LoadFailed(describe(error.__cause__ or error)))  # the user's own, where there is one
-            return 1
-        worker = Worker(setup, channel, function, runner, cores)
-        wake = _on_sigterm(worker)
-        gc.freeze()  # what is loaded stays; the collector need not look at it again
-        channel.send(Ready(time.monotonic_ns() // 1000 - setup.asked_us, os.getpid()))
-        worker.serve(wake)
-        runner.close()
+    try:
+        function, runner = load(setup)
+    except BaseException as error:
+        channel.send(LoadFailed(describe(error.__cause__ or error)))  # the user's own, where there is one
+        return 1
+    worker = Worker(setup, channel, function, runner, cores)
+    wake = _on_sigterm(worker)
+    gc.freeze()  # what is loaded stays; the collector need not look at it again
+    channel.send(Ready(time.monotonic_ns() // 1000 - setup.asked_us, os.getpid()))
+    worker.serve(wake)
+    runner.close()
     return 0
 
 

@@ -16,7 +16,7 @@ def finish_in_us(view: View, function: FunctionState, count: int = 1) -> int:
     free_in_us = -1
     for instance in function.instances.values():
         device = view.devices[instance.device]
-        units = spec.units_on(device.spec)
+        units = instance.units
         if not batch_us:
             batch_us = view.latency_us(spec.name, device, spec.max_batch, units)
             if not batch_us:

@@ -55,9 +55,7 @@ class Policy:
                 if function.spec.name not in view.waiting:
                     break
             else:
-                # no opening until something ends or is loaded, except for the quota, which needs no event
-                bucket = function.bucket
-                yield Hold(function.spec.name, bucket.ready_us(view.now_us) if bucket else NEVER_US, NEVER_US)
+                yield Hold(function.spec.name, view.no_opening_until_us(function), NEVER_US)
 
     def _fill(self, view: View, function: FunctionState, opening: Opening) -> Iterator[Decision]:
         """One batch for this opening: drop who is lost, hold back if it pays, else go."""
@@ -67,10 +65,9 @@ class Policy:
             return view.latency_us(spec.name, opening.device, batch, opening.units)
 
         while len(queue):
-            head = queue.head()
-            budget_us = head.expires_us - opening.at_us
-            most = min(len(queue), spec.max_batch)
-            count = largest_in_time(most, budget_us, latency_us)
+            jobs = together(queue.first(spec.max_batch))
+            head, most = jobs[0], len(jobs)
+            count = largest_in_time(most, head.expires_us - opening.at_us, latency_us)
             if (count * 2 < most and len(queue) > spec.max_batch) or not count:
                 yield Drop(head)  # saving it would cost more others than it is worth
                 continue
@@ -88,7 +85,7 @@ class Policy:
             if hold_us > now_us:
                 yield Hold(spec.name, hold_us, count + 1)
                 return
-        yield Start(together(queue.first(count)), opening)
+        yield Start(jobs[:count], opening)
 
 
 def flow_finish_us(view: View, flow: Flow) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lamina.core.policy import Decision, Drop, Hold, Start, View
+from lamina.core.policy import Decision, Drop, Hold, Opening, Start, View
 from lamina.core.queue import Order
-from lamina.planner.batching import book_at_us, together
+from lamina.core.state import FunctionState
+from lamina.planner.batching import book_at_us, largest_in_time, together
 from lamina.types import NEVER_US
 
 
@@ -19,31 +20,33 @@ class Policy:
     order: Order = "arrival"
 
     def dispatch(self, view: View) -> Iterator[Decision]:
-        now_us = view.now_us
         for function in list(view.waiting.values()):
-            spec = function.spec
-            queue = function.queue
             for opening in view.openings(function):
-                count = min(len(queue), spec.max_batch)
-                if not count:
+                yield from self._fill(view, function, opening)
+                if function.spec.name not in view.waiting:
                     break
-                if opening.after is not None:
-                    at_us = book_at_us(opening.at_us, count, spec.max_batch, self.lead_us)
-                    if at_us > now_us:
-                        yield Hold(spec.name, at_us, spec.max_batch)
-                        break
-                jobs = together(queue.first(count))
-                late_from_us = opening.at_us + view.latency_us(spec.name, opening.device, len(jobs), opening.units)
-                doomed = [job for job in jobs if job.expires_us < late_from_us]
-                if doomed:
-                    for job in doomed:
-                        if job.id in job.run.jobs:
-                            yield Drop(job)
-                    jobs = [job for job in jobs if job.expires_us >= late_from_us and job.id in job.run.jobs]
-                if jobs:
-                    yield Start(jobs, opening)
             else:
-                if len(queue):
-                    # no opening until something ends or is loaded, except for the quota, which needs no event
-                    bucket = function.bucket
-                    yield Hold(spec.name, bucket.ready_us(now_us) if bucket else NEVER_US, NEVER_US)
+                yield Hold(function.spec.name, view.no_opening_until_us(function), NEVER_US)
+
+    def _fill(self, view: View, function: FunctionState, opening: Opening) -> Iterator[Decision]:
+        """One batch for this opening, or a time to ask again."""
+        spec, queue = function.spec, function.queue
+        if opening.after is not None:
+            at_us = book_at_us(opening.at_us, len(queue), spec.max_batch, self.lead_us)
+            if at_us > view.now_us:
+                yield Hold(spec.name, at_us, spec.max_batch)
+                return
+
+        def latency_us(batch: int) -> int:
+            return view.latency_us(spec.name, opening.device, batch, opening.units)
+
+        while len(queue):
+            jobs = together(queue.first(spec.max_batch))
+            count = largest_in_time(len(jobs), jobs[0].expires_us - opening.at_us, latency_us)
+            if not count:
+                yield Drop(jobs[0])  # not even alone; those behind it move up
+                continue
+            ends_us = opening.at_us + latency_us(count)
+            # who has less time than the first must wait for a smaller batch, where it will be first
+            yield Start([job for job in jobs[:count] if job.expires_us >= ends_us], opening)
+            return

@@ -77,8 +77,14 @@ class Predictor:
         return int(self._loads.get((function, kind), 0.0)) or self.base.load_us(function, kind)
 
     def observe(self, function: str, kind: str, batch: int, units: int, device_us: int) -> None:
-        line = self._lines.setdefault((function, kind, units), _Line())
+        line = self._lines.get((function, kind, units))
+        device_us = max(1, device_us)  # a mean of zero could never grow again: outliers are cut at a multiple of it
         profiled = self.base.typical_us(function, kind, batch, units)
+        if line is None:
+            line = self._lines[function, kind, units] = _Line()
+            if profiled:  # until it knows better, as wide as the profile
+                planned_us = self.base.latency_us(function, kind, batch, units)
+                line.deviation = max(0.0, planned_us / profiled - 1.0) / WIDEN
         if profiled:
             ratio = device_us / profiled
             mean = line.y / line.weight if line.weight else ratio

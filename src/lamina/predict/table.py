@@ -11,17 +11,22 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from lamina.predict.profile import Profile
+
+LEAST_US = 0.001
+"""Below any clock: a measured zero still has a logarithm."""
 
 
 @dataclass(slots=True)
 class _Surface:
-    """One function on one kind of device: unit counts, and per unit count a curve over batch sizes."""
+    """One function on one kind of device: a grid of batch sizes and unit counts, and a slope beyond the largest batch."""
 
+    batches: list[int]
     units: list[int]
-    batches: list[list[int]]
-    times: list[list[float]]
+    times: list[list[float]]  #: one row per unit count
+    slopes: list[float]
 
     def at(self, batch: int, units: int) -> float:
         place = bisect_left(self.units, units)
@@ -35,35 +40,45 @@ class _Surface:
         return math.exp(math.log(low) * (1 - part) + math.log(high) * part)
 
     def _along(self, row: int, batch: int) -> float:
-        xs, ys = self.batches[row], self.times[row]
+        xs, ys = self.batches, self.times[row]
+        if batch >= xs[-1]:
+            return ys[-1] + self.slopes[row] * (batch - xs[-1])
         place = bisect_left(xs, batch)
-        if place < len(xs) and xs[place] == batch:
+        if place == 0 or xs[place] == batch:
             return ys[place]
-        if len(xs) == 1:
-            return ys[0] * max(1.0, batch / xs[0])
-        if place == 0:
-            return ys[0]
-        place = min(place, len(xs) - 1)
-        slope = (ys[place] - ys[place - 1]) / (xs[place] - xs[place - 1])
-        return ys[place] + slope * (batch - xs[place])
+        return ys[place - 1] + (ys[place] - ys[place - 1]) * (batch - xs[place - 1]) / (xs[place] - xs[place - 1])
 
 
 def _surface(points: Iterable[tuple[int, int, float]]) -> _Surface:
+    """All rows get the batch sizes of all: two curves can only be kept apart where both have a point."""
     grid: dict[int, dict[int, float]] = {}
     for batch, units, us in points:
-        grid.setdefault(units, {})[batch] = us
-    surface = _Surface(sorted(grid), [], [])
-    for units in surface.units:
-        batches = sorted(grid[units])
-        times: list[float] = []
-        for batch in batches:
-            times.append(max(grid[units][batch], times[-1] if times else 0.0))
-        surface.batches.append(batches)
-        surface.times.append(times)
-    for row in range(len(surface.units) - 2, -1, -1):  # fewer units, never faster
-        for column, batch in enumerate(surface.batches[row]):
-            surface.times[row][column] = max(surface.times[row][column], surface._along(row + 1, batch))
-    return surface
+        grid.setdefault(units, {})[batch] = max(us, LEAST_US)
+    batches = sorted({batch for row in grid.values() for batch in row})
+    counts = sorted(grid)
+    times: list[list[float]] = []
+    slopes: list[float] = []
+    for row in (grid[count] for count in counts):
+        slopes.append(_slope(row))
+        alone = _Surface(sorted(row), [1], [_rising(row)], slopes[-1:])
+        times.append([alone._along(0, batch) for batch in batches])
+    for index in range(len(counts) - 2, -1, -1):  # fewer units, never faster
+        times[index] = [max(here, above) for here, above in zip(times[index], times[index + 1], strict=True)]
+        slopes[index] = max(slopes[index], slopes[index + 1])
+    return _Surface(batches, counts, times, slopes)
+
+
+def _rising(row: dict[int, float]) -> list[float]:
+    """Times by batch size; a bigger batch is never faster."""
+    return list(accumulate((row[batch] for batch in sorted(row)), max))
+
+
+def _slope(row: dict[int, float]) -> float:
+    """Beyond the largest batch measured: as between the two largest; in proportion if there is only one."""
+    batches, times = sorted(row), _rising(row)
+    if len(batches) == 1:
+        return times[0] / batches[0]
+    return (times[-1] - times[-2]) / (batches[-1] - batches[-2])
 
 
 @dataclass(slots=True)
@@ -80,12 +95,14 @@ class Table:
     def __post_init__(self) -> None:
         for profile in self.profiles:
             key = (profile.function, profile.device)
+            self._loads[key] = profile.load_us
+            if not profile.points:
+                continue
             self._typical[key] = _surface((p.batch, p.units, p.p50_us) for p in profile.points)
             self._plan[key] = _surface(
                 (p.batch, p.units, max(p.p99_us, p.p50_us * (1 + self.margin) if not p.p99_us else p.p50_us))
                 for p in profile.points
             )
-            self._loads[key] = profile.load_us
 
     def latency_us(self, function: str, kind: str, batch: int, units: int) -> int:
         key = (function, kind, batch, units)

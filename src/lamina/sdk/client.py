@@ -147,17 +147,17 @@ class Client:
     ) -> Answer | LaminaError:
         """Errors are returned, and raised by the method the user called: the frames in between are nobody's business."""
         kind = kind or self._kinds.get(name, "")
-        answer: Answer | LaminaError = UnknownTarget(f"no function or workflow {name!r}")
         try:
             for guess in (kind,) if kind else wire.KINDS:
                 request = wire.call_request(self._server, guess, name, inputs, deadline, priority, cost_limit)
                 answer = wire.answer_of(self._send(request, line))
                 if not isinstance(answer, UnknownTarget):
                     self._kinds[name] = guess
-                    break
+                    return answer
         except LaminaError as error:
             return error.with_traceback(None)
-        return answer
+        self._kinds.pop(name, None)
+        return wire.unknown(self._server, name)
 
     # ------------------------------------------------------------------ reads
 
@@ -176,7 +176,7 @@ class Client:
         for about in [*self.functions(), *self.workflows()]:
             if about["name"] == name:
                 return bind([Param(one["name"], one["required"]) for one in about["inputs"]], body)
-        raise UnknownTarget(f"no function or workflow {name!r} at {self._server.url}")
+        raise wire.unknown(self._server, name)
 
     def _read(self, path: str) -> Any:
         answer = wire.answer_of(self._send(wire.read_request(self._server, path), Line()))

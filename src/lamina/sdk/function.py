@@ -79,11 +79,10 @@ class Function(Remote, Generic[P, R]):
         return self._one(self._inputs("local", args, kwargs))
 
     def _one(self, inputs: dict[str, Any]) -> Any:
-        with self._lock:
+        with self._lock, plain_python(), running(Context(units=self.spec.cores)):
             if self._local is None:
                 self._local = self.open()
-            with plain_python(), running(Context(units=self.spec.cores)):
-                result = self._local.run([inputs])[0]
+            result = self._local.run([inputs])[0]
         if isinstance(result, Exception):
             raise clean(result)
         return result

@@ -191,6 +191,12 @@ def error_of(response: Response) -> LaminaError:
     return error
 
 
+def unknown(server: Server, name: str) -> errors.UnknownTarget:
+    return errors.UnknownTarget(
+        f"no function or workflow {name!r} at {server.url}", hint="client.functions() and client.workflows() list what is there"
+    )
+
+
 def _value(response: Response) -> Any:
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == VALUE:

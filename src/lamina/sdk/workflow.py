@@ -42,7 +42,7 @@ class Workflow(Remote, Generic[P, R]):
         self.slo = slo
         self.place = place
         self.params: tuple[Param, ...] = params_of(target, place)
-        functools.update_wrapper(self, target)
+        functools.update_wrapper(self, target, updated=())
 
     @property
     def doc(self) -> str:

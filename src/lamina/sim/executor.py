@@ -49,6 +49,7 @@ class Executor:
     spare: dict[str, int] = field(default_factory=dict)  #: and how many of each
     ledger: Ledger = field(default_factory=Ledger)
     _ends: dict[int, tuple[int, int]] = field(default_factory=dict)  #: batch -> when it ends, how long it takes
+    _asked: dict[tuple[str, str], int] = field(default_factory=dict)  #: (call, question) -> how often
     _dice: World = field(init=False)
     _added: int = 0
     _perform: dict[type, Callable[[int, Any], Later]] = field(init=False)
@@ -172,7 +173,12 @@ class Executor:
         if run is None:
             return ()  # it was asked, and then dropped, while the controller handled one and the same event
         scope = run.scopes[action.scope]
-        key = f"{self.seed}/{action.call_id}/{_path(scope)}/{action.node}".encode()
+        place = (action.call_id, f"{_path(scope)}/{action.node}")
+        turn = self._asked[place] = self._asked.get(place, 0) + 1  # a loop asks again, and must get a fresh answer
+        if len(self._asked) > 16 * _REMEMBER:
+            runs = self.controller.state.runs
+            self._asked = {place: turn for place, turn in self._asked.items() if place[0] in runs}
+        key = f"{self.seed}/{place[0]}{place[1]}/{turn}".encode()
         self._dice.rng.seed(int.from_bytes(blake2b(key, digest_size=8).digest(), "little"))
         value = self._dice.answer(scope.flow.nodes[action.node])
         return ((now_us, Resolved(action.call_id, action.scope, action.node, value)),)
@@ -180,4 +186,4 @@ class Executor:
 
 def _path(scope: Scope) -> str:
     """Where in the run it is. Not its number, which depends on what happened to come first."""
-    return "" if scope.parent is None else f"{_path(scope.parent)}/{scope.each}/{scope.index}"
+    return "" if scope.parent is None else f"{_path(scope.parent)}/{scope.each}/{scope.id - scope.family}"

@@ -58,7 +58,7 @@ class Field:
         close = difflib.get_close_matches(str(self.value), known, n=1)
         if close:
             return self.error(what, f"did you mean {close[0]!r}?")
-        return self.error(what, f"there is {', '.join(known)}" if known else "")
+        return self.error(what, f"there is {', '.join(known)}" if known else "leave it out")
 
     # ------------------------------------------------------------- structure
 

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct
 
-from lamina.core.actions import Action, Fail, Refuse, Reply
+from lamina.core.actions import Refuse, Reply
 from lamina.sim.histogram import Histogram, Series
 from lamina.sim.ledger import Account, Ledger
+from lamina.sim.loop import Ending
 from lamina.types import Call, Slo
 
 Progress = Callable[[int, int], None]
@@ -120,7 +121,7 @@ class _Target:
 
 
 class Report:
-    """Give it the calls on their way in (`count`) and the actions on their way out (`on_action`)."""
+    """Give it the calls on their way in (`count`) and their endings on the way out (`on_end`)."""
 
     def __init__(self, slos: dict[str, Slo], progress: Progress | None = None) -> None:
         self._targets = {name: _Target(slo) for name, slo in slos.items()}
@@ -144,28 +145,22 @@ class Report:
                 self._progress(number, call.arrived_us)
             yield call
 
-    def on_action(self, now_us: int, action: Action) -> None:
-        kind = type(action)
-        if kind is Reply:
-            reply: Reply = action  # type: ignore[assignment]
-            target = self._open.pop(reply.call_id)
-            target.latency.add(reply.latency_us)
-            target.queue_us += reply.queue_us
-            target.batches += reply.batch
-            target.cost += reply.cost
-            if reply.cold_us:
+    def on_end(self, now_us: int, ending: Ending) -> None:
+        target = self._open.pop(ending.call_id)
+        if isinstance(ending, Reply):
+            target.latency.add(ending.latency_us)
+            target.queue_us += ending.queue_us
+            target.batches += ending.batch
+            target.cost += ending.cost
+            if ending.cold_us:
                 target.cold += 1
-            if not reply.late:
+            if not ending.late:
                 target.in_time += 1
                 self._good.add(now_us)
-        elif kind is Refuse:
-            refusal: Refuse = action  # type: ignore[assignment]
-            refused = self._open.pop(refusal.call_id).refused
-            refused[refusal.reason] = refused.get(refusal.reason, 0) + 1
-        elif kind is Fail:
-            failure: Fail = action  # type: ignore[assignment]
-            failed = self._open.pop(failure.call_id).failed
-            failed[failure.error] = failed.get(failure.error, 0) + 1
+        elif isinstance(ending, Refuse):
+            target.refused[ending.reason] = target.refused.get(ending.reason, 0) + 1
+        else:
+            target.failed[ending.error] = target.failed.get(ending.error, 0) + 1
 
     @property
     def unanswered(self) -> int:

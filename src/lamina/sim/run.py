@@ -22,7 +22,7 @@ from lamina.sim.loop import Watch, simulate
 from lamina.sim.report import Progress, Report, Summary
 from lamina.sim.scenario import Scenario
 from lamina.sim.workload import merge
-from lamina.types import NEVER_US, Call
+from lamina.types import NEVER_US, Call, Slo
 
 
 def calls_of(scenario: Scenario) -> Iterable[Call]:
@@ -86,8 +86,10 @@ def run(
         templates=scenario.templates,
         spare=dict(scenario.spare),
     )
-    targets = dict.fromkeys(load.target for load in scenario.loads)
-    report = Report({target: scenario.slo_of(target) for target in targets}, progress)
+    slos: dict[str, Slo] = {}
+    for load in scenario.loads:
+        slos.setdefault(load.target, load.slo or scenario.slo_of(load.target))
+    report = Report(slos, progress)
 
     def checked(now_us: int, event: Event, actions: list[Action]) -> None:
         controller.state.check()
@@ -100,7 +102,7 @@ def run(
         report.count(calls_of(scenario)),
         setup=setup_of(scenario),
         faults=faults,
-        on_action=report.on_action,
+        on_end=report.on_end,
         watch=checked if check else watch,
     )
     assert not report.unanswered, f"{report.unanswered} calls never ended"

@@ -54,7 +54,7 @@ class _Scanner:
         self.at += brackets
         keys = self._keys()
         self.at += brackets
-        table: Path = (*self._enter(keys[:-1]), keys[-1])
+        table: Path = (*self._enter(keys[:-1], line), keys[-1])
         if brackets == 2:
             place = self._lengths.get(table, 0)
             self._lengths[table] = place + 1
@@ -63,11 +63,12 @@ class _Scanner:
         self.lines.setdefault(table, line)
         return table
 
-    def _enter(self, keys: list[str]) -> Path:
+    def _enter(self, keys: list[str], line: int) -> Path:
         """`[function.profile]` means the last function there is."""
         table: Path = ()
         for key in keys:
             table = (*table, key)
+            self.lines.setdefault(table, line)
             if table in self._lengths:
                 table = (*table, self._lengths[table] - 1)
         return table

@@ -75,7 +75,7 @@ def _function(row: Field, fields: dict[str, Field]) -> FunctionSpec:
 
 def read_slo(field: Field) -> Slo:
     """ "50ms", or a table where more is to be said."""
-    if isinstance(field.value, str):
+    if not isinstance(field.value, dict):
         return Slo(latency_us=field.time_us(1))
     fields = field.table("latency", "target", "on_miss", "timeout")
     return Slo(
@@ -160,7 +160,9 @@ def _check(
     if not hosts:
         raise row.error(f"{spec.name} can run on no device here", 'gpu = "may" or "must" lets it run on a GPU')
     if all(spec.memory_mib > device.memory_mib for device in hosts):
-        raise fields.get("memory", row).error(f"{spec.memory_mib} MiB fit on no device here", "lower it, or give a device more memory")
+        raise fields.get("memory", row).error(
+            f"{spec.memory_mib} MiB fit on no device here", "lower it, or give a device more memory"
+        )
     measured = {profile.device for profile in profiles}
     for device in hosts:
         if device.kind not in measured:

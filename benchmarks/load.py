@@ -1,0 +1,229 @@
+"""Load generators: closed loop (wrk where it is installed, else our own) and open loop (Poisson, latency from the
+scheduled arrival, so a server that stalls cannot hide it). `python -m benchmarks.load` runs one in a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from urllib.parse import urlsplit
+
+
+@dataclass
+class Result:
+    rate: float  #: answers per second
+    p50_ms: float
+    p99_ms: float
+    errors: int = 0
+
+
+def closed(url: str, body: str, connections: int, seconds: float) -> Result:
+    """`connections` clients, each sending its next request when it has its answer."""
+    if shutil.which("wrk"):
+        return _wrk(url, body, connections, seconds)
+    command = [sys.executable, "-m", "benchmarks.load", "closed", url, body, str(connections), str(seconds)]
+    return Result(**json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+
+
+def _wrk(url: str, body: str, connections: int, seconds: float) -> Result:
+    with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
+        script.write(f'wrk.method="POST"; wrk.body={json.dumps(body)}; wrk.headers["Content-Type"]="application/json"')
+        script.flush()
+        command = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}", "--latency", "-s", script.name, url]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    units = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4}
+
+    def quantile(name: str) -> float:
+        found = re.search(rf"{name}%\s+([0-9.]+)(us|ms|s|m)", said)
+        assert found, said
+        return float(found[1]) * units[found[2]]
+
+    rate = re.search(r"Requests/sec:\s+([0-9.]+)", said)
+    bad = re.search(r"Non-2xx or 3xx responses: (\d+)", said)
+    assert rate, said
+    return Result(float(rate[1]), quantile("50"), quantile("99"), int(bad[1]) if bad else 0)
+
+
+@dataclass
+class OpenResult:
+    """One open-loop run. Latencies are in milliseconds and count from the scheduled arrival."""
+
+    offered: int
+    seconds: float
+    statuses: dict[str, int] = field(default_factory=dict)
+    in_time: int = 0
+    ok_p50_ms: float = 0.0
+    ok_p99_ms: float = 0.0
+    refused_p50_ms: float = 0.0
+    refused_p99_ms: float = 0.0
+    unanswered: int = 0
+
+    @property
+    def goodput(self) -> float:
+        return self.in_time / self.seconds
+
+
+def open_loop(
+    url: str, body: str, rate: float, seconds: float, slo_ms: float, *, connections: int = 64, seed: int = 1
+) -> OpenResult:
+    command = [sys.executable, "-m", "benchmarks.load", "open", url, body]
+    command += [str(rate), str(seconds), str(slo_ms), str(connections), str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return OpenResult(**json.loads(done.stdout))
+
+
+class _Pipe(asyncio.Protocol):
+    """One connection; answers come in order, so the oldest request is the one answered."""
+
+    def __init__(self, on_answer: object) -> None:
+        self.on_answer = on_answer
+        self.sent: deque[float] = deque()
+        self.buffer = b""
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        buffer = self.buffer + data if self.buffer else data
+        start = 0
+        while True:
+            end = buffer.find(b"\r\n\r\n", start)
+            if end < 0:
+                break
+            mark = buffer.find(b"content-length: ", start, end)
+            stop = buffer.find(b"\r", mark, end + 2)
+            whole = end + 4 + int(buffer[mark + 16 : stop])
+            if len(buffer) < whole:
+                break
+            self.on_answer(self, buffer[start + 9 : start + 12], self.sent.popleft())  # type: ignore[operator]
+            start = whole
+        self.buffer = buffer[start:]
+
+
+def _request(url: str, body: str) -> tuple[str, int, bytes]:
+    parts = urlsplit(url)
+    data = body.encode()
+    lines = (
+        f"POST {parts.path} HTTP/1.1",
+        f"host: {parts.netloc}",
+        "content-type: application/json",
+        f"content-length: {len(data)}",
+    )
+    head = "\r\n".join(lines) + "\r\n\r\n"
+    assert parts.hostname
+    assert parts.port
+    return parts.hostname, parts.port, head.encode() + data
+
+
+async def _open(url: str, body: str, rate: float, seconds: float, slo_ms: float, connections: int, seed: int) -> OpenResult:
+    host, port, request = _request(url, body)
+    loop = asyncio.get_running_loop()
+    rng = random.Random(seed)
+    result = OpenResult(0, seconds)
+    ok: list[float] = []
+    refused: list[float] = []
+    clock = time.perf_counter
+
+    def on_answer(_pipe: _Pipe, status: bytes, due: float) -> None:
+        took_ms = (clock() - due) * 1000
+        name = status.decode()
+        result.statuses[name] = result.statuses.get(name, 0) + 1
+        if status == b"200":
+            ok.append(took_ms)
+            result.in_time += took_ms <= slo_ms
+        else:
+            refused.append(took_ms)
+
+    pipes = [(await loop.create_connection(lambda: _Pipe(on_answer), host, port))[1] for _ in range(connections)]
+    due = begin = clock() + 0.05
+    end = begin + seconds
+    turn = 0
+    while due < end:
+        now = clock()
+        if due > now:
+            await asyncio.sleep(max(0.0005, due - now))
+            now = clock()
+        batches: dict[_Pipe, int] = {}
+        while due <= now and due < end:
+            pipe = pipes[turn % connections]
+            turn += 1
+            pipe.sent.append(due)
+            batches[pipe] = batches.get(pipe, 0) + 1
+            result.offered += 1
+            due += rng.expovariate(rate)
+        for pipe, count in batches.items():
+            assert pipe.transport is not None
+            pipe.transport.write(request * count)
+        await asyncio.sleep(0)
+    patience = clock() + 5
+    while any(pipe.sent for pipe in pipes) and clock() < patience:
+        await asyncio.sleep(0.01)
+    result.unanswered = sum(len(pipe.sent) for pipe in pipes)
+    for pipe in pipes:
+        assert pipe.transport is not None
+        pipe.transport.close()
+    for name, times in (("ok", sorted(ok)), ("refused", sorted(refused))):
+        if times:
+            setattr(result, f"{name}_p50_ms", times[len(times) // 2])
+            setattr(result, f"{name}_p99_ms", times[int(len(times) * 0.99)])
+    return result
+
+
+async def _closed(url: str, body: str, connections: int, seconds: float) -> Result:
+    host, port, request = _request(url, body)
+    loop = asyncio.get_running_loop()
+    times: list[float] = []
+    errors = 0
+    clock = time.perf_counter
+    end = clock() + seconds
+
+    def on_answer(pipe: _Pipe, status: bytes, sent: float) -> None:
+        nonlocal errors
+        now = clock()
+        times.append((now - sent) * 1000)
+        errors += status != b"200"
+        if now < end:
+            pipe.sent.append(now)
+            assert pipe.transport is not None
+            pipe.transport.write(request)
+
+    pipes = [(await loop.create_connection(lambda: _Pipe(on_answer), host, port))[1] for _ in range(connections)]
+    for pipe in pipes:
+        pipe.sent.append(clock())
+        assert pipe.transport is not None
+        pipe.transport.write(request)
+    await asyncio.sleep(seconds)
+    while any(pipe.sent for pipe in pipes) and clock() < end + 5:
+        await asyncio.sleep(0.005)
+    for pipe in pipes:
+        assert pipe.transport is not None
+        pipe.transport.close()
+    times.sort()
+    return Result(len(times) / seconds, times[len(times) // 2], times[int(len(times) * 0.99)], errors)
+
+
+def main() -> None:
+    import uvloop
+
+    kind, url, body, *rest = sys.argv[1:]
+    if kind == "open":
+        rate, seconds, slo_ms = map(float, rest[:3])
+        work = _open(url, body, rate, seconds, slo_ms, int(rest[3]), int(rest[4]))
+    else:
+        work = _closed(url, body, int(rest[0]), float(rest[1]))  # type: ignore[assignment]
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        print(json.dumps(asdict(runner.run(work))))
+
+
+if __name__ == "__main__":
+    main()

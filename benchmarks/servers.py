@@ -1,0 +1,88 @@
+"""Start a server as a user would, wait until it answers, and stop it again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+APPS = Path(__file__).parent / "apps"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_for(url: str, body: bytes | None, limit_s: float = 20.0) -> None:
+    """Until the first right answer."""
+    end = time.monotonic() + limit_s
+    while True:
+        try:
+            request = urllib.request.Request(url, data=body, headers={"content-type": "application/json"})
+            with urllib.request.urlopen(request, timeout=limit_s):
+                return
+        except (urllib.error.URLError, ConnectionError):
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def started(command: list[str], env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **(env or {})}
+    process = subprocess.Popen(command, env=settings, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+@contextlib.contextmanager
+def lamina(app: str, *options: str, env: dict[str, str] | None = None) -> Iterator[str]:
+    port = free_port()
+    command = [sys.executable, "-m", "lamina", "serve", str(APPS / app), "--port", str(port), "--json", *options]
+    with started(command, env):
+        wait_for(f"http://127.0.0.1:{port}/readyz", None)
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def floor(name: str, body: bytes) -> Iterator[str]:
+    port = free_port()
+    with started([sys.executable, "-m", "benchmarks.floors", name, str(port)]):
+        wait_for(f"http://127.0.0.1:{port}/{name}", body)
+        yield f"http://127.0.0.1:{port}/{name}"
+
+
+def family_rss_mb(pid: int) -> float:
+    """Resident memory of a process and all below it, each page counted in every process that has it."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    total, todo = 0.0, [pid]
+    while todo:
+        at = todo.pop()
+        todo += children.get(at, [])
+        with contextlib.suppress(OSError):
+            total += int(Path(f"/proc/{at}/statm").read_text().split()[1]) * 4096 / 1e6
+    return total

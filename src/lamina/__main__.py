@@ -1,0 +1,5 @@
+"""`python -m lamina` is `lamina`."""
+
+from lamina.cli import main
+
+main()

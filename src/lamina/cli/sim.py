@@ -1,0 +1,98 @@
+"""`lamina sim SCENARIO`: a scenario through the real controller and policy, in virtual time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lamina.cli._shared import policy_options
+
+if TYPE_CHECKING:
+    from lamina.sim.scenario import Scenario
+
+
+@click.command()
+@click.argument("scenario", type=click.Path(path_type=Path))
+@click.option("--policy", help="Another policy than the scenario's: a name, or the path of a file with one.")
+@click.option("--policy-option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the policy; repeatable.")
+@click.option("--seed", type=click.IntRange(min=0), help="Another seed than the scenario's.")
+@click.option("--calls", type=click.IntRange(min=1), help="Stop after so many calls.")
+@click.option("--json", "as_json", is_flag=True, help="JSON lines instead of a table: targets, functions, devices, total.")
+@click.option("--log", "log_file", type=click.Path(path_type=Path), help="Write every event and action as JSON lines.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw latency, rates and utilisation (.png or .svg).")
+@click.option("--check", is_flag=True, help="Test every invariant after every event; slow.")
+def command(
+    scenario: Path,
+    policy: str | None,
+    options: tuple[str, ...],
+    seed: int | None,
+    calls: int | None,
+    as_json: bool,
+    log_file: Path | None,
+    plot: Path | None,
+    check: bool,
+) -> int:
+    """Simulate a SCENARIO file: what would be answered in time, how fast, at which cost."""
+    from lamina.core.eventlog import Writer
+    from lamina.sim import scenario as scenarios
+    from lamina.sim import show
+    from lamina.sim.run import run
+
+    if plot is not None:
+        from lamina.sim.plot import check_name
+
+        check_name(plot)
+    read = scenarios.read(scenario)
+    writer = Writer(log_file) if log_file else None
+    try:
+        with _progress(read, calls) as progress:
+            summary = run(
+                read,
+                policy,
+                policy_options(options),
+                seed=seed,
+                calls=calls,
+                progress=progress,
+                watch=writer.write if writer else None,
+                check=check,
+            )
+    finally:
+        if writer is not None:
+            writer.close()
+    if as_json:
+        click.echo(show.json_lines(summary), nl=False)
+    else:
+        from rich.console import Console
+
+        console = Console() if sys.stdout.isatty() else Console(width=120)
+        console.print(show.tables(summary, console.width))
+    if plot is not None:
+        from lamina.sim.plot import save
+
+        save(summary, plot)
+    return 0
+
+
+@contextmanager
+def _progress(scenario: Scenario, calls: int | None) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on a terminal, nothing elsewhere. How far it is shows in calls or in virtual time, whatever the limit is."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from lamina.types import NEVER_US
+
+    limit = calls or scenario.calls
+    timed = not limit and scenario.duration_us < NEVER_US
+    total = limit or (scenario.duration_us / 1e6 if timed else None)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[calls]:,} calls"))
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("simulating", total=total, calls=0)
+        yield lambda number, now_us: bar.update(task, completed=now_us / 1e6 if timed else number, calls=number)

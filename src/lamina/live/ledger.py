@@ -1,0 +1,123 @@
+"""Who still needs which value in shared memory: the gateway's side of all slots, its own and those of its workers.
+
+Three things keep a slot: its run (until `release`), a batch that reads it (until `unpin`), and code that went on looking
+into it afterwards (for ever; see `shm`). The books are kept here because workers die and the gateway does not.
+"""
+
+from __future__ import annotations
+
+import os
+
+from lamina.live.frames import Release, ShmRef, Stored
+from lamina.live.shm import INLINE_BYTES, BadSlot, Folder, Pool, Reader, Slots, slot_path
+
+GATEWAY = "gateway"
+
+
+class WorkerSlots(Slots):
+    """The results of one worker that are still needed here. They may outlive it."""
+
+    def __init__(self, folder: Folder, owner: str) -> None:
+        super().__init__(owner)
+        self.held: set[int] = set()
+        self.is_orphaned = False
+        self._folder = folder
+        self._free_again: list[int] = []
+        self._free_for_good: list[int] = []
+
+    def orphan(self) -> None:
+        """Its worker is gone: what nobody holds goes too."""
+        self.is_orphaned = True
+        self._folder.unlink_all(self.owner, but=self.held)
+
+    def released(self) -> list[Release]:
+        """To be sent along with the next batch: only then does the worker need room."""
+        if not self._free_again and not self._free_for_good:
+            return []
+        release = Release(self._free_again, self._free_for_good)
+        self._free_again, self._free_for_good = [], []
+        return [release]
+
+    def _recycle(self, slot: int, again: bool) -> None:
+        if slot not in self.held:
+            raise BadSlot(f"slot {slot} of {self.owner} holds nothing")
+        self.held.remove(slot)
+        if self.is_orphaned:
+            os.unlink(slot_path(self._folder.path, self.owner, slot))
+        else:
+            (self._free_again if again else self._free_for_good).append(slot)
+
+
+class Ledger:
+    def __init__(self, pool_bytes: int, base: str | None = None) -> None:
+        self.folder = Folder(base)
+        self.pool = Pool(self.folder.path, GATEWAY, pool_bytes)
+        self.reader = Reader(self.folder.path)
+        self._slots: dict[str, Slots] = {GATEWAY: self.pool}
+        self._workers = 0
+
+    def open_worker(self) -> WorkerSlots:
+        """Books for a new worker, under a name no other has had."""
+        self._workers += 1
+        slots = WorkerSlots(self.folder, f"w{self._workers}")
+        self._slots[slots.owner] = slots
+        return slots
+
+    def orphan(self, slots: WorkerSlots) -> None:
+        slots.orphan()
+        self._close_if_done(slots)
+
+    def pin(self, stored: Stored, reads: list[ShmRef]) -> Stored:
+        """A value as a batch is to get it; noted in `reads` if the batch will look into a slot for it."""
+        if isinstance(stored, ShmRef):
+            slots = self._slots.get(stored.owner)
+            if slots is None:
+                raise BadSlot(f"slot {stored.slot} of {stored.owner} is gone")
+            slots.pin(stored.slot)
+        elif len(stored) <= INLINE_BYTES:
+            return stored
+        else:
+            ref = self.pool.put(stored)
+            if ref is None:
+                return stored
+            self.pool.pin(ref.slot)
+            self.pool.free(ref.slot)  # it is for this batch alone
+            stored = ref
+        reads.append(stored)
+        return stored
+
+    def unpin(self, reads: list[ShmRef]) -> None:
+        for ref in reads:
+            slots = self._slots[ref.owner]
+            slots.unpin(ref.slot)
+            self._close_if_done(slots)
+
+    def retire(self, ref: ShmRef) -> None:
+        self._slots[ref.owner].retire(ref.slot)
+
+    def release(self, ref: ShmRef) -> None:
+        """Its run needs it no more."""
+        slots = self._slots.get(ref.owner)
+        if slots is not None:
+            slots.free(ref.slot)
+            self._close_if_done(slots)
+
+    def accept(self, slots: WorkerSlots, given: list[ShmRef]) -> bool:
+        """Take over results. A reference names a file and a length, and neither is believed: False if any is wrong."""
+        numbers = {ref.slot for ref in given}
+        if len(numbers) < len(given) or numbers & slots.held:
+            return False
+        if any(ref.owner != slots.owner or not self.folder.holds(ref) for ref in given):
+            return False
+        slots.held |= numbers
+        return True
+
+    def close(self) -> None:
+        self.pool.close()
+        self.reader.close()
+        self.folder.close()
+
+    def _close_if_done(self, slots: Slots) -> None:
+        if isinstance(slots, WorkerSlots) and slots.is_orphaned and not slots.held and slots.owner in self._slots:
+            del self._slots[slots.owner]
+            self.reader.forget(slots.owner)

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lamina.sdk.app import App
+from lamina.sdk.load import load_app
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def _opened(name: str) -> Iterator[App]:
+    app = load_app(str(EXAMPLES / name / "app.py"))  # its neighbours can be imported from here on
+    yield app
+    app.close()
+
+
+@pytest.fixture(scope="session")
+def ocr() -> Iterator[App]:
+    for package in ("rapidocr", "onnxruntime", "cv2", "PIL"):
+        if package == "rapidocr":
+            import importlib.util
+
+            if importlib.util.find_spec(package) is None:
+                pytest.skip("rapidocr is not installed")
+        else:
+            pytest.importorskip(package)
+    yield from _opened("ocr")
+
+
+@pytest.fixture(scope="session")
+def ensemble() -> Iterator[App]:
+    yield from _opened("ensemble")
+
+
+@pytest.fixture(scope="session")
+def cascade() -> Iterator[App]:
+    yield from _opened("cascade")

@@ -1,0 +1,258 @@
+"""The routes over real sockets and real workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lamina import values
+from tests.serving import Answer, Browser, run, served, write_app
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_app(tmp_path_factory.mktemp("app"))
+
+
+def asked(app: Path, *questions: tuple[Any, ...], **options: Any) -> list[Answer]:
+    """Ask one after another on one connection."""
+
+    async def work() -> list[Answer]:
+        async with served(app, **options) as gateway, Browser(gateway.port) as browser:
+            answers = []
+            for method, path, *rest in questions:
+                body, kind, headers = [*rest, *(b"", "application/json", {})[len(rest) :]]
+                answers.append(await browser.ask(method, path, body, kind, **headers))
+            return answers
+
+    return list(run(work))
+
+
+def test_a_call_is_answered_with_its_value_and_what_it_took(app: Path) -> None:
+    (answer,) = asked(app, ("POST", "/v1/functions/echo", b'{"a": [1, 2.5, null]}'))
+    assert answer.status == 200
+    assert answer.json == {"a": [1, 2.5, None]}
+    assert float(answer.headers["lamina-latency-ms"]) > 0
+    assert answer.headers["lamina-batch"] == "1"
+    assert re.fullmatch(r"cpu0/\d+", answer.headers["lamina-slice"])
+    assert float(answer.headers["lamina-cost"]) > 0
+    assert {"lamina-call-id", "lamina-queue-ms", "lamina-cold-start-ms", "lamina-retries"} <= answer.headers.keys()
+
+
+def test_bodies_come_as_json_values_bytes_and_parts(app: Path) -> None:
+    form = b'--B\r\nContent-Disposition: form-data; name="x"; filename="f"\r\n\r\n\x00\xffraw\r\n--B--\r\n'
+    encoded = values.encode({"x": b"\x00\xffraw"})
+    as_bytes, as_value, as_parts, back = asked(
+        app,
+        ("POST", "/v1/functions/echo", b"\x00\xffraw", "image/png"),
+        ("POST", "/v1/functions/echo", encoded, "application/vnd.lamina.value"),
+        ("POST", "/v1/functions/echo", form, "multipart/form-data; boundary=B"),
+        ("POST", "/v1/functions/echo", encoded, "application/vnd.lamina.value", {"Accept": "application/vnd.lamina.value"}),
+    )
+    assert [a.body for a in (as_bytes, as_value, as_parts)] == [b"\x00\xffraw"] * 3
+    assert as_bytes.headers["content-type"] == "application/octet-stream"
+    assert values.decode(back.body) == b"\x00\xffraw"
+
+
+def test_several_inputs_come_by_name_and_defaults_may_be_left_out(app: Path) -> None:
+    both, one, none = asked(
+        app,
+        ("POST", "/v1/functions/add", b'{"a": 1, "b": 2}'),
+        ("POST", "/v1/functions/add", b'{"a": 1}'),
+        ("POST", "/v1/functions/nothing"),
+    )
+    assert [both.json, one.json, none.json] == [3, 11, "done"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind", "names"),
+    [
+        ("add", b'{"b": 2}', "application/json", "a"),
+        ("add", b'{"a": 1, "c": 2}', "application/json", "c"),
+        ("add", b"[1, 2]", "application/json", "list"),
+        ("add", b"12", "image/png", "image/png"),
+        ("nothing", b"5", "application/json", "no input"),
+        ("echo", b'{"a": 1', "application/json", "JSON"),
+        ("echo", b"1e999", "application/json", "JSON"),
+        ("echo", b"NaN", "application/json", "JSON"),
+        ("echo", b'"\xff\xfe"', "application/json", "JSON"),
+        ("echo", b'"\\ud800"', "application/json", "JSON"),
+        ("echo", b"[" * 10_000 + b"]" * 10_000, "application/json", "JSON"),
+        ("echo", b"[" * 65 + b"]" * 65, "application/json", "nested"),
+        ("echo", b"1" * 5_000, "application/json", ""),
+        ("echo", b"\xc1", "application/vnd.lamina.value", "value"),
+        ("echo", values.encode([1]), "application/vnd.lamina.value", "named"),
+        ("echo", b"--B", "multipart/form-data; boundary=" + "B" * 10_000, "boundary"),
+        ("echo", b"--B\r\n\r\nx\r\n--B--", "multipart/form-data; boundary=B", "part"),
+    ],
+)
+def test_bad_bodies_are_refused_with_what_is_wrong(app: Path, path: str, body: bytes, kind: str, names: str) -> None:
+    (answer,) = asked(app, ("POST", f"/v1/functions/{path}", body, kind))
+    assert answer.status == 400
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json
+    assert names in problem["detail"] + problem.get("hint", "")
+    assert problem["id"] == answer.headers["lamina-call-id"]
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [("Lamina-Deadline-Ms", "soon"), ("Lamina-Deadline-Ms", "-1"), ("Lamina-Deadline-Ms", "nan"), ("Lamina-Priority", "99")],
+)
+def test_bad_wishes_are_named(app: Path, header: str, value: str) -> None:
+    (answer,) = asked(app, ("POST", "/v1/functions/echo", b"1", "application/json", {header: value}))
+    assert answer.status == 400
+    assert header.lower() in answer.json["detail"]
+
+
+def test_what_is_not_there_is_not_found_and_wrong_methods_are_told(app: Path) -> None:
+    unknown, workflow_as_function, deleted, posted = asked(
+        app,
+        ("POST", "/v1/functions/nope", b"1"),
+        ("POST", "/v1/functions/twice", b"1"),
+        ("DELETE", "/v1/functions/echo"),
+        ("POST", "/healthz"),
+    )
+    assert [unknown.status, workflow_as_function.status, deleted.status, posted.status] == [404, 404, 405, 405]
+    assert deleted.headers["allow"] == "GET, HEAD, POST"
+
+
+def test_the_users_error_comes_back_whole_or_only_as_an_id(app: Path) -> None:
+    (full,) = asked(app, ("POST", "/v1/functions/fail", b"7"))
+    assert full.status == 500
+    assert full.json["error"] == "ValueError"
+    assert "cannot take 7" in full.json["detail"]
+    assert "lamina" not in full.json["trace"].replace("lamina.", "")
+    (plain,) = asked(app, ("POST", "/v1/functions/fail", b"7"), full_errors=False)
+    assert plain.status == 500
+    assert "secret" not in plain.body.decode() and "ValueError" not in plain.body.decode()
+
+
+def test_a_workflow_runs_its_steps(app: Path) -> None:
+    (answer,) = asked(app, ("POST", "/v1/workflows/twice", b"21"))
+    assert answer.json == 42
+
+
+def test_a_deadline_that_cannot_be_met_is_refused_at_once_with_an_offer(app: Path) -> None:
+    warm = ("POST", "/v1/functions/echo", b"1")
+    *_, refused = asked(
+        app, *[warm] * 5, ("POST", "/v1/functions/echo", b"1", "application/json", {"Lamina-Deadline-Ms": "0.01"})
+    )
+    assert refused.status == 429
+    problem = refused.json
+    assert problem["reason"] == "deadline"
+    assert problem["offer_ms"] > 0.01
+    assert int(refused.headers["retry-after"]) >= 1
+
+
+def test_a_cost_limit_that_cannot_be_kept_is_refused(app: Path) -> None:
+    warm = ("POST", "/v1/functions/echo", b"1")
+    *_, refused, taken = asked(
+        app,
+        *[warm] * 5,
+        ("POST", "/v1/functions/echo", b"1", "application/json", {"Lamina-Cost-Limit": "1e-15"}),
+        ("POST", "/v1/functions/echo", b"1", "application/json", {"Lamina-Cost-Limit": "1"}),
+    )
+    assert (refused.status, refused.json["reason"]) == (429, "cost")
+    assert taken.status == 200
+
+
+def test_listings_status_health_and_description(app: Path) -> None:
+    functions, workflows, about, status, health, ready, openapi = asked(
+        app,
+        *[("GET", path) for path in ("/v1/functions", "/v1/workflows", "/v1/functions/echo", "/v1/status", "/healthz")],
+        ("GET", "/readyz"),
+        ("GET", "/openapi.json"),
+    )
+    assert [f["name"] for f in functions.json] == ["echo", "add", "fail", "nothing"]
+    assert workflows.json[0]["slo_ms"] == 5000
+    assert about.json["doc"] == "Gives back what it gets."
+    assert status.json["devices"][0]["kind"] == "cpu"
+    assert health.json == {"status": "ok"}
+    assert ready.status in (200, 503)
+    assert openapi.json["paths"]["/v1/functions/add"]["post"]["requestBody"]["content"]["application/json"]["schema"][
+        "required"
+    ] == ["a"]
+
+
+def test_metrics_count_what_happened(app: Path) -> None:
+    *_, metrics = asked(
+        app,
+        ("POST", "/v1/functions/echo", b"1"),
+        ("POST", "/v1/functions/fail", b"1"),
+        ("GET", "/metrics"),
+    )
+    text = metrics.body.decode()
+    assert 'lamina_calls_total{outcome="met",target="echo"} 1.0' in text
+    assert 'lamina_calls_total{outcome="failed",target="fail"} 1.0' in text
+    assert 'lamina_batch_size_count{function="echo"} 1.0' in text
+    assert 'lamina_units{device="cpu0"}' in text
+    assert 'lamina_queue_jobs{function="echo"} 0.0' in text
+
+
+def test_a_client_that_leaves_cancels_its_call(app: Path) -> None:
+    async def work() -> int:
+        async with served(app) as gateway:
+            async with Browser(gateway.port) as browser:
+                browser.writer.write(b"POST /v1/functions/add HTTP/1.1\r\nHost: a\r\nContent-Length: 7\r\n\r\n" + b'{"a":1}')
+                await browser.writer.drain()
+                while not gateway.loop.controller.state.runs:
+                    await asyncio.sleep(0)
+            while gateway.loop.controller.state.runs:
+                await asyncio.sleep(0)
+            return len(gateway.loop.data._runs)
+
+    assert run(work) == 0
+
+
+def test_shutdown_finishes_what_was_accepted_and_takes_nothing_new(tmp_path: Path) -> None:
+    slow = "import time, lamina\napp = lamina.App('slow')\n@app.function()\ndef nap(s):\n    time.sleep(s)\n    return s\n"
+
+    async def work() -> tuple[Answer, int, Answer | str]:
+        async with served(write_app(tmp_path, slow)) as gateway, Browser(gateway.port) as first, Browser(gateway.port) as second:
+            pending = asyncio.create_task(first.post("/v1/functions/nap", 0.3))
+            while not gateway.loop.controller.state.batches:
+                await asyncio.sleep(0.001)
+            stopping = asyncio.create_task(gateway.stop(10))
+            await asyncio.sleep(0)
+            try:
+                late: Answer | str = await second.post("/v1/functions/nap", 0)
+            except (asyncio.IncompleteReadError, ConnectionError):
+                late = "hung up"
+            return await pending, await stopping, late
+
+    answer, given_up, late = run(work)
+    assert (answer.status, answer.json, given_up) == (200, 0.3, 0)
+    assert late == "hung up" or (isinstance(late, Answer) and late.status == 503)
+
+
+def test_only_this_machine_may_be_listened_on(app: Path) -> None:
+    from lamina.errors import BadValue
+    from lamina.gateway.serve import check_host
+
+    for host in ("0.0.0.0", "::", "192.0.2.1", "example"):
+        with pytest.raises(BadValue, match="loopback"):
+            check_host(host)
+    check_host("127.0.0.2")
+    check_host("localhost")
+
+
+def test_many_callers_get_their_own_answers(app: Path) -> None:
+    async def work() -> list[bool]:
+        async with served(app) as gateway:
+
+            async def caller(number: int) -> bool:
+                async with Browser(gateway.port) as browser:
+                    answers = [await browser.post("/v1/functions/echo", [number, turn]) for turn in range(20)]
+                    return [json.loads(a.body) for a in answers] == [[number, turn] for turn in range(20)]
+
+            return await asyncio.gather(*(caller(number) for number in range(16)))
+
+    assert all(run(work))

@@ -1,0 +1,227 @@
+"""A world in a few words, for tests that read like the specification.
+
+    script.given(FunctionSpec(name="f"), takes={"f": 900})
+    assert script.at(0).arrives("c1", within_us=500) == [Refuse("c1", "deadline", ...)]
+
+`given` says what there is. `at` moves the clock; ticks that were asked for come on the way, and so do the ends of
+batches and loads where the script plays the engine (`given(engine=True)`). Everything that is said is recorded, the
+controller's invariants and an independent ledger are checked after every event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+import msgspec
+
+from lamina.core import actions as do
+from lamina.core import events as ev
+from lamina.core.controller import Controller
+from lamina.core.flow import Flow
+from lamina.core.policy import Dispatch
+from lamina.policies import fifo
+from lamina.types import NEVER_US, Call, DeviceSpec, FunctionSpec, SliceLimits
+from tests.core.ledger import Ledger
+
+Takes = int | tuple[int, int] | Callable[[int, int], int]
+"""Of one batch: always the same, or (fixed, per job), or a function of batch size and units."""
+
+GPU = DeviceSpec(id="gpu0", kind="gpu", units=1, memory_mib=1_000)
+BIG_GPU = DeviceSpec(id="gpu0", kind="gpu", units=8, memory_mib=1_000, limits=SliceLimits(batches_per_instance=0))
+
+
+def a_function(name: str = "f", *, max_batch: int = 1, gpu: str = "must", share: float = 1.0, **more: object) -> FunctionSpec:
+    return FunctionSpec(name=name, max_batch=max_batch, gpu=gpu, share=share, **more)  # type: ignore[arg-type]
+
+
+@dataclass
+class Known:
+    """A predictor that knows what the script says, and nothing else."""
+
+    takes: dict[str, Takes]
+    loads: dict[str, int]
+    seen: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def latency_us(self, function: str, kind: str, batch: int, units: int) -> int:
+        takes = self.takes.get(function, 0)
+        if callable(takes):
+            return takes(batch, units)
+        return takes if isinstance(takes, int) else takes[0] + takes[1] * batch
+
+    def load_us(self, function: str, kind: str) -> int:
+        return self.loads.get(function, 0)
+
+    def observe(self, function: str, kind: str, batch: int, units: int, device_us: int) -> None:
+        self.seen.append((function, batch, device_us))
+
+    def observe_load(self, function: str, kind: str, load_us: int) -> None:
+        self.seen.append((function, 0, load_us))
+
+
+class Script:
+    def __init__(self) -> None:
+        self.now_us = 0
+        self.ledger = Ledger()
+        self.said: list[tuple[int, do.Action]] = []
+        self.engine = False
+        self.fate: Callable[[do.StartBatch], ev.Event | None] = self._finish
+        self.answers: dict[str, list[int]] = {}  #: to questions, by node; 1 where nothing is said
+        self._due: list[tuple[int, int, ev.Event]] = []
+        self._order = 0
+        self._begun: set[int] = set()
+
+    # ---------------------------------------------------------------------- given
+
+    def given(
+        self,
+        *functions: FunctionSpec,
+        flows: Iterable[Flow] = (),
+        devices: Iterable[DeviceSpec] = (GPU,),
+        policy: Dispatch | None = None,
+        takes: dict[str, Takes] | None = None,
+        loads: dict[str, int] | None = None,
+        warm: bool = True,
+        engine: bool = False,
+    ) -> Script:
+        """What there is. `warm`: one instance of each function stands already (on the first device that suits it)."""
+        self.predictor = Known(takes or {}, loads or {})
+        self.controller = Controller(policy or fifo.Policy(), self.predictor)
+        for device in devices:
+            self.tell(ev.DeviceJoined(device))
+        warmed = tuple(_standing(spec) for spec in functions) if warm else functions
+        self.tell(ev.Deployed(warmed, tuple(flows)))
+        if warm:
+            for instance in list(self.ledger.instances):
+                self.tell(ev.InstanceReady(instance))
+        self.engine = engine
+        return self
+
+    # ----------------------------------------------------------------------- acts
+
+    def at(self, now_us: int) -> Script:
+        """Let time pass until then; what is due on the way happens."""
+        while True:
+            tick_us = min(self.ledger.ticks, default=NEVER_US)
+            due_us = self._due[0][0] if self._due else NEVER_US
+            if min(tick_us, due_us) > now_us:
+                break
+            if due_us <= tick_us:
+                self.now_us = max(self.now_us, due_us)
+                self.tell(heappop(self._due)[2])
+            else:
+                self.ledger.ticks.remove(tick_us)
+                self.now_us = max(self.now_us, tick_us)
+                self.tell(ev.Tick())
+        self.now_us = max(self.now_us, now_us)
+        return self
+
+    def tell(self, event: ev.Event) -> list[do.Action]:
+        self.ledger.happened(event)
+        actions = self.controller.handle(self.now_us, event)
+        self.said += [(self.now_us, action) for action in actions]
+        self.ledger.asked(self.now_us, event, actions)
+        self.ledger.check(self.now_us)
+        self.controller.state.check()
+        if self.engine:
+            self._play(event, actions)
+        return [action for action in actions if not isinstance(action, do.WakeAt)]
+
+    def arrives(
+        self, *names: str, target: str = "f", within_us: int = 0, expires_us: int = 0, priority: int = 0
+    ) -> list[do.Action]:
+        """Calls, all at this moment. `within_us` is the goal, and the end of all use unless `expires_us` says otherwise."""
+        said: list[do.Action] = []
+        for name in names:
+            deadline_us = self.now_us + within_us if within_us else NEVER_US
+            end_us = self.now_us + expires_us if expires_us else deadline_us
+            call = Call(name, target, self.now_us, deadline_us, end_us, priority=priority)
+            said += self.tell(ev.CallArrived(call))
+        return said
+
+    def finishes(self, batch_id: int = 0, took_us: int = 1_000, outcomes: tuple[ev.JobOutcome, ...] = ()) -> list[do.Action]:
+        """This batch, or the one that has run longest."""
+        return self.tell(ev.BatchFinished(batch_id or self.running[0].batch_id, took_us, outcomes))
+
+    def ready(self, instance: str, load_us: int = 0) -> list[do.Action]:
+        return self.tell(ev.InstanceReady(instance, load_us))
+
+    def loses(self, instance: str, reason: str = "worker-lost") -> list[do.Action]:
+        return self.tell(ev.InstanceLost(instance, reason))
+
+    # --------------------------------------------------------------------- claims
+
+    @property
+    def batches(self) -> list[do.StartBatch]:
+        """Every batch so far."""
+        return [action for _, action in self.said if isinstance(action, do.StartBatch)]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(batch.jobs) for batch in self.batches]
+
+    @property
+    def served(self) -> list[tuple[str, ...]]:
+        """The calls in each batch."""
+        return [tuple(job.call_id for job in batch.jobs) for batch in self.batches]
+
+    @property
+    def running(self) -> list[do.StartBatch]:
+        return [lease.action for lease in self.ledger.batches.values() if lease.running]
+
+    @property
+    def endings(self) -> dict[str, do.Reply | do.Fail | do.Refuse]:
+        return {ending.call_id: ending for ending in self.ledger.endings}
+
+    def ending(self, call_id: str) -> str:
+        """In a word: "reply", or why not."""
+        end = self.endings.get(call_id)
+        if end is None:
+            return "open"
+        return "reply" if isinstance(end, do.Reply) else end.error if isinstance(end, do.Fail) else end.reason
+
+    def all(self, kind: type[do.Action]) -> list[tuple[int, do.Action]]:
+        """When such actions were asked for, and which."""
+        return [(at_us, action) for at_us, action in self.said if isinstance(action, kind)]
+
+    # ----------------------------------------------------------------- the engine
+
+    def _play(self, event: ev.Event, actions: list[do.Action]) -> None:
+        for action in actions:
+            match action:
+                case do.StartBatch() if not action.after:
+                    self._begin(action)
+                case do.Load():
+                    load_us = self.predictor.load_us(action.function, "")
+                    self._later(load_us, ev.InstanceReady(action.instance, load_us))
+                case do.Resolve():
+                    values = self.answers.get(action.node)
+                    value = values.pop(0) if values else 1
+                    self._later(0, ev.Resolved(action.call_id, action.scope, action.node, value))
+                case do.Kill():
+                    self._later(0, ev.InstanceLost(action.instance, action.reason))
+        for lease in self.ledger.batches.values():
+            if lease.running and lease.action.after and lease.action.batch_id not in self._begun:
+                self._begin(lease.action)
+
+    def _begin(self, batch: do.StartBatch) -> None:
+        self._begun.add(batch.batch_id)
+        end = self.fate(batch)
+        if end is not None:
+            self._later(self._time_us(batch), end)
+
+    def _finish(self, batch: do.StartBatch) -> ev.Event:
+        return ev.BatchFinished(batch.batch_id, self._time_us(batch))
+
+    def _time_us(self, batch: do.StartBatch) -> int:
+        return self.predictor.latency_us(batch.function, "", len(batch.jobs), batch.mask.bit_count()) or 1_000
+
+    def _later(self, in_us: int, event: ev.Event) -> None:
+        self._order += 1
+        heappush(self._due, (self.now_us + in_us, self._order, event))
+
+
+def _standing(spec: FunctionSpec) -> FunctionSpec:
+    scale = msgspec.structs.replace(spec.scale, min=max(1, spec.scale.min))
+    return msgspec.structs.replace(spec, scale=scale)

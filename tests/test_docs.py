@@ -1,0 +1,79 @@
+"""Docs run, and nothing users can name is missing from them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+
+from lamina import errors, plugins
+from lamina.cli import root
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*/README.md")])
+BLOCK = re.compile(r"^```python[ ]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_python_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = BLOCK.findall(page.read_text())
+    monkeypatch.chdir(tmp_path)
+    module = ModuleType(f"docs_{page.stem}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look their module up
+    for number, block in enumerate(blocks, 1):
+        exec(compile(block, f"{page.name}, block {number}", "exec"), module.__dict__)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_into_the_repository_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} points at {target}"
+
+
+def commands() -> list[tuple[str, click.Command]]:
+    context = click.Context(root)
+    found = []
+    for name in root.list_commands(context):
+        command = root.get_command(context, name)
+        assert command is not None
+        found.append((name, command))
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name, _ in commands()])
+def test_every_command_and_option_is_documented(name: str) -> None:
+    page = (ROOT / "docs" / "cli.md").read_text()
+    command = dict(commands())[name]
+    assert f"lamina {name}" in page
+    section = page.split(f"## `lamina {name}")[1].split("\n## ")[0]
+    for param in command.params:
+        if isinstance(param, click.Option):
+            for option in param.opts:
+                assert option in section, f"{option} of {name}"
+    assert command.help, f"{name} has no help"
+
+
+def test_every_policy_is_documented() -> None:
+    page = (ROOT / "docs" / "policies.md").read_text()
+    for name in plugins.names("policies"):
+        assert f"`{name}`" in page
+
+
+def test_every_error_code_is_documented() -> None:
+    page = (ROOT / "docs" / "http.md").read_text()
+    todo: list[type[errors.LaminaError]] = [errors.LaminaError]
+    while todo:
+        kind = todo.pop()
+        todo += kind.__subclasses__()
+        if kind.__module__.startswith("lamina."):
+            assert f"`{kind.code}`" in page, kind
+
+
+def test_exit_codes_are_documented() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text()
+    for code in ("| 0 |", "| 1 |", "| 2 |", "| 3 |", "| 4 |"):
+        assert code in page
