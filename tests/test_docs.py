@@ -19,9 +19,9 @@ BLOCK = re.compile(r"^```python[ ]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_python_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_python_block_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = BLOCK.findall(page.read_text())
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(ROOT)
     module = ModuleType(f"docs_{page.stem}")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look their module up
     for number, block in enumerate(blocks, 1):

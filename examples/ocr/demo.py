@@ -97,7 +97,8 @@ async def demonstrate(url: str, options: argparse.Namespace, console: Console) -
         deadline_ms = parse_us(options.deadline, "--deadline") / 1000 if options.deadline else round(PATIENCE * alone_ms, -2)
         load = Load(client, url, pages, deadline_ms, options.seed)
         with console.status("measuring the capacity"):
-            capacity_hz = await load.capacity_hz(options.seconds * 0.7, at_once=2 * (os.cpu_count() or 1))
+            measured_hz = await load.capacity_hz(options.seconds * 0.7, at_once=2 * (os.cpu_count() or 1))
+        capacity_hz = max(measured_hz, 1000 / alone_ms)
         console.print(f"capacity: {capacity_hz:.2f} pages a second; deadline {show_us(deadline_ms * 1000)}\n")
         last = max(1, options.steps - 1)
         factors = [LOW + (HIGH - LOW) * index / last for index in range(options.steps)]

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import pkgutil
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -37,5 +38,6 @@ def _load_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None or not path.is_file():
         raise UnknownPlugin(f"no file {str(path)!r}", hint="give the path of a Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their annotations up there
     spec.loader.exec_module(module)
     return module

@@ -70,6 +70,7 @@ def test_the_same_run_draws_the_same_picture(scenario: Path, tmp_path: Path):
         (("max_batch = 8", "max_bach = 8"), (), "small.toml:12: function[0].max_bach: there is no such field"),
         (("", ""), ("--policy", "fife"), "did you mean 'fifo'?"),
         (("", ""), ("--policy-option", "led_us=3"), "did you mean 'lead_us'?"),
+        (("", ""), ("--log", "/none/x.jsonl"), "--log /none/x.jsonl: No such file"),
         (("", ""), ("--plot", "x.gif"), "end the name in .png or .svg"),
     ],
 )

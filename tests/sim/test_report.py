@@ -6,7 +6,8 @@ from lamina.core.actions import Fail, Refuse, Reply
 from lamina.predict.devices import preset
 from lamina.sim.ledger import Ledger
 from lamina.sim.loop import Ending
-from lamina.sim.report import Report, Summary
+from lamina.sim.report import Report
+from lamina.sim.summary import Summary
 from lamina.types import Call, Slo
 
 

@@ -12,6 +12,7 @@ from lamina.core.actions import Action, Fail, Refuse, Reply
 from lamina.core.eventlog import Writer, read, replay
 from lamina.core.events import CallArrived, DeviceJoined, DeviceLost, Event, InstanceLost
 from lamina.errors import BadValue
+from lamina.policies import fifo
 from lamina.sim.run import calls_of, controller_of, run
 from lamina.sim.scenario import Scenario, parse
 from lamina.sim.scenario import read as read_scenario
@@ -162,6 +163,12 @@ def test_another_policy_does_not_inherit_the_options_of_the_first(small: Scenari
 def test_an_option_given_by_hand_is_checked(small: Scenario):
     with pytest.raises(BadValue, match="led_us: fifo has no such option"):
         run(small, options={"led_us": 5})
+
+
+def test_a_policy_in_a_file_of_ones_own_can_be_used(small: Scenario, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(Path(fifo.__file__).read_text())
+    summary = run(small, str(tmp_path / "mine.py"), {"lead_us": "1ms"}, calls=50)
+    assert (summary.total.policy, summary.total.offered) == ("mine", 50)
 
 
 def test_progress_is_reported_on_the_way(small: Scenario):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lamina.cli._shared import policy_options
+from lamina.errors import BadValue
 
 if TYPE_CHECKING:
     from lamina.sim.scenario import Scenario
@@ -48,7 +49,10 @@ def command(
 
         check_name(plot)
     read = scenarios.read(scenario)
-    writer = Writer(log_file) if log_file else None
+    try:
+        writer = Writer(log_file) if log_file else None
+    except OSError as error:
+        raise BadValue(f"--log {log_file}: {error.strerror}", hint="give a file in a folder that is there") from None
     try:
         with _progress(read, calls) as progress:
             summary = run(

@@ -7,6 +7,7 @@ run holds is released in one go when it ends.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,13 +19,8 @@ from lamina.core.flow import Choice, Each, Flow, Node, Pass, Task
 from lamina.core.run import ROOT
 from lamina.errors import BadValue, LaminaError
 from lamina.expr import Absent, Expr, Leaf, evaluate, leaf_of, leaves
-from lamina.live.frames import ErrorInfo, ShmRef
-from lamina.live.shm import Pool, Reader
-
-Stored = bytes | ShmRef
-
-INLINE_BYTES = 64 * 1024
-"""Up to here a value travels inside the frame; above, in shared memory."""
+from lamina.live.frames import ErrorInfo, ShmRef, Stored
+from lamina.live.shm import INLINE_BYTES, Pool, Reader
 
 MAX_ITEMS = 100_000
 """Of one each: a count from data is bounded before anything is made of it."""
@@ -56,9 +52,7 @@ class _RunData:
 class Data:
     """`release` is called for references whose memory somebody else owns."""
 
-    def __init__(
-        self, pool: Pool | None, reader: Reader | None, release: Callable[[ShmRef], None] | None = None
-    ) -> None:
+    def __init__(self, pool: Pool | None, reader: Reader | None, release: Callable[[ShmRef], None] | None = None) -> None:
         self._runs: dict[str, _RunData] = {}
         self._pool = pool
         self._reader = reader
@@ -101,8 +95,11 @@ class Data:
             found: list[tuple[Leaf, Stored]] = [(("input", name), blob) for name, blob in run.inputs.items()]
             return JobInput({name: ["input", name] for name in run.inputs}, found)
         args: dict[str, Expr] = node.data["args"]
-        wanted = dict.fromkeys(leaf for expr in args.values() for leaf in leaves(expr))
-        return JobInput(args, [(leaf, self._look_up(run, scope, leaf)) for leaf in wanted])
+        given: list[tuple[Leaf, Stored]] = []
+        for leaf in dict.fromkeys(leaf for expr in args.values() for leaf in leaves(expr)):
+            with contextlib.suppress(Absent):  # whether it is needed only shows where the expression is worked out
+                given.append((leaf, self._look_up(run, scope, leaf)))
+        return JobInput(args, given)
 
     def put(self, job: JobRef, value: Stored) -> None:
         run = self._runs.get(job.call_id)

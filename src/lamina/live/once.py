@@ -52,6 +52,4 @@ def error_of(ending: Fail | Refuse, info: ErrorInfo | None) -> LaminaError:
     if ending.error in ("worker-lost", "device-lost", "hung"):
         return WorkerLost(f"step {ending.step!r}: its worker was lost twice")
     trace = info.trace if info is not None else ""
-    return FunctionFailed(
-        said, error=info.type if info is not None else ending.error, step=ending.step, remote_trace=trace
-    )
+    return FunctionFailed(said, error=info.type if info is not None else ending.error, step=ending.step, remote_trace=trace)

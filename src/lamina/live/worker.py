@@ -258,7 +258,8 @@ def _on_sigterm(worker: Worker) -> int:
 
 
 def _die_with_parent() -> None:
-    """A worker busy with a batch would not notice the end of its socket for as long as that lasts."""
+    """A worker busy with a batch would not notice the end of its socket for as long as that lasts. The kernel goes by the
+    thread that started it; that is the gateway's event loop, and they end together."""
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,9 +1,10 @@
 """Latency learnt from what is served, with or without a profile to start from.
 
-Per (function, device kind, units) a line t = a + c * batch is kept by exponentially weighted least squares: five sums, a
-few flops per batch. If a profile exists, the line is fitted to the *ratio* of observed to profiled time instead, so that
-the shape of the profile survives and only its scale is corrected. Planning adds two mean deviations: a plan on the mean
-is late half of the time.
+Per (function, device kind, units) a curve over batch sizes: each size seen keeps its own mean and mean deviation, so steps
+in the curve (a matrix product of four rows may cost as much as one of sixteen) are learnt as they are; sizes not seen are
+read off between their neighbours. Where a profile exists, only the ratio of observed to profiled time is learnt: the shape
+of the profile survives and its scale is corrected. Planning adds two mean deviations: a plan on the mean is late half of
+the time.
 """
 
 from __future__ import annotations
@@ -12,47 +13,85 @@ from dataclasses import dataclass, field
 
 from lamina.predict.table import Table
 
-FORGET = 0.97
 WIDEN = 2.0
+STEP = 0.1  #: weight of the newest observation
+MOST = 4.0  #: times the mean: more than that counts as a stall of the machine, and no more than this is learnt from it
 
 
 @dataclass(slots=True)
-class _Line:
-    weight: float = 0.0
-    x: float = 0.0
-    y: float = 0.0
-    xx: float = 0.0
-    xy: float = 0.0
-    deviation: float = 0.0
-    smallest: int = 0
-    largest: int = 0
-    seen: int = 0
+class _Mean:
+    """Of one batch size. `least` is the best it has ever been."""
 
-    def add(self, x: int, y: float) -> None:
-        if self.seen >= 3:
-            expected = self.at(x)
-            y = min(y, 4.0 * expected)  # one stall of the machine must not close the door for a minute
-            self.deviation += 0.1 * (abs(y - expected) - self.deviation)
-        else:
-            self.deviation = max(self.deviation, 0.1 * y)
-        self.weight = self.weight * FORGET + 1.0
-        self.x = self.x * FORGET + x
-        self.y = self.y * FORGET + y
-        self.xx = self.xx * FORGET + x * x
-        self.xy = self.xy * FORGET + x * y
-        self.smallest = min(self.smallest or x, x)
-        self.largest = max(self.largest, x)
-        self.seen += 1
+    mean: float
+    deviation: float
+    least: float
+    count: int = 1
 
-    def at(self, x: int) -> float:
-        mean_x, mean_y = self.x / self.weight, self.y / self.weight
-        spread = self.xx / self.weight - mean_x * mean_x
-        if spread > 1e-9 * max(1.0, mean_x * mean_x) and self.largest > self.smallest:
-            slope = max(0.0, (self.xy / self.weight - mean_x * mean_y) / spread)
-            slope = min(slope, mean_y / mean_x)  # a batch never costs more than its jobs one by one
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.least = min(self.least, value)
+        if self.count <= 3 and value < 0.5 * self.mean:  # the first run of a size is often slow, and tells nothing
+            self.mean, self.deviation = value, 0.1 * value
+            return
+        value = min(value, MOST * self.mean)
+        self.deviation += STEP * (abs(value - self.mean) - self.deviation)
+        self.mean += max(STEP, 1 / self.count) * (value - self.mean)
+
+    def relax(self) -> None:
+        self.mean += 0.3 * (self.least - self.mean)
+        self.deviation *= 0.7
+
+    @property
+    def plan(self) -> float:
+        return self.mean + WIDEN * self.deviation
+
+
+@dataclass(slots=True)
+class _Curve:
+    sizes: dict[int, _Mean] = field(default_factory=dict)
+    _known: dict[int, float] = field(default_factory=dict)
+
+    def add(self, batch: int, value: float) -> None:
+        self._known.clear()
+        if batch in self.sizes:
+            self.sizes[batch].add(value)
         else:
-            slope = 0.5 * mean_y / mean_x  # one size seen so far: half fixed, half per item, until we know better
-        return max(mean_y + slope * (x - mean_x), 0.25 * mean_y)
+            self.sizes[batch] = _Mean(value, 0.1 * value, value)
+
+    def relax(self) -> None:
+        self._known.clear()
+        for size in self.sizes.values():
+            size.relax()
+
+    def at(self, batch: int) -> float:
+        value = self._known.get(batch)
+        if value is None:
+            value = self._known[batch] = self._read(batch)
+        return value
+
+    def _read(self, batch: int) -> float:
+        """Made monotone from the left: a bigger batch is never planned to be faster."""
+        low, low_us = 0, 0.0
+        for size in sorted(self.sizes):
+            us = max(low_us, self.sizes[size].plan)
+            if size == batch:
+                return us
+            if size > batch:
+                if not low:
+                    return us * (0.5 + 0.5 * batch / size)
+                return low_us + (us - low_us) * (batch - low) / (size - low)
+            low, low_us = size, us
+        return self._beyond(batch, low, low_us)
+
+    def _beyond(self, batch: int, last: int, last_us: float) -> float:
+        """Larger than any size seen: as it has grown so far, or half fixed and half per job if one size is all there is;
+        never more than its jobs one by one."""
+        first = min(self.sizes)
+        if last > first:
+            slope = max(0.0, last_us - self.sizes[first].plan) / (last - first)
+        else:
+            slope = 0.5 * last_us / last
+        return min(last_us + slope * (batch - last), last_us * batch / last)
 
 
 @dataclass(slots=True)
@@ -60,40 +99,41 @@ class Predictor:
     """Starts from `base` where it has an answer, from nothing where it has not."""
 
     base: Table = field(default_factory=lambda: Table([]))
-    _lines: dict[tuple[str, str, int], _Line] = field(default_factory=dict)
+    _curves: dict[tuple[str, str, int], _Curve] = field(default_factory=dict)
+    _ratios: dict[tuple[str, str, int], _Mean] = field(default_factory=dict)
     _loads: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def latency_us(self, function: str, kind: str, batch: int, units: int) -> int:
-        line = self._lines.get((function, kind, units))
-        profiled = self.base.typical_us(function, kind, batch, units)
-        if line is None:
-            return self.base.latency_us(function, kind, batch, units)
-        if profiled:
-            ratio = line.y / line.weight + WIDEN * line.deviation
-            return int(profiled * ratio) + 1
-        return int(line.at(batch) + WIDEN * line.deviation) + 1
+        ratio = self._ratios.get((function, kind, units))
+        if ratio is not None:
+            return int(self.base.typical_us(function, kind, batch, units) * ratio.plan) + 1
+        curve = self._curves.get((function, kind, units))
+        if curve is not None:
+            return int(curve.at(batch)) + 1
+        return self.base.latency_us(function, kind, batch, units)
 
     def load_us(self, function: str, kind: str) -> int:
         return int(self._loads.get((function, kind), 0.0)) or self.base.load_us(function, kind)
 
     def observe(self, function: str, kind: str, batch: int, units: int, device_us: int) -> None:
-        line = self._lines.get((function, kind, units))
-        device_us = max(1, device_us)  # a mean of zero could never grow again: outliers are cut at a multiple of it
+        key = (function, kind, units)
         profiled = self.base.typical_us(function, kind, batch, units)
-        if line is None:
-            line = self._lines[function, kind, units] = _Line()
-            if profiled:  # until it knows better, as wide as the profile
-                planned_us = self.base.latency_us(function, kind, batch, units)
-                line.deviation = max(0.0, planned_us / profiled - 1.0) / WIDEN
-        if profiled:
-            ratio = device_us / profiled
-            mean = line.y / line.weight if line.weight else ratio
-            line.deviation += 0.1 * (abs(min(ratio, 4 * mean) - mean) - line.deviation)
-            line.weight = line.weight * FORGET + 1.0
-            line.y = line.y * FORGET + min(ratio, 4 * mean)
+        if not profiled:
+            self._curves.setdefault(key, _Curve()).add(batch, float(device_us))
+        elif key in self._ratios:
+            self._ratios[key].add(device_us / profiled)
         else:
-            line.add(batch, float(device_us))
+            self._ratios[key] = _Mean(device_us / profiled, 0.1, device_us / profiled)
 
     def observe_load(self, function: str, kind: str, load_us: int) -> None:
         key = (function, kind)
         self._loads[key] = load_us if key not in self._loads else self._loads[key] + 0.3 * (load_us - self._loads[key])
+
+    def relax(self, function: str) -> None:
+        """Calls are refused and nothing runs that could prove the prediction wrong: believe a little more."""
+        for (name, _, _), curve in self._curves.items():
+            if name == function:
+                curve.relax()
+        for (name, _, _), ratio in self._ratios.items():
+            if name == function:
+                ratio.relax()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lamina.errors import BadValue
-from lamina.sim.report import Summary
+from lamina.sim.summary import Summary
 
 _COLOURS = ("#2563a8", "#d1652b", "#3a8f5a", "#8a4fa3", "#b8962e", "#4a9fb5", "#c04a6b", "#6b6b6b")
 _INK, _FAINT = "#333333", "#d8d8d8"
@@ -89,7 +89,7 @@ def _rate(axes: Any, summary: Summary) -> None:
     axes.fill_between(seconds, offered, color=_FAINT, step="mid", label="offered", linewidth=0)
     axes.step(seconds, good, where="mid", color=_COLOURS[2], label="in time", linewidth=1.5)
     axes.set_ylabel("calls a second")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.2 * max(*offered, *good, 1e-9))  # room for the legend
     axes.set_xlim(0, max(seconds[-1] + curves.width_us / 2e6, 1e-6))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.legend(loc="upper right", fontsize=9, ncols=2, **_LEGEND)

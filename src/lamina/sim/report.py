@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from msgspec import Struct
-
 from lamina.core.actions import Refuse, Reply
 from lamina.sim.histogram import Histogram, Series
 from lamina.sim.ledger import Account, Ledger
 from lamina.sim.loop import Ending
+from lamina.sim.summary import Curves, DeviceRow, FunctionRow, Summary, TargetRow, TotalRow
 from lamina.types import Call, Slo
 
 Progress = Callable[[int, int], None]
@@ -22,89 +21,6 @@ Progress = Callable[[int, int], None]
 
 _EVERY = 4096
 _QUANTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
-
-
-class TargetRow(Struct, frozen=True, kw_only=True, tag="target", tag_field="row"):
-    target: str
-    slo_ms: float
-    offered: int
-    answered: int
-    in_time: int
-    refused: dict[str, int]
-    failed: dict[str, int]
-    attainment: float
-    goodput_per_s: float
-    mean_ms: float
-    p50_ms: float
-    p95_ms: float
-    p99_ms: float
-    p999_ms: float
-    max_ms: float
-    batch_mean: float  #: over answers: the largest batch each was in
-    queue_mean_ms: float
-    cold_answers: int  #: answers that had to wait for a load
-    cost: float  #: of device time under its answers
-
-
-class FunctionRow(Struct, frozen=True, kw_only=True, tag="function", tag_field="row"):
-    function: str
-    batches: int
-    jobs: int
-    batch_mean: float
-    batch_max: int
-    cold_starts: int
-
-
-class DeviceRow(Struct, frozen=True, kw_only=True, tag="device", tag_field="row"):
-    device: str
-    kind: str
-    units: int
-    present_s: float
-    utilisation: float  #: leased unit-time over all there was
-    held: float  #: leased or standing, over all there was
-    cost: float
-
-
-class TotalRow(Struct, frozen=True, kw_only=True, tag="total", tag_field="row"):
-    scenario: str
-    policy: str
-    seed: int
-    offered: int
-    answered: int
-    in_time: int
-    refused: dict[str, int]
-    failed: dict[str, int]
-    attainment: float
-    goodput_per_s: float
-    p50_ms: float
-    p95_ms: float
-    p99_ms: float
-    p999_ms: float
-    cold_starts: int
-    utilisation: float
-    cost: float  #: of everything held, wasted work and idle standing slices included
-    cost_per_1000: float  #: of answers in time
-    rent: float  #: of the devices as wholes, for as long as they were there
-    offered_s: float
-    ended_s: float
-
-
-class Curves(Struct, frozen=True, kw_only=True):
-    """What a plot needs beyond the rows."""
-
-    width_us: int
-    offered_per_s: list[float]
-    goodput_per_s: list[float]
-    utilisation: dict[str, list[float]]
-    latency: dict[str, list[tuple[float, float]]]  #: target -> (ms, share of answers at or below)
-
-
-class Summary(Struct, frozen=True, kw_only=True):
-    total: TotalRow
-    targets: list[TargetRow]
-    functions: list[FunctionRow]
-    devices: list[DeviceRow]
-    curves: Curves
 
 
 class _Target:
@@ -128,7 +44,7 @@ class Report:
         self._open: dict[str, _Target] = {}
         self._progress = progress
         self.offered = 0
-        self._last_us = 0
+        self.last_us = 0  #: when the last call came
         self._over_time, self._good = Series(), Series()
 
     def count(self, calls: Iterable[Call]) -> Iterator[Call]:
@@ -140,7 +56,7 @@ class Report:
             still_open[call.id] = target
             over_time.add(call.arrived_us)
             self.offered = number
-            self._last_us = call.arrived_us
+            self.last_us = call.arrived_us
             if number % _EVERY == 0 and self._progress is not None:
                 self._progress(number, call.arrived_us)
             yield call
@@ -168,8 +84,8 @@ class Report:
         return len(self._open)
 
     def summary(self, scenario: str, policy: str, seed: int, ledger: Ledger, offered_us: int, ended_us: int) -> Summary:
-        """`offered_us`: how long calls were offered for, 0 if only the last arrival says so."""
-        offered_s = max(1, offered_us or self._last_us) / 1e6
+        """`offered_us`: how long calls were offered for."""
+        offered_s = max(1, offered_us) / 1e6
         rows = [_target_row(name, target, offered_s) for name, target in self._targets.items()]
         devices = [_device_row(account, ended_us) for account in ledger.all()]
         functions = [_function_row(name, ledger) for name in sorted(ledger.batches.keys() | ledger.loads.keys())]
@@ -206,7 +122,7 @@ class Report:
         width_us = max(series.width_us for series in (self._over_time, self._good, *(a.load for a in accounts.values())))
         for series in (self._over_time, self._good, *(account.load for account in accounts.values())):
             series.widen(width_us)
-        bins = 1 + self._last_us // width_us
+        bins = 1 + self.last_us // width_us
 
         def rates(series: Series) -> list[float]:
             return [_figures(amount * 1e6 / width_us) for amount in series.sums[:bins]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -19,8 +20,9 @@ from lamina.predict.world import World
 from lamina.sim import policy as policies
 from lamina.sim.executor import Executor
 from lamina.sim.loop import Watch, simulate
-from lamina.sim.report import Progress, Report, Summary
+from lamina.sim.report import Progress, Report
 from lamina.sim.scenario import Scenario
+from lamina.sim.summary import Summary
 from lamina.sim.workload import merge
 from lamina.types import NEVER_US, Call, Slo
 
@@ -107,12 +109,13 @@ def run(
     )
     assert not report.unanswered, f"{report.unanswered} calls never ended"
     controller.state.check_quiet()
-    cut_short = scenario.calls and report.offered >= scenario.calls
+    starts_us = min((load.start_us for load in scenario.loads), default=0)
+    cut_short = scenario.duration_us >= NEVER_US or (scenario.calls and report.offered >= scenario.calls)
     return report.summary(
         scenario.name,
-        scenario.policy,
+        Path(scenario.policy).stem,
         scenario.seed,
         executor.ledger,
-        offered_us=0 if cut_short or scenario.duration_us >= NEVER_US else scenario.duration_us,
+        offered_us=(report.last_us if cut_short else scenario.duration_us) - starts_us,
         ended_us=ended_us,
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from lamina.sim.report import Summary, TargetRow, TotalRow
+from lamina.sim.summary import Summary, TargetRow, TotalRow
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
