@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lamina import policies
 from lamina.gateway.http import Limits
 from lamina.gateway.serve import Gateway, open_gateway
-from lamina.live.start import make_policy, open_local
+from lamina.live.start import open_local
 
 APP = """
 import lamina
@@ -125,7 +126,9 @@ class Browser:
 async def served(
     app: Path, *, policy: str = "edf", limits: Limits | None = None, full_errors: bool = True
 ) -> AsyncIterator[Gateway]:
-    gateway = await open_gateway(open_local(str(app), policy=make_policy(policy)), port=0, limits=limits, full_errors=full_errors)
+    gateway = await open_gateway(
+        open_local(str(app), policy=policies.build(policy)), port=0, limits=limits, full_errors=full_errors
+    )
     try:
         yield gateway
     finally:

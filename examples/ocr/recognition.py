@@ -7,6 +7,7 @@ widest of the batch, costs more (time grows with the width) and lets an answer d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,8 @@ HEIGHT_PX = 48
 WIDTH_STEP_PX = 32
 MAX_WIDTH_PX = 2048
 ANGLE_WIDTH_PX = 192
-MAX_PIECES = 2
-TURN_THRESHOLD = 0.7  # turning a good line ruins it, so only the sure ones
+MAX_PIECES = 4
+TURN_THRESHOLD = 0.9  # turning a good line ruins it, so only the sure ones
 BLANK = 0
 
 Run = Callable[[Tensor], Tensor]
@@ -30,12 +31,19 @@ def turned(images: list[Pixels], run: Run) -> list[Pixels]:
     """Each image upright: the model says whether it stands on its head."""
     pieces = [_pieces(to_line(image, HEIGHT_PX, MAX_WIDTH_PX)) for image in images]
     chances = run(stack([piece for group in pieces for piece in group], ANGLE_WIDTH_PX))[:, 1]
+    odds, sure = _log_odds(chances), _log_odds(TURN_THRESHOLD)
     upright, start = [], 0
     for image, group in zip(images, pieces, strict=True):
-        flip = chances[start : start + len(group)].mean() > TURN_THRESHOLD
+        flip = odds[start : start + len(group)].mean() > sure
         upright.append(np.ascontiguousarray(image[::-1, ::-1]) if flip else image)
         start += len(group)
     return upright
+
+
+def _log_odds(chance: Any) -> Any:
+    """Averaged instead of chances: a piece that is sure counts for more than one that wavers."""
+    chance = np.clip(chance, 0.01, 0.99)
+    return np.log(chance / (1 - chance))
 
 
 def _pieces(line: Tensor) -> list[Tensor]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from typing import Any
 
-from lamina import values
+from lamina import policies, values
 from lamina.core.actions import Action, Fail, Kill, Load, Refuse, Reply, Resolve, StartBatch, WakeAt
 from lamina.core.controller import Controller
 from lamina.core.events import (
@@ -35,7 +35,6 @@ from lamina.expr import evaluate
 from lamina.live.data import Data
 from lamina.live.frames import ErrorInfo
 from lamina.live.once import error_of
-from lamina.live.start import make_policy
 from lamina.predict.profile import Point, Profile
 from lamina.predict.table import Table
 from lamina.predict.world import World
@@ -110,7 +109,7 @@ class Runtime:
         ]
         table = Table(self._profiles(takes or {}, default_takes, parse_us(load_takes, "load_takes")), margin=2 * noise)
         self._world = World(table, random.Random(seed), noise, 0.0)
-        self.controller = Controller(make_policy(policy) if isinstance(policy, str) else policy, table)
+        self.controller = Controller(policies.build(policy) if isinstance(policy, str) else policy, table)
         self._data = Data(None, None)
         self._runners: dict[str, Runner] = {}
         self._heap: list[tuple[int, int, Event | Callable[[], Event]]] = []

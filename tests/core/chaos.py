@@ -11,9 +11,6 @@ import random
 from dataclasses import dataclass, field
 from heapq import heapify
 
-from tests.core import chaos_policy
-from tests.core.ledger import Ledger
-
 from lamina.core import actions as do
 from lamina.core import events as ev
 from lamina.core.controller import Controller
@@ -21,6 +18,8 @@ from lamina.core.flow import Choice, Each, Flow, Pass, Task
 from lamina.core.policy import Dispatch
 from lamina.policies import edf, fifo
 from lamina.types import NEVER_US, Call, DeviceSpec, FunctionSpec, Quota, Scale, SliceLimits
+from tests.core import chaos_policy
+from tests.core.ledger import Ledger
 
 CALM_US = 10**9
 """The bad times end here; events before it come earlier, however long they last."""

@@ -54,9 +54,7 @@ def _json(text: str, field: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        raise BadValue(
-            f"{field}: {text[:60]!r} is not JSON: {error}", hint="""quote it for the shell: '{"x": 1}'"""
-        ) from None
+        raise BadValue(f"{field}: {text[:60]!r} is not JSON: {error}", hint="""quote it for the shell: '{"x": 1}'""") from None
 
 
 def show_value(value: Any) -> None:

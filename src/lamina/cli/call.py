@@ -13,13 +13,9 @@ from lamina.cli._shared import DEFAULT_URL, parse_inputs, show_value
 @click.command()
 @click.argument("name")
 @click.argument("body", required=False)
-@click.option(
-    "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Send this file (image, audio, JSON)."
-)
+@click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Send this file (image, audio, JSON).")
 @click.option("--input", "named", multiple=True, metavar="NAME=JSON|@FILE", help="One input by name; repeatable.")
-@click.option(
-    "--url", default=lambda: os.environ.get("LAMINA_URL", DEFAULT_URL), help=f"Server; default {DEFAULT_URL}."
-)
+@click.option("--url", default=lambda: os.environ.get("LAMINA_URL", DEFAULT_URL), help=f"Server; default {DEFAULT_URL}.")
 @click.option("--deadline", metavar="TIME", help='Answer within this time, such as "50ms", or refuse.')
 @click.option("--quiet", "-q", is_flag=True, help="Only the result, no line about the call.")
 @click.option("--json", "as_json", is_flag=True, help="Result and details as one JSON object.")
@@ -50,8 +46,7 @@ def command(
     if not quiet:
         click.echo(
             f"{answer.latency_ms:.1f} ms, of which {answer.queue_ms:.1f} queued; batch {answer.batch} on {answer.slice};"
-            f" cost {answer.cost:.3g}"
-            + (f"; cold start {answer.cold_start_ms:.0f} ms" if answer.cold_start_ms else ""),
+            f" cost {answer.cost:.3g}" + (f"; cold start {answer.cold_start_ms:.0f} ms" if answer.cold_start_ms else ""),
             err=True,
         )
     return 0

@@ -30,15 +30,11 @@ def command(as_json: bool) -> int:
     if as_json:
         import msgspec
 
-        click.echo(
-            msgspec.json.encode({"ok": all(c["ok"] or not c["needed"] for c in checks), "checks": checks}).decode()
-        )
+        click.echo(msgspec.json.encode({"ok": all(c["ok"] or not c["needed"] for c in checks), "checks": checks}).decode())
     else:
         for check in checks:
             mark = "ok  " if check["ok"] else ("FAIL" if check["needed"] else "no  ")
-            click.echo(
-                f"{mark} {check['what']:16} {check['found']}" + (f"   -> {check['hint']}" if check["hint"] else "")
-            )
+            click.echo(f"{mark} {check['what']:16} {check['found']}" + (f"   -> {check['hint']}" if check["hint"] else ""))
     return 0 if all(check["ok"] or not check["needed"] for check in checks) else 1
 
 
@@ -49,9 +45,7 @@ def _check(what: str, ok: bool, found: str, hint: str = "", *, needed: bool = Fa
 def _machine() -> list[dict[str, Any]]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     checks = [
-        _check(
-            "python", sys.version_info >= (3, 11), platform.python_version(), "3.11 or later is needed", needed=True
-        ),
+        _check("python", sys.version_info >= (3, 11), platform.python_version(), "3.11 or later is needed", needed=True),
         _check("system", sys.platform == "linux", platform.platform(terse=True), "workers are only tried on Linux"),
         _check("cores", cores >= 2, str(cores), "the gateway and a worker want a core each"),
     ]

@@ -38,7 +38,5 @@ def _about(name: str) -> dict[str, Any]:
         "name": name,
         "about": (policy.__doc__ or module.__doc__ or "").strip().split("\n")[0],
         "roles": [role for role in ("admit", "dispatch", "scale") if hasattr(policy, role)],
-        "options": {
-            f.name: f.default for f in dataclasses.fields(policy) if not f.name.startswith("_") and f.name != "order"
-        },
+        "options": {f.name: f.default for f in dataclasses.fields(policy) if not f.name.startswith("_") and f.name != "order"},
     }

@@ -20,9 +20,7 @@ from lamina.cli._shared import parse_inputs, policy_options, show_value
 )
 @click.option("--input", "named", multiple=True, metavar="NAME=JSON|@FILE", help="One input by name; repeatable.")
 @click.option("--policy", default="edf", show_default=True, help="A policy by name, or the path of a file with one.")
-@click.option(
-    "--policy-option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the policy; repeatable."
-)
+@click.option("--policy-option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the policy; repeatable.")
 def command(
     file: str,
     name: str,
@@ -33,12 +31,13 @@ def command(
     options: tuple[str, ...],
 ) -> int:
     """Run one function or workflow of an app, once."""
+    from lamina import policies
     from lamina.live.once import call_once
-    from lamina.live.start import make_policy, open_local
+    from lamina.live.start import open_local
     from lamina.sdk.binding import bind
 
     given, by_name = parse_inputs(body, input_file, named)
-    live = open_local(file, policy=make_policy(policy, policy_options(options)))
+    live = open_local(file, policy=policies.build(policy, policy_options(options)))
     target = live.app.target(name)
     inputs: dict[str, Any] = given if by_name else bind(target.params, given)
     show_value(asyncio.run(call_once(live, name, inputs)))

@@ -18,16 +18,10 @@ from lamina.units import parse_us, show_us
 @click.command()
 @click.argument("file", metavar="FILE[:APP]")
 @click.option("--policy", default="edf", show_default=True, help="A policy by name, or the path of a file with one.")
-@click.option(
-    "--policy-option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the policy; repeatable."
-)
-@click.option(
-    "--engine", type=click.Choice(["local", "emulated"]), default="local", show_default=True, help="Where batches run."
-)
+@click.option("--policy-option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the policy; repeatable.")
+@click.option("--engine", type=click.Choice(["local", "emulated"]), default="local", show_default=True, help="Where batches run.")
 @click.option("--emulate", metavar="DEVICES", help='Make-believe devices such as "h200x2"; implies --engine emulated.')
-@click.option(
-    "--profiles", type=click.Path(path_type=Path), help="Folder of profiles; default: `profiles` beside the app."
-)
+@click.option("--profiles", type=click.Path(path_type=Path), help="Folder of profiles; default: `profiles` beside the app.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; loopback only.")
 @click.option("--port", default=8700, show_default=True, help="Port to listen on; 0 lets the system choose.")
 @click.option("--grace", default="30s", show_default=True, help="How long calls in flight may take at shutdown.")
@@ -49,12 +43,13 @@ def command(
     as_json: bool,
 ) -> int:
     """Serve the functions and workflows of an app over HTTP."""
+    from lamina import policies
     from lamina.gateway.serve import check_host
     from lamina.live import start
 
     check_host(host)
     grace_s = parse_us(grace, "--grace") / 1e6
-    chosen = start.make_policy(policy, policy_options(options))
+    chosen = policies.build(policy, policy_options(options))
     if emulate or engine == "emulated":
         from lamina.sdk.load import load_app
 
@@ -96,9 +91,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
-        gateway = await open_gateway(
-            live, host=host, port=port, full_errors=not plain, watch=writer.write if writer else None
-        )
+        gateway = await open_gateway(live, host=host, port=port, full_errors=not plain, watch=writer.write if writer else None)
     except OSError as error:
         click.echo(f"error: cannot listen on {host}:{port}: {error.strerror}\n  hint: choose another --port", err=True)
         await live.loop.stop()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from lamina import plugins
+from lamina import policies
 from lamina.core.controller import Controller
 from lamina.core.policy import Dispatch
 from lamina.errors import BadValue
@@ -38,7 +37,7 @@ def open_local(app_path: str, *, policy: Dispatch | None = None, profiles: Path 
     app = load_app(app_path)
     engine = LocalEngine(app_path)
     predictor = online.Predictor(Table(read_profiles(app_path, profiles)))
-    controller = Controller(policy or make_policy(DEFAULT_POLICY), predictor)
+    controller = Controller(policy or policies.build(DEFAULT_POLICY), predictor)
     data = Data(engine.pool, engine.reader, engine.release)
     loop = LiveLoop(controller, engine, data)
     engine.deadline_us = loop.deadline_us
@@ -67,19 +66,8 @@ def open_emulated(
                 hint="put one into a folder `profiles` beside the app, or name the folder with --profiles",
             )
     world = World(table, random.Random(seed), noise)
-    controller = Controller(policy or make_policy(DEFAULT_POLICY), online.Predictor(table))
+    controller = Controller(policy or policies.build(DEFAULT_POLICY), online.Predictor(table))
     return Live(app, LiveLoop(controller, EmulatedEngine(made, world), Pretence(world)))
-
-
-def make_policy(name: str, options: dict[str, Any] | None = None) -> Dispatch:
-    """A policy by its file name, or by the path of a file; its fields are its options."""
-    policy_class = plugins.load("policies", name).Policy
-    try:
-        policy: Dispatch = policy_class(**(options or {}))
-    except TypeError as error:
-        known = ", ".join(getattr(policy_class, "__dataclass_fields__", {}))
-        raise BadValue(f"policy {name!r}: {error}", hint=f"its options are {known}") from None
-    return policy
 
 
 def read_profiles(app_path: str, folder: Path | None) -> list[profile.Profile]:

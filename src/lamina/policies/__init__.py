@@ -1,1 +1,58 @@
-"""One file per policy; the file name is the registration."""
+"""One file per policy; the file name is the registration. `build` makes one from its name and its options."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from lamina import plugins, units
+from lamina.core.policy import Dispatch
+from lamina.errors import BadValue, LaminaError
+
+Complain = Callable[[str, str, str], LaminaError]
+"""(option, what is wrong, hint) -> the error to raise."""
+
+
+def _plainly(option: str, what: str, hint: str) -> LaminaError:
+    return BadValue(f"policy option {option}: {what}", hint=hint)
+
+
+def build(name: str, options: dict[str, Any] | None = None, complain: Complain = _plainly) -> Dispatch:
+    """`lamina.policies.<name>.Policy(**options)`, each option checked against its field. Times may be "5ms"."""
+    kind = plugins.load("policies", name).Policy
+    known = {field.name: field for field in dataclasses.fields(kind) if field.init and not field.name.startswith("_")}
+    try:
+        hints = typing.get_type_hints(kind)
+    except NameError:  # a name it imports for type checkers only
+        hints = {}
+    values: dict[str, Any] = {}
+    for option, value in (options or {}).items():
+        if option not in known:
+            close = difflib.get_close_matches(option, known, n=1)
+            raise complain(
+                option,
+                f"{name} has no such option",
+                f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known) or 'none'}",
+            )
+        try:
+            values[option] = msgspec.convert(_in_unit(option, value), hints.get(option, Any), strict=False)
+        except msgspec.ValidationError as error:
+            raise complain(option, str(error), f"its default is {known[option].default!r}") from None
+        except BadValue as error:
+            raise complain(option, error.message.partition(": ")[2], error.hint) from None
+    policy: Dispatch = kind(**values)
+    return policy
+
+
+def _in_unit(option: str, value: Any) -> Any:
+    if isinstance(value, str) and not value.isdecimal():
+        if option.endswith("_us"):
+            return units.parse_us(value)
+        if option.endswith("_mib"):
+            return units.parse_mib(value)
+    return value

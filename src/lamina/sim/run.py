@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from lamina import policies
 from lamina.core.actions import Action
 from lamina.core.controller import Controller
 from lamina.core.events import Deployed, DeviceJoined, Event
@@ -17,7 +18,6 @@ from lamina.core.policy import Predictor
 from lamina.predict.online import Predictor as Online
 from lamina.predict.table import Table
 from lamina.predict.world import World
-from lamina.sim import policy as policies
 from lamina.sim.executor import Executor
 from lamina.sim.loop import Watch, simulate
 from lamina.sim.report import Progress, Report

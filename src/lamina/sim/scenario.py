@@ -14,11 +14,11 @@ from typing import Any
 
 from msgspec import Struct
 
+from lamina import policies
 from lamina.core.flow import Flow
 from lamina.errors import BadScenario, LaminaError, UnknownPlugin
 from lamina.predict.profile import Profile
 from lamina.predict.world import P99
-from lamina.sim import policy as policies
 from lamina.sim.fields import Field, given, needed
 from lamina.sim.parts.devices import read_devices
 from lamina.sim.parts.functions import read_functions, read_slo
