@@ -38,6 +38,11 @@ def fail(x):
 
 
 @app.function(scale=lamina.Scale(max=1))
+def picky(x):
+    raise lamina.errors.BadValue(f"x: {x} is too small", hint="send more")
+
+
+@app.function(scale=lamina.Scale(max=1))
 def nothing():
     return "done"
 

@@ -84,7 +84,7 @@ def test_several_inputs_come_by_name_and_defaults_may_be_left_out(app: Path) -> 
         ("echo", b"NaN", "application/json", "JSON"),
         ("echo", b'"\xff\xfe"', "application/json", "JSON"),
         ("echo", b'"\\ud800"', "application/json", "JSON"),
-        ("echo", b"[" * 10_000 + b"]" * 10_000, "application/json", "JSON"),
+        ("echo", b"[" * 10_000 + b"]" * 10_000, "application/json", "nested"),
         ("echo", b"[" * 65 + b"]" * 65, "application/json", "nested"),
         ("echo", b"1" * 5_000, "application/json", ""),
         ("echo", b"\xc1", "application/vnd.lamina.value", "value"),
@@ -135,6 +135,12 @@ def test_the_users_error_comes_back_whole_or_only_as_an_id(app: Path) -> None:
     assert "secret" not in plain.body.decode() and "ValueError" not in plain.body.decode()
 
 
+def test_what_a_function_says_about_its_input_reaches_the_caller(app: Path) -> None:
+    (answer,) = asked(app, ("POST", "/v1/functions/picky", b"3"), full_errors=False)
+    assert answer.status == 422
+    assert "x: 3 is too small" in answer.json["detail"]
+
+
 def test_a_workflow_runs_its_steps(app: Path) -> None:
     (answer,) = asked(app, ("POST", "/v1/workflows/twice", b"21"))
     assert answer.json == 42
@@ -171,7 +177,7 @@ def test_listings_status_health_and_description(app: Path) -> None:
         ("GET", "/readyz"),
         ("GET", "/openapi.json"),
     )
-    assert [f["name"] for f in functions.json] == ["echo", "add", "fail", "nothing"]
+    assert [f["name"] for f in functions.json] == ["echo", "add", "fail", "picky", "nothing"]
     assert workflows.json[0]["slo_ms"] == 5000
     assert about.json["doc"] == "Gives back what it gets."
     assert status.json["devices"][0]["kind"] == "cpu"

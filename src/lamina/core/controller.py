@@ -176,7 +176,7 @@ class Controller:
             self._out.append(
                 Reply(
                     call.id,
-                    self.now_us - call.arrived_us,
+                    max(0, self.now_us - call.arrived_us),
                     self.now_us > call.deadline_us,
                     run.queue_us,
                     run.batch,

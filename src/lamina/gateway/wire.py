@@ -220,7 +220,7 @@ _FAILURES = {
     "device-lost": (503, "worker-lost", "its device was lost"),
     "hung": (503, "worker-lost", "its worker hung and was replaced"),
     "load-failed": (503, "load-failed", "the function cannot be loaded"),
-    "bad-value": (422, "unprocessable", "a step returned what the next one cannot use"),
+    "bad-value": (422, "unprocessable", "a step cannot use what it was given"),
     "function-failed": (500, "function-failed", "the function raised an error"),
 }
 
@@ -230,7 +230,9 @@ def failure_problem(failure: Fail, info: ErrorInfo | None, *, full: bool) -> Pro
     status, code, detail = _FAILURES.get(failure.error, (500, failure.error, "failed"))
     problem = plain_problem(status, detail, code=code, id=failure.call_id)
     problem.step = failure.step
-    if info is not None and full:
+    if info is not None and failure.error == "bad-value":  # said to the caller on purpose
+        problem.detail = info.message
+    elif info is not None and full:
         problem.detail = f"{info.type}: {info.message}" if info.message else info.type
         problem.error = info.type
         problem.trace = info.trace

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from lamina.core.actions import Action, DropJob, JobRef, Kill, Load, StartBatch, Unload
 from lamina.core.events import BatchFailed, BatchFinished, Event, InstanceLost, InstanceReady, JobOutcome
-from lamina.errors import LaminaError
+from lamina.errors import BadValue, LaminaError
 from lamina.expr import Expr, Leaf
 from lamina.live.cores import machine_device
 from lamina.live.frames import (
@@ -44,6 +44,7 @@ from lamina.units import MIB
 log = logging.getLogger("lamina")
 
 _OK, _FAILED = JobOutcome(), JobOutcome(ok=False, error="function-failed")
+_BAD_INPUT = JobOutcome(ok=False, error="bad-value")
 
 
 class JobInput(Protocol):
@@ -305,7 +306,7 @@ class LocalEngine:
         outcomes = []
         for job, is_wanted, result in zip(batch.action.jobs, wanted, done.results, strict=True):
             if isinstance(result, ErrorInfo):
-                outcomes.append(_FAILED)
+                outcomes.append(_BAD_INPUT if result.type == BadValue.__name__ else _FAILED)
                 if is_wanted:
                     self._data.put_error(job, result)
                 continue

@@ -77,9 +77,10 @@ class Timer:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._fd, 8)
         now_us = clock_us()
-        self._armed_us = 0
+        self._armed_us = 1  # callbacks may ask for more: they are armed together, below
         while self._heap and self._heap[0][0] <= now_us:
             _, _, callback = heappop(self._heap)
             callback()
-        if self._heap and not self._armed_us:
+        self._armed_us = 0
+        if self._heap:
             self._arm(self._heap[0][0])

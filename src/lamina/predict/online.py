@@ -117,6 +117,7 @@ class Predictor:
 
     def observe(self, function: str, kind: str, batch: int, units: int, device_us: int) -> None:
         key = (function, kind, units)
+        device_us = max(1, device_us)  # a mean of zero could never grow again: what is learnt is cut at a multiple of it
         profiled = self.base.typical_us(function, kind, batch, units)
         if not profiled:
             self._curves.setdefault(key, _Curve()).add(batch, float(device_us))

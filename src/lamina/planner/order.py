@@ -1,0 +1,239 @@
+"""Who waits for whom, and how that falls apart into series and parallel.
+
+An order is a list of sets: `below[i]` holds everything that must have ended before i starts, as the bits of an int.
+Only this relation matters for time; which edges express it does not.
+
+    series     one part lies below the other as a whole
+    parallel   two parts have nothing to do with each other
+    tangle     neither; it contains an N (a below c and d, b below d alone). A staircase for it takes one of two tricks:
+               fix    with the time of a node fixed, that node can be copied: once per follower or once per predecessor.
+                      The longest path stays the same and the order may fall apart. Exact, at one pass per combination.
+               chain  let things wait that would not have to until it falls apart. Every plan for the stricter order is
+                      a plan for the real one, so this is safe, and dearer or slower than need be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import combinations, product
+from math import prod
+
+MOST_FIXED = 3
+"""Nodes fixed together at most; the ways to choose them are tried one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    parts: tuple[Tree, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    parts: tuple[Tree, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tangle:
+    """Parts that fall apart no further; `below` is the order among them."""
+
+    parts: tuple[Tree, ...]
+    below: tuple[int, ...]
+
+
+Tree = int | Series | Parallel | Tangle
+
+
+@dataclass(frozen=True, slots=True)
+class Fixing:
+    """Fix the parts in `fixed`: `tree` is over copies, and copy i stands for part `origin[i]`."""
+
+    fixed: tuple[int, ...]
+    origin: tuple[int, ...]
+    tree: Tree
+
+
+def bits(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def layers(below: Sequence[int], nodes: int) -> list[int]:
+    """`nodes` cut into pieces, each entirely below the next, as many as there are."""
+    line = sorted(bits(nodes), key=lambda node: (below[node] & nodes).bit_count())
+    common = nodes  # what lies below everything from here on
+    cuts = []
+    left = nodes
+    for node in reversed(line):
+        left &= ~(1 << node)
+        common &= below[node]
+        if left & ~common == 0:
+            cuts.append(left)
+    pieces = []
+    above = nodes
+    for cut in cuts:
+        pieces.append(above & ~cut)
+        above = cut
+    return pieces[::-1]
+
+
+def islands(below: Sequence[int], nodes: int) -> list[int]:
+    """`nodes` cut into pieces that have nothing to do with each other."""
+    pieces: list[int] = []
+    for node in bits(nodes):
+        piece = 1 << node | below[node] & nodes
+        apart = []
+        for other in pieces:
+            if other & piece:
+                piece |= other
+            else:
+                apart.append(other)
+        pieces = [*apart, piece]
+    return sorted(pieces, key=lambda piece: piece & -piece)
+
+
+def decompose(below: Sequence[int], nodes: int) -> Tree:
+    """The tree of series and parallel, with tangles where there is neither. `nodes` is not empty."""
+    if nodes & (nodes - 1) == 0:
+        return nodes.bit_length() - 1
+    pieces = layers(below, nodes)
+    if len(pieces) > 1:
+        return Series(tuple(decompose(below, piece) for piece in pieces))
+    pieces = islands(below, nodes)
+    if len(pieces) > 1:
+        return Parallel(tuple(decompose(below, piece) for piece in pieces))
+    return _tangle(below, nodes)
+
+
+def _tangle(below: Sequence[int], nodes: int) -> Tangle:
+    """Twins are joined until none are left, so that a long chain inside a tangle counts as one part."""
+    parts: dict[int, Tree] = {node: node for node in bits(nodes)}
+    under = {node: below[node] & nodes for node in parts}
+    over = {node: sum(1 << other for other in parts if under[other] >> node & 1) for node in parts}
+    while pair := _twins(under, over):
+        first, then = pair
+        kind = Series if under[then] >> first & 1 else Parallel
+        parts[first] = kind((*_inner(parts[first], kind), *_inner(parts.pop(then), kind)))
+        gone = 1 << then
+        del under[then]
+        over[first] = over.pop(then)
+        for table in (under, over):
+            for node in table:
+                table[node] &= ~gone
+    place = {node: index for index, node in enumerate(parts)}
+    return Tangle(tuple(parts.values()), tuple(sum(1 << place[low] for low in bits(under[node])) for node in parts))
+
+
+def _twins(under: dict[int, int], over: dict[int, int]) -> tuple[int, int] | None:
+    """Two that look the same to all others: side by side, or one right behind the other."""
+    for a, b in combinations(under, 2):
+        if under[a] == under[b] and over[a] == over[b]:
+            return a, b
+        for first, then in ((a, b), (b, a)):
+            if under[then] == under[first] | 1 << first and over[first] == over[then] | 1 << then:
+                return first, then
+    return None
+
+
+def _inner(tree: Tree, kind: type[Series | Parallel]) -> tuple[Tree, ...]:
+    return tree.parts if isinstance(tree, kind) else (tree,)  # type: ignore[union-attr]
+
+
+def simple(tree: Tree) -> bool:
+    """Free of tangles."""
+    return isinstance(tree, int) or (not isinstance(tree, Tangle) and all(simple(part) for part in tree.parts))
+
+
+def fixing(tangle: Tangle, sizes: Sequence[int], limit: int) -> Fixing | None:
+    """The cheapest way to fix few parts so that the rest falls apart; None if it takes over `limit` combinations."""
+    count = len(tangle.parts)
+    for together in range(1, MOST_FIXED + 1):
+        if count**together > 4 * limit:
+            return None  # not even looking is worth it
+        choices = sorted(combinations(range(count), together), key=lambda nodes: prod(sizes[node] for node in nodes))
+        for nodes in choices:
+            if prod(sizes[node] for node in nodes) > limit:
+                break
+            for upward in product((True, False), repeat=together):
+                below, origin = tangle.below, tuple(range(count))
+                for node, up in zip(nodes, upward, strict=True):
+                    below, origin = _copied(below, origin, node, up)
+                tree = decompose(below, (1 << len(below)) - 1)
+                if simple(tree):
+                    return Fixing(nodes, origin, tree)
+    return None
+
+
+def _copied(below: tuple[int, ...], origin: tuple[int, ...], part: int, upward: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """`part` and its copies, each copied anew: for every direct follower if `upward`, else for every direct predecessor."""
+    under, source = list(below), list(origin)
+    for node in [place for place, owner in enumerate(origin) if owner == part]:
+        own = 1 << node
+        if upward:
+            above = [other for other in range(len(under)) if under[other] & own]
+            direct = [other for other in above if not any(under[other] >> middle & 1 for middle in above)]
+        else:
+            direct = [low for low in bits(under[node]) if not any(under[mid] >> low & 1 for mid in bits(under[node]))]
+        wanted = under[node]
+        for place, neighbour in enumerate(direct):
+            if upward:
+                copy = own
+                if place:
+                    copy = 1 << len(under)
+                    under.append(wanted)
+                    source.append(part)
+                for other in above:
+                    if other == neighbour or under[other] >> neighbour & 1:
+                        under[other] = under[other] | copy
+                    elif not place:
+                        under[other] &= ~own
+            else:
+                mine = under[neighbour] | 1 << neighbour
+                if not place:
+                    under[node] = mine
+                else:
+                    copy = 1 << len(under)
+                    for other in range(len(under)):
+                        if under[other] & own:
+                            under[other] |= copy
+                    under.append(mine)
+                    source.append(part)
+    return tuple(under), tuple(source)
+
+
+def chained(tangle: Tangle, times_us: Sequence[int]) -> Tree:
+    """The tangle with waits added until it falls apart, each time the one that lengthens the longest path least."""
+    below = list(tangle.below)
+    every = (1 << len(below)) - 1
+    while waits := list(_missing_waits(below)):
+        below = min((_with_wait(below, *wait) for wait in waits), key=lambda tried: _longest_us(tried, times_us))
+    return decompose(below, every)
+
+
+def _missing_waits(below: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """For every N (a below c and d, b below d alone) the wait that closes it: b before c."""
+    count = len(below)
+    every = (1 << count) - 1
+    above = [sum(1 << other for other in range(count) if below[other] >> node & 1) for node in range(count)]
+    apart = [every & ~(below[node] | above[node] | 1 << node) for node in range(count)]
+    for b in range(count):
+        for c in bits(apart[b]):
+            tops = above[b] & apart[c]
+            if any(above[a] & tops for a in bits(below[c] & apart[b])):
+                yield b, c
+
+
+def _with_wait(below: Sequence[int], first: int, then: int) -> list[int]:
+    """The order with one more wait, and everything that follows from it."""
+    added = below[first] | 1 << first
+    return [under | added if node == then or under >> then & 1 else under for node, under in enumerate(below)]
+
+
+def _longest_us(below: Sequence[int], times_us: Sequence[int]) -> int:
+    ends: dict[int, int] = {}
+    for node in sorted(range(len(below)), key=lambda one: below[one].bit_count()):
+        ends[node] = times_us[node] + max((ends[low] for low in bits(below[node])), default=0)
+    return reduce(max, ends.values())

@@ -1,0 +1,128 @@
+"""The same scenario in the simulator and in real time on emulated devices gives the same latencies."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import takewhile
+
+import pytest
+
+from lamina.core.actions import Reply
+from lamina.core.controller import Controller
+from lamina.core.events import Deployed
+from lamina.live.emulated import EmulatedEngine, Pretence
+from lamina.live.loop import Ending, LiveLoop
+from lamina.live.timer import Timer, clock_us
+from lamina.predict.table import Table
+from lamina.predict.world import World
+from lamina.sim.executor import Executor
+from lamina.sim.loop import simulate
+from lamina.sim.run import calls_of, controller_of, setup_of, stream
+from lamina.sim.scenario import Scenario, parse
+from lamina.types import Call
+
+pytestmark = pytest.mark.live
+
+SECONDS = 12
+#: four slices, batches of up to eight: 4 x 8 / 48 ms = 667 calls a second; offered are 70 % of that
+SCENARIO = parse(
+    """
+[scenario]
+name = "fidelity"
+seed = 11
+duration = "12s"
+noise = 0.05
+
+[policy]
+name = "edf"
+
+[[device]]
+kind = "h200"
+count = 1
+
+[[function]]
+name = "vision"
+gpu = "may"
+share = 0.25
+max_batch = 8
+slo = "400ms"
+scale = { min = 1, max = 1 }
+
+[function.profile.h200]
+batch    = [ 1,  2,  4,  8]
+p50_ms.4 = [20, 24, 32, 48]
+
+[[load]]
+target = "vision"
+shape = "poisson"
+rate = 467
+""",
+    "fidelity.toml",
+)
+
+
+def simulated_ms(scenario: Scenario) -> list[float]:
+    controller = controller_of(scenario)
+    latencies: list[float] = []
+
+    def on_end(_now_us: int, ending: Ending) -> None:
+        assert isinstance(ending, Reply), ending
+        latencies.append(ending.latency_us / 1000)
+
+    executor = Executor(controller, world(scenario), seed=scenario.seed)
+    simulate(controller, executor, arrivals(scenario), setup=setup_of(scenario), on_end=on_end)
+    return sorted(latencies)
+
+
+def world(scenario: Scenario) -> World:
+    return World(Table(list(scenario.profiles), margin=scenario.margin), stream(scenario.seed, "world"), scenario.noise)
+
+
+def arrivals(scenario: Scenario) -> list[Call]:
+    return list(takewhile(lambda call: call.arrived_us < SECONDS * 1_000_000, calls_of(scenario)))
+
+
+async def emulated_ms(scenario: Scenario, controller: Controller) -> list[float]:
+    """The very same calls at the very same times, on the clock on the wall."""
+    its_world = world(scenario)
+    loop = LiveLoop(controller, EmulatedEngine(list(scenario.devices), its_world), Pretence(its_world))
+    await loop.start(Deployed(functions=scenario.functions, flows=scenario.flows))
+    await asyncio.sleep(0.05)  # the instance that must always stand is loaded, as it is in the simulator before the first call
+    latencies: list[float] = []
+    calls = arrivals(scenario)
+    done = asyncio.Event()
+    left = len(calls)
+
+    def on_end(ending: Ending) -> None:
+        nonlocal left
+        assert isinstance(ending, Reply), ending
+        latencies.append(ending.latency_us / 1000)
+        left -= 1
+        if not left:
+            done.set()
+
+    timer = Timer(asyncio.get_running_loop())
+    begin_us, offset_us = clock_us(), loop.now_us()
+    for call in calls:
+        shifted = Call(
+            call.id,
+            call.target,
+            call.arrived_us + offset_us,
+            call.deadline_us + offset_us,
+            call.expires_us + offset_us,
+        )
+        timer.at(begin_us + call.arrived_us, lambda shifted=shifted: loop.submit(shifted, {}, on_end))
+    await asyncio.wait_for(done.wait(), SECONDS + 10)
+    timer.close()
+    await loop.stop()
+    return sorted(latencies)
+
+
+def test_median_and_tail_agree_within_five_percent_at_seventy_percent_load() -> None:
+    in_theory = simulated_ms(SCENARIO)
+    in_practice = asyncio.run(emulated_ms(SCENARIO, controller_of(SCENARIO)))
+    assert len(in_practice) == len(in_theory) > 5_000
+    for part in (0.5, 0.99):
+        expected = in_theory[int(part * len(in_theory))]
+        got = in_practice[int(part * len(in_practice))]
+        assert got == pytest.approx(expected, rel=0.05), f"p{100 * part:g}: simulated {expected:.1f} ms, real time {got:.1f} ms"

@@ -1,0 +1,53 @@
+"""Wake-ups are never early and never forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from lamina.live.timer import Timer, clock_us
+
+pytestmark = pytest.mark.live
+
+
+def test_all_fire_in_order_and_none_before_its_time() -> None:
+    fired: list[tuple[int, int]] = []
+
+    async def main() -> None:
+        timer = Timer(asyncio.get_running_loop())
+        done = asyncio.Event()
+        begin = clock_us()
+        times = [begin + random.Random(1).randrange(20_000) for _ in range(200)]
+        for at_us in times:
+            timer.at(at_us, lambda at_us=at_us: fired.append((at_us, clock_us())))
+        timer.at(begin + 20_000, done.set)
+        await asyncio.wait_for(done.wait(), 5)
+        timer.close()
+        assert [at for at, _ in fired] == sorted(times)
+
+    asyncio.run(main())
+    assert all(at_us <= now_us for at_us, now_us in fired)
+
+
+def test_what_a_callback_asks_for_does_not_hide_what_is_due_sooner() -> None:
+    """The first thing asked for from inside a callback is late; something earlier already waits."""
+    order: list[str] = []
+
+    async def main() -> None:
+        timer = Timer(asyncio.get_running_loop())
+        done = asyncio.Event()
+        begin = clock_us()
+
+        def first() -> None:
+            timer.at(begin + 3_000_000, lambda: order.append("far"))
+            order.append("first")
+
+        timer.at(begin + 1_000, first)
+        timer.at(begin + 2_000, lambda: (order.append("second"), done.set()))
+        await asyncio.wait_for(done.wait(), 2)
+        timer.close()
+
+    asyncio.run(main())
+    assert order == ["first", "second"]

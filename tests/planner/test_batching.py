@@ -1,0 +1,77 @@
+"""When a batch is ready to go."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lamina.core.flow import function_flow
+from lamina.core.queue import Job, Queue
+from lamina.core.run import Run
+from lamina.core.state import FunctionState, Meter
+from lamina.planner.batching import QUIET_GAPS, book_at_us, largest_in_time, together, wait_until_us
+from lamina.types import NEVER_US, Call, FunctionSpec, Slo
+
+RUN = Run(Call("c", "f", 0), function_flow("f", Slo()))
+rising = st.lists(st.integers(0, 1_000), min_size=1, max_size=40).map(lambda steps: list(accumulate(steps)))
+
+
+def a_function(gap_us: float = NEVER_US, last_us: int = 0) -> FunctionState:
+    return FunctionState(FunctionSpec(name="f"), Queue("f"), meter=Meter(count=9, last_us=last_us, gap_us=gap_us))
+
+
+@given(rising, st.integers(-10, 40_000))
+def test_the_largest_batch_in_time_is_what_trying_them_all_finds(times_us: list[int], budget_us: int):
+    fitting = [n for n, us in enumerate(times_us, 1) if us <= budget_us]
+    assert largest_in_time(len(times_us), budget_us, lambda n: times_us[n - 1]) == max(fitting, default=0)
+
+
+@given(st.lists(st.integers(0, 8), min_size=1, max_size=20))
+def test_those_who_go_together_are_the_longest_beginning_in_which_nobody_minds_the_company(limits: list[int]):
+    jobs = [Job(i, RUN, 0, "f", "f", 0, 0, 0, batch_limit=limit) for i, limit in enumerate(limits)]
+    fitting = [n for n in range(1, len(jobs) + 1) if all(not limit or limit >= n for limit in limits[:n])]
+    assert together(jobs) == jobs[: max(fitting)]
+
+
+@given(
+    now_us=st.integers(0, 10**6),
+    silence_us=st.integers(0, 10**5),
+    gap_us=st.floats(1, 10**5),
+    count=st.integers(1, 20),
+    fixed_us=st.integers(0, 10**4),
+    each_us=st.integers(1, 10**3),
+    start_by_us=st.integers(0, 2 * 10**6),
+)
+def test_waiting_never_costs_a_deadline_and_ends_with_the_burst(
+    now_us: int, silence_us: int, gap_us: float, count: int, fixed_us: int, each_us: int, start_by_us: int
+):
+    function = a_function(gap_us, now_us - silence_us)
+    until_us = wait_until_us(now_us, function, count, 16, lambda n: fixed_us + each_us * n, start_by_us)
+    if until_us > now_us:
+        assert count < 16
+        assert until_us <= start_by_us
+        assert until_us <= now_us - silence_us + max(50, QUIET_GAPS * gap_us) + 1
+
+
+@given(gap_us=st.floats(1, 10**5), count=st.integers(1, 15), fixed_us=st.integers(0, 10**4), each_us=st.integers(1, 10**3))
+def test_it_waits_exactly_when_one_more_job_would_raise_the_rate(gap_us: float, count: int, fixed_us: int, each_us: int):
+    alone_us, joined_us = fixed_us + each_us * count, fixed_us + each_us * (count + 1)
+    pays = (count + 1) / (gap_us + joined_us) > count / alone_us
+    until_us = wait_until_us(1_000, a_function(gap_us, 1_000), count, 16, lambda n: fixed_us + each_us * n, NEVER_US)
+    assert (until_us > 1_000) == pays
+
+
+def test_nobody_waits_before_the_second_arrival():
+    assert wait_until_us(5, a_function(), 1, 16, lambda n: 1_000, NEVER_US) == 5
+
+
+def test_nobody_waits_while_nothing_is_known():
+    assert wait_until_us(5, a_function(1.0, 5), 1, 16, lambda n: 0, NEVER_US) == 5
+
+
+@pytest.mark.parametrize(("count", "at_us"), [(8, 0), (9, 0), (7, 9_500), (1, 9_500)])
+def test_a_full_batch_is_booked_at_once_and_any_other_just_in_time(count: int, at_us: int):
+    assert book_at_us(10_000, count, 8, 500) == at_us

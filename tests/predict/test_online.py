@@ -1,0 +1,118 @@
+"""Latency learnt from what is served."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lamina.predict.online import Predictor
+from lamina.predict.profile import Point, Profile
+from lamina.predict.table import Table
+
+
+def learnt(samples: list[tuple[int, int]], base: Table | None = None) -> Predictor:
+    predictor = Predictor(base or Table([]))
+    for batch, us in samples:
+        predictor.observe("f", "gpu", batch, 1, us)
+    return predictor
+
+
+def noisy_line(seed: int, count: int = 300) -> list[tuple[int, int]]:
+    """2 ms and 500 us per job, give or take 3 %."""
+    rng = random.Random(seed)
+    return [(b, round((2_000 + 500 * b) * rng.uniform(0.97, 1.03))) for b in (rng.randint(1, 16) for _ in range(count))]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("batch", [1, 4, 16])
+def test_it_finds_the_line_behind_noisy_samples(seed: int, batch: int):
+    truly_us = 2_000 + 500 * batch
+    assert truly_us * 0.97 <= learnt(noisy_line(seed)).latency_us("f", "gpu", batch, 1) <= truly_us * 1.25
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_plans_made_with_it_are_seldom_late(seed: int):
+    predictor = learnt(noisy_line(seed))
+    late = [us for batch, us in noisy_line(seed + 100) if us > predictor.latency_us("f", "gpu", batch, 1)]
+    assert len(late) <= 0.05 * 300
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_stall_does_not_close_the_door(seed: int):
+    samples = noisy_line(seed)
+    predictor = learnt([*samples, (4, 3_000_000)])
+    assert predictor.latency_us("f", "gpu", 4, 1) <= 4_000 * 2.2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_after_outliers_it_comes_back(seed: int):
+    predictor = learnt([*noisy_line(seed), *[(4, 200_000)] * 3, *noisy_line(seed + 1, 600)])
+    assert 4_000 * 0.95 <= predictor.latency_us("f", "gpu", 4, 1) <= 4_000 * 1.3
+
+
+@pytest.mark.parametrize("factor", [3.0, 0.3])
+def test_when_the_machine_changes_so_does_the_prediction(factor: float):
+    changed = [(batch, round(us * factor)) for batch, us in noisy_line(1, 1_000)]
+    predictor = learnt([*noisy_line(0), *changed])
+    truly_us = (2_000 + 500 * 8) * factor
+    assert truly_us * 0.9 <= predictor.latency_us("f", "gpu", 8, 1) <= truly_us * 1.5
+
+
+@given(st.lists(st.tuples(st.integers(1, 32), st.integers(0, 10**7)), min_size=1, max_size=40), st.integers(1, 64), st.integers(1, 32))
+def test_a_bigger_batch_is_never_predicted_faster(samples: list[tuple[int, int]], batch: int, more: int):
+    predictor = learnt(samples)
+    assert 0 < predictor.latency_us("f", "gpu", batch, 1) <= predictor.latency_us("f", "gpu", batch + more, 1)
+
+
+def test_what_was_never_seen_is_unknown():
+    predictor = learnt([(1, 1_000)])
+    assert predictor.latency_us("g", "gpu", 1, 1) == 0
+    assert predictor.latency_us("f", "cpu", 1, 1) == 0
+    assert predictor.latency_us("f", "gpu", 1, 2) == 0
+    assert predictor.load_us("f", "gpu") == 0
+
+
+def test_a_measured_zero_does_not_stick():
+    predictor = learnt([(1, 0)] * 10 + [(1, 5_000)] * 300)
+    assert predictor.latency_us("f", "gpu", 1, 1) > 4_000
+
+
+def test_loads_are_averaged():
+    predictor = Predictor()
+    for us in [1_000] * 5 + [2_000] * 20:
+        predictor.observe_load("f", "gpu", us)
+    assert predictor.load_us("f", "gpu") == pytest.approx(2_000, rel=0.01)
+
+
+# ----------------------------------------------------------------------------------------------------- with a profile
+
+PROFILE = Profile(
+    function="f",
+    device="gpu",
+    points=[Point(batch=b, units=1, p50_us=1_000 * b, p99_us=1_200 * b) for b in (1, 16)],
+    load_us=500,
+)
+
+
+def test_before_anything_was_seen_the_profile_speaks():
+    predictor = learnt([], Table([PROFILE]))
+    assert predictor.latency_us("f", "gpu", 4, 1) == 4_800
+    assert predictor.load_us("f", "gpu") == 500
+
+
+def test_the_first_sample_does_not_make_it_careless():
+    """One measurement equal to the median says nothing about the slow end, which the profile knows."""
+    assert learnt([(4, 4_000)], Table([PROFILE])).latency_us("f", "gpu", 4, 1) >= 4_600
+
+
+def test_a_slower_machine_scales_the_whole_profile():
+    predictor = learnt([(2, 4_000)] * 60, Table([PROFILE]))
+    assert predictor.latency_us("f", "gpu", 16, 1) == pytest.approx(32_000, rel=0.02)
+
+
+def test_a_measured_zero_does_not_stick_to_a_profile_either():
+    predictor = learnt([(1, 0)] + [(1, 1_000)] * 400, Table([PROFILE]))
+    assert predictor.latency_us("f", "gpu", 1, 1) > 900
