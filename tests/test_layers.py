@@ -126,7 +126,9 @@ def test_a_module_says_what_it_is_for(module: tuple[str, ast.Module]):
 def test_only_the_command_line_prints(module: tuple[str, ast.Module]):
     name, tree = module
     if top_of(name) != "cli":
-        prints = [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "print"]
+        prints = [
+            n.lineno for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "print"
+        ]
         assert not prints, f"{name} prints in line {prints}"
 
 

@@ -41,7 +41,9 @@ def test_the_price_of_a_device_is_spread_over_its_units():
     assert device.unit_price() * 4 * 1_000_000 == pytest.approx(8.0)
 
 
-@pytest.mark.parametrize("value", [Call("c", "f", 5), FunctionSpec(name="f"), DeviceSpec(id="d", kind="k", units=1, memory_mib=1)])
+@pytest.mark.parametrize(
+    "value", [Call("c", "f", 5), FunctionSpec(name="f"), DeviceSpec(id="d", kind="k", units=1, memory_mib=1)]
+)
 def test_values_travel_as_json_and_cannot_be_changed(value: msgspec.Struct):
     assert msgspec.json.decode(msgspec.json.encode(value), type=type(value)) == value
     with pytest.raises(AttributeError):

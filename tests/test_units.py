@@ -12,7 +12,16 @@ from lamina.errors import BadValue
 
 @pytest.mark.parametrize(
     ("text", "us"),
-    [("50ms", 50_000), ("2s", 2_000_000), ("1.5min", 90_000_000), ("7us", 7), ("7µs", 7), (" 3 MS ", 3_000), ("1h", 3_600_000_000), ("0.0005ms", 0)],
+    [
+        ("50ms", 50_000),
+        ("2s", 2_000_000),
+        ("1.5min", 90_000_000),
+        ("7us", 7),
+        ("7µs", 7),
+        (" 3 MS ", 3_000),
+        ("1h", 3_600_000_000),
+        ("0.0005ms", 0),
+    ],
 )
 def test_times(text: str, us: int):
     assert units.parse_us(text) == us
@@ -44,7 +53,9 @@ def test_shares(value: str | float, share: float):
     assert units.parse_share(value) == pytest.approx(share)
 
 
-@pytest.mark.parametrize("value", ["", "x", "1/0", "0", "-1/4", "5/4", "101%", "nan", "inf", float("nan"), float("inf"), 0, 1.01, "1e400"])
+@pytest.mark.parametrize(
+    "value", ["", "x", "1/0", "0", "-1/4", "5/4", "101%", "nan", "inf", float("nan"), float("inf"), 0, 1.01, "1e400"]
+)
 def test_what_is_no_share_is_refused(value: str | float):
     with pytest.raises(BadValue, match="share"):
         units.parse_share(value)
@@ -52,7 +63,17 @@ def test_what_is_no_share_is_refused(value: str | float):
 
 @pytest.mark.parametrize(
     ("us", "text"),
-    [(0, "0us"), (999, "999us"), (999.7, "1ms"), (1_000, "1ms"), (1_234, "1.23ms"), (999_700, "1s"), (59_999_999, "60s"), (60_000_000, "1min"), (6e11, "10000min")],
+    [
+        (0, "0us"),
+        (999, "999us"),
+        (999.7, "1ms"),
+        (1_000, "1ms"),
+        (1_234, "1.23ms"),
+        (999_700, "1s"),
+        (59_999_999, "60s"),
+        (60_000_000, "1min"),
+        (6e11, "10000min"),
+    ],
 )
 def test_times_for_people(us: float, text: str):
     assert units.show_us(us) == text

@@ -174,7 +174,16 @@ def test_a_tensor_as_a_key_is_refused():
 
 @pytest.mark.parametrize(
     "blob",
-    [b"", b"\xc1", b"\x01\x01", b"\xdd\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xd4\x05\x00", b"\xc7\x01\x01\xff", b"\x91" * 100_000],
+    [
+        b"",
+        b"\xc1",
+        b"\x01\x01",
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdb\xff\xff\xff\xff",
+        b"\xd4\x05\x00",
+        b"\xc7\x01\x01\xff",
+        b"\x91" * 100_000,
+    ],
     ids=["empty", "no opcode", "two values", "long list", "long text", "other extension", "short tensor", "deep"],
 )
 def test_what_is_no_value_is_refused(blob: bytes):
@@ -239,7 +248,21 @@ def test_what_has_no_json_form_is_refused(value: object):
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"[1,2", b"NaN", b"Infinity", b"1e999", b"9" * 5_000, b'"\\ud800"', b"\xff", b'"\x00"', b"[]x", b"{'a':1}", b"[1,]", b"\xef\xbb\xbf1"],
+    [
+        b"",
+        b"[1,2",
+        b"NaN",
+        b"Infinity",
+        b"1e999",
+        b"9" * 5_000,
+        b'"\\ud800"',
+        b"\xff",
+        b'"\x00"',
+        b"[]x",
+        b"{'a':1}",
+        b"[1,]",
+        b"\xef\xbb\xbf1",
+    ],
 )
 def test_what_is_not_json_is_refused(text: bytes):
     with pytest.raises(BadValue, match="not JSON"):

@@ -417,9 +417,7 @@ class Chaos:
         return False
 
 
-def play(
-    seed: int, policy: str, steps: int, *, faults: float = 0.25, late_ticks: bool = False, crowd: bool = False
-) -> Chaos:
+def play(seed: int, policy: str, steps: int, *, faults: float = 0.25, late_ticks: bool = False, crowd: bool = False) -> Chaos:
     world = Chaos(seed, policy, faults, late_ticks, crowd)
     for _ in range(steps):
         world.step()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lamina.core.actions import DropJob, Fail, Load, Refuse, Reply, StartBatch, WakeAt
-from lamina.core.controller import GRACE_US
+from lamina.core.alarm import GRACE_US
 from lamina.core.events import BatchFinished, CallCancelled, Deployed, DeviceJoined, InstanceLost, JobOutcome
 from lamina.core.flow import Flow, Task
 from lamina.errors import BadFlow

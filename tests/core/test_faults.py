@@ -11,7 +11,7 @@ from lamina.core.controller import BACKOFF_US, LOAD_LIMIT_US, MAX_CRASHES
 from lamina.core.events import BatchFailed, BatchFinished, DeviceJoined, DeviceLost, InstanceLost
 from lamina.policies import edf, fifo
 from lamina.types import DeviceSpec, SliceLimits
-from tests.script import GPU, Script, a_function
+from tests.script import BIG_GPU, GPU, Script, a_function
 
 MS = 1_000
 S = 1_000_000
@@ -63,6 +63,27 @@ def test_what_was_only_booked_may_run_even_if_it_must_not_run_twice(script: Scri
     script.at(60 * S)
     assert script.ending("poison") == "worker-lost"
     assert script.ending("innocent") == "reply"
+
+
+@pytest.mark.parametrize("policy", [fifo.Policy(), edf.Policy()], ids=["fifo", "edf"])
+def test_jobs_that_ran_beside_a_deadly_one_are_not_blamed_for_it(script: Script, policy):
+    """One worker, many slices: when it dies nobody knows who it was, so they are tried one at a time."""
+    takes = {"f": lambda batch, units: 1 * MS}
+    script.given(a_function(share=0.25), policy=policy, devices=[BIG_GPU], takes=takes, warm=False, engine=True)
+    script.fate = deadly(script, "c2")
+    names = [f"c{i}" for i in range(6)]
+    script.at(0).arrives(*names, within_us=60 * S)
+    script.at(60 * S)
+    assert {name: script.ending(name) for name in names} == {name: "worker-lost" if name == "c2" else "reply" for name in names}
+    assert len(script.all(Load)) - 1 <= 3
+
+
+def test_after_all_suspects_have_been_tried_slices_are_used_side_by_side_again(script: Script):
+    script.given(a_function(share=0.25), devices=[BIG_GPU], takes={"f": 1 * MS}, warm=False, engine=True)
+    script.fate = deadly(script, "c2")
+    script.at(0).arrives(*[f"c{i}" for i in range(6)], within_us=60 * S)
+    script.at(60 * S).arrives(*[f"d{i}" for i in range(6)])
+    assert len(script.running) == 4
 
 
 def test_a_single_job_gets_a_second_chance(script: Script):

@@ -61,9 +61,7 @@ def test_a_flow_that_can_is_not(good: Flow):
 
 def test_a_workflow_longer_than_the_stack_of_the_interpreter_is_fine():
     count = 3_000
-    long = flow(
-        *[Task(f"n{i}", "f", (f"n{i + 1}",)) for i in range(count)], Task(f"n{count}", "f"), start=("n0",)
-    )
+    long = flow(*[Task(f"n{i}", "f", (f"n{i + 1}",)) for i in range(count)], Task(f"n{count}", "f"), start=("n0",))
     long.check()
     assert long.tails(lambda name: 1)["n0"] == count
 

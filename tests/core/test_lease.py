@@ -96,7 +96,17 @@ def test_room_for_a_home_is_where_no_other_home_is():
 
 @pytest.mark.parametrize(
     ("mask", "allowed"),
-    [(0b11, True), (0b110, False), (0b1100, True), (0b101, False), (0b1, False), (0b1111, True), (0b111, False), (0, False), (1 << 8, False)],
+    [
+        (0b11, True),
+        (0b110, False),
+        (0b1100, True),
+        (0b101, False),
+        (0b1, False),
+        (0b1111, True),
+        (0b111, False),
+        (0, False),
+        (1 << 8, False),
+    ],
 )
 def test_a_device_allows_the_slices_of_its_catalogue(mask: int, allowed: bool):
     assert device(sizes=(2, 4), aligned=True).allows(mask) is allowed
@@ -158,9 +168,7 @@ def test_on_a_cpu_a_function_wants_its_cores(cores: int, expected: int):
     assert FunctionSpec(name="f", cores=cores).units_on(spec) == expected
 
 
-@pytest.mark.parametrize(
-    ("gpu", "on_cpu", "on_gpu"), [("no", True, False), ("may", True, True), ("must", False, True)]
-)
+@pytest.mark.parametrize(("gpu", "on_cpu", "on_gpu"), [("no", True, False), ("may", True, True), ("must", False, True)])
 def test_which_family_suits_a_function(gpu: str, on_cpu: bool, on_gpu: bool):
     spec = FunctionSpec(name="f", gpu=gpu)  # type: ignore[arg-type]
     assert (spec.fits_family("cpu"), spec.fits_family("gpu")) == (on_cpu, on_gpu)

@@ -61,7 +61,11 @@ def test_when_the_machine_changes_so_does_the_prediction(factor: float):
     assert truly_us * 0.9 <= predictor.latency_us("f", "gpu", 8, 1) <= truly_us * 1.5
 
 
-@given(st.lists(st.tuples(st.integers(1, 32), st.integers(0, 10**7)), min_size=1, max_size=40), st.integers(1, 64), st.integers(1, 32))
+@given(
+    st.lists(st.tuples(st.integers(1, 32), st.integers(0, 10**7)), min_size=1, max_size=40),
+    st.integers(1, 64),
+    st.integers(1, 32),
+)
 def test_a_bigger_batch_is_never_predicted_faster(samples: list[tuple[int, int]], batch: int, more: int):
     predictor = learnt(samples)
     assert 0 < predictor.latency_us("f", "gpu", batch, 1) <= predictor.latency_us("f", "gpu", batch + more, 1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from lamina.errors import LaminaError, Refused
+from lamina.errors import LaminaError, Refused, Unreachable
 
 EXIT_FAILED, EXIT_BAD, EXIT_REFUSED, EXIT_NO_SERVER = 1, 2, 3, 4
 
@@ -55,8 +55,8 @@ def main(argv: list[str] | None = None) -> None:
     except Refused as error:
         click.echo(f"refused: {error}", err=True)
         sys.exit(EXIT_REFUSED)
-    except ConnectionError as error:
-        click.echo(f"error: {error}\n  hint: is it running? `lamina serve FILE` starts a server", err=True)
+    except Unreachable as error:
+        click.echo(f"error: {error}", err=True)
         sys.exit(EXIT_NO_SERVER)
     except LaminaError as error:
         click.echo(f"error: {error}", err=True)

@@ -197,11 +197,10 @@ class View:
         crowded: list[tuple[Instance, Device, int]] = []
         for instance in list(function.instances.values()):
             device = self._state.devices[instance.device]
-            limit = device.spec.limits.batches_per_instance
             wish = units or instance.units
             while instance.phase is Phase.WARM:
                 mask = 0
-                if instance.has_room(limit):
+                if instance.has_room(function.batches_at_once(device)):
                     mask = device.find(instance.id, wish, self.kept_from(instance, device) if device.homes else 0)
                 if not mask:
                     crowded.append((instance, device, wish))
@@ -230,13 +229,13 @@ class View:
     def _wants_home(self, owner: str, device: Device) -> bool:
         instance = self._state.instances[owner]
         function = self._state.functions[instance.function]
-        able = instance.phase is Phase.WARM and instance.has_room(device.spec.limits.batches_per_instance)
+        able = instance.phase is Phase.WARM and instance.has_room(function.batches_at_once(device))
         return able and len(function.queue) > 0 and not (function.bucket and function.bucket.level(self.now_us) <= 0)
 
     def _booking(self, instance: Instance, device: Device, units: int) -> Batch | None:
         """The running batch whose slice it could inherit soonest. A home is lent for one batch, so not for the next."""
         limits = device.spec.limits
-        if instance.has_room(limits.batches_per_instance):
+        if instance.has_room(self._state.functions[instance.function].batches_at_once(device)):
             candidates: Iterable[Batch] = [self._state.batches[batch_id] for batch_id in device.running]
         elif len(instance.batches) > instance.running:
             return None  # one booked batch per instance is enough to keep it busy

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lamina.types import NEVER_US
+from lamina.types import NEVER_US, Quota
 
 
 @dataclass(slots=True)
@@ -32,3 +32,12 @@ class Bucket:
         if level > 0 or self.rate >= 1.0:
             return now_us
         return now_us + int(-level / self.rate) + 1 if self.rate > 0 else NEVER_US
+
+
+def bucket_for(quota: Quota, before: Bucket | None, now_us: int) -> Bucket | None:
+    """None where there is no limit. Full at first; a new quota neither forgives a debt nor takes savings that fit."""
+    if quota.limit >= 1.0:
+        return None
+    burst_us = max(1.0, quota.limit * quota.window_us)
+    level_us = min(burst_us, before.level(now_us)) if before else burst_us
+    return Bucket(quota.limit, burst_us, level_us, now_us)

@@ -1,4 +1,6 @@
-"""All that the controller remembers. Only `controller.py` writes here; `check()` says whether it still makes sense."""
+"""All that the controller remembers. Only it and its parts (`fleet.py`, `lines.py`) write here; `check()` says whether it still
+makes sense.
+"""
 
 from __future__ import annotations
 
@@ -88,6 +90,11 @@ class FunctionState:
     crashes: int = 0  #: in a row; a finished batch ends the row
     not_before_us: int = 0  #: no loading until then: it crashed too often
     loads: int = 0  #: for instance names
+    suspects: int = 0  #: jobs that ran beside others on a worker that died, and have not been tried since
+
+    def batches_at_once(self, device: Device) -> int:
+        """On one instance; 0: no limit. One at a time while it is not known which job kills."""
+        return 1 if self.suspects else device.spec.limits.batches_per_instance
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from lamina import values
 from lamina.core.actions import Fail, Refuse, Reply
-from lamina.errors import BadValue, DeadlineExceeded, FunctionFailed, LaminaError, LoadFailed, Refused, WorkerLost
+from lamina.errors import BadValue, Cancelled, DeadlineExceeded, FunctionFailed, LaminaError, LoadFailed, Refused, WorkerLost
 from lamina.live.frames import ErrorInfo
 from lamina.live.loop import Ending
 from lamina.live.start import Live
@@ -51,6 +51,8 @@ def error_of(ending: Fail | Refuse, info: ErrorInfo | None) -> LaminaError:
         return LoadFailed(f"the function cannot be loaded: {said}")
     if ending.error in ("worker-lost", "device-lost", "hung"):
         return WorkerLost(f"step {ending.step!r}: its worker was lost twice")
+    if ending.error == "cancelled":
+        return Cancelled("cancelled before it was done")
     if ending.error == "bad-value":
         return BadValue(info.message if info is not None else "a step cannot use what it was given")
     trace = info.trace if info is not None else ""

@@ -57,7 +57,9 @@ class Configs:
             raise BadValue("a function without configurations cannot be planned", hint="give it at least one profiled point")
         columns = (self.batch, self.cpus, self.units, self.time_us, self.cost)
         if len({len(column) for column in columns}) > 1:
-            raise BadValue(f"columns of lengths {[len(column) for column in columns]}", hint="one entry per configuration in each")
+            raise BadValue(
+                f"columns of lengths {[len(column) for column in columns]}", hint="one entry per configuration in each"
+            )
         if self.time_us.min() < 0 or not 0 <= self.cost.min() <= self.cost.max() < math.inf:
             raise BadValue("a configuration with a negative time or an impossible cost", hint="leave unmeasured ones out")
         for column in columns:
@@ -68,8 +70,8 @@ class Configs:
         import numpy as np
 
         batch, cpus, units, time_us, cost = zip(*rows, strict=True) if (rows := list(rows)) else ((),) * 5
-        integers = (np.array(column, np.int64) for column in (batch, cpus, units, time_us))
-        return cls(*integers, np.array(cost, np.float64))
+        b, c, u, t = (np.array(column, np.int64) for column in (batch, cpus, units, time_us))
+        return cls(b, c, u, t, np.array(cost, np.float64))
 
     def __len__(self) -> int:
         return len(self.time_us)
@@ -84,7 +86,8 @@ class Configs:
         return undominated(self.time_us, self.cost)
 
     def only(self, indices: Ints | Sequence[int]) -> Configs:
-        return Configs(*(column[indices] for column in (self.batch, self.cpus, self.units, self.time_us, self.cost)))
+        at = indices
+        return Configs(self.batch[at], self.cpus[at], self.units[at], self.time_us[at], self.cost[at])
 
 
 def undominated(time_us: Ints, cost: Floats) -> Ints:

@@ -62,10 +62,16 @@ class Frontier:
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How closely staircases are kept. `eps` thins each merge to that factor; `points` caps it, whatever factor that takes."""
+    """How closely staircases are kept.
+
+    `eps` thins each merge to that factor; `points` caps its size, whatever factor that takes. `sums` is what may be spent,
+    in pairs of points added, on a place where a workflow is neither series nor parallel; if that is not enough, some tasks
+    are made to wait (`order.py`).
+    """
 
     eps: float = 0.0
     points: int = 16_384
+    sums: int = 20_000_000
 
     def thin(self, frontier: Frontier) -> Frontier:
         eps = self.eps
@@ -76,6 +82,7 @@ class Precision:
         return thinned
 
 
+USUAL = Precision()
 EXACT = Precision(points=2**62)
 
 
@@ -112,7 +119,7 @@ def parallel(parts: Sequence[Frontier]) -> Frontier:
         return parts[0]
     fastest_us = max(part.fastest_us for part in parts)
     times = np.unique(np.concatenate([part.time_us[part.time_us >= fastest_us] for part in parts]))
-    cost = sum(part.at(times) for part in parts)
+    cost = np.sum([part.at(times) for part in parts], axis=0)
     return _lowest(times, cost, max(part.error for part in parts))
 
 

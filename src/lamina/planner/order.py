@@ -16,12 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import combinations, product
-from math import prod
+from math import comb, prod
 
 MOST_FIXED = 3
-"""Nodes fixed together at most; the ways to choose them are tried one by one."""
+"""Parts fixed together at most."""
+MOST_TRIES = 2_000
+"""Ways to fix that are looked at; past this a tangle is chained."""
+MOST_WEIGHED = 16
+"""Parts of a tangle up to which every added wait is weighed; larger ones are cut by depth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ def _twins(under: dict[int, int], over: dict[int, int]) -> tuple[int, int] | Non
 
 
 def _inner(tree: Tree, kind: type[Series | Parallel]) -> tuple[Tree, ...]:
-    return tree.parts if isinstance(tree, kind) else (tree,)  # type: ignore[union-attr]
+    return tree.parts if isinstance(tree, kind) else (tree,)
 
 
 def simple(tree: Tree) -> bool:
@@ -151,65 +154,64 @@ def fixing(tangle: Tangle, sizes: Sequence[int], limit: int) -> Fixing | None:
     """The cheapest way to fix few parts so that the rest falls apart; None if it takes over `limit` combinations."""
     count = len(tangle.parts)
     for together in range(1, MOST_FIXED + 1):
-        if count**together > 4 * limit:
-            return None  # not even looking is worth it
-        choices = sorted(combinations(range(count), together), key=lambda nodes: prod(sizes[node] for node in nodes))
-        for nodes in choices:
-            if prod(sizes[node] for node in nodes) > limit:
+        if comb(count, together) << together > MOST_TRIES:
+            return None
+        ways = sorted((prod(sizes[part] for part in parts), parts) for parts in combinations(range(count), together))
+        for options, parts in ways:
+            if options > limit:
                 break
-            for upward in product((True, False), repeat=together):
-                below, origin = tangle.below, tuple(range(count))
-                for node, up in zip(nodes, upward, strict=True):
-                    below, origin = _copied(below, origin, node, up)
+            for copies in product((_copied_upward, _copied_downward), repeat=together):
+                below, origin = list(tangle.below), list(range(count))
+                for part, copied in zip(parts, copies, strict=True):
+                    below = copied(below, part)
+                    origin += [part] * (len(below) - len(origin))
                 tree = decompose(below, (1 << len(below)) - 1)
                 if simple(tree):
-                    return Fixing(nodes, origin, tree)
+                    return Fixing(parts, tuple(origin), tree)
     return None
 
 
-def _copied(below: tuple[int, ...], origin: tuple[int, ...], part: int, upward: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """`part` and its copies, each copied anew: for every direct follower if `upward`, else for every direct predecessor."""
-    under, source = list(below), list(origin)
-    for node in [place for place, owner in enumerate(origin) if owner == part]:
-        own = 1 << node
-        if upward:
-            above = [other for other in range(len(under)) if under[other] & own]
-            direct = [other for other in above if not any(under[other] >> middle & 1 for middle in above)]
+def _copied_upward(below: Sequence[int], node: int) -> list[int]:
+    """One copy of `node` for each that directly follows it, with everything behind that one."""
+    above = [other for other, under in enumerate(below) if under >> node & 1]
+    direct = [other for other in above if not any(below[other] >> middle & 1 for middle in above)]
+    copied = [under & ~(1 << node) for under in below]
+    for place, follower in enumerate(direct):
+        copy = 1 << (len(copied) if place else node)
+        for other in above:
+            if other == follower or below[other] >> follower & 1:
+                copied[other] |= copy
+        if place:
+            copied.append(below[node])
+    return copied
+
+
+def _copied_downward(below: Sequence[int], node: int) -> list[int]:
+    """One copy of `node` for each that it directly waits for, with everything before that one."""
+    waits = list(bits(below[node]))
+    direct = [low for low in waits if not any(below[middle] >> low & 1 for middle in waits)]
+    copied = list(below)
+    for place, low in enumerate(direct):
+        own = below[low] | 1 << low
+        if place == 0:
+            copied[node] = own
         else:
-            direct = [low for low in bits(under[node]) if not any(under[mid] >> low & 1 for mid in bits(under[node]))]
-        wanted = under[node]
-        for place, neighbour in enumerate(direct):
-            if upward:
-                copy = own
-                if place:
-                    copy = 1 << len(under)
-                    under.append(wanted)
-                    source.append(part)
-                for other in above:
-                    if other == neighbour or under[other] >> neighbour & 1:
-                        under[other] = under[other] | copy
-                    elif not place:
-                        under[other] &= ~own
-            else:
-                mine = under[neighbour] | 1 << neighbour
-                if not place:
-                    under[node] = mine
-                else:
-                    copy = 1 << len(under)
-                    for other in range(len(under)):
-                        if under[other] & own:
-                            under[other] |= copy
-                    under.append(mine)
-                    source.append(part)
-    return tuple(under), tuple(source)
+            copy = 1 << len(copied)
+            copied = [under | copy if under >> node & 1 else under for under in copied]
+            copied.append(own)
+    return copied
 
 
 def chained(tangle: Tangle, times_us: Sequence[int]) -> Tree:
     """The tangle with waits added until it falls apart, each time the one that lengthens the longest path least."""
     below = list(tangle.below)
     every = (1 << len(below)) - 1
+    if len(below) > MOST_WEIGHED:
+        depth = ends_us(below, [1] * len(below))
+        ranks = [sum(1 << low for low in range(len(below)) if depth[low] < rank) for rank in range(len(below) + 1)]
+        return decompose([ranks[depth[node]] for node in range(len(below))], every)
     while waits := list(_missing_waits(below)):
-        below = min((_with_wait(below, *wait) for wait in waits), key=lambda tried: _longest_us(tried, times_us))
+        below = min((_with_wait(below, *wait) for wait in waits), key=lambda tried: max(ends_us(tried, times_us)))
     return decompose(below, every)
 
 
@@ -232,8 +234,9 @@ def _with_wait(below: Sequence[int], first: int, then: int) -> list[int]:
     return [under | added if node == then or under >> then & 1 else under for node, under in enumerate(below)]
 
 
-def _longest_us(below: Sequence[int], times_us: Sequence[int]) -> int:
-    ends: dict[int, int] = {}
+def ends_us(below: Sequence[int], times_us: Sequence[int]) -> list[int]:
+    """When each could end, with these times and nothing else in the way."""
+    ends = [0] * len(below)
     for node in sorted(range(len(below)), key=lambda one: below[one].bit_count()):
         ends[node] = times_us[node] + max((ends[low] for low in bits(below[node])), default=0)
-    return reduce(max, ends.values())
+    return ends

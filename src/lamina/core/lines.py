@@ -1,0 +1,67 @@
+"""Who waits, whom the policy has put off, and whom to ask it about. Owner of the queues, of `waiting` and of `held`.
+
+A function with jobs is on exactly one of the two lists: `waiting`, and the policy is asked about it after every event, or
+`held`, and it is not, until the time it named has come or something has changed that it could not foresee.
+"""
+
+from __future__ import annotations
+
+from lamina.core.lease import Device
+from lamina.core.policy import Hold
+from lamina.core.queue import Job
+from lamina.core.state import FunctionState, State
+from lamina.types import NEVER_US
+
+
+class Lines:
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.cold = False  #: work waits for a function with no instance: do not wait for the next period to load one
+
+    def join(self, function: FunctionState, job: Job) -> None:
+        queue, state = function.queue, self._state
+        queue.add(job)
+        held = state.held.get(function.spec.name)
+        if held is None:
+            state.waiting[function.spec.name] = function
+        elif len(queue) >= held.count or queue.head() is job:
+            self.recall(function)
+        if not function.instances:
+            self.cold = True
+
+    def leave(self, function: FunctionState, jobs: list[Job]) -> None:
+        function.queue.remove_first(jobs)
+        if not len(function.queue):
+            state = self._state
+            state.waiting.pop(function.spec.name, None)
+            state.held.pop(function.spec.name, None)
+            if state.held:  # a home its owner has no use for any more may be lent
+                for instance in function.instances.values():
+                    device = state.devices[instance.device]
+                    if instance.id in device.lent:
+                        self.stir(device)
+
+    def put_off(self, hold: Hold) -> None:
+        function = self._state.waiting.pop(hold.function, None)
+        if function is not None:
+            self._state.held[hold.function] = hold
+
+    def recall(self, function: FunctionState) -> None:
+        if self._state.held.pop(function.spec.name, None) is not None:
+            self._state.waiting[function.spec.name] = function
+
+    def stir(self, device: Device) -> None:
+        """Something changed on this device: whoever could use it is asked about again."""
+        if self._state.held:
+            for instance_id in device.instances:
+                self.recall(self._state.functions[self._state.instances[instance_id].function])
+
+    def recall_due(self, now_us: int) -> int:
+        """Ask again about those whose time has come; returns when the next one's will."""
+        next_us = NEVER_US
+        for name, hold in list(self._state.held.items()):
+            if hold.until_us <= now_us:
+                self.recall(self._state.functions[name])
+            elif hold.until_us < next_us:
+                next_us = hold.until_us
+        return next_us

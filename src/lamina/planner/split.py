@@ -1,0 +1,229 @@
+"""ESG's way to cut a workflow: groups of a few functions, each with its share of the deadline (ESG, HPDC 2024).
+
+Nodes through which every path runs are the dominators of the end; they form a run. What lies between two of them is a
+block of branches that re-join at the second. A run is cut into groups of at most `most` functions; each branch of a block
+is a run of its own, with the whole share of the block.
+
+Shares go by ANL, average normalised latency: what part of the time a function takes, averaged over configurations. A
+run's is the sum, a block's that of its longest branch. A group gets its part of whatever time is *left*, so what one
+group saves or wastes is passed on.
+
+`frontier` needs none of this; it is kept for the published policy and to measure what splitting costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lamina.core.flow import Each, Flow, Task
+from lamina.planner.configs import Configs
+from lamina.planner.lookahead import NodePath
+from lamina.planner.net import Net
+from lamina.planner.order import bits, islands
+
+if TYPE_CHECKING:
+    from lamina.planner.configs import Floats
+
+ENTRY, EXIT = -1, -2
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Branches side by side, or the body of an each."""
+
+    branches: tuple[Run, ...]
+
+
+Run = tuple["NodePath | Block", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """`groups[task]` are the tasks it is decided with, itself first. `share` is a task's part of the whole deadline, `rest`
+    that of everything from its start to the end.
+    """
+
+    groups: dict[NodePath, tuple[NodePath, ...]]
+    share: dict[NodePath, float]
+    rest: dict[NodePath, float]
+
+    def budget_us(self, task: NodePath, remaining_us: int) -> int:
+        """What the task and the ones after it in its group may take of the time that is left."""
+        return int(remaining_us * sum(self.share[other] for other in self.groups[task]) / self.rest[task])
+
+
+def split(flow: Flow, tables: Mapping[str, Configs], most: int = 3) -> Split:
+    """Groups of at most `most` functions, and their shares."""
+    functions = _functions(flow, ())
+    weights = normalised(functions, tables)
+    found = Split({}, {}, {})
+    _share(runs(flow), 1.0, 0.0, weights, most, found)
+    return found
+
+
+def dominators(edges: Mapping[int, Sequence[int]], entry: int) -> dict[int, int]:
+    """The immediate dominator of every node reached from `entry`: the last one that all ways to it have in common."""
+    line = _postorder(edges, entry)[::-1]
+    place = {node: index for index, node in enumerate(line)}
+    before: dict[int, list[int]] = {node: [] for node in line}
+    for node in line:
+        for follower in edges.get(node, ()):
+            before[follower].append(node)
+    idom = {entry: entry}
+    changed = True
+    while changed:  # once for a graph without loops, whose nodes come after all that lead to them
+        changed = False
+        for node in line[1:]:
+            ways = [low for low in before[node] if low in idom]
+            common = ways[0]
+            for other in ways[1:]:
+                while common != other:
+                    while place[common] > place[other]:
+                        common = idom[common]
+                    while place[other] > place[common]:
+                        other = idom[other]
+            if idom.get(node) != common:
+                idom[node] = common
+                changed = True
+    return idom
+
+
+def _postorder(edges: Mapping[int, Sequence[int]], entry: int) -> list[int]:
+    seen, line, stack = {entry}, [], [(entry, iter(edges.get(entry, ())))]
+    while stack:
+        node, followers = stack[-1]
+        for follower in followers:
+            if follower not in seen:
+                seen.add(follower)
+                stack.append((follower, iter(edges.get(follower, ()))))
+                break
+        else:
+            line.append(node)
+            stack.pop()
+    return line
+
+
+def runs(flow: Flow, path: NodePath = ()) -> Run:
+    """The workflow as runs and blocks; what is neither is cut by depth, which makes some wait that need not."""
+    net = Net(flow)
+    return _Runs(net, path).run((1 << len(net.work)) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    net: Net
+    path: NodePath
+
+    def run(self, nodes: int) -> Run:
+        if not nodes:
+            return ()
+        below = self.net.below
+        idom = dominators(self._edges(nodes), ENTRY)
+        spine: list[int] = []
+        node = idom[EXIT]
+        while node != ENTRY:
+            spine.append(node)
+            node = idom[node]
+        spine.reverse()
+        if not spine and len(islands(below, nodes)) == 1:
+            return self._by_depth(nodes)
+        items: list[NodePath | Block] = []
+        left = nodes
+        for node in spine:
+            before = left & below[node]
+            items += [*self._block(before), self._item(node)]
+            left &= ~(before | 1 << node)
+        return (*items, *self._block(left))
+
+    def _block(self, nodes: int) -> list[Block]:
+        return [Block(tuple(self.run(branch) for branch in islands(self.net.below, nodes)))] if nodes else []
+
+    def _edges(self, nodes: int) -> dict[int, list[int]]:
+        """Direct waits only: one that also follows from others says nothing about time."""
+        below = self.net.below
+        edges: dict[int, list[int]] = {ENTRY: [], EXIT: []}
+        last = nodes
+        for node in bits(nodes):
+            before = below[node] & nodes
+            last &= ~before
+            direct = [low for low in bits(before) if not any(below[middle] >> low & 1 for middle in bits(before))]
+            for low in direct or [ENTRY]:
+                edges.setdefault(low, []).append(node)
+        for node in bits(last):
+            edges.setdefault(node, []).append(EXIT)
+        return edges
+
+    def _by_depth(self, nodes: int) -> Run:
+        layers: dict[int, list[int]] = {}
+        depth: dict[int, int] = {}
+        for node in sorted(bits(nodes), key=lambda one: self.net.below[one].bit_count()):
+            depth[node] = 1 + max((depth[low] for low in bits(self.net.below[node] & nodes)), default=0)
+            layers.setdefault(depth[node], []).append(node)
+        rows = [[self._item(node) for node in layers[level]] for level in sorted(layers)]
+        return tuple(row[0] if len(row) == 1 else Block(tuple((item,) for item in row)) for row in rows)
+
+    def _item(self, place: int) -> NodePath | Block:
+        name = self.net.work[place]
+        node = self.net.flow.nodes[name]
+        if isinstance(node, Each):
+            return Block((runs(node.body, (*self.path, name)),))
+        return (*self.path, name)
+
+
+def _functions(flow: Flow, path: NodePath) -> dict[NodePath, str]:
+    found: dict[NodePath, str] = {}
+    for name, node in flow.nodes.items():
+        if isinstance(node, Task):
+            found[*path, name] = node.function
+        elif isinstance(node, Each):
+            found |= _functions(node.body, (*path, name))
+    return found
+
+
+def normalised(functions: Mapping[NodePath, str], tables: Mapping[str, Configs]) -> dict[NodePath, float]:
+    """The ANL of every task. Configurations are compared one by one where all tables have the same, else rank by rank."""
+    import numpy as np
+
+    used = [tables[name] for name in functions.values()]
+    same = all(
+        len(table) == len(used[0])
+        and all(np.array_equal(getattr(table, knob), getattr(used[0], knob)) for knob in ("batch", "cpus", "units"))
+        for table in used
+    )
+    ranks = np.linspace(0, 1, 33)
+    times: list[Floats] = [table.time_us.astype(np.float64) if same else np.quantile(table.time_us, ranks) for table in used]
+    parts = np.array(times) / np.maximum(np.sum(times, axis=0), 1)
+    return dict(zip(functions, parts.mean(axis=1).tolist(), strict=True))
+
+
+def _weight(run: Run, weights: Mapping[NodePath, float]) -> float:
+    return sum(_weight_of(item, weights) for item in run)
+
+
+def _weight_of(item: NodePath | Block, weights: Mapping[NodePath, float]) -> float:
+    if isinstance(item, Block):
+        return max(_weight(branch, weights) for branch in item.branches)
+    return weights[item]
+
+
+def _share(run: Run, whole: float, later: float, weights: Mapping[NodePath, float], most: int, found: Split) -> None:
+    """Divide `whole` among the run; `later` is what comes after it."""
+    total = _weight(run, weights)
+    left = whole
+    group: list[NodePath] = []
+    for item in run:
+        part = whole * _weight_of(item, weights) / total if total else whole / len(run)
+        left -= part
+        if isinstance(item, Block):
+            group = []
+            for branch in item.branches:
+                _share(branch, part, left + later, weights, most, found)
+            continue
+        if len(group) == most:
+            group = []
+        group.append(item)
+        found.share[item], found.rest[item] = part, part + left + later
+        for place, task in enumerate(group):
+            found.groups[task] = tuple(group[place:])

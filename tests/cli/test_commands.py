@@ -1,0 +1,154 @@
+"""Commands as a person types them: real processes, real exit codes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.serving import write_app
+
+pytestmark = pytest.mark.live
+
+
+def lamina(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lamina", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **options)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_app(tmp_path_factory.mktemp("app"))
+
+
+@pytest.fixture(scope="module")
+def server(app: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "lamina", "serve", str(app), "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["url"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_help_lists_every_command_and_is_quick_about_it() -> None:
+    done = lamina("--help")
+    assert done.returncode == 0
+    for name in ("serve", "call", "run", "sim", "policies", "doctor"):
+        assert f"  {name}" in done.stdout
+
+
+def test_an_unknown_command_is_bad_usage() -> None:
+    assert lamina("sevre").returncode == 2
+
+
+def test_listings_come_as_json() -> None:
+    policies = json.loads(lamina("policies", "--json").stdout)
+    assert {"edf", "fifo"} <= {policy["name"] for policy in policies}
+    assert {"admit", "dispatch"} <= set(next(p for p in policies if p["name"] == "edf")["roles"])
+    doctor = json.loads(lamina("doctor", "--json").stdout)
+    assert doctor["ok"] is True
+    assert "python" in {check["what"] for check in doctor["checks"]}
+
+
+def test_run_prints_the_result_alone_and_says_how_it_ended(app: Path) -> None:
+    good = lamina("run", str(app), "twice", "21")
+    assert (good.returncode, good.stdout.strip()) == (0, "42")
+    failed = lamina("run", str(app), "fail", "1")
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert "ValueError: cannot take 1" in failed.stderr
+    assert lamina("run", str(app), "picky", "1").returncode == 2
+    unknown = lamina("run", str(app), "nope", "1")
+    assert unknown.returncode == 2
+    assert "there is echo" in unknown.stderr
+    assert lamina("run", str(app), "add", '{"a": 1, "x": 2}').returncode == 2
+    assert lamina("run", str(app / "nothing.py"), "add").returncode == 2
+
+
+def test_call_reaches_a_server_with_json_files_and_names(server: str, tmp_path: Path) -> None:
+    picture = tmp_path / "picture.png"
+    picture.write_bytes(b"\x89PNG\x00\xff")
+    done = lamina("call", "add", '{"a": 1, "b": 2}', "--url", server)
+    assert (done.returncode, done.stdout.strip()) == (0, "3")
+    assert " ms, of which " in done.stderr
+    by_name = lamina("call", "add", "--input", "a=5", "--url", server, "--quiet")
+    assert (by_name.stdout.strip(), by_name.stderr) == ("15", "")
+    details = json.loads(lamina("call", "echo", '"x"', "--url", server, "--json").stdout)
+    assert details["value"] == "x"
+    assert details["latency_ms"] > 0
+    command = [sys.executable, "-m", "lamina", "call", "echo", "--file", str(picture), "--url", server, "-q"]
+    assert subprocess.run(command, capture_output=True, check=True).stdout == b"\x89PNG\x00\xff"
+
+
+def test_call_says_what_went_wrong_with_its_exit_code(server: str) -> None:
+    assert lamina("call", "fail", "1", "--url", server).returncode == 1
+    assert lamina("call", "nope", "1", "--url", server).returncode == 2
+    refused = lamina("call", "echo", "1", "--url", server, "--deadline", "1us")
+    assert refused.returncode == 3
+    assert "refused" in refused.stderr
+    nobody = lamina("call", "echo", "1", "--url", "http://127.0.0.1:9")
+    assert nobody.returncode == 4
+    assert "hint" in nobody.stderr
+
+
+def test_serve_refuses_what_it_cannot_do(app: Path) -> None:
+    public = lamina("serve", str(app), "--host", "0.0.0.0")
+    assert public.returncode == 2
+    assert "loopback" in public.stderr
+    assert lamina("serve", str(app), "--policy", "efd").returncode == 2
+    assert "did you mean 'edf'" in lamina("serve", str(app), "--policy", "efd").stderr
+    assert lamina("serve", str(app), "--policy-option", "lead=5").returncode == 2
+    assert "no profile of 'echo'" in lamina("serve", str(app), "--emulate", "cpu").stderr
+
+
+def test_serve_says_what_it_serves(app: Path) -> None:
+    command = [sys.executable, "-m", "lamina", "serve", str(app), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = []
+        while not lines or not lines[-1].startswith("listening"):
+            lines.append(process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    said = "".join(lines)
+    for word in ("policy edf", "device", "echo(x)", "add(a, b)", "workflow  twice(x)   SLO 5s", "http://127.0.0.1:"):
+        assert word in said
+
+
+def test_a_server_on_make_believe_devices_takes_the_profiled_time(tmp_path: Path) -> None:
+    (tmp_path / "profiles").mkdir()
+    points = [{"batch": 1, "units": 4, "p50_us": 30_000}, {"batch": 8, "units": 4, "p50_us": 60_000}]
+    profile = {"function": "see", "device": "h200", "points": points, "load_us": 1000}
+    (tmp_path / "profiles" / "see.json").write_text(json.dumps(profile))
+    text = "import lamina\napp = lamina.App('v')\n@app.function(batch=8, gpu='1/4', slo='1s')\ndef see(x):\n    return x\n"
+    command = [
+        sys.executable,
+        "-m",
+        "lamina",
+        "serve",
+        str(write_app(tmp_path, text)),
+        "--emulate",
+        "h200x2",
+        "--port",
+        "0",
+        "--json",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        request = urllib.request.Request(f"{url}/v1/functions/see", data=b"1", headers={"content-type": "application/json"})
+        begin = time.perf_counter()
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            assert answer.read() == b"null"
+            assert answer.headers["lamina-slice"].startswith("h200-")
+        took_s = time.perf_counter() - begin
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert took_s > 0.02
