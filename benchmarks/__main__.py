@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.report import Report
 
-ALL = ("simulator", "controller", "echo", "batching", "startup")
+ALL = ("simulator", "controller", "planner", "echo", "batching", "startup")
 LONG = ("overload", "chaos")
 
 

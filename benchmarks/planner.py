@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 from benchmarks.report import Report
 from lamina.core.flow import Flow, Task
+from lamina.planner.build import plan
 from lamina.planner.configs import Configs, Prices, grid
+from lamina.planner.frontier import Precision, of_configs, series
+from lamina.planner.search import esg_1q
+from lamina.planner.split import split
 
 PRICES = Prices(core_per_s=0.034 / 3600, unit_per_s=0.67 / 3600)
-BASES_MS = (86, 293, 319, 147, 1_047, 828)  # six vision models on one core and one unit
+BASES_MS = (86, 293, 319, 147, 1_047, 828)  # orders of magnitude of vision models on one core and one unit; made up otherwise
 BATCHES, CORES, UNITS = (1, 2, 3, 4, 6, 8, 12, 16), (1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 4, 7)
+GOALS = {"strict": 0.8, "moderate": 1.0, "relaxed": 1.2}  # times one call at the smallest configuration
+QUERIES, BLOCKS = 20_000, 5
+
+
+def run(report: Report) -> None:
+    p50, p99 = queries((3, 10))
+    for count in p50:
+        what = f"look-ahead query, {count} steps x 256 configurations, p99"
+        report.add(what, p99[count], "us", most=50, p50_us=p50[count])
+    report.add("look-ahead query, 10 steps against 3, p50", p50[10] / p50[3], "times", most=2)
+    searches(report, p50[3])
+    builds(report)
+    splits(report)
+    joins(report)
+
+
+# ------------------------------------------------------------ made-up applications
 
 
 def table(base_ms: float, rng: random.Random) -> Configs:
@@ -31,5 +54,129 @@ def table(base_ms: float, rng: random.Random) -> Configs:
 def chain(count: int, seed: int) -> tuple[Flow, dict[str, Configs]]:
     rng = random.Random(seed)
     names = [f"f{number}" for number in range(count)]
-    nodes = {name: Task(name, name, (names[place + 1],) if place + 1 < count else ()) for place, name in enumerate(names)}
+    nodes = {name: Task(name, name, tuple(names[place + 1 : place + 2])) for place, name in enumerate(names)}
     return Flow("chain", nodes, (names[0],)), {name: table(rng.choice(BASES_MS), rng) for name in names}
+
+
+def fork(arms: int, seed: int) -> tuple[Flow, dict[str, Configs]]:
+    """One step, then `arms` side by side, then one that waits for all."""
+    rng = random.Random(seed)
+    names = [f"a{number}" for number in range(arms)]
+    nodes = {"f": Task("f", "f", tuple(names)), "g": Task("g", "g", needs=arms)} | {
+        name: Task(name, name, ("g",)) for name in names
+    }
+    return Flow("fork", nodes, ("f",)), {name: table(rng.choice(BASES_MS), rng) for name in nodes}
+
+
+def goal_us(tables: dict[str, Configs], factor: float) -> int:
+    """The first row of a grid is its smallest configuration."""
+    return int(factor * sum(one[0].time_us for one in tables.values()))
+
+
+# ------------------------------------------------------------ figures
+
+
+def queries(counts: tuple[int, ...]) -> tuple[dict[int, float], dict[int, float]]:
+    """Complete rankings, p50 and p99: medians over blocks that take turns, so that a neighbour disturbs all alike."""
+    asked = {}
+    for count in counts:
+        flow, tables = chain(count, seed=1)
+        budgets = [goal_us(tables, random.Random(number).uniform(0.5, 1.2)) for number in range(500)]
+        asked[count] = plan(flow, tables).step("f0").query, budgets * (QUERIES // BLOCKS // 500)
+    blocks: dict[int, list[list[float]]] = {count: [] for count in counts}
+    for _ in range(BLOCKS):
+        for count, (query, budgets) in asked.items():
+            took = []
+            for budget_us in budgets:
+                begin = time.perf_counter_ns()
+                query(budget_us)
+                took.append((time.perf_counter_ns() - begin) / 1_000)
+            blocks[count].append(sorted(took))
+
+    def middle(share: float) -> dict[int, float]:
+        return {count: statistics.median(took[int(len(took) * share)] for took in rows) for count, rows in blocks.items()}
+
+    return middle(0.5), middle(0.99)
+
+
+def searches(report: Report, query_us: float) -> None:
+    flow, tables = chain(3, seed=1)
+    stages = [tables[name] for name in flow.nodes]
+    for name, factor in GOALS.items():
+        budget_us = goal_us(tables, factor)
+        plain_s, found = clocked(lambda budget_us=budget_us: esg_1q(stages, budget_us))
+        quick_s, _ = clocked(lambda budget_us=budget_us: esg_1q(stages, budget_us, prefilter=True))
+        best = plan(flow, tables).step("f0").query(budget_us)
+        assert abs(found.paths[0].cost / best.totals[best.best] - 1) < 1e-9, "two exact methods disagree"
+        details = {"plain_ms": plain_s * 1e3, "prefiltered": quick_s * 1e6 / query_us, "tried": found.tried}
+        report.add(
+            f"ESG_1Q, 3 x 256, plain, against the query, {name} goal", plain_s * 1e6 / query_us, "times", least=100, **details
+        )
+
+
+def builds(report: Report) -> None:
+    for count in (3, 5, 10):
+        flow, tables = chain(count, seed=1)
+        for eps in (0.0, 1e-3):
+            spent_s, made = clocked(lambda flow=flow, tables=tables, eps=eps: plan(flow, tables, precision=Precision(eps)))
+            what = f"building the look-ahead, {count} steps x 256" + (f", eps {eps:g}" if eps else "")
+            report.add(what, spent_s * 1e3, "ms", points=len(made.whole), error=made.whole.error)
+    flow, tables = fork(8, seed=1)
+    spent_s, made = clocked(lambda: plan(flow, tables))
+    report.add("building the look-ahead, fan-out of 8, 10 tasks x 256", spent_s * 1e3, "ms", points=len(made.whole))
+
+
+def splits(report: Report) -> None:
+    """Groups of three with their shares of what is left, each solved exactly, against no split at all."""
+    for count in (5, 10):
+        gaps = []
+        for seed in range(20):
+            flow, tables = chain(count, seed)
+            best, shares = plan(flow, tables, precision=Precision(1e-5)).whole, split(flow, tables)
+            names = list(flow.nodes)
+            for factor in GOALS.values():
+                left_us = goal_us(tables, factor)
+                whole = best.cost_within(left_us)
+                cost = 0.0
+                for place in range(0, count, 3):
+                    group = of_configs(tables[names[place]])
+                    for name in names[place + 1 : place + 3]:
+                        group = series(group, of_configs(tables[name]))
+                    at = max(0, int(group.time_us.searchsorted(shares.budget_us((names[place],), left_us), side="right")) - 1)
+                    cost += float(group.cost[at])
+                    left_us -= int(group.time_us[at])
+                gaps.append(cost / whole - 1 if left_us >= 0 else float("inf"))
+        gaps.sort()
+        report.add(
+            f"cost of splitting the deadline in groups of 3, {count} steps",
+            100 * statistics.median(gaps),
+            "%",
+            most_percent=100 * gaps[-1],
+        )
+
+
+def joins(report: Report) -> None:
+    """Arms that decide one by one, against the best for all of them together."""
+    for arms in (2, 8):
+        gaps: dict[str, list[float]] = {"whole": [], "shared": []}
+        for seed in range(20):
+            flow, tables = fork(arms, seed)
+            for how, found in gaps.items():
+                made = plan(flow, tables, precision=Precision(1e-4), joins=how)  # type: ignore[arg-type]
+                for stretch in (1.3, 2, 4):
+                    budget_us = int(made.whole.fastest_us * stretch)
+                    first = tables["f"][made.step("f").query(budget_us).best]
+                    left_us = budget_us - first.time_us
+                    picked = [tables[f"a{arm}"][made.step(f"a{arm}").query(left_us).best] for arm in range(arms)]
+                    last = made.step("g").query(left_us - max(one.time_us for one in picked))
+                    cost = first.cost + sum(one.cost for one in picked) + float(last.totals[last.best])
+                    found.append(100 * (cost / made.whole.cost_within(budget_us) - 1))
+        for how, found in gaps.items():
+            worst = max(found)
+            report.add(f"cost of {arms} arms deciding one by one, {how} joins", statistics.mean(found), "%", most_percent=worst)
+
+
+def clocked(work: Callable[[], Any]) -> tuple[float, Any]:
+    begin = time.perf_counter()
+    result = work()
+    return time.perf_counter() - begin, result

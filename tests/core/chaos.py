@@ -115,6 +115,9 @@ class Times:
     def observe_load(self, function: str, kind: str, load_us: int) -> None:
         pass
 
+    def relax(self, function: str) -> None:
+        pass
+
 
 def make_policy(name: str, seed: int) -> Dispatch:
     if name == "fifo":

@@ -254,6 +254,20 @@ def test_when_the_last_instance_goes_and_work_waits_another_is_loaded_at_once(st
     assert [action.function for action in stage.finishes() if isinstance(action, Load)] == ["f"]
 
 
+def test_an_instance_loaded_with_a_smaller_home_than_its_function_wants_runs_in_that(stage: Script, puppet: Puppet):
+    decides(stage, puppet, lambda view: LoadOn("f", "gpu0", 1))
+    stage.ready("f-2")
+    masks = []
+
+    def look(view: View) -> Iterable[Decision]:
+        masks.extend(found.mask for found in view.openings(view.functions["f"]) if found.instance.id == "f-2")
+        return []
+
+    puppet.next = look
+    stage.arrives("c5", target="g")
+    assert masks == [0b1]
+
+
 def test_a_device_can_be_asked_for_and_an_empty_one_given_back(stage: Script, puppet: Puppet):
     stage.tell(DeviceJoined(CPU))
     puppet.next = lambda view: [WantDevice("h200"), GiveDevice("cpu0")]

@@ -240,6 +240,15 @@ def test_delays_and_extra_costs_count_as_the_configurations_own():
     assert step.query(50, delay_us=np.array([0, 20, 0])).totals.tolist() == [10, 5 + 6, 9]
     assert step.query(50, delay_us=1).totals.tolist() == [10, 5 + 6, np.inf]
     assert step.query(50, extra_cost=np.array([0.0, 4.5, 0.0])).best == 2
+    assert step.query(50, extra_cost=1).totals.tolist() == [11, 7, 10]
+
+
+def test_of_equal_totals_the_faster_comes_first():
+    plans = two_steps()
+    plans.learn("f", Configs.of([Config(1, 1, 1, 30, 4.0), Config(1, 1, 2, 20, 9.0), Config(1, 1, 4, 10, 9.0)]))
+    ranking = plans.of(TWO).step("a").query(50)
+    assert ranking.totals.tolist() == [10, 10, 10]
+    assert ranking.order.tolist() == [2, 1, 0]
 
 
 def test_when_nothing_fits_the_least_late_comes_first():

@@ -140,6 +140,29 @@ def test_inside_a_burst_a_call_waits_for_company(script: Script):
     assert min(script.sizes[1:-1]) > 4
 
 
+def test_inside_a_burst_even_an_idle_slice_is_kept_waiting_for_one_gap_more(script: Script):
+    script.given(a_function(max_batch=16), policy=edf.Policy(), takes={"f": (5 * MS, 10)}, warm=False)
+    script.at(0).arrives("c1", within_us=500 * MS)
+    script.at(100).arrives("c2", within_us=500 * MS)
+    script.at(150).ready("f-1")
+    assert script.batches == []
+    script.at(200).arrives("c3", within_us=500 * MS)
+    script.at(501)
+    assert script.served == [("c1", "c2", "c3")]
+
+
+def test_an_idle_slice_is_not_kept_waiting_past_the_point_where_it_would_cost_a_deadline(script: Script):
+    """Three would take 5.03 of the 5.3 ms the first one has: at 270 us those who are there must go."""
+    script.given(a_function(max_batch=16), policy=edf.Policy(margin=0.0), takes={"f": (5 * MS, 10)}, warm=False)
+    script.at(0).arrives("c1", within_us=5_300)
+    script.at(100).arrives("c2", within_us=500 * MS)
+    script.at(150).ready("f-1")
+    script.at(269)
+    assert script.batches == []
+    script.at(270)
+    assert script.served == [("c1", "c2")]
+
+
 def test_waiting_ends_when_the_burst_does(script: Script):
     """Three silent gaps after the last of it, what is there goes."""
     script.given(a_function(max_batch=16), policy=edf.Policy(), takes=TAKES, engine=True)

@@ -20,10 +20,11 @@ from lamina.core.actions import Action, AddDevice, DropJob, Fail, Refuse, Reply,
 from lamina.core.alarm import Alarm
 from lamina.core.defaults import AdmitAll, ScaleToLoad
 from lamina.core.fleet import Fleet
-from lamina.core.flow import Choice, Each, Task, function_flow
+from lamina.core.flow import Choice, Each, Flow, Task, function_flow
 from lamina.core.lease import Device, mask_label
 from lamina.core.lifecycle import Phase, move
 from lamina.core.lines import Lines
+from lamina.core.outlook import Outlook
 from lamina.core.policy import (
     Admit,
     Decision,
@@ -80,6 +81,7 @@ class Controller:
         self._fleet = Fleet(self.state, self._view, self._lines, self._out)
         self._alarm = Alarm(self.state.runs)
         self._slack = Slack(self.state, predictor)
+        self._outlook = Outlook(self.state)
         self._woken = False  #: a time has come that the policy asked for
         self._look_at_us = HOUSEKEEPING_US  #: when to look for what hangs
         self._scale_at_us = 0
@@ -131,9 +133,12 @@ class Controller:
             if len(function.queue) >= function.spec.max_queue:
                 self._out.append(Refuse(call.id, "queue-full", retry_after_us=1_000_000))
                 return
+        if call.cost_limit and self._view.least_cost(flow) > call.cost_limit:
+            self._out.append(Refuse(call.id, "cost"))
+            return
         refusal = self._admit.admit(self._view, call)
         if refusal is not None:
-            self._out.append(refusal)
+            self._refuse(flow, refusal)
             return
         run = Run(call, flow)
         state.runs[call.id] = run
@@ -141,7 +146,18 @@ class Controller:
         if flow.single is not None:
             self._enqueue(run, 0, flow.single)
         else:
+            self._outlook.begin(run)
             self._go(run, run.begin())
+
+    def _refuse(self, flow: Flow, refusal: Refuse) -> None:
+        """A refusal is demand too: what it lacked is worth loading, and the prediction behind it worth doubting."""
+        self._out.append(refusal)
+        for name in flow.functions:
+            function = self.state.functions[name]
+            function.refused += 1
+            if not function.instances:
+                function.meter.mark(self.now_us)
+                self._lines.cold = True
 
     def _go(self, run: Run, ready: Ready) -> None:
         """Make jobs and questions of what may start, and end the run if nothing is left."""
@@ -155,6 +171,8 @@ class Controller:
         if run.ended:
             call = run.call
             del self.state.runs[call.id]
+            if run.expected:
+                self._outlook.end(run)
             self._out.append(
                 Reply(
                     call.id,
@@ -186,6 +204,8 @@ class Controller:
             call.expires_us - tail_us,
         )
         run.jobs[job.id] = job
+        if run.expected:
+            self._outlook.queued(run, node.function)
         function.meter.mark(self.now_us)
         self._lines.join(function, job)
 
@@ -197,6 +217,8 @@ class Controller:
     def _end(self, run: Run, word: Fail | Refuse) -> None:
         """The run ends here without a result; whatever still runs for it is not waited for."""
         del self.state.runs[run.call.id]
+        if run.expected:
+            self._outlook.end(run)
         for job in run.jobs.values():
             if not job.batch_id:
                 self._lines.leave(self.state.functions[job.function], [job])
@@ -236,7 +258,7 @@ class Controller:
         count = len(batch.jobs)
         device_us = max(0, event.device_us)
         function = self.state.functions[batch.instance.function]
-        function.crashes = 0
+        function.crashes = function.refused = 0
         function.suspects = max(0, function.suspects - count)
         self.predictor.observe(function.spec.name, device.spec.kind, count, units, device_us)
         if function.bucket:
@@ -374,7 +396,6 @@ class Controller:
                     else:
                         instance.units = spec.units_on(device.spec)
                     self._lines.stir(device)
-                self._lines.recall(known)
             function = self.state.functions[spec.name]
             function.bucket = bucket_for(spec.quota, function.bucket, self.now_us)
             self.state.flows[spec.name] = function_flow(spec.name, spec.slo)
@@ -409,6 +430,7 @@ class Controller:
         if now_us >= self._look_at_us:
             self._look_at_us = now_us + HOUSEKEEPING_US
             self._end_what_hangs()
+            self._doubt_predictions()
             self._alarm.tidy()
 
     def _end_what_hangs(self) -> None:
@@ -418,6 +440,15 @@ class Controller:
         for instance in self.state.instances.values():
             if instance.phase is Phase.LOADING and self.now_us - instance.since_us >= LOAD_LIMIT_US:
                 self._fleet.kill(instance, "load-hung")
+
+    def _doubt_predictions(self) -> None:
+        """A door that closes by itself must open by itself: if calls are turned away and nothing runs that could prove
+        the prediction wrong, it is believed a little less every second."""
+        for name, function in self.state.functions.items():
+            quiet = all(not i.batches and self.now_us - i.used_us >= HOUSEKEEPING_US for i in function.instances.values())
+            if function.refused and quiet:
+                self.predictor.relax(name)
+                function.refused = 0
 
     def _hang_us(self, batch: Batch) -> int:
         return max(5 * batch.predicted_us, self._hang_floor_us) if batch.predicted_us else 60_000_000

@@ -92,6 +92,39 @@ class Flow(Struct, frozen=True, dict=True):
         """All it may call, once each."""
         return tuple(dict.fromkeys(task.function for task in self.tasks()))
 
+    @cached_property
+    def visits(self) -> dict[str, float]:
+        """Per function, how many jobs one run is likely to bring: items by `expect`, branches by their odds."""
+        found: dict[str, float] = {}
+        for name, times in self._walk().items():
+            node = self.nodes[name]
+            if isinstance(node, Task):
+                found[node.function] = found.get(node.function, 0.0) + times
+            elif isinstance(node, Each):
+                for function, inner in node.body.visits.items():
+                    found[function] = found.get(function, 0.0) + times * node.expect * inner
+        return found
+
+    def _walk(self) -> dict[str, float]:
+        """Per node, how often it is likely to start. What lies on a loop counts once."""
+        before = dict.fromkeys(self.nodes, 0)
+        for node in self.nodes.values():
+            for later in node.next:
+                before[later] += 1
+        tokens = {name: float(name in self.start) for name in self.nodes}
+        times: dict[str, float] = {}
+        todo = [name for name, count in before.items() if count == 0]
+        while todo:
+            name = todo.pop()
+            node = self.nodes[name]
+            times[name] = tokens[name] / node.needs
+            for later, share in _onward(node):
+                tokens[later] += times[name] * share
+                before[later] -= 1
+                if before[later] == 0:
+                    todo.append(later)
+        return {name: times.get(name, 1.0) for name in self.nodes}
+
     def tasks(self) -> Iterator[Task]:
         """All tasks, bodies included."""
         for node in self.nodes.values():
@@ -176,6 +209,18 @@ class Flow(Struct, frozen=True, dict=True):
         if isinstance(node, Each):
             return max((node.body.span_us(first, task_us) for first in node.body.start), default=0)
         return 0
+
+
+def _onward(node: Node) -> Iterator[tuple[str, float]]:
+    """Where its tokens go, and how likely."""
+    if isinstance(node, Choice):
+        odds = node.odds or (1.0,) * len(node.branches)
+        for branch, chance in zip(node.branches, odds, strict=True):
+            for later in branch:
+                yield later, chance / sum(odds)
+    else:
+        for later in node.next:
+            yield later, 1.0
 
 
 def function_flow(function: str, slo: Slo) -> Flow:

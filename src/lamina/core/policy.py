@@ -120,6 +120,10 @@ class Predictor(Protocol):
 
     def observe_load(self, function: str, kind: str, load_us: int) -> None: ...
 
+    def relax(self, function: str) -> None:
+        """Calls are refused because of what is predicted, and nothing runs that could prove it wrong."""
+        ...
+
 
 @runtime_checkable
 class Admit(Protocol):
@@ -176,6 +180,26 @@ class View:
 
     def latency_us(self, function: str, device: Device, batch: int, units: int) -> int:
         return self.predictor.latency_us(function, device.spec.kind, batch, units)
+
+    @property
+    def held(self) -> dict[str, Hold]:
+        """Functions with jobs that this policy has put off."""
+        return self._state.held
+
+    def least_cost(self, flow: Flow) -> float:
+        """What its jobs cost in full batches where they are cheapest; 0 for what nobody knows, and for what a choice may
+        leave out."""
+        total = 0.0
+        for name, times in flow.visits.items():
+            spec = self._state.functions[name].spec
+            prices = []
+            for device in self._state.devices.values():
+                if spec.fits_family(device.spec.family):
+                    units = spec.units_on(device.spec)
+                    batch_us = self.latency_us(name, device, spec.max_batch, units)
+                    prices.append(batch_us * units * device.spec.unit_price() / spec.max_batch)
+            total += int(times) * min(prices, default=0.0)
+        return total
 
     def can_host(self, function: FunctionState) -> bool:
         """Is there a device it could ever be loaded on?"""

@@ -45,6 +45,7 @@ class Run:
     cost: float = 0.0
     cold_us: int = 0
     retries: int = 0
+    expected: dict[str, float] = field(default_factory=dict)  #: jobs it is yet to bring, per function
 
     def begin(self) -> Ready:
         return self._open(Scope(self._new_id(), self.flow))

@@ -90,6 +90,8 @@ class FunctionState:
     crashes: int = 0  #: in a row; a finished batch ends the row
     not_before_us: int = 0  #: no loading until then: it crashed too often
     loads: int = 0  #: for instance names
+    coming: float = 0.0  #: jobs that runs in flight are yet to bring
+    refused: int = 0  #: calls turned away since its last batch ended
     suspects: int = 0  #: jobs that ran beside others on a worker that died, and have not been tried since
 
     def batches_at_once(self, device: Device) -> int:
@@ -126,6 +128,8 @@ class State:
             queued |= {job.id: job for job in jobs}
             if function.bucket:
                 assert function.bucket.level_us <= function.bucket.burst_us, f"{name} has saved more than its bucket holds"
+            expected = sum(run.expected.get(name, 0.0) for run in self.runs.values())
+            assert abs(function.coming - expected) < 1e-6 * (1 + expected), f"{name} expects jobs nobody will bring"
         assert not in_batch.keys() & queued.keys(), "a job is queued or in a batch, never both"
         for call_id, run in self.runs.items():
             assert run.call.id == call_id

@@ -1,7 +1,16 @@
-"""When would a job that arrives now be done? From the queue and the running batches alone, in constant time."""
+"""When would what arrives now be done?
+
+For a plain function: behind its own queue, batch by batch, in constant time. For a workflow that is not enough: its steps
+share devices, and runs in flight will bring jobs that are not queued yet. There the device is taken as a fluid: all work
+that waits or is sure to come, spread over all units, and then the run's own longest path.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from lamina.core.flow import Flow
+from lamina.core.lease import Device
 from lamina.core.lifecycle import Phase
 from lamina.core.policy import View
 from lamina.core.state import FunctionState
@@ -12,44 +21,49 @@ def finish_in_us(view: View, function: FunctionState, count: int = 1) -> int:
     spec = function.spec
     ahead = len(function.queue) + count
     lanes = 0
-    batch_us = solo_us = 0
+    batch_us = last_us = 0
     free_in_us = -1
     for instance in function.instances.values():
         device = view.devices[instance.device]
-        units = instance.units
         if not batch_us:
-            batch_us = view.latency_us(spec.name, device, spec.max_batch, units)
+            batch_us = view.latency_us(spec.name, device, spec.max_batch, instance.units)
             if not batch_us:
                 return 0
-            solo_us = view.latency_us(spec.name, device, min(ahead, spec.max_batch), units)
+            last_us = view.latency_us(spec.name, device, min(ahead, spec.max_batch), instance.units)
         if instance.phase is Phase.LOADING:
             load_us = view.predictor.load_us(spec.name, device.spec.kind)
-            soonest = max(0, instance.since_us + load_us - view.now_us)
+            soonest_us = max(0, instance.since_us + load_us - view.now_us)
             lanes += 1
         elif instance.phase is Phase.WARM:
             limit = device.spec.limits.batches_per_instance
-            lanes += min(limit, device.spec.units // units) if limit else device.spec.units // units
-            soonest = _free_in_us(view, device.running, units, device.open_to(instance.id).bit_count())
-            for batch in instance.batches.values():
-                if limit:
-                    soonest = max(soonest, batch.ends_us - view.now_us)
+            most = max(1, device.spec.units // instance.units)
+            lanes += min(limit, most) if limit else most
+            soonest_us = _free_in_us(view, device.running, instance.units, device.open_to(instance.id).bit_count())
+            if limit:
+                soonest_us = max(soonest_us, *(batch.ends_us - view.now_us for batch in instance.batches.values()), 0)
         else:
             continue
-        free_in_us = soonest if free_in_us < 0 else min(free_in_us, soonest)
+        free_in_us = soonest_us if free_in_us < 0 else min(free_in_us, soonest_us)
     if not lanes:
-        kinds = {device.spec.kind for device in view.devices.values() if spec.fits_family(device.spec.family)}
-        loads = [view.predictor.load_us(spec.name, kind) for kind in kinds]
-        times = [
-            view.latency_us(spec.name, device, min(ahead, spec.max_batch), spec.units_on(device.spec))
-            for device in view.devices.values()
-            if device.spec.kind in kinds
-        ]
-        if not times or not min(times):
-            return 0
-        return min(loads) + min(times) * -(-ahead // spec.max_batch)
-    full_rounds, rest = divmod(ahead - 1, spec.max_batch * lanes)
-    last_us = solo_us if full_rounds == 0 and rest < spec.max_batch else batch_us
-    return max(0, free_in_us) + full_rounds * batch_us + last_us
+        return _cold_us(view, function, ahead)
+    rounds, rest = divmod(ahead - 1, spec.max_batch * lanes)
+    if rounds or rest >= spec.max_batch:
+        last_us = batch_us
+    others_us = _work_us(view, (f for f in _busy(view) if f is not function)) if len(view.waiting) + len(view.held) > 1 else 0
+    return max(0, free_in_us) + rounds * batch_us + last_us + others_us
+
+
+def _cold_us(view: View, function: FunctionState, ahead: int) -> int:
+    """With no instance: the load comes first."""
+    spec = function.spec
+    best_us = 0
+    for device in view.devices.values():
+        if spec.fits_family(device.spec.family):
+            batch_us = view.latency_us(spec.name, device, min(ahead, spec.max_batch), spec.units_on(device.spec))
+            if batch_us:
+                us = view.predictor.load_us(spec.name, device.spec.kind) + batch_us * -(-ahead // spec.max_batch)
+                best_us = min(best_us, us) if best_us else us
+    return best_us
 
 
 def _free_in_us(view: View, running: dict[int, int], units: int, free_units: int) -> int:
@@ -62,3 +76,70 @@ def _free_in_us(view: View, running: dict[int, int], units: int, free_units: int
         if free_units >= units:
             return max(0, ends_us - view.now_us)
     return 0
+
+
+def flow_finish_us(view: View, flow: Flow) -> int:
+    """Time until a run that starts now would be done; 0 while nobody knows how long a step takes."""
+    unknown = False
+
+    def task_us(name: str) -> int:
+        """All jobs one run brings to this function, over the slices there are."""
+        nonlocal unknown
+        function = view.functions[name]
+        place = _place(view, function)
+        if place is None:
+            unknown = True
+            return 0
+        device, units = place
+        most = function.spec.max_batch
+        jobs = max(1, round(flow.visits.get(name, 1.0)))
+        lanes = max(1, min(device.spec.units // units, len(function.instances) or 1))
+        rounds = -(-jobs // (most * lanes))
+        us = rounds * view.latency_us(name, device, min(most, -(-jobs // lanes)), units)
+        unknown = unknown or not us
+        if not function.instances:
+            us += view.predictor.load_us(name, device.spec.kind)
+        return us
+
+    path_us = max((flow.span_us(first, task_us) for first in flow.start), default=0)
+    if unknown:
+        return 0
+    running_us = max(
+        (
+            sum((view.batches[batch_id].ends_us - view.now_us) * mask.bit_count() for batch_id, mask in device.running.items())
+            // device.spec.units
+            for device in view.devices.values()
+        ),
+        default=0,
+    )
+    busy = dict.fromkeys([*view.waiting, *view.held, *flow.functions])
+    return path_us + max(0, running_us) + _work_us(view, (view.functions[name] for name in busy))
+
+
+def _busy(view: View) -> Iterable[FunctionState]:
+    return (view.functions[name] for name in (*view.waiting, *view.held))
+
+
+def _work_us(view: View, functions: Iterable[FunctionState]) -> int:
+    """What waits for these functions or is sure to come, in full batches over all units of their device."""
+    total_us = 0.0
+    for function in functions:
+        jobs = len(function.queue) + function.coming
+        place = _place(view, function) if jobs else None
+        if place is not None:
+            device, units = place
+            spec = function.spec
+            batch_us = view.latency_us(spec.name, device, spec.max_batch, units)
+            hosts = len({instance.device for instance in function.instances.values()}) or 1
+            total_us += jobs / spec.max_batch * batch_us * units / (device.spec.units * hosts)
+    return int(total_us)
+
+
+def _place(view: View, function: FunctionState) -> tuple[Device, int] | None:
+    """A device it is on, or could be on, and the units it takes there."""
+    for instance in function.instances.values():
+        return view.devices[instance.device], instance.units
+    for device in view.devices.values():
+        if function.spec.fits_family(device.spec.family):
+            return device, function.spec.units_on(device.spec)
+    return None

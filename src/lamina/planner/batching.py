@@ -1,9 +1,10 @@
 """When is a batch ready to go? Wait only when waiting pays, and never past the point where it would cost a deadline.
 
-Starting n jobs now serves n / t(n) of them per unit of time. Waiting one more gap for one more job serves
-(n + 1) / (gap + t(n + 1)). The second wins as long as jobs come fast against what they save, that is inside a burst;
-at low load the gap is long, the left side wins at once, and a lone request never waits for company that does not come.
-The gap follows the last handful of arrivals, and a burst counts as over once it has been silent for three gaps.
+Starting n jobs now serves n / t(n) of them per unit of time. Waiting for k more, at the pace they come, serves
+(n + k) / (k * gap + t(n + k)). Some k wins as long as jobs come fast against what they save, that is inside a burst; at
+low load the gap is long, starting wins at once, and a lone request never waits for company that does not come. Several k
+are weighed, not just the next one: two together may be slower than one after the other, and sixteen still pay. The gap
+follows the last handful of arrivals, and a burst counts as over once it has been silent for three gaps.
 """
 
 from __future__ import annotations
@@ -27,10 +28,21 @@ def wait_until_us(
     gap_us = max(meter.gap_us, float(now_us - meter.last_us))
     if now_us - meter.last_us > QUIET_GAPS * meter.gap_us:
         return now_us
-    alone_us, joined_us = latency_us(count), latency_us(count + 1)
-    if not alone_us or (count + 1) * alone_us <= count * (joined_us + gap_us):
+    alone_us = latency_us(count)
+    if not alone_us or not _worth_waiting(count, most, alone_us, gap_us, latency_us):
         return now_us
     return min(start_by_us, meter.last_us + max(50, int(QUIET_GAPS * meter.gap_us)) + 1)
+
+
+def _worth_waiting(count: int, most: int, alone_us: int, gap_us: float, latency_us: Callable[[int], int]) -> bool:
+    more = 1
+    while True:
+        more = min(more, most - count)
+        if (count + more) * alone_us > count * (latency_us(count + more) + more * gap_us):
+            return True
+        if count + more == most:
+            return False
+        more *= 2
 
 
 def book_at_us(ends_us: int, count: int, most: int, lead_us: int) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lamina.errors import BadValue
 from lamina.planner.configs import Configs
@@ -30,8 +30,8 @@ NodePath = tuple[str, ...]
 class Ranking(NamedTuple):
     """All configurations of a task, best first. `totals` are in the order of the table, infinite for what does not fit.
 
-    The first `fits` of `order` are in time. If there are none, `order` goes by lateness and `late_us` says how late the
-    first one would be. `order` is empty only if nothing was allowed.
+    The first `fits` of `order` are in time; of equal totals the faster comes first. If none fits, `order` holds those
+    allowed, the least late first, and `late_us` says how late that one would be.
     """
 
     order: Ints
@@ -46,14 +46,20 @@ class Ranking(NamedTuple):
 
 
 class Step:
-    """A task, its configurations and what comes after. Asking it is the one thing done for every batch."""
+    """A task, its configurations and what comes after. Asking it is the one thing done for every batch.
 
-    __slots__ = ("_cost", "_steps", "_time_us", "_times", "after", "configs")
+    Inside, configurations are kept by time: a binary search for neighbours takes the same turns, which a processor guesses
+    right, and so costs half. Sorting is stable, because equal totals must rank alike on every machine.
+    """
+
+    __slots__ = ("_by_time", "_cost", "_place", "_steps", "_time_us", "_times", "after", "configs")
 
     def __init__(self, configs: Configs, after: Frontier) -> None:
         self.configs = configs
         self.after = after
-        self._time_us, self._cost = configs.time_us, configs.cost
+        self._by_time = configs.time_us.argsort(kind="stable")
+        self._place = self._by_time.argsort()
+        self._time_us, self._cost = configs.time_us[self._by_time], configs.cost[self._by_time]
         self._times, self._steps = after.time_us, after.steps
 
     def query(
@@ -67,29 +73,36 @@ class Step:
         """Rank every configuration by what the whole rest costs with it: c(x) + F(budget - t(x)).
 
         `allowed` leaves out what cannot be had now (a batch larger than the queue, a size that is taken); `delay_us` and
-        `extra_cost` are added to a configuration's own time and cost (cold load, data to move, scarce units).
+        `extra_cost` are added to a configuration's own time and cost (cold load, data to move, scarce units). All three
+        follow the order of the table.
         """
         left_us = budget_us - self._time_us
         if delay_us is not None:
-            left_us -= delay_us
+            left_us -= self._by_time_too(delay_us)
         totals = self._steps[self._times.searchsorted(left_us, side="right")]
         totals += self._cost
         if extra_cost is not None:
-            totals += extra_cost
+            totals += self._by_time_too(extra_cost)
         if allowed is not None:
-            totals[~allowed] = math.inf
+            totals[~allowed[self._by_time]] = math.inf
         order = totals.argsort(kind="stable")
         fits = int(totals.searchsorted(math.inf, sorter=order))
-        return Ranking(order, totals, fits) if fits else self._least_late(left_us, totals, allowed)
+        if not fits:
+            return self._least_late(left_us, totals, allowed)
+        return Ranking(self._by_time[order], totals[self._place], fits)
+
+    def _by_time_too(self, values: Any) -> Any:
+        """One number for all stays as it is."""
+        return values[self._by_time] if getattr(values, "ndim", 0) else values
 
     def _least_late(self, left_us: Ints, totals: Floats, allowed: NDArray[np.bool_] | None) -> Ranking:
         import numpy as np
 
         order = np.lexsort((self._cost, -left_us))
         if allowed is not None:
-            order = order[allowed[order]]
+            order = order[allowed[self._by_time[order]]]
         late_us = self.after.fastest_us - int(left_us[order[0]]) if len(order) else 0
-        return Ranking(order, totals, 0, late_us)
+        return Ranking(self._by_time[order], totals, 0, late_us)
 
 
 class Untangled(NamedTuple):

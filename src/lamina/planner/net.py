@@ -103,8 +103,8 @@ class Net:
         closing: set[tuple[str, str]] = set()
         state = dict.fromkeys(nodes, 0)  # 1: on the way here, 2: done
         line: list[str] = []
-        for root in self.flow.start:
-            stack = [(root, iter(nodes[root].next))] if not state[root] else []
+        for root in reversed(self.flow.start):
+            stack = [(root, reversed(nodes[root].next))] if not state[root] else []
             state[root] = max(state[root], 1)
             while stack:
                 name, followers = stack[-1]
@@ -113,7 +113,7 @@ class Net:
                         closing.add((name, follower))
                     elif state[follower] == 0:
                         state[follower] = 1
-                        stack.append((follower, iter(nodes[follower].next)))
+                        stack.append((follower, reversed(nodes[follower].next)))
                         break
                 else:
                     state[name] = 2

@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lamina.core.actions import Refuse
-from lamina.core.flow import Each, Flow
 from lamina.core.policy import Decision, Drop, Hold, Opening, Start, View
 from lamina.core.queue import Order
 from lamina.core.state import FunctionState
-from lamina.planner.backlog import finish_in_us
+from lamina.planner.backlog import finish_in_us, flow_finish_us
 from lamina.planner.batching import book_at_us, largest_in_time, together, wait_until_us
 from lamina.types import NEVER_US, Call
 
@@ -37,9 +36,8 @@ class Policy:
                 return Refuse(call.id, "no-capacity")
             finish_us = finish_in_us(view, function)
         else:
-            for task in flow.tasks():
-                if not view.can_host(view.functions[task.function]):
-                    return Refuse(call.id, "no-capacity")
+            if not all(view.can_host(view.functions[name]) for name in flow.functions):
+                return Refuse(call.id, "no-capacity")
             finish_us = flow_finish_us(view, flow)
         allowed_us = call.expires_us - view.now_us
         needed_us = int(finish_us * (1 + self.margin))
@@ -86,27 +84,3 @@ class Policy:
                 yield Hold(spec.name, hold_us, count + 1)
                 return
         yield Start(jobs[:count], opening)
-
-
-def flow_finish_us(view: View, flow: Flow) -> int:
-    """Along the longest path, each step behind what its function has queued now. 0 while a step is unknown."""
-    spread: dict[str, float] = {}
-
-    def weigh(inner: Flow, copies: float) -> None:
-        for node in inner.nodes.values():
-            if isinstance(node, Each):
-                weigh(node.body, copies * node.expect)
-        for task in inner.tasks():
-            spread[task.function] = max(spread.get(task.function, 1.0), copies)
-
-    weigh(flow, 1.0)
-    unknown = False
-
-    def task_us(function: str) -> int:
-        nonlocal unknown
-        us = finish_in_us(view, view.functions[function], max(1, round(spread[function])))
-        unknown = unknown or not us
-        return us
-
-    total_us = max((flow.span_us(first, task_us) for first in flow.start), default=0)
-    return 0 if unknown else total_us

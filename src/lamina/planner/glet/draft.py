@@ -1,0 +1,214 @@
+"""The plan while it is being drawn up: GPUs cut into gpulets, models on them, and what a step must look up.
+
+A GPU is whole or cut in two. Only the functions of this package change a draft; what leaves the package is frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from lamina.planner.glet.capacity import Capacity
+from lamina.planner.glet.model import PROCESS_MB, USABLE_MEMORY, WHOLE, Catalogue, Rules
+from lamina.planner.glet.quirks import Quirks
+
+
+@dataclass(slots=True, eq=False)
+class Placed:
+    """A model's share of a gpulet."""
+
+    model: int
+    batch: int
+    throughput: float
+    rate: float  #: requests a second it was put here for
+    slo_ms: float
+
+
+@dataclass(slots=True, eq=False)
+class Gpulet:
+    gpu: int
+    kind: str
+    part: int
+    dedup: int = 0  #: 1 for the second half of a GPU cut in the middle: part alone would not tell the two apart
+    tasks: list[Placed] = field(default_factory=list)
+    duty_ms: float = 0.0  #: one round: every model on it gathers, and runs once
+    occupancy: float = 0.0  #: share of the round in which something runs
+
+    @property
+    def label(self) -> tuple[int, int]:
+        """What tells the gpulets of one GPU apart."""
+        return self.part, self.dedup
+
+    @property
+    def saturated(self) -> bool:
+        return self.occupancy == 1
+
+    def holds(self, model: int) -> bool:
+        return any(task.model == model for task in self.tasks)
+
+    def clear(self) -> None:
+        self.tasks, self.duty_ms, self.occupancy = [], 0.0, 0.0
+
+    def copy(self) -> Gpulet:
+        tasks = [Placed(task.model, task.batch, task.throughput, task.rate, task.slo_ms) for task in self.tasks]
+        return Gpulet(self.gpu, self.kind, self.part, self.dedup, tasks, self.duty_ms, self.occupancy)
+
+
+@dataclass(slots=True, eq=False)
+class Gpu:
+    index: int
+    kind: str
+    gpulets: list[Gpulet]
+    used_mb: float = 0.0
+    loaded: set[tuple[int, int]] = field(default_factory=set)  #: labels of gpulets that have a process
+
+    @property
+    def busy(self) -> bool:
+        return any(gpulet.tasks for gpulet in self.gpulets)
+
+
+@dataclass(slots=True, eq=False)
+class Demand:
+    """What is still to be placed of one model."""
+
+    model: int
+    rate: float
+    slo_ms: float
+    slack: float  #: this much may stay unserved
+    extra: float = 0  #: throughput others lost to it, which it must make up for (Q6)
+
+    @property
+    def open(self) -> bool:
+        return self.rate + self.extra > self.slack
+
+
+class Draft:
+    def __init__(self, catalogue: Catalogue, capacity: Capacity, kinds: Sequence[str], *, may_split: bool = True) -> None:
+        self.catalogue = catalogue
+        self.capacity = capacity
+        self.may_split = may_split
+        self.gpus = [Gpu(index, kind, [Gpulet(index, kind, WHOLE)]) for index, kind in enumerate(kinds)]
+        self.kinds = tuple(sorted(set(kinds)))
+
+    @property
+    def rules(self) -> Rules:
+        return self.capacity.rules
+
+    @property
+    def quirks(self) -> Quirks:
+        return self.capacity.quirks
+
+    # ------------------------------------------------------------------ looking
+
+    def gpulets(self) -> Iterator[Gpulet]:
+        for gpu in self.gpus:
+            yield from gpu.gpulets
+
+    def neighbours(self, gpulet: Gpulet) -> list[Gpulet]:
+        return [other for other in self.gpus[gpulet.gpu].gpulets if other.label != gpulet.label]
+
+    def throughput(self, model: int) -> float:
+        single, total = self.quirks.single, 0.0
+        for gpulet in self.gpulets():
+            for task in gpulet.tasks:
+                if task.model == model:
+                    total = single(total + task.throughput)
+        return total
+
+    def latency(self, gpulet: Gpulet, model: int) -> Callable[[int], float]:
+        """Milliseconds by batch on this gpulet, next to the neighbours it has now."""
+        table = self.capacity.latency
+        solo = table.solo_ms(gpulet.kind, model, gpulet.part)
+        if not self.rules.interference or gpulet.gpu >= len(self.gpus):
+            return solo.__getitem__
+        interference = self.capacity.interference
+        worst = [
+            interference.sides(gpulet.kind, task.model, other.part)[1][task.batch]
+            for other in self.neighbours(gpulet)
+            for task in other.tasks
+        ]
+        if not worst:
+            return solo.__getitem__
+        theirs = max(worst)
+        own = interference.sides(gpulet.kind, model, gpulet.part)[0]
+        run, gather = table.profiled_ms(gpulet.kind, model, gpulet.part), table.gather_ms(model)
+        single, slowdown, ratio = self.quirks.single, interference.slowdown, table.ratio
+
+        def latency_ms(batch: int) -> float:
+            more = single(run[batch] * single(slowdown(own[batch], theirs) - 1))
+            return single(single(single(run[batch] + gather[batch]) + more) * ratio)
+
+        return latency_ms
+
+    def busy_ms(self, gpulet: Gpulet, leave_out: Placed | None = None) -> float:
+        """How long one round of a gpulet runs."""
+        single, total = self.quirks.single, 0.0
+        for task in gpulet.tasks:
+            if task is not leave_out:
+                total = single(total + self.latency(gpulet, task.model)(task.batch))
+        return total
+
+    # ------------------------------------------------------------------- memory
+
+    def memory_fits(self, gpulet: Gpulet, model: int) -> bool:
+        gpu = self.gpus[gpulet.gpu]
+        loaded = gpulet.label in gpu.loaded if self.quirks.books_first_model_only else bool(gpulet.tasks)
+        need = self.catalogue.models[model].memory_mb + (0 if loaded else PROCESS_MB)
+        usable = self.quirks.single(USABLE_MEMORY) * self.catalogue.kinds[gpu.kind].memory_mb
+        return usable - self.used_mb(gpu) > need
+
+    def used_mb(self, gpu: Gpu) -> float:
+        """As booked by the original, which never books a second model on a gpulet; or as it is."""
+        if self.quirks.books_first_model_only:
+            return gpu.used_mb
+        models = self.catalogue.models
+        held = [gpulet for gpulet in gpu.gpulets if gpulet.tasks]
+        return sum(PROCESS_MB + sum(models[task.model].memory_mb for task in gpulet.tasks) for gpulet in held)
+
+    def book_memory(self, gpulet: Gpulet, model: int) -> None:
+        gpu = self.gpus[gpulet.gpu]
+        if gpulet.label not in gpu.loaded:
+            gpu.loaded.add(gpulet.label)
+            gpu.used_mb += PROCESS_MB + self.catalogue.models[model].memory_mb
+
+    def recount_memory(self) -> None:
+        """From what is on the GPUs, before a plan is changed step by step."""
+        for gpu in self.gpus:
+            held = [gpulet for gpulet in gpu.gpulets if gpulet.tasks]
+            gpu.loaded = {gpulet.label for gpulet in held}
+            models = [task.model for gpulet in held for task in gpulet.tasks]
+            gpu.used_mb = PROCESS_MB * len(held) + sum(self.catalogue.models[model].memory_mb for model in models)
+
+    # ------------------------------------------------------------------ changes
+
+    def split(self, gpulet: Gpulet, part: int) -> Gpulet:
+        """Cut a whole GPU in two; the gpulet keeps `part`, the rest is returned."""
+        rest = Gpulet(gpulet.gpu, gpulet.kind, WHOLE - part, dedup=1 if 2 * part == WHOLE else 0)
+        gpulet.part = part
+        gpulets = self.gpus[gpulet.gpu].gpulets
+        gpulets.insert(gpulets.index(gpulet) + 1, rest)
+        return rest
+
+    def rejoin_idle(self) -> None:
+        """GPUs that are cut but not used become whole again."""
+        for gpu in self.gpus:
+            if len(gpu.gpulets) > 1 and not gpu.busy:
+                gpu.gpulets = [Gpulet(gpu.index, gpu.kind, WHOLE)]
+
+    def undo(self, gpus: Iterable[int]) -> Callable[[], None]:
+        """Call the result to bring these GPUs back to where they are now.
+
+        The gpulets keep their identity, so lists of them that a step holds stay true.
+        """
+        before = [(self.gpus[index], list(self.gpus[index].gpulets)) for index in set(gpus)]
+        copies = [[(gpulet, gpulet.copy()) for gpulet in gpulets] for _, gpulets in before]
+        booked = [(gpu.used_mb, set(gpu.loaded)) for gpu, _ in before]
+
+        def restore() -> None:
+            for (gpu, gpulets), saved, (gpu.used_mb, gpu.loaded) in zip(before, copies, booked, strict=True):
+                gpu.gpulets = gpulets
+                for gpulet, copy in saved:
+                    gpulet.part, gpulet.dedup = copy.part, copy.dedup
+                    gpulet.tasks, gpulet.duty_ms, gpulet.occupancy = copy.tasks, copy.duty_ms, copy.occupancy
+
+        return restore

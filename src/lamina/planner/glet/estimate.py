@@ -1,0 +1,121 @@
+"""The wish list: which gpulets a model would take, had it the GPUs to itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lamina.planner.glet.capacity import Aborted, Capacity
+from lamina.planner.glet.cycle import longest_cycle
+from lamina.planner.glet.draft import Demand, Draft
+from lamina.planner.glet.model import WHOLE
+
+_ENOUGH = 64
+"""Gpulets of one model; who wants more wants another kind of GPU."""
+
+
+@dataclass(slots=True, eq=False)
+class Wish:
+    """A gpulet that is wanted."""
+
+    index: int  #: place in the list, before it is sorted
+    kind: str
+    part: int
+    batch: int
+    throughput: float
+    duty_ms: float
+    occupancy: float
+    rate: float
+
+    @property
+    def saturated(self) -> bool:
+        return self.occupancy == 1
+
+
+def wishes(capacity: Capacity, kind: str, demand: Demand) -> list[Wish]:
+    """Full gpulets at the knee as long as they are needed, then the smallest one that takes the rest."""
+    if capacity.rules.self_tuning:
+        return _smallest_sufficient(capacity, kind, demand)
+    single, model, slo_ms, rate = capacity.quirks.single, demand.model, demand.slo_ms, demand.rate
+    found: list[Wish] = []
+    knee = capacity.knee(kind, model, slo_ms)
+    batch, most = capacity.saturation(kind, model, slo_ms, knee)
+    while rate > demand.slack and batch and len(found) < _ENOUGH:
+        if most < rate:
+            full_ms = capacity.latency.solo_ms(kind, model, knee)[batch]
+            found.append(Wish(len(found), kind, knee, batch, most, full_ms, 1.0, rate))
+            rate = capacity.quirks.whole(single(rate - most))
+            continue
+        part, last_batch, rate, duty_ms = capacity.smallest_part(kind, model, slo_ms, rate)
+        run_ms = capacity.latency.solo_ms(kind, model, part)[last_batch]
+        throughput, occupancy = single(1000 * last_batch / duty_ms), single(run_ms / duty_ms)
+        found.append(Wish(len(found), kind, part, last_batch, throughput, duty_ms, occupancy, rate))
+        break
+    return found
+
+
+def _smallest_sufficient(capacity: Capacity, kind: str, demand: Demand) -> list[Wish]:
+    """Self-tuning: the smallest part that takes all of the rate, whole GPUs while none does."""
+    rate = demand.rate
+    found: list[Wish] = []
+    while rate > demand.slack or (capacity.quirks.whole_rates and found and rate > 0):
+        wish = _self_tuned(capacity, kind, demand, rate, len(found))
+        if wish is None or len(found) == _ENOUGH:
+            break
+        found.append(wish)
+        rate -= wish.throughput
+    return found
+
+
+def _self_tuned(capacity: Capacity, kind: str, demand: Demand, rate: float, index: int) -> Wish | None:
+    """The original truncates throughputs, wants strictly more than the rate, and keeps the batch of a full gpulet."""
+    single, model, slo_ms = capacity.quirks.single, demand.model, demand.slo_ms
+    batch = part = 0
+    most = 0.0
+    for part in capacity.rules.parts:
+        batch, most = capacity.saturation(kind, model, slo_ms, part)
+        if not capacity.quirks.whole_rates:
+            cycle = longest_cycle([capacity.solo(kind, model, slo_ms, part, rate)]) if most >= rate else None
+            if cycle:
+                throughput = 1000 * cycle.batches[0] / cycle.duty_ms
+                return Wish(index, kind, part, cycle.batches[0], throughput, cycle.duty_ms, cycle.occupancy, rate)
+        elif int(most) > rate:
+            break
+    if not batch:
+        return None
+    run_ms = capacity.latency.solo_ms(kind, model, part)[batch]
+    if not capacity.quirks.whole_rates:
+        return Wish(index, kind, part, batch, most, run_ms, 1.0, rate)
+    duty_ms = single(1000 * batch / rate)
+    return Wish(index, kind, part, batch, float(int(most)), duty_ms, single(run_ms / duty_ms), rate)
+
+
+def cheapest_kind(draft: Draft, demand: Demand) -> str:
+    """The kind of GPU on which the wishes add up to the smallest part; among equals, the one its rate fills least."""
+    if len(draft.kinds) == 1:
+        return draft.kinds[0]
+    capacity, single = draft.capacity, draft.quirks.single
+    parts = {kind: sum(wish.part for wish in wishes(capacity, kind, demand)) for kind in draft.kinds}
+    able = {kind: total for kind, total in parts.items() if total} or parts
+    least = min(able.values())
+    cheapest = [kind for kind in draft.kinds if able.get(kind) == least]
+    if len(cheapest) == 1:
+        return cheapest[0]
+
+    def filled(kind: str) -> float:
+        knee = capacity.knee(kind, demand.model, demand.slo_ms)
+        rest = WHOLE - knee
+        if not rest and not draft.quirks.stops_short:
+            pair = capacity.saturation(kind, demand.model, demand.slo_ms, knee)[1]
+        else:
+            pair = single(sum(capacity.saturation(kind, demand.model, demand.slo_ms, part)[1] for part in (knee, rest)))
+        return single(demand.rate / pair) if pair else float("inf")
+
+    return min(cheapest, key=filled)
+
+
+def some_wishes(draft: Draft, kind: str, demand: Demand) -> list[Wish]:
+    """The original asserts that there is a wish at all."""
+    found = wishes(draft.capacity, kind, demand)
+    if not found and draft.quirks.whole_rates:
+        raise Aborted(f"no candidate for a rate of {demand.rate:g}")
+    return found

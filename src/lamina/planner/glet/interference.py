@@ -1,0 +1,48 @@
+"""How much models on one GPU slow each other down: a linear model of their cache and memory traffic.
+
+The sum has a part of its own for each side, so both are worked out once per (model, batch, part) and every pair costs one
+addition. Against several neighbours the worst one counts, not their sum: that is the model as it was fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lamina.planner.glet.model import MAX_BATCH, Catalogue
+from lamina.planner.glet.quirks import Quirks
+
+
+class Interference:
+    def __init__(self, catalogue: Catalogue, quirks: Quirks) -> None:
+        self._catalogue = catalogue
+        self._single = quirks.single
+        self._sides: dict[tuple[str, int, int], tuple[list[float], list[float]]] = {}
+
+    def slowdown(self, own: float, other: float) -> float:
+        """At least 1: a neighbour never makes anything faster."""
+        return max(1.0, self._single(own + other))
+
+    def sides(self, kind: str, model: int, part: int) -> tuple[list[float], list[float]]:
+        """By batch: what a model adds to its own slowdown, and what it adds to its neighbour's."""
+        key = (kind, model, part)
+        if key not in self._sides:
+            profile, weights = self._catalogue.profile(kind, model), self._catalogue.kinds[kind].weights
+            own, other = [0.0], [0.0]
+            for batch in range(1, MAX_BATCH + 1):
+                l2 = self._traffic(profile.l2, batch, part)
+                dram = self._traffic(profile.dram, batch, part)
+                own.append(weights.own_l2 * l2 + weights.own_dram * dram + weights.base)
+                other.append(weights.other_l2 * l2 + weights.other_dram * dram)
+            self._sides[key] = own, other
+        return self._sides[key]
+
+    def _traffic(self, by_batch: Mapping[int, float], batch: int, part: int) -> float:
+        """Linear between powers of two, and in proportion to the part."""
+        single = self._single
+        below = 1 << (batch.bit_length() - 1)
+        above = min(MAX_BATCH, 2 * below)
+        use = single(by_batch[above])
+        if below != above:
+            start = single(by_batch[below])
+            use = single(start + single(single(use - start) * single((batch - below) / (above - below))))
+        return single(use * (part / 100))

@@ -1,0 +1,120 @@
+"""What a plan is made from: models, GPU kinds, rules, tasks. Frozen, and free of file formats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lamina.errors import BadValue
+
+MAX_BATCH = 32
+WHOLE = 100
+PARTS = (20, 40, 50, 60, 80, WHOLE)
+"""Shares of a GPU, in percent, that a gpulet may have."""
+
+SLACK_RPS = 15
+"""Requests a second that gpu-let leaves unserved without a second thought."""
+
+PROCESS_MB = 1230
+"""What a process of its own costs on the device, before any model is loaded."""
+
+USABLE_MEMORY = 0.9
+NETWORK_GBITS = 3.0
+"""Input one GPU may receive per second, in units of 2^30 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    id: int
+    name: str
+    memory_mb: int
+    input_bytes: int
+    gather_scale: float  #: times `gather_ms[batch]`: how long collecting a batch takes
+    gather_ms: tuple[float, ...]  #: by batch; place 0 is not used
+
+    @property
+    def gbits_per_request(self) -> float:
+        return self.input_bytes * 8 / 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One model on one kind of GPU."""
+
+    latency_ms: Mapping[tuple[int, int], float]  #: by (batch, part)
+    l2: Mapping[int, float]  #: share of the L2 cache's bandwidth in use, by batch
+    dram: Mapping[int, float]
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The parts of the smallest and of the largest entry; anything in between is blended from these two."""
+        keys = sorted(self.latency_ms, key=lambda key: key[0] * 1000 + key[1])
+        return keys[0][1], keys[-1][1]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A model slows down by `own_l2*l2 + other_l2*l2' + own_dram*dram + other_dram*dram' + base`, dashes for its neighbour."""
+
+    own_l2: float
+    other_l2: float
+    own_dram: float
+    other_dram: float
+    base: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of GPU."""
+
+    name: str
+    memory_mb: int
+    weights: Weights
+    profiles: Mapping[int, Profile]  #: by model id
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    models: Mapping[int, Model]
+    kinds: Mapping[str, Kind]
+
+    def profile(self, kind: str, model: int) -> Profile:
+        """A missing profile is an error: planning it as latency 0, as gpu-let does, would promise anything."""
+        found = self.kinds[kind].profiles.get(model)
+        if found is None:
+            name = self.models[model].name
+            raise BadValue(f"model {name!r}: no latency profile on {kind}", hint="measure it, or leave the model out")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The scheduler's flags."""
+
+    partitioning: bool = True  #: cut GPUs into parts; else share whole GPUs in time only
+    interference: bool = True  #: predict how neighbours slow each other down
+    self_tuning: bool = False  #: smallest sufficient part for everybody, no sharing in time
+    max_models: int = 3  #: models that may take turns on one gpulet
+    latency_ratio: float = 1.1  #: safety factor on every latency
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        return PARTS if self.partitioning else (WHOLE,)
+
+
+POLICIES: dict[str, Rules] = {
+    "gpulet": Rules(),
+    "gpulet-noint": Rules(interference=False),
+    "greedy_part": Rules(interference=False, self_tuning=True),
+    "timesharing": Rules(partitioning=False, interference=False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A model, how often it is called, and how fast it must answer."""
+
+    model: int
+    rate: float  #: requests a second that are asked for
+    planned: float  #: requests a second to plan for: bursts come on top of the mean
+    slo_ms: float

@@ -1,0 +1,39 @@
+"""Input a GPU receives. Gpu-let looks at it only when it fills gpulets that are left over (Q7)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lamina.planner.glet.draft import Demand, Draft, Gpu, Gpulet
+from lamina.planner.glet.model import NETWORK_GBITS
+from lamina.planner.glet.size import Size, residue_size
+
+
+def gbits(draft: Draft, gpu: Gpu) -> float:
+    """Per second; a gpulet that runs more often than requests come still receives only those."""
+    single, total = draft.quirks.single, 0.0
+    for gpulet in gpu.gpulets:
+        for task in gpulet.tasks:
+            rate = task.throughput if draft.quirks.network_now_and_then else min(task.rate, task.throughput)
+            total = single(total + single(rate * draft.catalogue.models[task.model].gbits_per_request))
+    return total
+
+
+def overloaded(draft: Draft, gpulet: Gpulet) -> bool:
+    return gbits(draft, draft.gpus[gpulet.gpu]) > NETWORK_GBITS * (1 + 1e-9)
+
+
+def within_network(draft: Draft, gpulet: Gpulet, demand: Demand, size: Size) -> Size | None:
+    """The size cut down to what the network still brings to this GPU; None if that is nothing."""
+    each, used = draft.catalogue.models[demand.model].gbits_per_request, gbits(draft, draft.gpus[gpulet.gpu])
+    if not draft.quirks.network_now_and_then:
+        room = (NETWORK_GBITS - used) / each
+        if min(size.rate, size.throughput) <= room:
+            return size
+        return residue_size(draft, gpulet, demand, room) if room > 0 else None
+    single = draft.quirks.single
+    batch, throughput = size.batch, size.throughput
+    while batch and single(used + single(throughput * each)) > NETWORK_GBITS:
+        batch -= 1
+        throughput = single(size.throughput * single(batch / size.batch))
+    return replace(size, batch=batch, throughput=throughput) if batch else None
