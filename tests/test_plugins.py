@@ -21,7 +21,7 @@ def test_every_policy_loads_and_says_what_it_is(name: str):
 
 
 def test_a_near_miss_is_answered_with_the_name_that_was_meant():
-    with pytest.raises(UnknownPlugin, match="no 'efd' in policies; there are .*edf") as caught:
+    with pytest.raises(UnknownPlugin, match=r"no 'efd' in policies; there are .*edf") as caught:
         plugins.load("policies", "efd")
     assert caught.value.hint == "did you mean 'edf'?"
 

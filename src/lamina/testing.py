@@ -181,15 +181,18 @@ class Runtime:
             case WakeAt():
                 self._later(action.at_us, Tick())
             case Resolve():
-                run = self.controller.state.runs[action.call_id]
-                answer = self._data.resolve(action, run.next_scope)
-                self._later(self.now_us, answer)
+                self._later(self.now_us, lambda: self._answer(action))
             case Kill():
                 self._later(self.now_us, InstanceLost(action.instance, action.reason))
             case Reply() | Fail() | Refuse():
                 self._end(action)
             case _:
                 pass
+
+    def _answer(self, question: Resolve) -> Event:
+        """Only when its turn has come: the answers before it decide which numbers its items get."""
+        run = self.controller.state.runs.get(question.call_id)
+        return Tick() if run is None else self._data.resolve(question, run.next_scope)
 
     def _start(self, action: StartBatch) -> None:
         self.batches.append(action)

@@ -11,12 +11,12 @@ import random
 from dataclasses import dataclass, field
 from heapq import heapify
 
+from lamina import plugins, policies
 from lamina.core import actions as do
 from lamina.core import events as ev
 from lamina.core.controller import Controller
 from lamina.core.flow import Choice, Each, Flow, Pass, Task
 from lamina.core.policy import Dispatch
-from lamina.policies import edf, fifo
 from lamina.types import NEVER_US, Call, DeviceSpec, FunctionSpec, Quota, Scale, SliceLimits
 from tests.core import chaos_policy
 from tests.core.ledger import Ledger
@@ -24,7 +24,8 @@ from tests.core.ledger import Ledger
 CALM_US = 10**9
 """The bad times end here; events before it come earlier, however long they last."""
 
-POLICIES = ("fifo", "edf", "chaos-arrival", "chaos-due")
+POLICIES = (*plugins.names("policies"), "chaos-arrival", "chaos-due")
+"""Every policy there is: a new file is held to the same promises."""
 
 FLOWS = (
     Flow("chain", {"a": Task("a", "f0", ("b",)), "b": Task("b", "f1", ("c",)), "c": Task("c", "f2")}, ("a",)),
@@ -120,11 +121,9 @@ class Times:
 
 
 def make_policy(name: str, seed: int) -> Dispatch:
-    if name == "fifo":
-        return fifo.Policy()
-    if name == "edf":
-        return edf.Policy()
-    return chaos_policy.Policy(seed, "due" if name == "chaos-due" else "arrival", CALM_US)
+    if name.startswith("chaos"):
+        return chaos_policy.Policy(seed, "due" if name == "chaos-due" else "arrival", CALM_US)
+    return policies.build(name)
 
 
 @dataclass

@@ -131,8 +131,8 @@ def start_f(view: View) -> Decision:
 )
 def test_a_booking_must_be_behind_a_batch_whose_slice_it_inherits(stage: Script, puppet: Puppet, change, says: str):
     decides(stage, puppet, start_f)
+    puppet.next = lambda view: [Start(jobs_of(view)[:1], opening(view, **change))]
     with pytest.raises(PolicyError, match=says):
-        puppet.next = lambda view: [Start(jobs_of(view)[:1], opening(view, **change))]
         stage.arrives("again", target="g")
     stage.controller.state.check()
 
@@ -140,8 +140,8 @@ def test_a_booking_must_be_behind_a_batch_whose_slice_it_inherits(stage: Script,
 def test_a_busy_slice_cannot_be_leased(stage: Script, puppet: Puppet):
     decides(stage, puppet, start_f)
     g = lambda view: Opening(view.instances["g-1"], view.devices["gpu0"], 0b1, None, view.now_us)  # noqa: E731
+    puppet.next = lambda view: [Start(jobs_of(view, "g")[:1], g(view))]
     with pytest.raises(PolicyError, match="gpu0/0 is busy"):
-        puppet.next = lambda view: [Start(jobs_of(view, "g")[:1], g(view))]
         stage.arrives("again", target="g")
 
 
@@ -155,8 +155,8 @@ def test_two_batches_cannot_be_booked_behind_one(stage: Script, puppet: Puppet):
 
     puppet.next = book
     stage.arrives("c5", target="g")
+    puppet.next = lambda view: [Start(jobs_of(view)[:1], kept[0])]
     with pytest.raises(PolicyError, match="nothing can be booked behind batch 1"):
-        puppet.next = lambda view: [Start(jobs_of(view)[:1], kept[0])]
         stage.arrives("c6", target="g")
 
 
@@ -184,14 +184,14 @@ def test_a_job_whose_call_has_ended_cannot_be_started(stage: Script, puppet: Pup
 def test_a_job_that_runs_cannot_be_dropped(stage: Script, puppet: Puppet):
     jobs = jobs_of(stage.controller._view)
     decides(stage, puppet, start_f)
+    puppet.next = lambda view: [Drop(jobs[0])]
     with pytest.raises(PolicyError, match="does not wait"):
-        puppet.next = lambda view: [Drop(jobs[0])]
         stage.arrives("c5", target="g")
 
 
 def test_memory_that_is_not_there_cannot_be_promised(stage: Script, puppet: Puppet):
+    puppet.next = lambda view: [LoadOn("f", "gpu0")] * 20
     with pytest.raises(PolicyError, match="needs 10 MiB; gpu0 has no room"):
-        puppet.next = lambda view: [LoadOn("f", "gpu0")] * 20
         stage.arrives("c5", target="g")
     assert stage.controller.state.devices["gpu0"].memory_used_mib == 100
 

@@ -238,7 +238,7 @@ def test_at_ten_times_the_capacity_what_is_accepted_is_served_in_time(script: Sc
     words = [script.ending(f"c{i}") for i in range(4_000)]
     capacity = 4_000 * 75 / 6_000 * 8
     assert words.count("reply") > 0.9 * capacity
-    assert not [ending for ending in script.all(Fail)]
+    assert not script.all(Fail)
 
 
 # ------------------------------------------------------------------------------------------------- other promises

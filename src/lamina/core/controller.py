@@ -260,6 +260,7 @@ class Controller:
         function = self.state.functions[batch.instance.function]
         function.crashes = function.refused = 0
         function.suspects = max(0, function.suspects - count)
+        function.meter.batch_ended(self.now_us, count, device_us)
         self.predictor.observe(function.spec.name, device.spec.kind, count, units, device_us)
         if function.bucket:
             function.bucket.charge(self.now_us, device_us)

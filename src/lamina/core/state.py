@@ -64,13 +64,26 @@ class Batch:
         return (self.started_us if self.started_us >= 0 else self.planned_us) + self.predicted_us
 
 
+def echo_us(device_us: int) -> int:
+    """How long callers are given to call again."""
+    return min(5_000, max(300, device_us // 4))
+
+
 @dataclass(slots=True)
 class Meter:
-    """Arrivals of one function: `gap_us` follows bursts within a handful of them, `count` is for slower averages."""
+    """Arrivals of one function: `gap_us` follows bursts within a handful of them, `count` is for slower averages.
+
+    `echo` is the part of a batch's callers who call again as soon as they have their answer: clients in a loop do, and
+    then the end of a batch is the best time to expect the next one.
+    """
 
     count: int = 0
     last_us: int = -1
     gap_us: float = float(NEVER_US)
+    echo: float = 0.0
+    echo_until_us: int = -1  #: until then an arrival counts as an echo of the last batch
+    answered: int = 0  #: size of that batch
+    echoed: int = 0  #: arrivals since
 
     def mark(self, now_us: int) -> None:
         if self.last_us >= 0:
@@ -78,6 +91,15 @@ class Meter:
             self.gap_us = gap if self.gap_us >= NEVER_US else self.gap_us + 0.3 * (gap - self.gap_us)
         self.last_us = now_us
         self.count += 1
+        if now_us <= self.echo_until_us:
+            self.echoed += 1
+
+    def batch_ended(self, now_us: int, size: int, device_us: int) -> None:
+        """A quarter of the batch's time is as long as waiting for its callers could ever pay."""
+        if self.answered:
+            self.echo += 0.2 * (min(1.0, self.echoed / self.answered) - self.echo)
+        self.answered, self.echoed = size, 0
+        self.echo_until_us = now_us + echo_us(device_us)
 
 
 @dataclass(slots=True)

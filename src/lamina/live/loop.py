@@ -15,7 +15,7 @@ from typing import Protocol
 
 from lamina.core.actions import Action, Fail, Refuse, Reply, Resolve, StartBatch, WakeAt
 from lamina.core.controller import Controller
-from lamina.core.events import CallArrived, CallCancelled, Deployed, DeviceJoined, Event, Tick
+from lamina.core.events import CallArrived, CallCancelled, Deployed, DeviceJoined, Event, Resolved, Tick
 from lamina.errors import PolicyError
 from lamina.live.data import Data
 from lamina.live.frames import ErrorInfo
@@ -53,7 +53,7 @@ class LiveLoop:
         self.data = data
         self.watch = watch
         self._waiting: dict[str, Callable[[Ending], None]] = {}
-        self._inbox: deque[Event] = deque()
+        self._inbox: deque[Event | Resolve] = deque()
         self._busy = False
         self._origin_us = clock_us()
         self._timer: Timer | None = None
@@ -96,13 +96,18 @@ class LiveLoop:
         self._busy = True
         try:
             while self._inbox:
-                event = self._inbox.popleft()
+                next_event = self._inbox.popleft()
+                if isinstance(next_event, Resolve):
+                    answer = self._answer(next_event)
+                    if answer is None:
+                        continue
+                    next_event = answer
                 now_us = self.now_us()
-                actions = self._handle(now_us, event)
+                actions = self._handle(now_us, next_event)
                 for action in actions:
                     self._perform(action)
                 if self.watch is not None:
-                    self.watch(now_us, event, actions)
+                    self.watch(now_us, next_event, actions)
         finally:
             self._busy = False
 
@@ -124,12 +129,14 @@ class LiveLoop:
             assert self._timer is not None
             self._timer.at(self._origin_us + action.at_us, self._tick)  # type: ignore[union-attr]
         elif kind is Resolve:
-            question: Resolve = action  # type: ignore[assignment]
-            run = self.controller.state.runs.get(question.call_id)
-            if run is not None:
-                self._inbox.append(self.data.resolve(question, run.next_scope))
+            self._inbox.append(action)  # type: ignore[arg-type]
         else:
             self.engine.perform(action)
+
+    def _answer(self, question: Resolve) -> Resolved | None:
+        """Only when its turn has come: the answers before it decide which numbers its items get."""
+        run = self.controller.state.runs.get(question.call_id)
+        return None if run is None else self.data.resolve(question, run.next_scope)
 
     def _tick(self) -> None:
         self.post(Tick())

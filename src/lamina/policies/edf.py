@@ -7,15 +7,15 @@ offer. A batch is closed when waiting longer would cost a deadline or no longer 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from lamina.core.actions import Refuse
 from lamina.core.policy import Decision, Drop, Hold, Opening, Start, View
 from lamina.core.queue import Order
-from lamina.core.state import FunctionState
+from lamina.core.state import Batch, FunctionState, echo_us
 from lamina.planner.backlog import finish_in_us, flow_finish_us
-from lamina.planner.batching import book_at_us, largest_in_time, together, wait_until_us
+from lamina.planner.batching import book_at_us, echo_pays, largest_in_time, together, wait_until_us
 from lamina.types import NEVER_US, Call
 
 
@@ -74,6 +74,9 @@ class Policy:
             return
         start_by_us = min(head.due_us, head.expires_us) - latency_us(min(count + 1, spec.max_batch))
         if opening.after is not None:
+            if self.wait and self._echo_is_better(function, opening.after, count, latency_us):
+                yield Hold(spec.name, max(now_us + 1, min(start_by_us, NEVER_US)), spec.max_batch)
+                return
             at_us = min(book_at_us(opening.at_us, count, spec.max_batch, self.lead_us), start_by_us)
             if at_us > now_us:
                 yield Hold(spec.name, at_us, spec.max_batch)
@@ -84,3 +87,10 @@ class Policy:
                 yield Hold(spec.name, hold_us, count + 1)
                 return
         yield Start(jobs[:count], opening)
+
+    def _echo_is_better(self, function: FunctionState, before: Batch, count: int, latency_us: Callable[[int], int]) -> bool:
+        """Book nothing behind a batch whose callers will be back at once: with them the next batch is worth more."""
+        if before.instance.function != function.spec.name or not before.predicted_us:
+            return False
+        missing = round(function.meter.echo * len(before.jobs))
+        return echo_pays(count, function.spec.max_batch, missing, echo_us(before.predicted_us), latency_us)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from lamina.predict.table import Table
 
 WIDEN = 2.0
+FIRST = 0.05  #: deviation assumed of something seen once
 STEP = 0.1  #: weight of the newest observation
 MOST = 4.0  #: times the mean: more than that counts as a stall of the machine, and no more than this is learnt from it
 
@@ -31,7 +32,7 @@ class _Mean:
         self.count += 1
         self.least = min(self.least, value)
         if self.count <= 3 and value < 0.5 * self.mean:  # the first run of a size is often slow, and tells nothing
-            self.mean, self.deviation = value, 0.1 * value
+            self.mean, self.deviation = value, FIRST * value
             return
         value = min(value, MOST * self.mean)
         self.deviation += STEP * (abs(value - self.mean) - self.deviation)
@@ -48,18 +49,22 @@ class _Mean:
 
 @dataclass(slots=True)
 class _Curve:
+    """Made monotone by pooling: where a bigger batch looks faster than a smaller one, both get their weighted mean, so one
+    unlucky run of a rare size is overruled by many of its neighbour."""
+
     sizes: dict[int, _Mean] = field(default_factory=dict)
+    _points: list[tuple[int, float]] = field(default_factory=list)  #: (size, time), both growing; empty: to be made
     _known: dict[int, float] = field(default_factory=dict)
 
     def add(self, batch: int, value: float) -> None:
-        self._known.clear()
+        self._forget()
         if batch in self.sizes:
             self.sizes[batch].add(value)
         else:
-            self.sizes[batch] = _Mean(value, 0.1 * value, value)
+            self.sizes[batch] = _Mean(value, FIRST * value, value)
 
     def relax(self) -> None:
-        self._known.clear()
+        self._forget()
         for size in self.sizes.values():
             size.relax()
 
@@ -69,11 +74,27 @@ class _Curve:
             value = self._known[batch] = self._read(batch)
         return value
 
-    def _read(self, batch: int) -> float:
-        """Made monotone from the left: a bigger batch is never planned to be faster."""
-        low, low_us = 0, 0.0
+    def _forget(self) -> None:
+        self._points.clear()
+        self._known.clear()
+
+    def _pooled(self) -> list[tuple[int, float]]:
+        pools: list[tuple[float, float, list[int]]] = []  # time, weight, sizes
         for size in sorted(self.sizes):
-            us = max(low_us, self.sizes[size].plan)
+            us, weight, members = self.sizes[size].plan, float(min(20, self.sizes[size].count)), [size]
+            while pools and pools[-1][0] > us:
+                before_us, before_weight, before = pools.pop()
+                us = (us * weight + before_us * before_weight) / (weight + before_weight)
+                weight += before_weight
+                members = before + members
+            pools.append((us, weight, members))
+        return [(size, us) for us, _, members in pools for size in members]
+
+    def _read(self, batch: int) -> float:
+        if not self._points:
+            self._points = self._pooled()
+        low, low_us = 0, 0.0
+        for size, us in self._points:
             if size == batch:
                 return us
             if size > batch:
@@ -84,14 +105,13 @@ class _Curve:
         return self._beyond(batch, low, low_us)
 
     def _beyond(self, batch: int, last: int, last_us: float) -> float:
-        """Larger than any size seen: as it has grown so far, or half fixed and half per job if one size is all there is;
-        never more than its jobs one by one."""
-        first = min(self.sizes)
+        """Larger than any size seen: as it has grown so far, but at most as if half of it were fixed. That may be too
+        hopeful, and then it is soon known better; a size thought too slow would never be tried."""
+        first, first_us = self._points[0]
+        slope = 0.5 * last_us / last
         if last > first:
-            slope = max(0.0, last_us - self.sizes[first].plan) / (last - first)
-        else:
-            slope = 0.5 * last_us / last
-        return min(last_us + slope * (batch - last), last_us * batch / last)
+            slope = min(slope, (last_us - first_us) / (last - first))
+        return last_us + slope * (batch - last)
 
 
 @dataclass(slots=True)
@@ -124,7 +144,7 @@ class Predictor:
         elif key in self._ratios:
             self._ratios[key].add(device_us / profiled)
         else:
-            self._ratios[key] = _Mean(device_us / profiled, 0.1, device_us / profiled)
+            self._ratios[key] = _Mean(device_us / profiled, 2 * FIRST, device_us / profiled)
 
     def observe_load(self, function: str, kind: str, load_us: int) -> None:
         key = (function, kind)

@@ -107,12 +107,13 @@ class Draft:
     def neighbours(self, gpulet: Gpulet) -> list[Gpulet]:
         return [other for other in self.gpus[gpulet.gpu].gpulets if other.label != gpulet.label]
 
-    def throughput(self, model: int) -> float:
+    def served(self, model: int) -> float:
+        """Requests a second of a model that the plan takes."""
         single, total = self.quirks.single, 0.0
         for gpulet in self.gpulets():
             for task in gpulet.tasks:
                 if task.model == model:
-                    total = single(total + task.throughput)
+                    total = single(total + (task.throughput if self.quirks.whole_rates else task.rate))
         return total
 
     def latency(self, gpulet: Gpulet, model: int) -> Callable[[int], float]:

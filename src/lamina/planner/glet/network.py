@@ -36,4 +36,7 @@ def within_network(draft: Draft, gpulet: Gpulet, demand: Demand, size: Size) -> 
     while batch and single(used + single(throughput * each)) > NETWORK_GBITS:
         batch -= 1
         throughput = single(size.throughput * single(batch / size.batch))
-    return replace(size, batch=batch, throughput=throughput) if batch else None
+    if not batch or batch == size.batch:
+        return size if batch else None
+    occupancy = size.occupancy if size.occupancy == 1 else single(draft.latency(gpulet, demand.model)(batch) / size.duty_ms)
+    return replace(size, batch=batch, throughput=throughput, occupancy=occupancy)

@@ -23,9 +23,9 @@ def load_on(draft: Draft, gpulet: Gpulet, demand: Demand | Placed, rate: float) 
 
 
 def saturated_size(draft: Draft, gpulet: Gpulet, demand: Demand, batch: int = 0) -> Size | None:
-    """A batch after the other, without a rest; at `batch` if it is given."""
+    """A batch after the other, without a rest; at `batch` if it is given. None if not even one request is in time."""
     load = load_on(draft, gpulet, demand, 0.0)
-    batch = batch or draft.capacity.saturated_batch(load) or (1 if draft.quirks.saturates_regardless else 0)
+    batch = batch or draft.capacity.saturated_batch(load)
     if not batch:
         return None
     run_ms = load.latency_ms(batch)
@@ -60,6 +60,8 @@ def start_cycle(gpulet: Gpulet, tasks: list[Placed], cycle: Cycle) -> None:
         task.batch, task.throughput = batch, 1000 * batch / cycle.duty_ms
 
 
-def put(gpulet: Gpulet, demand: Demand, size: Size) -> None:
-    gpulet.tasks = [Placed(demand.model, size.batch, size.throughput, size.rate, demand.slo_ms)]
+def put(draft: Draft, gpulet: Gpulet, demand: Demand, size: Size) -> None:
+    """The original notes the rate that was left to place, which may be far more than it serves here."""
+    rate = size.rate if draft.quirks.whole_rates else min(size.rate, size.throughput)
+    gpulet.tasks = [Placed(demand.model, size.batch, size.throughput, rate, demand.slo_ms)]
     gpulet.duty_ms, gpulet.occupancy = size.duty_ms, size.occupancy
