@@ -126,15 +126,18 @@ def _request(url: str, body: str) -> tuple[str, int, bytes]:
 
 
 async def _open(url: str, body: str, rate: float, seconds: float, slo_ms: float, connections: int, seed: int) -> OpenResult:
+    """One request at a time on each connection: answers come in order, so a refusal must not queue behind a result."""
     host, port, request = _request(url, body)
     loop = asyncio.get_running_loop()
     rng = random.Random(seed)
     result = OpenResult(0, seconds)
     ok: list[float] = []
     refused: list[float] = []
+    idle: list[_Pipe] = []
+    waiting: deque[float] = deque()  # due, and no connection free
     clock = time.perf_counter
 
-    def on_answer(_pipe: _Pipe, status: bytes, due: float) -> None:
+    def on_answer(pipe: _Pipe, status: bytes, due: float) -> None:
         took_ms = (clock() - due) * 1000
         name = status.decode()
         result.statuses[name] = result.statuses.get(name, 0) + 1
@@ -143,32 +146,37 @@ async def _open(url: str, body: str, rate: float, seconds: float, slo_ms: float,
             result.in_time += took_ms <= slo_ms
         else:
             refused.append(took_ms)
+        if waiting:
+            send(pipe, waiting.popleft())
+        else:
+            idle.append(pipe)
+
+    def send(pipe: _Pipe, due: float) -> None:
+        pipe.sent.append(due)
+        assert pipe.transport is not None
+        pipe.transport.write(request)
 
     pipes = [(await loop.create_connection(lambda: _Pipe(on_answer), host, port))[1] for _ in range(connections)]
+    idle += pipes
     due = begin = clock() + 0.05
     end = begin + seconds
-    turn = 0
     while due < end:
         now = clock()
         if due > now:
             await asyncio.sleep(max(0.0005, due - now))
             now = clock()
-        batches: dict[_Pipe, int] = {}
         while due <= now and due < end:
-            pipe = pipes[turn % connections]
-            turn += 1
-            pipe.sent.append(due)
-            batches[pipe] = batches.get(pipe, 0) + 1
             result.offered += 1
+            if idle:
+                send(idle.pop(), due)
+            else:
+                waiting.append(due)
             due += rng.expovariate(rate)
-        for pipe, count in batches.items():
-            assert pipe.transport is not None
-            pipe.transport.write(request * count)
         await asyncio.sleep(0)
     patience = clock() + 5
-    while any(pipe.sent for pipe in pipes) and clock() < patience:
+    while (waiting or any(pipe.sent for pipe in pipes)) and clock() < patience:
         await asyncio.sleep(0.01)
-    result.unanswered = sum(len(pipe.sent) for pipe in pipes)
+    result.unanswered = len(waiting) + sum(len(pipe.sent) for pipe in pipes)
     for pipe in pipes:
         assert pipe.transport is not None
         pipe.transport.close()

@@ -57,7 +57,7 @@ class Draft:
             return self.task()
         left = self.rng.randint(1, tasks - 1) if tasks > 1 else 1
         if kind == "c":
-            return self.choice([left, tasks - left], kinds)
+            return self.choice([tasks, 0] if self.rng.random() < 0.4 else [left, tasks - left], kinds)
         a, b = self.block(left, kinds), self.block(tasks - left, kinds)
         if kind == "p":
             return a[0] + b[0], a[1] + b[1]

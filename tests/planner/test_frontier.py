@@ -14,6 +14,8 @@ from lamina.errors import BadValue
 from lamina.planner.build import Plans, plan
 from lamina.planner.configs import Config, Configs, Prices, grid
 from lamina.planner.frontier import EXACT, Frontier, Precision, choice, nothing, of_configs, parallel, scaled, series, thin
+from lamina.planner.net import Net
+from lamina.planner.order import bits, copied_downward, copied_upward, ends_us
 from tests.planner.reference import EveryPlan, configs, dag, draw, least_cost, random_dag
 
 seeds = st.integers(0, 10**9)
@@ -106,6 +108,14 @@ def test_a_branch_is_certain_for_those_inside_it_and_its_odds_count_for_those_be
     found = plan(flow, {"f": Configs.of([Config(1, 1, 1, 10, 4.0)])})
     assert found.step("a").after.cost_within(20) == 0.25 * 4 + 4
     assert found.step("b").after.cost_within(20) == 4
+
+
+def test_a_node_that_runs_twice_costs_twice_and_looks_ahead_once():
+    nodes = (Task("a", "f", ("c",)), Task("b", "f", ("c",)), Task("c", "f", ("d",), needs=1), Task("d", "f"))
+    flow = Flow("twice", {node.name: node for node in nodes}, ("a", "b"))
+    found = plan(flow, {"f": Configs.of([Config(1, 1, 1, 10, 4.0)])})
+    assert found.whole.cost_within(30) == 6 * 4
+    assert found.step("c").after.cost_within(10) == 4
 
 
 def test_observed_rates_take_the_place_of_the_usual_ones():
@@ -279,6 +289,28 @@ def test_with_shared_joins_equal_arms_do_together_what_is_best_for_all(seed: int
     picked = tables["arm"][found.step("a0").query(budget_us).best]
     after = found.step("end").query(budget_us - picked.time_us)
     assert arms * picked.cost + after.totals[after.best] == pytest.approx(found.whole.cost_within(budget_us), rel=1e-12)
+
+
+def test_with_shared_joins_an_arm_carries_its_part_of_everything_behind_the_join():
+    waits = [(0, 2), (1, 2), (2, 3), (2, 4), (3, 5), (4, 5)]
+    flow, tables = dag(4, waits, 6)
+    tables = dict.fromkeys(tables, configs(random.Random(4), 5, least=3))
+    whole, shared = plan(flow, tables).step("t0").after, plan(flow, tables, joins="shared").step("t0").after
+    assert np.array_equal(costs(shared), costs(whole) / 2)
+
+
+@some
+@given(seeds)
+def test_a_node_of_fixed_time_can_be_copied_without_changing_the_longest_path(seed: int):
+    rng = random.Random(seed)
+    flow, _ = random_dag(seed, most_tasks=8)
+    below = Net(flow).below
+    times_us = [rng.randint(1, 9) for _ in below]
+    node = rng.randrange(len(below))
+    for copied in (copied_upward(below, node), copied_downward(below, node)):
+        assert all(copied[low] & ~under == 0 for under in copied for low in bits(under)), "what lies below the below is below"
+        longer = times_us + [times_us[node]] * (len(copied) - len(below))
+        assert max(ends_us(copied, longer)) == max(ends_us(below, times_us))
 
 
 # ------------------------------------------------------------ tables, operations, errors

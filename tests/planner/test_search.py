@@ -97,6 +97,22 @@ def test_k_paths_are_a_poor_list_to_fall_back_on():
     assert min(firsts) <= 1 and np.mean(firsts) < 4
 
 
+def crowd() -> list[Configs]:
+    return [configs(random.Random(place), 40, least=40) for place in range(3)]
+
+
+def test_the_time_blade_stops_at_the_first_configuration_that_is_too_slow():
+    """With as many paths wanted as there are, cost cuts nothing."""
+    stages = crowd()
+    fastest_us = sum(int(stage.time_us.min()) for stage in stages)
+    assert esg_1q(stages, fastest_us, 40**3).tried < 2 * 40
+
+
+def test_the_cost_blade_cuts_most_paths_when_time_cuts_none():
+    stages = crowd()
+    assert esg_1q(stages, 1000, 5).tried < brute_force(stages, 1000, 5).tried / 20
+
+
 def with_one_running_list(stages: list[Configs], goal_us: int, k: int) -> list[float]:
     """The search with its one trap: bounds kept from depth to depth, so a path and its own extension count as two."""
     rows = [sorted(zip(stage.time_us.tolist(), stage.cost.tolist(), strict=True)) for stage in stages]

@@ -62,18 +62,18 @@ class Alarm:
 
     def next_tick(self, now_us: int, at_us: int) -> int:
         """The tick to ask for, if none by then is on its way; 0 if one is. `at_us` is when the controller itself needs one."""
-        ends, runs = self._ends, self._runs
+        ends, runs, ticks = self._ends, self._runs, self._ticks
         while ends and ends[0][1] not in runs:
             heappop(ends)
-        if self.wish_us < at_us:
-            at_us = self.wish_us
         if ends and ends[0][0] < at_us:
             at_us = ends[0][0]
+        if self.wish_us < at_us:
+            at_us = self.wish_us
         if self._wakes and self._wakes[0] < at_us:
             at_us = self._wakes[0]
         self.wish_us = NEVER_US
-        if self._ticks and self._ticks[0] <= at_us:
+        if ticks and ticks[0] <= at_us:
             return 0
         at_us = max(at_us, now_us + 1)
-        heappush(self._ticks, at_us)
+        heappush(ticks, at_us)
         return at_us

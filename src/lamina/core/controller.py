@@ -3,11 +3,13 @@
 Rules it keeps, whatever the policy says:
 - A call is in one place until it ends, and it ends once. What comes back for a batch it no longer knows is ignored, so
   a result delivered twice, or after a crash was reported, does nothing.
-- A lease starts with its batch and ends with it. A booked batch inherits the slice of the one it is behind, at the
-  instant that one ends, however it ends.
 - When an instance is lost, its jobs run again if that is safe and can still be in time: a batch is halved each time it
-  kills its worker, so that a poisonous job ends up alone; alone it may try once more, then its call fails.
+  kills its worker, so that a poisonous job ends up alone; alone it may try once more, then its call fails. What had not
+  begun, or ran beside others, is not blamed.
 - Time never runs backwards: a late clock is read as "no time has passed".
+
+Here are calls and their ends. What else there is to own has one owner each: who waits (`lines.py`), devices, instances and
+leases (`fleet.py`), when to look again (`alarm.py`), time to leave for later steps (`slack.py`), jobs yet to come (`outlook.py`).
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from lamina.core.policy import (
     Wake,
     WantDevice,
 )
+from lamina.core.promises import Promises
 from lamina.core.queue import Job, Queue
 from lamina.core.quota import bucket_for
 from lamina.core.run import Ready, Run
@@ -74,7 +77,8 @@ class Controller:
         self.now_us = 0
         self._admit: Admit = policy if isinstance(policy, Admit) else AdmitAll()
         self._scale: ScaleRole = policy if isinstance(policy, ScaleRole) else ScaleToLoad()
-        self._view = View(self.state, predictor)
+        self._promises = Promises()
+        self._view = View(self.state, predictor, self._promises)
         self._hang_floor_us = hang_floor_us
         self._out: list[Action] = []
         self._lines = Lines(self.state)
@@ -109,11 +113,13 @@ class Controller:
 
     def salvage(self) -> list[Action]:
         """After `handle` raised a PolicyError: what had been decided until then, which stands."""
-        tick_us = self._alarm.next_tick(self.now_us, min(self._scale_at_us, self._look_at_us))
+        out = self._out
+        need_us = self._scale_at_us if self._scale_at_us < self._look_at_us else self._look_at_us
+        tick_us = self._alarm.next_tick(self.now_us, need_us)
         if tick_us:
-            self._out.append(WakeAt(tick_us))
-        said = self._out.copy()
-        self._out.clear()
+            out.append(WakeAt(tick_us))
+        said = out[:]
+        out.clear()
         return said
 
     # ------------------------------------------------------------------ calls
@@ -136,11 +142,13 @@ class Controller:
         if call.cost_limit and self._view.least_cost(flow) > call.cost_limit:
             self._out.append(Refuse(call.id, "cost"))
             return
-        refusal = self._admit.admit(self._view, call)
-        if refusal is not None:
-            self._refuse(flow, refusal)
+        verdict = self._admit.admit(self._view, call)
+        if isinstance(verdict, Refuse):
+            self._refuse(flow, verdict)
             return
         run = Run(call, flow)
+        if verdict is not None:
+            run.promised_us = verdict.finish_us
         state.runs[call.id] = run
         self._alarm.watch(call)
         if flow.single is not None:
@@ -173,10 +181,12 @@ class Controller:
             del self.state.runs[call.id]
             if run.expected:
                 self._outlook.end(run)
+            took_us = max(0, self.now_us - call.arrived_us)
+            self._promises.kept(run, took_us)
             self._out.append(
                 Reply(
                     call.id,
-                    max(0, self.now_us - call.arrived_us),
+                    took_us,
                     self.now_us > call.deadline_us,
                     run.queue_us,
                     run.batch,
@@ -217,6 +227,8 @@ class Controller:
     def _end(self, run: Run, word: Fail | Refuse) -> None:
         """The run ends here without a result; whatever still runs for it is not waited for."""
         del self.state.runs[run.call.id]
+        if isinstance(word, Fail) and word.error == "deadline":
+            self._promises.kept(run, max(run.call.expires_us, self.now_us) - run.call.arrived_us)
         if run.expected:
             self._outlook.end(run)
         for job in run.jobs.values():
@@ -449,6 +461,9 @@ class Controller:
             quiet = all(not i.batches and self.now_us - i.used_us >= HOUSEKEEPING_US for i in function.instances.values())
             if function.refused and quiet:
                 self.predictor.relax(name)
+                for target, flow in self.state.flows.items():
+                    if name in flow.functions:
+                        self._promises.relax(target)
                 function.refused = 0
 
     def _hang_us(self, batch: Batch) -> int:

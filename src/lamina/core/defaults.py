@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from lamina.core.actions import Refuse
 from lamina.core.lease import Device
 from lamina.core.lifecycle import Phase
-from lamina.core.policy import Decision, LoadOn, UnloadOf, View
+from lamina.core.policy import Decision, LoadOn, Promise, UnloadOf, View
 from lamina.core.state import FunctionState, Instance
 from lamina.types import Call
 
@@ -17,7 +17,7 @@ from lamina.types import Call
 class AdmitAll:
     """Only the bounds of the queues, which the controller keeps, refuse anything."""
 
-    def admit(self, view: View, call: Call) -> Refuse | None:
+    def admit(self, view: View, call: Call) -> Promise | Refuse | None:
         return None
 
 

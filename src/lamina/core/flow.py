@@ -149,8 +149,11 @@ class Flow(Struct, frozen=True, dict=True):
                 if name not in self.nodes:
                     raise BadFlow(f"workflow {self.name!r}: {key!r} is followed by {name!r}, which is not there")
                 tokens[name] += 1
-            if isinstance(node, Choice) and not node.branches:
-                raise BadFlow(f"workflow {self.name!r}: choice {key!r} has no branch")
+            if isinstance(node, Choice):
+                if not node.branches:
+                    raise BadFlow(f"workflow {self.name!r}: choice {key!r} has no branch")
+                if node.odds and (len(node.odds) != len(node.branches) or min(node.odds) < 0 or not sum(node.odds)):
+                    raise BadFlow(f"workflow {self.name!r}: {node.odds} are no odds for the branches of {key!r}")
             if isinstance(node, Each):
                 node.body.check()
         for key, node in self.nodes.items():

@@ -2,7 +2,7 @@
 
 A policy is one file with a class `Policy`: its fields are its options, and it has up to three roles.
 
-    admit(view, call)  -> Refuse or None     now or never
+    admit(view, call)  -> Promise or Refuse  now or never; None admits without a word
     dispatch(view)     -> decisions          which jobs, how many, on which slice; asked after every event
     scale(view)        -> decisions          standing instances; asked every `period_us`, and when a function is cold
 
@@ -25,7 +25,14 @@ from lamina.types import NEVER_US, Call
 if TYPE_CHECKING:
     from lamina.core.flow import Flow
     from lamina.core.lease import Device
+    from lamina.core.promises import Promises
     from lamina.core.state import Batch, FunctionState, Instance, State
+
+
+class Promise(Struct, frozen=True):
+    """Admitted, and expected to be done in this time. Telling it is optional, and makes the next promise better."""
+
+    finish_us: int
 
 
 class Start(Struct, frozen=True):
@@ -127,7 +134,7 @@ class Predictor(Protocol):
 
 @runtime_checkable
 class Admit(Protocol):
-    def admit(self, view: View, call: Call) -> Refuse | None: ...
+    def admit(self, view: View, call: Call) -> Promise | Refuse | None: ...
 
 
 class Dispatch(Protocol):
@@ -146,10 +153,11 @@ class ScaleRole(Protocol):
 class View:
     """Read-only: the state, the time, and the questions policies ask most."""
 
-    __slots__ = ("_state", "now_us", "predictor")
+    __slots__ = ("_promises", "_state", "now_us", "predictor")
 
-    def __init__(self, state: State, predictor: Predictor) -> None:
+    def __init__(self, state: State, predictor: Predictor, promises: Promises | None = None) -> None:
         self._state = state
+        self._promises = promises
         self.predictor = predictor
         self.now_us = 0
 
@@ -200,6 +208,10 @@ class View:
                     prices.append(batch_us * units * device.spec.unit_price() / spec.max_batch)
             total += int(times) * min(prices, default=0.0)
         return total
+
+    def stretch(self, target: str) -> float:
+        """How much longer calls of this target have taken than was promised; at least 1."""
+        return self._promises.stretch(target) if self._promises is not None else 1.0
 
     def can_host(self, function: FunctionState) -> bool:
         """Is there a device it could ever be loaded on?"""

@@ -45,6 +45,7 @@ class Run:
     cost: float = 0.0
     cold_us: int = 0
     retries: int = 0
+    promised_us: int = 0  #: time its admission expected it to take; 0: nobody said
     expected: dict[str, float] = field(default_factory=dict)  #: jobs it is yet to bring, per function
 
     def begin(self) -> Ready:

@@ -120,12 +120,10 @@ def _tangle(below: Sequence[int], nodes: int) -> Tangle:
         first, then = pair
         kind = Series if under[then] >> first & 1 else Parallel
         parts[first] = kind((*_inner(parts[first], kind), *_inner(parts.pop(then), kind)))
-        gone = 1 << then
-        del under[then]
-        over[first] = over.pop(then)
         for table in (under, over):
+            del table[then]
             for node in table:
-                table[node] &= ~gone
+                table[node] &= ~(1 << then)
     place = {node: index for index, node in enumerate(parts)}
     return Tangle(tuple(parts.values()), tuple(sum(1 << place[low] for low in bits(under[node])) for node in parts))
 
@@ -160,7 +158,7 @@ def fixing(tangle: Tangle, sizes: Sequence[int], limit: int) -> Fixing | None:
         for options, parts in ways:
             if options > limit:
                 break
-            for copies in product((_copied_upward, _copied_downward), repeat=together):
+            for copies in product((copied_upward, copied_downward), repeat=together):
                 below, origin = list(tangle.below), list(range(count))
                 for part, copied in zip(parts, copies, strict=True):
                     below = copied(below, part)
@@ -171,7 +169,7 @@ def fixing(tangle: Tangle, sizes: Sequence[int], limit: int) -> Fixing | None:
     return None
 
 
-def _copied_upward(below: Sequence[int], node: int) -> list[int]:
+def copied_upward(below: Sequence[int], node: int) -> list[int]:
     """One copy of `node` for each that directly follows it, with everything behind that one."""
     above = [other for other, under in enumerate(below) if under >> node & 1]
     direct = [other for other in above if not any(below[other] >> middle & 1 for middle in above)]
@@ -186,7 +184,7 @@ def _copied_upward(below: Sequence[int], node: int) -> list[int]:
     return copied
 
 
-def _copied_downward(below: Sequence[int], node: int) -> list[int]:
+def copied_downward(below: Sequence[int], node: int) -> list[int]:
     """One copy of `node` for each that it directly waits for, with everything before that one."""
     waits = list(bits(below[node]))
     direct = [low for low in waits if not any(below[middle] >> low & 1 for middle in waits)]

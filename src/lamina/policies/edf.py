@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from lamina.core.actions import Refuse
-from lamina.core.policy import Decision, Drop, Hold, Opening, Start, View
+from lamina.core.policy import Decision, Drop, Hold, Opening, Promise, Start, View
 from lamina.core.queue import Order
 from lamina.core.state import Batch, FunctionState, echo_us
 from lamina.planner.backlog import finish_in_us, flow_finish_us
@@ -24,11 +24,11 @@ class Policy:
     """Most urgent jobs first; the hopeless are refused on arrival."""
 
     lead_us: int = 500  #: how long before a slice is free its next batch is committed
-    margin: float = 0.05  #: of the time allowed, kept spare at admission: predictions err, and errors add up
+    margin: float = 0.1  #: of the expected time, kept spare at admission
     wait: bool = True  #: hold a batch back inside a burst
     order: Order = "due"
 
-    def admit(self, view: View, call: Call) -> Refuse | None:
+    def admit(self, view: View, call: Call) -> Promise | Refuse:
         flow = view.flows[call.target]
         if flow.single is not None:
             function = view.functions[flow.single.function]
@@ -40,9 +40,9 @@ class Policy:
                 return Refuse(call.id, "no-capacity")
             finish_us = flow_finish_us(view, flow)
         allowed_us = call.expires_us - view.now_us
-        needed_us = int(finish_us * (1 + self.margin))
+        needed_us = int(finish_us * (view.stretch(call.target) + self.margin))
         if needed_us <= allowed_us:
-            return None
+            return Promise(finish_us)
         return Refuse(call.id, "deadline", retry_after_us=max(1_000, needed_us - allowed_us), offer_us=needed_us)
 
     def dispatch(self, view: View) -> Iterator[Decision]:

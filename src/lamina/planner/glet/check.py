@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from lamina.planner.glet.draft import Draft, Gpulet
-from lamina.planner.glet.model import NETWORK_GBITS, USABLE_MEMORY, WHOLE
+from lamina.planner.glet.model import USABLE_MEMORY, WHOLE
 from lamina.planner.glet.network import gbits
 from lamina.planner.glet.schedule import Wanted
 
@@ -23,7 +23,7 @@ def broken_promises(draft: Draft, session: Iterable[Wanted]) -> Iterator[str]:
             yield f"GPU {gpu.index}: more than all of it is given away"
         if draft.used_mb(gpu) > USABLE_MEMORY * draft.catalogue.kinds[gpu.kind].memory_mb:
             yield f"GPU {gpu.index}: {draft.used_mb(gpu):,.0f} MB do not fit"
-        if gbits(draft, gpu) > NETWORK_GBITS * (1 + _CLOSE):
+        if gbits(draft, gpu) > draft.rules.network_gbits * (1 + _CLOSE):
             yield f"GPU {gpu.index}: {gbits(draft, gpu):.3g} Gbit/s of input"
         for gpulet in gpu.gpulets:
             yield from _late(draft, gpulet)

@@ -83,10 +83,10 @@ class Demand:
 
 
 class Draft:
-    def __init__(self, catalogue: Catalogue, capacity: Capacity, kinds: Sequence[str], *, may_split: bool = True) -> None:
+    def __init__(self, catalogue: Catalogue, capacity: Capacity, kinds: Sequence[str]) -> None:
         self.catalogue = catalogue
         self.capacity = capacity
-        self.may_split = may_split
+        self.may_split = True
         self.gpus = [Gpu(index, kind, [Gpulet(index, kind, WHOLE)]) for index, kind in enumerate(kinds)]
         self.kinds = tuple(sorted(set(kinds)))
 

@@ -30,40 +30,41 @@ class Wish:
     def saturated(self) -> bool:
         return self.occupancy == 1
 
+    @property
+    def served(self) -> float:
+        return min(self.rate, self.throughput)
 
-def wishes(capacity: Capacity, kind: str, demand: Demand) -> list[Wish]:
+
+def wishes(draft: Draft, kind: str, demand: Demand) -> list[Wish]:
     """Full gpulets at the knee as long as they are needed, then the smallest one that takes the rest."""
-    if capacity.rules.self_tuning:
-        return _smallest_sufficient(capacity, kind, demand)
-    single, model, slo_ms, rate = capacity.quirks.single, demand.model, demand.slo_ms, demand.rate
-    found: list[Wish] = []
-    knee = capacity.knee(kind, model, slo_ms)
-    batch, most = capacity.saturation(kind, model, slo_ms, knee)
-    while rate > demand.slack and batch and len(found) < _ENOUGH:
-        if most < rate:
-            full_ms = capacity.latency.solo_ms(kind, model, knee)[batch]
-            found.append(Wish(len(found), kind, knee, batch, most, full_ms, 1.0, rate))
-            rate = capacity.quirks.whole(single(rate - most))
-            continue
-        part, last_batch, rate, duty_ms = capacity.smallest_part(kind, model, slo_ms, rate)
-        run_ms = capacity.latency.solo_ms(kind, model, part)[last_batch]
-        throughput, occupancy = single(1000 * last_batch / duty_ms), single(run_ms / duty_ms)
-        found.append(Wish(len(found), kind, part, last_batch, throughput, duty_ms, occupancy, rate))
-        break
-    return found
-
-
-def _smallest_sufficient(capacity: Capacity, kind: str, demand: Demand) -> list[Wish]:
-    """Self-tuning: the smallest part that takes all of the rate, whole GPUs while none does."""
+    capacity, quirks = draft.capacity, draft.quirks
     rate = demand.rate
     found: list[Wish] = []
-    while rate > demand.slack or (capacity.quirks.whole_rates and found and rate > 0):
-        wish = _self_tuned(capacity, kind, demand, rate, len(found))
+    while rate > demand.slack or (capacity.rules.self_tuning and quirks.whole_rates and found and rate > 0):
+        make = _self_tuned if capacity.rules.self_tuning else _at_the_knee
+        wish = make(capacity, kind, demand, rate, len(found))
         if wish is None or len(found) == _ENOUGH:
             break
         found.append(wish)
-        rate -= wish.throughput
+        if not wish.saturated and not capacity.rules.self_tuning:
+            break
+        rate = quirks.whole(quirks.single(rate - wish.throughput)) if quirks.whole_rates else rate - wish.served
     return found
+
+
+def _at_the_knee(capacity: Capacity, kind: str, demand: Demand, rate: float, index: int) -> Wish | None:
+    """Full, if the rate needs it; else the smallest part that is enough."""
+    single, model, slo_ms = capacity.quirks.single, demand.model, demand.slo_ms
+    knee = capacity.knee(kind, model, slo_ms)
+    batch, most = capacity.saturation(kind, model, slo_ms, knee)
+    if not batch:
+        return None
+    if most < rate:
+        full_ms = capacity.latency.solo_ms(kind, model, knee)[batch]
+        return Wish(index, kind, knee, batch, most, full_ms, 1.0, rate)
+    part, batch, rate, duty_ms = capacity.smallest_part(kind, model, slo_ms, rate)
+    run_ms = capacity.latency.solo_ms(kind, model, part)[batch]
+    return Wish(index, kind, part, batch, single(1000 * batch / duty_ms), duty_ms, single(run_ms / duty_ms), rate)
 
 
 def _self_tuned(capacity: Capacity, kind: str, demand: Demand, rate: float, index: int) -> Wish | None:
@@ -94,7 +95,7 @@ def cheapest_kind(draft: Draft, demand: Demand) -> str:
     if len(draft.kinds) == 1:
         return draft.kinds[0]
     capacity, single = draft.capacity, draft.quirks.single
-    parts = {kind: sum(wish.part for wish in wishes(capacity, kind, demand)) for kind in draft.kinds}
+    parts = {kind: sum(wish.part for wish in wishes(draft, kind, demand)) for kind in draft.kinds}
     able = {kind: total for kind, total in parts.items() if total} or parts
     least = min(able.values())
     cheapest = [kind for kind in draft.kinds if able.get(kind) == least]
@@ -115,7 +116,7 @@ def cheapest_kind(draft: Draft, demand: Demand) -> str:
 
 def some_wishes(draft: Draft, kind: str, demand: Demand) -> list[Wish]:
     """The original asserts that there is a wish at all."""
-    found = wishes(draft.capacity, kind, demand)
+    found = wishes(draft, kind, demand)
     if not found and draft.quirks.whole_rates:
         raise Aborted(f"no candidate for a rate of {demand.rate:g}")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ PROCESS_MB = 1230
 
 USABLE_MEMORY = 0.9
 NETWORK_GBITS = 3.0
-"""Input one GPU may receive per second, in units of 2^30 bits."""
+"""Input one GPU may receive per second in gpu-let's testbed, in units of 2^30 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class Rules:
     self_tuning: bool = False  #: smallest sufficient part for everybody, no sharing in time
     max_models: int = 3  #: models that may take turns on one gpulet
     latency_ratio: float = 1.1  #: safety factor on every latency
+    network_gbits: float = math.inf  #: input one GPU may receive per second, in units of 2^30 bits
 
     @property
     def parts(self) -> tuple[int, ...]:

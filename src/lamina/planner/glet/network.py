@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lamina.planner.glet.draft import Demand, Draft, Gpu, Gpulet
-from lamina.planner.glet.model import NETWORK_GBITS
 from lamina.planner.glet.size import Size, residue_size
 
 
@@ -20,20 +19,20 @@ def gbits(draft: Draft, gpu: Gpu) -> float:
 
 
 def overloaded(draft: Draft, gpulet: Gpulet) -> bool:
-    return gbits(draft, draft.gpus[gpulet.gpu]) > NETWORK_GBITS * (1 + 1e-9)
+    return gbits(draft, draft.gpus[gpulet.gpu]) > draft.rules.network_gbits * (1 + 1e-9)
 
 
 def within_network(draft: Draft, gpulet: Gpulet, demand: Demand, size: Size) -> Size | None:
     """The size cut down to what the network still brings to this GPU; None if that is nothing."""
     each, used = draft.catalogue.models[demand.model].gbits_per_request, gbits(draft, draft.gpus[gpulet.gpu])
     if not draft.quirks.network_now_and_then:
-        room = (NETWORK_GBITS - used) / each
+        room = (draft.rules.network_gbits - used) / each
         if min(size.rate, size.throughput) <= room:
             return size
         return residue_size(draft, gpulet, demand, room) if room > 0 else None
     single = draft.quirks.single
     batch, throughput = size.batch, size.throughput
-    while batch and single(used + single(throughput * each)) > NETWORK_GBITS:
+    while batch and single(used + single(throughput * each)) > draft.rules.network_gbits:
         batch -= 1
         throughput = single(size.throughput * single(batch / size.batch))
     if not batch or batch == size.batch:
