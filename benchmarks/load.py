@@ -73,7 +73,7 @@ class OpenResult:
 
 
 def open_loop(
-    url: str, body: str, rate: float, seconds: float, slo_ms: float, *, connections: int = 64, seed: int = 1
+    url: str, body: str, rate: float, seconds: float, slo_ms: float, *, connections: int = 500, seed: int = 1
 ) -> OpenResult:
     command = [sys.executable, "-m", "benchmarks.load", "open", url, body]
     command += [str(rate), str(seconds), str(slo_ms), str(connections), str(seed)]
@@ -144,7 +144,7 @@ async def _open(url: str, body: str, rate: float, seconds: float, slo_ms: float,
         if status == b"200":
             ok.append(took_ms)
             result.in_time += took_ms <= slo_ms
-        else:
+        elif status == b"429":
             refused.append(took_ms)
         if waiting:
             send(pipe, waiting.popleft())

@@ -7,9 +7,11 @@ outcome of the choices, with arrays over all plans in place of numbers.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -134,6 +136,15 @@ def random_dag(seed: int, most_tasks: int = 6, most: int = 3) -> tuple[Flow, dic
 # ------------------------------------------------------------ every plan, every outcome
 
 
+class Outcome(NamedTuple):
+    """One way the choices of a flow can go."""
+
+    chance: float
+    ends: dict[str, np.ndarray]  #: of the nodes that ran, in the order they ran
+    spent: dict[str, np.ndarray]
+    sent: dict[str, list[str]]  #: who sent tokens to whom
+
+
 class EveryPlan:
     """Time and cost of all plans of a flow: arrays with one entry per combination of configurations."""
 
@@ -145,6 +156,7 @@ class EveryPlan:
         axes = np.unravel_index(np.arange(prod(sizes)), sizes)
         self.picked = dict(zip(tasks, axes, strict=True))
         self.zero = np.zeros(prod(sizes))
+        self.known: dict[int, list[Outcome]] = {}
 
     def whole(self, flow: Flow) -> tuple[np.ndarray, np.ndarray]:
         """Worst time over the outcomes of all choices, and expected cost."""
@@ -163,7 +175,7 @@ class EveryPlan:
                 continue
             known += chance
             since = {name: self.zero}
-            for node in ends:  # in the order they ended, so those before come before
+            for node in ends:
                 if before := [since[low] for low in sent.get(node, ()) if low in since]:
                     since[node] = np.max(before, axis=0) + self.work(flow.nodes[node])[0]
             worst = np.maximum(worst, np.max(list(since.values()), axis=0))
@@ -176,8 +188,12 @@ class EveryPlan:
         body_worst, body_cost = self.after(each.body, tuple(inner))
         return body_worst + worst, body_cost + cost / max(1.0, each.expect)
 
-    def outcomes(self, flow: Flow):
-        """Per outcome: its chance, when each node that ran ended, what it cost, and who sent it tokens."""
+    def outcomes(self, flow: Flow) -> list[Outcome]:
+        if id(flow) not in self.known:
+            self.known[id(flow)] = list(self._outcomes(flow))
+        return self.known[id(flow)]
+
+    def _outcomes(self, flow: Flow) -> Iterator[Outcome]:
         choices = [node for node in flow.nodes.values() if isinstance(node, Choice)]
         for picks in product(*(range(len(node.branches)) for node in choices)):
             chance = prod(node.odds[pick] for node, pick in zip(choices, picks, strict=True))
@@ -200,7 +216,7 @@ class EveryPlan:
                 spent[name] = cost
                 followers = node.branches[picked[name]] if isinstance(node, Choice) else node.next
                 tokens += [(follower, name, ends[name]) for follower in followers]
-            yield chance, ends, spent, sent
+            yield Outcome(chance, ends, spent, sent)
 
     def work(self, node: Node) -> tuple[np.ndarray, np.ndarray]:
         if isinstance(node, Task):

@@ -19,7 +19,7 @@ from lamina.planner.order import bits, copied_downward, copied_upward, ends_us
 from tests.planner.reference import EveryPlan, configs, dag, draw, least_cost, random_dag
 
 seeds = st.integers(0, 10**9)
-many = settings(max_examples=900, deadline=None, derandomize=True)
+many = settings(max_examples=600, deadline=None, derandomize=True)
 some = settings(many, max_examples=250)
 few = settings(many, max_examples=60)
 

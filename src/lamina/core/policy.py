@@ -209,9 +209,9 @@ class View:
             total += int(times) * min(prices, default=0.0)
         return total
 
-    def stretch(self, target: str) -> float:
-        """How much longer calls of this target have taken than was promised; at least 1."""
-        return self._promises.stretch(target) if self._promises is not None else 1.0
+    def late_us(self, target: str) -> int:
+        """How much later than promised calls of this target have been, and then some; at least 0."""
+        return self._promises.late_us(target) if self._promises is not None else 0
 
     def can_host(self, function: FunctionState) -> bool:
         """Is there a device it could ever be loaded on?"""

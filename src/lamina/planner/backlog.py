@@ -26,6 +26,7 @@ def finish_in_us(view: View, function: FunctionState, count: int = 1) -> int:
     for instance in function.instances.values():
         device = view.devices[instance.device]
         if not batch_us:
+            first, first_units = device, instance.units
             batch_us = view.latency_us(spec.name, device, spec.max_batch, instance.units)
             if not batch_us:
                 return 0
@@ -47,8 +48,11 @@ def finish_in_us(view: View, function: FunctionState, count: int = 1) -> int:
     if not lanes:
         return _cold_us(view, function, ahead)
     rounds, rest = divmod(ahead - 1, spec.max_batch * lanes)
-    if rounds or rest >= spec.max_batch:
+    joining = max(0, free_in_us) / max(1.0, function.meter.gap_us)  # who comes before it starts runs in the same batch
+    if rounds or rest + joining >= spec.max_batch:
         last_us = batch_us
+    elif joining >= 1:
+        last_us = view.latency_us(spec.name, first, rest + 1 + int(joining), first_units)
     others_us = _work_us(view, (f for f in _busy(view) if f is not function)) if len(view.waiting) + len(view.held) > 1 else 0
     return max(0, free_in_us) + rounds * batch_us + last_us + others_us
 

@@ -24,7 +24,7 @@ class Policy:
     """Most urgent jobs first; the hopeless are refused on arrival."""
 
     lead_us: int = 500  #: how long before a slice is free its next batch is committed
-    margin: float = 0.1  #: of the expected time, kept spare at admission
+    margin: float = 0.05  #: of the expected time, kept spare at admission
     wait: bool = True  #: hold a batch back inside a burst
     order: Order = "due"
 
@@ -40,7 +40,7 @@ class Policy:
                 return Refuse(call.id, "no-capacity")
             finish_us = flow_finish_us(view, flow)
         allowed_us = call.expires_us - view.now_us
-        needed_us = int(finish_us * (view.stretch(call.target) + self.margin))
+        needed_us = int(finish_us * (1 + self.margin)) + view.late_us(call.target) if finish_us else 0
         if needed_us <= allowed_us:
             return Promise(finish_us)
         return Refuse(call.id, "deadline", retry_after_us=max(1_000, needed_us - allowed_us), offer_us=needed_us)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from lamina.planner.glet.draft import Draft, Gpulet
+from lamina.planner.glet.draft import Draft, Gpulet, Placed
 from lamina.planner.glet.model import USABLE_MEMORY, WHOLE
 from lamina.planner.glet.network import gbits
 from lamina.planner.glet.schedule import Wanted
@@ -43,7 +43,7 @@ def _late(draft: Draft, gpulet: Gpulet) -> Iterator[str]:
             yield f"{place}: {_name(draft, task.model)} gathers more than its batch of {task.batch}"
 
 
-def _tasks(draft: Draft, model: int) -> Iterator[object]:
+def _tasks(draft: Draft, model: int) -> Iterator[Placed]:
     return (task for gpulet in draft.gpulets() for task in gpulet.tasks if task.model == model)
 
 

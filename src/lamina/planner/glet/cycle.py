@@ -48,7 +48,9 @@ def longest_cycle(loads: Sequence[Load]) -> Cycle | None:
         if not shorter_ms:
             return None
         duty_ms = shorter_ms
-        batches = [max(1, min(batch, math.ceil(load.rate * duty_ms / 1000 - TINY))) for load, batch in zip(loads, batches, strict=True)]
+        batches = [
+            max(1, min(batch, math.ceil(load.rate * duty_ms / 1000 - TINY))) for load, batch in zip(loads, batches, strict=True)
+        ]
 
 
 def largest_batch(fits: Callable[[int], bool], top: int) -> int:

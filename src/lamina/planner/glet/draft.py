@@ -201,14 +201,15 @@ class Draft:
 
         The gpulets keep their identity, so lists of them that a step holds stay true.
         """
-        before = [(self.gpus[index], list(self.gpus[index].gpulets)) for index in set(gpus)]
-        copies = [[(gpulet, gpulet.copy()) for gpulet in gpulets] for _, gpulets in before]
-        booked = [(gpu.used_mb, set(gpu.loaded)) for gpu, _ in before]
+        saved = [
+            (gpu, gpu.used_mb, set(gpu.loaded), [(gpulet, gpulet.copy()) for gpulet in gpu.gpulets])
+            for gpu in (self.gpus[index] for index in set(gpus))
+        ]
 
         def restore() -> None:
-            for (gpu, gpulets), saved, (gpu.used_mb, gpu.loaded) in zip(before, copies, booked, strict=True):
-                gpu.gpulets = gpulets
-                for gpulet, copy in saved:
+            for gpu, used_mb, loaded, gpulets in saved:
+                gpu.used_mb, gpu.loaded, gpu.gpulets = used_mb, loaded, [gpulet for gpulet, _ in gpulets]
+                for gpulet, copy in gpulets:
                     gpulet.part, gpulet.dedup = copy.part, copy.dedup
                     gpulet.tasks, gpulet.duty_ms, gpulet.occupancy = copy.tasks, copy.duty_ms, copy.occupancy
 

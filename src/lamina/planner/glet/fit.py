@@ -90,14 +90,12 @@ def _move_in(draft: Draft, wish: Wish, gpulet: Gpulet, demand: Demand) -> float 
     size: Size | None = Size(wish.batch, wish.duty_ms, wish.throughput, wish.occupancy, wish.rate)
     if gpulet.part != WHOLE and gpulet.part > wish.part:
         size = _resize(draft, wish, gpulet, demand)
-        if size is None:
-            return None
     if gpulet.part == WHOLE and wish.part < WHOLE and draft.may_split:
         draft.split(gpulet, wish.part)
-    if not draft.quirks.network_now_and_then:
+    if size and not draft.quirks.network_now_and_then:
         size = within_network(draft, gpulet, demand, size)
-        if size is None:
-            return None
+    if size is None:
+        return None
     put(draft, gpulet, demand, size)
     draft.book_memory(gpulet, demand.model)
     if not settle_all(draft, gpulet, demand):

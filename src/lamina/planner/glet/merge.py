@@ -11,7 +11,9 @@ from lamina.planner.glet.size import put, residue_size
 def merge_residues(draft: Draft, demand: Demand) -> bool:
     """Bring together what rests, if the smallest of these gpulets can take it all. True if nothing is left to place."""
     quirks = draft.quirks
-    resting = [gpulet for gpulet in draft.gpulets() if len(gpulet.tasks) == 1 and gpulet.occupancy < 1 and gpulet.holds(demand.model)]
+    resting = [
+        gpulet for gpulet in draft.gpulets() if len(gpulet.tasks) == 1 and gpulet.occupancy < 1 and gpulet.holds(demand.model)
+    ]
     together = demand.rate
     for gpulet in resting:
         task = gpulet.tasks[0]

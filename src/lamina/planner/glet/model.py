@@ -117,6 +117,5 @@ class Task:
     """A model, how often it is called, and how fast it must answer."""
 
     model: int
-    rate: float  #: requests a second that are asked for
-    planned: float  #: requests a second to plan for: bursts come on top of the mean
+    rate: float  #: requests a second on average; bursts come on top
     slo_ms: float

@@ -33,7 +33,20 @@ Order = Callable[[Wanted], tuple[float, ...]]
 
 
 def light_first(wanted: Wanted) -> tuple[float, ...]:
+    """Those with little to gather before their SLO: they fit anywhere now, and nowhere once GPUs are cut for others."""
     return wanted.rate * wanted.slo_ms, -wanted.model
+
+
+def heavy_first(wanted: Wanted) -> tuple[float, ...]:
+    return -wanted.rate * wanted.slo_ms, wanted.model
+
+
+def tight_first(wanted: Wanted) -> tuple[float, ...]:
+    return wanted.slo_ms, wanted.model
+
+
+def frequent_first(wanted: Wanted) -> tuple[float, ...]:
+    return -wanted.rate, wanted.model
 
 
 def schedule(draft: Draft, session: Iterable[Wanted], order: Order = light_first) -> bool:

@@ -1,0 +1,177 @@
+"""A plan for a set of tasks on a set of GPUs; the fewest GPUs that do; the most that fits.
+
+The original makes one attempt. Elastic partitioning is greedy, so the order of the models and the first cuts decide whether
+the last model finds room. Repaired, it is tried in several orders and, where that is not enough, on GPUs that are cut
+beforehand; what counts as a plan is checked at the end and not believed. Only then is the headroom for bursts lowered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, combinations_with_replacement, groupby, product
+
+from lamina.planner.glet.capacity import Aborted, Capacity
+from lamina.planner.glet.check import broken_promises
+from lamina.planner.glet.draft import Draft
+from lamina.planner.glet.model import SLACK_RPS, WHOLE, Catalogue, Rules, Task
+from lamina.planner.glet.planned import planned_rate
+from lamina.planner.glet.quirks import Quirks
+from lamina.planner.glet.schedule import Wanted, frequent_first, heavy_first, light_first, missing, schedule, tight_first
+
+HEADROOMS = (1.0, 0.5, 0.25)
+"""Shares of the headroom for bursts that a plan may have. Without any, queues would grow for ever."""
+
+_ORDERS = (light_first, heavy_first, tight_first, frequent_first)
+_CUTS = (WHOLE, 80, 60, 50)
+_CUT_UP_TO = 4
+"""GPUs for which all cuts are tried; their number grows with the third power."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A model's turn in the round of a slice."""
+
+    model: str
+    batch: int
+    throughput: float
+    rate: float
+    latency_ms: float  #: at worst: a round to gather, and a round to run
+    slo_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    gpu: int
+    kind: str
+    part: int
+    dedup: int
+    duty_ms: float
+    occupancy: float
+    shares: tuple[Share, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    schedulable: bool
+    slices: tuple[Slice, ...]
+    headroom: float = 1.0  #: share of the headroom for bursts that is planned for
+    unserved: Mapping[str, float] = field(default_factory=dict)  #: requests a second by model, if it is not schedulable
+    reason: str = ""
+    aborted: bool = False  #: the original would not have answered at all
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    quirks: Quirks
+    order: int
+    cut: tuple[int, ...] = ()
+
+
+class Planner:
+    """Keep one for many plans: what it learns about models and parts does not change."""
+
+    def __init__(self, catalogue: Catalogue, rules: Rules, quirks: Quirks) -> None:
+        self.catalogue, self.rules, self.quirks = catalogue, rules, quirks
+        self._spreading = replace(quirks, whole_gpu_first=True)
+        self._capacity = {each: Capacity(catalogue, rules, each) for each in {quirks, self._spreading}}
+
+    # --------------------------------------------------------------------- one plan
+
+    def draft(self, kinds: Sequence[str], quirks: Quirks | None = None) -> Draft:
+        return Draft(self.catalogue, self._capacity[quirks or self.quirks], sorted(kinds))
+
+    def plan(
+        self, tasks: Sequence[Task], kinds: Sequence[str], headrooms: Sequence[float] = HEADROOMS, *, thorough: bool = True
+    ) -> Plan:
+        """`kinds` names the kind of every GPU. Not `thorough`: a few orders only, for many plans in a row."""
+        if self.quirks.whole_rates:
+            return self._plan_as_published(tasks, kinds)
+        best: tuple[float, Plan] | None = None
+        for headroom in headrooms:
+            session = [Wanted(task.model, _with_headroom(task, headroom), task.slo_ms, 0.0) for task in tasks]
+            for attempt in self._attempts(kinds, thorough):
+                draft, done = self._try(attempt, session, kinds)
+                short = {self._name(wanted.model): missing(draft, wanted) for wanted in session if missing(draft, wanted)}
+                if done:
+                    return Plan(True, _slices(draft), headroom)
+                loss = sum(missing(draft, wanted) / wanted.rate for wanted in session) if short else len(session)
+                if best is None or loss < best[0]:
+                    best = loss, Plan(False, _slices(draft), headroom, short, "not everything fits")
+        assert best is not None
+        return best[1]
+
+    def _try(self, attempt: _Attempt, session: Sequence[Wanted], kinds: Sequence[str]) -> tuple[Draft, bool]:
+        draft = self.draft(kinds, attempt.quirks)
+        for gpu, part in zip(draft.gpus, attempt.cut, strict=False):
+            if part < WHOLE:
+                draft.split(gpu.gpulets[0], part)
+        draft.may_split = not attempt.cut
+        done = schedule(draft, session, _ORDERS[attempt.order]) and not any(broken_promises(draft, session))
+        draft.rejoin_idle()
+        return draft, done
+
+    def _attempts(self, kinds: Sequence[str], thorough: bool) -> Iterator[_Attempt]:
+        for quirks, order in product((self.quirks, self._spreading), range(len(_ORDERS))):
+            yield _Attempt(quirks, order)
+        if not thorough or not self.rules.partitioning or len(kinds) > _CUT_UP_TO:
+            return
+        same = [len(list(group)) for _, group in groupby(sorted(kinds))]
+        cuts = [list(combinations_with_replacement(_CUTS, count)) for count in same]
+        for order, cut in product((0, 1), product(*cuts)):
+            yield _Attempt(self.quirks, order, tuple(chain(*cut)))
+
+    def _plan_as_published(self, tasks: Sequence[Task], kinds: Sequence[str]) -> Plan:
+        draft = self.draft(kinds)
+        try:
+            session = [Wanted(task.model, planned_rate(task.rate, count_silence=False), task.slo_ms, SLACK_RPS) for task in tasks]
+            if schedule(draft, session):
+                return Plan(True, _slices(draft))
+        except ValueError as error:
+            return Plan(False, (), reason=f"the original never ends: {error}", aborted=True)
+        except Aborted as error:
+            return Plan(False, (), reason=f"the original stops here: {error}", aborted=True)
+        short = {self._name(wanted.model): missing(draft, wanted) for wanted in session if missing(draft, wanted)}
+        return Plan(False, (), unserved=short, reason="not everything fits")
+
+    def _name(self, model: int) -> str:
+        return self.catalogue.models[model].name
+
+    # ------------------------------------------------------------------- many plans
+
+    def fewest(self, tasks: Sequence[Task], kinds: Sequence[str], most: int) -> tuple[tuple[str, ...], Plan]:
+        """The fewest GPUs of these kinds, up to `most`, that serve everything with all headroom; and the plan."""
+        for count in range(1, most + 1):
+            for mix in combinations_with_replacement(sorted(kinds), count):
+                plan = self.plan(tasks, mix, HEADROOMS[:1])
+                if plan.schedulable:
+                    return mix, plan
+        return mix, plan
+
+    def largest_scale(self, tasks: Sequence[Task], kinds: Sequence[str], steps: int = 8) -> float:
+        """By how much all rates would have to shrink, together, to fit: the largest factor below 1 that does, or 0."""
+        low, high = 0.0, 1.0
+        for _ in range(steps):
+            middle = (low + high) / 2
+            fits = self.plan([self._scaled(task, middle) for task in tasks], kinds, thorough=False).schedulable
+            low, high = (middle, high) if fits else (low, middle)
+        return low
+
+    def _scaled(self, task: Task, factor: float) -> Task:
+        return replace(task, rate=self.quirks.whole(task.rate * factor))
+
+
+def _with_headroom(task: Task, share: float) -> float:
+    return task.rate + share * (planned_rate(task.rate) - task.rate)
+
+
+def _slices(draft: Draft) -> tuple[Slice, ...]:
+    found = []
+    for gpulet in draft.gpulets():
+        end_ms = gpulet.duty_ms + draft.busy_ms(gpulet)
+        shares = tuple(
+            Share(draft.catalogue.models[task.model].name, task.batch, task.throughput, task.rate, end_ms, task.slo_ms)
+            for task in gpulet.tasks
+        )
+        found.append(Slice(gpulet.gpu, gpulet.kind, gpulet.part, gpulet.dedup, gpulet.duty_ms, gpulet.occupancy, shares))
+    return tuple(found)
