@@ -6,7 +6,6 @@ import asyncio
 import sys
 
 import pytest
-
 from benchmarks.chaos import torture
 from benchmarks.servers import APPS, free_port, started, wait_for
 

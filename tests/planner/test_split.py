@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lamina.core.flow import Each, Flow, Task
+from lamina.core.flow import Each, Flow, Pass, Task
 from lamina.planner.configs import Config, Configs
 from lamina.planner.split import Block, dominators, runs, split
 from tests.planner.reference import dag, draw, random_dag
@@ -78,6 +78,11 @@ def test_every_branch_has_the_whole_share_of_its_block():
     flow, _ = dag(1, [(0, 1), (0, 2), (1, 3), (2, 3)], 4)
     found = split(flow, fixed(t0=10, t1=30, t2=5, t3=10))
     assert found.share["t1",] == found.share["t2",] == pytest.approx(0.6)
+
+
+def test_a_workflow_without_tasks_has_nothing_to_split():
+    flow = Flow("idle", {"e": Each("e", Flow("body", {"p": Pass("p")}, ("p",)))}, ("e",))
+    assert split(flow, {}).groups == {}
 
 
 def longest(flow: Flow, took: dict[tuple[str, ...], float], path: tuple[str, ...] = ()) -> float:

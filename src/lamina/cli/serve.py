@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 import time
@@ -96,6 +97,8 @@ async def _serve(
         click.echo(f"error: cannot listen on {host}:{port}: {error.strerror}\n  hint: choose another --port", err=True)
         await live.loop.stop()
         return 2
+    gc.collect()
+    gc.freeze()  # what is here now stays: looking through it again and again would stop the loop for milliseconds
     if as_json:
         import msgspec
 

@@ -182,7 +182,7 @@ class Controller:
             if run.expected:
                 self._outlook.end(run)
             took_us = max(0, self.now_us - call.arrived_us)
-            self._promises.kept(run, took_us)
+            self._promises.ended(run, self.now_us <= call.expires_us)
             self._out.append(
                 Reply(
                     call.id,
@@ -228,7 +228,7 @@ class Controller:
         """The run ends here without a result; whatever still runs for it is not waited for."""
         del self.state.runs[run.call.id]
         if isinstance(word, Fail) and word.error == "deadline":
-            self._promises.kept(run, max(run.call.expires_us, self.now_us) - run.call.arrived_us)
+            self._promises.ended(run, in_time=False)
         if run.expected:
             self._outlook.end(run)
         for job in run.jobs.values():

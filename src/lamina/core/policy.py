@@ -209,9 +209,9 @@ class View:
             total += int(times) * min(prices, default=0.0)
         return total
 
-    def late_us(self, target: str) -> int:
-        """How much later than promised calls of this target have been, and then some; at least 0."""
-        return self._promises.late_us(target) if self._promises is not None else 0
+    def reserve_us(self, target: str) -> int:
+        """What to add to an expected time so that as many calls of this target are in time as its SLO asks for."""
+        return self._promises.reserve_us(target) if self._promises is not None else 0
 
     def can_host(self, function: FunctionState) -> bool:
         """Is there a device it could ever be loaded on?"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from lamina.gateway.openapi import document
 from lamina.live.loop import LiveLoop, Watch
 from lamina.live.start import Live
 from lamina.sdk.app import App
+
+LAG_EVERY_S = 0.005
 
 
 @dataclass(slots=True)
@@ -95,8 +98,24 @@ async def open_gateway(
     api.ready = lambda: standing(loop.controller)
     server = Server(api.handle, lambda status, what: (wire.plain_problem(status, what).body(), wire.PROBLEM), limits)
     await live.start()
+    _watch_lag(api)
     bound = await server.start(host, port, **options)
     return Gateway(app, loop, api, server, metrics, host, bound)
+
+
+def _watch_lag(api: Api) -> None:
+    """Under more calls than this process can read, they wait in the system's buffers, where no clock sees them. How late
+    a timer comes shows it: up at once, down slowly."""
+    loop = asyncio.get_running_loop()
+
+    def tick(due_s: float) -> None:
+        late_us = int((loop.time() - due_s) * 1e6) - 1_000
+        api.lag_us = max(late_us, int(0.8 * api.lag_us), 0)
+        if not api.closing:
+            again_s = loop.time() + LAG_EVERY_S
+            loop.call_at(again_s, tick, again_s)
+
+    tick(loop.time())
 
 
 def standing(controller: Controller) -> bool:

@@ -70,7 +70,7 @@ class Precision:
     """
 
     eps: float = 0.0
-    points: int = 16_384
+    points: int = 8_192
     sums: int = 20_000_000
 
     def thin(self, frontier: Frontier) -> Frontier:

@@ -186,6 +186,8 @@ def normalised(functions: Mapping[NodePath, str], tables: Mapping[str, Configs])
     """The ANL of every task. Configurations are compared one by one where all tables have the same, else rank by rank."""
     import numpy as np
 
+    if not functions:
+        return {}
     used = [tables[name] for name in functions.values()]
     same = all(
         len(table) == len(used[0])

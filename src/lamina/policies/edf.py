@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from lamina.core.actions import Refuse
 from lamina.core.policy import Decision, Drop, Hold, Opening, Promise, Start, View
-from lamina.core.queue import Order
+from lamina.core.queue import Job, Order
 from lamina.core.state import Batch, FunctionState, echo_us
 from lamina.planner.backlog import finish_in_us, flow_finish_us
 from lamina.planner.batching import book_at_us, echo_pays, largest_in_time, together, wait_until_us
@@ -40,7 +40,7 @@ class Policy:
                 return Refuse(call.id, "no-capacity")
             finish_us = flow_finish_us(view, flow)
         allowed_us = call.expires_us - view.now_us
-        needed_us = int(finish_us * (1 + self.margin)) + view.late_us(call.target) if finish_us else 0
+        needed_us = int(finish_us * (1 + self.margin)) + view.reserve_us(call.target) if finish_us else 0
         if needed_us <= allowed_us:
             return Promise(finish_us)
         return Refuse(call.id, "deadline", retry_after_us=max(1_000, needed_us - allowed_us), offer_us=needed_us)
@@ -62,16 +62,15 @@ class Policy:
         def latency_us(batch: int) -> int:
             return view.latency_us(spec.name, opening.device, batch, opening.units)
 
-        while len(queue):
-            jobs = together(queue.first(spec.max_batch))
-            head, most = jobs[0], len(jobs)
-            count = largest_in_time(most, head.expires_us - opening.at_us, latency_us)
-            if (count * 2 < most and len(queue) > spec.max_batch) or not count:
-                yield Drop(head)  # saving it would cost more others than it is worth
-                continue
-            break
-        else:
+        while lost := self._lost(function, opening, latency_us):
+            for job in lost:
+                if job.id in job.run.jobs:  # dropping one may have ended the run of another
+                    yield Drop(job)
+        if not len(queue):
             return
+        jobs = together(queue.first(spec.max_batch))
+        head = jobs[0]
+        count = largest_in_time(len(jobs), head.expires_us - opening.at_us, latency_us)
         start_by_us = min(head.due_us, head.expires_us) - latency_us(min(count + 1, spec.max_batch))
         if opening.after is not None:
             if self.wait and self._echo_is_better(function, opening.after, count, latency_us):
@@ -87,6 +86,26 @@ class Policy:
                 yield Hold(spec.name, hold_us, count + 1)
                 return
         yield Start(jobs[:count], opening)
+
+    def _lost(self, function: FunctionState, opening: Opening, latency_us: Callable[[int], int]) -> list[Job]:
+        """Leading jobs not worth saving: too late even alone; or, while more wait than fit into one batch, so urgent that
+        the batch would have to shrink for them until it serves fewer, in its time, than a larger one without them."""
+        most = function.spec.max_batch
+        jobs = function.queue.first(2 * most)
+        crowded = len(function.queue) > most
+        best, best_rate, given_up = len(jobs), 0.0, 0
+        for skipped, job in enumerate(jobs):
+            room = min(len(jobs) - skipped, most)
+            count = largest_in_time(room, job.expires_us - opening.at_us, latency_us)
+            if not count:
+                continue
+            rate = (count - given_up) / max(1, latency_us(count))
+            if rate > best_rate:
+                best, best_rate = skipped, rate
+            if count == room or not crowded:
+                break
+            given_up += 1
+        return jobs[:best]
 
     def _echo_is_better(self, function: FunctionState, before: Batch, count: int, latency_us: Callable[[int], int]) -> bool:
         """Book nothing behind a batch whose callers will be back at once: with them the next batch is worth more."""

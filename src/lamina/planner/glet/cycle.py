@@ -7,9 +7,9 @@ batches, and those are cheaper per request: the longest round in time is the one
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from lamina.planner.glet.model import MAX_BATCH
 
@@ -37,20 +37,24 @@ class Cycle:
 def longest_cycle(loads: Sequence[Load]) -> Cycle | None:
     """Exact: batches change only where a round has gathered one more request of some model, so only these rounds matter."""
     limit_ms = min(load.slo_ms for load in loads)
-    duty_ms = min(limit_ms, min(1000 * MAX_BATCH / load.rate for load in loads))
-    batches = [max(1, math.ceil(load.rate * duty_ms / 1000 - TINY)) for load in loads]
+    duty_ms = min(limit_ms, *(1000 * MAX_BATCH / load.rate for load in loads))
+    turns = [(load.latency_ms, load.rate / 1000) for load in loads]
+    batches = [max(1, ceil(per_ms * duty_ms - TINY)) for _, per_ms in turns]
+    runs_ms = [latency_ms(batch) for (latency_ms, _), batch in zip(turns, batches, strict=True)]
     while True:
-        busy_ms = sum(load.latency_ms(batch) for load, batch in zip(loads, batches, strict=True))
-        shorter_ms = max((1000 * (batch - 1) / load.rate for load, batch in zip(loads, batches, strict=True)), default=0.0)
+        busy_ms, shorter_ms = sum(runs_ms), 0.0
+        for (_, per_ms), batch in zip(turns, batches, strict=True):
+            shorter_ms = max(shorter_ms, (batch - 1) / per_ms)  # below it, one batch is smaller
         fits_ms = min(duty_ms, limit_ms - busy_ms)
         if fits_ms > shorter_ms and busy_ms <= fits_ms * (1 + TINY):
             return Cycle(fits_ms, busy_ms, tuple(batches))
         if not shorter_ms:
             return None
         duty_ms = shorter_ms
-        batches = [
-            max(1, min(batch, math.ceil(load.rate * duty_ms / 1000 - TINY))) for load, batch in zip(loads, batches, strict=True)
-        ]
+        for place, (latency_ms, per_ms) in enumerate(turns):
+            if batches[place] - 1 >= per_ms * duty_ms - TINY and batches[place] > 1:
+                batches[place] -= 1
+                runs_ms[place] = latency_ms(batches[place])
 
 
 def largest_batch(fits: Callable[[int], bool], top: int) -> int:

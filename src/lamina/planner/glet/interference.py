@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from lamina.errors import BadValue
 from lamina.planner.glet.model import MAX_BATCH, Catalogue
 from lamina.planner.glet.quirks import Quirks
+
+_POWERS = {1 << power for power in range(MAX_BATCH.bit_length())}
 
 
 class Interference:
@@ -27,6 +30,11 @@ class Interference:
         key = (kind, model, part)
         if key not in self._sides:
             profile, weights = self._catalogue.profile(kind, model), self._catalogue.kinds[kind].weights
+            if not profile.l2.keys() & profile.dram.keys() >= _POWERS:
+                name = self._catalogue.models[model].name
+                raise BadValue(
+                    f"model {name!r}: no cache and memory use on {kind}", hint="measure it, or plan without interference"
+                )
             own, other = [0.0], [0.0]
             for batch in range(1, MAX_BATCH + 1):
                 l2 = self._traffic(profile.l2, batch, part)

@@ -36,6 +36,7 @@ class Share:
     batch: int
     throughput: float
     rate: float
+    run_ms: float  #: of its batch
     latency_ms: float  #: at worst: a round to gather, and a round to run
     slo_ms: float
 
@@ -56,7 +57,8 @@ class Plan:
     schedulable: bool
     slices: tuple[Slice, ...]
     headroom: float = 1.0  #: share of the headroom for bursts that is planned for
-    unserved: Mapping[str, float] = field(default_factory=dict)  #: requests a second by model, if it is not schedulable
+    planned: Mapping[str, float] = field(default_factory=dict)  #: requests a second by model, with headroom
+    unserved: Mapping[str, float] = field(default_factory=dict)  #: the part of them that found no place
     reason: str = ""
     aborted: bool = False  #: the original would not have answered at all
 
@@ -85,31 +87,42 @@ class Planner:
         self, tasks: Sequence[Task], kinds: Sequence[str], headrooms: Sequence[float] = HEADROOMS, *, thorough: bool = True
     ) -> Plan:
         """`kinds` names the kind of every GPU. Not `thorough`: a few orders only, for many plans in a row."""
+        tasks = [task for task in tasks if task.rate > 0]
         if self.quirks.whole_rates:
             return self._plan_as_published(tasks, kinds)
+        hopeless = self._too_slow(tasks, kinds)
+        if hopeless:
+            return hopeless
         best: tuple[float, Plan] | None = None
         for headroom in headrooms:
             session = [Wanted(task.model, _with_headroom(task, headroom), task.slo_ms, 0.0) for task in tasks]
             for attempt in self._attempts(kinds, thorough):
-                draft, done = self._try(attempt, session, kinds)
-                short = {self._name(wanted.model): missing(draft, wanted) for wanted in session if missing(draft, wanted)}
-                if done:
-                    return Plan(True, _slices(draft), headroom)
-                loss = sum(missing(draft, wanted) / wanted.rate for wanted in session) if short else len(session)
+                draft, broken = self._try(attempt, session, kinds)
+                plan = self._plan(draft, session, headroom, broken)
+                if plan.schedulable:
+                    return plan
+                loss = sum(unserved / plan.planned[name] for name, unserved in plan.unserved.items()) or len(session)
                 if best is None or loss < best[0]:
-                    best = loss, Plan(False, _slices(draft), headroom, short, "not everything fits")
-        assert best is not None
+                    best = loss, plan
+        assert best is not None, "there is always an attempt"
         return best[1]
 
-    def _try(self, attempt: _Attempt, session: Sequence[Wanted], kinds: Sequence[str]) -> tuple[Draft, bool]:
+    def _try(self, attempt: _Attempt, session: Sequence[Wanted], kinds: Sequence[str]) -> tuple[Draft, str]:
+        """The draft, and the first thing that is wrong with it; an empty text if all is well."""
         draft = self.draft(kinds, attempt.quirks)
         for gpu, part in zip(draft.gpus, attempt.cut, strict=False):
             if part < WHOLE:
                 draft.split(gpu.gpulets[0], part)
         draft.may_split = not attempt.cut
-        done = schedule(draft, session, _ORDERS[attempt.order]) and not any(broken_promises(draft, session))
+        schedule(draft, session, _ORDERS[attempt.order])
+        broken = next(broken_promises(draft, session), "")
         draft.rejoin_idle()
-        return draft, done
+        return draft, broken
+
+    def _plan(self, draft: Draft, session: Sequence[Wanted], headroom: float, broken: str) -> Plan:
+        planned = {self._name(wanted.model): wanted.rate for wanted in session}
+        unserved = {self._name(wanted.model): missing(draft, wanted) for wanted in session if broken and missing(draft, wanted)}
+        return Plan(not broken, _slices(draft), headroom, planned, unserved, broken)
 
     def _attempts(self, kinds: Sequence[str], thorough: bool) -> Iterator[_Attempt]:
         for quirks, order in product((self.quirks, self._spreading), range(len(_ORDERS))):
@@ -124,15 +137,30 @@ class Planner:
     def _plan_as_published(self, tasks: Sequence[Task], kinds: Sequence[str]) -> Plan:
         draft = self.draft(kinds)
         try:
-            session = [Wanted(task.model, planned_rate(task.rate, count_silence=False), task.slo_ms, SLACK_RPS) for task in tasks]
-            if schedule(draft, session):
-                return Plan(True, _slices(draft))
+            session = [
+                Wanted(task.model, planned_rate(int(task.rate), count_silence=False), int(task.slo_ms), SLACK_RPS)
+                for task in tasks
+            ]
+            done = schedule(draft, session)
         except ValueError as error:
             return Plan(False, (), reason=f"the original never ends: {error}", aborted=True)
         except Aborted as error:
             return Plan(False, (), reason=f"the original stops here: {error}", aborted=True)
-        short = {self._name(wanted.model): missing(draft, wanted) for wanted in session if missing(draft, wanted)}
-        return Plan(False, (), unserved=short, reason="not everything fits")
+        plan = self._plan(draft, session, 1.0, "" if done else "not everything finds a place")
+        return plan if done else replace(plan, slices=())
+
+    def _too_slow(self, tasks: Sequence[Task], kinds: Sequence[str]) -> Plan | None:
+        """Models that miss their SLO even alone on a whole GPU: no number of GPUs helps, so nothing need be tried."""
+        latency, reasons, lost = self._capacity[self.quirks].latency, [], {}
+        for task in tasks:
+            run_ms = min(latency.solo_ms(kind, task.model, part)[1] for kind in set(kinds) for part in self.rules.parts)
+            if 2 * run_ms > task.slo_ms:
+                name = self._name(task.model)
+                lost[name] = task.rate
+                reasons.append(
+                    f"{name} takes {2 * run_ms:.3g} ms to gather and run one request alone, allowed are {task.slo_ms:g}"
+                )
+        return Plan(False, (), 0.0, lost, lost, "; ".join(reasons)) if lost else None
 
     def _name(self, model: int) -> str:
         return self.catalogue.models[model].name
@@ -141,7 +169,7 @@ class Planner:
 
     def fewest(self, tasks: Sequence[Task], kinds: Sequence[str], most: int) -> tuple[tuple[str, ...], Plan]:
         """The fewest GPUs of these kinds, up to `most`, that serve everything with all headroom; and the plan."""
-        for count in range(1, most + 1):
+        for count in range(1, 2 if self._too_slow(tasks, kinds) else most + 1):
             for mix in combinations_with_replacement(sorted(kinds), count):
                 plan = self.plan(tasks, mix, HEADROOMS[:1])
                 if plan.schedulable:
@@ -170,7 +198,15 @@ def _slices(draft: Draft) -> tuple[Slice, ...]:
     for gpulet in draft.gpulets():
         end_ms = gpulet.duty_ms + draft.busy_ms(gpulet)
         shares = tuple(
-            Share(draft.catalogue.models[task.model].name, task.batch, task.throughput, task.rate, end_ms, task.slo_ms)
+            Share(
+                draft.catalogue.models[task.model].name,
+                task.batch,
+                task.throughput,
+                task.rate,
+                draft.latency(gpulet, task.model)(task.batch),
+                end_ms,
+                task.slo_ms,
+            )
             for task in gpulet.tasks
         )
         found.append(Slice(gpulet.gpu, gpulet.kind, gpulet.part, gpulet.dedup, gpulet.duty_ms, gpulet.occupancy, shares))
