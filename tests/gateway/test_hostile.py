@@ -114,7 +114,8 @@ def test_two_hundred_ways_to_fail_tell_nothing_about_the_inside(app: Path) -> No
         tries.append(request("POST", "/v1/functions/fail", str(number).encode()))
         tries.append(request("POST", "/v1/functions/add", json.dumps({f"k{number}": rng.random()}).encode()))
     inside = re.compile(
-        r"/secret|/tmp|/dev/shm|\.py|Traceback|0x[0-9a-f]{6}|<class|object at|lamina\.(?!value)|\bline \d+|ValueError|site-packages"
+        r"/secret|/tmp|/dev/shm|\.py|Traceback|0x[0-9a-f]{6}|<class|object at"
+        r"|lamina\.(?!value)|\bline \d+|ValueError|site-packages"
     )
 
     async def work() -> None:

@@ -1,7 +1,7 @@
 """The sweeps gpu-let was studied with: five models, four rates each, on four GPUs.
 
 `python -m tests.planner.glet_sweeps [STEP]` runs all of them, or every STEP-th scenario, and prints a row per sweep:
-what the original finds schedulable (published, and from our compat mode), what the repaired mode does, and how long it takes.
+what the original finds schedulable (its own count, and ours in compat mode), what the repaired mode does, and how long it takes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONFIGS = {
 
 SLO_MS = {0: 5, 6: 66, 7: 108, 8: 202, 9: 142}
 Levels = tuple[int, int, int]
-PUBLISHED: dict[tuple[Levels, str], dict[str, int]] = {
+ORIGINAL: dict[tuple[Levels, str], dict[str, int]] = {
     ((100, 200, 400), "2080ti"): {"gpulet": 1019, "gpulet-noint": 1020, "greedy_part": 1008, "timesharing": 635},
     ((100, 200, 400), "3080"): {"gpulet": 1023, "gpulet-noint": 1023, "greedy_part": 1023, "timesharing": 672},
     ((100, 300, 500), "2080ti"): {"gpulet": 940, "gpulet-noint": 959, "greedy_part": 963, "timesharing": 513},
@@ -57,11 +57,11 @@ def scenarios(levels: Levels, start: int = 0, step: int = 1) -> Iterator[list[Ta
 
 def main(step: int = 1) -> None:
     print(
-        "| rates | GPUs | policy | published | compat | repaired | lost | full headroom | compat, ms | repaired, ms |\n"
+        "| rates | GPUs | policy | original | compat | repaired | lost | full headroom | compat, ms | repaired, ms |\n"
         + "|---" * 10
         + "|"
     )
-    for ((levels, kind), published), policy in product(PUBLISHED.items(), CONFIGS):
+    for ((levels, kind), known), policy in product(ORIGINAL.items(), CONFIGS):
         ours, theirs = repaired(policy), compat(policy)
         count = schedulable = fits = lost = full = 0
         spent_s = [0.0, 0.0]
@@ -80,7 +80,7 @@ def main(step: int = 1) -> None:
         rates = "/".join(map(str, (0, *levels)))
         times = " | ".join(f"{1000 * spent / count:.1f}" for spent in spent_s)
         print(
-            f"| {rates} | 4 x {kind} | {policy} | {published[policy]} | {schedulable} | {fits} | {lost} | {full} | {times} |",
+            f"| {rates} | 4 x {kind} | {policy} | {known[policy]} | {schedulable} | {fits} | {lost} | {full} | {times} |",
             flush=True,
         )
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from lamina.errors import BadValue
-from lamina.planner.glet import COMPAT, POLICIES, REPAIRED, Catalogue, Planner, Quirks, Rules, Task
+from lamina.planner.glet import POLICIES, REPAIRED, Catalogue, Planner, Rules, Task
 from lamina.planner.glet.check import broken_promises
 from lamina.planner.glet.planned import planned_rate
 from lamina.planner.glet.schedule import Wanted, heavy_first, schedule
@@ -115,9 +115,9 @@ def test_small_rates_stop_the_original_and_not_us(rate: int):
     assert repaired("gpulet").plan([Task(7, rate, 108)], ["2080ti"]).schedulable
 
 
-def test_planned_rates_grow_with_the_rate():
+def test_planned_rates_never_fall_as_the_rate_grows():
     rates = [planned_rate(rate) for rate in (0.5, 1, 2, 5, 10, 50.5, 100, 400, 550, 551, 1000)]
-    assert all(low < high for low, high in pairwise(rates))
+    assert all(low <= high for low, high in pairwise(rates))
 
 
 def test_a_network_limit_holds_on_every_gpu():
@@ -150,16 +150,11 @@ def test_the_knee_may_be_the_whole_gpu_and_a_batch_may_be_full():
 
 def test_a_model_without_a_profile_is_an_error():
     kinds = {"2080ti": replace(CATALOGUE.kinds["2080ti"], profiles={})}
+    planner = Planner(Catalogue(CATALOGUE.models, kinds), POLICIES["gpulet"], REPAIRED)
     with pytest.raises(BadValue, match="model 'resnet50': no latency profile on 2080ti"):
-        repaired_on = Planner(Catalogue(CATALOGUE.models, kinds), POLICIES["gpulet"], REPAIRED)
-        repaired_on.plan([Task(7, 50, 108)], ["2080ti"])
-
-
-@pytest.mark.parametrize("quirk", [field.name for field in fields(Quirks)])
-def test_every_quirk_is_repeated_or_repaired(quirk: str):
-    assert (getattr(COMPAT, quirk), getattr(REPAIRED, quirk)) == (True, False)
+        planner.plan([Task(7, 50, 108)], ["2080ti"])
 
 
 def test_the_same_tasks_give_the_same_plan():
-    tasks = next(iter(scenarios((200, 400, 600), start=700)))
+    tasks = next(iter(scenarios((200, 400, 600), start=300)))
     assert repaired("gpulet").plan(tasks, ["2080ti"] * 4) == repaired("gpulet").plan(tasks, ["2080ti"] * 4)

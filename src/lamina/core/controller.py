@@ -177,25 +177,28 @@ class Controller:
                 run.questions[asked] = run.questions.get(asked, 0) + 1
                 self._out.append(Resolve(run.call.id, scope.id, node.name))
         if run.ended:
-            call = run.call
-            del self.state.runs[call.id]
-            if run.expected:
-                self._outlook.end(run)
-            took_us = max(0, self.now_us - call.arrived_us)
-            self._promises.ended(run, self.now_us <= call.expires_us)
-            self._out.append(
-                Reply(
-                    call.id,
-                    took_us,
-                    self.now_us > call.deadline_us,
-                    run.queue_us,
-                    run.batch,
-                    run.slice,
-                    run.cost,
-                    run.cold_us,
-                    run.retries,
-                )
+            self._reply(run)
+
+    def _reply(self, run: Run) -> None:
+        call, now_us = run.call, self.now_us
+        del self.state.runs[call.id]
+        if run.expected:
+            self._outlook.end(run)
+        if run.promised_us:
+            self._promises.ended(run, now_us <= call.expires_us)
+        self._out.append(
+            Reply(
+                call.id,
+                max(0, now_us - call.arrived_us),
+                now_us > call.deadline_us,
+                run.queue_us,
+                run.batch,
+                run.slice,
+                run.cost,
+                run.cold_us,
+                run.retries,
             )
+        )
 
     def _enqueue(self, run: Run, scope_id: int, node: Task) -> None:
         state = self.state
@@ -227,7 +230,7 @@ class Controller:
     def _end(self, run: Run, word: Fail | Refuse) -> None:
         """The run ends here without a result; whatever still runs for it is not waited for."""
         del self.state.runs[run.call.id]
-        if isinstance(word, Fail) and word.error == "deadline":
+        if run.promised_us and isinstance(word, Fail) and word.error == "deadline":
             self._promises.ended(run, in_time=False)
         if run.expected:
             self._outlook.end(run)
@@ -294,7 +297,7 @@ class Controller:
                 self._end(run, Fail(run.call.id, outcomes[index].error, job.node, job.id))
             elif run.flow.single is not None:
                 run.ended = True
-                self._go(run, [])
+                self._reply(run)
             else:
                 self._go(run, run.finish(job.scope, job.node))
 

@@ -25,8 +25,6 @@ class Promises:
         return int(self._reserve_us.get(target, 0.0))
 
     def ended(self, run: Run, in_time: bool) -> None:
-        if not run.promised_us:
-            return
         call = run.call
         allowed_us = call.expires_us - call.arrived_us
         target = run.flow.slo.target

@@ -29,15 +29,20 @@ class Scope:
 
 Ready = list[tuple[Scope, Node]]
 
+# Shared by all runs of one step, which is most of them; `begin` gives the others their own.
+_NO_SCOPES: dict[int, Scope] = {}
+_NO_QUESTIONS: dict[tuple[int, str], int] = {}
+_NOTHING_EXPECTED: dict[str, float] = {}
+
 
 @dataclass(slots=True)
 class Run:
     call: Call
     flow: Flow
-    scopes: dict[int, Scope] = field(default_factory=dict)
-    next_scope: int = 0  #: the items of an Each get consecutive numbers from here
     jobs: dict[int, Job] = field(default_factory=dict)  #: queued, booked or running
-    questions: dict[tuple[int, str], int] = field(default_factory=dict)  #: asked so often, not yet answered
+    scopes: dict[int, Scope] = field(default_factory=lambda: _NO_SCOPES)
+    next_scope: int = 0  #: the items of an Each get consecutive numbers from here
+    questions: dict[tuple[int, str], int] = field(default_factory=lambda: _NO_QUESTIONS)  #: asked so often, not yet answered
     ended: bool = False
     queue_us: int = 0
     batch: int = 0
@@ -46,9 +51,10 @@ class Run:
     cold_us: int = 0
     retries: int = 0
     promised_us: int = 0  #: time its admission expected it to take; 0: nobody said
-    expected: dict[str, float] = field(default_factory=dict)  #: jobs it is yet to bring, per function
+    expected: dict[str, float] = field(default_factory=lambda: _NOTHING_EXPECTED)  #: jobs it is yet to bring, per function
 
     def begin(self) -> Ready:
+        self.scopes, self.questions = {}, {}
         return self._open(Scope(self._new_id(), self.flow))
 
     def finish(self, scope_id: int, node_name: str, to: tuple[str, ...] | None = None) -> Ready:

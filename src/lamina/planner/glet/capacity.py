@@ -28,6 +28,7 @@ class Capacity:
         self._top = MAX_BATCH if quirks.stops_short else MAX_BATCH + 1
         self._saturation: dict[tuple[str, int, float, int], tuple[int, float]] = {}
         self._knees: dict[tuple[str, int, float], int] = {}
+        self._efficiency: dict[tuple[str, int, float], float] = {}
 
     def saturated_batch(self, load: Load) -> int:
         """The largest batch that may run back to back: a request waits for one batch and runs in the next."""
@@ -65,6 +66,21 @@ class Capacity:
             rate = self.quirks.single(1000 * batch / load.latency_ms(batch)) if batch else 0.0
             self._saturation[key] = batch, rate
         return self._saturation[key]
+
+    def most_per_percent(self, kind: str, model: int, slo_ms: float) -> float:
+        """Requests a second that one percent of a GPU can serve at the very best, in whatever company."""
+        key = (kind, model, slo_ms)
+        if key not in self._efficiency:
+            self._efficiency[key] = max(
+                (
+                    1000 * batch / run_ms / part
+                    for part in self.rules.parts
+                    for batch, run_ms in enumerate(self.latency.solo_ms(kind, model, part))
+                    if batch and 2 * run_ms <= slo_ms
+                ),
+                default=0.0,
+            )
+        return self._efficiency[key]
 
     def knee(self, kind: str, model: int, slo_ms: float) -> int:
         """The part up to which more GPU pays best: the end of the steepest step of throughput against part."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, combinations_with_replacement, groupby, product
+from itertools import chain, combinations_with_replacement, groupby, islice, product
+from math import ceil, inf
 
 from lamina.planner.glet.capacity import Aborted, Capacity
 from lamina.planner.glet.check import broken_promises
@@ -96,7 +97,8 @@ class Planner:
         best: tuple[float, Plan] | None = None
         for headroom in headrooms:
             session = [Wanted(task.model, _with_headroom(task, headroom), task.slo_ms, 0.0) for task in tasks]
-            for attempt in self._attempts(kinds, thorough):
+            attempts = self._attempts(kinds, thorough)
+            for attempt in islice(attempts, 1) if self._gpus_at_least(session, kinds) > len(kinds) else attempts:
                 draft, broken = self._try(attempt, session, kinds)
                 plan = self._plan(draft, session, headroom, broken)
                 if plan.schedulable:
@@ -135,15 +137,14 @@ class Planner:
             yield _Attempt(self.quirks, order, tuple(chain(*cut)))
 
     def _plan_as_published(self, tasks: Sequence[Task], kinds: Sequence[str]) -> Plan:
-        draft = self.draft(kinds)
         try:
-            session = [
-                Wanted(task.model, planned_rate(int(task.rate), count_silence=False), int(task.slo_ms), SLACK_RPS)
-                for task in tasks
-            ]
-            done = schedule(draft, session)
+            rates = [planned_rate(int(task.rate), count_silence=False) for task in tasks]
         except ValueError as error:
             return Plan(False, (), reason=f"the original never ends: {error}", aborted=True)
+        session = [Wanted(task.model, rate, int(task.slo_ms), SLACK_RPS) for task, rate in zip(tasks, rates, strict=True)]
+        draft = self.draft(kinds)
+        try:
+            done = schedule(draft, session)
         except Aborted as error:
             return Plan(False, (), reason=f"the original stops here: {error}", aborted=True)
         plan = self._plan(draft, session, 1.0, "" if done else "not everything finds a place")
@@ -162,6 +163,14 @@ class Planner:
                 )
         return Plan(False, (), 0.0, lost, lost, "; ".join(reasons)) if lost else None
 
+    def _gpus_at_least(self, session: Sequence[Wanted], kinds: Sequence[str]) -> float:
+        """A bound that holds for every plan: each model at its most efficient, and no slot left empty."""
+        capacity = self._capacity[self.quirks]
+        most = {
+            wanted: max(capacity.most_per_percent(kind, wanted.model, wanted.slo_ms) for kind in set(kinds)) for wanted in session
+        }
+        return sum(wanted.rate / rate / WHOLE if rate else inf for wanted, rate in most.items())
+
     def _name(self, model: int) -> str:
         return self.catalogue.models[model].name
 
@@ -169,7 +178,9 @@ class Planner:
 
     def fewest(self, tasks: Sequence[Task], kinds: Sequence[str], most: int) -> tuple[tuple[str, ...], Plan]:
         """The fewest GPUs of these kinds, up to `most`, that serve everything with all headroom; and the plan."""
-        for count in range(1, 2 if self._too_slow(tasks, kinds) else most + 1):
+        session = [Wanted(task.model, _with_headroom(task, 1.0), task.slo_ms, 0.0) for task in tasks if task.rate > 0]
+        least = max(1, ceil(min(most, self._gpus_at_least(session, kinds))))
+        for count in [1] if self._too_slow(tasks, kinds) else range(least, most + 1):
             for mix in combinations_with_replacement(sorted(kinds), count):
                 plan = self.plan(tasks, mix, HEADROOMS[:1])
                 if plan.schedulable:

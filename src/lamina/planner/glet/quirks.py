@@ -1,7 +1,7 @@
 """Which accidents of gpu-let's program to repeat. The algorithm exists once; these flags are all that differs.
 
-`COMPAT` repeats every one, so that plans equal the original's to the last digit. `REPAIRED` repeats none. Q1 to Q11 are the
-numbers of the table in docs/plan.md.
+`COMPAT` repeats every one, so that plans equal the original's to the last digit. `REPAIRED` repeats none. Q2 to Q11 are the
+numbers of the table in docs/plan.md. Q1, the order of the models, is no flag: an order is an argument of the scheduler.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ def _as_it_is(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Quirks:
-    light_first: bool  #: Q1 the least demanding model is placed first
     blind_to_neighbours: bool  #: Q2 a slot is tested against its neighbour's duty, not against its slowdown
     stops_short: bool  #: Q3 batch 32 and a knee at 100 % are never found
     whole_gpu_first: bool  #: Q4 a whole GPU beats an exact fit on an earlier one
