@@ -76,8 +76,13 @@ async def torture(pid: int, port: int, rate: float, seconds: float, every_s: flo
     history = History()
     answers: dict[str, int] = {}
     idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    room = asyncio.Semaphore(900)  # the server takes a thousand connections
 
     async def call(nonce: str, due: float) -> None:
+        async with room:
+            await one_call(nonce, due)
+
+    async def one_call(nonce: str, due: float) -> None:
         history.sent += 1
         if idle:
             reader, writer = idle.pop()

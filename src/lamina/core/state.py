@@ -65,7 +65,7 @@ class Batch:
 
 
 def echo_us(device_us: int) -> int:
-    """How long callers are given to call again."""
+    """How long callers are given to call again: a quarter of the batch's time is as long as waiting for them could pay."""
     return min(5_000, max(300, device_us // 4))
 
 
@@ -95,7 +95,6 @@ class Meter:
             self.echoed += 1
 
     def batch_ended(self, now_us: int, size: int, device_us: int) -> None:
-        """A quarter of the batch's time is as long as waiting for its callers could ever pay."""
         if self.answered:
             self.echo += 0.2 * (min(1.0, self.echoed / self.answered) - self.echo)
         self.answered, self.echoed = size, 0
