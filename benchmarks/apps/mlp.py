@@ -14,7 +14,7 @@ app = lamina.App("bench-mlp")
 SLO = lamina.SLO(os.environ.get("BENCH_SLO", "2s"))
 
 
-@app.function(batch=16, slo=SLO, scale=lamina.Scale(min=1, max=1))
+@app.function(batch=int(os.environ.get("BENCH_BATCH", "16")), slo=SLO, scale=lamina.Scale(min=1, max=1))
 class Mlp:
     def load(self):
         self.net = Net()
