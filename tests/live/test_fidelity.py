@@ -23,14 +23,16 @@ from lamina.types import Call
 
 pytestmark = pytest.mark.live
 
-SECONDS = 12
+SECONDS = 8
+TRIES = 4
+KEEPS_TIME_MS = 2.0  #: timers later than this mean that the machine was busy with something else
 #: four slices, batches of up to eight: 4 x 8 / 48 ms = 667 calls a second; offered are 70 % of that
 SCENARIO = parse(
     """
 [scenario]
 name = "fidelity"
 seed = 11
-duration = "12s"
+duration = "8s"
 noise = 0.05
 
 [policy]
@@ -82,8 +84,8 @@ def arrivals(scenario: Scenario) -> list[Call]:
     return list(takewhile(lambda call: call.arrived_us < SECONDS * 1_000_000, calls_of(scenario)))
 
 
-async def emulated_ms(scenario: Scenario, controller: Controller) -> list[float]:
-    """The very same calls at the very same times, on the clock on the wall."""
+async def emulated_ms(scenario: Scenario, controller: Controller) -> tuple[list[float], float]:
+    """The very same calls at the very same times, on the clock on the wall; and how late timers were, at the 99th percentile."""
     its_world = world(scenario)
     loop = LiveLoop(controller, EmulatedEngine(list(scenario.devices), its_world), Pretence(its_world))
     await loop.start(Deployed(functions=scenario.functions, flows=scenario.flows))
@@ -101,6 +103,12 @@ async def emulated_ms(scenario: Scenario, controller: Controller) -> list[float]
         if not left:
             done.set()
 
+    late_ms: list[float] = []
+
+    def submit(call: Call, due_us: int) -> None:
+        late_ms.append((clock_us() - due_us) / 1000)
+        loop.submit(call, {}, on_end)
+
     timer = Timer(asyncio.get_running_loop())
     begin_us, offset_us = clock_us(), loop.now_us()
     for call in calls:
@@ -111,17 +119,23 @@ async def emulated_ms(scenario: Scenario, controller: Controller) -> list[float]
             call.deadline_us + offset_us,
             call.expires_us + offset_us,
         )
-        timer.at(begin_us + call.arrived_us, lambda shifted=shifted: loop.submit(shifted, {}, on_end))
+        due_us = begin_us + call.arrived_us
+        timer.at(due_us, lambda shifted=shifted, due_us=due_us: submit(shifted, due_us))
     await asyncio.wait_for(done.wait(), SECONDS + 10)
     timer.close()
     await loop.stop()
-    return sorted(latencies)
+    return sorted(latencies), sorted(late_ms)[int(0.99 * len(late_ms))]
 
 
 def test_median_and_tail_agree_within_five_percent_at_seventy_percent_load() -> None:
     in_theory = simulated_ms(SCENARIO)
-    in_practice = asyncio.run(emulated_ms(SCENARIO, controller_of(SCENARIO)))
-    assert len(in_practice) == len(in_theory) > 5_000
+    for _ in range(TRIES):
+        in_practice, late_ms = asyncio.run(emulated_ms(SCENARIO, controller_of(SCENARIO)))
+        if late_ms <= KEEPS_TIME_MS:
+            break
+    else:
+        pytest.skip(f"this machine does not keep time: timers came {late_ms:.1f} ms late")
+    assert len(in_practice) == len(in_theory) > 3_000
     for part in (0.5, 0.99):
         expected = in_theory[int(part * len(in_theory))]
         got = in_practice[int(part * len(in_practice))]
