@@ -11,11 +11,10 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from benchmarks.load import closed
 from benchmarks.report import Report
-from benchmarks.servers import APPS, free_port, started, wait_for
+from benchmarks.servers import APPS, children_by_parent, free_port, started, wait_for
 
 PATH = "/v1/functions/stamp"
 
@@ -58,16 +57,6 @@ def run(report: Report, seconds: float = 60.0, every_s: float = 2.0) -> None:
 
 def p99(times_ms: list[float]) -> float:
     return sorted(times_ms)[int(len(times_ms) * 0.99)] if times_ms else 0.0
-
-
-def workers_of(pid: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == pid:
-                    found.append(int(entry.name))
-    return sorted(found)
 
 
 async def torture(pid: int, port: int, rate: float, seconds: float, every_s: float, seed: int = 1) -> History:
@@ -117,7 +106,7 @@ async def torture(pid: int, port: int, rate: float, seconds: float, every_s: flo
         dice = random.Random(seed + 1)
         while True:
             await asyncio.sleep(every_s)
-            victims = workers_of(pid)
+            victims = sorted(children_by_parent().get(pid, []))
             if victims:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(dice.choice(victims), signal.SIGKILL)

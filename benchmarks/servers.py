@@ -71,14 +71,20 @@ def floor(name: str, body: bytes) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/{name}"
 
 
-def family_rss_mb(pid: int) -> float:
-    """Resident memory of a process and all below it, each page counted in every process that has it."""
+def children_by_parent() -> dict[int, list[int]]:
+    """All processes of the machine, by who started them."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
+    return children
+
+
+def family_rss_mb(pid: int) -> float:
+    """Resident memory of a process and all below it, each page counted in every process that has it."""
+    children = children_by_parent()
     total, todo = 0.0, [pid]
     while todo:
         at = todo.pop()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lamina.gateway.http import Exchange, Limits, Request, Server
+from tests.serving import hang_up
 
 pytestmark = pytest.mark.live
 
@@ -57,12 +58,6 @@ async def talk(port: int, data: bytes, *, half_close: bool = False) -> bytes:
         return head + (await reader.readexactly(length) if not head.startswith(b"HTTP/1.1 100") else b"")
     finally:
         await hang_up(writer)
-
-
-async def hang_up(writer: asyncio.StreamWriter) -> None:
-    writer.close()
-    with contextlib.suppress(ConnectionError):
-        await writer.wait_closed()
 
 
 def status_of(answer: bytes) -> int:

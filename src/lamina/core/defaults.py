@@ -126,7 +126,7 @@ class ScaleToLoad:
     def _fits(self, function: FunctionState, device: Device, going: Mapping[str, int]) -> bool:
         """Could it be loaded here, were the instances `going` (with their memory) gone?"""
         spec = function.spec
-        if device.draining or not spec.fits_family(device.spec.family):
+        if not spec.fits_family(device.spec.family):
             return False
         if device.memory_used_mib - sum(going.values()) + spec.memory_mib > device.spec.memory_mib:
             return False

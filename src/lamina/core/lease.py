@@ -43,7 +43,6 @@ class Device:
     memory_used_mib: int = 0
     instances: dict[str, None] = field(default_factory=dict)  #: a set in the order of loading: runs must repeat
     running: dict[int, int] = field(default_factory=dict)  #: batch -> its units
-    draining: bool = False
 
     @property
     def everything(self) -> int:

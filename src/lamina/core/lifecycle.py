@@ -26,14 +26,3 @@ def move(phase: Phase, event: str) -> Phase:
     to = NEXT[phase].get(event)
     assert to is not None, f"a {phase.value} instance cannot {event}"
     return to
-
-
-class Place(StrEnum):
-    """Where an accepted call is: always exactly one of these, and the last four for ever."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    ANSWERED = "answered"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    REFUSED = "refused"

@@ -23,16 +23,6 @@ MAX_PARTS = 64
 MAX_BOUNDARY = 70  #: RFC 2046
 
 
-class TooLarge(LaminaError):
-    status = 413
-    code = "too-large"
-
-
-class Unprocessable(BadValue):
-    status = 422
-    code = "unprocessable"
-
-
 def inputs_of(request: Request, params: tuple[Param, ...]) -> dict[str, bytes]:
     """The named inputs of a call, each encoded."""
     kind, _, options = request.header(b"content-type").partition(b";")

@@ -14,6 +14,7 @@ from typing import Any
 
 from lamina import values
 from lamina.core.actions import JobRef, Resolve
+from lamina.core.controller import MAX_ITEMS
 from lamina.core.events import Resolved
 from lamina.core.flow import Choice, Each, Flow, Node, Pass, Task
 from lamina.core.run import ROOT
@@ -21,9 +22,6 @@ from lamina.errors import BadValue, LaminaError
 from lamina.expr import Absent, Expr, Leaf, evaluate, leaf_of, leaves
 from lamina.live.frames import ErrorInfo, ShmRef, Stored
 from lamina.live.shm import INLINE_BYTES, Pool, Reader
-
-MAX_ITEMS = 100_000
-"""Of one each: a count from data is bounded before anything is made of it."""
 
 
 @dataclass(slots=True)
