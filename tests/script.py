@@ -44,7 +44,7 @@ class Known:
     loads: dict[str, int]
     seen: list[tuple[str, int, int]] = field(default_factory=list)
 
-    def latency_us(self, function: str, kind: str, batch: int, units: int) -> int:
+    def latency_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> int:
         takes = self.takes.get(function, 0)
         if callable(takes):
             return takes(batch, units)
@@ -53,7 +53,7 @@ class Known:
     def load_us(self, function: str, kind: str) -> int:
         return self.loads.get(function, 0)
 
-    def observe(self, function: str, kind: str, batch: int, units: int, device_us: int) -> None:
+    def observe(self, function: str, kind: str, batch: int, units: int, device_us: int, cores: int = 0) -> None:
         self.seen.append((function, batch, device_us))
 
     def observe_load(self, function: str, kind: str, load_us: int) -> None:

@@ -120,6 +120,13 @@ class Unreachable(LaminaError):
     code = "unreachable"
 
 
+class NoCapacity(LaminaError):
+    """What is to be deployed asks for more than there is. The hint says what could be had instead."""
+
+    status = 409
+    code = "no-capacity"
+
+
 class PolicyError(LaminaError):
     """A policy decided something impossible: a defect of the policy, never of the call."""
 

@@ -66,10 +66,24 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
     node: str = ""
     limits: SliceLimits = SliceLimits()
     price_per_s: float = 1.0  #: of the whole device
+    cores: int = 0  #: of its host, held by batches besides units; 0: not counted
+    core_price_per_s: float = 0.0  #: of one of them
+    link_mib_per_s: float = 0.0  #: how fast data comes in from another node; 0: moving it is free
+    link_latency_us: int = 0
 
     def unit_price(self) -> float:
         """Price of one unit for one microsecond."""
         return self.price_per_s / self.units / 1e6
+
+    def lease_price(self, units: int, cores: int) -> float:
+        """Price of a slice for one microsecond."""
+        return units * self.unit_price() + cores * self.core_price_per_s / 1e6
+
+    def moving_us(self, source: DeviceSpec, kib: int) -> int:
+        """How long it takes to bring so much over from another device; nothing on one and the same node."""
+        if source.id == self.id or (self.node and source.node == self.node) or not self.link_mib_per_s:
+            return 0
+        return self.link_latency_us + int(kib / 1024 / self.link_mib_per_s * 1e6)
 
 
 class FunctionSpec(Struct, frozen=True, kw_only=True):
@@ -81,6 +95,7 @@ class FunctionSpec(Struct, frozen=True, kw_only=True):
     share: float = 0.0  #: part of a GPU wanted; 0: needs none, and may run on one all the same only if `gpu` says so
     gpu: Literal["no", "may", "must"] = "no"
     memory_mib: int = 0
+    input_kib: int = 0  #: what a job usually gets from the step before it
     home: bool = False  #: owns its slice: nobody else leases it, unless `lend`
     lend: bool = True
     quota: Quota = Quota()
@@ -103,6 +118,10 @@ class FunctionSpec(Struct, frozen=True, kw_only=True):
             return wish
         sizes = sorted(size for size in device.limits.sizes if size <= device.units)
         return next((size for size in sizes if size >= wish), sizes[-1])
+
+    def cores_on(self, device: DeviceSpec) -> int:
+        """Cores of the host one batch takes by default, where they are counted."""
+        return min(self.cores, device.cores)
 
 
 class Call(Struct, frozen=True):

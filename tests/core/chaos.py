@@ -103,14 +103,14 @@ class Times:
     per_job_us: int = 300
     load_us_: int = 20_000
 
-    def latency_us(self, function: str, kind: str, batch: int, units: int) -> int:
-        base_us = self.base_us.get(function, 0)
+    def latency_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> int:
+        base_us = self.base_us.get(function, 0) // max(1, cores)
         return base_us + self.per_job_us * batch + 500 // units if base_us else 0
 
     def load_us(self, function: str, kind: str) -> int:
         return self.load_us_ if function in self.base_us else 0
 
-    def observe(self, function: str, kind: str, batch: int, units: int, device_us: int) -> None:
+    def observe(self, function: str, kind: str, batch: int, units: int, device_us: int, cores: int = 0) -> None:
         pass
 
     def observe_load(self, function: str, kind: str, load_us: int) -> None:
@@ -202,6 +202,9 @@ class Chaos:
             memory_mib=rng.randint(100, 400),
             family=rng.choice(("gpu", "gpu", "cpu")),
             limits=limits,
+            cores=rng.choice((0, 0, 3)),
+            link_mib_per_s=rng.choice((0.0, 0.0, 100.0)),
+            link_latency_us=rng.choice((0, 200)),
         )
 
     def a_function(self, name: str) -> FunctionSpec:

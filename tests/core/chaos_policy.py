@@ -71,7 +71,7 @@ class Policy:
                 )
                 continue
             units = self.rng.choice((0, 0, 1, 2))
-            for opening in view.openings(function, self._legal(view, function, units)):
+            for opening in view.openings(function, self._legal(view, function, units), self.rng.randint(0, 2)):
                 yield from self._serve(view, function, opening)
             if len(function.queue) and self._may(0.05):
                 yield Drop(self.rng.choice(function.queue.jobs()))
@@ -93,7 +93,8 @@ class Policy:
         if self._may(0.5):
             self.rng.shuffle(jobs)
         jobs = jobs[: self.rng.randint(1, function.spec.max_batch)]
-        ends_us = opening.at_us + view.latency_us(function.spec.name, opening.device, len(jobs), opening.units)
+        takes_us = view.latency_us(function.spec.name, opening.device, len(jobs), opening.units, opening.cores)
+        ends_us = opening.at_us + takes_us + view.transfer_us(jobs, opening.device)
         if ends_us <= max(job.expires_us for job in jobs):
             yield Start(jobs, opening, "chance")
 
@@ -112,8 +113,11 @@ class Policy:
                 yield UnloadOf(instance.id)
             elif self._may(0.15):
                 units = self._home_units(device, instance.id)
-                if units:
-                    yield ResizeTo(instance.id, units)
+                if units and device.homes.get(instance.id, 0).bit_count() != units:
+                    yield ResizeTo(instance.id, units, self.rng.choice((1.0, 0.5)))
+                elif instance.id in device.homes:
+                    most = 1 - device.promised(device.homes[instance.id], instance.id)
+                    yield ResizeTo(instance.id, instance.units, most * self.rng.choice((1.0, 0.5)))
         for device in list(view.devices.values()):
             if not device.instances and self._may(0.02):
                 yield GiveDevice(device.spec.id)
@@ -132,7 +136,13 @@ class Policy:
                 home = self._home_units(device, "")
                 if not home and not device.spec.limits.per_batch:
                     continue
-            yield LoadOn(name, device.spec.id, home)
+            hosts = [owner for owner, mask in device.homes.items() if device.promised(mask) < 1]
+            if hosts and self._may(0.4):
+                beside = self.rng.choice(hosts)
+                mask = device.homes[beside]
+                yield LoadOn(name, device.spec.id, mask.bit_count(), (1 - device.promised(mask)) / 2, beside)
+            else:
+                yield LoadOn(name, device.spec.id, home, self.rng.choice((1.0, 0.5)) if home else 1.0)
             return
 
     def _home_units(self, device: Device, instance: str) -> int:

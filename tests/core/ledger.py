@@ -22,6 +22,7 @@ class Loaded:
     device: str
     memory_mib: int
     home: int = 0
+    quota: float = 1.0
     lend: bool = True
     ready: bool = False
 
@@ -126,7 +127,8 @@ class Ledger:
                 assert not busy, f"{loaded.id} is unloaded under its batches"
             case do.Resize():
                 loaded = self.instances[action.instance]
-                loaded.home, loaded.lend = action.mask, self.functions[loaded.function].lend
+                loaded.home, loaded.quota = action.mask, action.quota
+                loaded.lend = self.functions[loaded.function].lend
                 self._check_homes(loaded.device)
             case do.Resolve():
                 assert action.call_id in self.open, "a question about a run that has ended"
@@ -146,18 +148,21 @@ class Ledger:
         spec, device = self.functions[action.function], self.devices[action.device]
         assert action.instance not in self.instances, "one name for two instances"
         assert spec.fits_family(device.family), f"{spec.name} cannot be on a {device.family}"
-        self.instances[action.instance] = Loaded(action.instance, spec.name, device.id, spec.memory_mib, action.mask, spec.lend)
+        self.instances[action.instance] = Loaded(
+            action.instance, spec.name, device.id, spec.memory_mib, action.mask, action.quota, spec.lend
+        )
         used_mib = sum(loaded.memory_mib for loaded in self.instances.values() if loaded.device == device.id)
         assert used_mib <= device.memory_mib, f"{device.id} is over its memory"
         self._check_homes(device.id)
 
     def _check_homes(self, device: str) -> None:
-        kept = 0
+        given: dict[int, float] = {}
         for loaded in self.instances.values():
             if loaded.device == device and loaded.home:
-                assert not kept & loaded.home, "homes overlap"
+                assert not any(home & loaded.home for home in given if home != loaded.home), "homes overlap"
                 self._check_shape(self.devices[device], loaded.home)
-                kept |= loaded.home
+                given[loaded.home] = given.get(loaded.home, 0.0) + loaded.quota
+        assert all(part <= 1 + 1e-9 for part in given.values()), "more than all the time of a slice is given away"
 
     def _check_shape(self, device: DeviceSpec, mask: int) -> None:
         units, start = mask.bit_count(), (mask & -mask).bit_length() - 1
@@ -179,10 +184,14 @@ class Ledger:
             assert before.next is None, "two batches booked behind one"
             assert before.action.device == action.device
             assert action.mask & ~before.action.mask == 0, "it does not inherit that slice"
+            assert action.cores <= before.action.cores, "nor those cores"
             before.next = lease
         else:
             assert not action.mask & self._leased(action.device), "slices overlap"
-            foreign = [i for i in self.instances.values() if i.device == device.id and i.id != loaded.id and not i.lend]
+            held = sum(b.action.cores for b in self.batches.values() if b.running and b.action.device == device.id)
+            assert held + action.cores <= device.cores, "more cores than the host has"
+            homes = [i for i in self.instances.values() if i.device == device.id and i.home != loaded.home]
+            foreign = [i for i in homes if not i.lend]
             assert not any(i.home & action.mask for i in foreign), "a home that is not lent was leased"
         assert device.limits.per_batch or action.mask == loaded.home, "only its standing slice may be leased"
         self.batches[action.batch_id] = lease

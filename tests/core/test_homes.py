@@ -9,7 +9,9 @@ import pytest
 
 from lamina.core.actions import Load, Resize
 from lamina.core.events import CallCancelled, Deployed
-from lamina.core.policy import Decision, Hold, ResizeTo, View
+from lamina.core.flow import Flow, Task
+from lamina.core.policy import Decision, Hold, LoadOn, ResizeTo, View
+from lamina.errors import PolicyError
 from lamina.policies import fifo
 from lamina.types import DeviceSpec, SliceLimits
 from tests.script import Script, a_function
@@ -173,3 +175,76 @@ def test_resizing_to_nothing_gives_the_home_up(script: Script):
     said = script.arrives("c1")
     assert Resize("f-1", 0) in said
     assert script.running[0].mask == 0b11
+
+
+# ------------------------------------------------------------------ part of the time
+
+
+@dataclass(frozen=True)
+class Shared(fifo.Policy):
+    """`f` on two units for part of the time, and `g` beside it on the same two."""
+
+    quotas: tuple[float, float] = (0.5, 0.5)
+    period_us: int = 1_000_000
+
+    def scale(self, view: View) -> Iterator[Decision]:
+        if not view.instances and "g" in view.functions:
+            yield LoadOn("f", "gpu0", 2, self.quotas[0])
+            yield LoadOn("g", "gpu0", 2, self.quotas[1], beside="f-1")
+
+
+def sharing(script: Script, quotas: tuple[float, float] = (0.5, 0.5)) -> Script:
+    functions = [a_function("f", share=0.5), a_function("g", share=0.5)]
+    return script.given(*functions, devices=[MANY], takes=TAKES, policy=Shared(quotas=quotas), engine=True)
+
+
+def test_two_instances_share_one_standing_slice_in_turns(script: Script):
+    sharing(script).at(0).arrives("cf", target="f")
+    script.arrives("cg", target="g")
+    assert {batch.mask for batch in script.batches} == {0b11}
+    assert len(script.running) == 1
+
+
+def test_no_more_than_all_of_the_time_can_be_given_away(script: Script):
+    with pytest.raises(PolicyError, match="more than there is left"):
+        sharing(script, (0.7, 0.4))
+
+
+def test_an_instance_with_part_of_the_time_gets_that_part_in_the_long_run(script: Script):
+    sharing(script, (0.3, 0.7)).at(0)
+    for number in range(200):
+        script.at(number * 10 * MS).arrives(f"c{number}", target="f")
+    script.at(2_000 * MS)
+    busy_us = sum(5 * MS for batch in script.batches if batch.function == "f")
+    assert busy_us == pytest.approx(0.3 * 2_000 * MS, rel=0.05)
+
+
+def test_giving_an_instance_more_of_the_time_leaves_its_slice_where_it_is(script: Script):
+    sharing(script, (0.3, 0.5))
+    script.controller._fleet.resize(ResizeTo("f-1", 2, 0.5))  # what a scale role would decide
+    assert script.controller.salvage()[0] == Resize("f-1", 0b11, 0.5)
+
+
+# --------------------------------------------------------------------- cores of the host
+
+
+def test_a_batch_holds_cores_of_the_host_until_it_ends(script: Script):
+    host = DeviceSpec(id="gpu0", kind="gpu", units=4, memory_mib=1_000, cores=3, limits=SliceLimits(batches_per_instance=0))
+    script.given(a_function("f", share=0.25, cores=2), devices=[host], takes=TAKES, engine=True)
+    script.at(0).arrives("c1", "c2", target="f")
+    assert [batch.cores for batch in script.running] == [2]  # units enough for four, cores for one
+    script.at(20 * MS)
+    assert script.controller.state.devices["gpu0"].cores_free == 3
+
+
+def test_the_input_of_a_step_is_fetched_from_the_node_of_the_step_before(script: Script):
+    near = DeviceSpec(id="near", kind="gpu", units=1, memory_mib=1_000, link_mib_per_s=100, link_latency_us=500)
+    far = DeviceSpec(id="far", kind="gpu", units=1, memory_mib=100, link_mib_per_s=100, link_latency_us=500)
+    flow = Flow("w", {"a": Task("a", "f", ("b",)), "b": Task("b", "g")}, ("a",))
+    big = a_function("f", memory_mib=900)
+    small = a_function("g", memory_mib=100, input_kib=1024)
+    script.given(big, small, flows=[flow], devices=[near, far], takes=TAKES, engine=True)
+    script.at(0).arrives("c", target="w")
+    script.at(50 * MS)
+    moved = [(batch.device, batch.transfer_us, batch.predicted_us) for batch in script.batches]
+    assert moved == [("near", 0, 5 * MS), ("far", 10_500, 15_500)]

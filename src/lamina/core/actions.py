@@ -29,15 +29,18 @@ class StartBatch(Struct, frozen=True, tag=True):
     predicted_us: int = 0
     after: int = 0
     why: str = ""  #: what the policy weighed, for `explain`
+    cores: int = 0  #: of the host, where they are counted
+    transfer_us: int = 0  #: of the time predicted: bringing its inputs over from other nodes
 
 
 class Load(Struct, frozen=True, tag=True):
-    """Bring a function up on a device; `mask` is its standing slice, 0 if it has none."""
+    """Bring a function up on a device; `mask` is its standing slice, 0 if it has none, `quota` its part of the time there."""
 
     instance: str
     function: str
     device: str
     mask: int = 0
+    quota: float = 1.0
 
 
 class Unload(Struct, frozen=True, tag=True):
@@ -45,10 +48,11 @@ class Unload(Struct, frozen=True, tag=True):
 
 
 class Resize(Struct, frozen=True, tag=True):
-    """The standing slice of an instance moves; batches already started keep theirs."""
+    """The standing slice of an instance moves, or its part of the time there changes; batches already started keep theirs."""
 
     instance: str
     mask: int
+    quota: float = 1.0
 
 
 class Reply(Struct, frozen=True, tag=True):

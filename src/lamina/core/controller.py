@@ -30,6 +30,7 @@ from lamina.core.outlook import Outlook
 from lamina.core.policy import (
     Admit,
     Decision,
+    DeployRole,
     Dispatch,
     Drop,
     GiveDevice,
@@ -70,7 +71,7 @@ MAX_ITEMS = 100_000
 
 
 class Controller:
-    def __init__(self, policy: Dispatch, predictor: Predictor, *, hang_floor_us: int = 5_000_000) -> None:
+    def __init__(self, policy: Dispatch, predictor: Predictor, *, hang_floor_us: int = 5_000_000, explain: bool = False) -> None:
         self.state = State()
         self.policy = policy
         self.predictor = predictor
@@ -79,6 +80,7 @@ class Controller:
         self._scale: ScaleRole = policy if isinstance(policy, ScaleRole) else ScaleToLoad()
         self._promises = Promises()
         self._view = View(self.state, predictor, self._promises)
+        self._view.explaining = explain
         self._hang_floor_us = hang_floor_us
         self._out: list[Action] = []
         self._lines = Lines(self.state)
@@ -215,6 +217,7 @@ class Controller:
             self.now_us,
             call.deadline_us - tail_us,
             call.expires_us - tail_us,
+            at=run.at,
         )
         run.jobs[job.id] = job
         if run.expected:
@@ -276,11 +279,12 @@ class Controller:
         function.crashes = function.refused = 0
         function.suspects = max(0, function.suspects - count)
         function.meter.batch_ended(self.now_us, count, device_us)
-        self.predictor.observe(function.spec.name, device.spec.kind, count, units, device_us)
-        if function.bucket:
-            function.bucket.charge(self.now_us, device_us)
+        self.predictor.observe(function.spec.name, device.spec.kind, count, units, device_us, batch.cores)
+        for bucket in (function.bucket, batch.instance.bucket):
+            if bucket:
+                bucket.charge(self.now_us, device_us)
         label = mask_label(device.spec.id, batch.mask)
-        cost = device_us * units * device.spec.unit_price() / count
+        cost = device_us * device.spec.lease_price(units, batch.cores) / count
         self._fleet.release(batch)
         outcomes = event.outcomes
         if outcomes and len(outcomes) != count:  # whose is whose? Nobody gets an answer that may be another's
@@ -293,6 +297,7 @@ class Controller:
             run.batch = max(run.batch, count)
             run.slice = label
             run.cost += cost
+            run.at = device.spec.id
             if outcomes and not outcomes[index].ok:
                 self._end(run, Fail(run.call.id, outcomes[index].error, job.node, job.id))
             elif run.flow.single is not None:
@@ -398,6 +403,8 @@ class Controller:
 
     def _deployed(self, event: ev.Deployed) -> None:
         self._check_deployed(event)
+        if isinstance(self.policy, DeployRole):
+            self.policy.deploy(self._view, event.functions, event.flows)
         for spec in event.functions:
             known = self.state.functions.get(spec.name)
             if known is None:
@@ -408,7 +415,7 @@ class Controller:
                 for instance in known.instances.values():
                     device = self.state.devices[instance.device]
                     if instance.id in device.homes:
-                        device.keep(instance.id, device.homes[instance.id], spec.lend)
+                        device.keep(instance.id, device.homes[instance.id], spec.lend, instance.quota)
                     else:
                         instance.units = spec.units_on(device.spec)
                     self._lines.stir(device)

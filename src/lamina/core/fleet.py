@@ -15,6 +15,7 @@ from lamina.core.lease import Device, mask_label
 from lamina.core.lifecycle import Phase, move
 from lamina.core.lines import Lines
 from lamina.core.policy import GiveDevice, LoadOn, ResizeTo, Start, UnloadOf, View
+from lamina.core.quota import share_bucket
 from lamina.core.state import Batch, Instance, State
 from lamina.errors import PolicyError
 
@@ -35,12 +36,25 @@ class Fleet:
         instance, device, after = opening.instance, opening.device, opening.after
         function = self._state.functions[instance.function]
         self._check_start(decision)
-        predicted_us = self._view.latency_us(function.spec.name, device, len(jobs), opening.units)
+        predicted_us = self._view.latency_us(function.spec.name, device, len(jobs), opening.units, opening.cores)
+        transfer_us = self._view.transfer_us(jobs, device)
+        if predicted_us:
+            predicted_us += transfer_us
         if predicted_us and opening.at_us + predicted_us > max(job.expires_us for job in jobs):
             raise PolicyError(f"every job of this batch of {function.spec.name} would be too late")
         state = self._state
         state.last_batch += 1
-        batch = Batch(state.last_batch, instance, device, opening.mask, jobs, predicted_us, planned_us=opening.at_us)
+        batch = Batch(
+            state.last_batch,
+            instance,
+            device,
+            opening.mask,
+            jobs,
+            predicted_us,
+            planned_us=opening.at_us,
+            cores=opening.cores,
+            transfer_us=transfer_us,
+        )
         if after is not None:
             batch.after = after
             after.follower = batch
@@ -62,6 +76,8 @@ class Fleet:
                 predicted_us,
                 after.id if after is not None else 0,
                 decision.why,
+                opening.cores,
+                transfer_us,
             )
         )
 
@@ -84,6 +100,8 @@ class Fleet:
         own = after is not None and after.instance is instance
         if not own and not instance.has_room(function.batches_at_once(device)):
             raise PolicyError(f"{instance.id} has all the batches it may run at once")
+        if opening.cores < 0 or opening.cores > (device.cores_free if after is None else after.cores):
+            raise PolicyError(f"{device.spec.id} has no {opening.cores} cores to spare")
         if after is None:
             if mask & (device.busy | device.kept_from(instance.id)):
                 raise PolicyError(f"{mask_label(device.spec.id, mask)} is busy, or kept for somebody else")
@@ -94,7 +112,7 @@ class Fleet:
 
     def _begin(self, batch: Batch) -> None:
         batch.started_us = self._view.now_us
-        batch.device.take(batch.id, batch.mask)
+        batch.device.take(batch.id, batch.mask, batch.cores)
         batch.instance.running += 1
 
     def release(self, batch: Batch) -> None:
@@ -127,7 +145,8 @@ class Fleet:
             raise PolicyError(f"{spec.name} cannot run on {device.spec.id}: that is a {device.spec.family}")
         if device.memory_used_mib + spec.memory_mib > device.spec.memory_mib:
             raise PolicyError(f"{spec.name} needs {spec.memory_mib} MiB; {device.spec.id} has no room for it")
-        mask = _standing(device, decision.home_units)
+        mask = self._shared(device, decision) if decision.beside else _standing(device, decision.home_units)
+        quota = _time_share(device, mask, decision.quota)
         function.loads += 1
         instance = Instance(
             f"{spec.name}-{function.loads}",
@@ -137,14 +156,23 @@ class Fleet:
             self._view.now_us,
             spec.memory_mib,
             units=mask.bit_count() or spec.units_on(device.spec),
+            quota=quota,
+            bucket=share_bucket(quota, None, self._view.now_us),
         )
         device.memory_used_mib += spec.memory_mib
         device.instances[instance.id] = None
         if mask:
-            device.keep(instance.id, mask, spec.lend)
+            device.keep(instance.id, mask, spec.lend, quota)
         function.instances[instance.id] = instance
         self._state.instances[instance.id] = instance
-        self._out.append(Load(instance.id, spec.name, device.spec.id, mask))
+        self._out.append(Load(instance.id, spec.name, device.spec.id, mask, quota))
+
+    def _shared(self, device: Device, decision: LoadOn) -> int:
+        """The standing slice of another instance, to be used in turns."""
+        mask = device.homes.get(decision.beside, 0)
+        if not mask or mask.bit_count() != decision.home_units:
+            raise PolicyError(f"{decision.beside!r} has no standing slice of {decision.home_units} units on {device.spec.id}")
+        return mask
 
     def unload(self, decision: UnloadOf) -> None:
         instance = _known(self._state.instances, decision.instance)
@@ -157,16 +185,20 @@ class Fleet:
         instance = _known(self._state.instances, decision.instance)
         device = self._state.devices[instance.device]
         spec = self._state.functions[instance.function].spec
-        if device.homes.get(instance.id, 0).bit_count() == decision.home_units:
+        now = device.homes.get(instance.id, 0)
+        stays = now.bit_count() == decision.home_units
+        if stays and decision.quota == instance.quota:
             return
-        mask = _standing(device, decision.home_units, (instance.id,))
+        mask = now if stays else _standing(device, decision.home_units, (instance.id,))
+        instance.quota = _time_share(device, mask, decision.quota, instance.id)
+        instance.bucket = share_bucket(instance.quota, instance.bucket, self._view.now_us)
         if mask:
-            device.keep(instance.id, mask, spec.lend)
+            device.keep(instance.id, mask, spec.lend, instance.quota)
         else:
             device.leave(instance.id)
         instance.units = mask.bit_count() or spec.units_on(device.spec)
         self._lines.stir(device)
-        self._out.append(Resize(instance.id, mask))
+        self._out.append(Resize(instance.id, mask, instance.quota))
 
     def kill(self, instance: Instance, reason: str) -> None:
         """Once; until its loss is reported it gets nothing more to do."""
@@ -221,6 +253,15 @@ def _known(those: dict[str, Thing], name: str) -> Thing:
     if name not in those:
         raise PolicyError(f"there is no {name!r}")
     return those[name]
+
+
+def _time_share(device: Device, mask: int, quota: float, instead_of: str = "") -> float:
+    """Part of the time on a standing slice; without one there is nothing to have part of."""
+    if not mask:
+        return 1.0
+    if not 0 < quota <= 1 or device.promised(mask, instead_of) + quota > 1 + 1e-9:
+        raise PolicyError(f"{quota:g} of the time on {mask_label(device.spec.id, mask)} is more than there is left")
+    return quota
 
 
 def _standing(device: Device, units: int, instead_of: Container[str] = ()) -> int:

@@ -43,10 +43,17 @@ class Device:
     memory_used_mib: int = 0
     instances: dict[str, None] = field(default_factory=dict)  #: a set in the order of loading: runs must repeat
     running: dict[int, int] = field(default_factory=dict)  #: batch -> its units
+    shares: dict[str, float] = field(default_factory=dict)  #: instance -> part of the time on its home; left out: all of it
+    cores: dict[int, int] = field(default_factory=dict)  #: batch -> cores of the host
+    cores_busy: int = 0
 
     @property
     def everything(self) -> int:
         return (1 << self.spec.units) - 1
+
+    @property
+    def cores_free(self) -> int:
+        return self.spec.cores - self.cores_busy
 
     def open_to(self, instance: str) -> int:
         """Units this instance may lease now: not busy, and not kept for somebody else."""
@@ -55,16 +62,18 @@ class Device:
     def kept_from(self, instance: str) -> int:
         """Units that stand for others and are not lent."""
         kept = 0
+        own = self.homes.get(instance, 0)
         for owner, mask in self.homes.items():
-            if owner != instance and owner not in self.lent:
+            if owner not in self.lent and mask != own:
                 kept |= mask
         return kept
 
     def homes_but(self, instance: str) -> int:
-        """Units that stand for others, lent or not."""
+        """Units that stand for others, lent or not. Who shares a home has it too."""
         kept = 0
-        for owner, mask in self.homes.items():
-            if owner != instance:
+        own = self.homes.get(instance, 0)
+        for mask in self.homes.values():
+            if mask != own:
                 kept |= mask
         return kept
 
@@ -73,8 +82,8 @@ class Device:
         limits = self.spec.limits
         home = self.homes.get(instance, 0)
         idle_home = home if not home & self.busy else 0
-        if not limits.per_batch:
-            return idle_home
+        if not limits.per_batch or self.shares.get(instance, 1.0) < 1:
+            return idle_home  # who has part of the time on a slice takes turns there
         if idle_home.bit_count() >= units:
             return find_run(idle_home, units, limits.aligned, self.spec.units) or idle_home
         free = self.everything & ~self.busy & ~kept
@@ -91,14 +100,20 @@ class Device:
                 taken |= mask
         return find_run(self.everything & ~taken, units, self.spec.limits.aligned, self.spec.units)
 
-    def keep(self, instance: str, mask: int, lend: bool) -> None:
-        """From now on this is its standing slice."""
+    def keep(self, instance: str, mask: int, lend: bool, share: float = 1.0) -> None:
+        """From now on this is its standing slice, for that part of the time."""
         self.homes[instance] = mask
+        self.shares[instance] = share
         (self.lent.add if lend else self.lent.discard)(instance)
+
+    def promised(self, mask: int, without: str = "") -> float:
+        """Part of the time on this standing slice that instances have been given."""
+        return sum(self.shares[owner] for owner, home in self.homes.items() if home == mask and owner != without)
 
     def leave(self, instance: str) -> None:
         """It has no standing slice any more."""
         self.homes.pop(instance, None)
+        self.shares.pop(instance, None)
         self.lent.discard(instance)
 
     def allows(self, mask: int) -> bool:
@@ -114,15 +129,20 @@ class Device:
             and (not limits.aligned or (low.bit_length() - 1) % units == 0)
         )
 
-    def take(self, batch_id: int, mask: int) -> None:
+    def take(self, batch_id: int, mask: int, cores: int = 0) -> None:
         assert 0 < mask <= self.everything, f"{self.spec.id} has no units {mask:b}"
         assert not mask & self.busy, f"units {mask & self.busy:b} of {self.spec.id} are leased twice"
         self.busy |= mask
         self.running[batch_id] = mask
+        if cores:
+            self.cores[batch_id] = cores
+            self.cores_busy += cores
 
     def give_back(self, batch_id: int) -> int:
         mask = self.running.pop(batch_id)
         self.busy &= ~mask
+        if self.cores:
+            self.cores_busy -= self.cores.pop(batch_id, 0)
         return mask
 
     def forget(self, instance: str) -> None:
@@ -136,10 +156,14 @@ class Device:
             busy |= mask
         assert busy == self.busy, f"{self.spec.id} counts units nobody holds"
         assert busy | self.everything == self.everything, f"more units leased than {self.spec.id} has"
+        assert self.cores_busy == sum(self.cores.values()) <= self.spec.cores, f"cores of {self.spec.id} are over-committed"
+        assert self.cores.keys() <= self.running.keys(), "cores outlived their batch"
         kept = 0
-        for mask in self.homes.values():
+        for mask in set(self.homes.values()):
             assert not kept & mask, f"homes overlap on {self.spec.id}"
+            assert self.promised(mask) <= 1 + 1e-9, f"more than all the time of a slice of {self.spec.id} is given away"
             kept |= mask
+        assert self.shares.keys() == self.homes.keys()
         assert 0 <= self.memory_used_mib <= self.spec.memory_mib, f"memory of {self.spec.id} is over its cap"
         assert self.homes.keys() <= self.instances.keys(), "a home outlived its instance"
         assert self.lent <= self.homes.keys(), "nothing is lent where there is no home"

@@ -1,10 +1,11 @@
 """What a policy sees and what it may decide.
 
-A policy is one file with a class `Policy`: its fields are its options, and it has up to three roles.
+A policy is one file with a class `Policy`: its fields are its options, and it has up to four roles.
 
     admit(view, call)  -> Promise or Refuse  now or never; None admits without a word
     dispatch(view)     -> decisions          which jobs, how many, on which slice; asked after every event
     scale(view)        -> decisions          standing instances; asked every `period_us`, and when a function is cold
+    deploy(view, functions, flows)           may refuse what could not be given what it asks for; optional
 
 A role it leaves out is served by `core/defaults.py`. It looks and decides; the controller checks each decision and
 applies it before asking for the next, so a generator sees what its last `yield` did.
@@ -20,7 +21,7 @@ from msgspec import Struct
 from lamina.core.actions import Refuse
 from lamina.core.lifecycle import Phase
 from lamina.core.queue import Job, Order
-from lamina.types import NEVER_US, Call
+from lamina.types import NEVER_US, Call, FunctionSpec
 
 if TYPE_CHECKING:
     from lamina.core.flow import Flow
@@ -67,11 +68,16 @@ class Wake(Struct, frozen=True):
 
 
 class LoadOn(Struct, frozen=True):
-    """Bring the function up on that device; `home_units` gives it a standing slice."""
+    """Bring the function up on that device; `home_units` gives it a standing slice, `quota` part of the time there only.
+
+    `beside` names an instance whose slice it shares: same units, and together no more than all of the time.
+    """
 
     function: str
     device: str
     home_units: int = 0
+    quota: float = 1.0
+    beside: str = ""
 
 
 class UnloadOf(Struct, frozen=True):
@@ -81,8 +87,11 @@ class UnloadOf(Struct, frozen=True):
 
 
 class ResizeTo(Struct, frozen=True):
+    """Another standing slice, or another part of the time on it. As many units as now: it stays where it is."""
+
     instance: str
     home_units: int
+    quota: float = 1.0
 
 
 class WantDevice(Struct, frozen=True):
@@ -106,6 +115,7 @@ class Opening(Struct, frozen=True):
     mask: int
     after: Batch | None
     at_us: int  #: when it would start
+    cores: int = 0  #: of the host, where they are counted
 
     @property
     def units(self) -> int:
@@ -115,13 +125,13 @@ class Opening(Struct, frozen=True):
 class Predictor(Protocol):
     """How long will it take? Everything in microseconds; 0 means that nobody knows yet."""
 
-    def latency_us(self, function: str, kind: str, batch: int, units: int) -> int:
+    def latency_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> int:
         """Time to plan with: seldom exceeded, so an upper quantile rather than the mean."""
         ...
 
     def load_us(self, function: str, kind: str) -> int: ...
 
-    def observe(self, function: str, kind: str, batch: int, units: int, device_us: int) -> None:
+    def observe(self, function: str, kind: str, batch: int, units: int, device_us: int, cores: int = 0) -> None:
         """What it really took."""
         ...
 
@@ -144,6 +154,13 @@ class Dispatch(Protocol):
 
 
 @runtime_checkable
+class DeployRole(Protocol):
+    def deploy(self, view: View, functions: tuple[FunctionSpec, ...], flows: tuple[Flow, ...]) -> None:
+        """Raise `NoCapacity` if these could not all be given what they ask for; nothing is changed then."""
+        ...
+
+
+@runtime_checkable
 class ScaleRole(Protocol):
     period_us: int
 
@@ -153,13 +170,14 @@ class ScaleRole(Protocol):
 class View:
     """Read-only: the state, the time, and the questions policies ask most."""
 
-    __slots__ = ("_promises", "_state", "now_us", "predictor")
+    __slots__ = ("_promises", "_state", "explaining", "now_us", "predictor")
 
     def __init__(self, state: State, predictor: Predictor, promises: Promises | None = None) -> None:
         self._state = state
         self._promises = promises
         self.predictor = predictor
         self.now_us = 0
+        self.explaining = False  #: somebody wants to read `Start.why`
 
     @property
     def functions(self) -> dict[str, FunctionState]:
@@ -186,8 +204,19 @@ class View:
     def batches(self) -> dict[int, Batch]:
         return self._state.batches
 
-    def latency_us(self, function: str, device: Device, batch: int, units: int) -> int:
-        return self.predictor.latency_us(function, device.spec.kind, batch, units)
+    def latency_us(self, function: str, device: Device, batch: int, units: int, cores: int = 0) -> int:
+        return self.predictor.latency_us(function, device.spec.kind, batch, units, cores)
+
+    def transfer_us(self, jobs: Iterable[Job], device: Device) -> int:
+        """Time to bring the inputs of these jobs to the device, one after another."""
+        if not device.spec.link_mib_per_s:
+            return 0
+        total_us = 0
+        for job in jobs:
+            source = self._state.devices.get(job.at)
+            if source is not None:
+                total_us += device.spec.moving_us(source.spec, self._state.functions[job.function].spec.input_kib)
+        return total_us
 
     @property
     def held(self) -> dict[str, Hold]:
@@ -221,44 +250,51 @@ class View:
             for device in self._state.devices.values()
         )
 
-    def openings(self, function: FunctionState, units: int = 0) -> Iterator[Opening]:
+    def openings(self, function: FunctionState, units: int = 0, cores: int = 0) -> Iterator[Opening]:
         """Where a batch could go, soonest kinds first: idle slices, then one booking behind each running batch.
 
         An instance that may run several batches is asked again after each start, until its device is full. Nothing is
-        offered while the function's quota is in debt. `units` 0 stands for the function's own wish.
+        offered while the quota of the function, or of the instance, is in debt. 0 stands for the function's own wish.
         """
         now_us = self.now_us
         if function.bucket and function.bucket.ready_us(now_us) > now_us:
             return
-        crowded: list[tuple[Instance, Device, int]] = []
+        crowded: list[tuple[Instance, Device, int, int]] = []
         for instance in list(function.instances.values()):
+            if instance.bucket and instance.bucket.ready_us(now_us) > now_us:
+                continue
             device = self._state.devices[instance.device]
             wish = units or instance.units
+            hands = (cores or function.spec.cores_on(device.spec)) if device.spec.cores else 0
             while instance.phase is Phase.WARM:
                 mask = 0
-                if instance.has_room(function.batches_at_once(device)):
+                if instance.has_room(function.batches_at_once(device)) and hands <= device.cores_free:
                     mask = device.find(instance.id, wish, self.kept_from(instance, device) if device.homes else 0)
                 if not mask:
-                    crowded.append((instance, device, wish))
+                    crowded.append((instance, device, wish, hands))
                     break
-                yield Opening(instance, device, mask, None, now_us)
+                yield Opening(instance, device, mask, None, now_us, hands)
                 if not mask & device.busy:
                     break  # not taken, so nothing else here would be
-        for instance, device, wish in crowded:
-            behind = self._booking(instance, device, wish)
+        for instance, device, wish, hands in crowded:
+            behind = self._booking(instance, device, wish, hands)
             if behind is not None:
-                yield Opening(instance, device, behind.mask, behind, max(now_us, behind.ends_us))
+                yield Opening(instance, device, behind.mask, behind, max(now_us, behind.ends_us), hands)
 
     def no_opening_until_us(self, function: FunctionState) -> int:
         """How long to hold a function that has no opening: a quota refills by itself, all else takes an event."""
         ready_us = function.bucket.ready_us(self.now_us) if function.bucket else 0
+        if ready_us <= self.now_us:
+            debts = [i.bucket.ready_us(self.now_us) for i in function.instances.values() if i.bucket]
+            ready_us = min((debt_us for debt_us in debts if debt_us > self.now_us), default=0)
         return ready_us if ready_us > self.now_us else NEVER_US
 
     def kept_from(self, instance: Instance, device: Device) -> int:
         """Units that stand for others: not lent at all, or wanted by their owner at this moment."""
         kept = 0
+        own = device.homes.get(instance.id, 0)
         for owner, mask in device.homes.items():
-            if owner != instance.id and (owner not in device.lent or self._wants_home(owner, device)):
+            if mask != own and (owner not in device.lent or self._wants_home(owner, device)):
                 kept |= mask
         return kept
 
@@ -266,9 +302,10 @@ class View:
         instance = self._state.instances[owner]
         function = self._state.functions[instance.function]
         able = instance.phase is Phase.WARM and instance.has_room(function.batches_at_once(device))
-        return able and len(function.queue) > 0 and not (function.bucket and function.bucket.level(self.now_us) <= 0)
+        buckets = (function.bucket, instance.bucket)
+        return able and len(function.queue) > 0 and not any(bucket and bucket.level(self.now_us) <= 0 for bucket in buckets)
 
-    def _booking(self, instance: Instance, device: Device, units: int) -> Batch | None:
+    def _booking(self, instance: Instance, device: Device, units: int, cores: int) -> Batch | None:
         """The running batch whose slice it could inherit soonest. A home is lent for one batch, so not for the next."""
         limits = device.spec.limits
         if instance.has_room(self._state.functions[instance.function].batches_at_once(device)):
@@ -281,6 +318,7 @@ class View:
         best: Batch | None = None
         for batch in candidates:
             fits = batch.follower is None and batch.mask.bit_count() >= units and not batch.mask & foreign
+            fits = fits and batch.cores >= cores
             if not limits.per_batch:
                 fits = fits and batch.mask == device.homes.get(instance.id)
             if fits and (best is None or batch.ends_us < best.ends_us):

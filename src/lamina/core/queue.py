@@ -27,6 +27,7 @@ class Job:
     batch_limit: int = 0  #: at most so many together: it was in a batch that killed its worker; 0: no such limit
     strikes: int = 0  #: workers that died under it alone
     batch_id: int = 0  #: the batch it is in; 0 while it waits
+    at: str = ""  #: device where its input lies; "": it came with the call
 
 
 @dataclass(slots=True)

@@ -34,6 +34,11 @@ class Bucket:
         return now_us + int(-level / self.rate) + 1 if self.rate > 0 else NEVER_US
 
 
+def share_bucket(share: float, before: Bucket | None, now_us: int) -> Bucket | None:
+    """For an instance that has only part of the time on its standing slice."""
+    return bucket_for(Quota(limit=share), before, now_us)
+
+
 def bucket_for(quota: Quota, before: Bucket | None, now_us: int) -> Bucket | None:
     """None where there is no limit. Full at first; a new quota neither forgives a debt nor takes savings that fit."""
     if quota.limit >= 1.0:

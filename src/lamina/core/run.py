@@ -49,6 +49,7 @@ class Run:
     slice: str = ""
     cost: float = 0.0
     cold_us: int = 0
+    at: str = ""  #: device of the step that ended last: where the next one finds its input
     retries: int = 0
     promised_us: int = 0  #: time its admission expected it to take; 0: nobody said
     expected: dict[str, float] = field(default_factory=lambda: _NOTHING_EXPECTED)  #: jobs it is yet to bring, per function

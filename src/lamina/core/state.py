@@ -33,6 +33,8 @@ class Instance:
     batches: dict[int, Batch] = field(default_factory=dict)  #: running and booked
     running: int = 0
     used_us: int = 0  #: when its last batch ended
+    quota: float = 1.0  #: part of the time on its standing slice that is its own
+    bucket: Bucket | None = None  #: keeps it to that
     killed: bool = False  #: its end has been asked for and will be reported
 
     def has_room(self, limit: int) -> bool:
@@ -57,6 +59,8 @@ class Batch:
     after: Batch | None = None  #: whose slice it inherits
     follower: Batch | None = None  #: booked behind it
     planned_us: int = 0  #: start expected when it was decided
+    cores: int = 0  #: of the host
+    transfer_us: int = 0  #: part of the prediction: bringing its inputs over
 
     @property
     def ends_us(self) -> int:

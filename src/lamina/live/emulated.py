@@ -74,9 +74,10 @@ class EmulatedEngine:
 
     def _start(self, action: StartBatch) -> None:
         kind = self._kinds[action.device]
-        took_us = self._world.batch_us(action.function, kind, len(action.jobs), action.mask.bit_count())
+        took_us = self._world.batch_us(action.function, kind, len(action.jobs), action.mask.bit_count(), action.cores)
         start_us = max(clock_us(), self._ends_us.pop(action.after, 0))
-        self._ends_us[action.batch_id] = start_us + took_us
+        end_us = start_us + action.transfer_us + took_us
+        self._ends_us[action.batch_id] = end_us
 
         def finish() -> None:
             self._ends_us.pop(action.batch_id, None)
@@ -86,4 +87,4 @@ class EmulatedEngine:
                 self._data.put(job, _NULL)
             self._post(BatchFinished(action.batch_id, took_us))
 
-        self._timer.at(start_us + took_us, finish)
+        self._timer.at(end_us, finish)

@@ -60,7 +60,8 @@ class Policy:
         spec, queue, now_us = function.spec, function.queue, view.now_us
 
         def latency_us(batch: int) -> int:
-            return view.latency_us(spec.name, opening.device, batch, opening.units)
+            us = view.latency_us(spec.name, opening.device, batch, opening.units, opening.cores)
+            return us + view.transfer_us(queue.first(batch), opening.device) if opening.device.spec.link_mib_per_s else us
 
         while lost := self._lost(function, opening, latency_us):
             for job in lost:

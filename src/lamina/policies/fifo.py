@@ -38,7 +38,8 @@ class Policy:
                 return
 
         def latency_us(batch: int) -> int:
-            return view.latency_us(spec.name, opening.device, batch, opening.units)
+            us = view.latency_us(spec.name, opening.device, batch, opening.units, opening.cores)
+            return us + view.transfer_us(queue.first(batch), opening.device) if opening.device.spec.link_mib_per_s else us
 
         while len(queue):
             jobs = together(queue.first(spec.max_batch))

@@ -1,6 +1,6 @@
 """Latency learnt from what is served, with or without a profile to start from.
 
-Per (function, device kind, units) a curve over batch sizes: each size seen keeps its own mean and mean deviation, so steps
+Per (function, device kind, units, cores) a curve over batch sizes: each size seen keeps its own mean and mean deviation, so steps
 in the curve (a matrix product of four rows may cost as much as one of sixteen) are learnt as they are; sizes not seen are
 read off between their neighbours. Where a profile exists, only the ratio of observed to profiled time is learnt: the shape
 of the profile survives and its scale is corrected. Planning adds two mean deviations: a plan on the mean is late half of
@@ -119,26 +119,26 @@ class Predictor:
     """Starts from `base` where it has an answer, from nothing where it has not."""
 
     base: Table = field(default_factory=lambda: Table([]))
-    _curves: dict[tuple[str, str, int], _Curve] = field(default_factory=dict)
-    _ratios: dict[tuple[str, str, int], _Mean] = field(default_factory=dict)
+    _curves: dict[tuple[str, str, int, int], _Curve] = field(default_factory=dict)
+    _ratios: dict[tuple[str, str, int, int], _Mean] = field(default_factory=dict)
     _loads: dict[tuple[str, str], float] = field(default_factory=dict)
 
-    def latency_us(self, function: str, kind: str, batch: int, units: int) -> int:
-        ratio = self._ratios.get((function, kind, units))
+    def latency_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> int:
+        ratio = self._ratios.get((function, kind, units, cores))
         if ratio is not None:
-            return int(self.base.typical_us(function, kind, batch, units) * ratio.plan) + 1
-        curve = self._curves.get((function, kind, units))
+            return int(self.base.typical_us(function, kind, batch, units, cores) * ratio.plan) + 1
+        curve = self._curves.get((function, kind, units, cores))
         if curve is not None:
             return int(curve.at(batch)) + 1
-        return self.base.latency_us(function, kind, batch, units)
+        return self.base.latency_us(function, kind, batch, units, cores)
 
     def load_us(self, function: str, kind: str) -> int:
         return int(self._loads.get((function, kind), 0.0)) or self.base.load_us(function, kind)
 
-    def observe(self, function: str, kind: str, batch: int, units: int, device_us: int) -> None:
-        key = (function, kind, units)
+    def observe(self, function: str, kind: str, batch: int, units: int, device_us: int, cores: int = 0) -> None:
+        key = (function, kind, units, cores)
         device_us = max(1, device_us)  # a mean of zero could never grow again: what is learnt is cut at a multiple of it
-        profiled = self.base.typical_us(function, kind, batch, units)
+        profiled = self.base.typical_us(function, kind, batch, units, cores)
         if not profiled:
             self._curves.setdefault(key, _Curve()).add(batch, float(device_us))
         elif key in self._ratios:
@@ -152,9 +152,9 @@ class Predictor:
 
     def relax(self, function: str) -> None:
         """Calls are refused and nothing runs that could prove the prediction wrong: believe a little more."""
-        for (name, _, _), curve in self._curves.items():
+        for (name, _, _, _), curve in self._curves.items():
             if name == function:
                 curve.relax()
-        for (name, _, _), ratio in self._ratios.items():
+        for (name, _, _, _), ratio in self._ratios.items():
             if name == function:
                 ratio.relax()

@@ -20,6 +20,7 @@ class Point(Struct, frozen=True, kw_only=True):
     units: int
     p50_us: float
     p99_us: float = 0.0  #: 0: not measured
+    cores: int = 0  #: of the host that it had; 0: not measured by cores
 
 
 class Profile(Struct, frozen=True, kw_only=True):

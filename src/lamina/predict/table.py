@@ -81,16 +81,36 @@ def _slope(row: dict[int, float]) -> float:
     return (times[-1] - times[-2]) / (batches[-1] - batches[-2])
 
 
+_Layers = list[tuple[int, _Surface]]
+"""One surface per number of host cores it was measured with, fewest first."""
+
+
+def _layers(points: Iterable[tuple[int, int, int, float]]) -> _Layers:
+    by_cores: dict[int, list[tuple[int, int, float]]] = {}
+    for cores, batch, units, us in points:
+        by_cores.setdefault(cores, []).append((batch, units, us))
+    return [(cores, _surface(by_cores[cores])) for cores in sorted(by_cores)]
+
+
+def _layer(layers: _Layers, cores: int) -> _Surface:
+    """Cores nobody measured count as the next fewer that somebody did: a plan may be early."""
+    found = layers[0][1]
+    for measured, surface in layers:
+        if measured <= cores:
+            found = surface
+    return found
+
+
 @dataclass(slots=True)
 class Table:
     """A predictor that never learns: simulations, plans, and the floor under the ones that do."""
 
     profiles: list[Profile]
     margin: float = 0.0  #: added to the median where a profile has no p99
-    _plan: dict[tuple[str, str], _Surface] = field(default_factory=dict)
-    _typical: dict[tuple[str, str], _Surface] = field(default_factory=dict)
+    _plan: dict[tuple[str, str], _Layers] = field(default_factory=dict)
+    _typical: dict[tuple[str, str], _Layers] = field(default_factory=dict)
     _loads: dict[tuple[str, str], int] = field(default_factory=dict)
-    _known: dict[tuple[str, str, int, int], int] = field(default_factory=dict)
+    _known: dict[tuple[str, str, int, int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for profile in self.profiles:
@@ -98,29 +118,29 @@ class Table:
             self._loads[key] = profile.load_us
             if not profile.points:
                 continue
-            self._typical[key] = _surface((p.batch, p.units, p.p50_us) for p in profile.points)
-            self._plan[key] = _surface(
-                (p.batch, p.units, max(p.p99_us, p.p50_us * (1 + self.margin) if not p.p99_us else p.p50_us))
+            self._typical[key] = _layers((p.cores, p.batch, p.units, p.p50_us) for p in profile.points)
+            self._plan[key] = _layers(
+                (p.cores, p.batch, p.units, max(p.p99_us, p.p50_us * (1 + self.margin) if not p.p99_us else p.p50_us))
                 for p in profile.points
             )
 
-    def latency_us(self, function: str, kind: str, batch: int, units: int) -> int:
-        key = (function, kind, batch, units)
+    def latency_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> int:
+        key = (function, kind, batch, units, cores)
         us = self._known.get(key)
         if us is None:
-            surface = self._plan.get((function, kind))
-            us = self._known[key] = math.ceil(surface.at(batch, units)) if surface else 0
+            layers = self._plan.get((function, kind))
+            us = self._known[key] = math.ceil(_layer(layers, cores).at(batch, units)) if layers else 0
         return us
 
-    def typical_us(self, function: str, kind: str, batch: int, units: int) -> float:
+    def typical_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> float:
         """The median: what a simulated batch takes before noise."""
-        surface = self._typical.get((function, kind))
-        return surface.at(batch, units) if surface else 0.0
+        layers = self._typical.get((function, kind))
+        return _layer(layers, cores).at(batch, units) if layers else 0.0
 
     def load_us(self, function: str, kind: str) -> int:
         return self._loads.get((function, kind), 0)
 
-    def observe(self, function: str, kind: str, batch: int, units: int, device_us: int) -> None:
+    def observe(self, function: str, kind: str, batch: int, units: int, device_us: int, cores: int = 0) -> None:
         pass
 
     def observe_load(self, function: str, kind: str, load_us: int) -> None:

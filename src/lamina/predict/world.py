@@ -24,7 +24,7 @@ class World:
     noise: float = 0.05  #: sigma of the logarithm of the true time over the profiled one; 0: none at all
     load_noise: float = 0.1
     _sigma: dict[tuple[str, str], float] = field(default_factory=dict)  #: of profiles that say how far times spread
-    _medians: dict[tuple[str, str, int, int], tuple[float, float]] = field(default_factory=dict)
+    _medians: dict[tuple[str, str, int, int, int], tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.noise:
@@ -34,12 +34,12 @@ class World:
             if spreads:
                 self._sigma[profile.function, profile.device] = statistics.median(spreads)
 
-    def batch_us(self, function: str, kind: str, batch: int, units: int) -> int:
-        key = (function, kind, batch, units)
+    def batch_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> int:
+        key = (function, kind, batch, units, cores)
         known = self._medians.get(key)
         if known is None:
             sigma = self._sigma.get((function, kind), self.noise)
-            known = self._medians[key] = (self.table.typical_us(function, kind, batch, units), sigma)
+            known = self._medians[key] = (self.table.typical_us(function, kind, batch, units, cores), sigma)
         return max(1, round(known[0] * self._wobble(known[1])))
 
     def load_us(self, function: str, kind: str) -> int:

@@ -96,15 +96,16 @@ class Executor:
     def _start(self, now_us: int, action: StartBatch) -> Later:
         account = self.ledger.accounts[action.device]
         size = len(action.jobs)
-        took_us = self.world.batch_us(action.function, account.spec.kind, size, action.mask.bit_count())
+        took_us = self.world.batch_us(action.function, account.spec.kind, size, action.mask.bit_count(), action.cores)
         start_us = now_us
         if action.after:
             start_us = max(now_us, self._ends.get(action.after, (now_us, 0))[0])
-        end_us = start_us + took_us
-        self._ends[action.batch_id] = (end_us, took_us)
+        held_us = action.transfer_us + took_us
+        end_us = start_us + held_us
+        self._ends[action.batch_id] = (end_us, held_us)
         if len(self._ends) > _REMEMBER:
             self._ends = {batch: end for batch, end in self._ends.items() if end[0] >= now_us}
-        account.lease(start_us, end_us, action.mask)
+        account.lease(start_us, end_us, action.mask, action.cores)
         self.ledger.started(action.function, size)
         return ((end_us, BatchFinished(action.batch_id, took_us)),)
 
@@ -122,20 +123,20 @@ class Executor:
         for batch in batches:
             planned_us, took_us = self._ends.pop(batch.id, (now_us, 0))
             account = self.ledger.accounts[batch.device.spec.id]
-            account.cut(max(now_us, planned_us - took_us), planned_us, batch.mask)
+            account.cut(max(now_us, planned_us - took_us), planned_us, batch.mask, batch.cores)
             follower = batch.follower
             if follower is not None and follower.id not in gone:
                 late_us, needs_us = self._ends[follower.id]
-                account.cut(late_us - needs_us, late_us, follower.mask)
-                account.lease(now_us, now_us + needs_us, follower.mask)
+                account.cut(late_us - needs_us, late_us, follower.mask, follower.cores)
+                account.lease(now_us, now_us + needs_us, follower.mask, follower.cores)
                 self._ends[follower.id] = (now_us + needs_us, needs_us)
-                later.append((now_us + needs_us, BatchFinished(follower.id, needs_us)))
+                later.append((now_us + needs_us, BatchFinished(follower.id, needs_us - follower.transfer_us)))
         return later
 
     # ---------------------------------------------------- instances and devices
 
     def _load(self, now_us: int, action: Load) -> Later:
-        self.ledger.loaded(now_us, action.function, action.instance, action.device, action.mask)
+        self.ledger.loaded(now_us, action.function, action.instance, action.device, action.mask, action.quota)
         load_us = self.world.load_us(action.function, self.ledger.accounts[action.device].spec.kind)
         return ((now_us + load_us, InstanceReady(action.instance, load_us)),)
 
@@ -146,7 +147,7 @@ class Executor:
     def _resize(self, now_us: int, action: Resize) -> Later:
         instance = self.controller.state.instances.get(action.instance)
         if instance is not None:
-            self.ledger.resized(now_us, action.instance, instance.device, action.mask)
+            self.ledger.resized(now_us, action.instance, instance.device, action.mask, action.quota)
         return ()
 
     def _kill(self, now_us: int, action: Kill) -> Later:

@@ -120,6 +120,9 @@ class Field:
     def memory_mib(self) -> int:
         return self._quantity(units.parse_mib, '"4GiB" or "512MB"')
 
+    def kib(self) -> int:
+        return -(-self._quantity(units.parse_bytes, '"600KiB" or "2MB"') // 1024)
+
     def share(self) -> float:
         self._expect(float, int, str)
         try:

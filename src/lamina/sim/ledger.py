@@ -1,7 +1,8 @@
 """Who held how much of each device for how long.
 
 Two sums per device, in unit-microseconds. *Leased* is what batches ran on: utilisation. *Held* is what somebody has to
-pay for: leases, and standing slices whether a batch is on them or not. A lease inside a standing slice is paid once.
+pay for: leases, and standing slices whether a batch is on them or not. A lease inside a standing slice is paid once; of a
+slice that is an instance's for part of the time only that part is. Cores of the host are counted apart.
 """
 
 from __future__ import annotations
@@ -18,44 +19,52 @@ class Account:
     joined_us: int
     left_us: int = NEVER_US
     leased: int = 0
+    cores: int = 0  #: core-microseconds
     outside: int = 0  #: the part of it on units that were nobody's standing slice
-    standing: int = 0
+    standing: float = 0.0
     load: Series = field(default_factory=Series)  #: leased, over time
-    _homes: dict[str, int] = field(default_factory=dict)
+    _homes: dict[str, tuple[int, float]] = field(default_factory=dict)  #: units, and part of the time
     _kept: int = 0  #: units of all standing slices
+    _paid: float = 0.0  #: how many of them are paid for, parts added up
     _since_us: int = 0  #: `standing` is counted up to here
 
-    def lease(self, start_us: int, end_us: int, mask: int) -> None:
+    def lease(self, start_us: int, end_us: int, mask: int, cores: int = 0) -> None:
         units = mask.bit_count()
         took_us = end_us - start_us
+        self.cores += cores * took_us
         self.leased += units * took_us
         self.outside += (mask & ~self._kept).bit_count() * took_us
         self.load.add_span(start_us, end_us, units)
 
-    def cut(self, end_us: int, planned_us: int, mask: int) -> None:
+    def cut(self, end_us: int, planned_us: int, mask: int, cores: int = 0) -> None:
         """The batch did not last as long as it was booked for: it was lost."""
         units = mask.bit_count()
+        self.cores -= cores * (planned_us - end_us)
         self.leased -= units * (planned_us - end_us)
         self.outside -= (mask & ~self._kept).bit_count() * (planned_us - end_us)
         self.load.add_span(end_us, planned_us, -units)
 
-    def keep(self, now_us: int, instance: str, mask: int) -> None:
-        """The standing slice of an instance from now on; 0 for none."""
-        self.standing += self._kept.bit_count() * (now_us - self._since_us)
+    def keep(self, now_us: int, instance: str, mask: int, quota: float = 1.0) -> None:
+        """The standing slice of an instance from now on, and its part of the time there; 0 for none."""
+        self.standing += self._paid * (now_us - self._since_us)
         self._since_us = now_us
-        self._homes[instance] = mask
+        self._homes[instance] = (mask, quota)
         if not mask:
             del self._homes[instance]
         self._kept = 0
-        for home in self._homes.values():
+        for home, _ in self._homes.values():
             self._kept |= home
+        self._paid = sum(home.bit_count() * part for home, part in self._homes.values())
 
     def present_us(self, end_us: int) -> int:
         return max(0, min(end_us, self.left_us) - self.joined_us)
 
-    def held(self, end_us: int) -> int:
+    def held(self, end_us: int) -> float:
         last_us = min(end_us, self.left_us)
-        return self.outside + self.standing + self._kept.bit_count() * max(0, last_us - self._since_us)
+        return self.outside + self.standing + self._paid * max(0, last_us - self._since_us)
+
+    def cost(self, end_us: int) -> float:
+        return self.held(end_us) * self.spec.unit_price() + self.cores * self.spec.core_price_per_s / 1e6
 
 
 @dataclass(slots=True)
@@ -87,15 +96,15 @@ class Ledger:
             sizes.extend([0] * (size + 1 - len(sizes)))
         sizes[size] += 1
 
-    def loaded(self, now_us: int, function: str, instance: str, device: str, mask: int) -> None:
+    def loaded(self, now_us: int, function: str, instance: str, device: str, mask: int, quota: float = 1.0) -> None:
         self.loads[function] = self.loads.get(function, 0) + 1
         if mask:
             self._at[instance] = device
-            self.accounts[device].keep(now_us, instance, mask)
+            self.accounts[device].keep(now_us, instance, mask, quota)
 
-    def resized(self, now_us: int, instance: str, device: str, mask: int) -> None:
+    def resized(self, now_us: int, instance: str, device: str, mask: int, quota: float = 1.0) -> None:
         self._at[instance] = device
-        self.accounts[device].keep(now_us, instance, mask)
+        self.accounts[device].keep(now_us, instance, mask, quota)
 
     def unloaded(self, now_us: int, instance: str) -> None:
         device = self._at.pop(instance, None)

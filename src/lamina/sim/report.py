@@ -189,7 +189,7 @@ def _device_row(account: Account, ended_us: int) -> DeviceRow:
         present_s=present_us / 1e6,
         utilisation=_ratio(account.leased, spec.units * present_us),
         held=_ratio(held, spec.units * present_us),
-        cost=_figures(held * spec.unit_price()),
+        cost=_figures(account.cost(ended_us)),
     )
 
 

@@ -11,6 +11,7 @@ from lamina.sim.fields import Field, given, needed
 from lamina.types import DeviceSpec
 
 _KEYS = ("kind", "count", "max", "units", "memory", "price", "family", "node")
+_HOST = ("cores", "core_price", "link_mib_per_s", "link_latency")
 _LIMITS = ("sizes", "aligned", "per_batch", "resize", "batches_per_instance")
 
 
@@ -20,7 +21,7 @@ def read_devices(section: Field) -> tuple[tuple[DeviceSpec, ...], dict[str, Devi
     templates: dict[str, DeviceSpec] = {}
     spare: dict[str, int] = {}
     for row in section.items():
-        fields = row.table(*_KEYS, *_LIMITS)
+        fields = row.table(*_KEYS, *_HOST, *_LIMITS)
         kind = needed(row, fields, "kind", f"one of {', '.join(sorted(PRESETS))}, or your own with units and memory").text()
         if kind in templates:
             raise fields["kind"].error(f"{kind!r} is there already", "raise its count, or give the other kind a name of its own")
@@ -57,6 +58,10 @@ def _device(row: Field, fields: dict[str, Field], kind: str) -> DeviceSpec:
         price=("price_per_s", Field.per_s),
         family=("family", lambda field: field.word("cpu", "gpu")),
         node=("node", Field.text),
+        cores=("cores", Field.whole),
+        core_price=("core_price_per_s", Field.per_s),
+        link_mib_per_s=("link_mib_per_s", Field.number),
+        link_latency=("link_latency_us", Field.time_us),
     )
     spec = replace(preset, limits=replace(preset.limits, **limits), **values)
     if spec.limits.sizes and spec.limits.sizes[-1] > spec.units:

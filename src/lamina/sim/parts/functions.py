@@ -25,7 +25,7 @@ from lamina.sim.fields import Field, given, needed
 from lamina.types import DeviceSpec, FunctionSpec, Quota, Scale, Slo
 
 _KEYS = ("name", "max_batch", "cores", "share", "gpu", "memory", "home", "lend", "slo", "scale", "quota")
-_MORE = ("idempotent", "max_queue", "load", "profile")
+_MORE = ("input", "idempotent", "max_queue", "load", "profile")
 
 
 def read_functions(
@@ -63,6 +63,7 @@ def _function(row: Field, fields: dict[str, Field]) -> FunctionSpec:
         slo=("slo", read_slo),
         scale=("scale", _scale),
         quota=("quota", _quota),
+        input=("input_kib", Field.kib),
         idempotent=("idempotent", Field.flag),
         max_queue=("max_queue", lambda field: field.whole(1)),
     )
