@@ -262,3 +262,17 @@ def test_many_callers_get_their_own_answers(app: Path) -> None:
             return await asyncio.gather(*(caller(number) for number in range(16)))
 
     assert all(run(work))
+
+
+def test_many_refusals_in_a_row_are_all_counted_and_all_told_apart(tmp_path: Path) -> None:
+    """Most of them are answered from the first: nothing has changed in between."""
+    app = tmp_path / "hurried.py"
+    app.write_text(
+        "import time, lamina\napp = lamina.App('a')\n"
+        "@app.function(slo='100us', scale=lamina.Scale(min=1))\ndef hurried(x):\n    time.sleep(0.01)\n    return x\n"
+    )
+    call = ("POST", "/v1/functions/hurried", b"1")
+    *answers, metrics = asked(app, *[call] * 30, ("GET", "/metrics"))
+    refused = [answer for answer in answers if answer.status == 429]
+    assert len({answer.json["id"] for answer in refused}) == len(refused) >= 20
+    assert f'lamina_refusals_total{{reason="deadline",target="hurried"}} {len(refused)}.0' in metrics.body.decode()

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from lamina.gateway.http import Exchange, Limits, Request, Server
+from lamina.gateway.heads import Request
+from lamina.gateway.http import Exchange, Limits, Server
 from tests.serving import hang_up
 
 pytestmark = pytest.mark.live

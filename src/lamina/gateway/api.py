@@ -13,7 +13,9 @@ import msgspec
 from lamina.core.actions import Fail, Refuse, Reply
 from lamina.errors import BadValue, LaminaError
 from lamina.gateway import wire
-from lamina.gateway.http import Exchange, Request
+from lamina.gateway.closed import Closed
+from lamina.gateway.heads import Request
+from lamina.gateway.http import Exchange
 from lamina.gateway.metrics import Metrics
 from lamina.live.loop import Ending, LiveLoop
 from lamina.sdk.binding import Param
@@ -22,6 +24,8 @@ from lamina.types import Slo, call_for
 log = logging.getLogger("lamina")
 
 MAX_DEADLINE_MS = 86_400_000.0
+CLOSED_US = 1_000
+_WISHES = {b"lamina-deadline-ms", b"lamina-priority", b"lamina-cost-limit"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class Api:
         self._full_errors = full_errors
         self._prefix = secrets.token_hex(4)
         self._count = 0
+        self._closed: dict[str, Closed] = {}
         self.closing = False
         self.lag_us = 0  #: how long bytes lie unread while this process is busy; part of every call's time
         self.ready: Callable[[], bool] = lambda: True
@@ -106,6 +111,13 @@ class Api:
         call_id = f"{self._prefix}-{self._count:x}"
         loop = self._loop
         now_us = loop.now_us() - self.lag_us
+        closed = self._closed.get(target.name)
+        if closed is not None:
+            if closed.turn == loop.turn and now_us < closed.until_us and not _WISHES & request.headers.keys():
+                self._metrics.refused(target.name, closed.reason)
+                closed.answer(exchange, call_id)
+                return
+            del self._closed[target.name]
         try:
             inputs = wire.inputs_of(request, target.params)
             deadline_us, priority, cost_limit = _wishes(request, now_us)
@@ -136,6 +148,8 @@ class Api:
                 exchange.respond(200, body, kind, wire.reply_headers(ending))
             else:
                 self._no_answer(exchange, ending)
+                if type(ending) is Refuse and ending.reason == "deadline" and not _WISHES & request.headers.keys():
+                    self._closed[target.name] = Closed(loop.turn, now_us + CLOSED_US, ending)
 
         loop.submit(call, inputs, on_end)
 
@@ -152,10 +166,7 @@ class Api:
         self._problem(exchange, problem)
 
     def _problem(self, exchange: Exchange, problem: wire.Problem) -> None:
-        extra = b"lamina-call-id: %s\r\n" % problem.id.encode()
-        if problem.retry_after_s:
-            extra += b"retry-after: %d\r\n" % max(1, round(problem.retry_after_s))
-        exchange.respond(problem.status, problem.body(), wire.PROBLEM, extra)
+        exchange.respond(problem.status, problem.body(), wire.PROBLEM, problem.headers())
 
     # -------------------------------------------------------------------- reads
 

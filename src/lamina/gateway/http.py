@@ -22,6 +22,8 @@ from typing import Any, cast
 import httptools
 from msgspec import Struct
 
+from lamina.gateway.heads import Heads, Request
+
 log = logging.getLogger("lamina")
 
 
@@ -40,23 +42,6 @@ class Limits(Struct, frozen=True, kw_only=True):
     write_s: float = 30.0  #: for a reader that takes nothing
     tiny_chunks: int = 1_000  #: after so many, chunks must hold `tiny_bytes` on average
     tiny_bytes: int = 64
-
-
-class Request:
-    __slots__ = ("body", "headers", "keep_alive", "method", "path", "query")
-
-    def __init__(
-        self, method: str, path: bytes, query: bytes, headers: dict[bytes, bytes], body: bytes, keep_alive: bool
-    ) -> None:
-        self.method = method
-        self.path = path
-        self.query = query
-        self.headers = headers
-        self.body = body
-        self.keep_alive = keep_alive
-
-    def header(self, name: bytes) -> bytes:
-        return self.headers.get(name, b"")
 
 
 Handler = Callable[[Request, "Exchange"], None]
@@ -115,6 +100,8 @@ class Connection(asyncio.Protocol):
         self._dead = False
         self._ignored = 0
         self._dying = False  #: the answer under way is the last: nothing after it on this connection has a meaning
+        self._between = True  #: the parser has seen the end of a request and nothing of the next
+        self._last: Request | None = None  #: what it made of the data it was just given
         self._reset()
 
     def _reset(self) -> None:
@@ -152,6 +139,13 @@ class Connection(asyncio.Protocol):
             if self._ignored > self.limits.body_bytes and self.transport is not None:
                 self.transport.abort()
             return
+        fresh = self._between
+        if fresh:
+            request = self.server.heads.read(data)
+            if request is not None:
+                self._arrived(request)
+                return
+            self._last = None
         if self.phase == "idle":
             self._enter("head")
         elif self.phase == "body":
@@ -171,6 +165,8 @@ class Connection(asyncio.Protocol):
         else:
             if not self._in_body and self._fed > self.limits.head_bytes + self.limits.url_bytes and self.phase == "head":
                 self._refuse(431, "header too large")
+            elif fresh and self._between and self._last is not None:
+                self.server.heads.learn(data, self._last)
 
     def eof_received(self) -> bool:
         return False
@@ -184,6 +180,7 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------- llhttp's side
 
     def on_message_begin(self) -> None:
+        self._between = False
         self._reset()
         self._enter("head")
 
@@ -237,23 +234,26 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._in_body = False
+        self._between = True
         self._fed = 0
         parser = self._parser
         method = parser.get_method().decode("ascii", "replace")
         path, _, query = self._url.partition(b"?")
-        keep_alive = parser.should_keep_alive()
-        exchange = Exchange(self, keep_alive, method == "HEAD")
+        request = self._last = Request(method, path, query, self._headers, bytes(self._body), parser.should_keep_alive())
+        self._body = bytearray()
+        self._arrived(request)
+
+    def _arrived(self, request: Request) -> None:
+        exchange = Exchange(self, request.keep_alive, request.method == "HEAD")
         self._open.append(exchange)
         if len(self._open) > self.limits.pipelined and self._reading and self.transport is not None:
             self._reading = False
             self.transport.pause_reading()
         self._enter("wait")
-        request = Request(method, path, query, self._headers, bytes(self._body), keep_alive)
-        self._body = bytearray()
         try:
             self.server.handler(request, exchange)
         except Exception:
-            log.exception("no answer could be made for %s", path[:200])
+            log.exception("no answer could be made for %s", request.path[:200])
             exchange.respond(500, b'{"title":"internal error","status":500}', b"application/problem+json")
 
     # -------------------------------------------------------------------- answers
@@ -335,6 +335,7 @@ class Server:
         self.handler = handler
         self.problem = problem
         self.limits = limits or Limits()
+        self.heads = Heads()
         self.connections: set[Connection] = set()
         self.closing = False
         self.now_s = time.monotonic()

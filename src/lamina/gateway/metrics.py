@@ -44,7 +44,7 @@ class _Now(Collector):
 class _PerTarget:
     """Label children are looked up once: `labels()` costs more than counting."""
 
-    __slots__ = ("cost", "failed", "late", "latency", "met", "refused")
+    __slots__ = ("cost", "failed", "late", "latency", "met", "reasons", "refused")
 
     def __init__(self, metrics: Metrics, target: str) -> None:
         self.met = metrics.calls.labels(target, "met")
@@ -53,6 +53,7 @@ class _PerTarget:
         self.refused = metrics.calls.labels(target, "refused")
         self.latency = metrics.latency.labels(target)
         self.cost = metrics.cost.labels(target)
+        self.reasons: dict[str, Counter] = {}
 
 
 class Metrics:
@@ -74,18 +75,29 @@ class Metrics:
         self._times: dict[str, Histogram] = {}
         self._running: dict[int, tuple[str, int]] = {}
 
-    def ended(self, target: str, ending: Ending) -> None:
+    def _of(self, target: str) -> _PerTarget:
         per = self._targets.get(target)
         if per is None:
             per = self._targets[target] = _PerTarget(self, target)
+        return per
+
+    def refused(self, target: str, reason: str) -> None:
+        per = self._of(target)
+        per.refused.inc()
+        counter = per.reasons.get(reason)
+        if counter is None:
+            counter = per.reasons[reason] = self.refusals.labels(target, reason)
+        counter.inc()
+
+    def ended(self, target: str, ending: Ending) -> None:
+        per = self._of(target)
         kind = type(ending).__name__
         if kind == "Reply":
             (per.late if ending.late else per.met).inc()  # type: ignore[union-attr]
             per.latency.observe(ending.latency_us / 1e6)  # type: ignore[union-attr]
             per.cost.inc(ending.cost)  # type: ignore[union-attr]
         elif kind == "Refuse":
-            per.refused.inc()
-            self.refusals.labels(target, ending.reason).inc()  # type: ignore[union-attr]
+            self.refused(target, ending.reason)  # type: ignore[union-attr]
         else:
             per.failed.inc()
 

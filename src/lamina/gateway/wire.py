@@ -10,7 +10,7 @@ import msgspec
 from lamina import values
 from lamina.core.actions import Fail, Refuse, Reply
 from lamina.errors import BadValue, LaminaError
-from lamina.gateway.http import Request
+from lamina.gateway.heads import Request
 from lamina.live.frames import ErrorInfo
 from lamina.sdk.binding import NOTHING, Param, bind, bind_named
 
@@ -152,6 +152,12 @@ class Problem(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     def body(self) -> bytes:
         return msgspec.json.encode(self)
+
+    def headers(self) -> bytes:
+        lines = b"lamina-call-id: %s\r\n" % self.id.encode()
+        if self.retry_after_s:
+            lines += b"retry-after: %d\r\n" % max(1, round(self.retry_after_s))
+        return lines
 
 
 def new_id() -> str:

@@ -55,6 +55,7 @@ class LiveLoop:
         self._waiting: dict[str, Callable[[Ending], None]] = {}
         self._inbox: deque[Event | Resolve] = deque()
         self._busy = False
+        self.turn = 0  #: of events that may have changed anything: a refusal changes nothing
         self._origin_us = clock_us()
         self._timer: Timer | None = None
         self._quiet: asyncio.Event | None = None
@@ -104,6 +105,8 @@ class LiveLoop:
                     next_event = answer
                 now_us = self.now_us()
                 actions = self._handle(now_us, next_event)
+                if not actions or type(actions[0]) is not Refuse:
+                    self.turn += 1
                 for action in actions:
                     self._perform(action)
                 if self.watch is not None:

@@ -1,0 +1,32 @@
+"""A refusal holds until something changes.
+
+Under overload most calls are refused, one after another, for one and the same reason. As long as no event has changed
+anything (`turn`), and not for longer than a moment, the next call of the same kind gets the same answer without asking the
+controller: only its id is new.
+"""
+
+from __future__ import annotations
+
+from lamina.core.actions import Refuse
+from lamina.gateway import wire
+from lamina.gateway.http import Exchange
+
+_ID = "-id-"
+
+
+class Closed:
+    __slots__ = ("_body", "_headers", "_status", "reason", "turn", "until_us")
+
+    def __init__(self, turn: int, until_us: int, refusal: Refuse) -> None:
+        self.turn = turn
+        self.until_us = until_us
+        self.reason = refusal.reason
+        problem = wire.refusal_problem(refusal)
+        problem.id = _ID
+        self._status = problem.status
+        self._body = problem.body().split(_ID.encode(), 1)
+        self._headers = problem.headers().split(_ID.encode(), 1)
+
+    def answer(self, exchange: Exchange, call_id: str) -> None:
+        name = call_id.encode()
+        exchange.respond(self._status, name.join(self._body), wire.PROBLEM, name.join(self._headers))

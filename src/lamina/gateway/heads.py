@@ -1,0 +1,61 @@
+"""Heads of requests seen before, and what they mean.
+
+A client that calls again sends the same head, byte for byte; what it meant then it means now. So a request whose head is
+known and which comes in one piece needs no parsing at all. Only heads the parser has accepted get in, and their number and
+size are bounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+MOST = 512
+LONGEST = 2_048
+
+END = b"\r\n\r\n"
+
+
+class Request:
+    __slots__ = ("body", "headers", "keep_alive", "method", "path", "query")
+
+    def __init__(
+        self, method: str, path: bytes, query: bytes, headers: dict[bytes, bytes], body: bytes, keep_alive: bool
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.headers = headers  #: shared by all requests with this head: not to be changed
+        self.body = body
+        self.keep_alive = keep_alive
+
+    def header(self, name: bytes) -> bytes:
+        return self.headers.get(name, b"")
+
+
+@dataclass(slots=True)
+class Heads:
+    _known: dict[bytes, tuple[Request, int]] = field(default_factory=dict)  #: the first one, and the size of its body
+
+    def read(self, data: bytes) -> Request | None:
+        """The request, if `data` is one whole request with a head seen before."""
+        end = data.find(END) + 4
+        known = self._known.get(data[:end])
+        if known is None or len(data) != end + known[1]:
+            return None
+        like = known[0]
+        return Request(like.method, like.path, like.query, like.headers, data[end:], like.keep_alive)
+
+    def learn(self, data: bytes, last: Request) -> None:
+        """`data` was one or more requests, `last` the last of them. If it is the only one, its head is worth keeping."""
+        end = data.find(END) + 4
+        headers = last.headers
+        if (
+            not 4 <= end <= LONGEST
+            or len(data) != end + len(last.body)
+            or b"expect" in headers
+            or b"transfer-encoding" in headers
+        ):
+            return
+        if len(self._known) >= MOST:
+            self._known.clear()
+        self._known[data[:end]] = (Request(last.method, last.path, last.query, headers, b"", last.keep_alive), len(last.body))

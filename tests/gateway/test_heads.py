@@ -1,0 +1,128 @@
+"""Requests whose head is known are not parsed again; nobody may be able to tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lamina.core.actions import Refuse
+from lamina.gateway.closed import Closed
+from lamina.gateway.heads import LONGEST, MOST, Heads, Request
+from lamina.gateway.http import Connection, Exchange, Server
+
+POST = b"POST /x?y=1 HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc"
+REQUESTS = (
+    POST,
+    POST[:-3] + b"xyz",
+    b"POST /x?y=1 HTTP/1.1\r\nHost: a\r\nContent-Length: 12\r\n\r\nGET / H\r\n\r\nab",
+    b"GET /z HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"HEAD /z HTTP/1.1\r\nHost: a\r\nAccept: text/plain\r\n\r\n",
+    b"POST /c HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+    b"POST /e HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n!",
+    b"GET /bye HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+    b"POST /bad HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+)
+
+
+class Forgetful(Heads):
+    def read(self, data: bytes) -> Request | None:
+        return None
+
+
+class Wire:
+    """The other end of a connection: what it was sent."""
+
+    def __init__(self) -> None:
+        self.said = b""
+
+    def write(self, data: bytes) -> None:
+        self.said += data
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.said += b"<closed>"
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+def server(seen: list[tuple[Any, ...]]) -> Server:
+    def handler(request: Request, exchange: Exchange) -> None:
+        seen.append((request.method, request.path, request.query, dict(request.headers), request.body, request.keep_alive))
+        exchange.respond(200, request.body)
+
+    return Server(handler, lambda status, what: (what.encode(), b"text/plain"))
+
+
+def feed(to: Server, pieces: list[bytes]) -> bytes:
+    connection, wire = Connection(to), Wire()
+    connection.connection_made(wire)  # type: ignore[arg-type]
+    for piece in pieces:
+        connection.data_received(piece)
+    connection.connection_lost(None)
+    return b"".join(part for part in wire.said.split(b"\r\n") if not part.startswith(b"date:"))
+
+
+@given(st.lists(st.sampled_from(REQUESTS), min_size=1, max_size=6), st.data())
+def test_a_server_that_knows_the_heads_sees_and_says_what_one_that_does_not_would(requests: list[bytes], data: st.DataObject):
+    stream = b"".join(requests)
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(stream)), max_size=6)))
+    pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True) if a < b]
+    fresh: list[tuple[Any, ...]] = []
+    plain = server(fresh)
+    plain.heads = Forgetful()
+    knowing: list[tuple[Any, ...]] = []
+    experienced = server(knowing)
+    for request in REQUESTS:
+        feed(experienced, [request])
+    knowing.clear()
+    assert feed(experienced, pieces) == feed(plain, pieces)
+    assert knowing == fresh
+
+
+def heads_with(data: bytes) -> Heads:
+    heads = Heads()
+    request = Request("POST", b"/x", b"y=1", {b"host": b"a", b"content-length": b"3"}, b"abc", True)
+    heads.learn(data, request)
+    return heads
+
+
+def test_a_known_head_with_another_body_of_the_same_size_is_read_at_once():
+    found = heads_with(POST).read(POST[:-3] + b"xyz")
+    assert found is not None
+    assert (found.path, found.query, found.body) == (b"/x", b"y=1", b"xyz")
+
+
+def test_a_known_head_with_more_or_less_behind_it_goes_to_the_parser():
+    heads = heads_with(POST)
+    assert heads.read(POST[:-1]) is None
+    assert heads.read(POST + b"G") is None
+
+
+def test_the_number_and_the_length_of_heads_kept_are_bounded():
+    heads = Heads()
+    for number in range(3 * MOST):
+        heads.learn(b"GET /%d HTTP/1.1\r\n\r\n" % number, Request("GET", b"/%d" % number, b"", {}, b"", True))
+    assert len(heads._known) <= MOST
+    long = b"GET /" + b"a" * LONGEST + b" HTTP/1.1\r\n\r\n"
+    heads.learn(long, Request("GET", long[4:-13], b"", {}, b"", True))
+    assert heads.read(long) is None
+
+
+def test_a_refusal_given_again_differs_in_its_id_only():
+    said: list[bytes] = []
+
+    class Client:
+        def respond(self, status: int, body: bytes, kind: bytes, extra: bytes) -> None:
+            said.append(b"%d %s %s" % (status, body, extra))
+
+    closed = Closed(1, 10, Refuse("first", "deadline", retry_after_us=2_000_000, offer_us=5_000))
+    for name in ("call-1", "call-2"):
+        closed.answer(Client(), name)  # type: ignore[arg-type]
+    assert b"call-1" in said[0] and b'"offer_ms":5.0' in said[0] and b"retry-after: 2" in said[0]
+    assert said[1] == said[0].replace(b"call-1", b"call-2")
