@@ -8,8 +8,9 @@ Rules it keeps, whatever the policy says:
   begun, or ran beside others, is not blamed.
 - Time never runs backwards: a late clock is read as "no time has passed".
 
-Here are calls and their ends. What else there is to own has one owner each: who waits (`lines.py`), devices, instances and
-leases (`fleet.py`), when to look again (`alarm.py`), time to leave for later steps (`slack.py`), jobs yet to come (`outlook.py`).
+Here are calls and their ends. What else there is to own has one owner each: how runs go on (`course.py`), who waits
+(`lines.py`), devices, instances and leases (`fleet.py`), when to look again (`alarm.py`), time to leave for later steps
+(`slack.py`), jobs yet to come (`outlook.py`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from collections.abc import Callable
 from typing import Any
 
 from lamina.core import events as ev
-from lamina.core.actions import Action, AddDevice, DropJob, Fail, Refuse, Reply, Resolve, WakeAt
+from lamina.core.actions import Action, AddDevice, DropJob, Fail, Refuse, Reply, WakeAt
 from lamina.core.alarm import Alarm
+from lamina.core.course import MAX_ITEMS as MAX_ITEMS
+from lamina.core.course import Course
 from lamina.core.defaults import AdmitAll, ScaleToLoad
 from lamina.core.fleet import Fleet
-from lamina.core.flow import Choice, Each, Flow, Task, function_flow
+from lamina.core.flow import Flow, Task, function_flow
 from lamina.core.lease import Device, mask_label
 from lamina.core.lifecycle import Phase, move
 from lamina.core.lines import Lines
@@ -48,7 +51,7 @@ from lamina.core.policy import (
 from lamina.core.promises import Promises
 from lamina.core.queue import Job, Queue
 from lamina.core.quota import bucket_for
-from lamina.core.run import Ready, Run
+from lamina.core.run import Run
 from lamina.core.slack import Slack
 from lamina.core.state import Batch, FunctionState, Instance, State
 from lamina.errors import BadFlow, PolicyError
@@ -65,9 +68,6 @@ LOAD_LIMIT_US = 600_000_000
 
 MAX_CRASHES = 5
 """Loads that die in a row before the calls waiting for the function are failed rather than kept."""
-
-MAX_ITEMS = 100_000
-"""Items of one run at a time: a count that comes from data is bounded before anything is made of it."""
 
 
 class Controller:
@@ -86,8 +86,9 @@ class Controller:
         self._lines = Lines(self.state)
         self._fleet = Fleet(self.state, self._view, self._lines, self._out)
         self._alarm = Alarm(self.state.runs)
-        self._slack = Slack(self.state, predictor)
+        self._slack = Slack(self.state, predictor, any_size=getattr(policy, "any_size", False))
         self._outlook = Outlook(self.state)
+        self._course = Course(self.state, self._out, self._enqueue, self._drop, self._end, self._reply)
         self._woken = False  #: a time has come that the policy asked for
         self._look_at_us = HOUSEKEEPING_US  #: when to look for what hangs
         self._scale_at_us = 0
@@ -96,6 +97,7 @@ class Controller:
             ev.BatchFinished: self._batch_finished,
             ev.Tick: self._tick,
             ev.Resolved: self._resolved,
+            ev.Heartbeat: self._heartbeat,
             ev.CallCancelled: self._call_cancelled,
             ev.BatchFailed: self._batch_failed,
             ev.InstanceReady: self._instance_ready,
@@ -108,7 +110,7 @@ class Controller:
     def handle(self, now_us: int, event: ev.Event) -> list[Action]:
         if now_us > self.now_us:
             self.now_us = now_us
-        self._view.now_us = self.now_us
+        self._view.now_us = self._course.now_us = self.now_us
         self._handlers[type(event)](event)
         self._decide()
         return self.salvage()
@@ -117,7 +119,8 @@ class Controller:
         """After `handle` raised a PolicyError: what had been decided until then, which stands."""
         out = self._out
         need_us = self._scale_at_us if self._scale_at_us < self._look_at_us else self._look_at_us
-        tick_us = self._alarm.next_tick(self.now_us, need_us)
+        resume_us = self._course.timers.next_us
+        tick_us = self._alarm.next_tick(self.now_us, need_us if need_us < resume_us else resume_us)
         if tick_us:
             out.append(WakeAt(tick_us))
         said = out[:]
@@ -157,7 +160,7 @@ class Controller:
             self._enqueue(run, 0, flow.single)
         else:
             self._outlook.begin(run)
-            self._go(run, run.begin())
+            self._course.begin(run)
 
     def _refuse(self, flow: Flow, refusal: Refuse) -> None:
         """A refusal is demand too: what it lacked is worth loading, and the prediction behind it worth doubting."""
@@ -169,21 +172,10 @@ class Controller:
                 function.meter.mark(self.now_us)
                 self._lines.cold = True
 
-    def _go(self, run: Run, ready: Ready) -> None:
-        """Make jobs and questions of what may start, and end the run if nothing is left."""
-        for scope, node in ready:
-            if isinstance(node, Task):
-                self._enqueue(run, scope.id, node)
-            else:
-                asked = (scope.id, node.name)
-                run.questions[asked] = run.questions.get(asked, 0) + 1
-                self._out.append(Resolve(run.call.id, scope.id, node.name))
-        if run.ended:
-            self._reply(run)
-
     def _reply(self, run: Run) -> None:
         call, now_us = run.call, self.now_us
         del self.state.runs[call.id]
+        run.closed = True
         if run.expected:
             self._outlook.end(run)
         if run.promised_us:
@@ -202,7 +194,7 @@ class Controller:
             )
         )
 
-    def _enqueue(self, run: Run, scope_id: int, node: Task) -> None:
+    def _enqueue(self, run: Run, scope_id: int, node: Task, visit: int = 0) -> int:
         state = self.state
         function = state.functions[node.function]
         state.last_job += 1
@@ -218,12 +210,21 @@ class Controller:
             call.deadline_us - tail_us,
             call.expires_us - tail_us,
             at=run.at,
+            visit=visit,
         )
         run.jobs[job.id] = job
         if run.expected:
             self._outlook.queued(run, node.function)
         function.meter.mark(self.now_us)
         self._lines.join(function, job)
+        return job.id
+
+    def _drop(self, run: Run, job: Job) -> None:
+        """Its result is not wanted any more."""
+        del run.jobs[job.id]
+        if not job.batch_id:
+            self._lines.leave(self.state.functions[job.function], [job])
+        self._out.append(DropJob(job.id))
 
     def _call_cancelled(self, event: ev.CallCancelled) -> None:
         run = self.state.runs.get(event.call_id)
@@ -233,37 +234,24 @@ class Controller:
     def _end(self, run: Run, word: Fail | Refuse) -> None:
         """The run ends here without a result; whatever still runs for it is not waited for."""
         del self.state.runs[run.call.id]
+        run.closed = True
         if run.promised_us and isinstance(word, Fail) and word.error == "deadline":
             self._promises.ended(run, in_time=False)
         if run.expected:
             self._outlook.end(run)
-        for job in run.jobs.values():
-            if not job.batch_id:
-                self._lines.leave(self.state.functions[job.function], [job])
-            self._out.append(DropJob(job.id))
-        run.jobs.clear()
+        for job in list(run.jobs.values()):
+            self._drop(run, job)
         self._out.append(word)
 
     def _resolved(self, event: ev.Resolved) -> None:
         run = self.state.runs.get(event.call_id)
-        asked = (event.scope, event.node)
-        if run is None or asked not in run.questions:
-            return
-        run.questions[asked] -= 1
-        if not run.questions[asked]:
-            del run.questions[asked]
-        node = run.scopes[event.scope].flow.nodes[event.node]
-        if isinstance(node, Each):
-            possible = 0 <= event.value <= MAX_ITEMS - len(run.scopes)
-        else:
-            assert isinstance(node, Choice)
-            possible = 0 <= event.value < len(node.branches)
-        if event.error or not possible:
-            self._end(run, Fail(event.call_id, event.error or "bad-value", event.node))
-        elif isinstance(node, Each):
-            self._go(run, run.spread(event.scope, event.node, event.value))
-        else:
-            self._go(run, run.finish(event.scope, event.node, node.branches[event.value]))
+        if run is not None:
+            self._course.answered(run, event)
+
+    def _heartbeat(self, event: ev.Heartbeat) -> None:
+        run = self.state.runs.get(event.call_id)
+        if run is not None:
+            self._course.beat(run, event)
 
     # ---------------------------------------------------------------- batches
 
@@ -278,7 +266,7 @@ class Controller:
         function = self.state.functions[batch.instance.function]
         function.crashes = function.refused = 0
         function.suspects = max(0, function.suspects - count)
-        function.meter.batch_ended(self.now_us, count, device_us)
+        function.meter.batch_ended(self.now_us, count, device_us, batch.jobs[0].run.flow.single is not None)
         self.predictor.observe(function.spec.name, device.spec.kind, count, units, device_us, batch.cores)
         for bucket in (function.bucket, batch.instance.bucket):
             if bucket:
@@ -299,12 +287,12 @@ class Controller:
             run.cost += cost
             run.at = device.spec.id
             if outcomes and not outcomes[index].ok:
-                self._end(run, Fail(run.call.id, outcomes[index].error, job.node, job.id))
+                self._course.job_failed(run, job, outcomes[index].error, outcomes[index].name)
             elif run.flow.single is not None:
                 run.ended = True
                 self._reply(run)
             else:
-                self._go(run, run.finish(job.scope, job.node))
+                self._course.job_done(run, job)
 
     def _batch_failed(self, event: ev.BatchFailed) -> None:
         batch = self.state.batches.get(event.batch_id)
@@ -330,8 +318,7 @@ class Controller:
             run.retries += 1
             if not function.spec.idempotent or job.strikes > 1:
                 function.suspects = max(0, function.suspects - 1)
-                del run.jobs[job.id]
-                self._end(run, Fail(run.call.id, reason, job.node, job.id))
+                self._course.job_failed(run, job, reason)
             elif self.now_us + fastest_us > job.expires_us:
                 del run.jobs[job.id]
                 self._end(run, Fail(run.call.id, "deadline", job.node, job.id))
@@ -371,7 +358,8 @@ class Controller:
         if lost_loading and function.crashes >= MAX_CRASHES and not function.instances:
             for job in function.queue.jobs():
                 if job.id in job.run.jobs:
-                    self._end(job.run, Fail(job.run.call.id, "load-failed", job.node, job.id))
+                    self._drop(job.run, job)
+                    self._course.job_failed(job.run, job, "load-failed")
         elif len(function.queue) or function.spec.scale.min:
             self._lines.cold = True
 
@@ -446,6 +434,8 @@ class Controller:
     def _tick(self, event: ev.Tick) -> None:
         now_us = self.now_us
         self._alarm.ticked(now_us)
+        if self._course.timers.next_us <= now_us:
+            self._course.tick()
         for run in self._alarm.overdue(now_us):
             self._end(run, Fail(run.call.id, "deadline", next((job.node for job in run.jobs.values()), "")))
         self._alarm.wish(self._lines.recall_due(now_us))  # this tick was not for the others; theirs must still come

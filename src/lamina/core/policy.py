@@ -54,11 +54,14 @@ class Drop(Struct, frozen=True):
 class Hold(Struct, frozen=True):
     """Do not ask me about this function until then, unless it has `count` jobs, a more urgent one comes, or something
     changes on a device it is on. Costs one dictionary look-up per arrival instead of one decision.
+
+    `firm`: it waits for company, not for room, so changes on devices do not matter.
     """
 
     function: str
     until_us: int
     count: int
+    firm: bool = False
 
 
 class Wake(Struct, frozen=True):
@@ -170,7 +173,7 @@ class ScaleRole(Protocol):
 class View:
     """Read-only: the state, the time, and the questions policies ask most."""
 
-    __slots__ = ("_promises", "_state", "explaining", "now_us", "predictor")
+    __slots__ = ("_promises", "_state", "explaining", "memo", "now_us", "predictor")
 
     def __init__(self, state: State, predictor: Predictor, promises: Promises | None = None) -> None:
         self._state = state
@@ -178,6 +181,7 @@ class View:
         self.predictor = predictor
         self.now_us = 0
         self.explaining = False  #: somebody wants to read `Start.why`
+        self.memo: dict[str, tuple[int, int]] = {}  #: by workflow: something that took work to find out, and until when it holds
 
     @property
     def functions(self) -> dict[str, FunctionState]:

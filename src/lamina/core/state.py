@@ -68,9 +68,10 @@ class Batch:
         return (self.started_us if self.started_us >= 0 else self.planned_us) + self.predicted_us
 
 
-def echo_us(device_us: int) -> int:
-    """How long callers are given to call again: a quarter of the batch's time is as long as waiting for them could pay."""
-    return min(5_000, max(300, device_us // 4))
+def echo_us(device_us: int, direct: bool = True) -> int:
+    """How long callers are given to call again: a quarter of the batch's time is as long as waiting for half of them could
+    pay. From within a workflow they come back after its other steps, all of them or none, and waiting pays for longer."""
+    return min(5_000, max(300, device_us // 4)) if direct else min(10_000, max(300, 3 * device_us // 4))
 
 
 @dataclass(slots=True)
@@ -98,11 +99,11 @@ class Meter:
         if now_us <= self.echo_until_us:
             self.echoed += 1
 
-    def batch_ended(self, now_us: int, size: int, device_us: int) -> None:
+    def batch_ended(self, now_us: int, size: int, device_us: int, direct: bool = True) -> None:
         if self.answered:
             self.echo += 0.2 * (min(1.0, self.echoed / self.answered) - self.echo)
         self.answered, self.echoed = size, 0
-        self.echo_until_us = now_us + echo_us(device_us)
+        self.echo_until_us = now_us + echo_us(device_us, direct)
 
 
 @dataclass(slots=True)
@@ -159,7 +160,9 @@ class State:
         for call_id, run in self.runs.items():
             assert run.call.id == call_id
             assert not run.ended, f"{call_id} has ended and is still here"
-            assert run.jobs or run.questions, f"{call_id} is nowhere: no job, no question"
+            assert not run.closed, f"{call_id} has been answered and is still here"
+            assert run.jobs or run.questions or run.visits, f"{call_id} is nowhere: no job, no question, no wait"
+            run.check()
             for job in run.jobs.values():
                 assert job.id in queued or job.id in in_batch, f"job {job.id} of {call_id} is nowhere"
                 assert bool(job.batch_id) == (job.id in in_batch)

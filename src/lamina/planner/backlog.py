@@ -84,6 +84,30 @@ def _free_in_us(view: View, running: dict[int, int], units: int, free_units: int
 
 def flow_finish_us(view: View, flow: Flow) -> int:
     """Time until a run that starts now would be done; 0 while nobody knows how long a step takes."""
+    path_us = _path_us(view, flow)
+    if not path_us:
+        return 0
+    running_us = max(
+        (
+            sum((view.batches[batch_id].ends_us - view.now_us) * mask.bit_count() for batch_id, mask in device.running.items())
+            // device.spec.units
+            for device in view.devices.values()
+        ),
+        default=0,
+    )
+    busy = dict.fromkeys([*view.waiting, *view.held, *flow.functions])
+    return path_us + max(0, running_us) + _work_us(view, (view.functions[name] for name in busy))
+
+
+PATH_US = 20_000
+"""So long is the time of a workflow's longest path believed once it has been worked out: it moves as slowly as predictions."""
+
+
+def _path_us(view: View, flow: Flow) -> int:
+    """The longest path through the flow, alone; 0 while nobody knows how long a step takes."""
+    known = view.memo.get(flow.name)
+    if known is not None and known[0] > view.now_us:
+        return known[1]
     unknown = False
 
     def task_us(name: str) -> int:
@@ -108,16 +132,8 @@ def flow_finish_us(view: View, flow: Flow) -> int:
     path_us = max((flow.span_us(first, task_us) for first in flow.start), default=0)
     if unknown:
         return 0
-    running_us = max(
-        (
-            sum((view.batches[batch_id].ends_us - view.now_us) * mask.bit_count() for batch_id, mask in device.running.items())
-            // device.spec.units
-            for device in view.devices.values()
-        ),
-        default=0,
-    )
-    busy = dict.fromkeys([*view.waiting, *view.held, *flow.functions])
-    return path_us + max(0, running_us) + _work_us(view, (view.functions[name] for name in busy))
+    view.memo[flow.name] = (view.now_us + PATH_US, path_us)
+    return path_us
 
 
 def _busy(view: View) -> Iterable[FunctionState]:

@@ -16,6 +16,7 @@ from lamina.core.queue import Job, Order
 from lamina.core.state import Batch, FunctionState, echo_us
 from lamina.planner.backlog import finish_in_us, flow_finish_us
 from lamina.planner.batching import book_at_us, echo_pays, largest_in_time, together, wait_until_us
+from lamina.planner.company import wait_for_company_us
 from lamina.types import NEVER_US, Call
 
 
@@ -73,6 +74,11 @@ class Policy:
         head = jobs[0]
         count = largest_in_time(len(jobs), head.expires_us - opening.at_us, latency_us)
         start_by_us = min(head.due_us, head.expires_us) - latency_us(min(count + 1, spec.max_batch))
+        if self.wait and count == len(queue):
+            hold_us = wait_for_company_us(view, function, count, opening.at_us, latency_us, start_by_us)
+            if hold_us > now_us:
+                yield Hold(spec.name, hold_us, count + 1)
+                return
         if opening.after is not None:
             if self.wait and self._echo_is_better(function, opening.after, count, latency_us):
                 yield Hold(spec.name, max(now_us + 1, min(start_by_us, NEVER_US)), spec.max_batch)
