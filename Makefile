@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt lint types docs bench serve sim clean
+.PHONY: help setup demo test check fmt lint types docs bench lab serve sim clean
 
 help:  ## What there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -39,6 +39,10 @@ docs: setup  ## Every block of code in README and docs runs, every command and p
 
 bench: setup  ## Speed of our own code, as ratios against floors in the same run
 	$(PY) -m benchmarks
+
+lab: setup  ## Run all experiments (minutes), then gather them into results/lab/report.html
+	@status=0; for name in $$($(VENV)/bin/lamina lab ls --json | $(PY) -c 'import json, sys; print(*(e["name"] for e in json.load(sys.stdin)))'); do \
+	  $(VENV)/bin/lamina lab run $$name --resume || status=1; done; $(VENV)/bin/lamina lab report && exit $$status
 
 serve: setup  ## Serve the OCR example on http://127.0.0.1:8700
 	$(VENV)/bin/lamina serve examples/ocr/app.py

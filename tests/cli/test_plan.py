@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from lamina.cli import main
 from lamina.cli.plan import command
 
-GLET = Path(__file__).parent.parent / "data" / "glet"
+GLET = Path(__file__).parents[2] / "data" / "glet"
 GOLDEN = json.loads((GLET / "golden_sample.json").read_text())
 NAMES = GOLDEN["meta"]["model_ids"]
 EXAMPLE = "2\n7,50,108,\n9,50,142,\n"

@@ -14,10 +14,10 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from lamina.cli._glet_files import read_catalogue
+from lamina.predict.glet import read_catalogue
 from lamina.planner.glet import COMPAT, NETWORK_GBITS, POLICIES, REPAIRED, Planner, Task
 
-FOLDER = Path(__file__).parent.parent / "data" / "glet"
+FOLDER = Path(__file__).parents[2] / "data" / "glet"
 CATALOGUE = read_catalogue(FOLDER, FOLDER / "device-config.json")
 GOLDEN = json.loads((FOLDER / "golden_sample.json").read_text())
 CONFIGS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lamina.errors import BadValue
@@ -13,13 +13,22 @@ from lamina.planner.glet import Catalogue, Task
 _COLUMNS = {"model": ("model", "id", "name", "model_id"), "rate": ("rate", "rps"), "slo": ("slo", "slo_ms", "slo(ms)")}
 
 
+Row = tuple[str, float, float]
+"""Name, requests a second, milliseconds."""
+
+
 def read_tasks(file: Path, catalogue: Catalogue) -> list[Task]:
-    """Lines of `model,rate,SLO`: the model by number or name, requests a second, milliseconds.
+    """Models by number or name."""
+    numbers = {model.name: model.id for model in catalogue.models.values()}
+    rows = read_rows(file, list(numbers), {str(number): name for name, number in numbers.items()})
+    return [Task(numbers[name], rate, slo_ms) for name, rate, slo_ms in rows]
+
+
+def read_rows(file: Path, names: Sequence[str], also: Mapping[str, str] | None = None) -> list[Row]:
+    """Lines of `model,rate,SLO`: what is called how (`also`: other names of the same), requests a second, milliseconds.
 
     The first line may be the number of tasks, as in gpu-let, or name the columns in any order.
     """
-    if file.suffix == ".toml":
-        raise BadValue(f"{file}: planning for a scenario is not possible yet", hint="write a CSV of model,rate,SLO lines")
     try:
         lines = file.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -38,14 +47,13 @@ def read_tasks(file: Path, catalogue: Catalogue) -> list[Task]:
         order, rows = _order(file, first), rows[1:]
     if announced is not None and announced != len(rows):
         raise BadValue(f"{file}:1: {announced} tasks announced, {len(rows)} follow", hint="correct the number or leave it out")
-    tasks = [_task(f"{file}:{number}", row, order, catalogue) for number, row in rows]
-    seen: set[int] = set()
-    for (number, _), task in zip(rows, tasks, strict=True):
-        if task.model in seen:
-            raise BadValue(
-                f"{file}:{number}: model {catalogue.models[task.model].name!r} is there twice", hint="add up the rates"
-            )
-        seen.add(task.model)
+    known = {name: name for name in names} | dict(also or {})
+    tasks = [_task(f"{file}:{number}", row, order, known, names) for number, row in rows]
+    seen: set[str] = set()
+    for (number, _), (name, _, _) in zip(rows, tasks, strict=True):
+        if name in seen:
+            raise BadValue(f"{file}:{number}: model {name!r} is there twice", hint="add up the rates")
+        seen.add(name)
     return tasks
 
 
@@ -63,21 +71,15 @@ def _order(file: Path, header: Sequence[str]) -> tuple[int, int, int]:
     return found[0], found[1], found[2]
 
 
-def _task(place: str, row: Sequence[str], order: tuple[int, int, int], catalogue: Catalogue) -> Task:
+def _task(place: str, row: Sequence[str], order: tuple[int, int, int], known: Mapping[str, str], names: Sequence[str]) -> Row:
     if len(row) <= max(order):
         raise BadValue(f"{place}: {','.join(row)!r} has too few fields", hint="write model,rate,SLO")
     model, rate, slo_ms = (row[column] for column in order)
-    return Task(_model(place, model, catalogue), _positive(place, "rate", rate), _positive(place, "SLO", slo_ms, above=True))
-
-
-def _model(place: str, text: str, catalogue: Catalogue) -> int:
-    by_name = {model.name: model.id for model in catalogue.models.values()}
-    number = by_name.get(text, int(text) if text.isdigit() else -1)
-    if number not in catalogue.models:
-        close = difflib.get_close_matches(text, by_name, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(by_name)}"
-        raise BadValue(f"{place}: model {text!r} is not known", hint=hint)
-    return number
+    if model not in known:
+        close = difflib.get_close_matches(model, names, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
+        raise BadValue(f"{place}: model {model!r} is not known", hint=hint)
+    return known[model], _positive(place, "rate", rate), _positive(place, "SLO", slo_ms, above=True)
 
 
 def _positive(place: str, field: str, text: str, *, above: bool = False) -> float:

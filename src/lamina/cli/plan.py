@@ -1,10 +1,9 @@
-"""`lamina plan TASKS`: how many GPUs it takes, cut how, and which model goes where."""
+"""`lamina plan TASKS`: how many GPUs it takes, cut how, and which function goes where."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,76 +13,89 @@ from lamina.cli import EXIT_FAILED
 from lamina.errors import BadValue
 
 if TYPE_CHECKING:
-    from lamina.cli._glet_files import SchedConfig
-    from lamina.planner.glet import Plan, Planner, Task
+    from lamina.cli import _plan_show as show
+    from lamina.cli._plan_input import Input
+    from lamina.planner.glet import Plan
 
 MOST_GPUS = 16
 """Where the search for the fewest GPUs gives up."""
 
-_CONFIGS = {
-    "gpulet": "config-gpulet-int.json",
-    "gpulet-noint": "config-gpulet-noint.json",
-    "greedy_part": "config-greedy_part.json",
-    "timesharing": "config-timesharing_only.json",
-}
 _FILE = click.Path(path_type=Path)
 
 
 @click.command()
 @click.argument("tasks", type=_FILE)
-@click.option("--policy", default="gpulet", show_default=True, help="gpulet, gpulet-noint, greedy_part or timesharing.")
+@click.option("--policy", default="gpulet", show_default=True, help="gpulet, gpulet-noint, greedy_part, timesharing or frontier.")
+@click.option("--gpus", metavar="N | KIND=N,...", help="GPUs there are; default: as few as possible.")
+@click.option("--profiles", type=_FILE, help="Folder with the profiler's files, for a list of tasks by name.")
 @click.option("--glet-dir", type=_FILE, help="Folder with gpu-let's files: profiles, memory, inputs.")
 @click.option("--sched-config", type=_FILE, help="Flags of the scheduler; default: those of the policy.")
 @click.option("--device-config", type=_FILE, help="Kinds of GPUs; default: device-config.json in that folder.")
-@click.option("--gpus", metavar="N | KIND=N,...", help="GPUs there are; default: as few as possible.")
 @click.option(
     "--network", type=click.FloatRange(min=0, min_open=True), help="Gbit/s of input a GPU can receive; default: no limit."
 )
 @click.option("--compat", is_flag=True, help="Exactly as the original plans, quirks and all.")
+@click.option("--check", is_flag=True, help="Play the plan in the simulator for the attainment.")
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of that simulation.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 @click.option("--plot", type=_FILE, help="Draw the GPUs and their slices (.png or .svg).")
 def command(
     tasks: Path,
     policy: str,
+    gpus: str | None,
+    profiles: Path | None,
     glet_dir: Path | None,
     sched_config: Path | None,
     device_config: Path | None,
-    gpus: str | None,
     network: float | None,
     compat: bool,
+    check: bool,
+    seed: int,
     as_json: bool,
     plot: Path | None,
 ) -> int:
-    """Plan GPUs for TASKS, a CSV of model,rate,SLO lines: how they are cut, who runs where, in which batches."""
+    """Plan GPUs for TASKS: a scenario (.toml), or a CSV of model,rate,SLO lines. How are they cut, who runs where, in which
+    batches, and how many answers are in time?"""
+    from lamina.cli import _plan_input as source
     from lamina.cli import _plan_show as show
-    from lamina.cli._glet_files import read_catalogue
-    from lamina.cli._glet_tasks import read_tasks
-    from lamina.planner.glet import COMPAT, NETWORK_GBITS, REPAIRED, Planner
+    from lamina.planner.glet.model import WHOLE
 
     if plot is not None:
         from lamina.sim.plot import check_name
 
         check_name(plot)
-    _check_policy(policy)
-    if glet_dir is None:
-        raise BadValue("--glet-dir: profiles are needed", hint="name a folder with gpu-let's files")
-    config = _config(policy, glet_dir, sched_config)
-    catalogue = read_catalogue(glet_dir, device_config or glet_dir / "device-config.json")
-    wanted = read_tasks(tasks, catalogue)
-    limit = network * 1e9 / 2**30 if network else NETWORK_GBITS if compat else float("inf")
-    planner = Planner(catalogue, replace(config.rules, network_gbits=limit), COMPAT if compat else REPAIRED)
-    kinds, plan = _find(planner, wanted, _gpus(gpus, config, list(catalogue.kinds)), config, compat)
-    scale = None if plan.schedulable or plan.aborted or (compat and as_json) else planner.largest_scale(wanted, kinds)
+    source.check_policy(policy)
+    if compat and glet_dir is None:
+        raise BadValue("--compat: the original reads its own files only", hint="name their folder with --glet-dir")
+    if tasks.suffix == ".toml":
+        from lamina.sim.scenario import read
+
+        given = source.from_scenario(read(tasks), policy, network or 0.0)
+    elif profiles is not None:
+        given = source.from_profiles(tasks, profiles, policy, network or 0.0)
+    elif glet_dir is not None:
+        given = source.from_glet(tasks, policy, glet_dir, sched_config, device_config, network or 0.0, compat)
+    else:
+        raise BadValue("--profiles: profiles are needed", hint="name a folder with them, or with gpu-let's files (--glet-dir)")
+    wanted = _gpus(gpus, given)
+    kinds, plan = _find(given, wanted, compat)
+    units = {kind: known.cuts[WHOLE] for kind, known in given.catalogue.kinds.items()}
+    told = show.Told(policy, plan, kinds, units, given.prices, given.rates)
+    if not plan.schedulable and not plan.aborted and not (compat and as_json):
+        told = _advise(given, told, wanted)
+    if check and plan.schedulable:
+        from lamina.cli._plan_check import play
+
+        told = show.with_check(told, play(given, plan, kinds, seed))
     if as_json:
         import msgspec
 
-        told = show.as_published(plan) if compat else show.as_json(plan, kinds, scale)
-        click.echo(msgspec.json.encode(told).decode())
+        click.echo(msgspec.json.encode(show.as_published(plan) if compat else show.as_json(told)).decode())
     else:
         from rich.console import Console
 
         console = Console() if sys.stdout.isatty() else Console(width=120)
-        console.print(show.tables(plan, policy, kinds, scale))
+        console.print(show.tables(told))
     if plot is not None:
         from lamina.cli._plan_plot import save
 
@@ -91,34 +103,12 @@ def command(
     return 0 if plan.schedulable else EXIT_FAILED
 
 
-def _check_policy(name: str) -> None:
-    if name == "frontier":
-        raise BadValue("--policy 'frontier': it has no plan ahead of time yet", hint="`lamina sim` plays it on a scenario")
-    if name not in _CONFIGS:
-        import difflib
-
-        close = difflib.get_close_matches(name, _CONFIGS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(_CONFIGS)}"
-        raise BadValue(f"--policy {name!r}: no such policy can plan", hint=hint)
-
-
-def _config(policy: str, folder: Path, file: Path | None) -> SchedConfig:
-    """The file that was named, gpu-let's own for that policy, or its flags without a file."""
-    from lamina.cli._glet_files import SchedConfig, read_sched_config
-    from lamina.planner.glet import POLICIES
-
-    usual = folder / "SchedConfigs" / _CONFIGS[policy]
-    if file is not None or usual.is_file():
-        return read_sched_config(file or usual)
-    rules = POLICIES[policy]
-    return SchedConfig(part=rules.partitioning, interference=rules.interference, self_tuning=1 if rules.self_tuning else None)
-
-
-def _gpus(text: str | None, config: SchedConfig, known: Sequence[str]) -> list[str] | None:
+def _gpus(text: str | None, given: Input) -> list[str] | None:
     """The kind of every GPU; None: to be found."""
     if text is None:
         return None
-    usual = [gpu.type for gpu in config.gpus] or list(known)
+    known = given.kinds
+    usual = given.own or known
     kinds: list[str] = []
     for pair in text.split(","):
         kind, equals, count = pair.strip().rpartition("=")
@@ -128,28 +118,30 @@ def _gpus(text: str | None, config: SchedConfig, known: Sequence[str]) -> list[s
         if kind not in known:
             raise BadValue(f"--gpus {text!r}: no kind {kind!r}", hint=f"there are {', '.join(known)}")
         if not count.isdigit() or int(count) > 1000:
-            raise BadValue(f"--gpus {text!r}: {count!r} is not a number of GPUs", hint="write 4, or 2080ti=4,3080=2")
+            raise BadValue(f"--gpus {text!r}: {count!r} is not a number of GPUs", hint=f"write 4, or {known[0]}=4")
         kinds += [kind] * int(count)
     if not kinds:
         raise BadValue(f"--gpus {text!r}: no GPU at all", hint="at least one")
     return sorted(kinds)
 
 
-def _find(
-    planner: Planner, tasks: Sequence[Task], gpus: list[str] | None, config: SchedConfig, compat: bool
-) -> tuple[Sequence[str], Plan]:
+def _find(given: Input, gpus: list[str] | None, compat: bool) -> tuple[Sequence[str], Plan]:
     """On the GPUs that are given; the original takes them from its configuration; else as few as possible."""
-    own = sorted(gpu.type for gpu in config.gpus for _ in range(gpu.num))
-    unknown = set(own) - set(planner.catalogue.kinds)
-    if unknown:
-        raise BadValue(
-            f"scheduler configuration: no kind {min(unknown)!r}", hint=f"there are {', '.join(planner.catalogue.kinds)}"
-        )
-    if gpus is None and compat and own:
-        gpus = own
-    if gpus is None and compat:
+    if gpus is None and compat and not given.own:
         raise BadValue("--compat: the scheduler configuration names no GPUs", hint="add --gpus")
-    kinds = sorted(set(gpus or own or planner.catalogue.kinds))
+    if gpus is None and compat:
+        gpus = given.own
     if gpus is not None:
-        return gpus, planner.plan(tasks, gpus)
-    return planner.fewest(tasks, kinds, MOST_GPUS)
+        return gpus, given.planner.plan(given.tasks, gpus)
+    return given.planner.fewest(given.tasks, sorted(set(given.own or given.kinds)), MOST_GPUS)
+
+
+def _advise(given: Input, told: show.Told, wanted: list[str] | None) -> show.Told:
+    """What is the best that is possible: all rates times how much, or on how many GPUs."""
+    from dataclasses import replace
+
+    told = replace(told, scale=given.planner.largest_scale(given.tasks, told.kinds))
+    if wanted is None or not told.plan.headroom:  # every number was tried, or none would help
+        return told
+    kinds, plan = given.planner.fewest(given.tasks, sorted(set(wanted)), MOST_GPUS)
+    return replace(told, needed=tuple(kinds) if plan.schedulable else ())

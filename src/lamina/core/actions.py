@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from lamina.core.retry import Fault
+
 
 class JobRef(Struct, frozen=True, array_like=True):
     """Enough for an engine to find the payload of a job: which step of which run."""
@@ -74,6 +76,7 @@ class Fail(Struct, frozen=True, tag=True):
     error: str
     step: str = ""
     job_id: int = 0
+    scope: int = 0  #: of the run, where the step is
 
 
 class Refuse(Struct, frozen=True, tag=True):
@@ -86,11 +89,20 @@ class Refuse(Struct, frozen=True, tag=True):
 
 
 class Resolve(Struct, frozen=True, tag=True):
-    """A question about data, which the core never sees: how many items has this each, which way goes this choice?"""
+    """A question about data, which the core never sees: how many items has this each, which way goes this choice?
+
+    Nodes that ask at every stage also say: "begin", here it starts; "end", its results are there; "catch", catcher number
+    `catcher` takes `fault`. `turn` is to be repeated in the answer.
+    """
 
     call_id: str
     scope: int
     node: str
+    turn: int = 0
+    stage: str = "begin"
+    attempt: int = 0  #: tries before this one
+    catcher: int = 0
+    fault: Fault | None = None
 
 
 class DropJob(Struct, frozen=True, tag=True):

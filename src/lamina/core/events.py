@@ -24,10 +24,12 @@ class CallCancelled(Struct, frozen=True, tag=True):
 
 
 class JobOutcome(Struct, frozen=True, array_like=True):
-    """How one job of a batch ended. `error` is a stable word; its text stays outside the core."""
+    """How one job of a batch ended. `error` is a stable word, `name` what the error is called where it was raised, for those
+    who catch it; its text stays outside the core."""
 
     ok: bool = True
     error: str = ""
+    name: str = ""
 
 
 class BatchFinished(Struct, frozen=True, tag=True):
@@ -64,13 +66,26 @@ class DeviceLost(Struct, frozen=True, tag=True):
 
 
 class Resolved(Struct, frozen=True, tag=True):
-    """Answer to `Resolve`: how many items (each), or which branch (choice). An `error` fails the run there."""
+    """Answer to `Resolve`: how many items (each), which branch (choice), how many microseconds (wait), which of its ways on
+    (a task that has ended). An `error`, by name, fails the node there.
+
+    `limits` are what the data says in place of the flow: of an each (at once, may fail), of a task (timeout, heartbeat).
+    """
 
     call_id: str
     scope: int
     node: str
     value: int = 0
     error: str = ""
+    turn: int = 0  #: as in the question
+    limits: tuple[int, ...] = ()
+
+
+class Heartbeat(Struct, frozen=True, tag=True):
+    """A job says that it is alive, for steps that must do so now and then."""
+
+    call_id: str
+    job_id: int
 
 
 class Tick(Struct, frozen=True, tag=True):
@@ -88,5 +103,6 @@ Event = (
     | DeviceJoined
     | DeviceLost
     | Resolved
+    | Heartbeat
     | Tick
 )

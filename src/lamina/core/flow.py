@@ -3,8 +3,10 @@
 A node starts when it has collected `needs` tokens and, when done, sends one to each node in `next`. That is enough for
 all shapes we serve: a chain (needs 1), a join (needs k), a choice (tokens go to one branch only), and a loop as state
 languages have it (collected tokens are spent on start, so a node can start again). `Each` runs its body once per item,
-in scopes of their own. How many items there are and which way a choice goes depends on data, which the core never
-sees: it asks (`Resolve`) and is told (`Resolved`).
+`Parallel` each of its branches, in scopes of their own. How many items there are and which way a choice goes depends on
+data, which the core never sees: it asks (`Resolve`) and is told (`Resolved`). A node that `asks` does so before it
+starts, and those that bring results again when they have ended or are caught: for flows in which every step reads and
+writes one common value, as state languages have it.
 
 `data` belongs to whoever moves the values (which inputs, which rule); nothing in `core/` looks at it.
 """
@@ -13,12 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from msgspec import Struct
 
-from lamina.errors import BadFlow
+from lamina.core.retry import Guard
 from lamina.types import Slo
 
 
@@ -30,10 +31,17 @@ class Task(Struct, frozen=True, tag=True):
     next: tuple[str, ...] = ()
     needs: int = 1
     data: Any = None
+    guard: Guard | None = None
+    asks: bool = False
+    may: tuple[str, ...] = ()  #: where else its result may send the token
 
 
 class Each(Struct, frozen=True, tag=True):
-    """Its body once per item; done when all are. `expect` is the usual number of items, for planning."""
+    """Its body once per item; done when all are. `expect` is the usual number of items, for planning.
+
+    At most `at_once` items are under way (0: no limit). It fails as soon as more items have than `tolerate`, or than
+    `tolerate_part` of them; where neither is said, one is too many.
+    """
 
     name: str
     body: Flow
@@ -41,6 +49,31 @@ class Each(Struct, frozen=True, tag=True):
     needs: int = 1
     expect: float = 4.0
     data: Any = None
+    guard: Guard | None = None
+    asks: bool = False
+    at_once: int = 0
+    tolerate: int | None = None
+    tolerate_part: float | None = None
+
+    def spare(self, count: int) -> int:
+        """How many of so many items may fail."""
+        limits = [] if self.tolerate is None else [self.tolerate]
+        if self.tolerate_part is not None:
+            limits.append(int(count * self.tolerate_part + 1e-9))
+        return min(limits, default=0)
+
+
+class Parallel(Struct, frozen=True, tag=True):
+    """Several flows side by side; done when all are, or `wait_for` of them, and then the rest is cancelled."""
+
+    name: str
+    branches: tuple[Flow, ...]
+    next: tuple[str, ...] = ()
+    needs: int = 1
+    wait_for: int = 0  #: 0: all
+    data: Any = None
+    guard: Guard | None = None
+    asks: bool = False
 
 
 class Choice(Struct, frozen=True, tag=True):
@@ -64,9 +97,51 @@ class Pass(Struct, frozen=True, tag=True):
     next: tuple[str, ...] = ()
     needs: int = 1
     data: Any = None
+    asks: bool = False
 
 
-Node = Task | Each | Choice | Pass
+class Wait(Struct, frozen=True, tag=True):
+    """Nothing, for a while. If it `asks`, the answer is the time, and `duration_us` what to plan with."""
+
+    name: str
+    next: tuple[str, ...] = ()
+    needs: int = 1
+    duration_us: int = 0
+    data: Any = None
+    asks: bool = False
+
+
+class Succeed(Struct, frozen=True, tag=True):
+    """The flow it is in ends here, and well; whatever else goes on in it is cancelled."""
+
+    name: str
+    needs: int = 1
+    data: Any = None
+    asks: bool = False
+
+    @property
+    def next(self) -> tuple[str, ...]:
+        return ()
+
+
+class Fail(Struct, frozen=True, tag=True):
+    """The flow it is in fails here. If it `asks`, the answer is the name of the error."""
+
+    name: str
+    error: str = "States.TaskFailed"
+    cause: str = ""
+    needs: int = 1
+    data: Any = None
+    asks: bool = False
+
+    @property
+    def next(self) -> tuple[str, ...]:
+        return ()
+
+
+Node = Task | Each | Parallel | Choice | Pass | Wait | Succeed | Fail
+Guarded = Task | Each | Parallel
+"""Nodes that can fail for reasons of their own."""
 
 
 class Flow(Struct, frozen=True, dict=True):
@@ -77,13 +152,14 @@ class Flow(Struct, frozen=True, dict=True):
     start: tuple[str, ...]
     slo: Slo = Slo()
     data: Any = None
+    timeout_us: int = 0  #: of a run, from its start; 0: none but its call's
 
     @cached_property
     def single(self) -> Task | None:
-        """The only node, if it is a task: a plain function, which is most calls."""
-        if len(self.nodes) == 1:
+        """The only node, if it is a plain task: a function, which is most calls."""
+        if len(self.nodes) == 1 and not self.timeout_us:
             node = next(iter(self.nodes.values()))
-            if isinstance(node, Task) and not node.next:
+            if isinstance(node, Task) and not (node.next or node.guard or node.asks):
                 return node
         return None
 
@@ -101,8 +177,10 @@ class Flow(Struct, frozen=True, dict=True):
             if isinstance(node, Task):
                 found[node.function] = found.get(node.function, 0.0) + times
             elif isinstance(node, Each):
-                for function, inner in node.body.visits.items():
-                    found[function] = found.get(function, 0.0) + times * node.expect * inner
+                _add(found, node.body.visits, times * node.expect)
+            elif isinstance(node, Parallel):
+                for branch in node.branches:
+                    _add(found, branch.visits, times)
         return found
 
     def _walk(self) -> dict[str, float]:
@@ -130,55 +208,14 @@ class Flow(Struct, frozen=True, dict=True):
         for node in self.nodes.values():
             if isinstance(node, Task):
                 yield node
-            elif isinstance(node, Each):
-                yield from node.body.tasks()
+            for inner in inner_flows(node):
+                yield from inner.tasks()
 
     def check(self) -> None:
         """A flow that cannot run to its end is refused when it is deployed, not when it hangs."""
-        tokens = dict.fromkeys(self.nodes, 0)
-        for name in self.start:
-            if name not in self.nodes:
-                raise BadFlow(f"workflow {self.name!r} starts at {name!r}, which is not there")
-            tokens[name] += 1
-        if not self.start:
-            raise BadFlow(f"workflow {self.name!r} has no first step")
-        for key, node in self.nodes.items():
-            if key != node.name:
-                raise BadFlow(f"workflow {self.name!r}: node {node.name!r} is filed under {key!r}")
-            for name in node.next:
-                if name not in self.nodes:
-                    raise BadFlow(f"workflow {self.name!r}: {key!r} is followed by {name!r}, which is not there")
-                tokens[name] += 1
-            if isinstance(node, Choice):
-                if not node.branches:
-                    raise BadFlow(f"workflow {self.name!r}: choice {key!r} has no branch")
-                if node.odds and (len(node.odds) != len(node.branches) or min(node.odds) < 0 or not sum(node.odds)):
-                    raise BadFlow(f"workflow {self.name!r}: {node.odds} are no odds for the branches of {key!r}")
-            if isinstance(node, Each):
-                node.body.check()
-        for key, node in self.nodes.items():
-            if not 1 <= node.needs <= tokens[key]:
-                raise BadFlow(
-                    f"workflow {self.name!r}: {key!r} waits for {node.needs} of {tokens[key]} tokens",
-                    hint="every step must be reached by what it waits for",
-                )
-        reached = set(self.start)
-        frontier = list(self.start)
-        while frontier:
-            for name in self.nodes[frontier.pop()].next:
-                if name not in reached:
-                    reached.add(name)
-                    frontier.append(name)
-        if lost := sorted(self.nodes.keys() - reached):
-            raise BadFlow(f"workflow {self.name!r}: no way leads to {', '.join(lost)}")
-        idle = {name: node.next for name, node in self.nodes.items() if not isinstance(node, Task)}
-        try:
-            TopologicalSorter(idle).prepare()
-        except CycleError as error:
-            raise BadFlow(
-                f"workflow {self.name!r}: {' -> '.join(reversed(error.args[1]))} goes round without doing a step",
-                hint="put a task into the loop: without one it would spin for ever",
-            ) from None
+        from lamina.core.flow_check import check_flow
+
+        check_flow(self)
 
     def tails(self, task_us: Callable[[str], int]) -> dict[str, int]:
         """Per node, the longest time from its end to the end of this flow; a loop counts once."""
@@ -209,9 +246,32 @@ class Flow(Struct, frozen=True, dict=True):
         node = self.nodes[name]
         if isinstance(node, Task):
             return task_us(node.function)
-        if isinstance(node, Each):
-            return max((node.body.span_us(first, task_us) for first in node.body.start), default=0)
-        return 0
+        if isinstance(node, Wait):
+            return node.duration_us
+        ways = sorted(max((inner.span_us(first, task_us) for first in inner.start), default=0) for inner in inner_flows(node))
+        if isinstance(node, Parallel) and node.wait_for:
+            ways = ways[: node.wait_for]
+        return ways[-1] if ways else 0
+
+
+def inner_flows(node: Node) -> tuple[Flow, ...]:
+    """What runs inside of it, in scopes of its own."""
+    if isinstance(node, Each):
+        return (node.body,)
+    return node.branches if isinstance(node, Parallel) else ()
+
+
+def ways_on(node: Node) -> tuple[str, ...]:
+    """Everywhere its token may go: to what follows it, to where failures of it lead, to where it may send it itself."""
+    if not isinstance(node, Guarded):
+        return node.next
+    caught = [name for catcher in node.guard.catch for name in catcher.next] if node.guard else []
+    return (*node.next, *caught, *(node.may if isinstance(node, Task) else ()))
+
+
+def _add(found: dict[str, float], inner: dict[str, float], times: float) -> None:
+    for function, count in inner.items():
+        found[function] = found.get(function, 0.0) + times * count
 
 
 def _onward(node: Node) -> Iterator[tuple[str, float]]:

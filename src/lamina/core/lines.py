@@ -52,9 +52,13 @@ class Lines:
 
     def stir(self, device: Device) -> None:
         """Something changed on this device: whoever could use it is asked about again."""
-        if self._state.held:
+        held = self._state.held
+        if held:
             for instance_id in device.instances:
-                self.recall(self._state.functions[self._state.instances[instance_id].function])
+                name = self._state.instances[instance_id].function
+                hold = held.get(name)
+                if hold is not None and not hold.firm:
+                    self.recall(self._state.functions[name])
 
     def recall_due(self, now_us: int) -> int:
         """Ask again about those whose time has come; returns when the next one's will."""

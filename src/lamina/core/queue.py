@@ -28,6 +28,7 @@ class Job:
     strikes: int = 0  #: workers that died under it alone
     batch_id: int = 0  #: the batch it is in; 0 while it waits
     at: str = ""  #: device where its input lies; "": it came with the call
+    visit: int = 0  #: of its run, that it is done for; 0: a plain step
 
 
 @dataclass(slots=True)
@@ -68,6 +69,13 @@ class Queue:
 
     def first(self, count: int) -> list[Job]:
         return [entry[2] for entry in self._entries[:count]]
+
+    def due_before(self, due_us: int) -> int:
+        """How many are due sooner than that; of a queue kept by due time."""
+        return bisect_left(self._entries, (due_us,))
+
+    def some(self, start: int, count: int) -> list[Job]:
+        return [entry[2] for entry in self._entries[start : start + count]]
 
     def jobs(self) -> list[Job]:
         return [entry[2] for entry in self._entries]

@@ -1,37 +1,93 @@
 """One execution of a flow: which tokens are where. Knows nothing of queues, devices or time.
 
-A scope is one walk through one flow: the root, or one item of an `Each`. `live` counts nodes that have started and not
-ended, so a scope is over when it falls to zero; the last child to end ends the `Each` that made it.
+A scope is one walk through one flow: the root, one item of an `Each`, one branch of a `Parallel`. `live` counts nodes
+that have started and not ended, so a scope is over when it falls to zero. Scopes that one start of a node made are a
+family; the node has ended when its family has: all of them did, or enough of them, and those left over are cancelled.
+
+Most nodes are just started and ended. One that asks, waits, may be tried again or has a limit of time is remembered in
+between as a `Visit` (`course.py` moves it on).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
-from lamina.core.flow import Each, Flow, Node, Pass
+from lamina.core.flow import Each, Flow, Node, Parallel, Pass, Succeed
 from lamina.core.queue import Job
+from lamina.core.retry import Fault
 from lamina.types import Call
 
 ROOT = 0
 
+Stage = Literal["begin", "run", "end", "catch", "pause"]
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class Scope:
     id: int
     flow: Flow
     parent: Scope | None = None
-    each: str = ""  #: the node of the parent that this is an item of
+    each: str = ""  #: the node of the parent that this is an item or a branch of
     family: int = 0  #: the first item it was made with: an Each that runs twice at once keeps its items apart
     live: int = 0
+    turns: int = 0  #: questions asked in it by nodes that ask: a loop of them must end some time
     collected: dict[str, int] = field(default_factory=dict)  #: tokens of nodes still waiting for more
-    children: dict[int, int] = field(default_factory=dict)  #: items not yet ended, per family
+    families: dict[int, Family] = field(default_factory=dict)  #: made by nodes of this scope and not yet ended
+
+
+@dataclass(slots=True, eq=False)
+class Family:
+    """Numbers `first` to `first + count - 1`; at most `at_once` of them are open, and the others wait for their turn."""
+
+    first: int
+    parent: Scope
+    node: Each | Parallel
+    count: int
+    at_once: int
+    enough: int  #: it is over when so many have ended well
+    spare: int  #: so many may fail
+    visit: int = 0  #: that is to be told of the end; 0: none, and the node just ends
+    strict: bool = True  #: nobody said that any may fail, so a failure goes by its own name
+    opened: int = 0
+    well: int = 0
+    failed: int = 0
+    open: dict[int, Scope] = field(default_factory=dict)
+    filling: bool = False  #: it is on the list of things to do
+
+    @property
+    def over(self) -> bool:
+        return self.well >= self.enough or self.well + self.failed >= self.count
+
+
+@dataclass(slots=True, eq=False)
+class Visit:
+    """One start of one node. `stage` says what it waits for: an answer, its job or family, or a timer."""
+
+    id: int
+    scope: Scope
+    node: Node
+    stage: Stage = "begin"
+    tries: list[int] = field(default_factory=list)  #: used up, per retrier
+    attempt: int = 0
+    job_id: int = 0
+    family: int = 0  #: number of its first scope
+    timeout_us: int = 0
+    heartbeat_us: int = 0
+    timers: dict[str, int] = field(default_factory=dict)  #: those under way, by what they are for
+    fault: Fault | None = None  #: being caught
+    catcher: int = 0
 
 
 Ready = list[tuple[Scope, Node]]
+Ended = tuple[Scope, Node | None, tuple[str, ...] | None]
+"""A node that is done and where its tokens go (None: to all that follow); no node: the hold on a scope just opened."""
 
 # Shared by all runs of one step, which is most of them; `begin` gives the others their own.
 _NO_SCOPES: dict[int, Scope] = {}
-_NO_QUESTIONS: dict[tuple[int, str], int] = {}
+_NO_QUESTIONS: dict[tuple[int, str, int], int] = {}
+_NO_VISITS: dict[int, Visit] = {}
 _NOTHING_EXPECTED: dict[str, float] = {}
 
 
@@ -42,8 +98,14 @@ class Run:
     jobs: dict[int, Job] = field(default_factory=dict)  #: queued, booked or running
     scopes: dict[int, Scope] = field(default_factory=lambda: _NO_SCOPES)
     next_scope: int = 0  #: the items of an Each get consecutive numbers from here
-    questions: dict[tuple[int, str], int] = field(default_factory=lambda: _NO_QUESTIONS)  #: asked so often, not yet answered
+    questions: dict[tuple[int, str, int], int] = field(default_factory=lambda: _NO_QUESTIONS)
+    #: scope, node, visit: asked so often, not yet answered
+    visits: dict[int, Visit] = field(default_factory=lambda: _NO_VISITS)
+    next_visit: int = 1
+    landed: list[int] = field(default_factory=list)  #: visits whose family has ended, to be moved on
+    uprooted: bool = False  #: scopes have been cancelled, and what was under way in them must be looked for
     ended: bool = False
+    closed: bool = False  #: its ending has been said
     queue_us: int = 0
     batch: int = 0
     slice: str = ""
@@ -55,79 +117,218 @@ class Run:
     expected: dict[str, float] = field(default_factory=lambda: _NOTHING_EXPECTED)  #: jobs it is yet to bring, per function
 
     def begin(self) -> Ready:
-        self.scopes, self.questions = {}, {}
-        return self._open(Scope(self._new_id(), self.flow))
+        self.scopes, self.questions, self.visits = {}, {}, {}
+        self.next_scope = ROOT + 1
+        ready: Ready = []
+        todo: list[Ended | Family] = []
+        self._open(Scope(ROOT, self.flow), ready, todo)
+        self._settle(todo, ready)
+        return ready
 
     def finish(self, scope_id: int, node_name: str, to: tuple[str, ...] | None = None) -> Ready:
         """A node is done; its tokens go to `to`, or to all that follow it. What may start now is returned."""
         scope = self.scopes[scope_id]
         ready: Ready = []
-        done = [(scope, scope.flow.nodes[node_name], to)]
-        self._settle(done, ready)
+        self._settle([(scope, scope.flow.nodes[node_name], to)], ready)
         return ready
 
-    def spread(self, scope_id: int, node_name: str, count: int) -> Ready:
-        """The number of items of an Each is known."""
+    def spread(self, scope_id: int, node_name: str, count: int, limits: tuple[int, ...] = (), visit: int = 0) -> Ready:
+        """The number of items of an Each is known. `limits` are (at once, may fail), where its data says so; 0 and -1: no."""
         scope = self.scopes[scope_id]
         node = scope.flow.nodes[node_name]
-        assert isinstance(node, Each), f"{node_name} has no items"
+        assert isinstance(node, Each | Parallel), f"{node_name} has no items"
+        first = self.next_scope
+        if isinstance(node, Parallel):
+            enough = node.wait_for or count
+            family = Family(first, scope, node, count, count, enough, count - enough, visit)
+        else:
+            at_once, spare = limits or (0, -1)
+            strict = node.tolerate is None and node.tolerate_part is None and spare < 0
+            if spare < 0:
+                spare = node.spare(count)
+            family = Family(first, scope, node, count, at_once or node.at_once or count, count, spare, visit, strict)
         if count == 0:
-            return self.finish(scope_id, node_name)
-        family = self.next_scope
-        scope.children[family] = count
+            if not visit:
+                return self.finish(scope_id, node_name)
+            self.landed.append(visit)
+            return []
+        self.next_scope += count
+        scope.families[first] = family
+        if visit:
+            self.visits[visit].family = first
         ready: Ready = []
-        for _ in range(count):
-            ready += self._open(Scope(self._new_id(), node.body, scope, node_name, family))
+        self._settle([family], ready)
         return ready
 
-    def _new_id(self) -> int:
-        self.next_scope += 1
-        return self.next_scope - 1
-
-    def _open(self, scope: Scope) -> Ready:
-        self.scopes[scope.id] = scope
+    def succeed(self, scope_id: int) -> Ready:
+        """A node of this scope says that it is over, whatever else goes on in it."""
         ready: Ready = []
-        done: list[tuple[Scope, Node, tuple[str, ...] | None]] = []
-        scope.live += 1  # held while the first tokens are laid, so that a Pass cannot close the scope half-way
-        for name in scope.flow.start:
-            self._token(scope, name, ready, done)
-        self._settle(done, ready)
+        todo: list[Ended | Family] = []
+        scope = self.scopes[scope_id]
         scope.live -= 1
-        if scope.live == 0:
-            self._close(scope, done)
-            self._settle(done, ready)
+        self._succeed(scope, todo)
+        self._settle(todo, ready)
         return ready
 
-    def _token(self, scope: Scope, name: str, ready: Ready, done: list[tuple[Scope, Node, tuple[str, ...] | None]]) -> None:
+    def give_up(self, scope_id: int) -> Ready:
+        """A node of this scope has failed, and with it the scope, and its family can do without that."""
+        scope = self.scopes[scope_id]
+        scope.live -= 1
+        ready: Ready = []
+        todo: list[Ended | Family] = []
+        self._uproot(scope)
+        self._close(scope, todo, well=False)
+        self._settle(todo, ready)
+        return ready
+
+    def family_of(self, scope: Scope) -> Family | None:
+        return None if scope.parent is None else scope.parent.families[scope.family]
+
+    def prune(self, visit: Visit) -> None:
+        """What this visit has made so far is not wanted any more."""
+        family = visit.scope.families.pop(visit.family, None) if visit.family else None
+        if family is not None:
+            self._cancel(family)
+        visit.family = 0
+
+    def new_visit(self, scope: Scope, node: Node) -> Visit:
+        visit = Visit(self.next_visit, scope, node)
+        self.next_visit += 1
+        self.visits[visit.id] = visit
+        return visit
+
+    def check(self) -> None:
+        """Every visit waits for exactly one thing, and nothing goes on in a scope that is gone."""
+        assert not self.landed and not self.uprooted, "something was left half done"
+        for visit in self.visits.values():
+            scope = visit.scope
+            assert self.scopes.get(scope.id) is scope, f"{visit.node.name} goes on in a scope that is gone"
+            asked = (scope.id, visit.node.name, visit.id) in self.questions
+            works = visit.job_id in self.jobs or visit.family in scope.families
+            assert asked + works + ("resume" in visit.timers) == 1, f"{visit.node.name} waits for nothing, or for two things"
+            assert asked == (visit.stage in ("begin", "end", "catch"))
+            assert works == (visit.stage == "run")
+        for scope_id, node, visit_id in self.questions:
+            assert scope_id in self.scopes and (not visit_id or visit_id in self.visits), f"nobody asks for {node}"
+        for job in self.jobs.values():
+            assert not self.scopes or job.scope in self.scopes, f"{job.node} is run for a scope that is gone"
+            assert not job.visit or self.visits[job.visit].job_id == job.id, f"{job.node} is run for nobody"
+        for scope in self.scopes.values():
+            assert scope.live > 0, f"scope {scope.id} is over and still here"
+            for family in scope.families.values():
+                assert not family.over and family.failed <= family.spare and not family.filling
+                assert 0 < len(family.open) <= family.at_once
+                assert family.opened == len(family.open) + family.well + family.failed
+                assert all(self.scopes.get(number) is inner for number, inner in family.open.items())
+
+    # ------------------------------------------------------------------ tokens
+
+    def _open(self, scope: Scope, ready: Ready, todo: list[Ended | Family]) -> None:
+        self.scopes[scope.id] = scope
+        scope.live += 1  # held while the first tokens are laid, so that a Pass cannot close the scope half-way
+        todo.append((scope, None, ()))
+        for name in scope.flow.start:
+            if not self._token(scope, name, ready, todo):
+                return
+
+    def _token(self, scope: Scope, name: str, ready: Ready, todo: list[Ended | Family]) -> bool:
+        """False: that was the end of the scope."""
         node = scope.flow.nodes[name]
         if node.needs > 1:
             got = scope.collected.get(name, 0) + 1
             if got < node.needs:
                 scope.collected[name] = got
-                return
+                return True
             scope.collected.pop(name, None)
+        if isinstance(node, Succeed) and not node.asks:
+            self._succeed(scope, todo)
+            return False
         scope.live += 1
-        if isinstance(node, Pass):
-            done.append((scope, node, None))
+        if isinstance(node, Pass) and not node.asks:
+            todo.append((scope, node, None))
         else:
             ready.append((scope, node))
+        return True
 
-    def _settle(self, done: list[tuple[Scope, Node, tuple[str, ...] | None]], ready: Ready) -> None:
-        while done:
-            scope, node, to = done.pop()
-            for name in node.next if to is None else to:
-                self._token(scope, name, ready, done)
-            scope.live -= 1
-            if scope.live == 0:
-                self._close(scope, done)
+    def _settle(self, todo: list[Ended | Family], ready: Ready) -> None:
+        """Last in, first out: what a scope started as it opened is settled before the hold on it is let go."""
+        while todo:
+            entry = todo.pop()
+            if isinstance(entry, Family):
+                self._fill(entry, ready, todo)
+                continue
+            scope, node, to = entry
+            if self.scopes.get(scope.id) is not scope:
+                continue  # cancelled meanwhile
+            if to is None:
+                assert node is not None
+                to = node.next
+            if all(self._token(scope, name, ready, todo) for name in to):
+                scope.live -= 1
+                if scope.live == 0:
+                    self._close(scope, todo)
 
-    def _close(self, scope: Scope, done: list[tuple[Scope, Node, tuple[str, ...] | None]]) -> None:
+    def _fill(self, family: Family, ready: Ready, todo: list[Ended | Family]) -> None:
+        """Open one more; by turns with what it leads to, since an item may end as soon as it begins."""
+        family.filling = False
+        if family.over or family.opened >= family.count or len(family.open) >= family.at_once:
+            return
+        node, number = family.node, family.opened
+        family.opened += 1
+        if family.opened < family.count:
+            family.filling = True
+            todo.append(family)
+        flow = node.body if isinstance(node, Each) else node.branches[number]
+        scope = Scope(family.first + number, flow, family.parent, node.name, family.first)
+        family.open[scope.id] = scope
+        self._open(scope, ready, todo)
+
+    # -------------------------------------------------------------------- ends
+
+    def _succeed(self, scope: Scope, todo: list[Ended | Family]) -> None:
+        self._uproot(scope)
+        self._close(scope, todo)
+
+    def _close(self, scope: Scope, todo: list[Ended | Family], well: bool = True) -> None:
         del self.scopes[scope.id]
-        parent = scope.parent
-        if parent is None:
+        family = self.family_of(scope)
+        if family is None:
             self.ended = True
             return
-        parent.children[scope.family] -= 1
-        if parent.children[scope.family] == 0:
-            del parent.children[scope.family]
-            done.append((parent, parent.flow.nodes[scope.each], None))
+        del family.open[scope.id]
+        if well:
+            family.well += 1
+        else:
+            family.failed += 1
+        if family.over:
+            del family.parent.families[family.first]
+            self._cancel(family)
+            if family.visit:
+                self.landed.append(family.visit)
+            else:
+                todo.append((family.parent, family.node, None))
+        elif not family.filling and family.opened < family.count:
+            family.filling = True
+            todo.append(family)
+
+    def _uproot(self, scope: Scope) -> None:
+        """Everything inside it goes; the scope itself is left for whoever ends it."""
+        if scope.live:
+            self.uprooted = True
+        for family in scope.families.values():
+            self._cancel(family)
+        scope.families.clear()
+        scope.live = 0
+
+    def _cancel(self, family: Family) -> None:
+        for scope in _below(family):
+            del self.scopes[scope.id]
+            self.uprooted = True
+        family.open.clear()
+
+
+def _below(family: Family) -> Iterator[Scope]:
+    for scope in family.open.values():
+        yield scope
+        for inner in scope.families.values():
+            yield from _below(inner)

@@ -9,8 +9,9 @@ from lamina.core.state import State
 
 
 class Slack:
-    def __init__(self, state: State, predictor: Predictor) -> None:
+    def __init__(self, state: State, predictor: Predictor, *, any_size: bool = False) -> None:
         self._state = state
+        self._any_size = any_size  #: the policy may take the largest slices where it must
         self._predictor = predictor
         self._tails: dict[int, dict[str, int]] = {}  #: by identity of the flow, which its runs keep alive
 
@@ -29,12 +30,18 @@ class Slack:
     def fastest_us(self, function: str) -> int:
         """A job alone on the device that suits it best; 0 while nobody knows."""
         spec = self._state.functions[function].spec
-        times = [
-            self._predictor.latency_us(function, device.spec.kind, 1, spec.units_on(device.spec))
-            for device in self._state.devices.values()
-            if spec.fits_family(device.spec.family)
-        ]
-        return min(times, default=0)
+        times: dict[tuple[str, int], int] = {}
+        for device in self._state.devices.values():
+            where = device.spec
+            if spec.fits_family(where.family) and (where.kind, where.units) not in times:
+                us = 0
+                if self._any_size and where.limits.per_batch:
+                    us = self._predictor.latency_us(
+                        function, where.kind, 1, max(where.limits.sizes, default=where.units), where.cores
+                    )
+                us = us or self._predictor.latency_us(function, where.kind, 1, spec.units_on(where), spec.cores_on(where))
+                times[where.kind, where.units] = us
+        return min(times.values(), default=0)
 
     def _tails_of(self, flow: Flow) -> dict[str, int]:
         tails = self._tails.get(id(flow))

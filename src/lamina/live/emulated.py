@@ -16,6 +16,8 @@ from lamina.core.flow import Each
 from lamina.live.data import Data
 from lamina.live.frames import ErrorInfo
 from lamina.live.timer import Timer, clock_us
+from lamina.planner.neighbours import Running
+from lamina.predict.interference import Crowd
 from lamina.predict.world import World
 from lamina.types import DeviceSpec
 
@@ -45,6 +47,8 @@ class EmulatedEngine:
         self.devices = devices
         self.load_errors: dict[str, ErrorInfo] = {}
         self._kinds = {device.id: device.kind for device in devices}
+        self._units = {device.id: device.units for device in devices}
+        self._crowd = Crowd(world.interference) if world.interference is not None else None
         self._world = world
         self._ends_us: dict[int, int] = {}
         self._lost: set[str] = set()
@@ -75,7 +79,12 @@ class EmulatedEngine:
     def _start(self, action: StartBatch) -> None:
         kind = self._kinds[action.device]
         took_us = self._world.batch_us(action.function, kind, len(action.jobs), action.mask.bit_count(), action.cores)
-        start_us = max(clock_us(), self._ends_us.pop(action.after, 0))
+        now_us = clock_us()
+        start_us = max(now_us, self._ends_us.pop(action.after, 0))
+        if self._crowd is not None:
+            running = Running(action.function, len(action.jobs), action.mask.bit_count() / self._units[action.device])
+            begin_us = start_us + action.transfer_us
+            took_us = self._crowd.stretch(now_us, action.device, kind, action.batch_id, running, begin_us, took_us)
         end_us = start_us + action.transfer_us + took_us
         self._ends_us[action.batch_id] = end_us
 

@@ -54,10 +54,10 @@ class Split:
         return int(remaining_us * sum(self.share[other] for other in self.groups[task]) / self.rest[task])
 
 
-def split(flow: Flow, tables: Mapping[str, Configs], most: int = 3) -> Split:
-    """Groups of at most `most` functions, and their shares."""
-    functions = _functions(flow, ())
-    weights = normalised(functions, tables)
+def split(flow: Flow, tables: Mapping[str, Configs], most: int = 3, weights: Mapping[NodePath, float] | None = None) -> Split:
+    """Groups of at most `most` functions, and their shares: by ANL, or by the weights that are given."""
+    if weights is None:
+        weights = normalised(functions_of(flow), tables)
     found = Split({}, {}, {})
     _share(runs(flow), 1.0, 0.0, weights, most, found)
     return found
@@ -172,13 +172,14 @@ class _Runs:
         return (*self.path, name)
 
 
-def _functions(flow: Flow, path: NodePath) -> dict[NodePath, str]:
+def functions_of(flow: Flow, path: NodePath = ()) -> dict[NodePath, str]:
+    """The function of every task, bodies included."""
     found: dict[NodePath, str] = {}
     for name, node in flow.nodes.items():
         if isinstance(node, Task):
             found[*path, name] = node.function
         elif isinstance(node, Each):
-            found |= _functions(node.body, (*path, name))
+            found |= functions_of(node.body, (*path, name))
     return found
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from lamina.planner.neighbours import Interference
 from lamina.predict.table import Table
 
 WIDEN = 2.0
@@ -122,6 +123,10 @@ class Predictor:
     _curves: dict[tuple[str, str, int, int], _Curve] = field(default_factory=dict)
     _ratios: dict[tuple[str, str, int, int], _Mean] = field(default_factory=dict)
     _loads: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    @property
+    def interference(self) -> Interference | None:
+        return self.base.interference
 
     def latency_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> int:
         ratio = self._ratios.get((function, kind, units, cores))

@@ -29,6 +29,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     points: list[Point]
     load_us: int = 0
     memory_mib: int = 0
+    bandwidth: float = 0.0  #: part of the peak memory bandwidth it asks for on the whole device; 0: not measured
     version: int = VERSION
     meta: dict[str, Any] = field(default_factory=dict)  #: driver, date, commit, source
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from lamina.planner.neighbours import Interference
 from lamina.predict.profile import Profile
 
 LEAST_US = 0.001
@@ -32,8 +33,10 @@ class _Surface:
         place = bisect_left(self.units, units)
         if place == len(self.units):
             return self._along(place - 1, batch)
-        if self.units[place] == units or place == 0:
+        if self.units[place] == units:
             return self._along(place, batch)
+        if place == 0:  # fewer than anybody measured: in proportion, so that no slice looks cheaper than those that were
+            return self._along(0, batch) * self.units[0] / units
         low, high = self._along(place - 1, batch), self._along(place, batch)
         left, right = math.log(self.units[place - 1]), math.log(self.units[place])
         part = (math.log(units) - left) / (right - left)
@@ -107,6 +110,7 @@ class Table:
 
     profiles: list[Profile]
     margin: float = 0.0  #: added to the median where a profile has no p99
+    interference: Interference | None = None  #: what batches beside each other do; None: nobody knows
     _plan: dict[tuple[str, str], _Layers] = field(default_factory=dict)
     _typical: dict[tuple[str, str], _Layers] = field(default_factory=dict)
     _loads: dict[tuple[str, str], int] = field(default_factory=dict)

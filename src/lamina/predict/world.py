@@ -11,6 +11,7 @@ import statistics
 from dataclasses import dataclass, field
 
 from lamina.core.flow import Choice, Each, Node
+from lamina.planner.neighbours import Interference
 from lamina.predict.table import Table
 
 P99 = 2.326
@@ -23,6 +24,7 @@ class World:
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     noise: float = 0.05  #: sigma of the logarithm of the true time over the profiled one; 0: none at all
     load_noise: float = 0.1
+    interference: Interference | None = None  #: None: batches beside each other do not feel each other
     _sigma: dict[tuple[str, str], float] = field(default_factory=dict)  #: of profiles that say how far times spread
     _medians: dict[tuple[str, str, int, int, int], tuple[float, float]] = field(default_factory=dict)
 

@@ -29,6 +29,8 @@ from lamina.core.events import (
 )
 from lamina.core.run import Scope
 from lamina.core.state import Batch, Instance
+from lamina.planner.neighbours import Running
+from lamina.predict.interference import Crowd
 from lamina.predict.world import World
 from lamina.sim.ledger import Ledger
 from lamina.types import DeviceSpec
@@ -51,11 +53,14 @@ class Executor:
     _ends: dict[int, tuple[int, int]] = field(default_factory=dict)  #: batch -> when it ends, how long it takes
     _asked: dict[tuple[str, str], int] = field(default_factory=dict)  #: (call, question) -> how often
     _dice: World = field(init=False)
+    _crowd: Crowd | None = field(init=False)
     _added: int = 0
     _perform: dict[type, Callable[[int, Any], Later]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._dice = World(self.world.table, random.Random(0))
+        model = self.world.interference
+        self._crowd = Crowd(model) if model is not None else None
         self._perform = {
             StartBatch: self._start,
             Load: self._load,
@@ -100,6 +105,10 @@ class Executor:
         start_us = now_us
         if action.after:
             start_us = max(now_us, self._ends.get(action.after, (now_us, 0))[0])
+        if self._crowd is not None:
+            running = Running(action.function, size, action.mask.bit_count() / account.spec.units)
+            begin_us = start_us + action.transfer_us
+            took_us = self._crowd.stretch(now_us, action.device, account.spec.kind, action.batch_id, running, begin_us, took_us)
         held_us = action.transfer_us + took_us
         end_us = start_us + held_us
         self._ends[action.batch_id] = (end_us, held_us)
@@ -122,6 +131,8 @@ class Executor:
         gone = {batch.id for batch in batches}
         for batch in batches:
             planned_us, took_us = self._ends.pop(batch.id, (now_us, 0))
+            if self._crowd is not None:
+                self._crowd.leave(batch.device.spec.id, batch.id)
             account = self.ledger.accounts[batch.device.spec.id]
             account.cut(max(now_us, planned_us - took_us), planned_us, batch.mask, batch.cores)
             follower = batch.follower

@@ -44,7 +44,7 @@ def stream(seed: int, name: str) -> random.Random:
 
 def controller_of(scenario: Scenario) -> Controller:
     """A fresh controller as this scenario wants it: policy and predictor, and nothing deployed yet."""
-    table = Table(list(scenario.profiles), margin=scenario.margin)
+    table = Table(list(scenario.profiles), scenario.margin, scenario.interference)
     predictor: Predictor = Online(table) if scenario.predictor == "online" else table
     return Controller(policies.build(scenario.policy, scenario.options), predictor)
 
@@ -82,7 +82,7 @@ def run(
     table = Table(list(scenario.profiles), margin=scenario.margin)
     executor = Executor(
         controller,
-        World(table, stream(scenario.seed, "world"), scenario.noise),
+        World(table, stream(scenario.seed, "world"), scenario.noise, interference=scenario.interference),
         seed=scenario.seed,
         boot_us=scenario.boot_us,
         templates=scenario.templates,

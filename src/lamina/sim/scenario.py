@@ -17,18 +17,28 @@ from msgspec import Struct
 from lamina import policies
 from lamina.core.flow import Flow
 from lamina.errors import BadScenario, LaminaError, UnknownPlugin
+from lamina.planner.neighbours import Interference
 from lamina.predict.profile import Profile
 from lamina.predict.world import P99
 from lamina.sim.fields import Field, given, needed
 from lamina.sim.parts.devices import read_devices
 from lamina.sim.parts.functions import read_functions, read_slo
+from lamina.sim.parts.interference import read_interference
 from lamina.sim.parts.loads import read_load
 from lamina.sim.parts.workflows import build_flow
 from lamina.sim.toml_lines import find_lines
 from lamina.sim.workload import Load
 from lamina.types import NEVER_US, DeviceSpec, FunctionSpec, Slo
 
-_SECTIONS = {"scenario": True, "policy": False, "device": True, "function": True, "workflow": False, "load": True}
+_SECTIONS = {
+    "scenario": True,
+    "policy": False,
+    "device": True,
+    "function": True,
+    "workflow": False,
+    "load": True,
+    "interference": False,
+}
 _ABOUT = ("name", "seed", "duration", "calls", "policy", "predictor", "noise", "boot")
 
 
@@ -51,6 +61,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     boot_us: int = 30_000_000  #: from asking for a device to having it
     templates: dict[str, DeviceSpec] = {}  #: kinds a policy may ask for, and
     spare: dict[str, int] = {}  #: how many of each
+    interference: Interference | None = None  #: what batches beside each other do to each other; None: nothing
 
     def slo_of(self, target: str) -> Slo:
         slos = {function.name: function.slo for function in self.functions} | {flow.name: flow.slo for flow in self.flows}
@@ -117,6 +128,9 @@ def _scenario(root: Field, folder: Path) -> Scenario:
         options=options,
         templates=templates,
         spare=spare,
+        interference=read_interference(top["interference"], profiles, [one.name for one in functions])
+        if "interference" in top
+        else None,
     )
     if scenario.duration_us >= NEVER_US and not scenario.calls and any(load.endless for load in scenario.loads):
         raise top["scenario"].error("this would never end", 'add duration = "60s" or calls = 100000')

@@ -32,12 +32,13 @@ class Piece(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """Calls of one target, from generated arrivals or from a recorded trace."""
+    """Calls of one target, from generated arrivals, from a recorded trace, or from a list of times."""
 
     target: str
     pieces: tuple[Piece, ...] = ()
     cv: float = 1.0
     trace: str = ""  #: path of a recording, instead of `pieces`
+    at_us: tuple[int, ...] = ()  #: the times themselves, in order, instead of either
     speedup: float = 1.0
     loop: bool = False
     start_us: int = 0
@@ -51,7 +52,12 @@ class Load(Struct, frozen=True, kw_only=True):
         return self.stop_us >= NEVER_US and (self.loop or any(piece.span_us >= NEVER_US for piece in self.pieces))
 
     def arrivals(self, rng: random.Random) -> Iterator[int]:
-        times = replay(self.trace, self.speedup, loop=self.loop) if self.trace else along(self.pieces, self.cv, rng)
+        if self.at_us:
+            times = iter(self.at_us)
+        elif self.trace:
+            times = replay(self.trace, self.speedup, loop=self.loop)
+        else:
+            times = along(self.pieces, self.cv, rng)
         if not self.start_us and self.stop_us >= NEVER_US:
             return times
         return _between(times, self.start_us, self.stop_us)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 from lamina.planner.glet.cycle import Load, largest_batch, longest_cycle
-from lamina.planner.glet.interference import Interference
+from lamina.planner.glet.interference import Interference, Neighbours
 from lamina.planner.glet.latency import Latency
-from lamina.planner.glet.model import MAX_BATCH, WHOLE, Catalogue, Rules
+from lamina.planner.glet.model import WHOLE, Catalogue, Rules
 from lamina.planner.glet.quirks import Quirks
 
 _WORTH_IT = 1.05
@@ -21,14 +21,19 @@ class Aborted(Exception):
 class Capacity:
     """Of every model on every kind and part; worked out once and kept, so share one between plans."""
 
-    def __init__(self, catalogue: Catalogue, rules: Rules, quirks: Quirks) -> None:
+    def __init__(self, catalogue: Catalogue, rules: Rules, quirks: Quirks, interference: Neighbours | None = None) -> None:
         self.rules, self.quirks = rules, quirks
         self.latency = Latency(catalogue, rules, quirks)
-        self.interference = Interference(catalogue, quirks)
-        self._top = MAX_BATCH if quirks.stops_short else MAX_BATCH + 1
+        self.interference: Neighbours = interference or Interference(catalogue, quirks)
+        self._catalogue = catalogue
+        self._top = catalogue.max_batch if quirks.stops_short else catalogue.max_batch + 1
         self._saturation: dict[tuple[str, int, float, int], tuple[int, float]] = {}
         self._knees: dict[tuple[str, int, float], int] = {}
         self._efficiency: dict[tuple[str, int, float], float] = {}
+
+    def parts(self, kind: str) -> tuple[int, ...]:
+        """Shares of a GPU, in percent, that a gpulet of this kind may have."""
+        return self._catalogue.kinds[kind].parts if self.rules.partitioning else (WHOLE,)
 
     def saturated_batch(self, load: Load) -> int:
         """The largest batch that may run back to back: a request waits for one batch and runs in the next."""
@@ -53,13 +58,13 @@ class Capacity:
         return 0, load.rate
 
     def solo(self, kind: str, model: int, slo_ms: float, part: int, rate: float = 0.0) -> Load:
-        return Load(rate, slo_ms, self.latency.solo_ms(kind, model, part).__getitem__)
+        return Load(rate, slo_ms, self.latency.solo_ms(kind, model, part).__getitem__, self._catalogue.max_batch)
 
     def saturation(self, kind: str, model: int, slo_ms: float, part: int) -> tuple[int, float]:
         """Batch and requests a second of a gpulet that never rests; (0, 0) if the model is too slow for it."""
         key = (kind, model, slo_ms, part)
         if key not in self._saturation:
-            if part not in self.rules.parts:
+            if part not in self.parts(kind):
                 raise Aborted(f"no gpulet has {part} %")
             load = self.solo(kind, model, slo_ms, part)
             batch = self.saturated_batch(load) or (1 if self.quirks.saturates_regardless else 0)
@@ -74,7 +79,7 @@ class Capacity:
             self._efficiency[key] = max(
                 (
                     1000 * batch / run_ms / part
-                    for part in self.rules.parts
+                    for part in self.parts(kind)
                     for batch, run_ms in enumerate(self.latency.solo_ms(kind, model, part))
                     if batch and 2 * run_ms <= slo_ms
                 ),
@@ -91,9 +96,9 @@ class Capacity:
 
     def _find_knee(self, kind: str, model: int, slo_ms: float) -> int:
         single = self.quirks.single
-        parts = [part for part in self.rules.parts if self.saturation(kind, model, slo_ms, part)[1] > 0]
+        parts = [part for part in self.parts(kind) if self.saturation(kind, model, slo_ms, part)[1] > 0]
         if not parts:
-            return self.rules.parts[-1]
+            return WHOLE
         knee, steepest = parts[0], 0.0
         for low, high in pairwise(parts):
             if high == WHOLE and self.quirks.stops_short:
@@ -110,7 +115,7 @@ class Capacity:
         Returns part, batch, rate and duty cycle. The original keeps the batch of the knee on the way down.
         """
         knee = self.knee(kind, model, slo_ms)
-        parts = [part for part in self.rules.parts if part <= knee]
+        parts = [part for part in self.parts(kind) if part <= knee]
         if not self.quirks.whole_rates:
             for part in parts:
                 cycle = longest_cycle([self.solo(kind, model, slo_ms, part, rate)])

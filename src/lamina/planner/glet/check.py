@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from lamina.planner.glet.draft import Draft, Gpulet, Placed
-from lamina.planner.glet.model import USABLE_MEMORY, WHOLE
+from lamina.planner.glet.model import WHOLE
 from lamina.planner.glet.network import gbits
 from lamina.planner.glet.schedule import Wanted
 
@@ -21,7 +21,8 @@ def broken_promises(draft: Draft, session: Iterable[Wanted]) -> Iterator[str]:
     for gpu in draft.gpus:
         if sum(gpulet.part for gpulet in gpu.gpulets) > WHOLE:
             yield f"GPU {gpu.index}: more than all of it is given away"
-        if draft.used_mb(gpu) > USABLE_MEMORY * draft.catalogue.kinds[gpu.kind].memory_mb:
+        kind = draft.catalogue.kinds[gpu.kind]
+        if draft.used_mb(gpu) > kind.usable_memory * kind.memory_mb:
             yield f"GPU {gpu.index}: {draft.used_mb(gpu):,.0f} MB do not fit"
         if gbits(draft, gpu) > draft.rules.network_gbits * (1 + _CLOSE):
             yield f"GPU {gpu.index}: {gbits(draft, gpu):.3g} Gbit/s of input"

@@ -21,6 +21,7 @@ class Load:
     rate: float
     slo_ms: float
     latency_ms: Callable[[int], float]
+    most: int = MAX_BATCH  #: requests a batch can take
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Cycle:
 def longest_cycle(loads: Sequence[Load]) -> Cycle | None:
     """Exact: batches change only where a round has gathered one more request of some model, so only these rounds matter."""
     limit_ms = min(load.slo_ms for load in loads)
-    duty_ms = min(limit_ms, *(1000 * MAX_BATCH / load.rate for load in loads))
+    duty_ms = min(limit_ms, *(1000 * load.most / load.rate for load in loads))
     turns = [(load.latency_ms, load.rate / 1000) for load in loads]
     batches = [max(1, ceil(per_ms * duty_ms - TINY)) for _, per_ms in turns]
     runs_ms = [latency_ms(batch) for (latency_ms, _), batch in zip(turns, batches, strict=True)]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lamina.planner.glet.capacity import Capacity
-from lamina.planner.glet.model import PROCESS_MB, USABLE_MEMORY, WHOLE, Catalogue, Rules
+from lamina.planner.glet.model import WHOLE, Catalogue, Rules
 from lamina.planner.glet.quirks import Quirks
 
 
@@ -123,20 +123,15 @@ class Draft:
         if not self.rules.interference or gpulet.gpu >= len(self.gpus):
             return solo.__getitem__
         interference = self.capacity.interference
-        worst = [
-            interference.sides(gpulet.kind, task.model, other.part)[1][task.batch]
-            for other in self.neighbours(gpulet)
-            for task in other.tasks
-        ]
-        if not worst:
+        beside = [(task.model, other.part, task.batch) for other in self.neighbours(gpulet) for task in other.tasks]
+        if not beside:
             return solo.__getitem__
-        theirs = max(worst)
-        own = interference.sides(gpulet.kind, model, gpulet.part)[0]
+        slowdown = interference.beside(gpulet.kind, model, gpulet.part, beside)
         run, gather = table.profiled_ms(gpulet.kind, model, gpulet.part), table.gather_ms(model)
-        single, slowdown, ratio = self.quirks.single, interference.slowdown, table.ratio
+        single, ratio = self.quirks.single, table.ratio
 
         def latency_ms(batch: int) -> float:
-            more = single(run[batch] * single(slowdown(own[batch], theirs) - 1))
+            more = single(run[batch] * single(slowdown(batch) - 1))
             return single(single(single(run[batch] + gather[batch]) + more) * ratio)
 
         return latency_ms
@@ -154,8 +149,9 @@ class Draft:
     def memory_fits(self, gpulet: Gpulet, model: int) -> bool:
         gpu = self.gpus[gpulet.gpu]
         loaded = gpulet.label in gpu.loaded if self.quirks.books_first_model_only else bool(gpulet.tasks)
-        need = self.catalogue.models[model].memory_mb + (0 if loaded else PROCESS_MB)
-        usable = self.quirks.single(USABLE_MEMORY) * self.catalogue.kinds[gpu.kind].memory_mb
+        kind = self.catalogue.kinds[gpu.kind]
+        need = self.catalogue.models[model].memory_mb + (0 if loaded else kind.process_mb)
+        usable = self.quirks.single(kind.usable_memory) * kind.memory_mb
         return usable - self.used_mb(gpu) > need
 
     def used_mb(self, gpu: Gpu) -> float:
@@ -164,13 +160,14 @@ class Draft:
             return gpu.used_mb
         models = self.catalogue.models
         held = [gpulet for gpulet in gpu.gpulets if gpulet.tasks]
-        return sum(PROCESS_MB + sum(models[task.model].memory_mb for task in gpulet.tasks) for gpulet in held)
+        process_mb = self.catalogue.kinds[gpu.kind].process_mb
+        return sum(process_mb + sum(models[task.model].memory_mb for task in gpulet.tasks) for gpulet in held)
 
     def book_memory(self, gpulet: Gpulet, model: int) -> None:
         gpu = self.gpus[gpulet.gpu]
         if gpulet.label not in gpu.loaded:
             gpu.loaded.add(gpulet.label)
-            gpu.used_mb += PROCESS_MB + self.catalogue.models[model].memory_mb
+            gpu.used_mb += self.catalogue.kinds[gpu.kind].process_mb + self.catalogue.models[model].memory_mb
 
     def recount_memory(self) -> None:
         """From what is on the GPUs, before a plan is changed step by step."""
@@ -178,7 +175,9 @@ class Draft:
             held = [gpulet for gpulet in gpu.gpulets if gpulet.tasks]
             gpu.loaded = {gpulet.label for gpulet in held}
             models = [task.model for gpulet in held for task in gpulet.tasks]
-            gpu.used_mb = PROCESS_MB * len(held) + sum(self.catalogue.models[model].memory_mb for model in models)
+            gpu.used_mb = self.catalogue.kinds[gpu.kind].process_mb * len(held) + sum(
+                self.catalogue.models[model].memory_mb for model in models
+            )
 
     # ------------------------------------------------------------------ changes
 

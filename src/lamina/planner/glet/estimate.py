@@ -72,7 +72,7 @@ def _self_tuned(capacity: Capacity, kind: str, demand: Demand, rate: float, inde
     single, model, slo_ms = capacity.quirks.single, demand.model, demand.slo_ms
     batch = part = 0
     most = 0.0
-    for part in capacity.rules.parts:
+    for part in capacity.parts(kind):
         batch, most = capacity.saturation(kind, model, slo_ms, part)
         if not capacity.quirks.whole_rates:
             cycle = longest_cycle([capacity.solo(kind, model, slo_ms, part, rate)]) if most >= rate else None

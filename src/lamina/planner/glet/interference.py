@@ -6,7 +6,8 @@ addition. Against several neighbours the worst one counts, not their sum: that i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 from lamina.errors import BadValue
 from lamina.planner.glet.model import MAX_BATCH, Catalogue
@@ -15,11 +16,33 @@ from lamina.planner.glet.quirks import Quirks
 _POWERS = {1 << power for power in range(MAX_BATCH.bit_length())}
 
 
+Beside = tuple[int, int, int]
+"""A model next door: model, part, batch."""
+
+
+class Neighbours(Protocol):
+    def beside(self, kind: str, model: int, part: int, others: Iterable[Beside]) -> Callable[[int], float]:
+        """By batch: how many times longer it takes next to these, who take turns and of whom there is at least one."""
+        ...
+
+    def among(self, kind: str, model: int, part: int, slices: Sequence[Sequence[Beside]]) -> Callable[[int], float]:
+        """The same next to several slices, each with models that take turns on it."""
+        ...
+
+
 class Interference:
     def __init__(self, catalogue: Catalogue, quirks: Quirks) -> None:
         self._catalogue = catalogue
         self._single = quirks.single
         self._sides: dict[tuple[str, int, int], tuple[list[float], list[float]]] = {}
+
+    def beside(self, kind: str, model: int, part: int, others: Iterable[Beside]) -> Callable[[int], float]:
+        theirs = max(self.sides(kind, other, size)[1][batch] for other, size, batch in others)
+        own, slowdown = self.sides(kind, model, part)[0], self.slowdown
+        return lambda batch: slowdown(own[batch], theirs)
+
+    def among(self, kind: str, model: int, part: int, slices: Sequence[Sequence[Beside]]) -> Callable[[int], float]:
+        return self.beside(kind, model, part, [other for there in slices for other in there])
 
     def slowdown(self, own: float, other: float) -> float:
         """At least 1: a neighbour never makes anything faster."""

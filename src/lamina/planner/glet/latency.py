@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from lamina.planner.glet.model import MAX_BATCH, Catalogue, Profile, Rules
+from lamina.planner.glet.model import Catalogue, Profile, Rules
 from lamina.planner.glet.quirks import Quirks
 
 
@@ -24,7 +24,10 @@ class Latency:
         key = (kind, model, part)
         if key not in self._profiled:
             profile = self._catalogue.profile(kind, model)
-            self._profiled[key] = [0.0, *(self._look_up(profile, batch, part) for batch in range(1, MAX_BATCH + 1))]
+            self._profiled[key] = [
+                0.0,
+                *(self._look_up(profile, batch, part) for batch in range(1, self._catalogue.max_batch + 1)),
+            ]
         return self._profiled[key]
 
     def gather_ms(self, model: int) -> list[float]:
@@ -53,11 +56,12 @@ class Latency:
         if (batch, part) in table:
             return single(table[batch, part])
         low, high = profile.ends
-        top = single(table[MAX_BATCH, high])
-        span = single(single(table[MAX_BATCH, low]) - top)
+        most = self._catalogue.max_batch
+        top = single(table[most, high])
+        span = single(single(table[most, low]) - top)
         if not span:  # all parts are alike, so any will do
             return self._between(profile, batch, part)
-        weight = single(single(single(table[MAX_BATCH, part]) - top) / span)
+        weight = single(single(single(table[most, part]) - top) / span)
         slow, fast = self._between(profile, batch, low), self._between(profile, batch, high)
         return single(single(single(slow - fast) * weight) + fast)
 

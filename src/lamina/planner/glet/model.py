@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lamina.errors import BadValue
 
@@ -20,6 +20,9 @@ PROCESS_MB = 1230
 """What a process of its own costs on the device, before any model is loaded."""
 
 USABLE_MEMORY = 0.9
+NEVER_MS = 1e12
+"""How long a batch takes that cannot be. Not infinite: a difference of two must stay a number."""
+
 NETWORK_GBITS = 3.0
 """Input one GPU may receive per second in gpu-let's testbed, in units of 2^30 bits."""
 
@@ -72,12 +75,21 @@ class Kind:
     memory_mb: int
     weights: Weights
     profiles: Mapping[int, Profile]  #: by model id
+    cuts: Mapping[int, int] = field(default_factory=lambda: {part: part for part in PARTS})  #: part -> its units
+    process_mb: int = PROCESS_MB
+    usable_memory: float = USABLE_MEMORY
+    aligned: bool = False  #: a slice starts at a multiple of its size
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        return tuple(sorted(self.cuts))
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
     models: Mapping[int, Model]
     kinds: Mapping[str, Kind]
+    max_batch: int = MAX_BATCH
 
     def profile(self, kind: str, model: int) -> Profile:
         """A missing profile is an error: planning it as latency 0, as gpu-let does, would promise anything."""
@@ -98,10 +110,6 @@ class Rules:
     max_models: int = 3  #: models that may take turns on one gpulet
     latency_ratio: float = 1.1  #: safety factor on every latency
     network_gbits: float = math.inf  #: input one GPU may receive per second, in units of 2^30 bits
-
-    @property
-    def parts(self) -> tuple[int, ...]:
-        return PARTS if self.partitioning else (WHOLE,)
 
 
 POLICIES: dict[str, Rules] = {

@@ -15,7 +15,8 @@ from math import ceil, inf
 from lamina.planner.glet.capacity import Aborted, Capacity
 from lamina.planner.glet.check import broken_promises
 from lamina.planner.glet.draft import Draft
-from lamina.planner.glet.model import SLACK_RPS, WHOLE, Catalogue, Rules, Task
+from lamina.planner.glet.interference import Neighbours
+from lamina.planner.glet.model import NEVER_MS, SLACK_RPS, WHOLE, Catalogue, Rules, Task
 from lamina.planner.glet.planned import planned_rate
 from lamina.planner.glet.quirks import Quirks
 from lamina.planner.glet.schedule import Wanted, frequent_first, heavy_first, light_first, missing, schedule, tight_first
@@ -24,7 +25,7 @@ HEADROOMS = (1.0, 0.5, 0.25)
 """Shares of the headroom for bursts that a plan may have. Without any, queues would grow for ever."""
 
 _ORDERS = (light_first, heavy_first, tight_first, frequent_first)
-_CUTS = (WHOLE, 80, 60, 50)
+_MANY_GPUS = 1_000_000
 _CUT_UP_TO = 4
 """GPUs for which all cuts are tried; their number grows with the third power."""
 
@@ -47,6 +48,7 @@ class Slice:
     gpu: int
     kind: str
     part: int
+    units: int  #: the same, in units of the device
     dedup: int
     duty_ms: float
     occupancy: float
@@ -74,10 +76,10 @@ class _Attempt:
 class Planner:
     """Keep one for many plans: what it learns about models and parts does not change."""
 
-    def __init__(self, catalogue: Catalogue, rules: Rules, quirks: Quirks) -> None:
+    def __init__(self, catalogue: Catalogue, rules: Rules, quirks: Quirks, interference: Neighbours | None = None) -> None:
         self.catalogue, self.rules, self.quirks = catalogue, rules, quirks
         self._spreading = replace(quirks, whole_gpu_first=True)
-        self._capacity = {each: Capacity(catalogue, rules, each) for each in {quirks, self._spreading}}
+        self._capacity = {each: Capacity(catalogue, rules, each, interference) for each in {quirks, self._spreading}}
 
     # --------------------------------------------------------------------- one plan
 
@@ -91,12 +93,12 @@ class Planner:
         tasks = [task for task in tasks if task.rate > 0]
         if self.quirks.whole_rates:
             return self._plan_as_published(tasks, kinds)
-        hopeless = self._too_slow(tasks, kinds)
+        hopeless = self.too_slow(tasks, kinds)
         if hopeless:
             return hopeless
         best: tuple[float, Plan] | None = None
         for headroom in headrooms:
-            session = [Wanted(task.model, _with_headroom(task, headroom), task.slo_ms, 0.0) for task in tasks]
+            session = [Wanted(task.model, with_headroom(task, headroom), task.slo_ms, 0.0) for task in tasks]
             attempts = self._attempts(kinds, thorough)
             for attempt in islice(attempts, 1) if self._gpus_at_least(session, kinds) > len(kinds) else attempts:
                 draft, broken = self._try(attempt, session, kinds)
@@ -132,7 +134,10 @@ class Planner:
         if not thorough or not self.rules.partitioning or len(kinds) > _CUT_UP_TO:
             return
         same = [len(list(group)) for _, group in groupby(sorted(kinds))]
-        cuts = [list(combinations_with_replacement(_CUTS, count)) for count in same]
+        larger = [
+            [part for part in reversed(self.catalogue.kinds[kind].parts) if 2 * part >= WHOLE] for kind in sorted(set(kinds))
+        ]
+        cuts = [list(combinations_with_replacement(parts, count)) for parts, count in zip(larger, same, strict=True)]
         for order, cut in product((0, 1), product(*cuts)):
             yield _Attempt(self.quirks, order, tuple(chain(*cut)))
 
@@ -150,14 +155,18 @@ class Planner:
         plan = self._plan(draft, session, 1.0, "" if done else "not everything finds a place")
         return plan if done else replace(plan, slices=())
 
-    def _too_slow(self, tasks: Sequence[Task], kinds: Sequence[str]) -> Plan | None:
+    def too_slow(self, tasks: Sequence[Task], kinds: Sequence[str]) -> Plan | None:
         """Models that miss their SLO even alone on a whole GPU: no number of GPUs helps, so nothing need be tried."""
-        latency, reasons, lost = self._capacity[self.quirks].latency, [], {}
+        capacity = self._capacity[self.quirks]
+        latency, reasons, lost = capacity.latency, [], {}
         for task in tasks:
-            run_ms = min(latency.solo_ms(kind, task.model, part)[1] for kind in set(kinds) for part in self.rules.parts)
+            run_ms = min(latency.solo_ms(kind, task.model, part)[1] for kind in set(kinds) for part in capacity.parts(kind))
             if 2 * run_ms > task.slo_ms:
                 name = self._name(task.model)
                 lost[name] = task.rate
+                if run_ms >= NEVER_MS:
+                    reasons.append(f"{name} cannot run on {' or '.join(sorted(set(kinds)))}")
+                    continue
                 reasons.append(
                     f"{name} takes {2 * run_ms:.3g} ms to gather and run one request alone, allowed are {task.slo_ms:g}"
                 )
@@ -178,14 +187,18 @@ class Planner:
 
     def fewest(self, tasks: Sequence[Task], kinds: Sequence[str], most: int) -> tuple[tuple[str, ...], Plan]:
         """The fewest GPUs of these kinds, up to `most`, that serve everything with all headroom; and the plan."""
-        session = [Wanted(task.model, _with_headroom(task, 1.0), task.slo_ms, 0.0) for task in tasks if task.rate > 0]
-        least = max(1, ceil(min(most, self._gpus_at_least(session, kinds))))
-        for count in [1] if self._too_slow(tasks, kinds) else range(least, most + 1):
+        least = min(most, self.gpus_at_least(tasks, kinds))
+        for count in [1] if self.too_slow(tasks, kinds) else range(least, most + 1):
             for mix in combinations_with_replacement(sorted(kinds), count):
                 plan = self.plan(tasks, mix, HEADROOMS[:1])
                 if plan.schedulable:
                     return mix, plan
         return mix, plan
+
+    def gpus_at_least(self, tasks: Sequence[Task], kinds: Sequence[str]) -> int:
+        """No plan with all headroom gets by with fewer GPUs of these kinds; 1 at least."""
+        session = [Wanted(task.model, with_headroom(task, 1.0), task.slo_ms, 0.0) for task in tasks if task.rate > 0]
+        return max(1, ceil(min(_MANY_GPUS, self._gpus_at_least(session, kinds))))
 
     def largest_scale(self, tasks: Sequence[Task], kinds: Sequence[str], steps: int = 8) -> float:
         """By how much all rates would have to shrink, together, to fit: the largest factor below 1 that does, or 0."""
@@ -200,7 +213,8 @@ class Planner:
         return replace(task, rate=self.quirks.whole(task.rate * factor))
 
 
-def _with_headroom(task: Task, share: float) -> float:
+def with_headroom(task: Task, share: float) -> float:
+    """The rate to plan for, with this share of the headroom for bursts."""
     return task.rate + share * (planned_rate(task.rate) - task.rate)
 
 
@@ -220,5 +234,6 @@ def _slices(draft: Draft) -> tuple[Slice, ...]:
             )
             for task in gpulet.tasks
         )
-        found.append(Slice(gpulet.gpu, gpulet.kind, gpulet.part, gpulet.dedup, gpulet.duty_ms, gpulet.occupancy, shares))
+        units = draft.catalogue.kinds[gpulet.kind].cuts[gpulet.part]
+        found.append(Slice(gpulet.gpu, gpulet.kind, gpulet.part, units, gpulet.dedup, gpulet.duty_ms, gpulet.occupancy, shares))
     return tuple(found)

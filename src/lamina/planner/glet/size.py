@@ -19,7 +19,7 @@ class Size:
 
 
 def load_on(draft: Draft, gpulet: Gpulet, demand: Demand | Placed, rate: float) -> Load:
-    return Load(rate, demand.slo_ms, draft.latency(gpulet, demand.model))
+    return Load(rate, demand.slo_ms, draft.latency(gpulet, demand.model), draft.catalogue.max_batch)
 
 
 def saturated_size(draft: Draft, gpulet: Gpulet, demand: Demand, batch: int = 0) -> Size | None:

@@ -128,7 +128,7 @@ def read_profiles(field: Field, function: str, folder: Path) -> list[Profile]:
 
 
 def _grid(field: Field, function: str, kind: str) -> Profile:
-    fields = field.table("load", "batch", "p50_ms", "p99_ms")
+    fields = field.table("load", "batch", "p50_ms", "p99_ms", "bandwidth")
     batches = [batch.whole(1) for batch in needed(field, fields, "batch").items()]
     medians = _rows(needed(field, fields, "p50_ms", "p50_ms.4 = [...]: milliseconds on 4 units, per batch size"), batches)
     tails = _rows(fields["p99_ms"], batches) if "p99_ms" in fields else {}
@@ -139,7 +139,13 @@ def _grid(field: Field, function: str, kind: str) -> Profile:
     ]
     if not points:
         raise field.error("no point is given", "batch = [1, 8] and p50_ms.4 = [1.5, 4.0], say")
-    return Profile(function=function, device=kind, points=points, load_us=fields["load"].time_us() if "load" in fields else 0)
+    return Profile(
+        function=function,
+        device=kind,
+        points=points,
+        load_us=fields["load"].time_us() if "load" in fields else 0,
+        bandwidth=fields["bandwidth"].share() if "bandwidth" in fields else 0.0,
+    )
 
 
 def _rows(field: Field, batches: list[int]) -> dict[int, list[float]]:

@@ -1,0 +1,356 @@
+"""Intrinsic functions: `States.Format('{} of {}', $.n, States.ArrayLength($.all))`, read by a small parser.
+
+What a call may do is exactly this table; nothing here looks a name up anywhere else.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import random
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from lamina.asl.faults import INTRINSIC, StateError
+from lamina.asl.paths import NoMatch, Path, PathError, kind_of, parse
+
+MAX_TEXT = 10_000  #: characters of what is hashed or coded
+MAX_RANGE = 1_000  #: elements an ArrayRange may have
+
+_CALL = re.compile(r"\s*(States\.[A-Za-z0-9]+)\s*\(")
+_NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
+_PATH_END = re.compile(r"[,)]")
+
+
+class IntrinsicError(ValueError):
+    """A text that is no call of an intrinsic function."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A literal as it was written: which braces are escaped matters to Format."""
+
+    raw: str
+
+    @property
+    def value(self) -> str:
+        return re.sub(r"\\(.)", r"\1", self.raw)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    name: str
+    args: tuple[Argument, ...]
+
+
+Argument = Text | Constant | Path | Invocation
+
+
+@dataclass(slots=True)
+class Scene:
+    """What an expression can see: the value, the context object, and chance."""
+
+    value: Any
+    context: Any
+    rng: random.Random
+
+
+def is_call(text: str) -> bool:
+    return not text.startswith("$")
+
+
+@lru_cache(maxsize=4096)
+def parse_call(text: str) -> Invocation:
+    try:
+        call, at = _read_call(text, 0)
+    except RecursionError:
+        raise IntrinsicError(f"{text[:40]!r}...: calls within calls without end") from None
+    if text[at:].strip():
+        raise IntrinsicError(f"{text!r}: unexpected {text[at:].strip()[:20]!r} after the call")
+    return call
+
+
+def evaluate(call: Invocation, scene: Scene) -> Any:
+    values: list[Any] = []
+    for index, argument in enumerate(call.args):
+        if isinstance(argument, Text):
+            values.append(argument.raw if call.name == "States.Format" and index == 0 else argument.value)
+        elif isinstance(argument, Constant):
+            values.append(argument.value)
+        elif isinstance(argument, Path):
+            try:
+                values.append(argument.find(scene.value, scene.context))
+            except NoMatch as error:
+                raise StateError(INTRINSIC, f"{call.name}: {error}") from None
+        else:
+            values.append(evaluate(argument, scene))
+    function, least, most = FUNCTIONS[call.name]
+    try:
+        return function(scene.rng, *values)
+    except _Wrong as error:
+        raise StateError(INTRINSIC, f"{call.name}: {error}") from None
+
+
+# ------------------------------------------------------------------------------------------------------------------ reading
+
+
+def _read_call(text: str, at: int) -> tuple[Invocation, int]:
+    match = _CALL.match(text, at)
+    if match is None:
+        raise IntrinsicError(f"{text!r} is neither a path nor a call such as States.Array(1, 2)")
+    name, at = match.group(1), match.end()
+    if name not in FUNCTIONS:
+        raise IntrinsicError(f"{text!r}: there is no intrinsic function {name}")
+    args: list[Argument] = []
+    at = _skip(text, at)
+    while not text.startswith(")", at):
+        argument, at = _read_argument(text, at)
+        args.append(argument)
+        at = _skip(text, at)
+        if text.startswith(",", at):
+            at = _skip(text, at + 1)
+            if text.startswith(")", at):
+                raise IntrinsicError(f"{text!r}: an argument is missing before )")
+        elif not text.startswith(")", at):
+            raise IntrinsicError(f"{text!r}: , or ) is missing at character {at + 1}")
+    _, least, most = FUNCTIONS[name]
+    if not least <= len(args) <= most:
+        wanted = str(least) if least == most else f"{least} to {most}" if most < 1000 else f"at least {least}"
+        raise IntrinsicError(f"{text!r}: {name} takes {wanted} arguments, not {len(args)}")
+    return Invocation(name, tuple(args)), at + 1
+
+
+def _read_argument(text: str, at: int) -> tuple[Argument, int]:
+    if text.startswith("'", at):
+        return _read_text(text, at + 1)
+    if text.startswith("$", at):
+        return _read_path(text, at)
+    for word, value in (("true", True), ("false", False), ("null", None)):
+        if text.startswith(word, at):
+            return Constant(value), at + len(word)
+    match = _NUMBER.match(text, at)
+    if match is not None:
+        number = match.group()
+        return Constant(float(number) if any(c in number for c in ".eE") else int(number)), match.end()
+    return _read_call(text, at)
+
+
+def _read_text(text: str, at: int) -> tuple[Text, int]:
+    begin = at
+    while at < len(text):
+        if text[at] == "\\":
+            if text[at + 1 : at + 2] not in ("'", "{", "}", "\\"):
+                raise IntrinsicError(f"{text!r}: \\{text[at + 1 : at + 2]} stands for nothing; only ' {{ }} \\ are escaped")
+            at += 2
+        elif text[at] == "'":
+            return Text(text[begin:at]), at + 1
+        else:
+            at += 1
+    raise IntrinsicError(f"{text!r}: ' is missing")
+
+
+def _read_path(text: str, at: int) -> tuple[Path, int]:
+    """To the comma or bracket that is not part of it; a path may hold both in brackets and quotes."""
+    for match in _PATH_END.finditer(text, at):
+        end = match.start()
+        try:
+            return parse(text[at:end].rstrip()), end
+        except PathError:
+            continue
+    raise IntrinsicError(f"{text!r}: no path at character {at + 1}")
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+# ---------------------------------------------------------------------------------------------------------------- functions
+
+
+class _Wrong(ValueError):
+    """An argument the function cannot use."""
+
+
+def _want(value: Any, kind: str, what: str) -> Any:
+    if kind_of(value) != kind:
+        raise _Wrong(f"{what} must be a {kind}, not {kind_of(value)}")
+    return value
+
+
+def _whole(value: Any, what: str) -> int:
+    _want(value, "number", what)
+    if value != value or value in (float("inf"), float("-inf")):
+        raise _Wrong(f"{what} must be a finite number")
+    return int(value + 0.5) if value >= 0 else -int(0.5 - value)
+
+
+def compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _format(_rng: random.Random, template: Any, *args: Any) -> str:
+    _want(template, "string", "the template")
+    parts, left, at = [], list(args), 0
+    while at < len(template):
+        if template[at] == "\\" and at + 1 < len(template):
+            parts.append(template[at + 1])
+            at += 2
+        elif template.startswith("{}", at):
+            if not left:
+                raise _Wrong("more {} than values for them")
+            value = left.pop(0)
+            parts.append(value if isinstance(value, str) else compact(value))
+            at += 2
+        elif template[at] in "{}":
+            raise _Wrong(f"a lone {template[at]}; write \\{template[at]} to mean it")
+        else:
+            parts.append(template[at])
+            at += 1
+    if left:
+        raise _Wrong("more values than {}")
+    return "".join(parts)
+
+
+def _string_to_json(_rng: random.Random, text: Any) -> Any:
+    _want(text, "string", "its argument")
+    try:
+        return json.loads(text, parse_constant=_no_constant) if text.strip() else None
+    except (ValueError, RecursionError) as error:
+        raise _Wrong(f"no JSON: {error}") from None
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(f"JSON has no {word}")
+
+
+def _partition(_rng: random.Random, array: Any, size: Any) -> list[Any]:
+    _want(array, "array", "its first argument")
+    step = _whole(size, "the size")
+    if step < 1:
+        raise _Wrong("the size must be at least 1")
+    return [array[i : i + step] for i in range(0, len(array), step)]
+
+
+def _contains(_rng: random.Random, array: Any, value: Any) -> bool:
+    return any(same(element, value) for element in _want(array, "array", "its first argument"))
+
+
+def _range(_rng: random.Random, first: Any, last: Any, step: Any) -> list[int]:
+    start, stop, by = _whole(first, "the first"), _whole(last, "the last"), _whole(step, "the step")
+    if by == 0:
+        raise _Wrong("the step must not be 0")
+    found = range(start, stop + (1 if by > 0 else -1), by)
+    if len(found) > MAX_RANGE:
+        raise _Wrong(f"{len(found)} elements, and {MAX_RANGE} is the most")
+    return list(found)
+
+
+def _item(_rng: random.Random, array: Any, index: Any) -> Any:
+    at = _whole(index, "the index")
+    if not 0 <= at < len(_want(array, "array", "its first argument")):
+        raise _Wrong(f"no element {at} in an array of {len(array)}")
+    return array[at]
+
+
+def _unique(_rng: random.Random, array: Any) -> list[Any]:
+    found: list[Any] = []
+    seen: set[str] = set()
+    for element in _want(array, "array", "its argument"):
+        key = json.dumps(_plain(element), sort_keys=True)
+        if key not in seen:
+            seen.add(key)
+            found.append(element)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """1 and 1.0 are one number."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    return {key: _plain(inner) for key, inner in value.items()} if isinstance(value, dict) else value
+
+
+def same(left: Any, right: Any) -> bool:
+    """As JSON has it: 1 and 1.0 are one number, true is none."""
+    return json.dumps(_plain(left), sort_keys=True) == json.dumps(_plain(right), sort_keys=True)
+
+
+def _short(text: Any) -> bytes:
+    if len(_want(text, "string", "its argument")) > MAX_TEXT:
+        raise _Wrong(f"more than {MAX_TEXT} characters")
+    return str(text).encode()
+
+
+def _decode(_rng: random.Random, text: Any) -> str:
+    try:
+        return base64.b64decode(_short(text), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        raise _Wrong("no text in base64") from None
+
+
+def _hash(_rng: random.Random, data: Any, algorithm: Any) -> str:
+    names = {"MD5": "md5", "SHA-1": "sha1", "SHA-256": "sha256", "SHA-384": "sha384", "SHA-512": "sha512"}
+    if algorithm not in names:
+        raise _Wrong(f"{algorithm!r} is none of {', '.join(names)}")
+    text = data if isinstance(data, str) else compact(data)
+    return hashlib.new(names[algorithm], _short(text), usedforsecurity=False).hexdigest()
+
+
+def _merge(_rng: random.Random, left: Any, right: Any, deep: Any) -> dict[str, Any]:
+    if _want(deep, "boolean", "its third argument"):
+        raise _Wrong("merging in depth is not offered; its third argument must be false")
+    return {**_want(left, "object", "its first argument"), **_want(right, "object", "its second argument")}
+
+
+def _random(rng: random.Random, start: Any, end: Any, seed: Any = None) -> int:
+    low, high = _whole(start, "the start"), _whole(end, "the end")
+    if low >= high:
+        raise _Wrong("the start must be below the end")
+    dice = rng if seed is None else random.Random(_whole(seed, "the seed"))
+    return dice.randrange(low, high)
+
+
+def _split(_rng: random.Random, text: Any, delimiters: Any) -> list[str]:
+    _want(text, "string", "its first argument")
+    if not _want(delimiters, "string", "its second argument"):
+        raise _Wrong("no delimiter")
+    return [part for part in re.split(f"[{re.escape(delimiters)}]", text) if part]
+
+
+ANY = 1000
+FUNCTIONS: dict[str, tuple[Callable[..., Any], int, int]] = {
+    "States.Format": (_format, 1, ANY),
+    "States.StringToJson": (_string_to_json, 1, 1),
+    "States.JsonToString": (lambda _rng, value: compact(value), 1, 1),
+    "States.Array": (lambda _rng, *values: list(values), 0, ANY),
+    "States.ArrayPartition": (_partition, 2, 2),
+    "States.ArrayContains": (_contains, 2, 2),
+    "States.ArrayRange": (_range, 3, 3),
+    "States.ArrayGetItem": (_item, 2, 2),
+    "States.ArrayLength": (lambda _rng, array: len(_want(array, "array", "its argument")), 1, 1),
+    "States.ArrayUnique": (_unique, 1, 1),
+    "States.Base64Encode": (lambda _rng, text: base64.b64encode(_short(text)).decode(), 1, 1),
+    "States.Base64Decode": (_decode, 1, 1),
+    "States.Hash": (_hash, 2, 2),
+    "States.JsonMerge": (_merge, 3, 3),
+    "States.MathRandom": (_random, 2, 3),
+    "States.MathAdd": (lambda _rng, a, b: _whole(a, "a number") + _whole(b, "a number"), 2, 2),
+    "States.StringSplit": (_split, 2, 2),
+    "States.UUID": (lambda rng: str(uuid.UUID(int=rng.getrandbits(128), version=4)), 0, 0),
+}
+"""By name: the function, and how few and how many arguments it takes."""

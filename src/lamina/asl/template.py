@@ -1,0 +1,57 @@
+"""Payload templates: JSON in which a field named `x.$` is replaced by `x` with what its path or call gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from lamina.asl.faults import PARAMETER_PATH, StateError
+from lamina.asl.intrinsics import IntrinsicError, Scene, evaluate, is_call, parse_call
+from lamina.asl.paths import NoMatch, PathError, parse
+
+SUFFIX = ".$"
+
+
+def fill(template: Any, scene: Scene) -> Any:
+    if isinstance(template, list):
+        return [fill(inner, scene) for inner in template]
+    if not isinstance(template, dict):
+        return template
+    filled: dict[str, Any] = {}
+    for key, value in template.items():
+        if key.endswith(SUFFIX):
+            filled[key.removesuffix(SUFFIX)] = expression(value, scene)
+        else:
+            filled[key] = fill(value, scene)
+    return filled
+
+
+def expression(text: str, scene: Scene) -> Any:
+    """A path, or a call of an intrinsic function."""
+    if is_call(text):
+        return evaluate(parse_call(text), scene)
+    try:
+        return parse(text).find(scene.value, scene.context)
+    except NoMatch as error:
+        raise StateError(PARAMETER_PATH, str(error)) from None
+
+
+def problems(template: Any, where: str) -> Iterator[tuple[str, str]]:
+    """Places that cannot be worked out whatever the data, and why."""
+    if isinstance(template, list):
+        for index, inner in enumerate(template):
+            yield from problems(inner, f"{where}[{index}]")
+    elif isinstance(template, dict):
+        for key, value in template.items():
+            at = f"{where}.{key}"
+            if not key.endswith(SUFFIX):
+                yield from problems(value, at)
+            elif not isinstance(value, str):
+                yield at, f"a field whose name ends in .$ must be a path or an intrinsic function, not {value!r}"
+            elif key.removesuffix(SUFFIX) in template:
+                yield at, f"stands beside {key.removesuffix(SUFFIX)!r}, which would be the same field"
+            else:
+                try:
+                    parse_call(value) if is_call(value) else parse(value)
+                except (PathError, IntrinsicError) as error:
+                    yield at, str(error)

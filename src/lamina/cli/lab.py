@@ -1,0 +1,162 @@
+"""`lamina lab`: the experiments behind every published figure. List them, run one, gather all into a page."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lamina.errors import BadValue
+
+if TYPE_CHECKING:
+    from lamina.lab.results import Results
+
+FOLDER = Path("results/lab")
+
+
+@click.group()
+def command() -> None:
+    """Experiments: compare policies on the same workloads, and gather what came of it."""
+
+
+@command.command("ls")
+@click.option("--out", "folder", type=click.Path(path_type=Path), default=FOLDER, help="Where results lie.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON array instead of a table.")
+def list_all(folder: Path, as_json: bool) -> None:
+    """List the experiments, and when each was run last."""
+    from lamina.lab import experiment
+
+    found = []
+    for name in experiment.names():
+        module = experiment.load(name)
+        results = _latest(folder, name)
+        found.append({"name": name, "title": module.TITLE, "date": results.origin.date if results else None})
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.encode(found).decode())
+        return
+    from lamina.lab.experiment import Table
+
+    rows = [[row["name"], row["title"], (row["date"] or "never")[:10]] for row in found]
+    _print_table(Table(["experiment", "question", "last run"], rows))
+
+
+@command.command("run")
+@click.argument("name")
+@click.option("--quick", is_flag=True, help="A few seconds in all: to see that it works, not to quote.")
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="For everything that is drawn.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Cells at the same time; as many as there are cores by default.")
+@click.option("--resume", is_flag=True, help="Keep rows that the same code made for the same seed.")
+@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object, and nothing else.")
+@click.option("--out", "folder", type=click.Path(path_type=Path), default=FOLDER, help="Where results go.")
+def run_one(name: str, quick: bool, seed: int, jobs: int | None, resume: bool, as_json: bool, folder: Path) -> int:
+    """Run the experiment NAME (or the path of a file with one), and show its figures."""
+    from lamina.lab import experiment, results
+    from lamina.lab.experiment import Row
+    from lamina.lab.origin import here
+    from lamina.lab.runner import cores, run_cells
+
+    module = experiment.load(name)
+    if getattr(module, "ALONE", False):
+        jobs = 1  # cells that measure time would measure each other
+    origin = here(Path(name).stem, seed, quick)
+    path = results.file_for(folder, name, quick)
+    cells = module.cells(seed, quick)
+    rows: dict[int, Row] = results.done(cells, path, origin) if resume else {}
+    kept = len(rows)
+    missing = {place: cell for place, cell in enumerate(cells) if place not in rows}
+    file = results.start(path, origin, rows.values())
+    with file, _progress(name, len(cells), kept) as step:
+        for place, row in run_cells(name, missing, jobs or cores()):
+            rows[place] = row
+            results.add(file, row)
+            step()
+    made = results.Results(origin, [rows[place] for place in sorted(rows)])
+    results.finish(path, origin, made.rows)
+    for row in made.failed:
+        inside = row["trace"][-1] if row["trace"] else ""
+        click.echo(f"failed: {row['error']}" + (f" ({inside})" if inside else ""), err=True)
+    _show(module, made, as_json)
+    if not as_json:
+        note = f", {kept} of them kept from before" if kept else ""
+        click.echo(f"\n{len(made.good)} of {len(cells)} cells{note}; rows in {path}", err=True)
+    return 1 if made.failed else 0
+
+
+@command.command("report")
+@click.argument("names", nargs=-1)
+@click.option("--results", "folder", type=click.Path(path_type=Path), default=FOLDER, help="Where results lie.")
+@click.option("--out", type=click.Path(path_type=Path), default=FOLDER / "report.html", help="The page to write.")
+def report(names: tuple[str, ...], folder: Path, out: Path) -> None:
+    """Write one HTML page with all experiments that have results, or those named."""
+    from lamina.lab import experiment
+    from lamina.lab.page import Entry, page
+
+    entries = []
+    for name in names or experiment.names():
+        results = _latest(folder, name)
+        if results is not None:
+            entries.append(Entry(Path(name).stem, experiment.load(name), results))
+        elif names:
+            raise BadValue(f"{name}: no results in {folder}", hint=f"run it first: lamina lab run {name}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(page(entries), encoding="utf-8")
+    except OSError as error:
+        raise BadValue(f"--out {out}: {error.strerror}", hint="give a file in a folder that can be written to") from None
+    click.echo(f"{len(entries)} experiments in {out}")
+
+
+def _latest(folder: Path, name: str) -> Results | None:
+    """A full run if there is one, else a quick one, which the page marks as such."""
+    from lamina.lab import results
+
+    for quick in (False, True):
+        path = results.file_for(folder, name, quick)
+        if path.exists():
+            return results.read(path)
+    return None
+
+
+def _show(module: Any, made: Results, as_json: bool) -> None:
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.encode(module.figures(made.good)).decode())
+        return
+    from lamina.lab import show
+
+    console = _console()
+    console.print(show.sections(module.sections(made.good)))
+
+
+def _print_table(table: Any) -> None:
+    from lamina.lab import show
+
+    _console().print(show.table(table))
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=140)
+
+
+@contextmanager
+def _progress(name: str, total: int, done: int) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(name, total=total, completed=done)
+        yield lambda: bar.advance(task)

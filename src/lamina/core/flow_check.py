@@ -1,0 +1,87 @@
+"""Can this flow run to its end? Asked once, when it is deployed."""
+
+from __future__ import annotations
+
+from graphlib import CycleError, TopologicalSorter
+
+from lamina.core.flow import Choice, Each, Flow, Guarded, Node, Parallel, Task, Wait, inner_flows, ways_on
+from lamina.errors import BadFlow
+
+
+def check_flow(flow: Flow) -> None:
+    where = f"workflow {flow.name!r}"
+    tokens = dict.fromkeys(flow.nodes, 0)
+    for name in flow.start:
+        if name not in flow.nodes:
+            raise BadFlow(f"{where} starts at {name!r}, which is not there")
+        tokens[name] += 1
+    if not flow.start:
+        raise BadFlow(f"{where} has no first step")
+    for key, node in flow.nodes.items():
+        if key != node.name:
+            raise BadFlow(f"{where}: node {node.name!r} is filed under {key!r}")
+        for name in ways_on(node):
+            if name not in flow.nodes:
+                raise BadFlow(f"{where}: {key!r} is followed by {name!r}, which is not there")
+            tokens[name] += 1
+        _check_node(where, node)
+        for inner in inner_flows(node):
+            check_flow(inner)
+    for key, node in flow.nodes.items():
+        if not 1 <= node.needs <= tokens[key]:
+            raise BadFlow(
+                f"{where}: {key!r} waits for {node.needs} of {tokens[key]} tokens",
+                hint="every step must be reached by what it waits for",
+            )
+    _check_reach(where, flow)
+    _check_loops(where, flow)
+
+
+def _check_node(where: str, node: Node) -> None:
+    key = node.name
+    if isinstance(node, Choice):
+        if not node.branches:
+            raise BadFlow(f"{where}: choice {key!r} has no branch")
+        if node.odds and (len(node.odds) != len(node.branches) or min(node.odds) < 0 or not sum(node.odds)):
+            raise BadFlow(f"{where}: {node.odds} are no odds for the branches of {key!r}")
+    if isinstance(node, Parallel):
+        if not node.branches:
+            raise BadFlow(f"{where}: parallel {key!r} has no branch")
+        if not 0 <= node.wait_for <= len(node.branches):
+            raise BadFlow(f"{where}: {key!r} waits for {node.wait_for} of {len(node.branches)} branches")
+    if isinstance(node, Each) and (node.at_once < 0 or (node.tolerate or 0) < 0 or not 0 <= (node.tolerate_part or 0.0) <= 1):
+        raise BadFlow(f"{where}: {key!r} has a limit that cannot be", hint="counts from 0 on, parts from 0 to 1")
+    if isinstance(node, Wait) and node.duration_us < 0:
+        raise BadFlow(f"{where}: {key!r} waits for {node.duration_us} us")
+    if isinstance(node, Guarded) and node.guard is not None:
+        for retrier in node.guard.retry:
+            if retrier.interval_us < 0 or retrier.attempts < 0 or retrier.backoff < 0 or retrier.max_delay_us < 0:
+                raise BadFlow(f"{where}: a retrier of {key!r} has a limit below zero")
+
+
+def _check_reach(where: str, flow: Flow) -> None:
+    reached = set(flow.start)
+    frontier = list(flow.start)
+    while frontier:
+        for name in ways_on(flow.nodes[frontier.pop()]):
+            if name not in reached:
+                reached.add(name)
+                frontier.append(name)
+    if lost := sorted(flow.nodes.keys() - reached):
+        raise BadFlow(f"{where}: no way leads to {', '.join(lost)}")
+
+
+def _check_loops(where: str, flow: Flow) -> None:
+    """A step takes time, and one that asks may find changed data and is counted; a loop of anything else would spin."""
+    idle = {
+        name: ways_on(node)
+        for name, node in flow.nodes.items()
+        if not isinstance(node, Task | Wait) and (isinstance(node, Choice) or not node.asks)
+    }
+    try:
+        TopologicalSorter(idle).prepare()
+    except CycleError as error:
+        raise BadFlow(
+            f"{where}: {' -> '.join(reversed(error.args[1]))} goes round without doing a step",
+            hint="put a task into the loop: without one it would spin for ever",
+        ) from None

@@ -1,0 +1,61 @@
+"""Cores as slices: the same contract on a machine without a GPU. A slice holds the calling thread, and what it starts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from lamina.gpu.slicer import Catalogue, check_mask
+from lamina.types import DeviceSpec, SliceLimits
+
+
+@dataclass(slots=True)
+class CpuSlice:
+    mask: int
+    cores: frozenset[int]
+    stream: int = 0
+    _before: list[set[int]] = field(default_factory=list)
+
+    def __enter__(self) -> CpuSlice:
+        self._before.append(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, self.cores)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.sched_setaffinity(0, self._before.pop())
+
+
+class CpuSlicer:
+    name = "cpu"
+    in_process = True
+
+    def __init__(self) -> None:
+        self._cores = sorted(os.sched_getaffinity(0))
+        memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
+        self.device = DeviceSpec(
+            id="cpu0",
+            kind="cpu",
+            family="cpu",
+            units=len(self._cores),
+            memory_mib=memory_mib,
+            limits=SliceLimits(batches_per_instance=1),
+        )
+        self._catalogue = Catalogue(self.device)
+
+    def slice(self, mask: int) -> CpuSlice:
+        found: CpuSlice | None = self._catalogue.known(mask)
+        if found is None:
+            found = self._catalogue.made[mask] = CpuSlice(mask, frozenset(self._of(mask)))
+        return found
+
+    def environment(self, mask: int, memory_mib: int = 0) -> dict[str, str]:
+        """Libraries start as many threads as they are told; affinity is set by whoever starts the process."""
+        check_mask(self.device, mask)
+        count = str(mask.bit_count())
+        return {"OMP_NUM_THREADS": count, "OPENBLAS_NUM_THREADS": count, "MKL_NUM_THREADS": count}
+
+    def close(self) -> None:
+        self._catalogue.drain()
+
+    def _of(self, mask: int) -> list[int]:
+        return [core for index, core in enumerate(self._cores) if mask >> index & 1]

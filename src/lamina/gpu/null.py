@@ -1,0 +1,48 @@
+"""Slices of nothing: every call is accepted, nothing is held to anything. The platform runs in CI on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lamina.gpu.slicer import Catalogue, check_mask
+from lamina.types import DeviceSpec, SliceLimits
+
+
+@dataclass(slots=True)
+class NullSlice:
+    mask: int
+    stream: int = 0
+
+    def __enter__(self) -> NullSlice:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def null_device(units: int = 16) -> DeviceSpec:
+    return DeviceSpec(id="null0", kind="null", units=units, memory_mib=1024, limits=SliceLimits(batches_per_instance=0))
+
+
+@dataclass(slots=True)
+class NullSlicer:
+    device: DeviceSpec = field(default_factory=null_device)
+    name: str = "null"
+    in_process: bool = True
+    _catalogue: Catalogue = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._catalogue = Catalogue(self.device)
+
+    def slice(self, mask: int) -> NullSlice:
+        found: NullSlice | None = self._catalogue.known(mask)
+        if found is None:
+            found = self._catalogue.made[mask] = NullSlice(mask)
+        return found
+
+    def environment(self, mask: int, memory_mib: int = 0) -> dict[str, str]:
+        check_mask(self.device, mask)
+        return {}
+
+    def close(self) -> None:
+        self._catalogue.drain()

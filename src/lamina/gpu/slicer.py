@@ -1,0 +1,92 @@
+"""What every way to cut a device can do. A back end is one file with such a class; the contract tests name them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from lamina.core.lease import Device
+from lamina.errors import BadValue, LaminaError
+from lamina.types import DeviceSpec
+
+
+class SlicerClosed(LaminaError):
+    """Asked for a slice of a device that has been let go."""
+
+    code = "slicer-closed"
+
+
+class Slice(Protocol):
+    """Some units of a device, made once. `with slice:` sends what the calling thread starts there."""
+
+    mask: int
+    stream: int  #: the driver's handle of its stream; 0 where there is none
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+class Slicer(Protocol):
+    """Carves one device. What it can do is data of `device`, so that the core never asks which kind it is."""
+
+    name: str
+    device: DeviceSpec
+    in_process: bool  #: slices of this process; else a process is held to one slice for its life, by its environment
+
+    def slice(self, mask: int) -> Slice:
+        """The slice of these units: always the same one for the same units. Only if `in_process`."""
+        ...
+
+    def environment(self, mask: int, memory_mib: int = 0) -> dict[str, str]:
+        """What to add to the environment of a process that is to be held to these units and to this much memory."""
+        ...
+
+    def close(self) -> None:
+        """Gives everything back; again is harmless. Nothing may run any more."""
+        ...
+
+
+def check_mask(device: DeviceSpec, mask: int) -> None:
+    """Refuse what the device cannot make, and say what it can."""
+    if mask <= 0 or not Device(device).allows(mask):
+        sizes = f"of {', '.join(map(str, device.limits.sizes))} units" if device.limits.sizes else "of any size"
+        place = ", starting at a multiple of its size" if device.limits.aligned else ""
+        raise BadValue(
+            f"mask {mask:#x} is not a slice of {device.id}", hint=f"a slice is one block {sizes} among {device.units}{place}"
+        )
+
+
+def blocks(device: DeviceSpec) -> list[int]:
+    """Every slice the device can make, small ones first: the catalogue."""
+    sizes = device.limits.sizes or range(1, device.units + 1)
+    return [
+        ((1 << size) - 1) << start
+        for size in sizes
+        for start in range(0, device.units - size + 1, size if device.limits.aligned else 1)
+    ]
+
+
+@dataclass(slots=True)
+class Catalogue:
+    """Slices by their units, each made at most once and kept until the end: making one costs milliseconds and memory."""
+
+    device: DeviceSpec
+    made: dict[int, Any] = field(default_factory=dict)
+    is_closed: bool = False
+
+    def known(self, mask: int) -> Any | None:
+        """The slice if it is there already; raises if there can be none."""
+        found = self.made.get(mask)
+        if found is None:
+            if self.is_closed:
+                raise SlicerClosed(f"{self.device.id} has been let go")
+            check_mask(self.device, mask)
+        return found
+
+    def drain(self) -> list[Any]:
+        """All of them, once; from now on there are none."""
+        made = list(self.made.values())
+        self.made.clear()
+        self.is_closed = True
+        return made

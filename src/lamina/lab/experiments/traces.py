@@ -1,0 +1,248 @@
+"""Question: who serves a hundred functions, most of them rarely called, when calls come as they did at real services?"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import random
+from collections.abc import Iterator
+from itertools import accumulate
+from statistics import mean
+from typing import Any
+
+from lamina.lab import data
+from lamina.lab.experiment import Cell, Plot, Reported, Row, Section, Table, policies_there
+from lamina.lab.experiments._family import KINDS, function, goal_us, profile
+from lamina.predict import devices
+from lamina.sim.run import run as simulate
+from lamina.sim.scenario import Scenario
+from lamina.sim.summary import Summary
+from lamina.sim.workload import Load, replay
+
+TITLE = "A hundred functions under recorded arrivals"
+ABOUT = """
+Arrivals of two services as recorded (Azure LLM inference 2023, see data/traces): code completion, where gaps vary by 13 times
+their mean, and conversation, which is near Poisson. Time runs ten times as fast, so that an hour becomes six minutes at 26
+and 55 calls a second. Calls less than 20 ms apart are one burst and go to one function, drawn with Zipf popularity
+(exponent 1) from a hundred. Functions are of five kinds, from an image classifier to a small language model; their latency
+curve was measured on an H200 for the first and is synthetic for the others (lab/experiments/_family.py).
+
+Weights of all functions need about a quarter more memory than three H200 have, loads take 0.8 to 5 seconds and an instance
+may leave after 20 idle seconds: nobody can keep everything warm. Goals are four times what one call takes on the
+slice its owner asks for, at least 50 ms; a late answer is given all the same and does not count.
+
+Three loads: "code" and "conversation" alone on three H200, and "tenants", both at once on four, where each function
+belongs to a tenant who asks for the share of a GPU that a pod of a production cluster asked for (Alibaba 2023, pods with part
+of a GPU); best-effort pods have ten times the goal. Mean and range over seeds, which draw kinds, popularity, pods and noise.
+"""
+REPORTED: list[Reported] = []
+
+POLICIES = ("fifo", "edf", "kserve", "has", "knix", "gpulet", "frontier")
+LOADS: dict[str, tuple[tuple[str, ...], int]] = {
+    "code": (("code",), 3),
+    "conversation": (("conv",), 3),
+    "tenants": (("code", "conv"), 4),
+}
+FUNCTIONS, SPEEDUP, BURST_US, IDLE_US = 100, 10.0, 20_000, 20_000_000
+FULL_S, QUICK_S = 350, 20
+BEST_EFFORT = 10  #: times the goal of others
+CURVE_POINTS = 60
+
+
+def cells(seed: int, quick: bool) -> list[Cell]:
+    loads = ["code", "tenants"] if quick else list(LOADS)
+    policies = policies_there(("fifo", "edf", "frontier") if quick else POLICIES)
+    seeds = [seed] if quick else [seed, seed + 1]
+    return [
+        {"load": load, "policy": policy, "seed": each, "seconds": QUICK_S if quick else FULL_S}
+        for each in seeds
+        for load in loads
+        for policy in policies
+    ]
+
+
+def run(cell: Cell) -> Row:
+    scenario = make(cell["load"], cell["seed"], cell["seconds"])
+    summary = simulate(scenario, cell["policy"])
+    total = summary.total
+    return cell | {
+        "attainment": total.attainment,
+        "goodput_per_s": total.goodput_per_s,
+        "cost": total.cost,
+        "cost_per_1000": total.cost_per_1000,
+        "cold_starts": total.cold_starts,
+        "cold_answers": sum(row.cold_answers for row in summary.targets),
+        "p50_ms": total.p50_ms,
+        "p99_ms": total.p99_ms,
+        "utilisation": total.utilisation,
+        "offered": total.offered,
+        "refused": sum(total.refused.values()),
+        "failed": sum(total.failed.values()),
+        "worst_tenth": worst_tenth(summary),
+        "over_time": _over_time(summary),
+    }
+
+
+def make(load: str, seed: int, seconds: int) -> Scenario:
+    """The hundred functions, who calls them when, and the devices."""
+    services, gpus = LOADS[load]
+    dice = random.Random(f"traces/{seed}/{load}")
+    pods = dice.sample(_pods(), FUNCTIONS) if load == "tenants" else []
+    specs, profiles = [], []
+    for rank in range(FUNCTIONS):
+        kind = dice.choice(KINDS)
+        name = f"{kind.name}-{rank + 1}"
+        share, best_effort = pods[rank] if pods else (0.0, False)
+        slo_us = goal_us(kind) * (BEST_EFFORT if best_effort else 1)
+        specs.append(function(name, kind, share=share, slo_us=slo_us, idle_us=IDLE_US))
+        profiles.append(profile(name, kind))
+    at_us: list[list[int]] = [[] for _ in specs]
+    for service in services:
+        for time_us, rank in _drawn(service, dice, seconds * 1_000_000):
+            at_us[rank].append(time_us)
+    loads = [
+        Load(target=spec.name, at_us=tuple(sorted(times)), tenant=spec.name)
+        for spec, times in zip(specs, at_us, strict=True)
+        if times
+    ]
+    return Scenario(
+        name=load,
+        devices=tuple(devices.make(f"h200x{gpus}")),
+        functions=tuple(specs),
+        profiles=tuple(profiles),
+        loads=tuple(loads),
+        seed=seed,
+        duration_us=seconds * 1_000_000,
+    )
+
+
+def _drawn(service: str, dice: random.Random, until_us: int) -> Iterator[tuple[int, int]]:
+    """(time, rank of the function): the calls of a burst belong together, as those of one caller do."""
+    weights = list(accumulate(1 / rank for rank in range(1, FUNCTIONS + 1)))
+    rank, before_us = 0, -BURST_US
+    for at_us in replay(data.path(f"traces/azure_llm_2023_{service}.csv.gz"), SPEEDUP):
+        if at_us >= until_us:
+            return
+        if (at_us - before_us) * SPEEDUP >= BURST_US:
+            rank = dice.choices(range(FUNCTIONS), cum_weights=weights)[0]
+        before_us = at_us
+        yield at_us, rank
+
+
+def _pods() -> list[tuple[float, bool]]:
+    """(part of a GPU, best effort) of those who ask for a part."""
+    with gzip.open(data.path("traces/alibaba_gpu_2023_pods.csv.gz"), "rt", encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["num_gpu"] == "1" and 0 < int(row["gpu_milli"]) < 1000]
+    return [(int(row["gpu_milli"]) / 1000, row["qos"] == "BE") for row in rows]
+
+
+def worst_tenth(summary: Summary) -> float:
+    """Attainment of the tenth of functions that fares worst: a mean hides who pays for it."""
+    parts = sorted(row.attainment for row in summary.targets if row.offered)
+    return round(mean(parts[: max(1, len(parts) // 10)]), 6)
+
+
+def _over_time(summary: Summary) -> list[list[float]]:
+    """[second, offered a second, in time a second], no more points than a plot can show."""
+    curves = summary.curves
+    stride = -(-len(curves.offered_per_s) // CURVE_POINTS)
+    points = []
+    for place in range(0, len(curves.offered_per_s), stride):
+        part = slice(place, place + stride)
+        good = curves.goodput_per_s[part] or [0.0]
+        middle_s = (place + stride / 2) * curves.width_us / 1e6
+        points.append([round(middle_s, 3), round(mean(curves.offered_per_s[part]), 3), round(mean(good), 3)])
+    return points
+
+
+MEASURES = ("attainment", "goodput_per_s", "cost", "cost_per_1000", "cold_starts", "p50_ms", "p99_ms", "worst_tenth")
+
+
+def figures(rows: list[Row]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for load, policy, group in _groups(rows):
+        means: dict[str, Any] = {name: float(f"{mean(row[name] for row in group):.6g}") for name in MEASURES}
+        means["attainment_range"] = [f(row["attainment"] for row in group) for f in (min, max)]
+        means["seeds"] = len(group)
+        found.setdefault(load, {})[policy] = means
+    return {"loads": found, "behind": behind(found)}
+
+
+def behind(loads: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
+    """Where `frontier` is more than half a point below the best other policy, or dearer than it."""
+    words = []
+    for load, by_policy in loads.items():
+        others = {name: row for name, row in by_policy.items() if name != "frontier"}
+        mine = by_policy.get("frontier")
+        if mine is None or not others:
+            continue
+        best = max(others, key=lambda name: (others[name]["attainment"], -others[name]["cost"]))
+        if mine["attainment"] < others[best]["attainment"] - 0.005:
+            words.append(f"{load}: attainment {mine['attainment']:.4f}, {best} has {others[best]['attainment']:.4f}")
+        if mine["cost"] > others[best]["cost"]:
+            words.append(f"{load}: cost {mine['cost']:.4g}, {best} has {others[best]['cost']:.4g}")
+    return words
+
+
+def sections(rows: list[Row]) -> list[Section]:
+    found = figures(rows)["loads"]
+    made = []
+    for load, by_policy in found.items():
+        columns = [
+            "policy",
+            "in time %",
+            "range",
+            "goodput/s",
+            "worst tenth %",
+            "p50 ms",
+            "p99 ms",
+            "cold starts",
+            "cost",
+            "per 1,000",
+        ]
+        table = [
+            [
+                policy,
+                100 * row["attainment"],
+                "{:.1f} to {:.1f}".format(*(100 * part for part in row["attainment_range"])),
+                row["goodput_per_s"],
+                100 * row["worst_tenth"],
+                row["p50_ms"],
+                row["p99_ms"],
+                row["cold_starts"],
+                row["cost"],
+                row["cost_per_1000"],
+            ]
+            for policy, row in by_policy.items()
+        ]
+        text = "Cost in seconds of a whole H200: units held times time. Worst tenth: the functions that fare worst."
+        made.append(Section(f"Load: {load}", text, Table(columns, table), _bursts(rows, load)))
+    made.append(Section("In time, by load", plot=_bars(found, "attainment", "answers in time, %", 100)))
+    made.append(Section("Cost of 1,000 answers in time", plot=_bars(found, "cost_per_1000", "H200 seconds", 1, log=True)))
+    return made
+
+
+def _bars(found: dict[str, Any], measure: str, label: str, factor: float, *, log: bool = False) -> Plot:
+    names = list(dict.fromkeys(policy for by_policy in found.values() for policy in by_policy))
+    series: dict[str, list[tuple[float | str, float]]] = {
+        policy: [(load, factor * by_policy[policy][measure]) for load, by_policy in found.items() if policy in by_policy]
+        for policy in names
+    }
+    return Plot("bar", "load", label, series, log_y=log)
+
+
+def _bursts(rows: list[Row], load: str) -> Plot:
+    """One seed: what came, and what each policy answered in time."""
+    mine = [row for row in rows if row["load"] == load]
+    seed = min(row["seed"] for row in mine)
+    series: dict[str, list[tuple[float | str, float]]] = {}
+    for row in mine:
+        if row["seed"] == seed:
+            series.setdefault("offered", [(at_s, offered) for at_s, offered, _ in row["over_time"]])
+            series[row["policy"]] = [(at_s, good) for at_s, _, good in row["over_time"]]
+    return Plot("line", "seconds", "calls a second", series)
+
+
+def _groups(rows: list[Row]) -> Iterator[tuple[str, str, list[Row]]]:
+    for load, policy in dict.fromkeys((row["load"], row["policy"]) for row in rows):
+        yield load, policy, [row for row in rows if (row["load"], row["policy"]) == (load, policy)]

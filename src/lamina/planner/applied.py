@@ -1,0 +1,240 @@
+"""From a plan to instances that stand: load what is new, and only then let go of what is old.
+
+A plan is a list of cuts: a slice of a device, the functions that take turns on it, and the round they keep. Where the new
+plan finds an instance of the same function on a slice of the same size, it stays. Where there is room, what is missing is
+loaded beside what stands (make before break); where there is none, an old slice is resized or given up first. Old instances
+serve until every place their function has in the new plan is warm.
+
+Functions that share a slice have equal quotas of it, for the bill alone: who runs when is decided by rounds
+(`planner/rounds.py`), not by token buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+
+from lamina.core.lease import Device
+from lamina.core.lifecycle import Phase
+from lamina.core.policy import Decision, LoadOn, ResizeTo, UnloadOf, View
+from lamina.core.state import Instance
+
+OUTGOING = 1e-3
+"""Quota of an instance that is about to leave a slice others move into: next to nothing, so that theirs fit."""
+
+
+class Turn(Struct, frozen=True):
+    """A function's turn in the round of a slice."""
+
+    function: str
+    batch: int
+    per_s: float  #: requests a second it is planned to serve here
+
+
+class Cut(Struct, frozen=True):
+    """A slice as planned. `gpu` tells the devices of a plan apart; which device that is, is decided when it is applied."""
+
+    gpu: int
+    kind: str
+    units: int
+    duty_us: int  #: length of a round
+    busy_us: int  #: of which something runs
+    turns: tuple[Turn, ...]
+
+
+@dataclass(slots=True)
+class Place:
+    """A turn on a certain device."""
+
+    device: str
+    cut: Cut
+    turn: Turn
+    mates: list[Place] = field(default_factory=list)  #: all places on this slice, itself included
+    instance: str = ""
+
+    def live(self, view: View) -> Instance | None:
+        return view.instances.get(self.instance)
+
+
+@dataclass(slots=True)
+class Standing:
+    places: list[Place] = field(default_factory=list)
+    how: dict[str, Place] = field(default_factory=dict)  #: instance -> its place, also of those on their way out
+    changing: bool = False
+
+    def adopt(self, view: View, cuts: Sequence[Cut]) -> None:
+        """Make this the plan. Nothing happens yet; `steps` does it."""
+        self.places = _places(view, cuts)
+        taken: set[str] = set()
+        for slice_ in _slices(self.places):
+            _recognise(view, slice_, taken)
+        for place in self.places:
+            if place.instance:
+                self.how[place.instance] = place
+        self.changing = True
+
+    def steps(self, view: View) -> Iterator[Decision]:
+        """Everything that can be done now; to be called again while `changing`."""
+        self.how = {name: place for name, place in self.how.items() if name in view.instances}
+        wanted = {place.instance for place in self.places if place.live(view)}
+        yield from self._quotas(view, wanted)
+        complete = True
+        for place in self.places:
+            if place.live(view) is None:
+                yield from self._fill(view, place, wanted)
+                complete = complete and place.live(view) is not None
+        yield from self._let_go(view, wanted)
+        self.changing = not complete or any(name not in wanted for name in view.instances)
+
+    # ------------------------------------------------------------------ a place
+
+    def _fill(self, view: View, place: Place, wanted: set[str]) -> Iterator[Decision]:
+        device = view.devices.get(place.device)
+        function = view.functions.get(place.turn.function)
+        if device is None or function is None or view.now_us < function.not_before_us:
+            return
+        units, name = place.cut.units, place.turn.function
+        mate = next((other.instance for other in place.mates if other.live(view)), "")
+        quota = _part(view, place.mates, wanted)
+        if mate:
+            if not _memory(device, function.spec.memory_mib):
+                yield from self._give_up(view, device, wanted)
+            if _memory(device, function.spec.memory_mib) and device.promised(device.homes[mate]) + quota <= 1 + 1e-9:
+                yield LoadOn(name, device.spec.id, units, quota, beside=mate)
+                self._took(view, place, wanted)
+            return
+        old = self._resizable(view, device, place, wanted)
+        if old is not None:
+            yield ResizeTo(old.id, units, quota)
+            self._took(view, place, wanted, old.id)
+            return
+        if not self._room(device, units, function.spec.memory_mib):
+            yield from self._give_up(view, device, wanted)
+        if self._room(device, units, function.spec.memory_mib):
+            yield LoadOn(name, device.spec.id, units, quota)
+            self._took(view, place, wanted)
+
+    def _took(self, view: View, place: Place, wanted: set[str], instance: str = "") -> None:
+        place.instance = instance or next(reversed(view.functions[place.turn.function].instances))
+        self.how[place.instance] = place
+        wanted.add(place.instance)
+
+    def _resizable(self, view: View, device: Device, place: Place, wanted: set[str]) -> Instance | None:
+        """An old instance of the same function, alone on its slice, that could become what is wanted: it stays warm."""
+        for instance in view.functions[place.turn.function].instances.values():
+            home = device.homes.get(instance.id, 0)
+            if instance.id in wanted or not home or instance.phase not in (Phase.WARM, Phase.LOADING):
+                continue
+            alone = sum(mask == home for mask in device.homes.values()) == 1
+            if alone and device.allows(device.spare(place.cut.units, (instance.id,))):
+                return instance
+        return None
+
+    def _room(self, device: Device, units: int, memory_mib: int) -> bool:
+        return _memory(device, memory_mib) and device.allows(device.spare(units))
+
+    def _give_up(self, view: View, device: Device, wanted: set[str]) -> Iterator[Decision]:
+        """Old instances that are in the way; those first whose function is served elsewhere already."""
+        old = [view.instances[name] for name in device.instances if name not in wanted]
+        old = [instance for instance in old if instance.phase is not Phase.DRAINING]
+        served = [instance for instance in old if self._warm(view, instance.function, wanted)]
+        for instance in served or old:
+            yield UnloadOf(instance.id)
+
+    # ------------------------------------------------------------- the old ones
+
+    def _let_go(self, view: View, wanted: set[str]) -> Iterator[Decision]:
+        for instance in list(view.instances.values()):
+            if instance.id in wanted or instance.phase is Phase.DRAINING:
+                continue
+            places = [place for place in self.places if place.turn.function == instance.function]
+            ready = all((live := place.live(view)) is not None and live.phase is Phase.WARM for place in places)
+            if ready or instance.id not in self.how:
+                yield UnloadOf(instance.id)
+
+    def _warm(self, view: View, function: str, wanted: set[str]) -> bool:
+        instances = view.functions[function].instances
+        return any(instance.id in wanted and instance.phase is Phase.WARM for instance in instances.values())
+
+    def _quotas(self, view: View, wanted: set[str]) -> Iterator[Decision]:
+        """Who leaves has next to nothing, who stays has equal parts; parts shrink before others grow."""
+        wishes: list[tuple[float, Instance]] = []
+        for slice_ in _slices(self.places):
+            live = [instance for place in slice_ if (instance := place.live(view)) is not None]
+            if not live:
+                continue
+            wishes += [(_part(view, slice_, wanted), instance) for instance in live]
+            wishes += [(OUTGOING, instance) for instance in _leaving(view, slice_, wanted)]
+        for part, instance in sorted(wishes, key=lambda wish: (wish[0] > wish[1].quota, wish[1].id)):
+            if abs(part - instance.quota) > 1e-9:
+                yield ResizeTo(instance.id, instance.units, part)
+
+
+def _leaving(view: View, mates: list[Place], wanted: set[str]) -> list[Instance]:
+    """Old instances on the slice these places are on."""
+    live = next((instance for place in mates if (instance := place.live(view)) is not None), None)
+    if live is None:
+        return []
+    homes = view.devices[live.device].homes
+    return [view.instances[name] for name, mask in homes.items() if mask == homes.get(live.id) and name not in wanted]
+
+
+def _part(view: View, mates: list[Place], wanted: set[str]) -> float:
+    """What each place on a slice has of its time."""
+    return (1.0 - OUTGOING * len(_leaving(view, mates, wanted))) / len(mates)
+
+
+def _memory(device: Device, memory_mib: int) -> bool:
+    return device.memory_used_mib + memory_mib <= device.spec.memory_mib
+
+
+def _places(view: View, cuts: Sequence[Cut]) -> list[Place]:
+    """The plan's GPUs on devices of their kind, each on the one that has most of it already."""
+    free = list(view.devices.values())
+    places: list[Place] = []
+    for gpu in sorted({cut.gpu for cut in cuts if cut.turns}):
+        here = [cut for cut in cuts if cut.gpu == gpu and cut.turns]
+        wanted = {(turn.function, cut.units) for cut in here for turn in cut.turns}
+        able = [device for device in free if device.spec.kind == here[0].kind]
+        if not able:
+            continue
+        device = max(able, key=lambda one: len(wanted & _standing_on(view, one)))  # of equals the first
+        free.remove(device)
+        for cut in here:
+            mates = [Place(device.spec.id, cut, turn) for turn in cut.turns]
+            for place in mates:
+                place.mates = mates
+            places += mates
+    return places
+
+
+def _standing_on(view: View, device: Device) -> set[tuple[str, int]]:
+    return {(view.instances[name].function, mask.bit_count()) for name, mask in device.homes.items()}
+
+
+def _slices(places: Iterable[Place]) -> Iterator[list[Place]]:
+    for place in places:
+        if place is place.mates[0]:
+            yield place.mates
+
+
+def _recognise(view: View, mates: list[Place], taken: set[str]) -> None:
+    """The slice of that size on the device with most of these functions on it is theirs."""
+    device = view.devices[mates[0].device]
+    best: dict[str, str] = {}
+    for home in dict.fromkeys(device.homes.values()):
+        owners = [name for name, mask in device.homes.items() if mask == home]
+        if home.bit_count() != mates[0].cut.units or taken.intersection(owners):
+            continue
+        there = {view.instances[name].function: name for name in owners if view.instances[name].phase is not Phase.DRAINING}
+        found = {place.turn.function: there[place.turn.function] for place in mates if place.turn.function in there}
+        if len(found) > len(best):
+            best = found
+    for place in mates:
+        place.instance = best.get(place.turn.function, "")
+    taken.update(best.values())
+    if best:  # others on that slice are on their way out, and it is nobody else's
+        home = device.homes[next(iter(best.values()))]
+        taken.update(name for name, mask in device.homes.items() if mask == home)

@@ -1,0 +1,195 @@
+"""Constrained Bayesian optimisation over a grid of choices (as Aquatope, ASPLOS 2023, uses it): few, noisy, costly trials.
+
+Two Gaussian processes are fitted to the trials so far, one to the logarithm of the cost, one to that of the latency. The
+next trials are those with the largest expected improvement of the cost times the chance to be within the limit. The best
+so far is read off the fitted mean, not off a lucky trial. Before each fit, trials far from what all others say (leave one
+out, outside 95 %) are set aside: they are noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from lamina.planner.configs import Floats
+
+    Points = NDArray[np.int64]
+
+LENGTHS = (0.3, 0.6, 1.0, 1.8, 3.0)
+"""Length scales weighed, in widths of the whole range; of all dimensions alike, for seventy trials teach no more."""
+
+JITTER = 1e-3
+"""Variance of the noise, as a part of that of what is observed."""
+
+
+class Trial(NamedTuple):
+    point: tuple[int, ...]
+    cost: float
+    latency: float
+
+
+class Outcome(NamedTuple):
+    """The cheapest trial within the limit, else the fastest; and all of them in their order."""
+
+    best: Trial
+    met: bool
+    trials: tuple[Trial, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Process:
+    """A Gaussian process with a squared-exponential kernel, fitted to values of mean 0 and deviation 1."""
+
+    points: Floats
+    length: float
+    mean: float
+    scale: float
+    weights: Floats
+    inverse: Floats
+
+    @classmethod
+    def fit(cls, points: Floats, values: Floats, lengths: Sequence[float] = LENGTHS) -> Process:
+        """With the length scale under which the values are most likely."""
+        import numpy as np
+
+        mean, scale = float(values.mean()), float(values.std()) or 1.0
+        flat = (values - mean) / scale
+        best: tuple[float, Process] | None = None
+        for length in lengths:
+            covariance = kernel(points, points, length) + JITTER * np.eye(len(points))
+            inverse = np.asarray(np.linalg.inv(covariance), np.float64)
+            weights = inverse @ flat
+            likelihood = -0.5 * float(flat @ weights) - 0.5 * float(np.linalg.slogdet(covariance)[1])
+            if best is None or likelihood > best[0]:
+                best = likelihood, cls(points, length, mean, scale, weights, inverse)
+        assert best is not None
+        return best[1]
+
+    def at(self, points: Floats) -> tuple[Floats, Floats]:
+        """Mean and deviation of what is expected there."""
+        import numpy as np
+
+        near = kernel(points, self.points, self.length)
+        mean = near @ self.weights
+        variance = np.maximum(1.0 + JITTER - ((near @ self.inverse) * near).sum(axis=1), 1e-9)
+        return self.mean + self.scale * mean, self.scale * np.sqrt(variance)
+
+    def told(self, point: Floats) -> Process:
+        """The same, as if it had been tried there and had come out as expected."""
+        import numpy as np
+
+        values = self.at(np.concatenate([self.points, point]))[0]
+        return Process.fit(np.concatenate([self.points, point]), values, (self.length,))
+
+    def surprises(self) -> Floats:
+        """How far each value is from what the others say of it, in standard deviations."""
+        import numpy as np
+
+        return np.abs(self.weights / np.sqrt(np.diag(self.inverse)))
+
+
+def kernel(a: Floats, b: Floats, length: float) -> Floats:
+    import numpy as np
+
+    apart = ((a[:, None, :] - b[None, :, :]) ** 2).sum(axis=2)
+    return np.asarray(np.exp(-0.5 * apart / length**2))
+
+
+def fitted(points: Floats, values: Floats) -> Process:
+    """Without those the others contradict, unless few would be left."""
+    first = Process.fit(points, values)
+    kept = first.surprises() <= 1.96
+    few = kept.sum() <= len(points) * 2 // 3
+    return first if few or kept.all() else Process.fit(points[kept], values[kept])
+
+
+def improvement(mean: Floats, deviation: Floats, best: float) -> Floats:
+    """How much lower than `best` it is expected to come out, counting nothing for higher."""
+    z = (best - mean) / deviation
+    return deviation * (z * below(z) + _density(z))
+
+
+def below(z: Floats) -> Floats:
+    """Share of a normal distribution below z."""
+    import numpy as np
+
+    return np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in z.tolist()])
+
+
+def _density(z: Floats) -> Floats:
+    import numpy as np
+
+    return np.asarray(np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi))
+
+
+def minimise(
+    trial: Callable[[tuple[int, ...]], tuple[float, float]],
+    levels: Sequence[int],
+    limit: float,
+    seed: int,
+    *,
+    starts: int = 10,
+    rounds: int = 20,
+    each: int = 3,
+    candidates: int = 200,
+) -> Outcome:
+    """Least cost with latency within `limit`. `trial(point)` gives (cost, latency); dimension d has `levels[d]` choices."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    tops = np.array(levels)
+    width = np.maximum(tops - 1, 1)
+    trials: list[Trial] = []
+
+    def attempt(point: Points) -> None:
+        place = tuple(int(value) for value in point)
+        cost, latency = trial(place)
+        trials.append(Trial(place, cost, latency))
+
+    for point in rng.integers(0, tops, (starts, len(tops))):
+        attempt(point)
+    for _ in range(rounds):
+        seen = np.array([one.point for one in trials]) / width
+        costs = np.log([max(one.cost, 1e-12) for one in trials])
+        times = np.log([max(one.latency, 1e-9) for one in trials])
+        offered = _offer(rng, tops, min(trials, key=lambda one: (one.latency > limit, one.cost)).point, candidates)
+        for point in _choose(seen, costs, times, math.log(limit), offered, width, each):
+            attempt(point)
+    met = [one for one in trials if one.latency <= limit]
+    best = min(met, key=lambda one: one.cost) if met else min(trials, key=lambda one: one.latency)
+    return Outcome(best, bool(met), tuple(trials))
+
+
+def _offer(rng: np.random.Generator, tops: Points, best: tuple[int, ...], count: int) -> Points:
+    """Half anywhere, half a step or two from the best so far."""
+    import numpy as np
+
+    anywhere = rng.integers(0, tops, (count, len(tops)))
+    around = np.array(best) + rng.integers(-2, 3, (count, len(tops))) * (rng.random((count, len(tops))) < 0.3)
+    return np.unique(np.concatenate([anywhere, np.clip(around, 0, tops - 1)]), axis=0)
+
+
+def _choose(seen: Floats, costs: Floats, times: Floats, limit: float, offered: Points, width: Points, each: int) -> list[Points]:
+    """The most promising, one after another; each is believed to come out as expected before the next is chosen."""
+    import numpy as np
+
+    chosen: list[Points] = []
+    spots = offered / width
+    cost, time = fitted(seen, costs), fitted(seen, times)
+    for _ in range(each):
+        mean, deviation = time.at(spots)
+        worth = below((limit - mean) / deviation)
+        inside = time.at(seen)[0] <= limit
+        if inside.any():
+            worth *= improvement(*cost.at(spots), float(cost.at(seen)[0][inside].min()))
+        at = int(np.argmax(worth))
+        chosen.append(offered[at])
+        cost, time = cost.told(spots[at : at + 1]), time.told(spots[at : at + 1])
+        spots, offered = np.delete(spots, at, axis=0), np.delete(offered, at, axis=0)
+    return chosen

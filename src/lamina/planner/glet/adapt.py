@@ -1,0 +1,144 @@
+"""Gpu-let's planner for any device and any function: its catalogue, made from specs and a predictor.
+
+Gpu-let cuts a GPU in two and knows six sizes. What it calls a part, in percent, stays its name for a size; how many units
+of the device that is stands in `Kind.cuts`, so a device of 7 units with four sizes is planned by the same code as one
+that can be cut anywhere. A batch that cannot be is simply very slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from lamina.core.lease import find_run
+from lamina.planner.glet.interference import Beside
+from lamina.planner.glet.model import NEVER_MS, WHOLE, Catalogue, Kind, Model, Profile, Weights
+from lamina.planner.neighbours import Interference, Running
+from lamina.types import DeviceSpec, FunctionSpec
+
+MOST_BATCH = 128
+"""Larger batches are not planned for: every size costs a look-up per part."""
+
+_HALVES = (0.2, 0.4, 0.5)
+"""The smaller of the two parts gpu-let cuts a GPU into."""
+
+LatencyUs = Callable[[str, str, int, int, int], int]
+"""(function, kind, batch, units, cores) -> microseconds; 0: nobody knows."""
+
+Cuts = Mapping[int, int]
+
+
+def two_cuts(device: DeviceSpec) -> Cuts:
+    """The nearest thing to gpu-let's cuts that the device can do: name in percent -> units."""
+    cuts = {WHOLE: device.units}
+    sizes = [size for size in device.limits.sizes or range(1, device.units + 1) if size <= device.units]
+    for share in _HALVES:
+        smaller = [size for size in sizes if 2 * size <= device.units]
+        if not smaller:
+            break
+        units = min(smaller, key=lambda size: (abs(size - share * device.units), size))
+        part = max(1, round(WHOLE * units / device.units))
+        aligned = device.limits.aligned
+        cuts |= {part: units, WHOLE - part: max(size for size in sizes if placeable([units, size], device.units, aligned))}
+    return dict(sorted(cuts.items()))
+
+
+def placeable(sizes: Sequence[int], units: int, aligned: bool) -> bool:
+    """Do slices of these sizes fit side by side?"""
+    if not aligned:
+        return sum(sizes) <= units
+    free = (1 << units) - 1
+    for size in sorted(sizes, reverse=True):
+        mask = find_run(free, size, aligned, units) if size <= units else 0
+        if not mask:
+            return False
+        free &= ~mask
+    return True
+
+
+def all_cuts(device: DeviceSpec, most: int = 20) -> Cuts:
+    """Every size the device can do; of many, about `most` that are evenly spread."""
+    sizes = sorted(size for size in device.limits.sizes or range(1, device.units + 1) if size <= device.units)
+    step = -(-len(sizes) // most)
+    cuts = {max(1, round(WHOLE * size / device.units)): size for size in reversed(sizes[step - 1 :: step])}
+    return dict(sorted((cuts | {WHOLE: device.units}).items()))
+
+
+def catalogue(
+    functions: Sequence[FunctionSpec],
+    kinds: Mapping[str, DeviceSpec],
+    latency_us: LatencyUs,
+    cuts_of: Callable[[DeviceSpec], Cuts] = two_cuts,
+) -> Catalogue:
+    """Models are numbered in the order of `functions`."""
+    most = min(MOST_BATCH, max((spec.max_batch for spec in functions), default=1))
+    nothing = (0.0,) * (most + 1)
+    models = {
+        number: Model(number, spec.name, spec.memory_mib, max(1, spec.input_kib * 1024), 0.0, nothing)
+        for number, spec in enumerate(functions)
+    }
+    return Catalogue(
+        models, {kind: _kind(spec, functions, latency_us, cuts_of(spec), most) for kind, spec in kinds.items()}, most
+    )
+
+
+def _kind(device: DeviceSpec, functions: Sequence[FunctionSpec], latency_us: LatencyUs, cuts: Cuts, most: int) -> Kind:
+    profiles = {}
+    for number, spec in enumerate(functions):
+        able = spec.fits_family(device.family)
+        cores = spec.cores_on(device)
+        times = {
+            (batch, part): latency_us(spec.name, device.kind, batch, units, cores) / 1000
+            if able and batch <= spec.max_batch
+            else NEVER_MS
+            for part, units in cuts.items()
+            for batch in range(1, most + 1)
+        }
+        profiles[number] = Profile({key: ms or NEVER_MS for key, ms in times.items()}, {}, {})
+    # one MB more than there is: what fits to the last MB fits
+    return Kind(
+        device.kind,
+        device.memory_mib + 1,
+        Weights(0, 0, 0, 0, 1),
+        profiles,
+        cuts,
+        process_mb=0,
+        usable_memory=1.0,
+        aligned=device.limits.aligned,
+    )
+
+
+class Pairwise:
+    """Any model of interference, asked about two at a time: of those who take turns next door, the worst one counts."""
+
+    def __init__(self, known: Catalogue, model: Interference) -> None:
+        self._known = known
+        self._model = model
+        self._pairs: dict[tuple[str, Running, Running], float] = {}
+
+    def beside(self, kind: str, model: int, part: int, others: Iterable[Beside]) -> Callable[[int], float]:
+        names, cuts = self._known.models, self._known.kinds[kind].cuts
+        there = [Running(names[other].name, batch, cuts[size] / cuts[WHOLE]) for other, size, batch in others]
+        name, share = names[model].name, cuts[part] / cuts[WHOLE]
+        return lambda batch: max(self.slowdown(kind, Running(name, batch, share), neighbour) for neighbour in there)
+
+    def among(self, kind: str, model: int, part: int, slices: Sequence[Sequence[Beside]]) -> Callable[[int], float]:
+        """One of each slice runs at a time: the one that hurts most."""
+        names, cuts = self._known.models, self._known.kinds[kind].cuts
+        there = [
+            [Running(names[other].name, batch, cuts[size] / cuts[WHOLE]) for other, size, batch in turns] for turns in slices
+        ]
+        name, share = names[model].name, cuts[part] / cuts[WHOLE]
+
+        def slowdown(batch: int) -> float:
+            me = Running(name, batch, share)
+            worst = [max(turns, key=lambda other: self.slowdown(kind, me, other)) for turns in there if turns]
+            return max(1.0, self._model.slowdown(me, worst, kind)) if worst else 1.0
+
+        return slowdown
+
+    def slowdown(self, kind: str, one: Running, other: Running) -> float:
+        key = (kind, one, other)
+        found = self._pairs.get(key)
+        if found is None:
+            found = self._pairs[key] = max(1.0, self._model.slowdown(one, (other,), kind))
+        return found

@@ -1,0 +1,209 @@
+"""When would what arrives now be done, if batches and slices are chosen freely?
+
+Behind the queue, batch by batch in the most economical way its goal allows, as running batches give their units back. If
+that is too late, once more with the fastest way there is: a goal that only a large slice can meet is met by one. What other
+functions have waiting is taken as a fluid over the devices they share. For a workflow everything is: what waits, runs or is
+sure to come, then its own path, the faster the less there is to wait for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lamina.core.flow import Flow
+from lamina.core.lifecycle import Phase
+from lamina.core.policy import View
+from lamina.core.state import FunctionState, Instance
+from lamina.planner.ahead import Plans
+from lamina.planner.menu import Menu, Pick
+from lamina.planner.seats import Menus
+
+FRESH_US = 1_000
+"""How long a look at all queues is good for: one per arrival would cost as much as there are functions."""
+
+HOSTS = 16
+"""Instances looked at one by one; with more the first tell enough."""
+
+
+@dataclass(slots=True)
+class Offers:
+    menus: Menus
+    plans: Plans
+    _at_us: int = -1
+    _delay_us: dict[str, float] = field(default_factory=dict)  #: per device, work that waits
+    _own_us: dict[str, float] = field(default_factory=dict)  #: per function, its part on each of its devices
+
+    def finish_us(self, view: View, function: FunctionState, allowed_us: int) -> int:
+        """Time until a job joining the queue now would be done; 0 if nobody knows how long it takes."""
+        ahead = len(function.queue) + 1
+        places = [i for i in function.instances.values() if i.phase is Phase.WARM or i.phase is Phase.LOADING][:HOSTS]
+        if not places:
+            return self._cold_us(view, function, ahead, allowed_us)
+        menu = self.menus.of(view, function, view.devices[places[0].device])
+        if not menu.known:
+            return 0
+        best_us = 0
+        others_us = self._others_us(view, function, places)
+        for pick in (economical(menu, allowed_us), menu.fastest(1, menu.sizes[-1], menu.hands[-1])):
+            if pick is None:
+                continue
+            us = others_us + self._behind_us(view, function, places, menu, pick, ahead)
+            best_us = min(best_us, us) if best_us else us
+            if best_us <= allowed_us:
+                break
+        return best_us
+
+    def _behind_us(
+        self, view: View, function: FunctionState, places: list[Instance], menu: Menu, pick: Pick, ahead: int
+    ) -> int:
+        """Behind its own queue, in batches like this one; units come back as what runs now ends."""
+        now_us, units = view.now_us, pick.units
+        free = total = 0
+        ends: list[tuple[int, int]] = []
+        for instance in places:
+            device = view.devices[instance.device]
+            limit = device.spec.limits.batches_per_instance
+            if instance.phase is Phase.LOADING:
+                size = units * limit if limit else device.spec.units
+                ends.append((instance.since_us + view.predictor.load_us(function.spec.name, device.spec.kind), size))
+                total += size
+            elif limit or not device.spec.limits.per_batch:
+                lanes = max(1, limit)
+                total += units * lanes
+                free += units * max(0, lanes - instance.running)
+                ends += [(batch.ends_us, units) for batch in instance.batches.values() if batch.started_us >= 0]
+            else:
+                total += device.spec.units
+                free += device.spec.units - device.busy.bit_count()
+                ends += [(view.batches[batch_id].ends_us, mask.bit_count()) for batch_id, mask in device.running.items()]
+        most = min(menu.most, max(pick.batch, 1))
+        before = (ahead - 1) // most
+        per_round = max(1, total // units)
+        rounds, place = divmod(before, per_round)
+        need = (place + 1) * units
+        wait_us = 0
+        if need > free:
+            ends.sort()
+            for ends_us, count in ends:
+                free += count
+                if need <= free:
+                    wait_us = max(0, ends_us - now_us)
+                    break
+        joined = ahead - before * most + int(wait_us / max(1.0, function.meter.gap_us))
+        count = most if before or joined >= most else joined
+        last_us = menu.latency_us(count, units, pick.cores) if count != pick.batch else pick.time_us
+        return wait_us + rounds * pick.time_us + last_us
+
+    def _cold_us(self, view: View, function: FunctionState, ahead: int, allowed_us: int) -> int:
+        """With no instance: the load comes first."""
+        best_us = 0
+        seen: set[int] = set()
+        for device in view.devices.values():
+            if not function.spec.fits_family(device.spec.family):
+                continue
+            menu = self.menus.of(view, function, device)
+            if id(menu) in seen or not menu.known:
+                continue
+            seen.add(id(menu))
+            fastest = menu.fastest(ahead, menu.sizes[-1], menu.hands[-1])
+            if fastest is not None:
+                us = view.predictor.load_us(function.spec.name, device.spec.kind) + fastest.time_us * -(-ahead // menu.most)
+                best_us = min(best_us, us) if best_us else us
+        return best_us
+
+    # ---------------------------------------------------------------- workflows
+
+    def flow_finish_us(self, view: View, flow: Flow, allowed_us: int) -> int:
+        """Time until a run that starts now would be done; 0 while nobody knows how long a step takes."""
+        whole = self.plans.whole(view, flow)
+        if whole is None:
+            return 0
+        self._look(view)
+        wait_us = load_us = 0.0
+        for name in flow.functions:
+            function = view.functions[name]
+            hosts = {i.device for i in function.instances.values() if i.phase is not Phase.DRAINING}
+            if hosts:
+                wait_us = max(wait_us, min(self._delay_us.get(device, 0.0) for device in hosts))
+            if not any(i.phase is Phase.WARM for i in function.instances.values()):
+                loads = [
+                    view.predictor.load_us(name, device.spec.kind)
+                    for device in view.devices.values()
+                    if function.spec.fits_family(device.spec.family)
+                ]
+                load_us = max(load_us, min(loads, default=0))
+        path_us = whole.fastest_us
+        if wait_us > 0.1 * allowed_us:
+            least = 1.25 * whole.cost_within(allowed_us)
+            path_us = max(path_us, min(int(whole.time_us[int((whole.cost > least).sum())]), allowed_us // 2)) if least < 1e300 else path_us
+        return int(wait_us + load_us) + path_us
+
+    # ------------------------------------------------------------------ demand
+
+    def hosts(self, view: View, flow: Flow) -> list[str]:
+        """The devices of its heaviest function."""
+        function = view.functions[flow.functions[0]]
+        return list({instance.device: None for instance in function.instances.values()})
+
+    def work(self, view: View, flow: Flow) -> dict[str, float]:
+        """Unit-microseconds one call takes on each device, in full batches, spread over the devices of each function."""
+        total: dict[str, float] = {}
+        for name, times in flow.visits.items():
+            function = view.functions[name]
+            hosts = {instance.device for instance in function.instances.values()}
+            for host in hosts:
+                pick = economical(self.menus.of(view, function, view.devices[host]), flow.slo.latency_us)
+                if pick is not None:
+                    total[host] = total.get(host, 0.0) + times * pick.units * pick.time_us / pick.batch / len(hosts)
+        return total
+
+    # ------------------------------------------------------------------- fluid
+
+    def _others_us(self, view: View, function: FunctionState, places: list[Instance]) -> int:
+        """What other functions have waiting on its devices, where that is least."""
+        if len(view.waiting) + len(view.held) <= 1:
+            return 0
+        self._look(view)
+        own_us = self._own_us.get(function.spec.name, 0.0)
+        return max(0, int(min(self._delay_us.get(place.device, 0.0) for place in places) - own_us))
+
+    def _look(self, view: View) -> None:
+        if 0 <= view.now_us - self._at_us < FRESH_US and self._at_us >= 0:
+            return
+        self._at_us = view.now_us
+        self._delay_us.clear()
+        self._own_us.clear()
+        for name, function in view.functions.items():
+            jobs = len(function.queue) + function.coming
+            if not jobs:
+                continue
+            hosts = {i.device for i in function.instances.values() if i.phase is not Phase.DRAINING}
+            if not hosts:
+                continue
+            device = view.devices[next(iter(hosts))]
+            menu = self.menus.of(view, function, device)
+            pick = economical(menu, 0)
+            if pick is None:
+                continue
+            work = jobs * pick.units * pick.time_us / pick.batch
+            own_us = work / sum(view.devices[host].spec.units for host in hosts)
+            self._own_us[name] = own_us
+            for host in hosts:
+                self._delay_us[host] = self._delay_us.get(host, 0.0) + own_us
+        for device_id, device in view.devices.items():
+            if device.running:
+                left = sum(max(0, view.batches[b].ends_us - view.now_us) * mask.bit_count() for b, mask in device.running.items())
+                self._delay_us[device_id] = self._delay_us.get(device_id, 0.0) + left / device.spec.units
+
+
+def economical(menu: Menu, allowed_us: int) -> Pick | None:
+    """The cheapest way in full batches that leaves half of the time for waiting; the fastest if there is none."""
+    units, cores = menu.sizes[-1], menu.hands[-1]
+    if not allowed_us:
+        picks = menu.shelf(menu.most, units, cores)[1]
+        return picks[-1] if picks else None
+    return (
+        menu.best(menu.most, allowed_us // 2, units, cores)
+        or menu.best(menu.most, allowed_us, units, cores)
+        or menu.fastest(menu.most, units, cores)
+    )

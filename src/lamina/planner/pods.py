@@ -1,0 +1,71 @@
+"""Serving on standing slices alone: every function on what was set aside for it, first come, first served.
+
+The published autoscalers (FaST-GShare, HAS-GPU, KServe, KNIX) decide how many instances stand and how large they are. What
+happens to a request after that is the same in all of them: the next idle instance takes what has been waiting longest, as
+many as go into one batch. So it is written once, here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lamina.core.lifecycle import Phase
+from lamina.core.policy import Decision, Drop, Hold, Opening, Start, View
+from lamina.core.state import FunctionState
+from lamina.planner.batching import largest_in_time, together
+from lamina.types import NEVER_US
+
+
+def serve(view: View) -> Iterator[Decision]:
+    """Whoever has waited longest first; each function on its own idle slices."""
+    for function in sorted(view.waiting.values(), key=lambda f: (f.queue.head().enqueued_us, f.queue.head().id)):
+        for opening in own_slices(view, function):
+            yield from fill(view, function, opening)
+            if function.spec.name not in view.waiting:
+                break
+        else:
+            yield Hold(function.spec.name, view.no_opening_until_us(function), NEVER_US)
+
+
+def own_slices(view: View, function: FunctionState) -> Iterator[Opening]:
+    """Its idle standing slices, the largest first; nothing of an instance that has used up its part of the time."""
+    now_us = view.now_us
+    if function.bucket and function.bucket.ready_us(now_us) > now_us:
+        return
+    for instance in sorted(function.instances.values(), key=lambda i: (-i.units, -i.quota, i.since_us, i.id)):
+        device = view.devices[instance.device]
+        home = device.homes.get(instance.id, 0)
+        if not home or home & device.busy or instance.phase is not Phase.WARM:
+            continue
+        if instance.bucket and instance.bucket.ready_us(now_us) > now_us:
+            continue
+        cores = function.spec.cores_on(device.spec) if device.spec.cores else 0
+        if cores <= device.cores_free and instance.has_room(function.batches_at_once(device)):
+            yield Opening(instance, device, home, None, now_us, cores)
+
+
+def fill(view: View, function: FunctionState, opening: Opening) -> Iterator[Decision]:
+    """One batch for this slice, the oldest first. A job that nothing can save is let go.
+
+    A few who wait go in a batch that leaves the oldest in time. When more wait than go into one batch, it is as large as is
+    in time for a job that has just come: to shrink it for those who are nearly late would make everybody behind them late.
+    """
+    spec, queue = function.spec, function.queue
+
+    def latency_us(batch: int) -> int:
+        return view.latency_us(spec.name, opening.device, batch, opening.units, opening.cores)
+
+    while len(queue):
+        jobs = together(queue.first(spec.max_batch))
+        head = jobs[0]
+        start_us = opening.at_us + view.transfer_us(jobs, opening.device)
+        since_us = head.enqueued_us if len(queue) > spec.max_batch else start_us
+        in_time = largest_in_time(len(jobs), head.due_us - since_us, latency_us)
+        useful = largest_in_time(len(jobs), head.expires_us - start_us, latency_us)
+        if not useful:
+            yield Drop(head)
+            continue
+        count = min(in_time or useful, useful)
+        ends_us = start_us + latency_us(count)
+        yield Start([job for job in jobs[:count] if job.expires_us >= ends_us], opening)
+        return

@@ -1,0 +1,105 @@
+"""What is asked of the devices, and who is turned away when it is more than there is.
+
+In overload somebody must be refused, and every refusal frees as much as that call would have taken. So those that take most
+go first: the calls answered in time are then as many as can be. Demand is counted in units: calls offered per second, times
+the unit-seconds each takes in full batches. Where it exceeds a device, its callers are sorted by what they take, the light
+ones are all let in, and of the first that does not fit as large a part as does.
+
+Demand is an estimate, so it is corrected: a device that is not busy although calls are turned away can do more than was
+thought.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+LOOK_US = 200_000
+"""How often demand is added up."""
+
+FULL = 0.97
+"""Part of a device that demand may fill before anybody is turned away for it."""
+
+
+@dataclass(slots=True)
+class _Device:
+    room: float = 1.0  #: what it can do, over what was thought
+    busy: float = 0.0  #: sum of the busy shares seen
+    seen: int = 0
+    tight: bool = False
+    shares: dict[str, float] = field(default_factory=dict)  #: part of a target's calls that it has room for
+
+
+@dataclass(slots=True)
+class Demand:
+    """`work`: per target and device, the unit-microseconds one call takes there."""
+
+    _devices: dict[str, _Device] = field(default_factory=dict)
+    _calls: dict[str, int] = field(default_factory=dict)  #: since the last look
+    _rates: dict[str, float] = field(default_factory=dict)  #: calls per microsecond
+    _credit: dict[str, float] = field(default_factory=dict)
+    _looked_us: int = 0
+
+    def offered(self, target: str) -> None:
+        self._calls[target] = self._calls.get(target, 0) + 1
+
+    def due(self, now_us: int) -> bool:
+        return now_us - self._looked_us >= LOOK_US
+
+    @property
+    def tight(self) -> bool:
+        return any(device.tight for device in self._devices.values())
+
+    def saw(self, device: str, busy: float) -> None:
+        known = self._devices.get(device)
+        if known is None:
+            known = self._devices[device] = _Device()
+        known.busy += busy
+        known.seen += 1
+
+    def look(self, now_us: int, units: dict[str, int], work: dict[str, dict[str, float]]) -> None:
+        """Add up what is asked of each device of so many units, and settle who gets in."""
+        span_us = max(1, now_us - self._looked_us)
+        self._looked_us = now_us
+        for target in {*self._rates, *self._calls}:
+            fresh = self._calls.get(target, 0) / span_us
+            known = self._rates.get(target)
+            self._rates[target] = fresh if known is None else known + 0.5 * (fresh - known)
+            if self._rates[target] * 1e7 < 1e-3:
+                del self._rates[target]
+        self._calls.clear()
+        on: dict[str, list[tuple[float, str, float]]] = {}
+        for target, rate in self._rates.items():
+            for device, unit_us in work.get(target, {}).items():
+                on.setdefault(device, []).append((unit_us, target, rate * unit_us))
+        for device, count in units.items():
+            self._settle(self._devices.setdefault(device, _Device()), count, sorted(on.get(device, ())))
+
+    def _settle(self, device: _Device, units: int, asked: list[tuple[float, str, float]]) -> None:
+        if device.seen:
+            busy = device.busy / device.seen
+            if device.tight and busy < 0.9:
+                device.room = min(2.0, device.room * 1.05)
+            elif not device.tight:
+                device.room += 0.1 * (1.0 - device.room)
+        device.busy, device.seen = 0.0, 0
+        room = FULL * units * device.room
+        device.tight = sum(need for _, _, need in asked) > room
+        device.shares.clear()
+        if device.tight:
+            for _, target, need in asked:
+                device.shares[target] = min(1.0, max(0.0, room / need)) if need else 1.0
+                room -= need
+
+    def admits(self, target: str, devices: list[str]) -> bool:
+        """Is there room for this call on one of these devices? Of a target that fits in part, every so many."""
+        share = 0.0
+        for name in devices:
+            device = self._devices.get(name)
+            if device is None or not device.tight:
+                return True
+            share = max(share, device.shares.get(target, 1.0))
+        if share >= 1.0 or not devices:
+            return True
+        credit = self._credit.get(target, 0.0) + share
+        self._credit[target] = credit - 1.0 if credit >= 1.0 else credit
+        return credit >= 1.0

@@ -1,0 +1,112 @@
+"""Configurations of the functions of a platform, read off its predictor: one table per function.
+
+Published planners take one kind of machine for granted. Where there are several, a function is planned for the first
+kind that suits it, accelerators first, and its batches go to devices of that kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lamina.core.lease import Device
+from lamina.core.policy import View
+from lamina.core.state import FunctionState
+from lamina.planner.configs import Configs, Prices, grid
+from lamina.types import DeviceSpec, FunctionSpec
+
+BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+MOST_CORES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """Sizes that are weighed. Empty: all the function and the device allow, thinned where that would be too many."""
+
+    batches: tuple[int, ...] = ()
+    cores: tuple[int, ...] = ()
+    units: tuple[int, ...] = ()
+
+    def batches_of(self, spec: FunctionSpec) -> list[int]:
+        usual = sorted({*(batch for batch in BATCHES if batch < spec.max_batch), spec.max_batch})
+        return [batch for batch in self.batches or usual if batch <= spec.max_batch] or [1]
+
+    def cores_on(self, device: DeviceSpec) -> list[int]:
+        """[0] where cores are not counted."""
+        usual = range(1, min(MOST_CORES, device.cores) + 1)
+        return [cores for cores in self.cores or usual if cores <= device.cores] or [min(1, device.cores)]
+
+    def units_on(self, device: DeviceSpec) -> list[int]:
+        powers = {2**power for power in range(device.units.bit_length())} | {device.units}
+        sizes = device.limits.sizes or tuple(sorted(powers))
+        wanted = [units for units in self.units or sizes if units in sizes or not device.limits.sizes]
+        return [units for units in wanted if units <= device.units] or [min(sizes)]
+
+
+def machine(view: View, spec: FunctionSpec) -> Device | None:
+    """The device that stands for all of its kind."""
+    found = [device for device in view.devices.values() if suits(spec, device)]
+    return min(found, key=lambda device: device.spec.family != "gpu", default=None)
+
+
+def suits(spec: FunctionSpec, device: Device) -> bool:
+    return spec.fits_family(device.spec.family) and spec.memory_mib <= device.spec.memory_mib
+
+
+def table(view: View, spec: FunctionSpec, device: Device, knobs: Knobs) -> Configs | None:
+    """All configurations whose time somebody knows; None if there are none."""
+
+    def time_us(batch: int, cores: int, units: int) -> int:
+        return view.latency_us(spec.name, device, batch, units, cores)
+
+    sizes = (knobs.batches_of(spec), knobs.cores_on(device.spec), knobs.units_on(device.spec))
+    if not any(time_us(batch, cores, units) for batch in sizes[0] for cores in sizes[1] for units in sizes[2]):
+        return None
+    prices = Prices(device.spec.core_price_per_s, device.spec.unit_price() * 1e6)
+    return grid(time_us, *sizes, prices)
+
+
+@dataclass(slots=True)
+class Tables:
+    """One per function, made when first asked for. `look` makes them again and says whether anything has moved."""
+
+    knobs: Knobs = Knobs()
+    known: dict[str, Configs] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)  #: which kind of device a function is planned for
+    _limited: dict[tuple[str, int], Configs] = field(default_factory=dict)
+
+    def of(self, view: View, function: FunctionState) -> Configs | None:
+        name = function.spec.name
+        if name not in self.kinds:
+            device = machine(view, function.spec)
+            if device is None:
+                return None
+            self.kinds[name] = device.spec.kind
+            found = table(view, function.spec, device, self.knobs)
+            if found is not None:
+                self.known[name] = found
+        return self.known.get(name)
+
+    def up_to(self, function: str, batch: int) -> Configs:
+        """Its configurations with batches no larger than that; there is always one of the smallest batch."""
+        key = (function, batch)
+        if key not in self._limited:
+            whole = self.known[function]
+            self._limited[key] = whole.only((whole.batch <= max(batch, int(whole.batch.min()))).nonzero()[0])
+        return self._limited[key]
+
+    def look(self, view: View) -> bool:
+        before, asked = self.known, self.kinds
+        self.known, self.kinds = {}, {}
+        for name in asked:
+            if name in view.functions:
+                self.of(view, view.functions[name])
+        same = before.keys() == self.known.keys() and all(_alike(before[name], self.known[name]) for name in before)
+        if same:
+            self.known = before  # with all that has been worked out from them
+        else:
+            self._limited.clear()
+        return not same
+
+
+def _alike(a: Configs, b: Configs) -> bool:
+    return len(a) == len(b) and bool((a.time_us == b.time_us).all()) and bool((a.cost == b.cost).all())

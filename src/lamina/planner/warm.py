@@ -1,0 +1,59 @@
+"""Keep-alive and pre-warming, as serverless platforms have them: what stands, what goes, what comes back early.
+
+An instance stays for as long as its function allows after its last batch. With pre-warming one that has gone is loaded
+again in time for the next call, if calls come at intervals: last arrival + usual gap - time to load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lamina.core.lifecycle import Phase
+from lamina.core.policy import Decision, LoadOn, UnloadOf, View
+from lamina.core.state import FunctionState
+from lamina.planner.invokers import home_units, homes, loadable, make_room
+from lamina.planner.tables import machine
+from lamina.types import NEVER_US
+
+
+def keep_alive(view: View, prewarm: bool) -> Iterator[Decision]:
+    for function in view.functions.values():
+        scale = function.spec.scale
+        standing = [one for one in function.instances.values() if one.phase in (Phase.LOADING, Phase.WARM)]
+        idle = [
+            one
+            for one in standing
+            if one.phase is Phase.WARM and not one.batches and view.now_us - max(one.used_us, one.since_us) >= scale.idle_us
+        ]
+        for instance in idle[: max(0, len(standing) - scale.min)]:
+            if not len(function.queue):
+                yield UnloadOf(instance.id)
+        missing = scale.min - len(standing)
+        if not standing and not missing and prewarm and _due(view, function):
+            missing = 1
+        for _ in range(missing):
+            yield from bring_up(view, function)
+
+
+def bring_up(view: View, function: FunctionState, first: str = "") -> Iterator[Decision]:
+    """One instance more, at its home if nothing else is said; nothing if there is no place for it now."""
+    example = machine(view, function.spec)
+    if example is None or view.now_us < function.not_before_us:
+        return
+    kind = example.spec.kind
+    ids = tuple(device.spec.id for device in view.devices.values() if device.spec.kind == kind)
+    device = loadable(view, function, first or homes(function.spec.name, ids)[0], kind, None)
+    if device is not None:
+        yield from make_room(view, function, device)
+        yield LoadOn(function.spec.name, device.spec.id, home_units(function, device))
+
+
+def _due(view: View, function: FunctionState) -> bool:
+    """Is the next call expected by the time a load started now would be over?"""
+    meter = function.meter
+    if meter.last_us < 0 or meter.gap_us >= NEVER_US:
+        return False
+    example = machine(view, function.spec)
+    load_us = view.predictor.load_us(function.spec.name, example.spec.kind) if example is not None else 0
+    next_us = meter.last_us + int(meter.gap_us)
+    return next_us - load_us <= view.now_us <= next_us + function.spec.scale.idle_us

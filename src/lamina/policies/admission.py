@@ -1,0 +1,327 @@
+"""Admission of whole workflows against reservations over time, with a limit on latency and one on cost.
+
+Source: "Serverless Accelerators" (UCB/EECS-2022-88), chapter 4, made sound. Ahead of time: all placements (function ->
+kind of device) of a workflow with their latency and cost, the undominated first and the others as fall-back. When a call
+arrives every job of its run is booked, on instances there are, in batches that wait, or on new ones, until a placement
+meets *both* limits; else the call is refused at once, with the time it could have been done in as the offer. What is
+booked is what is dispatched: units are reserved for an interval on one device, so who is admitted later cannot delay who
+was admitted before. (The thesis checks memory alone, takes the union of the two sets of placements where it needs the
+intersection, and picks one of `draws` random placements at random.)
+
+A job starts before its time when its units are free and nobody else's booking suffers. A job that comes too late for its
+slot is booked anew; a slot nobody came for lapses.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from lamina.core.actions import Refuse
+from lamina.core.flow import Flow
+from lamina.core.lease import Device, find_run
+from lamina.core.lifecycle import Phase
+from lamina.core.policy import Decision, Drop, Opening, Promise, Start, View, Wake
+from lamina.core.queue import Job, Order
+from lamina.core.run import Run
+from lamina.core.state import FunctionState, Instance
+from lamina.planner.booking import Booking, Grounds, batch_us, price
+from lamina.planner.placements import Placement, Shape, placements
+from lamina.planner.reservations import Reservations, Slot
+from lamina.policies._keep import Keeper
+from lamina.types import NEVER_US, Call
+
+OFFERS = 4
+"""Placements tried for an offer."""
+
+
+@dataclass(slots=True)
+class Policy:
+    """A reservation over CPUs and GPUs made at arrival, or a refusal."""
+
+    draws: int = 0  #: as published: so many placements at random, and one of those that would do; 0: the cheapest that does
+    seed: int = 0
+    batching: bool = True  #: join batches that wait
+    spare: float = 0.5  #: part of its slack a call leaves between its steps, so that batches can still grow
+    most: int = 4_096  #: placements of one workflow
+    tries: int = 16  #: of them, for one call
+    period_us: int = 1_000_000
+    order: Order = "due"
+    _table: Reservations = field(default_factory=Reservations, init=False)
+    _plans: dict[str, dict[str, list[Slot]]] = field(default_factory=dict, init=False)  #: call -> function -> slots
+    _runs: dict[str, Run] = field(default_factory=dict, init=False)  #: calls whose first job has been seen
+    _slots: dict[int, Slot] = field(default_factory=dict, init=False)  #: job that waits -> where it will run
+    _shapes: dict[str, Shape] = field(default_factory=dict, init=False)
+    _known: dict[str, list[Placement]] = field(default_factory=dict, init=False)
+    _costs: dict[tuple[str, str], float] = field(default_factory=dict, init=False)  #: (function, kind) -> one job alone
+    _keeper: Keeper = field(default_factory=Keeper, init=False)
+    _wakes: set[int] = field(default_factory=set, init=False)
+    _dice: random.Random = field(default_factory=lambda: random.Random(0), init=False)
+
+    def __post_init__(self) -> None:
+        self._dice = random.Random(self.seed)
+
+    # -------------------------------------------------------------- admission
+
+    def admit(self, view: View, call: Call) -> Promise | Refuse | None:
+        self._tidy(view)
+        flow = view.flows[call.target]
+        every = self._placements(view, flow)
+        if not every:
+            return Refuse(call.id, "no-capacity")
+        now_us, limit = view.now_us, call.cost_limit
+        reserve_us = view.reserve_us(call.target)
+        deadline_us = min(call.deadline_us, NEVER_US // 2) - reserve_us
+        able = [placement for placement in every if now_us + placement.latency_us <= deadline_us]
+        if limit:
+            able = self._affordable(view, flow, able, limit)
+        for placement in self._candidates(view, able):
+            for spare in (self.spare, 0.0) if self.spare and self.batching and call.deadline_us < NEVER_US else (0.0,):
+                booking = Booking(self._grounds(view), placement, call.id, deadline_us, self.batching, spare)
+                done = booking.book(self._shape(flow), limit)
+                if done is not None:
+                    return self._booked(view, call, booking.slots, done[0])
+        offer_us = self._offer(view, flow, every, limit)
+        if not offer_us:
+            return Refuse(call.id, "cost")
+        needed_us = offer_us + reserve_us
+        late_us = now_us + needed_us - call.deadline_us
+        return Refuse(call.id, "deadline", retry_after_us=max(1_000, late_us), offer_us=needed_us)
+
+    def _candidates(self, view: View, able: list[Placement]) -> list[Placement]:
+        """In the order they are tried: instances that stand, then the undominated, then the rest; cheapest first."""
+        if self.draws:
+            drawn = self._dice.sample(able, min(self.draws, len(able)))
+            self._dice.shuffle(drawn)
+            return drawn
+
+        def rank(placement: Placement) -> tuple[bool, bool]:
+            return not all(_stands(view, name, kind) for name, kind in placement.kinds.items()), placement.dominated
+
+        return sorted(able, key=rank)[: self.tries]
+
+    def _affordable(self, view: View, flow: Flow, able: list[Placement], limit: float) -> list[Placement]:
+        """Those that could keep to the limit: alone, or by joining batches that wait with room."""
+        if not any(placement.cost > limit for placement in able):
+            return able
+        rooms = set()
+        for slot in self._table:
+            if self.batching and not slot.batch_id and len(slot.members) < view.functions[slot.function].spec.max_batch:
+                rooms.add((slot.function, view.devices[slot.device].spec.kind))
+        shape = self._shape(flow)
+
+        def least(placement: Placement) -> float:
+            return shape.cost(
+                lambda name: 0.0 if (name, placement.kinds[name]) in rooms else self._costs[name, placement.kinds[name]]
+            )
+
+        return [placement for placement in able if placement.cost <= limit or (rooms and least(placement) <= limit)]
+
+    def _offer(self, view: View, flow: Flow, every: list[Placement], limit: float) -> int:
+        """The soonest a run could be done within its cost, 0 if it could not at any time."""
+        best_us = 0
+        for placement in sorted(every, key=lambda placement: placement.latency_us)[:OFFERS]:
+            booking = Booking(self._grounds(view), placement, "", NEVER_US // 2, self.batching)
+            done = booking.book(self._shape(flow), limit)
+            if done is not None:
+                booking.undo()
+                in_us = done[0] - view.now_us
+                best_us = min(best_us, in_us) if best_us else in_us
+        return best_us
+
+    def _booked(self, view: View, call: Call, slots: dict[str, list[Slot]], finish_us: int) -> Promise | None:
+        self._plans[call.id] = slots
+        self._keeper.want(slots)
+        self._wakes |= {slot.start_us for own in slots.values() for slot in own if slot.start_us > view.now_us}
+        return Promise(finish_us - view.now_us) if call.deadline_us < NEVER_US else None
+
+    def _grounds(self, view: View) -> Grounds:
+        return Grounds(view, self._table, lambda function, device: self._keeper.fits(view, self._table, function, device))
+
+    def _shape(self, flow: Flow) -> Shape:
+        shape = self._shapes.get(flow.name)
+        if shape is None or shape.flow is not flow:
+            shape = self._shapes[flow.name] = Shape(flow)
+            self._known.pop(flow.name, None)
+        return shape
+
+    def _placements(self, view: View, flow: Flow) -> list[Placement]:
+        """Worked out again every `period_us`, for predictions move."""
+        shape = self._shape(flow)
+        if flow.name not in self._known:
+            options = {name: self._options(view, view.functions[name]) for name in flow.functions}
+            self._known[flow.name] = placements(shape, options, self.most)
+        return self._known[flow.name]
+
+    def _options(self, view: View, function: FunctionState) -> dict[str, tuple[int, float]]:
+        found: dict[str, tuple[int, float]] = {}
+        for device in view.devices.values():
+            if self._keeper.suits(function.spec, device.spec):
+                took_us = batch_us(view, function, device, 1)
+                found.setdefault(device.spec.kind, (took_us, took_us * price(function, device)))
+                self._costs[function.spec.name, device.spec.kind] = found[device.spec.kind][1]
+        return found
+
+    # --------------------------------------------------------------- dispatch
+
+    def dispatch(self, view: View) -> Iterator[Decision]:
+        self._tidy(view)
+        yield from self._keeper.load(view, self._table)
+        if len(self._slots) > 64 + 2 * sum(len(function.queue) for function in view.waiting.values()):
+            alive = {job.id for function in view.waiting.values() for job in function.queue.jobs()}
+            self._slots = {job: slot for job, slot in self._slots.items() if job in alive}
+        for function in list(view.waiting.values()):
+            waiting: dict[Slot, list[Job]] = {}
+            for job in function.queue.jobs():
+                slot = self._slot_of(view, job)
+                if slot is None:
+                    slot = self._anew(view, function, job)
+                if slot is not None:
+                    waiting.setdefault(slot, []).append(job)
+                elif job.id in job.run.jobs:  # dropping one may have ended the run of another
+                    yield Drop(job)
+            for slot, jobs in waiting.items():
+                yield from self._try(view, function, slot, [job for job in jobs if job.id in job.run.jobs])
+        yield from self._keeper.load(view, self._table)
+        for at_us in sorted(self._wakes):
+            yield Wake(at_us)
+        self._wakes.clear()
+
+    def _slot_of(self, view: View, job: Job) -> Slot | None:
+        """Where it was booked; None if it never was, or if that has lapsed."""
+        slot = self._slots.get(job.id)
+        if slot is None:
+            call = job.run.call.id
+            self._runs[call] = job.run
+            booked = self._plans.get(call, {}).get(job.function)
+            slot = self._slots[job.id] = booked.pop(0) if booked else _NOWHERE
+        return slot if slot.booked and not slot.batch_id else None
+
+    def _anew(self, view: View, function: FunctionState, job: Job) -> Slot | None:
+        """For jobs nobody expected (more items, a second round) and those that missed their slot: the soonest there is."""
+        grounds = self._grounds(view)
+        found = []
+        for device in view.devices.values():
+            if self._keeper.suits(function.spec, device.spec):
+                slot = grounds.earliest(function, device, view.now_us, job.expires_us)
+                if slot is not None:
+                    found.append(slot)
+        best = min(found, key=lambda slot: slot.end_us, default=None)
+        if best is not None:
+            best.members.append(job.run.call.id)
+            best.latest_us = job.expires_us
+            self._table.add(best)
+            self._slots[job.id] = best
+            self._keeper.want({function.spec.name: [best]})
+            if best.start_us > view.now_us:
+                self._wakes.add(best.start_us)
+        return best
+
+    def _try(self, view: View, function: FunctionState, slot: Slot, jobs: list[Job]) -> Iterator[Decision]:
+        """Start the slot if it is its time, or if it can be earlier; those who are not here then have missed it."""
+        now_us = view.now_us
+        complete = len(jobs) >= len(slot.members)
+        if not jobs:
+            return
+        if not complete and now_us <= slot.start_us:
+            if now_us == slot.start_us:
+                self._wakes.add(now_us + 1)  # what makes it complete may happen in this very instant
+            return
+        place = self._place(view, function, slot, len(jobs))
+        if place is None:
+            if now_us > slot.end_us:
+                self._release(slot, jobs)  # somebody is in its place; next time it gets another
+                self._wakes.add(now_us + 1)
+            return
+        instance, device, mask, length_us = place
+        late = [job for job in jobs if now_us + length_us > job.expires_us and job.expires_us < NEVER_US]
+        for job in late:
+            if job.id in job.run.jobs:
+                yield Drop(job)
+        jobs = [job for job in jobs if job not in late and job.id in job.run.jobs]
+        if not jobs:
+            self._table.remove(slot)
+            return
+        self._table.remove(slot)
+        slot.device, slot.mask, slot.start_us, slot.end_us = device.spec.id, mask, now_us, now_us + length_us
+        self._table.add(slot)
+        why = f"booked for {len(slot.members)} jobs, ends by {slot.end_us} us" if view.explaining else ""
+        yield Start(jobs, Opening(instance, device, mask, None, now_us, slot.cores), why)
+        slot.batch_id = jobs[0].batch_id
+        for job in jobs:
+            self._slots.pop(job.id, None)
+
+    def _place(self, view: View, function: FunctionState, slot: Slot, count: int) -> tuple[Instance, Device, int, int] | None:
+        """Its own units, or, to be earlier or not later, others of the same kind that nobody has booked."""
+        now_us = view.now_us
+        own = view.devices[slot.device]
+        for device in (own, *(d for d in view.devices.values() if d is not own and d.spec.kind == own.spec.kind)):
+            instance = next((one for one in function.instances.values() if _can_start(one, function, device)), None)
+            if instance is None or slot.cores > (device.cores_free if device.spec.cores else slot.cores):
+                continue
+            units, limits = slot.mask.bit_count(), device.spec.limits
+            if not find_run(device.everything & ~device.busy, units, limits.aligned, device.spec.units):
+                continue
+            length_us = batch_us(view, function, device, count)
+            taken = self._table.taken(device.spec.id, now_us, now_us + length_us, slot) | device.busy
+            if device is own and not slot.mask & taken:
+                return instance, device, slot.mask, length_us
+            mask = find_run(device.everything & ~taken, units, limits.aligned, device.spec.units)
+            if mask:
+                return instance, device, mask, length_us
+        return None
+
+    def _release(self, slot: Slot, jobs: list[Job]) -> None:
+        self._table.remove(slot)
+        for job in jobs:
+            self._slots[job.id] = _NOWHERE
+
+    # ------------------------------------------------------------------ order
+
+    def scale(self, view: View) -> Iterator[Decision]:
+        self._known.clear()
+        self._tidy(view)
+        yield from self._keeper.scale(view, self._table)
+
+    def _tidy(self, view: View) -> None:
+        """Batches that have ended give back what is left of their slots; those that overrun keep them. So do runs that went
+        another way than the dearest."""
+        now_us = view.now_us
+        for call in [call for call, run in self._runs.items() if run.ended or not (run.jobs or run.questions or run.visits)]:
+            self._end(call)
+        expected = {id(slot) for slot in self._slots.values()}
+        for device in self._table.devices:
+            if device not in view.devices:
+                self._table.forget(device)
+                continue
+            for slot in list(self._table.on(device)):
+                if slot.batch_id:
+                    if slot.batch_id not in view.batches:
+                        self._table.remove(slot)
+                    elif slot.end_us <= now_us:
+                        slot.end_us = now_us + 1
+                elif slot.end_us <= now_us and id(slot) not in expected:
+                    self._table.remove(slot)
+
+    def _end(self, call: str) -> None:
+        del self._runs[call]
+        for slots in self._plans.pop(call, {}).values():
+            for slot in slots:
+                slot.members.remove(call)
+                if not slot.members and not slot.batch_id:
+                    self._table.remove(slot)
+
+
+_NOWHERE = Slot("", "", 0, 0, 0)
+"""Where a job is that has no slot: in no table."""
+
+
+def _stands(view: View, function: str, kind: str) -> bool:
+    instances = view.functions[function].instances.values()
+    return any(view.devices[one.device].spec.kind == kind and one.phase is Phase.WARM for one in instances)
+
+
+def _can_start(instance: Instance, function: FunctionState, device: Device) -> bool:
+    able = instance.device == device.spec.id and instance.phase is Phase.WARM
+    return able and instance.has_room(function.batches_at_once(device))

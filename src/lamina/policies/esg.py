@@ -1,0 +1,74 @@
+"""ESG (HPDC 2024): one search per batch over the configurations of the steps that are left.
+
+At every visit of a queue the time left until the oldest job's deadline is shared out: the step's group (a few functions
+in a row, by dominators) gets its part by average normalised latency (`planner/split.py`). Within it `ESG_1Q` finds the K
+cheapest ways (`planner/search.py`), and their first configurations are tried in turn. Because it plans again at every
+step, what one step wasted or saved is passed on to the next.
+
+Ours where the paper as we know it is silent: if nothing is in time, the fastest configurations come first; answers of the
+search are kept by budget, rounded down to `grain`, because the same question is asked hundreds of times a second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lamina.core.flow import Flow
+from lamina.core.policy import View
+from lamina.core.queue import Job
+from lamina.planner.afw import Line
+from lamina.planner.configs import Config, Configs
+from lamina.planner.lookahead import NodePath
+from lamina.planner.search import esg_1q
+from lamina.planner.split import Split, functions_of, split
+from lamina.policies._afw import AfwPolicy
+
+
+@dataclass(slots=True)
+class Policy(AfwPolicy):
+    """The cheapest configuration now for which the rest of the group can still be in time; planned anew at every step."""
+
+    group: int = 3  #: functions that are planned together
+    k: int = 20  #: ways the search returns; their first configurations are the fall-back list
+    prefilter: bool = True  #: search undominated configurations only: the same best way, many times faster
+    grain: float = 0.02  #: budgets are rounded down to steps of this factor; 0: every budget is searched for itself
+    _splits: dict[str, tuple[Flow, Split, dict[NodePath, str]]] = field(default_factory=dict, init=False)
+    _known: dict[tuple[str, NodePath, int, int], list[Config]] = field(default_factory=dict, init=False)
+
+    def forget(self) -> None:
+        self._splits.clear()
+        self._known.clear()
+
+    def ranked(self, view: View, line: Line, jobs: list[Job]) -> Sequence[Config]:
+        shares, functions = self._split(line.flow)
+        remaining_us = jobs[0].run.call.deadline_us - view.now_us
+        stages = [self._tables.known[functions[path]] for path in shares.groups[line.path]]
+        slowest_us = sum(int(stage.time_us.max()) for stage in stages)  # more time than that changes nothing
+        goal_us = self._rounded(min(shares.budget_us(line.path, remaining_us), slowest_us))
+        own = self._tables.up_to(functions[line.path], len(jobs))
+        key = (line.flow.name, line.path, goal_us, len(own))
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._search([own, *stages[1:]], goal_us)
+        return found
+
+    def _search(self, stages: list[Configs], goal_us: int) -> list[Config]:
+        own = stages[0]
+        self.stats["searches"] = self.stats.get("searches", 0) + 1
+        first = esg_1q(stages, goal_us, self.k, prefilter=self.prefilter).first
+        return [own[place] for place in first or own.time_us.argsort(kind="stable")[: self.k].tolist()]
+
+    def _split(self, flow: Flow) -> tuple[Split, dict[NodePath, str]]:
+        known = self._splits.get(flow.name)
+        if known is None or known[0] is not flow:
+            self._known = {key: found for key, found in self._known.items() if key[0] != flow.name}
+            known = self._splits[flow.name] = (flow, split(flow, self._tables.known, self.group), functions_of(flow))
+        return known[1], known[2]
+
+    def _rounded(self, budget_us: int) -> int:
+        if not self.grain or budget_us < 1:
+            return budget_us
+        base = math.log1p(self.grain)
+        return min(budget_us, int(math.exp(base * math.floor(math.log(budget_us) / base))))

@@ -1,0 +1,20 @@
+"""Guided self-tuning, the second baseline gpu-let compares itself with: the smallest part that is enough, for everybody.
+
+Each model gets, best fit, the smallest part of a GPU that takes its rate, or whole ones and then that. Nobody takes turns, and
+neighbours are taken to be harmless.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lamina.planner.elastic import Elastic
+from lamina.planner.glet.model import POLICIES, Rules
+
+
+@dataclass(slots=True)
+class Policy(Elastic):
+    """The smallest sufficient part for each function, re-planned every period."""
+
+    def rules(self) -> Rules:
+        return POLICIES["greedy_part"]

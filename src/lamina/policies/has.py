@@ -1,0 +1,192 @@
+"""HAS-GPU: hybrid autoscaling. First more time for the pods that stand (a change of quota, at once), then more pods.
+
+Every two seconds, per function: the rate of calls goes through a Kalman filter; if what it predicts is above 90 % of what the
+pods can do, pods get more quota in their rows, and if that is not enough, new pods come, in rows that have time left or in
+new ones, least occupied device first; if it is below 30 %, quota is taken away, then pods, not more often than every ten
+seconds. What a pod can do comes from the predictor: batches that are in time, one every G / quota.
+
+Source: HAS-GPU, Euro-Par 2025 (arXiv 2505.01968) and its code. Repaired here, and as published with `compat`
+(`planner/has_original.py`): the latency goal is compared; one filter per function, without a constant five calls a second on
+top; occupancy is computed in fractions, so its order and limit bind; every device can be reached; rows must fit on a device;
+the smallest sufficient quota is taken, not the largest there is; scaling down stops before it goes too far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from lamina.core.lease import Device
+from lamina.core.policy import Decision, LoadOn, ResizeTo, UnloadOf, View
+from lamina.core.queue import Order
+from lamina.core.state import FunctionState, Instance
+from lamina.planner.budgets import budgets_us
+from lamina.planner.capability import WHOLE, Capability, Shape
+from lamina.planner.has_original import Original
+from lamina.planner.kalman import Kalman
+from lamina.planner.pods import serve
+from lamina.planner.rows import Rates, clear_units, hosts, occupancy, pods_of, row_with, rows_of, shape_of, sizes_of
+
+Site = tuple[Device, Shape, str]
+"""Where a new pod could go: device, shape, and the pod whose row it shares ("" for a row of its own)."""
+
+
+@dataclass(slots=True)
+class Policy:
+    """Load predicted per function; quota first, then pods."""
+
+    up: float = 0.9  #: of what the pods can do: above this they get more
+    down: float = 0.3  #: below this they get less
+    step: int = 10  #: quota, in percent
+    full: float = 0.95  #: a device occupied to this part gets no more pods
+    cooldown_us: int = 10_000_000  #: between two reductions
+    window_us: int = 2_000_000  #: over which the rate is measured: the filter smooths it, a longer one would be late twice
+    wait: float = 1.0  #: times the average wait, counted against the latency goal
+    compat: bool = False  #: as published, with its defects
+    period_us: int = 2_000_000
+    order: Order = "arrival"
+    _rates: Rates = field(init=False)
+    _filters: dict[str, Kalman] = field(default_factory=dict, init=False)
+    _reduced_us: dict[str, int] = field(default_factory=dict, init=False)
+    _next_us: int = field(default=0, init=False)
+    _original: Original = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rates = Rates(self.window_us)
+        self._original = Original(self.cooldown_us)
+
+    def dispatch(self, view: View) -> Iterator[Decision]:
+        yield from serve(view)
+
+    def scale(self, view: View) -> Iterator[Decision]:
+        turn = view.now_us >= self._next_us
+        if turn:
+            self._next_us = view.now_us + self.period_us
+        if self.compat:
+            yield from self._original.scale(view, turn)
+            return
+        budget_us = budgets_us(view)
+        for function in view.functions.values():
+            able = self._capability(view, function, budget_us)
+            if not pods_of(function):
+                yield from self._first(view, function, able)
+            elif turn:
+                yield from self._adjust(view, function, able)
+
+    def _capability(self, view: View, function: FunctionState, budget_us: dict[str, int]) -> Capability:
+        """Without a goal if no device could ever meet it."""
+        able = Capability(view, budget_us, self.wait)
+        met = any(able.in_time(function, d, Shape(d.spec.units, WHOLE)) for d in _suited(view, function))
+        return able if met else Capability(view)
+
+    # ------------------------------------------------------------------- demand
+
+    def _demand(self, view: View, function: FunctionState) -> float:
+        """Calls a second to be ready for: what the filter predicts, and what has piled up beyond a batch."""
+        kalman = self._filters.setdefault(function.spec.name, Kalman())
+        piled_up = max(0, len(function.queue) - function.spec.max_batch)
+        return kalman.plan_for(self._rates.per_s(view.now_us, function)) + piled_up * 1e6 / self.period_us
+
+    def _first(self, view: View, function: FunctionState, able: Capability) -> Iterator[Decision]:
+        """One pod for who is called, or is to be there always."""
+        wanted = function.spec.scale.min or len(function.queue)
+        if wanted and view.now_us >= function.not_before_us:
+            yield from self._out(view, function, able, max(1.0, self._demand(view, function)) / self.up)
+
+    def _adjust(self, view: View, function: FunctionState, able: Capability) -> Iterator[Decision]:
+        name, spec = function.spec.name, function.spec
+        demand = self._demand(view, function)
+        capacity = _total(view, function, able)
+        if demand > self.up * capacity:
+            for pod in sorted(pods_of(function), key=lambda pod: (-pod.units, pod.since_us, pod.id)):
+                lacking = demand / self.up - _total(view, function, able)
+                if lacking > 0:
+                    yield from self._more_time(view, function, able, pod, lacking)
+            yield from self._out(view, function, able, demand / self.up)
+        elif demand < self.down * capacity and view.now_us >= self._reduced_us.get(name, 0):
+            if not spec.scale.min and view.now_us - function.meter.last_us >= spec.scale.idle_us and not len(function.queue):
+                yield from (UnloadOf(pod.id) for pod in pods_of(function))
+                return
+            self._reduced_us[name] = view.now_us + self.cooldown_us
+            yield from self._reduce(view, function, able, demand / self.up)
+
+    # ----------------------------------------------------------------- vertical
+
+    def _more_time(
+        self, view: View, function: FunctionState, able: Capability, pod: Instance, lacking: float
+    ) -> Iterator[Decision]:
+        """The smallest quota that is enough, else the best its row has left."""
+        device, now = view.devices[pod.device], shape_of(pod)
+        before = able.per_s(function, device, now)
+        best, best_gain = now.quota, 0.0
+        for quota in range(now.quota + self.step, now.quota + row_with(view, pod).quota_left + 1, self.step):
+            gain = able.per_s(function, device, Shape(now.units, quota)) - before
+            if gain > best_gain:
+                best, best_gain = quota, gain
+            if gain >= lacking:
+                break
+        if best > now.quota:
+            yield ResizeTo(pod.id, now.units, best / WHOLE)
+
+    def _reduce(self, view: View, function: FunctionState, able: Capability, needed: float) -> Iterator[Decision]:
+        """Less time for the small ones first, as long as what is left is enough; then whole pods that nobody needs."""
+        for pod in sorted(pods_of(function), key=lambda pod: (pod.units, pod.since_us, pod.id)):
+            device, now = view.devices[pod.device], shape_of(pod)
+            others = _total(view, function, able) - able.per_s(function, device, now)
+            for quota in range(self.step, now.quota, self.step):
+                reduced = able.per_s(function, device, Shape(now.units, quota))
+                if reduced > 0 and others + reduced >= needed:
+                    yield ResizeTo(pod.id, now.units, quota / WHOLE)
+                    break
+        for pod in sorted(pods_of(function), key=lambda pod: (pod.units, pod.quota, pod.id)):
+            left = _total(view, function, able) - able.per_s(function, view.devices[pod.device], shape_of(pod))
+            if len(pods_of(function)) > max(1, function.spec.scale.min) and left >= needed:
+                yield UnloadOf(pod.id)
+
+    # --------------------------------------------------------------- horizontal
+
+    def _out(self, view: View, function: FunctionState, able: Capability, needed: float) -> Iterator[Decision]:
+        """New pods until it is enough, or no place is left."""
+        while len(pods_of(function)) < max(1, function.spec.scale.max):
+            lacking = needed - _total(view, function, able)
+            site = self._site(view, function, able, lacking) if lacking > 0 or not pods_of(function) else None
+            if site is None:
+                return
+            device, shape, beside = site
+            yield LoadOn(function.spec.name, device.spec.id, shape.units, shape.quota / WHOLE, beside)
+
+    def _site(self, view: View, function: FunctionState, able: Capability, lacking: float) -> Site | None:
+        """On the least occupied device in use that has a place, else on an unused one: the cheapest shape that is enough,
+        or, where none is, the one that does most for what it takes."""
+        occupied = [(occupancy(view, device), device.spec.id, device) for device in hosts(view, function)]
+        used = [(share, name, device) for share, name, device in occupied if device.homes and share < self.full]
+        unused = [(share, name, device) for share, name, device in occupied if not device.homes]
+        for _, _, device in (*sorted(used, key=lambda one: one[:2]), *sorted(unused, key=lambda one: one[:2])):
+            sites = [(able.per_s(function, device, shape), device, shape, beside) for shape, beside in self._shapes(view, device)]
+            sites = [site for site in sites if site[0] > 0]
+            enough = [site for site in sites if site[0] >= lacking]
+            if enough:
+                _, device, shape, beside = min(enough, key=lambda site: (site[2].area, -site[0], site[3] != "", site[2]))
+                return device, shape, beside
+            if sites:
+                _, device, shape, beside = max(sites, key=lambda site: (site[0] / site[2].area, site[0], site[2]))
+                return device, shape, beside
+        return None
+
+    def _shapes(self, view: View, device: Device) -> Iterator[tuple[Shape, str]]:
+        """All that has a place on this device: time left in a row, or a row of its own."""
+        for row in rows_of(view, device):
+            for quota in range(self.step, row.quota_left + 1, self.step):
+                yield Shape(row.units, quota), row.pods[0].id
+        for units in clear_units(device, sizes_of(device)):
+            for quota in range(self.step, WHOLE + 1, self.step):
+                yield Shape(units, quota), ""
+
+
+def _total(view: View, function: FunctionState, able: Capability) -> float:
+    """Calls a second that its pods can do together."""
+    return sum(able.per_s(function, view.devices[pod.device], shape_of(pod)) for pod in pods_of(function))
+
+
+def _suited(view: View, function: FunctionState) -> list[Device]:
+    return [device for device in view.devices.values() if function.spec.fits_family(device.spec.family)]

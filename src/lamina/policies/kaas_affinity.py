@@ -1,0 +1,77 @@
+"""KaaS, affinity: completely fair queueing over models, with a liking for the GPUs they are on.
+
+Source: the scheduler of KaaS. Every model has a virtual time, which grows by the GPU time it is given; the one that is
+furthest behind goes next. On a GPU that is not one of its own it is weighed as if it were ten requests further on, so
+it goes there only when the others have been served well. A model that was idle starts at the time of the one furthest
+behind: nobody saves up. Each model is given to the GPU with fewest models (least memory taken), until every GPU has one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lamina.core.lease import Device
+from lamina.core.policy import View
+from lamina.core.queue import Job
+from lamina.policies._kaas import Kaas, request_us, suits
+
+
+@dataclass(slots=True)
+class Policy(Kaas):
+    """The model that has had least goes next, on its own GPU if that is free."""
+
+    penalty: float = 10.0  #: requests that a model counts as further on where it is not at home
+    _had_us: dict[str, float] = field(default_factory=dict, init=False)  #: virtual time of each model that is not idle
+    _served: dict[str, int] = field(default_factory=dict, init=False)  #: when it was last served, as a count
+    _homes: dict[str, set[str]] = field(default_factory=dict, init=False)  #: model -> GPUs
+    _dealt: tuple[tuple[str, ...], tuple[str, ...]] = field(default=((), ()), init=False)
+
+    def next(self, view: View) -> tuple[Job, Device] | None:
+        self._deal(view)
+        heads = {job.function: job for job in self.heads(view)}
+        busy = {name for name, function in view.functions.items() if len(function.queue) or _runs(view, name)}
+        self._had_us = {name: had for name, had in self._had_us.items() if name in busy}
+        least_us = min(self._had_us.values(), default=0.0)
+        for name in heads:
+            self._had_us.setdefault(name, least_us)
+        best: tuple[float, int, int] | None = None
+        choice: tuple[Job, Device] | None = None
+        for place, device in enumerate(self.free(view)):
+            for name, job in heads.items():
+                if self.suits(view, job, device):
+                    away = self.penalty if device.spec.id not in self._homes[name] else 0.0
+                    key = (self._had_us[name] + away * request_us(view, name, device), self._served.get(name, 0), place)
+                    if best is None or key < best:
+                        best, choice = key, (job, device)
+        if choice is not None:
+            job, device = choice
+            self._had_us[job.function] += request_us(view, job.function, device)
+            self._served[job.function] = self._count + 1
+        return choice
+
+    def _deal(self, view: View) -> None:
+        dealt = (tuple(view.functions), tuple(view.devices))
+        if dealt == self._dealt:
+            return
+        self._dealt = dealt
+        self._homes = {name: set() for name in view.functions}
+        models = dict.fromkeys(view.devices, 0)
+        taken = dict.fromkeys(view.devices, 0.0)
+
+        def give(name: str, gpu: str) -> None:
+            self._homes[name].add(gpu)
+            models[gpu] += 1
+            taken[gpu] += view.functions[name].spec.memory_mib / max(1, view.devices[gpu].spec.memory_mib)
+
+        for name, function in view.functions.items():
+            able = [gpu for gpu, device in view.devices.items() if suits(function.spec, device.spec)]
+            if able:
+                give(name, min(able, key=lambda gpu: (models[gpu], taken[gpu])))
+        for gpu, device in view.devices.items():
+            able = [name for name, function in view.functions.items() if suits(function.spec, device.spec)]
+            if able and not models[gpu]:
+                give(min(able, key=lambda name: len(self._homes[name])), gpu)
+
+
+def _runs(view: View, name: str) -> bool:
+    return any(instance.batches for instance in view.functions[name].instances.values())

@@ -1,0 +1,44 @@
+"""Orion (OSDI 2022), as ESG's authors adapt it: sizes for the whole call, found by descent before it begins.
+
+From the smallest sizes one step up at a time, the one that lowers the end-to-end 95th percentile most, until that is
+within the deadline (`planner/descent.py`); the percentile comes from the spread of the steps (`planner/spread.py`). The
+search is cut off after `rounds`, for a clock would make two runs differ. Calls of one workflow with the same time to spend
+get the same plan, so it is made once for all of them: the real one pays for its search with every call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lamina.core.flow import Flow
+from lamina.core.policy import View
+from lamina.planner.descent import descend
+from lamina.planner.split import functions_of, runs
+from lamina.planner.spread import Spread
+from lamina.policies._fixed import Fixed, FixedPolicy
+
+
+@dataclass(slots=True)
+class Policy(FixedPolicy):
+    """Sizes for the whole call before it begins: up from the smallest until the 95th percentile is within the deadline."""
+
+    rounds: int = 200  #: steps of the search before it is cut off
+    part: float = 0.95  #: the percentile that must be within the deadline
+    spread: float = 0.05  #: sigma of the logarithm of a step's time
+    samples: int = 200
+    seed: int = 1
+
+    def planned(self, view: View, flow: Flow, goal_us: int) -> Fixed:
+        functions = functions_of(flow)
+        steps = list(functions)
+        stages = [self._tables.known[name] for name in functions.values()]
+        times = [stage.time_us.tolist() for stage in stages]
+        spread = Spread.of(runs(flow), steps, self.spread, self.samples, self.seed)
+
+        def latency_us(picks: tuple[int, ...]) -> float:
+            planned = {step: row[pick] for step, row, pick in zip(steps, times, picks, strict=True)}
+            return spread.quantile_us(planned, self.part)
+
+        found = descend(stages, latency_us, goal_us, self.rounds)
+        self.stats["rounds"] = self.stats.get("rounds", 0) + found.rounds
+        return {step: stage[pick] for step, stage, pick in zip(steps, stages, found.picks, strict=True)}

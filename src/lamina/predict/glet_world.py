@@ -1,0 +1,79 @@
+"""Gpu-let's models and GPUs as Lamina's functions, profiles and devices, so that its plans can be played."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from lamina.planner.glet.latency import Latency
+from lamina.planner.glet.model import PARTS, WHOLE, Catalogue, Rules
+from lamina.planner.glet.quirks import REPAIRED
+from lamina.predict.interference import Linear, Use
+from lamina.predict.profile import Point, Profile
+from lamina.types import DeviceSpec, FunctionSpec, Scale, SliceLimits, Slo
+
+BATCHES = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
+LOAD_US = 500_000
+"""Nobody published how long a model takes to load; half a second."""
+
+
+def specs(catalogue: Catalogue, goals_ms: Mapping[str, float]) -> list[FunctionSpec]:
+    """One function per model, with its goal; one instance stands from the start."""
+    return [
+        FunctionSpec(
+            name=name,
+            max_batch=catalogue.max_batch,
+            gpu="must",
+            share=min(PARTS) / WHOLE,
+            memory_mib=catalogue.models[_number(catalogue, name)].memory_mb,
+            scale=Scale(min=1),
+            slo=Slo(latency_us=int(goal_ms * 1000)),
+        )
+        for name, goal_ms in goals_ms.items()
+    ]
+
+
+def gpus(catalogue: Catalogue, kinds: Sequence[str]) -> list[DeviceSpec]:
+    """Units are percent points, in the sizes gpu-let has; memory is what one process leaves for models."""
+    made: list[DeviceSpec] = []
+    for kind in kinds:
+        known = catalogue.kinds[kind]
+        place = sum(other.kind == kind for other in made)
+        limits = SliceLimits(sizes=known.parts, batches_per_instance=0)
+        memory_mib = int(known.usable_memory * known.memory_mb) - known.process_mb
+        made.append(DeviceSpec(id=f"{kind}-{place}", kind=kind, units=WHOLE, memory_mib=memory_mib, limits=limits))
+    return made
+
+
+def profiles(catalogue: Catalogue, names: Iterable[str], kinds: Iterable[str]) -> list[Profile]:
+    """Latency of the model plus the time to gather its batch."""
+    latency = Latency(catalogue, Rules(latency_ratio=1.0), REPAIRED)
+    found = []
+    for name in names:
+        number = _number(catalogue, name)
+        for kind in sorted(set(kinds)):
+            points = [
+                Point(batch=batch, units=part, p50_us=latency.solo_ms(kind, number, part)[batch] * 1000)
+                for part in catalogue.kinds[kind].parts
+                for batch in BATCHES
+            ]
+            memory_mib = catalogue.models[number].memory_mb
+            found.append(Profile(function=name, device=kind, points=points, load_us=LOAD_US, memory_mib=memory_mib))
+    return found
+
+
+def linear(catalogue: Catalogue, names: Iterable[str], kinds: Iterable[str]) -> Linear:
+    """Its model of interference. It was measured at more batch sizes than powers of two, but read only there."""
+    use = {}
+    chosen = sorted(set(kinds))
+    for name in names:
+        for kind in chosen:
+            profile = catalogue.profile(kind, _number(catalogue, name))
+            batches = tuple(sorted(batch for batch in profile.l2.keys() & profile.dram.keys() if not batch & (batch - 1)))
+            if batches:
+                l2, dram = (tuple(column[batch] for batch in batches) for column in (profile.l2, profile.dram))
+                use[name, kind] = Use(batches, l2, dram)
+    return Linear({kind: catalogue.kinds[kind].weights for kind in chosen}, use)
+
+
+def _number(catalogue: Catalogue, name: str) -> int:
+    return next(number for number, model in catalogue.models.items() if model.name == name)

@@ -1,0 +1,116 @@
+"""How much longer a batch takes beside others on the same device. Two models, one question (`planner/neighbours.py`).
+
+`Linear` is gpu-let's (Choi et al., USENIX ATC 2022): a weighted sum of both sides' L2 and DRAM use; of several neighbours the
+worst one counts, as it was fitted. `Bandwidth` is what was seen on an H200: slices keep compute apart but not memory
+bandwidth, and as long as all demands together stay below 70 % of its peak nobody feels much; above, everybody slows down in
+proportion.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lamina.planner.glet.model import Weights
+from lamina.planner.neighbours import Interference, Running
+from lamina.predict.profile import Profile
+
+LIMIT = 0.7
+"""Part of the peak bandwidth that may be asked for before it hurts."""
+
+Key = tuple[str, str]
+"""Function, kind of device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    demand: Mapping[Key, float]  #: of the peak, on the whole device; who is not in it asks for nothing
+    limit: float = LIMIT
+
+    def slowdown(self, function: Running, neighbours: Sequence[Running], kind: str) -> float:
+        """What it takes alone is in its profile already, however much of the bandwidth that is."""
+        own = self._asked(function, kind)
+        together = own + sum(self._asked(other, kind) for other in neighbours)
+        return max(1.0, together / max(self.limit, own))
+
+    def _asked(self, running: Running, kind: str) -> float:
+        return self.demand.get((running.function, kind), 0.0) * running.share
+
+
+def bandwidth_of(profiles: Iterable[Profile], limit: float = LIMIT) -> Bandwidth:
+    """From what the profiles say; a profile that says nothing has no part in it."""
+    return Bandwidth({(profile.function, profile.device): profile.bandwidth for profile in profiles if profile.bandwidth}, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Measured parts of the peak, by batch size; between two sizes in a straight line, beyond the last as at the last."""
+
+    batches: tuple[int, ...]
+    l2: tuple[float, ...]
+    dram: tuple[float, ...]
+
+    def at(self, batch: int) -> tuple[float, float]:
+        place = bisect_left(self.batches, batch)
+        if place == len(self.batches):
+            return self.l2[-1], self.dram[-1]
+        if not place or self.batches[place] == batch:
+            return self.l2[place], self.dram[place]
+        low, high = self.batches[place - 1], self.batches[place]
+        part = (batch - low) / (high - low)
+        before, after = place - 1, place
+        return (
+            self.l2[before] + part * (self.l2[after] - self.l2[before]),
+            self.dram[before] + part * (self.dram[after] - self.dram[before]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    weights: Mapping[str, Weights]  #: by kind of device; a kind that is not in it has no interference
+    use: Mapping[Key, Use]
+    _sides: dict[tuple[str, Running], tuple[float, float]] = field(default_factory=dict, repr=False, compare=False)
+
+    def slowdown(self, function: Running, neighbours: Sequence[Running], kind: str) -> float:
+        if not neighbours or kind not in self.weights:
+            return 1.0
+        theirs = max(self._side(kind, other)[1] for other in neighbours)
+        return max(1.0, self._side(kind, function)[0] + theirs)
+
+    def _side(self, kind: str, running: Running) -> tuple[float, float]:
+        """What it adds to its own slowdown, and to its neighbour's."""
+        found = self._sides.get((kind, running))
+        if found is None:
+            use, weights = self.use.get((running.function, kind)), self.weights[kind]
+            l2, dram = use.at(running.batch) if use is not None else (0.0, 0.0)
+            l2, dram = l2 * running.share, dram * running.share
+            found = (
+                weights.own_l2 * l2 + weights.own_dram * dram + weights.base,
+                weights.other_l2 * l2 + weights.other_dram * dram,
+            )
+            self._sides[kind, running] = found
+        return found
+
+
+@dataclass(slots=True)
+class Crowd:
+    """Who runs on which device, and when. A batch is stretched by those it finds there when it starts, and stays so."""
+
+    model: Interference
+    _there: dict[str, dict[int, tuple[int, int, Running]]] = field(default_factory=dict)  #: start, end, what
+
+    def stretch(self, now_us: int, device: str, kind: str, batch_id: int, running: Running, start_us: int, us: int) -> int:
+        """How long a batch really takes that would take `us` alone. It may be booked, and start later than now."""
+        there = self._there.setdefault(device, {})
+        for over in [other for other, (_, end_us, _) in there.items() if end_us <= now_us]:
+            del there[over]
+        beside = [other for begins_us, end_us, other in there.values() if begins_us <= start_us < end_us]
+        if beside:
+            us = round(us * self.model.slowdown(running, beside, kind))
+        there[batch_id] = (start_us, start_us + us, running)
+        return us
+
+    def leave(self, device: str, batch_id: int) -> None:
+        """It ends before its time."""
+        self._there.get(device, {}).pop(batch_id, None)

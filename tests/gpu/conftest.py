@@ -1,0 +1,61 @@
+"""Which back ends there are, and why one of them cannot be tried here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from lamina.gpu.cpu import CpuSlicer
+from lamina.gpu.driver import NoGpu, open_driver
+from lamina.gpu.green import GreenSlicer
+from lamina.gpu.mig import MigSlicer
+from lamina.gpu.mps import MpsSlicer
+from lamina.gpu.null import NullSlicer
+from lamina.gpu.slicer import Slicer
+
+
+def green_by(kind: str) -> Callable[[], Slicer]:
+    return lambda: GreenSlicer(driver=open_driver(0, kind))
+
+
+def mps() -> Slicer:
+    open_driver()  # the daemon starts without a GPU too, and then serves nobody
+    return MpsSlicer()
+
+
+EVERYWHERE: dict[str, Callable[[], Slicer]] = {"null": NullSlicer, "cpu": CpuSlicer}
+ON_A_GPU: dict[str, Callable[[], Slicer]] = {
+    "green-bindings": green_by("bindings"),
+    "green-ctypes": green_by("ctypes"),
+    "mps": mps,
+    "mig": MigSlicer,
+}
+BACK_ENDS = [
+    *EVERYWHERE,
+    *(pytest.param(name, marks=[pytest.mark.gpu, *([pytest.mark.live] if name == "mps" else [])]) for name in ON_A_GPU),
+]
+
+
+def made(name: str) -> Slicer:
+    try:
+        return (EVERYWHERE | ON_A_GPU)[name]()
+    except (NoGpu, ModuleNotFoundError) as error:
+        pytest.skip(f"{name}: {error}")
+
+
+@pytest.fixture(params=BACK_ENDS)
+def slicer(request: pytest.FixtureRequest) -> Iterator[Slicer]:
+    """Every back end in turn."""
+    slicer = made(request.param)
+    yield slicer
+    slicer.close()
+
+
+@pytest.fixture(params=["green-bindings", "green-ctypes"])
+def green(request: pytest.FixtureRequest) -> Iterator[GreenSlicer]:
+    pytest.importorskip("torch")
+    slicer = made(request.param)
+    assert isinstance(slicer, GreenSlicer)
+    yield slicer
+    slicer.close()

@@ -1,0 +1,27 @@
+"""Cores as slices."""
+
+from __future__ import annotations
+
+import os
+
+from lamina.gpu.cpu import CpuSlicer
+from lamina.gpu.slicer import blocks
+
+
+def test_inside_a_slice_a_thread_runs_on_its_cores_alone():
+    slicer = CpuSlicer()
+    slice_ = slicer.slice(1)
+    with slice_:
+        assert os.sched_getaffinity(0) == set(slice_.cores)
+
+
+def test_slices_of_disjoint_units_share_no_core():
+    slicer = CpuSlicer()
+    cores = [slicer.slice(mask).cores for mask in blocks(slicer.device) if mask.bit_count() == 1]
+    assert sum(map(len, cores)) == len(frozenset().union(*cores))
+
+
+def test_a_process_is_told_how_many_threads_to_start():
+    slicer = CpuSlicer()
+    everything = (1 << slicer.device.units) - 1
+    assert slicer.environment(everything)["OMP_NUM_THREADS"] == str(slicer.device.units)

@@ -1,0 +1,93 @@
+"""Green contexts on a real GPU: the hardware is asked which SMs ran."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lamina.gpu.green import GreenSlicer, kind_of
+from lamina.gpu.slicer import blocks
+
+on_gpu = pytest.mark.gpu
+
+
+def probe() -> Any:
+    from lamina.gpu.where import SmProbe
+
+    return SmProbe()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("NVIDIA H200", "h200"), ("Tesla V100-SXM2-16GB", "v100"), ("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA", "gpu")],
+)
+def test_profiles_are_found_by_the_short_name_of_the_card(name: str, kind: str):
+    assert kind_of(name) == kind
+
+
+@on_gpu
+@pytest.mark.timeout(120)
+def test_every_slice_of_the_catalogue_runs_on_as_many_sms_as_it_says_eager_and_as_a_graph(green: GreenSlicer):
+    import torch
+
+    sms = probe()
+    for mask in blocks(green.device):
+        slice_ = green.slice(mask)
+        eager = sms.run(slice_.stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=slice_.torch_stream, capture_error_mode="thread_local"):
+            sms.launch(slice_.stream)
+        plain = torch.cuda.Stream()
+        sms.ids.fill_(-1)
+        torch.cuda.current_stream().synchronize()
+        with torch.cuda.stream(plain):
+            graph.replay()
+        assert len(eager) == slice_.sms, f"slice {mask:#x} ran on {len(eager)} SMs"
+        assert sms.read(plain) == eager, f"a graph of slice {mask:#x} left it"
+
+
+@on_gpu
+def test_units_share_no_sm(green: GreenSlicer):
+    sms = probe()
+    seen = [sms.run(green.slice(1 << unit).stream) for unit in range(green.device.units)]
+    assert len(frozenset().union(*seen)) == sum(map(len, seen))
+
+
+@on_gpu
+def test_a_block_is_the_union_of_its_units(green: GreenSlicer):
+    sms = probe()
+    units = [sms.run(green.slice(1 << unit).stream) for unit in range(3, 7)]
+    assert sms.run(green.slice(0b1111 << 3).stream) == frozenset().union(*units)
+
+
+@on_gpu
+def test_the_whole_device_is_all_its_sms(green: GreenSlicer):
+    import torch
+
+    whole = green.slice((1 << green.device.units) - 1)
+    assert whole.sms == torch.cuda.get_device_properties(0).multi_processor_count
+
+
+@on_gpu
+def test_a_stream_knows_the_slice_it_belongs_to(green: GreenSlicer):
+    one, other = green.slice(1), green.slice(2)
+    assert one.owns(one.extra_stream()) and not one.owns(other.stream)
+
+
+@on_gpu
+def test_results_in_a_slice_are_those_of_the_whole_device_within_the_bounds_of_the_type(green: GreenSlicer):
+    import torch
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3), torch.nn.ReLU(), torch.nn.Conv2d(64, 64, 3), torch.nn.Flatten())
+    net = net.cuda().half().eval()
+    images = torch.randn(8, 3, 32, 32, device="cuda", dtype=torch.half)
+    with torch.inference_mode():
+        expected = net(images)
+        torch.cuda.current_stream().synchronize()
+        for mask in (1, 0b11, (1 << green.device.units) - 1):
+            with green.slice(mask):
+                got = net(images)
+            green.slice(mask).torch_stream.synchronize()
+            torch.testing.assert_close(got, expected, rtol=2e-3, atol=2e-3)
