@@ -61,7 +61,8 @@ def together_us(lanes: list[tuple[Any, Any]], solo_us: list[float], spend_ms: fl
     """
     import torch
 
-    counts = [max(4, min(2000, int(spend_ms * 1e3 / us))) for us in solo_us]
+    spend_us = max(spend_ms * 1e3, 8 * max(solo_us))
+    counts = [max(4, min(2000, int(spend_us / us))) for us in solo_us]
     zero = torch.cuda.Event(enable_timing=True)
     marks: list[list[Any]] = [[torch.cuda.Event(enable_timing=True) for _ in range(count + 1)] for count in counts]
     gate = torch.cuda.Event()

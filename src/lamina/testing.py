@@ -217,7 +217,7 @@ class Runtime:
         for job, result in zip(action.jobs, self._results(action.function, calls), strict=True):
             if isinstance(result, Exception):
                 self._data.put_error(job, ErrorInfo(type(result).__name__, str(result), user_trace(result)))
-                outcomes.append(JobOutcome(False, "function-failed"))
+                outcomes.append(JobOutcome(False, "function-failed", type(result).__name__))
             else:
                 self._data.put(job, values.encode(result))
                 outcomes.append(JobOutcome())
@@ -244,7 +244,8 @@ class Runtime:
                 pending.reply = ending
                 pending._value = values.decode(self._data.result(ending.call_id))
             else:
-                pending._error = error_of(ending, self._data.error(ending.call_id))
+                failure = ending if isinstance(ending, Fail) else None
+                pending._error = error_of(ending, self._data.error(ending.call_id, failure))
         self._data.close(ending.call_id)
 
     def _profiles(self, takes: Mapping[str, str | Callable[[int], float]], default: str, load_us: int) -> list[Profile]:

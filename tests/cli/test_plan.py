@@ -151,6 +151,36 @@ def test_rates_the_original_never_ends_for_are_marked(tasks: Path):
     assert "never ends" in found["reason"]
 
 
+def test_frontier_takes_no_more_gpus_than_the_others(tasks: Path):
+    tasks.write_text("resnet50,400,108\nvgg16,400,142\nssd-mobilenetv1,200,202\n")
+    fewest = {policy: len(planned(tasks, "--policy", policy)["gpus"]) for policy in ("frontier", "gpulet", "timesharing")}
+    assert fewest["frontier"] == min(fewest.values())
+
+
+def test_a_plan_says_what_it_costs_and_how_much_is_in_time(tasks: Path):
+    found = planned(tasks, "--gpus", 2)
+    parts = {(row["gpu"], row["part"], row["dedup"]) for row in found["gpulets"]}
+    assert found["cost_per_s"] == pytest.approx(sum(part for _, part, _ in parts) / 100)
+    assert found["rent_per_s"] == 2
+    assert 0.9 < found["attainment"] <= 1
+
+
+def test_what_does_not_fit_is_told_with_the_gpus_that_would_do(tasks: Path):
+    tasks.write_text("resnet50,600,108\nvgg16,600,142\n")
+    found = planned(tasks, "--gpus", 1, code=1)
+    needed = len(found["gpus_needed"])
+    assert planned(tasks, "--gpus", needed)["schedulable"]
+    assert "would be enough" in invoke(tasks, "--gpus", 1, code=1).stdout
+
+
+@pytest.mark.parametrize("policy", ["gpulet", "frontier", "timesharing", "greedy_part"])
+def test_a_plan_that_is_played_is_in_time(tasks: Path, policy: str):
+    found = planned(tasks, "--policy", policy, "--check", "--seed", 3)
+    assert found["check"]["attainment"] > 0.97
+    assert found["check"]["seed"] == 3
+    assert set(found["check"]["functions"]) == {"resnet50", "vgg16"}
+
+
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_the_plot_is_a_picture(tasks: Path, tmp_path: Path, ending: str):
     pytest.importorskip("matplotlib")
@@ -186,7 +216,7 @@ def test_a_policy_needs_no_configuration_file(tasks: Path, tmp_path: Path):
     ("text", "args", "says"),
     [
         (EXAMPLE, ("--policy", "gpulets"), "did you mean 'gpulet'?"),
-        (EXAMPLE, ("--policy", "frontier"), "--policy 'frontier': it has no plan ahead of time yet"),
+        (EXAMPLE, ("--policy", "frontier", "--compat"), "--compat: the original has no 'frontier'"),
         (EXAMPLE, ("--gpus", "a100=2"), "--gpus 'a100=2': no kind 'a100'"),
         (EXAMPLE, ("--gpus", "2080ti=x"), "'x' is not a number of GPUs"),
         (EXAMPLE, ("--gpus", "0"), "no GPU at all"),
@@ -214,16 +244,16 @@ def test_a_mistake_is_told_on_stderr_with_exit_code_two(
     assert out == ""
 
 
-def test_a_scenario_is_told_to_come_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit):
-        main(["plan", str(tmp_path / "small.toml"), "--glet-dir", str(GLET)])
-    assert "planning for a scenario is not possible yet" in capsys.readouterr().err
-
-
 def test_profiles_are_asked_for(tasks: Path, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(["plan", str(tasks)])
-    assert "--glet-dir: profiles are needed" in capsys.readouterr().err
+    assert "--profiles: profiles are needed" in capsys.readouterr().err
+
+
+def test_compat_needs_the_original_files(tasks: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["plan", str(tasks), "--compat"])
+    assert "--compat: the original reads its own files only" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -249,3 +279,147 @@ def test_a_broken_input_file_is_named(
     assert caught.value.code == 2
     assert says in err
     assert Path(file).name in err
+
+
+# -------------------------------------------------------------------- scenarios
+
+SCENARIO = """
+[scenario]
+name = "two"
+duration = "10s"
+
+[[device]]
+kind = "h200"
+price = "3.60/h"
+
+[[function]]
+name = "detect"
+share = "1/4"
+max_batch = 8
+memory = "2GiB"
+[function.profile.h200]
+bandwidth = 0.3
+batch = [1, 8]
+p50_ms.1 = [8.0, 30.0]
+p50_ms.4 = [3.0, 10.0]
+p50_ms.16 = [2.0, 5.0]
+
+[[function]]
+name = "read"
+share = "1/8"
+max_batch = 16
+memory = "1GiB"
+slo = "60ms"
+[function.profile.h200]
+bandwidth = 0.2
+batch = [1, 16]
+p50_ms.1 = [2.0, 16.0]
+p50_ms.4 = [1.0, 6.0]
+p50_ms.16 = [0.8, 3.0]
+
+[[workflow]]
+name = "page"
+slo = "120ms"
+[[workflow.step]]
+function = "detect"
+[[workflow.step]]
+name = "lines"
+after = ["detect"]
+each = { expect = 4, steps = [{ function = "read" }] }
+
+[[load]]
+target = "page"
+shape = "steps"
+stages = [["5s", 40], ["5s", 100]]
+
+[[load]]
+target = "read"
+rate = 50
+"""
+POLICY_NAMES = ["gpulet", "gpulet-noint", "timesharing", "greedy_part", "frontier"]
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "two.toml"
+    path.write_text(SCENARIO)
+    return path
+
+
+def from_scenario(path: Path, *args: object, code: int = 0) -> Any:
+    options = [str(path), "--json", *map(str, args)]
+    result = CliRunner().invoke(command, options, catch_exceptions=False, standalone_mode=False)
+    assert result.return_value == code, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_a_scenario_is_planned_for_with_every_policy(scenario: Path, policy: str):
+    found = from_scenario(scenario, "--policy", policy)
+    assert found["schedulable"]
+    assert found["gpus"] == ["h200"] * len(found["gpus"])
+    assert {row["model"] for row in found["gpulets"]} == {"detect", "read"}
+    assert all(row["latency_ms"] <= row["slo_ms"] * (1 + 1e-6) for row in found["gpulets"])
+
+
+def test_rates_are_those_of_the_peak_and_of_every_item(scenario: Path):
+    planned_for = from_scenario(scenario)["planned"]
+    assert planned_for["detect"] > 100
+    assert planned_for["read"] > 4 * 100 + 50
+
+
+def test_frontier_holds_no_more_than_gpulet(scenario: Path):
+    ours, theirs = (from_scenario(scenario, "--policy", policy) for policy in ("frontier", "gpulet"))
+    assert len(ours["gpus"]) <= len(theirs["gpus"])
+    assert ours["cost_per_s"] <= theirs["cost_per_s"]
+
+
+def test_prices_of_the_scenario_count(scenario: Path):
+    found = from_scenario(scenario, "--gpus", 2)
+    assert found["rent_per_s"] == pytest.approx(2 * 3.60 / 3600)
+    assert 0 < found["cost_per_s"] <= found["rent_per_s"]
+
+
+def test_a_scenario_is_played_with_its_own_loads(scenario: Path):
+    found = from_scenario(scenario, "--policy", "frontier", "--check")
+    assert found["check"]["attainment"] > 0.95
+    assert set(found["check"]["functions"]) == {"page", "read"}
+
+
+def test_the_same_plan_is_played_the_same_way(scenario: Path):
+    assert from_scenario(scenario, "--check") == from_scenario(scenario, "--check")
+
+
+def test_interference_of_a_scenario_makes_its_plans_larger_or_slower(scenario: Path):
+    alone = from_scenario(scenario, "--gpus", 1)
+    scenario.write_text(SCENARIO + "\n[interference]\nlimit = 0.05\n")
+    beside = from_scenario(scenario, "--gpus", 1, code=1 if not alone["schedulable"] else 0)
+    assert beside["gpulets"] != alone["gpulets"]
+
+
+def test_too_many_calls_for_the_devices_are_told(scenario: Path):
+    scenario.write_text(SCENARIO.replace('["5s", 100]', '["5s", 20000]'))
+    found = from_scenario(scenario, "--policy", "frontier", "--gpus", 1, code=1)
+    assert 0 < found["largest_scale"] < 1
+    assert found["unserved"]
+
+
+def test_a_scenario_that_is_not_there_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", str(tmp_path / "none.toml")])
+    assert caught.value.code == 2
+    assert "none.toml:1: file: cannot be read" in capsys.readouterr().err
+
+
+def test_a_list_of_names_is_planned_for_with_the_profilers_files(tmp_path: Path):
+    from lamina.predict.profile import Point, Profile, write
+
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    for name in ("a", "b"):
+        points = [Point(batch=b, units=u, p50_us=1000.0 * b / u + 500) for b in (1, 8) for u in (1, 4, 16)]
+        write(Profile(function=name, device="h200", points=points, memory_mib=1000), folder / f"{name}.json")
+    (tmp_path / "tasks.csv").write_text("a,100,50\nb,40,30\n")
+    found = from_scenario(tmp_path / "tasks.csv", "--profiles", folder, "--policy", "frontier", "--check")
+    assert found["gpus"] == ["h200"]
+    assert found["check"]["attainment"] > 0.97

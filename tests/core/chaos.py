@@ -19,6 +19,7 @@ from lamina.core.flow import Choice, Each, Flow, Pass, Task
 from lamina.core.policy import Dispatch
 from lamina.types import NEVER_US, Call, DeviceSpec, FunctionSpec, Quota, Scale, SliceLimits
 from tests.core import chaos_policy
+from tests.core.chaos_flows import GUARDED_FLOWS
 from tests.core.ledger import Ledger
 
 CALM_US = 10**9
@@ -92,6 +93,7 @@ FLOWS = (
     ),
     Flow("nothing", {"p": Pass("p", ("q",)), "q": Pass("q")}, ("p",)),
     Flow("empty-map", {"e": Each("e", Flow("body", {"p": Pass("p")}, ("p",)), ("q",)), "q": Pass("q")}, ("e",)),
+    *GUARDED_FLOWS,
 )
 
 
@@ -240,7 +242,7 @@ class Chaos:
     # ------------------------------------------------------------------- one step
 
     def step(self) -> None:
-        usual = {self.arrive: 5, self.finish: 4, self.load: 4, self.answer: 3, self.wait: 3, self.die: 1}
+        usual = {self.arrive: 5, self.finish: 4, self.load: 4, self.answer: 3, self.wait: 3, self.die: 1, self.beat: 1}
         wrong = {
             self.lose_instance: 4,
             self.lose_device: 1,
@@ -277,7 +279,8 @@ class Chaos:
         jobs = self.ledger.batches[batch_id].action.jobs
         outcomes: tuple[ev.JobOutcome, ...] = ()
         if not clean and self.rng.random() < 0.2:
-            outcomes = tuple(ev.JobOutcome(self.rng.random() < 0.7, "boom") for _ in jobs)
+            names = ("", "Boom", "Other", "States.Timeout")
+            outcomes = tuple(ev.JobOutcome(self.rng.random() < 0.7, "boom", self.rng.choice(names)) for _ in jobs)
         self.ended.append(batch_id)
         self.tell(ev.BatchFinished(batch_id, self.rng.randint(1, 20_000), outcomes))
 
@@ -299,7 +302,17 @@ class Chaos:
     def answer_one(self, asked: do.Resolve, wrong: bool = False) -> None:
         # "again" and "c" are choices; the loop must not go on for ever
         value = self.rng.choice((0, 1)) if asked.node in ("again", "c") else self.rng.choice((0, 1, 1, 2, 5))
-        self.tell(ev.Resolved(asked.call_id, asked.scope, asked.node, value, "bad-items" if wrong else ""))
+        if asked.stage != "begin":
+            value = self.rng.choice((0, 0, 0, 1))
+        limits = self.rng.choice(((), (), (2, 1), (1, 0))) if asked.node == "e" else ()
+        error = self.rng.choice(("bad-items", "Bad", "bad-value")) if wrong else ""
+        self.tell(ev.Resolved(asked.call_id, asked.scope, asked.node, value, error, asked.turn, limits))
+
+    def beat(self) -> None:
+        """Somebody says that it is alive: a job that runs, or one that nobody waits for."""
+        if running := self.running():
+            job = self.rng.choice(self.ledger.batches[self.rng.choice(running)].action.jobs)
+            self.tell(ev.Heartbeat(job.call_id, job.id))
 
     def wait(self) -> None:
         step_us = self.rng.choice((0, 1, 50, 900, 5_000, 40_000, 300_000))
@@ -362,6 +375,7 @@ class Chaos:
             ev.DeviceLost("nothing"),
             ev.CallCancelled("never"),
             ev.Resolved("never", 0, "x", 3),
+            ev.Heartbeat("never", 5),
             ev.CallArrived(Call("lost", "no-such-target", self.now_us)),
             ev.Tick(),
         ]
@@ -412,7 +426,8 @@ class Chaos:
                 return True
         if self.ledger.questions:
             asked = self.ledger.questions.pop()
-            self.tell(ev.Resolved(asked.call_id, asked.scope, asked.node, 1))
+            value = int(asked.stage == "begin")
+            self.tell(ev.Resolved(asked.call_id, asked.scope, asked.node, value, turn=asked.turn))
             return True
         if running := self.running():
             self.go_to(self.now_us + 1_000)

@@ -6,53 +6,16 @@ what the original finds schedulable (its own count, and ours in compat mode), wh
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
-from lamina.predict.glet import read_catalogue
-from lamina.planner.glet import COMPAT, NETWORK_GBITS, POLICIES, REPAIRED, Planner, Task
+from lamina.lab.experiments._glet_world import CONFIGS, ORIGINAL, SLO_MS, catalogue, compat, golden, repaired, scenarios
 
-FOLDER = Path(__file__).parents[2] / "data" / "glet"
-CATALOGUE = read_catalogue(FOLDER, FOLDER / "device-config.json")
-GOLDEN = json.loads((FOLDER / "golden_sample.json").read_text())
-CONFIGS = {
-    "gpulet": "gpulet-int",
-    "gpulet-noint": "gpulet-noint",
-    "greedy_part": "greedy_part",
-    "timesharing": "timesharing_only",
-}
-"""Our name of a policy, and gpu-let's name of the configuration."""
+CATALOGUE = catalogue()
+GOLDEN = golden()
 
-SLO_MS = {0: 5, 6: 66, 7: 108, 8: 202, 9: 142}
-Levels = tuple[int, int, int]
-ORIGINAL: dict[tuple[Levels, str], dict[str, int]] = {
-    ((100, 200, 400), "2080ti"): {"gpulet": 1019, "gpulet-noint": 1020, "greedy_part": 1008, "timesharing": 635},
-    ((100, 200, 400), "3080"): {"gpulet": 1023, "gpulet-noint": 1023, "greedy_part": 1023, "timesharing": 672},
-    ((100, 300, 500), "2080ti"): {"gpulet": 940, "gpulet-noint": 959, "greedy_part": 963, "timesharing": 513},
-    ((100, 300, 500), "3080"): {"gpulet": 969, "gpulet-noint": 972, "greedy_part": 994, "timesharing": 635},
-    ((200, 400, 600), "2080ti"): {"gpulet": 833, "gpulet-noint": 852, "greedy_part": 758, "timesharing": 372},
-    ((200, 400, 600), "3080"): {"gpulet": 901, "gpulet-noint": 906, "greedy_part": 875, "timesharing": 492},
-}
-"""Scenarios of 1,023 that the original program calls schedulable on the surrogate latency tables."""
-
-
-def compat(policy: str) -> Planner:
-    return Planner(CATALOGUE, replace(POLICIES[policy], network_gbits=NETWORK_GBITS), COMPAT)
-
-
-def repaired(policy: str) -> Planner:
-    return Planner(CATALOGUE, POLICIES[policy], REPAIRED)
-
-
-def scenarios(levels: Levels, start: int = 0, step: int = 1) -> Iterator[list[Task]]:
-    """All combinations of rates but the one where nobody asks for anything."""
-    for rates in list(product((0, *levels), repeat=len(SLO_MS)))[1 + start :: step]:
-        yield [Task(model, rate, SLO_MS[model]) for model, rate in zip(SLO_MS, rates, strict=True) if rate]
+__all__ = ["CATALOGUE", "CONFIGS", "GOLDEN", "ORIGINAL", "SLO_MS", "compat", "repaired", "scenarios"]
 
 
 def main(step: int = 1) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
+from lamina.lab.experiments._glet_world import differing, gpulets, same
 from lamina.planner.glet import COMPAT, Planner, Quirks, Task
-from lamina.planner.glet.capacity import Aborted
-from lamina.planner.glet.draft import Draft
 from lamina.planner.glet.model import SLACK_RPS
 from lamina.planner.glet.planned import planned_rate
 from lamina.planner.glet.replan import replan
@@ -24,41 +22,12 @@ CAPACITY = PLANNERS["gpulet-int"].draft(["2080ti"]).capacity
 NAMES = [case["id"] for case in GOLDEN["cases"]]
 
 
-def same(ours: Any, theirs: Any) -> bool:
-    if isinstance(ours, list) and isinstance(theirs, list):
-        return len(ours) == len(theirs) and all(map(same, ours, theirs))
-    if isinstance(ours, float) or isinstance(theirs, float):
-        return ours == pytest.approx(theirs, rel=2e-5)
-    return bool(ours == theirs)
-
-
-def gpulets(draft: Draft) -> list[list[Any]]:
-    return [
-        [cut.gpu, cut.part, cut.dedup, cut.duty_ms, cut.occupancy, [[t.model, t.batch, t.throughput, t.rate] for t in cut.tasks]]
-        for cut in draft.gpulets()
-    ]
-
-
 def gpus(counts: list[tuple[str, int]]) -> list[str]:
     return [kind for kind, count in counts for _ in range(count)]
 
 
 def wanted(rows: list[list[int]]) -> list[Wanted]:
     return [Wanted(model, rate, slo_ms, SLACK_RPS) for model, rate, slo_ms in rows]
-
-
-def differing(case: dict[str, Any], planners: dict[str, Planner]) -> Iterator[str]:
-    """Results of a case that are not those of the original."""
-    rows = [[model, rate, slo_ms] for (model, _, slo_ms), rate in zip(case["tasks"], case["p99_rates"], strict=True)]
-    for key, result in case["results"].items():
-        gpu_set, config = key.split("/")
-        draft = planners[config].draft(gpus(GOLDEN["meta"]["gpu_sets"][gpu_set]))
-        try:
-            status = "ok" if schedule(draft, wanted(rows)) else "unschedulable"
-        except Aborted:
-            status = "abort"
-        if status != result["status"] or (status == "ok" and not same(gpulets(draft), result["gpulets"])):
-            yield key
 
 
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=NAMES)

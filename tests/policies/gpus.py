@@ -22,14 +22,19 @@ UNITS = 20
 GPU = DeviceSpec(id="gpu0", kind="gpu", units=UNITS, memory_mib=16_000, limits=SliceLimits(batches_per_instance=0))
 
 
-def gpus(count: int) -> list[DeviceSpec]:
-    return [replace(GPU, id=f"gpu{number}") for number in range(count)]
+def gpus(count: int, units: int = UNITS) -> list[DeviceSpec]:
+    return [replace(GPU, id=f"gpu{number}", units=units) for number in range(count)]
 
 
-def a_model(name: str = "f", **more: Any) -> FunctionSpec:
-    more.setdefault("slo", Slo(latency_us=200 * MS, on_miss="serve", timeout_us=5 * S))
+def goal(ms: float) -> Slo:
+    """Who is late is still served."""
+    return Slo(latency_us=round(ms * MS), on_miss="serve", timeout_us=5 * S)
+
+
+def a_model(name: str = "f", memory_mib: int = 500, **more: Any) -> FunctionSpec:
+    more.setdefault("slo", goal(200))
     more.setdefault("scale", Scale(min=1, max=16))
-    return FunctionSpec(name=name, max_batch=8, gpu="must", memory_mib=1_000, **more)
+    return FunctionSpec(name=name, max_batch=8, gpu="must", memory_mib=memory_mib, **more)
 
 
 def takes(batch: int, units: int) -> int:

@@ -95,7 +95,7 @@ def evaluate(call: Invocation, scene: Scene) -> Any:
                 raise StateError(INTRINSIC, f"{call.name}: {error}") from None
         else:
             values.append(evaluate(argument, scene))
-    function, least, most = FUNCTIONS[call.name]
+    function = FUNCTIONS[call.name][0]
     try:
         return function(scene.rng, *values)
     except _Wrong as error:

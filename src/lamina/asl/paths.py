@@ -213,7 +213,7 @@ def _holds(test: Any, element: Any) -> bool:
         return False
     same_kind = kind_of(left) == kind_of(right)
     if head in ("==", "!="):
-        return (same_kind and left == right) == (head == "==")
+        return (same_kind and bool(left == right)) is (head == "==")
     return same_kind and kind_of(left) in ("number", "string") and bool(_ORDER[head](left, right))
 
 

@@ -86,6 +86,7 @@ class Refuse(Struct, frozen=True, tag=True):
     reason: str
     retry_after_us: int = 0
     offer_us: int = 0
+    why: str = ""  #: what the policy weighed, for `explain`
 
 
 class Resolve(Struct, frozen=True, tag=True):
@@ -103,6 +104,7 @@ class Resolve(Struct, frozen=True, tag=True):
     attempt: int = 0  #: tries before this one
     catcher: int = 0
     fault: Fault | None = None
+    missing: tuple[int, ...] = ()  #: items or branches that brought no result, from 0
 
 
 class DropJob(Struct, frozen=True, tag=True):

@@ -127,6 +127,11 @@ class Controller:
         out.clear()
         return said
 
+    @property
+    def resume_us(self) -> int:
+        """When the first of all waits, pauses and limits of time is due. A simulator with nothing else to do may leap there."""
+        return self._course.timers.next_us
+
     # ------------------------------------------------------------------ calls
 
     def _call_arrived(self, event: ev.CallArrived) -> None:

@@ -26,7 +26,7 @@ from lamina.core.retry import (
     Guard,
     matches,
 )
-from lamina.core.run import ROOT, Ready, Run, Scope, Visit
+from lamina.core.run import Ready, Run, Scope, Visit
 from lamina.core.state import State
 from lamina.core.timers import Purpose, Timers
 
@@ -187,11 +187,14 @@ class Course:
         scope, node = visit.scope, visit.node
         scope.turns += 1
         if scope.turns > MAX_TURNS:
-            self._fail(run, scope, visit, Fault("too-many-steps", RUNTIME, scope.id, node.name))
+            self._fail(run, scope, visit, Fault(RUNTIME, RUNTIME, scope.id, node.name))
             return
         run.questions[scope.id, node.name, visit.id] = 1
         fault = visit.fault if visit.stage == "catch" else None
-        self._out.append(Resolve(run.call.id, scope.id, node.name, visit.id, visit.stage, visit.attempt, visit.catcher, fault))
+        missing = visit.missing if visit.stage == "end" else ()
+        self._out.append(
+            Resolve(run.call.id, scope.id, node.name, visit.id, visit.stage, visit.attempt, visit.catcher, fault, missing)
+        )
 
     def _start(self, run: Run, visit: Visit, value: int, limits: tuple[int, ...]) -> None:
         """What it had to know is known."""

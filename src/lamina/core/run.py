@@ -55,6 +55,14 @@ class Family:
     failed: int = 0
     open: dict[int, Scope] = field(default_factory=dict)
     filling: bool = False  #: it is on the list of things to do
+    failures: list[int] = field(default_factory=list)  #: which of them, from 0
+
+    def missing(self) -> tuple[int, ...]:
+        """Those that have brought no result, from 0."""
+        if self.well == self.count:
+            return ()
+        still = [number - self.first for number in self.open]
+        return tuple(sorted([*self.failures, *still, *range(self.opened, self.count)]))
 
     @property
     def over(self) -> bool:
@@ -76,6 +84,7 @@ class Visit:
     timeout_us: int = 0
     heartbeat_us: int = 0
     timers: dict[str, int] = field(default_factory=dict)  #: those under way, by what they are for
+    missing: tuple[int, ...] = ()  #: scopes of its family that brought no result
     fault: Fault | None = None  #: being caught
     catcher: int = 0
 
@@ -300,13 +309,15 @@ class Run:
             family.well += 1
         else:
             family.failed += 1
+            family.failures.append(scope.id - family.first)
         if family.over:
             del family.parent.families[family.first]
-            self._cancel(family)
             if family.visit:
+                self.visits[family.visit].missing = family.missing()
                 self.landed.append(family.visit)
             else:
                 todo.append((family.parent, family.node, None))
+            self._cancel(family)
         elif not family.filling and family.opened < family.count:
             family.filling = True
             todo.append(family)

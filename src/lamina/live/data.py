@@ -8,20 +8,22 @@ run holds is released in one go when it ends.
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from lamina import values
-from lamina.core.actions import JobRef, Resolve
+from lamina.core.actions import Fail, JobRef, Resolve
 from lamina.core.controller import MAX_ITEMS
 from lamina.core.events import Resolved
-from lamina.core.flow import Choice, Each, Flow, Node, Pass, Task
+from lamina.core.flow import Choice, Each, Flow, Node, Pass, Task, inner_flows
 from lamina.core.run import ROOT
 from lamina.errors import BadValue, LaminaError
 from lamina.expr import Absent, Expr, Leaf, evaluate, leaf_of, leaves
 from lamina.live.frames import ErrorInfo, ShmRef, Stored
 from lamina.live.shm import INLINE_BYTES, Pool, Reader
+from lamina.live.states import States, Story, is_states
 
 
 @dataclass(slots=True)
@@ -44,14 +46,23 @@ class _RunData:
     inputs: dict[str, Stored]
     scopes: dict[int, _Scope]
     error: ErrorInfo | None = None
+    story: Story | None = None  #: of a flow written as states: then its values are there
     held: list[ShmRef] = field(default_factory=list)
 
 
 class Data:
     """`release` is called for references whose memory somebody else owns."""
 
-    def __init__(self, pool: Pool | None, reader: Reader | None, release: Callable[[ShmRef], None] | None = None) -> None:
+    def __init__(
+        self,
+        pool: Pool | None,
+        reader: Reader | None,
+        release: Callable[[ShmRef], None] | None = None,
+        wall_us: Callable[[], int] | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
         self._runs: dict[str, _RunData] = {}
+        self._states = States(lambda stored: values.decode(self._blob(stored)), wall_us, rng)
         self._pool = pool
         self._reader = reader
         self._release = release
@@ -62,16 +73,23 @@ class Data:
         run = _RunData({}, {ROOT: _Scope(flow)})
         for name, blob in inputs.items():
             run.inputs[name] = self._stow(run, blob)
+        if is_states(flow):
+            run.story = self._states.open(call_id, flow, run.inputs)
         self._runs[call_id] = run
 
     def result(self, call_id: str) -> values.Blob:
         """The encoded answer of a run that has ended well."""
         run = self._runs[call_id]
+        if run.story is not None:
+            return values.encode(self._states.result(run.story))
         return self._blob(self._result(run, run.scopes[ROOT]))
 
-    def error(self, call_id: str) -> ErrorInfo | None:
+    def error(self, call_id: str, failure: Fail | None = None) -> ErrorInfo | None:
+        """What was said about an ending; of a flow written as states, about the failure that nobody caught."""
         run = self._runs.get(call_id)
-        return run.error if run is not None else None
+        if run is None:
+            return None
+        return run.error if run.story is None else run.story.ending(failure)
 
     def close(self, call_id: str) -> None:
         run = self._runs.pop(call_id, None)
@@ -89,6 +107,10 @@ class Data:
         scope = run.scopes[job.scope]
         node = scope.flow.nodes[job.node]
         assert isinstance(node, Task), f"{job.node} is no task"
+        if run.story is not None:
+            arguments = self._states.arguments(run.story, job.scope, node)
+            ready: list[tuple[Leaf, Stored]] = [(("input", name), values.encode(value)) for name, value in arguments.items()]
+            return JobInput({name: ["input", name] for name in arguments}, ready)
         if node.data is None:
             found: list[tuple[Leaf, Stored]] = [(("input", name), blob) for name, blob in run.inputs.items()]
             return JobInput({name: ["input", name] for name in run.inputs}, found)
@@ -107,11 +129,18 @@ class Data:
             return
         if isinstance(value, ShmRef):
             run.held.append(value)
-        run.scopes[job.scope].results[job.node] = value
+        if run.story is not None:
+            self._states.put(run.story, job.scope, job.node, value)
+        else:
+            run.scopes[job.scope].results[job.node] = value
 
     def put_error(self, job: JobRef, error: ErrorInfo) -> None:
         run = self._runs.get(job.call_id)
-        if run is not None and run.error is None:
+        if run is None:
+            return
+        if run.story is not None:
+            run.story.errors[job.scope, job.node] = error
+        elif run.error is None:
             run.error = error
 
     # --------------------------------------------------------------- by the loop
@@ -121,6 +150,10 @@ class Data:
         run = self._runs[question.call_id]
         scope = run.scopes[question.scope]
         node = scope.flow.nodes[question.node]
+        if run.story is not None:
+            answer, made = self._states.answer(run.story, question, node, first_scope)
+            self._make(run, scope, node, first_scope, [None] * made)
+            return answer
         try:
             if isinstance(node, Each):
                 blobs = values.items(self._encoded(run, scope, node.data["items"]))
@@ -142,11 +175,15 @@ class Data:
         run = self._runs[question.call_id]
         scope = run.scopes[question.scope]
         node = scope.flow.nodes[question.node]
-        assert isinstance(node, Each)
-        made = [_Scope(node.body, scope, self._stow(run, blob)) for blob in blobs]
+        scope.spread[node.name] = self._make(run, scope, node, first_scope, [self._stow(run, blob) for blob in blobs])
+        return len(blobs)
+
+    def _make(self, run: _RunData, scope: _Scope, node: Node, first_scope: int, items: list[Any]) -> list[_Scope]:
+        """Scopes for the items of an each or the branches of a parallel."""
+        flows = inner_flows(node)
+        made = [_Scope(flows[i if len(flows) > 1 else 0], scope, item) for i, item in enumerate(items)]
         run.scopes.update(enumerate(made, first_scope))
-        scope.spread[node.name] = made
-        return len(made)
+        return made
 
     def _choose(self, run: _RunData, scope: _Scope, node: Choice) -> int:
         for index, rule in enumerate(node.data["rules"]):

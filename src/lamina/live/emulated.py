@@ -12,7 +12,7 @@ from collections.abc import Callable
 from lamina import values
 from lamina.core.actions import Action, Kill, Load, Resolve, StartBatch, Unload
 from lamina.core.events import BatchFinished, Event, InstanceLost, InstanceReady, Resolved
-from lamina.core.flow import Each
+from lamina.core.flow import Each, Parallel
 from lamina.live.data import Data
 from lamina.live.frames import ErrorInfo
 from lamina.live.timer import Timer, clock_us
@@ -33,10 +33,11 @@ class Pretence(Data):
 
     def resolve(self, question: Resolve, first_scope: int) -> Resolved:
         node = self.node(question)
-        value = self._world.answer(node)
-        if isinstance(node, Each):
+        value = self._world.answer(node, question.stage)
+        if question.stage == "begin" and isinstance(node, Each | Parallel):
+            value = len(node.branches) if isinstance(node, Parallel) else value
             self.make_items(question, [_NULL] * value, first_scope)
-        return Resolved(question.call_id, question.scope, question.node, value)
+        return Resolved(question.call_id, question.scope, question.node, value, turn=question.turn)
 
     def result(self, call_id: str) -> values.Blob:
         return _NULL

@@ -43,7 +43,7 @@ from lamina.units import MIB
 
 log = logging.getLogger("lamina")
 
-_OK, _FAILED = JobOutcome(), JobOutcome(ok=False, error="function-failed")
+_OK = JobOutcome()
 _BAD_INPUT = JobOutcome(ok=False, error="bad-value")
 
 
@@ -306,7 +306,9 @@ class LocalEngine:
         outcomes = []
         for job, is_wanted, result in zip(batch.action.jobs, wanted, done.results, strict=True):
             if isinstance(result, ErrorInfo):
-                outcomes.append(_BAD_INPUT if result.type == BadValue.__name__ else _FAILED)
+                outcomes.append(
+                    _BAD_INPUT if result.type == BadValue.__name__ else JobOutcome(False, "function-failed", result.type)
+                )
                 if is_wanted:
                     self._data.put_error(job, result)
                 continue

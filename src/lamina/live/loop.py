@@ -77,7 +77,7 @@ class LiveLoop:
 
     def error(self, failure: Fail) -> ErrorInfo | None:
         """What went wrong, in the user's own words where they had some."""
-        run_error = self.data.error(failure.call_id)
+        run_error = self.data.error(failure.call_id, failure)
         return run_error or self.engine.load_errors.get(failure.step)
 
     def submit(self, call: Call, inputs: dict[str, bytes], on_end: Callable[[Ending], None]) -> None:

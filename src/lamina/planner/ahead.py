@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from lamina.core.flow import Each, Flow
+from lamina.core.flow import Each, Flow, Task, inner_flows
 from lamina.core.policy import View
 from lamina.core.queue import Job
 from lamina.core.state import FunctionState
@@ -39,6 +39,8 @@ class Ahead(NamedTuple):
     picks: list[Pick]
     menus: list[Menu]  #: of the kinds of devices
     kind: NDArray[np.int64]  #: per configuration, which of them
+    held: NDArray[np.float64]  #: per configuration, its cost times its time
+    masks: dict[tuple[int, tuple[tuple[int, int], ...]], NDArray[np.bool_]]  #: what may be had, by jobs waiting and room
 
 
 @dataclass(slots=True)
@@ -140,7 +142,7 @@ def _plan(flow: Flow, menus: dict[str, list[Menu]], paces: dict[str, int]) -> tu
     made: dict[NodePath, Ahead] = {}
     for path, step in planned.steps.items():
         table, picks, kind = raw[_function_at(flow, path)]
-        made[path] = Ahead(Step(table, step.after), picks, menus[_function_at(flow, path)], kind)
+        made[path] = Ahead(Step(table, step.after), picks, menus[_function_at(flow, path)], kind, table.cost * table.time_us, {})
     return made, planned.whole
 
 
@@ -148,17 +150,16 @@ def _together(flow: Flow, times: float) -> dict[str, float]:
     """Per function, how many of its jobs one run brings at the same moment."""
     found: dict[str, float] = {}
     for node in flow.nodes.values():
-        if isinstance(node, Each):
-            for name, count in _together(node.body, times * node.expect).items():
-                found[name] = max(found.get(name, 0.0), count)
-        elif hasattr(node, "function"):
+        if isinstance(node, Task):
             found[node.function] = max(found.get(node.function, 0.0), times)
+        for inner in inner_flows(node):
+            for name, count in _together(inner, times * node.expect if isinstance(node, Each) else times).items():
+                found[name] = max(found.get(name, 0.0), count)
     return found
 
 
 def _function_at(flow: Flow, path: NodePath) -> str:
-    for name in path[:-1]:
-        each = flow.nodes[name]
-        assert isinstance(each, Each)
-        flow = each.body
-    return flow.nodes[path[-1]].function  # type: ignore[union-attr]
+    node = flow.nodes[path[0]]
+    if isinstance(node, Task):
+        return node.function
+    return next(_function_at(inner, path[1:]) for inner in inner_flows(node) if path[1] in inner.nodes)

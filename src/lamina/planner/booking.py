@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from lamina.core.flow import Task, Wait
+from lamina.core.flow import Each, Task, Wait
 from lamina.core.lease import Device
 from lamina.core.lifecycle import Phase
 from lamina.core.policy import View
@@ -102,7 +102,7 @@ class Booking:
 
     def book(self, shape: Shape, limit: float) -> tuple[int, float] | None:
         """(finish, cost) if all of it is in time and within the limit, else None, and nothing is booked."""
-        done = self._walk(shape, self.grounds.view.now_us, self.deadline_us, 0)
+        done = self._walk(shape, self.grounds.view.now_us, self.deadline_us, 0, sure=True)
         if done is None or done[0] > self.deadline_us or (limit and done[1] > limit * (1 + 1e-9)):
             self.undo()
             return None
@@ -115,14 +115,15 @@ class Booking:
             self._undo.pop()()
         self.slots = {}
 
-    def _walk(self, shape: Shape, now_us: int, deadline_us: int, after_us: int) -> tuple[int, float] | None:
-        """One flow or body that starts now; `after_us` is the least time that comes behind it."""
+    def _walk(self, shape: Shape, now_us: int, deadline_us: int, after_us: int, *, sure: bool) -> tuple[int, float] | None:
+        """One flow or body that starts now, for `sure` or perhaps; `after_us` is the least time that comes behind it."""
         nodes, ways = shape.flow.nodes, shape.net.ways
         ready = dict.fromkeys(shape.flow.start, now_us)
         begun: dict[str, int] = {}
         own: dict[str, list[Slot]] = {}
         costs: dict[str, float] = {}
         finish_us = now_us
+        certain = shape.sure if sure else frozenset()
         for name in shape.net.line:
             if name not in ready:
                 continue
@@ -132,15 +133,17 @@ class Booking:
                 slot = self._slot(node.function, at_us, deadline_us - tail_us)
                 if slot is None:
                     return None
+                self._take(slot, name in certain)
                 at_us, begun[name], own[name] = slot.end_us, slot.start_us, [slot]
-                costs[name] = self._share(slot)
+                costs[name] = self._share(slot, name in certain)
             elif isinstance(node, Wait):
                 at_us += node.duration_us
             elif name in shape.bodies:
                 costs[name] = 0.0
                 first = len(self._last)
                 for body in shape.bodies[name]:
-                    item = self._walk(body, at_us, deadline_us, tail_us)
+                    always = name in certain and not isinstance(node, Each)  # there may be fewer items
+                    item = self._walk(body, at_us, deadline_us, tail_us, sure=always)
                     if item is None:
                         return None
                     costs[name] += item[1]
@@ -173,14 +176,14 @@ class Booking:
             for device in hosts:
                 for slot in table.on(device.spec.id):
                     if slot.function == name and slot.start_us >= ready_us and self._join(function, device, slot, by_us):
-                        return self._took(slot)
+                        return slot
         found = [self.grounds.earliest(function, device, ready_us, by_us) for device in hosts]
         best = min((slot for slot in found if slot is not None), key=lambda slot: (slot.end_us, slot.start_us), default=None)
         if best is None:
             return None
         table.add(best)
         self._undo.append(lambda: table.remove(best))
-        return self._took(best)
+        return best
 
     def _join(self, function: FunctionState, device: Device, slot: Slot, by_us: int) -> bool:
         count = len(slot.members)
@@ -203,13 +206,18 @@ class Booking:
         self._undo.append(leave)
         return True
 
-    def _took(self, slot: Slot) -> Slot:
+    def _take(self, slot: Slot, sure: bool) -> None:
         slot.members.append(self.call)
         self._undo.append(lambda: slot.members.remove(self.call))
+        if not sure:
+            slot.unsure.append(self.call)
+            self._undo.append(lambda: slot.unsure.remove(self.call))
         self.slots.setdefault(slot.function, []).append(slot)
-        return slot
 
-    def _share(self, slot: Slot) -> float:
+    def _share(self, slot: Slot, sure: bool) -> float:
+        """What it will pay at most: with those only who are sure to come."""
         function = self.grounds.view.functions[slot.function]
         device = self.grounds.view.devices[slot.device]
-        return (slot.end_us - slot.start_us - GRACE_US) * price(function, device) / len(slot.members)
+        company = len(slot.members) - len(slot.unsure) + (not sure)
+        took_us = batch_us(self.grounds.view, function, device, company) - GRACE_US
+        return took_us * price(function, device) / company

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Literal
 
-from lamina.core.flow import Each, Flow, Task
+from lamina.core.flow import Each, Flow, Task, Wait, inner_flows
+from lamina.core.flow import Parallel as Branches
 from lamina.errors import BadValue
 from lamina.planner.configs import Configs
 from lamina.planner.frontier import USUAL, Frontier, Precision, either, nothing, of_configs, parallel, point, scaled, series
@@ -68,7 +69,7 @@ class _Level:
     net: Net
     path: NodePath
     parts: list[Frontier]
-    inner: dict[str, _Level]
+    inner: dict[str, list[_Level]]
     whole: Frontier
 
 
@@ -84,12 +85,16 @@ class _Build:
 
     def level(self, flow: Flow, path: NodePath) -> _Level:
         net = Net(flow, {name: self.odds[(*path, name)] for name in flow.nodes if (*path, name) in self.odds})
-        parts, inner = [], {}
+        parts: list[Frontier] = []
+        inner: dict[str, list[_Level]] = {}
         for name in net.work:
             node = flow.nodes[name]
-            if isinstance(node, Each):
-                inner[name] = self.level(node.body, (*path, name))
-                parts.append(scaled(inner[name].whole, self._items(node, path)))
+            if isinstance(node, Each | Branches):
+                inner[name] = [self.level(body, (*path, name)) for body in inner_flows(node)]
+                items = self._items(node, path) if isinstance(node, Each) else 1.0
+                parts.append(scaled(self._thin(parallel([level.whole for level in inner[name]])), items))
+            elif isinstance(node, Wait):
+                parts.append(point(node.duration_us, 0.0))
             else:
                 assert isinstance(node, Task)
                 parts.append(of_configs(self.tables[node.function]))
@@ -108,11 +113,11 @@ class _Build:
                 *shares, tail_share = net.shares(place, weights, [float(part.cost[-1]) for part in level.parts])
                 weights = [weight * share for weight, share in zip(weights, shares, strict=True)]
             after = self._onward(level, net.above[place], weights, scaled(tail, tail_share), known.setdefault(tail_share, {}))
-            if isinstance(node, Each):
-                share = 1 / max(1.0, self._items(node, level.path))
-                self.steps(level.inner[name], scaled(after, share), steps)
-            else:
-                assert isinstance(node, Task)
+            if isinstance(node, Each | Branches):
+                share = 1 / max(1.0, self._items(node, level.path)) if isinstance(node, Each) else 1.0
+                for body in level.inner[name]:
+                    self.steps(body, scaled(after, share), steps)
+            elif isinstance(node, Task):
                 steps[*level.path, name] = Step(self.tables[node.function], after)
 
     def _items(self, node: Each, path: NodePath) -> float:

@@ -5,8 +5,9 @@ each other every L = G / quota, which is the time to plan a request with, and b 
 
 A request also waits for its turn: on average rho / (2 (1 - rho)) periods of a pod that is busy for a part rho of the time
 (random arrivals, equal service times). Who wants the goal kept must keep pods idle enough for that: with room for s periods
-between L and the goal, and a tail `wait` times the average, rho may be 2 s / (wait + 2 s). The capability is b / L times that,
-for the batch where it is largest.
+between L and the goal, and a tail `wait` times the average, rho may be 2 s / (wait + 2 s). Batches of several form only behind
+one that is running, and wait for it: those need room for a whole period more. The capability is b / L times rho, for the
+batch where it is largest.
 
 Quotas are whole percent points here: they are counted in steps, and sums of them must come out even.
 """
@@ -66,7 +67,8 @@ class Capability:
         best, best_batch = 0.0, 0
         for batch in range(1, function.spec.max_batch + 1):
             period_us = self.latency_us(function, device, batch, shape)
-            if not period_us or (goal_us and period_us > goal_us):
+            periods = 2 if batch > 1 and self.wait else 1
+            if not period_us or (goal_us and periods * period_us > goal_us):
                 break  # a larger batch is never faster
             per_us = batch / period_us * (self._busy(goal_us / period_us - 1) if goal_us else 1.0)
             if per_us > best:

@@ -75,8 +75,8 @@ def _steps_before(function: FunctionState) -> set[str]:
 
 
 def _leads_to(job: Job, name: str) -> bool:
-    if job.run.flow.single is not None or not job.run.expected.get(name):
-        return False
+    if job.run.flow.single is not None or not job.run.expected.get(name) or job.id not in job.run.jobs:
+        return False  # the last: it was cancelled, and leads nowhere any more
     nodes = job.run.scopes[job.scope].flow.nodes
     node = nodes[job.node]
     return isinstance(node, Task) and _goes_to(node, nodes, name)

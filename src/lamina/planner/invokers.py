@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from hashlib import blake2b
 from operator import itemgetter
-from zlib import crc32
 
 from lamina.core.lease import Device
 from lamina.core.lifecycle import Phase
@@ -25,7 +25,13 @@ from lamina.types import NEVER_US
 @lru_cache(maxsize=4096)
 def homes(function: str, devices: tuple[str, ...]) -> tuple[str, ...]:
     """All devices, the home of the function first. By hash, and so that a device that comes or goes moves few homes."""
-    return tuple(sorted(devices, key=lambda device: (crc32(f"{function}@{device}".encode()), device)))
+    return tuple(sorted(devices, key=lambda device: blake2b(f"{function}@{device}".encode(), digest_size=8).digest()))
+
+
+def home(view: View, function: str, kind: str) -> str:
+    """Among devices of this kind; of any, if it is not known yet which it will run on."""
+    devices = view.devices.values()
+    return homes(function, tuple([device.spec.id for device in devices if not kind or device.spec.kind == kind]))[0]
 
 
 class Places:

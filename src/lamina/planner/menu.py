@@ -87,6 +87,7 @@ class Menu:
     spec: DeviceSpec
     checked_us: int = 0
     levels: list[int] = field(init=False)
+    known: bool = field(init=False)  #: somebody can say how long it takes
     _rows: dict[int, list[Pick]] = field(default_factory=dict)
     _shelves: dict[tuple[int, int, int], Shelf] = field(default_factory=dict)
     _samples: list[tuple[int, int, int, int]] = field(default_factory=list)
@@ -96,33 +97,30 @@ class Menu:
         for size in self.sizes:
             for batch in (1, self.most):
                 self._samples.append((batch, size, self.hands[-1], self.latency_us(batch, size, self.hands[-1])))
-
-    @property
-    def known(self) -> bool:
-        return any(us for *_, us in self._samples)
+        self.known = any(us for *_, us in self._samples)
 
     def stale(self) -> bool:
         """Have predictions moved since it was made?"""
-        for batch, size, cores, us in self._samples:
-            if abs(self.latency_us(batch, size, cores) - us) > MOVED * us:
-                return True
-        return False
+        return any(abs(self.latency_us(batch, size, cores) - us) > MOVED * us for batch, size, cores, us in self._samples)
 
-    def best(self, count: int, within_us: int, units: int, cores: int) -> Pick | None:
-        """The cheapest batch of at most `count` that ends within this time, on at most so many units and cores.
-
-        A negative number of units means exactly so many: of a standing slice all is taken.
-        """
-        times, picks = self.shelf(count, units, cores)
+    def best(self, count: int, within_us: int) -> Pick | None:
+        """The cheapest batch of at most `count` that ends within this time, were all of the device free."""
+        times, picks = self.shelf(count, self.sizes[-1], self.hands[-1])
         place = bisect_right(times, within_us)
         return picks[place - 1] if place else None
 
-    def fastest(self, count: int, units: int, cores: int) -> Pick | None:
-        """The least time a batch of at most `count` takes."""
-        picks = self.shelf(count, units, cores)[1]
+    def fastest(self, count: int = 1) -> Pick | None:
+        """The least time a batch of at most `count` takes on any slice."""
+        picks = self.shelf(count, self.sizes[-1], self.hands[-1])[1]
         return picks[0] if picks else None
 
+    def cheapest(self) -> Pick | None:
+        """Full batches with all the time in the world."""
+        picks = self.shelf(self.most, self.sizes[-1], self.hands[-1])[1]
+        return picks[-1] if picks else None
+
     def shelf(self, count: int, units: int, cores: int) -> Shelf:
+        """On at most so many units (a negative number: exactly so many) and cores, with `count` jobs waiting."""
         found = self._shelves.get((count, units, cores))
         return found if found is not None else self._make(count, units, cores)
 
@@ -152,8 +150,7 @@ class Menu:
             start = bisect_left(levels, below[-1]) + 1 if below else 0
             picks = list(self._shelves[below[-1], units, cores][1]) if below else []
             for level in levels[start : place + 1]:
-                picks += [row for row in self.rows(level) if _fits(row, units, cores)]
-                picks = _staircase(picks)
+                picks = _staircase(picks + [row for row in self.rows(level) if _fits(row, units, cores)])
                 self._shelves[level, units, cores] = ([pick.time_us for pick in picks], picks)
             made = self._shelves[key]
         self._shelves[key] = made

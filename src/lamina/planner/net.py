@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lamina.core.flow import Choice, Each, Flow, Task
+from lamina.core.flow import Choice, Each, Flow, Parallel, Task, Wait
 from lamina.errors import BadValue
 from lamina.planner.order import bits
 
@@ -19,7 +19,8 @@ LEAST_ODDS = 1e-9
 
 @dataclass(slots=True)
 class Net:
-    """`work` names the tasks and eaches; bit i of a set stands for work[i]. Edges that close a loop are left out."""
+    """`work` names the tasks and all else that takes time; bit i of a set stands for work[i]. Edges that close a loop are
+    left out."""
 
     flow: Flow
     odds: Mapping[str, Sequence[float]] = field(default_factory=dict)  #: of choices, in place of those in the flow
@@ -33,7 +34,7 @@ class Net:
     def __post_init__(self) -> None:
         self._cut_loops()
         nodes = self.flow.nodes
-        self.work = [name for name in self.line if isinstance(nodes[name], Task | Each)]
+        self.work = [name for name in self.line if isinstance(nodes[name], Task | Each | Parallel | Wait)]
         place = {name: index for index, name in enumerate(self.work)}
         seen = dict.fromkeys(self.line, 0)  # work that lies before each node
         for name in self.line:

@@ -26,12 +26,19 @@ HOSTS = 16
 
 
 @dataclass(slots=True)
+class _Look:
+    """Work that waits and is due within some time."""
+
+    delay_us: dict[str, float] = field(default_factory=dict)  #: per device
+    own_us: dict[str, float] = field(default_factory=dict)  #: per function, its part on each of its devices
+
+
+@dataclass(slots=True)
 class Offers:
     menus: Menus
     plans: Plans
     _at_us: int = -1
-    _delay_us: dict[str, float] = field(default_factory=dict)  #: per device, work that waits
-    _own_us: dict[str, float] = field(default_factory=dict)  #: per function, its part on each of its devices
+    _looks: dict[int, _Look] = field(default_factory=dict)  #: by the logarithm of how far ahead
 
     def finish_us(self, view: View, function: FunctionState, allowed_us: int) -> int:
         """Time until a job joining the queue now would be done; 0 if nobody knows how long it takes."""
@@ -43,8 +50,8 @@ class Offers:
         if not menu.known:
             return 0
         best_us = 0
-        others_us = self._others_us(view, function, places)
-        for pick in (economical(menu, allowed_us), menu.fastest(1, menu.sizes[-1], menu.hands[-1])):
+        others_us = self._others_us(view, function, places, allowed_us)
+        for pick in (economical(menu, allowed_us), menu.fastest()):
             if pick is None:
                 continue
             us = others_us + self._behind_us(view, function, places, menu, pick, ahead)
@@ -53,9 +60,7 @@ class Offers:
                 break
         return best_us
 
-    def _behind_us(
-        self, view: View, function: FunctionState, places: list[Instance], menu: Menu, pick: Pick, ahead: int
-    ) -> int:
+    def _behind_us(self, view: View, function: FunctionState, places: list[Instance], menu: Menu, pick: Pick, ahead: int) -> int:
         """Behind its own queue, in batches like this one; units come back as what runs now ends."""
         now_us, units = view.now_us, pick.units
         free = total = 0
@@ -105,7 +110,7 @@ class Offers:
             if id(menu) in seen or not menu.known:
                 continue
             seen.add(id(menu))
-            fastest = menu.fastest(ahead, menu.sizes[-1], menu.hands[-1])
+            fastest = menu.fastest(ahead)
             if fastest is not None:
                 us = view.predictor.load_us(function.spec.name, device.spec.kind) + fastest.time_us * -(-ahead // menu.most)
                 best_us = min(best_us, us) if best_us else us
@@ -118,13 +123,13 @@ class Offers:
         whole = self.plans.whole(view, flow)
         if whole is None:
             return 0
-        self._look(view)
+        look = self._look(view, allowed_us)
         wait_us = load_us = 0.0
         for name in flow.functions:
             function = view.functions[name]
             hosts = {i.device for i in function.instances.values() if i.phase is not Phase.DRAINING}
             if hosts:
-                wait_us = max(wait_us, min(self._delay_us.get(device, 0.0) for device in hosts))
+                wait_us = max(wait_us, min(look.delay_us.get(host, 0.0) + _running_us(view, host) for host in hosts))
             if not any(i.phase is Phase.WARM for i in function.instances.values()):
                 loads = [
                     view.predictor.load_us(name, device.spec.kind)
@@ -135,7 +140,11 @@ class Offers:
         path_us = whole.fastest_us
         if wait_us > 0.1 * allowed_us:
             least = 1.25 * whole.cost_within(allowed_us)
-            path_us = max(path_us, min(int(whole.time_us[int((whole.cost > least).sum())]), allowed_us // 2)) if least < 1e300 else path_us
+            path_us = (
+                max(path_us, min(int(whole.time_us[int((whole.cost > least).sum())]), allowed_us // 2))
+                if least < 1e300
+                else path_us
+            )
         return int(wait_us + load_us) + path_us
 
     # ------------------------------------------------------------------ demand
@@ -159,51 +168,50 @@ class Offers:
 
     # ------------------------------------------------------------------- fluid
 
-    def _others_us(self, view: View, function: FunctionState, places: list[Instance]) -> int:
-        """What other functions have waiting on its devices, where that is least."""
+    def _others_us(self, view: View, function: FunctionState, places: list[Instance], allowed_us: int) -> int:
+        """What other functions have waiting on its devices that is due sooner, where that is least."""
         if len(view.waiting) + len(view.held) <= 1:
             return 0
-        self._look(view)
-        own_us = self._own_us.get(function.spec.name, 0.0)
-        return max(0, int(min(self._delay_us.get(place.device, 0.0) for place in places) - own_us))
+        look = self._look(view, allowed_us)
+        own_us = look.own_us.get(function.spec.name, 0.0)
+        return max(0, int(min(look.delay_us.get(place.device, 0.0) for place in places) - own_us))
 
-    def _look(self, view: View) -> None:
-        if 0 <= view.now_us - self._at_us < FRESH_US and self._at_us >= 0:
-            return
-        self._at_us = view.now_us
-        self._delay_us.clear()
-        self._own_us.clear()
+    def _look(self, view: View, allowed_us: int) -> _Look:
+        if self._at_us < 0 or view.now_us - self._at_us >= FRESH_US:
+            self._at_us = view.now_us
+            self._looks.clear()
+        scale = allowed_us.bit_length()
+        look = self._looks.get(scale)
+        if look is None:
+            look = self._looks[scale] = self._work(view, view.now_us + allowed_us)
+        return look
+
+    def _work(self, view: View, due_us: int) -> _Look:
+        look = _Look()
         for name, function in view.functions.items():
-            jobs = len(function.queue) + function.coming
+            jobs = (function.queue.due_before(due_us) if len(function.queue) else 0) + function.coming
             if not jobs:
                 continue
             hosts = {i.device for i in function.instances.values() if i.phase is not Phase.DRAINING}
-            if not hosts:
-                continue
-            device = view.devices[next(iter(hosts))]
-            menu = self.menus.of(view, function, device)
-            pick = economical(menu, 0)
+            pick = economical(self.menus.of(view, function, view.devices[next(iter(hosts))]), 0) if hosts else None
             if pick is None:
                 continue
             work = jobs * pick.units * pick.time_us / pick.batch
-            own_us = work / sum(view.devices[host].spec.units for host in hosts)
-            self._own_us[name] = own_us
+            look.own_us[name] = own_us = work / sum(view.devices[host].spec.units for host in hosts)
             for host in hosts:
-                self._delay_us[host] = self._delay_us.get(host, 0.0) + own_us
-        for device_id, device in view.devices.items():
-            if device.running:
-                left = sum(max(0, view.batches[b].ends_us - view.now_us) * mask.bit_count() for b, mask in device.running.items())
-                self._delay_us[device_id] = self._delay_us.get(device_id, 0.0) + left / device.spec.units
+                look.delay_us[host] = look.delay_us.get(host, 0.0) + own_us
+        return look
+
+
+def _running_us(view: View, host: str) -> float:
+    """What runs on this device, spread over all of it."""
+    device = view.devices[host]
+    left = sum(max(0, view.batches[b].ends_us - view.now_us) * mask.bit_count() for b, mask in device.running.items())
+    return left / device.spec.units
 
 
 def economical(menu: Menu, allowed_us: int) -> Pick | None:
     """The cheapest way in full batches that leaves half of the time for waiting; the fastest if there is none."""
-    units, cores = menu.sizes[-1], menu.hands[-1]
     if not allowed_us:
-        picks = menu.shelf(menu.most, units, cores)[1]
-        return picks[-1] if picks else None
-    return (
-        menu.best(menu.most, allowed_us // 2, units, cores)
-        or menu.best(menu.most, allowed_us, units, cores)
-        or menu.fastest(menu.most, units, cores)
-    )
+        return menu.cheapest()
+    return menu.best(menu.most, allowed_us // 2) or menu.best(menu.most, allowed_us) or menu.fastest(menu.most)

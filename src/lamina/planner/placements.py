@@ -30,21 +30,29 @@ class Shape:
     path: str = ""
     net: Net = field(init=False)
     outcomes: list[frozenset[str]] = field(init=False)  #: sets of nodes that run, one for each way the choices can go
+    sure: frozenset[str] = field(init=False)  #: nodes that run whichever way it goes
     bodies: dict[str, list[Shape]] = field(init=False)  #: what runs inside a node: each branch, or each item, all alike
 
     def __post_init__(self) -> None:
         self.net = Net(self.flow)
         self.outcomes = self._outcomes()
+        self.sure = frozenset.intersection(*self.outcomes) if self._told_apart() else frozenset()
         self.bodies = {}
         for name, node in self.flow.nodes.items():
             shapes = [Shape(inner, f"{self.path}/{name}.{place}") for place, inner in enumerate(inner_flows(node))]
             if shapes:
                 self.bodies[name] = shapes * ceil(node.expect) if isinstance(node, Each) else shapes
 
+    def _choices(self) -> list[str]:
+        return [name for name in self.net.line if isinstance(self.flow.nodes[name], Choice)]
+
+    def _told_apart(self) -> bool:
+        return prod(max(1, len(self.net.ways[name])) for name in self._choices()) <= MOST_OUTCOMES
+
     def _outcomes(self) -> list[frozenset[str]]:
-        choices = [name for name in self.net.line if isinstance(self.flow.nodes[name], Choice)]
-        if prod(max(1, len(self.net.ways[name])) for name in choices) > MOST_OUTCOMES:
+        if not self._told_apart():
             return [frozenset(self.net.line)]
+        choices = self._choices()
         found: dict[frozenset[str], None] = {}
         for taken in product(*(self.net.ways[name] for name in choices)):
             way = dict(zip(choices, taken, strict=True))

@@ -38,6 +38,7 @@ class Demand:
     _rates: dict[str, float] = field(default_factory=dict)  #: calls per microsecond
     _credit: dict[str, float] = field(default_factory=dict)
     _looked_us: int = 0
+    tight: bool = False  #: somewhere more is asked than there is
 
     def offered(self, target: str) -> None:
         self._calls[target] = self._calls.get(target, 0) + 1
@@ -46,8 +47,9 @@ class Demand:
         return now_us - self._looked_us >= LOOK_US
 
     @property
-    def tight(self) -> bool:
-        return any(device.tight for device in self._devices.values())
+    def targets(self) -> set[str]:
+        """Who has called of late."""
+        return {*self._rates, *self._calls}
 
     def saw(self, device: str, busy: float) -> None:
         known = self._devices.get(device)
@@ -60,7 +62,7 @@ class Demand:
         """Add up what is asked of each device of so many units, and settle who gets in."""
         span_us = max(1, now_us - self._looked_us)
         self._looked_us = now_us
-        for target in {*self._rates, *self._calls}:
+        for target in sorted(self.targets):
             fresh = self._calls.get(target, 0) / span_us
             known = self._rates.get(target)
             self._rates[target] = fresh if known is None else known + 0.5 * (fresh - known)
@@ -73,6 +75,7 @@ class Demand:
                 on.setdefault(device, []).append((unit_us, target, rate * unit_us))
         for device, count in units.items():
             self._settle(self._devices.setdefault(device, _Device()), count, sorted(on.get(device, ())))
+        self.tight = any(device.tight for device in self._devices.values())
 
     def _settle(self, device: _Device, units: int, asked: list[tuple[float, str, float]]) -> None:
         if device.seen:
@@ -86,8 +89,9 @@ class Demand:
         device.tight = sum(need for _, _, need in asked) > room
         device.shares.clear()
         if device.tight:
-            for _, target, need in asked:
-                device.shares[target] = min(1.0, max(0.0, room / need)) if need else 1.0
+            for place, (_, target, need) in enumerate(asked):
+                if place and need:  # the lightest competes with none but itself
+                    device.shares[target] = min(1.0, max(0.0, room / need))
                 room -= need
 
     def admits(self, target: str, devices: list[str]) -> bool:

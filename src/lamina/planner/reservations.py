@@ -25,6 +25,7 @@ class Slot:
     cores: int = 0
     latest_us: int = NEVER_US  #: it must have ended by then, for the sake of those in it
     members: list[str] = field(default_factory=list)  #: calls, once for each of their jobs
+    unsure: list[str] = field(default_factory=list)  #: those of them that a choice may keep from coming
     batch_id: int = 0  #: the batch that runs in it; 0: not begun
     booked: bool = False  #: it is in a table
 

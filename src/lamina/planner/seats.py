@@ -3,6 +3,7 @@ running batches will leave behind."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from lamina.core.lease import Device, find_run
 from lamina.core.lifecycle import Phase
 from lamina.core.policy import Opening, View
 from lamina.core.state import Batch, FunctionState, Instance
-from lamina.planner.menu import Menu, Pick, cores_on, roomiest, sizes_on
+from lamina.planner.menu import Menu, Pick, Shelf, cores_on, roomiest, sizes_on
 from lamina.types import DeviceSpec
 
 CHECK_US = 1_000_000
@@ -18,7 +19,7 @@ CHECK_US = 1_000_000
 
 
 class Seat(NamedTuple):
-    """Room for one batch. A standing slice is paid for already, so all of it is taken."""
+    """Room for one batch. Of a standing slice all is taken: it is paid for already."""
 
     instance: Instance
     device: Device
@@ -30,6 +31,16 @@ class Seat(NamedTuple):
     at_us: int
     after: Batch | None = None  #: it is there when that one ends
     moving_us: int = 0  #: to bring the inputs over
+    exact: bool = False  #: no fewer units than these
+
+    def shelf(self, count: int) -> Shelf:
+        """What could be run here, fastest first."""
+        return self.menu.shelf(count, -self.units if self.exact else self.units, self.cores)
+
+    def best(self, count: int, within_us: int) -> Pick | None:
+        times, picks = self.shelf(count)
+        place = bisect_right(times, within_us - self.moving_us)
+        return picks[place - 1] if place else None
 
     def opening(self, pick: Pick) -> Opening:
         limits = self.device.spec.limits
@@ -48,7 +59,7 @@ class Menus:
         key = (function.spec.name, self._shape(device.spec))
         menu = self._menus.get(key)
         now_us = view.now_us
-        if menu is not None and now_us - menu.checked_us < CHECK_US:
+        if menu is not None and menu.known and now_us - menu.checked_us < CHECK_US:
             return menu
         if menu is None or menu.stale() or menu.most != function.spec.max_batch:
             menu = self._menus[key] = self._make(view, function, device)
@@ -96,7 +107,7 @@ def seats(view: View, menus: Menus, function: FunctionState) -> list[Seat]:
         menu = menus.of(view, function, device)
         home = device.homes.get(instance.id, 0) if device.homes else 0
         if home and not home & device.busy:
-            found.append(Seat(instance, device, menu, home, home.bit_count(), cores, True, now_us))
+            found.append(Seat(instance, device, menu, home, home.bit_count(), cores, True, now_us, exact=True))
         elif spec.limits.per_batch:
             free = device.everything & ~device.busy
             if device.homes:
@@ -129,7 +140,7 @@ def bookings(view: View, menus: Menus, function: FunctionState, before_us: int) 
             if batch.follower is not None or at_us > before_us or batch.mask & foreign:
                 continue
             if batch.mask == home:
-                found.append(Seat(instance, device, menu, home, home.bit_count(), batch.cores, True, at_us, batch))
+                found.append(Seat(instance, device, menu, home, home.bit_count(), batch.cores, True, at_us, batch, exact=True))
             elif limits.per_batch:
                 units = roomiest(batch.mask, menu.sizes, limits.aligned, device.spec.units)
                 if units:

@@ -51,7 +51,8 @@ class Split:
 
     def budget_us(self, task: NodePath, remaining_us: int) -> int:
         """What the task and the ones after it in its group may take of the time that is left."""
-        return int(remaining_us * sum(self.share[other] for other in self.groups[task]) / self.rest[task])
+        part = sum(self.share[other] for other in self.groups[task]) / self.rest[task]
+        return remaining_us if part > 1 - 1e-9 else int(remaining_us * part)  # sums of shares are not exact, all of it is
 
 
 def split(flow: Flow, tables: Mapping[str, Configs], most: int = 3, weights: Mapping[NodePath, float] | None = None) -> Split:

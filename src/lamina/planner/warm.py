@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, LoadOn, UnloadOf, View
 from lamina.core.state import FunctionState
-from lamina.planner.invokers import home_units, homes, loadable, make_room
+from lamina.planner.invokers import home, home_units, loadable, make_room
 from lamina.planner.tables import machine
 from lamina.types import NEVER_US
 
 
-def keep_alive(view: View, prewarm: bool) -> Iterator[Decision]:
+def keep_alive(view: View, period_us: int, prewarm: bool) -> Iterator[Decision]:
+    """What to unload and to load; asked every `period_us`."""
     for function in view.functions.values():
         scale = function.spec.scale
         standing = [one for one in function.instances.values() if one.phase in (Phase.LOADING, Phase.WARM)]
@@ -29,7 +30,7 @@ def keep_alive(view: View, prewarm: bool) -> Iterator[Decision]:
             if not len(function.queue):
                 yield UnloadOf(instance.id)
         missing = scale.min - len(standing)
-        if not standing and not missing and prewarm and _due(view, function):
+        if not standing and not missing and prewarm and _due(view, function, period_us):
             missing = 1
         for _ in range(missing):
             yield from bring_up(view, function)
@@ -41,19 +42,18 @@ def bring_up(view: View, function: FunctionState, first: str = "") -> Iterator[D
     if example is None or view.now_us < function.not_before_us:
         return
     kind = example.spec.kind
-    ids = tuple(device.spec.id for device in view.devices.values() if device.spec.kind == kind)
-    device = loadable(view, function, first or homes(function.spec.name, ids)[0], kind, None)
+    device = loadable(view, function, first or home(view, function.spec.name, kind), kind, None)
     if device is not None:
         yield from make_room(view, function, device)
         yield LoadOn(function.spec.name, device.spec.id, home_units(function, device))
 
 
-def _due(view: View, function: FunctionState) -> bool:
-    """Is the next call expected by the time a load started now would be over?"""
+def _due(view: View, function: FunctionState, period_us: int) -> bool:
+    """Is the next call expected before a load that is started the next time we look would be over?"""
     meter = function.meter
     if meter.last_us < 0 or meter.gap_us >= NEVER_US:
         return False
     example = machine(view, function.spec)
     load_us = view.predictor.load_us(function.spec.name, example.spec.kind) if example is not None else 0
     next_us = meter.last_us + int(meter.gap_us)
-    return next_us - load_us <= view.now_us <= next_us + function.spec.scale.idle_us
+    return next_us - load_us - period_us <= view.now_us <= next_us + function.spec.scale.idle_us

@@ -2,18 +2,19 @@
 
     in time     its own time, and for a step of a workflow the time of all that comes after it
     cost        of its slice, and of the cheapest way to do the rest in the time that is left (`ahead.py`)
+    rush        the fuller a device, the dearer is a long stay on it: who comes next would have to wait for its end
     waiting     a larger batch costs less per request; it takes the time until its jobs are here
 
-Waiting costs nothing but time, so a batch that is expected to fill is waited for as long as the goal allows, less what is
-kept spare: `patience` of the whole time a call has may be spent on it, and twice what this function had to wait for a slice
-of late stays free. A lone request does not wait for company that does not come: the gap between arrivals grows while nobody
-arrives. Clients in a loop call again when they are answered, not before, so waiting for them is for `batching.py`.
+Waiting costs nothing but time, so a batch that is expected to fill is waited for while the goal allows it. Kept free of
+that: `spare` of the time it will take, a part of the whole time of a call (all but `patience` of it), and twice what this
+function had to wait for a slice of late. A lone request does not wait for company that does not come: the gap between
+arrivals grows while nobody arrives. Clients in a loop call again when they are answered, not before; for them, and on
+standing slices, which are paid for whether they are used or not, `batching.py` says what to wait for.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from lamina.core.policy import View
@@ -31,26 +32,24 @@ if TYPE_CHECKING:
 GAIN = 0.03
 """Company that saves less than this is not waited for."""
 
-PRESS = 1.0
-
 LOOP = 0.5
 """So many callers who come back at once make it a loop."""
 
 
 class Verdict(NamedTuple):
-    """Take `pick` at `seat`, or wait until `until_us` for as many as `count`."""
+    """Take `pick` at `seat`; or first wait until `until_us`, unless there are `company` jobs before."""
 
     seat: Seat | None
     pick: Pick | None
     until_us: int = 0
-    count: int = 0
+    company: int = 0
 
 
 NOTHING = Verdict(None, None)
 
 
 class Waiting(NamedTuple):
-    """How long company may take to come: the pace it comes at, and what must stay free of the time a call has."""
+    """How company comes, and what must stay free of the time a call has."""
 
     gap_us: float
     slo_us: int
@@ -60,35 +59,32 @@ class Waiting(NamedTuple):
     def kept_us(self, fastest_us: int) -> int:
         return int(self.impatience * max(0, self.slo_us - fastest_us)) + self.slot_us
 
+    def until_us(self, now_us: int, latest_us: int, missing: int) -> int:
+        """As late as can be, but no longer than three times what it should take."""
+        return min(latest_us, now_us + int(3 * missing * self.gap_us) + 50)
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
 class Weigh:
     spare: float
     patience: float
-    _masks: dict[tuple[int, int, tuple[tuple[int, int], ...]], NDArray[np.bool_]] = field(default_factory=dict)
 
     def waiting(self, view: View, function: FunctionState, job: Job, count: int, slot_us: float) -> Waiting | None:
-        """None: there is nobody to wait for."""
-        meter, call, slo = function.meter, job.run.call, job.run.flow.slo
-        if count >= function.spec.max_batch or meter.gap_us >= NEVER_US or meter.echo > LOOP or call.deadline_us >= NEVER_US:
+        """None: there is nobody to wait for, or no goal that says for how long."""
+        meter = function.meter
+        if count >= function.spec.max_batch or meter.gap_us >= NEVER_US or meter.echo > LOOP or not has_goal(job):
             return None
-        if not slo.latency_us and call.deadline_us - call.arrived_us >= slo.timeout_us:
-            return None  # no goal: nobody said that it may take this long
+        call = job.run.call
         gap_us = max(meter.gap_us, float(view.now_us - meter.last_us))
         return Waiting(gap_us, call.deadline_us - call.arrived_us, int(2 * slot_us), 1 - self.patience)
 
-    # ------------------------------------------------------------------ one step
-
-    def alone(
-        self, now_us: int, seats: list[Seat], count: int, within_us: int, waiting: Waiting | None, slo_us: int = 0
-    ) -> Verdict:
-        """A function by itself, with `within_us` to go."""
-        careful_us = int(within_us / (1 + self.spare))
-        found = cheapest(seats, count, careful_us, slo_us) or cheapest(seats, count, within_us)
+    def alone(self, now_us: int, seats: list[Seat], count: int, within_us: int, slo_us: int, waiting: Waiting | None) -> Verdict:
+        """A function by itself, or a step by its own due time."""
+        found = cheapest(seats, count, int(within_us / (1 + self.spare)), slo_us) or cheapest(seats, count, within_us)
         if found is None:
             return NOTHING
         seat, pick = found
-        if waiting is None or pick.batch < count or seat.home:
+        if waiting is None or pick.batch < count or seat.exact:
             return Verdict(seat, pick)
         menu = seat.menu
         least, target = pick.cost * (1 - GAIN), None
@@ -99,7 +95,7 @@ class Weigh:
             time_us = int((rest_us - (batch - count) * waiting.gap_us) / (1 + self.spare))
             if time_us <= 0:
                 break
-            tried = menu.best(batch, time_us, menu.sizes[-1], menu.hands[-1])
+            tried = menu.best(batch, time_us)
             if tried is not None and tried.batch > count and tried.cost < least:
                 least, target = tried.cost, tried
             if batch == menu.most:
@@ -108,103 +104,105 @@ class Weigh:
         if target is None:
             return Verdict(seat, pick)
         latest_us = now_us + rest_us - int(target.time_us * (1 + self.spare))
-        return Verdict(seat, pick, _until_us(now_us, latest_us, target.batch - count, waiting), target.batch)
+        return Verdict(seat, pick, waiting.until_us(now_us, latest_us, target.batch - count), target.batch)
 
-    # ------------------------------------------------------- a step of a workflow
-
-    def ahead(self, now_us: int, seats: list[Seat], count: int, budget_us: int, waiting: Waiting | None, ahead: Ahead) -> Verdict:
+    def ahead(
+        self, now_us: int, seats: list[Seat], count: int, budget_us: int, slo_us: int, waiting: Waiting | None, ahead: Ahead
+    ) -> Verdict:
         """A step with others after it; `budget_us` is for all of them."""
         import numpy as np
 
         step = ahead.step
+        configs = step.configs
         room = tuple(_room(seats, menu) for menu in ahead.menus)
-        allowed = self._allowed(ahead, count if waiting is None else -count, room)
+        allowed = _allowed(ahead, count if waiting is None else -count, room)
         delay_us = None
         kept_us = 0
         if waiting is not None:
-            kept_us = waiting.kept_us(int(step.configs.time_us.min()) + step.after.fastest_us)
-            over = np.maximum(step.configs.batch - count, 0)
+            kept_us = waiting.kept_us(int(configs.time_us.min()) + step.after.fastest_us)
+            over = np.maximum(configs.batch - count, 0)
             delay_us = (over * waiting.gap_us).astype(np.int64)
             delay_us[over > 0] += kept_us
-        ranking = step.query(int(budget_us / (1 + self.spare)), allowed=allowed, delay_us=delay_us)
+        if any(seat.moving_us for seat in seats):
+            moving_us = np.array([_least_moving_us(seats, menu) for menu in ahead.menus])[ahead.kind]
+            delay_us = moving_us if delay_us is None else delay_us + moving_us
+        busy = max(seat.device.busy.bit_count() / seat.device.spec.units for seat in seats)
+        rush = ahead.held * (busy**2 / max(1, slo_us)) if busy else None
+        careful_us = int(budget_us / (1 + self.spare))
+        ranking = step.query(careful_us, allowed=allowed, delay_us=delay_us, extra_cost=rush)
         if not ranking.fits:
-            ranking = step.query(budget_us, allowed=allowed, delay_us=delay_us)
+            ranking = step.query(budget_us, allowed=allowed, delay_us=delay_us, extra_cost=rush)
             if not ranking.fits:
                 return NOTHING
         best = ranking.best
         target = ahead.picks[best]
         if target.batch > count:
-            batch = step.configs.batch
-            now = next((int(row) for row in ranking.order[: ranking.fits] if batch[row] <= count), -1)
-            if now >= 0 and ranking.totals[best] >= (1 - GAIN) * ranking.totals[now]:
-                best, target = now, ahead.picks[now]
-        if target.batch > count:
-            assert waiting is not None
-            left_us = int(budget_us / (1 + self.spare)) - target.time_us - kept_us
-            times = step.after.time_us
-            place = int(times.searchsorted(left_us - int((target.batch - count) * waiting.gap_us), side="right"))
-            latest_us = now_us + left_us - (int(times[place - 1]) if place else 0)
-            return Verdict(None, None, _until_us(now_us, latest_us, target.batch - count, waiting), target.batch)
+            now = next((int(row) for row in ranking.order[: ranking.fits] if configs.batch[row] <= count), -1)
+            if now < 0 or ranking.totals[best] < (1 - GAIN) * ranking.totals[now]:
+                assert waiting is not None
+                left_us = careful_us - target.time_us - kept_us
+                times = step.after.time_us
+                place = int(times.searchsorted(left_us - int((target.batch - count) * waiting.gap_us), side="right"))
+                latest_us = now_us + left_us - (int(times[place - 1]) if place else 0)
+                return Verdict(None, None, waiting.until_us(now_us, latest_us, target.batch - count), target.batch)
+            best, target = now, ahead.picks[now]
         menu = ahead.menus[int(ahead.kind[best])]
         fitting = [seat for seat in seats if seat.menu is menu and seat.units >= target.units and seat.cores >= target.cores]
-        return Verdict(fitting[0], target) if fitting else NOTHING
-
-    def _allowed(self, ahead: Ahead, count: int, room: tuple[tuple[int, int], ...]) -> NDArray[np.bool_]:
-        """No batch larger than the queue (a negative count: unless waited for), no slice larger than there is room for."""
-        key = (id(ahead.step), count, room)
-        found = self._masks.get(key)
-        if found is None:
-            import numpy as np
-
-            if len(self._masks) > 4096:
-                self._masks.clear()
-            configs = ahead.step.configs
-            units, cores = np.array(room, np.int64).T
-            found = (configs.units <= units[ahead.kind]) & (configs.cpus <= cores[ahead.kind]) & (configs.batch <= abs(count))
-            if count < 0:
-                found |= configs.batch > -count
-            self._masks[key] = found
-        return found
+        return Verdict(min(fitting, key=lambda seat: seat.moving_us), target) if fitting else NOTHING
 
 
-def cheapest(seats: list[Seat], count: int, within_us: int, hurry_us: int = 0) -> tuple[Seat, Pick] | None:
-    """Standing slices first: they are paid for.
+def has_goal(job: Job) -> bool:
+    """Did anybody say how long it may take? A time after which it is given up is no goal."""
+    call, slo = job.run.call, job.run.flow.slo
+    return call.deadline_us < NEVER_US and (slo.latency_us > 0 or call.deadline_us - call.arrived_us < slo.timeout_us)
 
-    `hurry_us`: the less of a device is free, the dearer is time on it, by as much as its price where the device is full and
-    the batch takes that long.
-    """
+
+def cheapest(seats: list[Seat], count: int, within_us: int, slo_us: int = 0) -> tuple[Seat, Pick] | None:
+    """Standing slices first. `slo_us` is for the rush: on a full device a stay of that length costs twice its price."""
     best: tuple[Seat, Pick] | None = None
     least: tuple[bool, float, Pick] | None = None
     for seat in seats:
-        menu = seat.menu
-        times, picks = menu.shelf(count, -seat.units if seat.home else seat.units, seat.cores)
-        place = bisect_right(times, within_us)
-        if not place:
+        pick = seat.best(count, within_us)
+        if pick is None:
             continue
-        pick = picks[place - 1]
         cost = pick.cost
-        if hurry_us and not seat.home:
-            device = seat.device
-            rush = PRESS * device.busy.bit_count() / device.spec.units / hurry_us
-            if rush:
-                cost *= 1 + rush * pick.time_us
-                for other in picks[: place - 1]:
-                    tried = other.cost * (1 + rush * other.time_us)
-                    if tried < cost:
-                        pick, cost = other, tried
+        if seat.moving_us:
+            cost *= 1 + seat.moving_us / pick.time_us
+        if slo_us and not seat.exact and seat.device.busy:
+            rush = seat.device.busy.bit_count() / seat.device.spec.units / slo_us
+            cost *= 1 + rush * pick.time_us
+            slowest = pick
+            for other in seat.shelf(count)[1]:
+                if other is slowest:
+                    break
+                tried = other.cost * (1 + rush * other.time_us) * (1 + seat.moving_us / other.time_us)
+                if tried < cost:
+                    pick, cost = other, tried
         rank = (not seat.home, cost, pick)
         if least is None or rank < least:
             best, least = (seat, pick), rank
     return best
 
 
+def _allowed(ahead: Ahead, count: int, room: tuple[tuple[int, int], ...]) -> NDArray[np.bool_]:
+    """No batch larger than the queue (a negative count: unless waited for), no slice larger than there is room for."""
+    found = ahead.masks.get((count, room))
+    if found is None:
+        import numpy as np
+
+        configs = ahead.step.configs
+        units, cores = np.array(room, np.int64).T
+        found = (configs.units <= units[ahead.kind]) & (configs.cpus <= cores[ahead.kind]) & (configs.batch <= abs(count))
+        if count < 0:
+            found |= configs.batch > -count
+        ahead.masks[count, room] = found
+    return found
+
+
 def _room(seats: list[Seat], menu: Menu) -> tuple[int, int]:
-    units = cores = 0
-    for seat in seats:
-        if seat.menu is menu and (seat.units, seat.cores) > (units, cores):
-            units, cores = seat.units, seat.cores
-    return units, cores
+    mine = [(seat.units, seat.cores) for seat in seats if seat.menu is menu]
+    return max(mine, default=(0, 0))
 
 
-def _until_us(now_us: int, latest_us: int, missing: int, waiting: Waiting) -> int:
-    return min(latest_us, now_us + int(3 * missing * waiting.gap_us) + 50)
+def _least_moving_us(seats: list[Seat], menu: Menu) -> int:
+    return min((seat.moving_us for seat in seats if seat.menu is menu), default=0)

@@ -22,7 +22,7 @@ from lamina.core.state import FunctionState
 from lamina.planner.afw import Key, Line, lines
 from lamina.planner.batching import together
 from lamina.planner.configs import Config
-from lamina.planner.invokers import Places, home_units, homes, loadable, make_room
+from lamina.planner.invokers import Places, home, home_units, loadable, make_room
 from lamina.planner.tables import Knobs, Tables
 from lamina.planner.warm import bring_up, keep_alive
 
@@ -51,6 +51,7 @@ class AfwPolicy:
     prewarm: bool = False  #: load what has gone in time for the next call, by the usual gap between calls
     period_us: int = 1_000_000
     order: Order = "arrival"
+    any_size: bool = field(default=True, init=False)  #: the largest slices may be taken where time is short
     stats: dict[str, int] = field(default_factory=dict, init=False)
     _tables: Tables = field(default_factory=Tables, init=False)
     _aside: dict[Key, Aside] = field(default_factory=dict, init=False)
@@ -81,7 +82,7 @@ class AfwPolicy:
         if self._tables.look(view):
             self._sizes.clear()
             self.forget()
-        yield from keep_alive(view, self.prewarm)
+        yield from keep_alive(view, self.period_us, self.prewarm)
 
     def dispatch(self, view: View) -> Iterator[Decision]:
         open_to = {name: self._places(view, function) for name, function in view.waiting.items()}
@@ -153,7 +154,8 @@ class AfwPolicy:
         """The invoker that is asked first: where the input is, else the function's home."""
         if not self.local(line):
             return ""
-        return line.jobs[0].at or homes(line.function.spec.name, tuple(view.devices))[0]
+        name = line.function.spec.name
+        return line.jobs[0].at or home(view, name, self._tables.kinds.get(name, ""))
 
     def _smallest(self, view: View, function: FunctionState, jobs: list[Job]) -> Iterator[Config]:
         """As little of a device as possible, then more; on that as many jobs as there are and leave the first one in time."""

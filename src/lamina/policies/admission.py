@@ -309,6 +309,8 @@ class Policy:
         for slots in self._plans.pop(call, {}).values():
             for slot in slots:
                 slot.members.remove(call)
+                if call in slot.unsure:
+                    slot.unsure.remove(call)
                 if not slot.members and not slot.batch_id:
                     self._table.remove(slot)
 

@@ -5,8 +5,9 @@ in a row, by dominators) gets its part by average normalised latency (`planner/s
 cheapest ways (`planner/search.py`), and their first configurations are tried in turn. Because it plans again at every
 step, what one step wasted or saved is passed on to the next.
 
-Ours where the paper as we know it is silent: if nothing is in time, the fastest configurations come first; answers of the
-search are kept by budget, rounded down to `grain`, because the same question is asked hundreds of times a second.
+Ours where the paper as we know it is silent: if nothing is in time, but nearly so, the fastest configurations come first,
+for profiles are cautious; if the deadline is lost, the cheapest do, or one late call would cost the next its deadline. Answers
+of the search are kept by budget, rounded down to `grain`, because the same question is asked hundreds of times a second.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from lamina.planner.lookahead import NodePath
 from lamina.planner.search import esg_1q
 from lamina.planner.split import Split, functions_of, split
 from lamina.policies._afw import AfwPolicy
+
+HOPE = 0.9
+"""Of the least time needed: with so much of it left a call may still make it."""
 
 
 @dataclass(slots=True)
@@ -45,8 +49,9 @@ class Policy(AfwPolicy):
         shares, functions = self._split(line.flow)
         remaining_us = jobs[0].run.call.deadline_us - view.now_us
         stages = [self._tables.known[functions[path]] for path in shares.groups[line.path]]
-        slowest_us = sum(int(stage.time_us.max()) for stage in stages)  # more time than that changes nothing
-        goal_us = self._rounded(min(shares.budget_us(line.path, remaining_us), slowest_us))
+        slowest_us = sum(int(stage.time_us.max()) for stage in stages)
+        budget_us = shares.budget_us(line.path, remaining_us)
+        goal_us = slowest_us if budget_us >= slowest_us else self._rounded(budget_us)  # more time changes nothing
         own = self._tables.up_to(functions[line.path], len(jobs))
         key = (line.flow.name, line.path, goal_us, len(own))
         found = self._known.get(key)
@@ -58,7 +63,11 @@ class Policy(AfwPolicy):
         own = stages[0]
         self.stats["searches"] = self.stats.get("searches", 0) + 1
         first = esg_1q(stages, goal_us, self.k, prefilter=self.prefilter).first
-        return [own[place] for place in first or own.time_us.argsort(kind="stable")[: self.k].tolist()]
+        if not first:
+            hopeful = goal_us >= HOPE * sum(int(stage.time_us.min()) for stage in stages)
+            order = (own.time_us if hopeful else own.cost).argsort(kind="stable")
+            first = tuple(order[: self.k].tolist())
+        return [own[place] for place in first]
 
     def _split(self, flow: Flow) -> tuple[Split, dict[NodePath, str]]:
         known = self._splits.get(flow.name)

@@ -53,12 +53,10 @@ class Policy:
             self._next_us = view.now_us + self.period_us
         budget_us = budgets_us(view)
         for function in view.functions.values():
-            rate = self._rates.per_s(view.now_us, function) if turn else 0.0
-            if pods_of(function) and not turn:
-                continue
-            if not pods_of(function) and not (function.spec.scale.min or len(function.queue)):
-                continue
-            yield from self._adjust(view, function, budget_us, rate)
+            rate = self._rates.per_s(view.now_us, function)
+            wanted = function.spec.scale.min or len(function.queue)
+            if turn if pods_of(function) else wanted:
+                yield from self._adjust(view, function, budget_us, rate)
 
     def _adjust(self, view: View, function: FunctionState, budget_us: dict[str, int], rate: float) -> Iterator[Decision]:
         able, menu = _menu(view, function, budget_us)
@@ -70,13 +68,13 @@ class Policy:
             yield from self._less(view, function, able, -gap)
 
     def _more(self, view: View, function: FunctionState, menu: list[tuple[float, Shape]], gap: float) -> Iterator[Decision]:
-        """The best shape as often as it goes into the gap, then the smallest that does the rest."""
+        """The best shape, once to begin with and as often as it goes into the gap; then the smallest that does the rest."""
         if not menu or view.now_us < function.not_before_us:
             return
         best_rate, best = max(menu, key=lambda entry: (entry[0] / entry[1].area, entry[0]))
-        wanted = [best] * int(gap // best_rate)
+        wanted = [best] * (int(gap // best_rate) if pods_of(function) else max(1, int(gap // best_rate)))
         rest = gap - len(wanted) * best_rate
-        if rest > 0 or not wanted:
+        if rest > 0:
             enough = [entry for entry in menu if entry[0] >= rest]
             wanted.append(min(enough, key=lambda entry: (entry[0], entry[1].area))[1] if enough else best)
         for shape in wanted[: max(0, function.spec.scale.max - len(pods_of(function)))]:

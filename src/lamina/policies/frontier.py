@@ -1,4 +1,15 @@
-"""The default: every batch in the cheapest way that is still in time."""
+"""The default: every batch in the cheapest way that is still in time.
+
+- At dispatch all configurations (batch, units, cores) on all devices with room are weighed at once, for a step of a workflow
+  together with the cheapest way to do the rest of it (`planner/weigh.py`). Small slices and full batches are what costs
+  least, so they are taken and waited for while the goal allows it; the tighter the goal, the larger the slice.
+- Who cannot be in time is refused on arrival and told what could be had (`planner/offer.py`). When more is asked than there
+  is, the calls that take most go first (`planner/price.py`): as many as can be are then answered in time.
+- Late jobs that are still wanted give way to those that can be in time.
+- What stands where, ahead of demand and by worth: `planner/standing.py`.
+
+Where nobody states a goal a function gets the slice it asks for. Where nobody knows how long it takes, it is tried.
+"""
 
 from __future__ import annotations
 
@@ -11,81 +22,103 @@ from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, Drop, Hold, Promise, Start, View
 from lamina.core.queue import Job, Order
 from lamina.core.state import FunctionState
+from lamina.planner import why
 from lamina.planner.ahead import Plans
-from lamina.planner.batching import together
+from lamina.planner.batching import together, wait_until_us
+from lamina.planner.company import wait_for_company_us
 from lamina.planner.menu import Pick
 from lamina.planner.offer import Offers
 from lamina.planner.price import Demand
 from lamina.planner.seats import Menus, Seat, bookings, seats
-from lamina.planner.weigh import NOTHING, Verdict, Weigh, cheapest
+from lamina.planner.standing import Standing
+from lamina.planner.weigh import LOOP, NOTHING, Verdict, Weigh, cheapest, has_goal
 from lamina.types import NEVER_US, Call
+
+PASS_OVER = 1.1
+"""Times the least possible cost: a leader for whom its batch would be dearer than that may be passed over in a crowd."""
 
 
 @dataclass(slots=True)
 class Policy:
-    lead_us: int = 500
-    margin: float = 0.05
-    patience: float = 0.6
-    spare: float = 0.1
-    order: Order = "due"
+    """Cheapest in time, by exact look-ahead."""
+
+    lead_us: int = 500  #: how long before a slice is free its next batch is committed
+    margin: float = 0.05  #: of the expected time, kept spare at admission
+    spare: float = 0.1  #: of a batch's time, kept spare when it is chosen
+    patience: float = 0.6  #: of the time a call has, what may be spent on waiting for company
+    period_us: int = 1_000_000  #: between two looks at what should stand where
+    order: Order = field(default="due", init=False)
     any_size: bool = field(default=True, init=False)
-    _menus: Menus = field(init=False)
+    _menus: Menus = field(default_factory=Menus, init=False)
+    _demand: Demand = field(default_factory=Demand, init=False)
     _plans: Plans = field(init=False)
     _weigh: Weigh = field(init=False)
     _offers: Offers = field(init=False)
-    _demand: Demand = field(default_factory=Demand, init=False)
-    _wanted_us: dict[str, int] = field(default_factory=dict, init=False)
-    _slot_us: dict[str, float] = field(default_factory=dict, init=False)
+    _standing: Standing = field(init=False)
+    _coming: dict[str, None] = field(default_factory=dict, init=False)  #: functions a run will come to that stand nowhere
+    _wanted_us: dict[str, int] = field(default_factory=dict, init=False)  #: since when a function wants a slice and has none
+    _slot_us: dict[str, float] = field(default_factory=dict, init=False)  #: how long it had to wait for one of late
 
     def __post_init__(self) -> None:
-        self._menus = Menus()
         self._plans = Plans(self._menus)
         self._weigh = Weigh(self.spare, self.patience)
         self._offers = Offers(self._menus, self._plans)
+        self._standing = Standing(period_us=self.period_us, menus=self._menus)
+
+    # -------------------------------------------------------------------- admit
 
     def admit(self, view: View, call: Call) -> Promise | Refuse:
         flow = view.flows[call.target]
+        if not all(view.can_host(view.functions[name]) for name in flow.functions):
+            return Refuse(call.id, "no-capacity")
         allowed_us = call.expires_us - view.now_us
+        heavy = self._too_heavy(view, flow)
         if flow.single is not None:
-            function = view.functions[flow.single.function]
-            if not view.can_host(function):
-                return Refuse(call.id, "no-capacity")
-            finish_us = self._offers.finish_us(view, function, allowed_us)
+            finish_us = self._offers.finish_us(view, view.functions[flow.single.function], allowed_us)
         else:
-            if not all(view.can_host(view.functions[name]) for name in flow.functions):
-                return Refuse(call.id, "no-capacity")
             finish_us = self._offers.flow_finish_us(view, flow, allowed_us)
-        needed_us = int(finish_us * (1 + self.margin)) + view.reserve_us(call.target) if finish_us else 0
-        if needed_us <= allowed_us:
-            if self._too_dear(view, flow):
-                return Refuse(call.id, "deadline", retry_after_us=100_000, offer_us=0)
-            return Promise(finish_us)
-        return Refuse(call.id, "deadline", retry_after_us=max(1_000, needed_us - allowed_us), offer_us=needed_us)
+        reserve_us = view.reserve_us(call.target)
+        needed_us = int(finish_us * (1 + self.margin)) + reserve_us if finish_us else 0
+        if needed_us > allowed_us or heavy:
+            said = why.refused(finish_us, reserve_us, self.margin, allowed_us, heavy) if view.explaining else ""
+            return Refuse(call.id, "deadline", max(1_000, needed_us - allowed_us), needed_us, said)
+        if flow.single is None:
+            self._coming.update({name: None for name in flow.functions if not view.functions[name].instances})
+        return Promise(finish_us)
 
-    def _too_dear(self, view: View, flow: Flow) -> bool:
+    def _too_heavy(self, view: View, flow: Flow) -> bool:
         """More is asked than there is, and this call asks for much."""
-        demand = self._demand
+        demand, devices = self._demand, view.devices
         demand.offered(flow.name)
         hosts = self._offers.hosts(view, flow)
-        for device in hosts:
-            demand.saw(device, view.devices[device].busy.bit_count() / view.devices[device].spec.units)
+        for host in hosts:
+            demand.saw(host, devices[host].busy.bit_count() / devices[host].spec.units)
         if demand.due(view.now_us):
-            units = {name: device.spec.units for name, device in view.devices.items()}
-            demand.look(view.now_us, units, {target: self._offers.work(view, other) for target, other in view.flows.items()})
+            work = {target: self._offers.work(view, view.flows[target]) for target in demand.targets if target in view.flows}
+            demand.look(view.now_us, {name: device.spec.units for name, device in devices.items()}, work)
         return demand.tight and not demand.admits(flow.name, hosts)
 
-    # ---------------------------------------------------------------- dispatch
+    # -------------------------------------------------------------------- scale
+
+    def scale(self, view: View) -> Iterator[Decision]:
+        return self._standing.scale(view)
+
+    # ----------------------------------------------------------------- dispatch
 
     def dispatch(self, view: View) -> Iterator[Decision]:
+        if self._coming:
+            names = tuple(self._coming)
+            self._coming.clear()
+            yield from self._standing.prefetch(view, names)
         for function in sorted(view.waiting.values(), key=lambda f: (f.queue.head().due_us, f.queue.head().id)):
             while function.spec.name in view.waiting:
                 yield from self._serve(view, function)
 
     def _serve(self, view: View, function: FunctionState) -> Iterator[Decision]:
-        """One batch, or a reason to wait."""
+        """One batch, or something to wait for."""
         name, queue, now_us = function.spec.name, function.queue, view.now_us
         fast_us = self._fastest_us(view, function)
-        if fast_us < 0:  # nowhere yet
+        if fast_us < 0:  # it stands nowhere; when it does, it is asked about again
             yield Hold(name, NEVER_US, NEVER_US)
             return
         while len(queue) and queue.head().expires_us < now_us + fast_us:
@@ -94,71 +127,128 @@ class Policy:
             return
         room = seats(view, self._menus, function)
         late = queue.due_before(now_us + fast_us)
-        jobs = self._company(function, late, room, now_us)
-        head = jobs[0]
         in_time = late < len(queue)
-        if room and not fast_us:
-            seat = room[0]
-            units = seat.units if seat.home else function.spec.units_on(seat.device.spec)
-            pick = Pick(0.0, 0, len(jobs), units, function.spec.cores_on(seat.device.spec))
-            yield Start(jobs, seat.opening(pick))
+        jobs = self._company(function, late, room, now_us)
+        room = [self._moved(view, jobs, seat) for seat in room]
+        unknown = next((seat for seat in room if not seat.menu.known), None)
+        if unknown is not None:
+            yield from self._try(function, jobs, unknown)
             return
-        verdict = self._verdict(view, function, head, len(jobs), room, in_time) if room else NOTHING
+        verdict = self._verdict(view, function, jobs, room, in_time) if room else NOTHING
         if verdict.until_us > now_us:
             self._wanted_us.pop(name, None)
-            yield Hold(name, verdict.until_us, verdict.count, firm=True)
-            return
-        seat, pick = verdict.seat, verdict.pick
-        if seat is None or pick is None:
+            yield Hold(name, verdict.until_us, verdict.company, firm=True)
+        elif verdict.seat is None or verdict.pick is None:
             self._wanted_us.setdefault(name, now_us)
             yield from self._book(view, function, jobs, in_time, fast_us)
-            return
-        wanted_us = self._wanted_us.pop(name, now_us)
-        self._slot_us[name] = max(now_us - wanted_us, 0.9 * self._slot_us.get(name, 0.0))
-        yield Start(jobs[: pick.batch], seat.opening(pick))
+        else:
+            self._slot_us[name] = max(now_us - self._wanted_us.pop(name, now_us), 0.9 * self._slot_us.get(name, 0.0))
+            yield from self._start(view, function, jobs, verdict.seat, verdict.pick, room)
 
-    def _verdict(self, view: View, function: FunctionState, head: Job, count: int, room: list[Seat], in_time: bool) -> Verdict:
-        now_us = view.now_us
+    def _verdict(self, view: View, function: FunctionState, jobs: list[Job], room: list[Seat], in_time: bool) -> Verdict:
+        now_us, head, count = view.now_us, jobs[0], len(jobs)
+        call = head.run.call
+        slo_us = call.deadline_us - call.arrived_us
+        if not has_goal(head):
+            return self._as_wished(view, function, head, room, count)
         if not in_time:
-            call = head.run.call
-            found = cheapest(room, count, head.expires_us - now_us, call.deadline_us - call.arrived_us)
+            found = cheapest(room, count, head.expires_us - now_us, slo_us)
             return Verdict(*found) if found else NOTHING
         waiting = self._weigh.waiting(view, function, head, count, self._slot_us.get(function.spec.name, 0.0))
         ahead = self._plans.of(view, head)
+        verdict = NOTHING
         if ahead is not None:
-            verdict = self._weigh.ahead(now_us, room, count, head.run.call.deadline_us - now_us, waiting, ahead)
-            if verdict is not NOTHING:
-                return verdict
-        call = head.run.call
-        return self._weigh.alone(
-            now_us, room, count, head.due_us - now_us, waiting if ahead is None else None, call.deadline_us - call.arrived_us
-        )
+            verdict = self._weigh.ahead(now_us, room, count, call.deadline_us - now_us, slo_us, waiting, ahead)
+        if verdict is NOTHING:
+            verdict = self._weigh.alone(now_us, room, count, head.due_us - now_us, slo_us, waiting if ahead is None else None)
+        return self._known_company(view, function, head, count, verdict)
+
+    def _as_wished(self, view: View, function: FunctionState, head: Job, room: list[Seat], count: int) -> Verdict:
+        """Nobody said how long it may take: on the slice it asks for, and no waiting but what pays in throughput."""
+        wished = []
+        for seat in room:
+            units = function.spec.units_on(seat.device.spec)
+            if seat.exact:
+                wished.append(seat)
+            elif seat.units >= units:
+                wished.append(seat._replace(units=units, exact=True))
+        found = cheapest(wished, count, head.expires_us - view.now_us)
+        return self._known_company(view, function, head, count, Verdict(*found)) if found else NOTHING
+
+    def _known_company(self, view: View, function: FunctionState, head: Job, count: int, verdict: Verdict) -> Verdict:
+        """Those one step away, callers in a loop, and what a standing slice is worth waiting for."""
+        seat, pick, now_us = verdict.seat, verdict.pick, view.now_us
+        if seat is None or pick is None or verdict.until_us > now_us or pick.batch < count or count >= function.spec.max_batch:
+            return verdict
+
+        def latency_us(batch: int) -> int:
+            return seat.menu.latency_us(batch, pick.units, pick.cores)
+
+        start_by_us = min(head.due_us, head.expires_us) - latency_us(min(count + 1, function.spec.max_batch))
+        until_us = 0
+        if function.coming >= 1:
+            until_us = wait_for_company_us(view, function, count, now_us, latency_us, start_by_us)
+        if until_us <= now_us and head.due_us < NEVER_US and (seat.exact or function.meter.echo > LOOP):
+            until_us = wait_until_us(now_us, function, count, function.spec.max_batch, latency_us, start_by_us)
+        return verdict._replace(until_us=until_us, company=count + 1) if until_us > now_us else verdict
 
     def _book(self, view: View, function: FunctionState, jobs: list[Job], in_time: bool, fast_us: int) -> Iterator[Decision]:
-        name, now_us, head = function.spec.name, view.now_us, jobs[0]
+        """Nothing that is free would do: a place behind a running batch, committed just before that one ends."""
+        now_us, head = view.now_us, jobs[0]
         end_us = head.due_us if in_time else head.expires_us
-        found = bookings(view, self._menus, function, end_us - fast_us)
-        soonest_us = NEVER_US
-        for seat in sorted(found, key=lambda seat: seat.at_us):
-            pick = seat.menu.best(len(jobs), end_us - seat.at_us, -seat.units if seat.home else seat.units, seat.cores)
+        again_us = min(view.no_opening_until_us(function), end_us - fast_us + 1)
+        for seat in sorted(bookings(view, self._menus, function, end_us - fast_us), key=lambda seat: seat.at_us):
+            seat = self._moved(view, jobs, seat)
+            pick = seat.best(len(jobs), end_us - seat.at_us)
             if pick is not None:
                 if seat.at_us - self.lead_us <= now_us:
-                    yield Start(jobs[: pick.batch], seat.opening(pick))
+                    yield from self._start(view, function, jobs, seat, pick, [seat])
                     return
-                soonest_us = min(soonest_us, seat.at_us - self.lead_us)
-        ready_us = view.no_opening_until_us(function)
-        yield Hold(name, max(now_us + 1, min(soonest_us, ready_us, end_us - fast_us + 1)), NEVER_US)
+                again_us = min(again_us, seat.at_us - self.lead_us)
+        yield Hold(function.spec.name, max(now_us + 1, again_us), NEVER_US)
+
+    def _start(
+        self, view: View, function: FunctionState, jobs: list[Job], seat: Seat, pick: Pick, room: list[Seat]
+    ) -> Iterator[Decision]:
+        chosen = jobs[: pick.batch]
+        for job in chosen:
+            call = job.run.call
+            if call.cost_limit and job.run.cost + pick.cost > call.cost_limit:
+                yield Drop(job, "cost")
+                return
+        us = view.latency_us(function.spec.name, seat.device, pick.batch, pick.units, pick.cores) + seat.moving_us
+        if seat.at_us + us > max(job.expires_us for job in chosen):  # predictions have moved since the menu was made
+            self._menus.forget(function.spec.name)
+            yield Hold(function.spec.name, view.now_us + 1, NEVER_US)
+            return
+        said = why.started(view, jobs, seat, pick, room, self._plans.of(view, jobs[0])) if view.explaining else ""
+        yield Start(chosen, seat.opening(pick), said)
+
+    def _try(self, function: FunctionState, jobs: list[Job], seat: Seat) -> Iterator[Decision]:
+        """Nobody knows how long it takes here, and nobody will unless it is tried."""
+        units = function.spec.units_on(seat.device.spec)
+        if seat.exact or units <= seat.units:
+            pick = Pick(0.0, 0, len(jobs), seat.units if seat.exact else units, function.spec.cores_on(seat.device.spec))
+            yield Start(jobs, seat.opening(pick), "nobody knows yet how long it takes here")
+        else:
+            yield Hold(function.spec.name, NEVER_US, NEVER_US)
+
+    # -------------------------------------------------------------- who and where
 
     def _fastest_us(self, view: View, function: FunctionState) -> int:
         """One job on the best slice of any device it is on; 0 if nobody knows, below 0 if it is nowhere."""
-        best = -1
+        best_us = -1
         for instance in function.instances.values():
             if instance.phase is Phase.WARM:
-                menu = self._menus.of(view, function, view.devices[instance.device])
-                pick = menu.fastest(1, menu.sizes[-1], menu.hands[-1])
+                pick = self._menus.of(view, function, view.devices[instance.device]).fastest()
                 us = pick.time_us if pick is not None else 0
-                best = us if best < 0 else min(best, us)
-        return best
+                best_us = us if best_us < 0 else min(best_us, us)
+        return best_us
+
+    def _moved(self, view: View, jobs: list[Job], seat: Seat) -> Seat:
+        if not seat.device.spec.link_mib_per_s:
+            return seat
+        return seat._replace(moving_us=view.transfer_us(jobs, seat.device))
 
     def _company(self, function: FunctionState, late: int, room: list[Seat], now_us: int) -> list[Job]:
         """Who shares the next batch, its leader first: those who can be in time, then those who are late anyway."""
@@ -179,16 +269,15 @@ class Policy:
             return late
         jobs = queue.some(late, most)
         ideal = cheapest(room, most, NEVER_US)
-        first = cheapest(room, most, jobs[0].due_us - now_us)
-        if ideal is None or (first is not None and first[1].cost <= 1.1 * ideal[1].cost):
-            return late
         best, best_rate = late, 0.0
         for passed, job in enumerate(jobs):
             found = cheapest(room, most, job.due_us - now_us)
-            if found is not None:
-                rate = (found[1].batch - passed) / (found[1].cost * found[1].batch)
-                if rate > best_rate:
-                    best, best_rate = late + passed, rate
-                if found[1].cost <= 1.1 * ideal[1].cost:
-                    break
+            if ideal is None or found is None:
+                continue
+            pick = found[1]
+            rate = (pick.batch - passed) / (pick.cost * pick.batch) if pick.cost else 1.0
+            if rate > best_rate:
+                best, best_rate = late + passed, rate
+            if pick.cost <= PASS_OVER * ideal[1].cost:
+                break
         return best

@@ -41,6 +41,7 @@ class Policy:
     full: float = 0.95  #: a device occupied to this part gets no more pods
     cooldown_us: int = 10_000_000  #: between two reductions
     window_us: int = 2_000_000  #: over which the rate is measured: the filter smooths it, a longer one would be late twice
+    first_per_s: float = 35.0  #: what the first pod can do: nobody knows the load yet
     wait: float = 1.0  #: times the average wait, counted against the latency goal
     compat: bool = False  #: as published, with its defects
     period_us: int = 2_000_000
@@ -91,22 +92,24 @@ class Policy:
         """One pod for who is called, or is to be there always."""
         wanted = function.spec.scale.min or len(function.queue)
         if wanted and view.now_us >= function.not_before_us:
-            yield from self._out(view, function, able, max(1.0, self._demand(view, function)) / self.up)
+            self._reduced_us[function.spec.name] = view.now_us + self.cooldown_us
+            site = self._site(view, function, able, max(self.first_per_s, self._demand(view, function)))
+            if site is not None:
+                yield _load(function, site)
 
     def _adjust(self, view: View, function: FunctionState, able: Capability) -> Iterator[Decision]:
-        name, spec = function.spec.name, function.spec
+        name, spec, idle_us = function.spec.name, function.spec, view.now_us - function.meter.last_us
         demand = self._demand(view, function)
         capacity = _total(view, function, able)
-        if demand > self.up * capacity:
+        if not spec.scale.min and idle_us >= spec.scale.idle_us and not len(function.queue):
+            yield from [UnloadOf(pod.id) for pod in pods_of(function)]
+        elif demand > self.up * capacity:
             for pod in sorted(pods_of(function), key=lambda pod: (-pod.units, pod.since_us, pod.id)):
                 lacking = demand / self.up - _total(view, function, able)
                 if lacking > 0:
                     yield from self._more_time(view, function, able, pod, lacking)
             yield from self._out(view, function, able, demand / self.up)
         elif demand < self.down * capacity and view.now_us >= self._reduced_us.get(name, 0):
-            if not spec.scale.min and view.now_us - function.meter.last_us >= spec.scale.idle_us and not len(function.queue):
-                yield from (UnloadOf(pod.id) for pod in pods_of(function))
-                return
             self._reduced_us[name] = view.now_us + self.cooldown_us
             yield from self._reduce(view, function, able, demand / self.up)
 
@@ -149,11 +152,10 @@ class Policy:
         """New pods until it is enough, or no place is left."""
         while len(pods_of(function)) < max(1, function.spec.scale.max):
             lacking = needed - _total(view, function, able)
-            site = self._site(view, function, able, lacking) if lacking > 0 or not pods_of(function) else None
+            site = self._site(view, function, able, lacking) if lacking > 0 else None
             if site is None:
                 return
-            device, shape, beside = site
-            yield LoadOn(function.spec.name, device.spec.id, shape.units, shape.quota / WHOLE, beside)
+            yield _load(function, site)
 
     def _site(self, view: View, function: FunctionState, able: Capability, lacking: float) -> Site | None:
         """On the least occupied device in use that has a place, else on an unused one: the cheapest shape that is enough,
@@ -181,6 +183,11 @@ class Policy:
         for units in clear_units(device, sizes_of(device)):
             for quota in range(self.step, WHOLE + 1, self.step):
                 yield Shape(units, quota), ""
+
+
+def _load(function: FunctionState, site: Site) -> LoadOn:
+    device, shape, beside = site
+    return LoadOn(function.spec.name, device.spec.id, shape.units, shape.quota / WHOLE, beside)
 
 
 def _total(view: View, function: FunctionState, able: Capability) -> float:

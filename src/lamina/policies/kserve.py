@@ -80,8 +80,8 @@ class Policy:
         missing = 0
         for function in view.functions.values():
             pods = [i for i in function.instances.values() if i.phase in (Phase.LOADING, Phase.WARM)]
-            cold = len(function.queue) > 0 and not pods
-            if turn or cold:
+            short = len(pods) < max(function.spec.scale.min, len(function.queue) > 0)
+            if turn or short:
                 missing += yield from self._adjust(view, function, pods)
         if turn:
             yield from self._devices(view, missing)

@@ -10,7 +10,7 @@ import random
 import statistics
 from dataclasses import dataclass, field
 
-from lamina.core.flow import Choice, Each, Node
+from lamina.core.flow import Choice, Each, Node, Wait
 from lamina.planner.neighbours import Interference
 from lamina.predict.table import Table
 
@@ -47,11 +47,16 @@ class World:
     def load_us(self, function: str, kind: str) -> int:
         return round(self.table.load_us(function, kind) * self._wobble(self.load_noise))
 
-    def answer(self, node: Node) -> int:
+    def answer(self, node: Node, stage: str = "begin") -> int:
         """A question about data nobody has: the number of items about `expect`, the branch by its odds."""
+        if stage != "begin":
+            return 0
         if isinstance(node, Each):
             return self._count(node.expect)
-        assert isinstance(node, Choice), f"{node.name} asks nothing"
+        if isinstance(node, Wait):
+            return node.duration_us
+        if not isinstance(node, Choice):
+            return 0
         odds = node.odds or (1.0,) * len(node.branches)
         return self.rng.choices(range(len(node.branches)), odds)[0]
 

@@ -184,7 +184,9 @@ class Executor:
         run = self.controller.state.runs.get(action.call_id)
         if run is None:
             return ()  # it was asked, and then dropped, while the controller handled one and the same event
-        scope = run.scopes[action.scope]
+        scope = run.scopes.get(action.scope)
+        if scope is None:
+            return ()  # likewise
         place = (action.call_id, f"{_path(scope)}/{action.node}")
         turn = self._asked[place] = self._asked.get(place, 0) + 1  # a loop asks again, and must get a fresh answer
         if len(self._asked) > 16 * _REMEMBER:
@@ -192,8 +194,8 @@ class Executor:
             self._asked = {place: turn for place, turn in self._asked.items() if place[0] in runs}
         key = f"{self.seed}/{place[0]}{place[1]}/{turn}".encode()
         self._dice.rng.seed(int.from_bytes(blake2b(key, digest_size=8).digest(), "little"))
-        value = self._dice.answer(scope.flow.nodes[action.node])
-        return ((now_us, Resolved(action.call_id, action.scope, action.node, value)),)
+        value = self._dice.answer(scope.flow.nodes[action.node], action.stage)
+        return ((now_us, Resolved(action.call_id, action.scope, action.node, value, turn=action.turn)),)
 
 
 def _path(scope: Scope) -> str:

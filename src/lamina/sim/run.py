@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from lamina import policies
 from lamina.core.actions import Action
 from lamina.core.controller import Controller
 from lamina.core.events import Deployed, DeviceJoined, Event
-from lamina.core.policy import Predictor
+from lamina.core.policy import Dispatch, Predictor
 from lamina.predict.online import Predictor as Online
 from lamina.predict.table import Table
 from lamina.predict.world import World
@@ -65,10 +65,12 @@ def run(
     progress: Progress | None = None,
     watch: Watch | None = None,
     check: bool = False,
+    on_policy: Callable[[Dispatch], None] | None = None,
 ) -> Summary:
     """Simulate until every call has ended. What is given here takes the place of what the scenario says.
 
     `watch` sees every event with its actions (an event log, say); `check` tests every invariant after every event.
+    `on_policy` is given the policy when all is over: some keep counts of their own.
     """
     if policy is not None and policy != scenario.policy:
         scenario = replace(scenario, policy=policy, options={})
@@ -109,6 +111,8 @@ def run(
     )
     assert not report.unanswered, f"{report.unanswered} calls never ended"
     controller.state.check_quiet()
+    if on_policy is not None:
+        on_policy(controller.policy)
     starts_us = min((load.start_us for load in scenario.loads), default=0)
     cut_short = scenario.duration_us >= NEVER_US or (scenario.calls and report.offered >= scenario.calls)
     return report.summary(

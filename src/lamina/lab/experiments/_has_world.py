@@ -23,7 +23,7 @@ V100 = DeviceSpec(id="v100", kind="v100", units=UNITS, memory_mib=16_384, limits
 SHARE = 0.3  #: for policies that do not choose: what HAS-GPU starts every function with
 LOAD_US = 3_000_000  #: assumed: not published
 MEMORY_MIB = 1_525  #: of a ResNet pod as FaST-GShare reports it; the others were not published
-WARM_UP_US = 10_000_000  #: pods that are always there have been loaded by the first call
+WARM_UP_US = 5_000_000  #: pods that are always there have been loaded by the first call
 TIMEOUT_US = 10_000_000
 NOISE = 0.04
 

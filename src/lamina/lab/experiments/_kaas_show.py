@@ -9,6 +9,11 @@ from lamina.lab.experiment import Plot, Row, Section, Table
 
 SHORT = {"kaas_rr": "RR", "kaas_balance": "Balance", "kaas_srtf": "SRTF", "kaas_mlfq": "MLFQ", "kaas_exclusive": "Exclusive"}
 
+SETS = ("trace-i", "trace-ii", "text")
+OVER = {"poisson": "params", "rate": "load", "gpus": "gpus", "cold": "cold", "memory": "holds"}
+"""What each part moves."""
+SWEEPS = ("rate", "gpus", "cold")
+
 
 def label(row: Row) -> str:
     """A policy with the options that make it another one; round robin as published is the plain name."""
@@ -45,16 +50,18 @@ def figures(rows: list[Row]) -> dict[str, Any]:
             }
             for key in dict.fromkeys(map(_mix, poisson))
         },
-        "sweeps": {part: _sweep(rows, part, over) for part, over in (("rate", "load"), ("gpus", "gpus"), ("cold", "cold"))},
+        "sweeps": {part: _sweep(rows, part, over) for part, over in OVER.items() if part in SWEEPS},
         "memory": {
             "wait": _sweep(rows, "memory", "holds"),
             "cold_starts": _sweep(rows, "memory", "holds", "cold_starts"),
         },
+        "not_all_answered": [
+            {"part": row["part"], "policy": label(row), "at": row[OVER[row["part"]]], "answered": _mean(row, "answered")}
+            for row in rows
+            if row["part"] in OVER and _mean(row, "answered") < 1
+        ],
         "beside": _beside(printed, main),
     }
-
-
-SETS = ("trace-i", "trace-ii", "text")
 
 
 def sections(rows: list[Row]) -> list[Section]:
@@ -85,9 +92,17 @@ def sections(rows: list[Row]) -> list[Section]:
                 f"Means over {len(own[0]['wait'])} seeds, in steps; cold starts as least to most over them. Without a memory "
                 "limit every model is loaded at most once per GPU.",
                 table=Table(
-                    ["policy", "cold starts", "R wait", "B wait", "all", "spread over seeds"],
+                    ["policy", "cold starts", "R wait", "B wait", "all", "spread over seeds", "answered"],
                     [
-                        [label(r), _range(r["cold_starts"]), _mean(r, "wait_R"), _mean(r, "wait_B"), _mean(r, "wait"), _spread(r)]
+                        [
+                            label(r),
+                            _range(r["cold_starts"]),
+                            _mean(r, "wait_R"),
+                            _mean(r, "wait_B"),
+                            _mean(r, "wait"),
+                            _spread(r),
+                            _mean(r, "answered"),
+                        ]
                         for r in own
                     ],
                 ),
@@ -96,9 +111,7 @@ def sections(rows: list[Row]) -> list[Section]:
     made += [
         _swept(rows, "rate", "load", "Wait by load", "load (1: all GPUs busy with warm requests)", log_y=True),
         _swept(rows, "gpus", "gpus", "Wait by number of GPUs, at the rate that loads four by 0.8", "GPUs", log_y=True),
-        _swept(
-            rows, "cold", "cold", "Wait by length of a cold start: a constant number of them hardly matters", "times the text's"
-        ),
+        _swept(rows, "cold", "cold", "Wait by length of a cold start", "times the text's"),
         _swept(rows, "memory", "holds", "Wait when a GPU holds only so many of twelve models", "models per GPU", log_y=True),
         _swept(rows, "memory", "holds", "Cold starts, likewise", "models per GPU", "cold_starts", log_y=True),
     ]
@@ -110,7 +123,14 @@ def _swept(rows: list[Row], part: str, over: str, title: str, x: str, value: str
         name: [(float(at), found) for at, found in points] for name, points in _sweep(rows, part, over, value).items()
     }
     y = "mean wait, steps" if value == "wait" else "cold starts"
-    return Section(title, plot=Plot("line", x, y, series, log_y=log_y))
+    short: dict[str, float] = {}
+    for row in rows:
+        if row["part"] == part and _mean(row, "answered") < 1:
+            short[label(row)] = min(_mean(row, "answered"), short.get(label(row), 1.0))
+    text = "".join(
+        f"{name} answered {least:.0%} of its requests at worst, and refused the others. " for name, least in short.items()
+    )
+    return Section(title, text, plot=Plot("line", x, y, series, log_y=log_y))
 
 
 def _sweep(rows: list[Row], part: str, over: str, value: str = "wait") -> dict[str, list[list[float]]]:

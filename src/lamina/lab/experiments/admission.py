@@ -25,7 +25,7 @@ slices, 3.00 per second). Ensemble: prepare, three models side by side, combine.
 of the calls. Times are made up (the thesis gives none), exact and known to all policies; arrivals are Poisson.
 
 A call is good if it is answered in time and its share of device time costs no more than its limit; attainment is good calls
-over all that were offered, refused ones included; goodput is good calls per second over the same two seconds for all policies.
+over all that were offered, refused ones included; goodput is good calls per second over the same second for all policies.
 Cost is that of all device time held.
 
 fifo (serves late) never gives up on a call; the others drop or refuse what is late. clockwork (naive) is the thesis's model: a
@@ -41,7 +41,7 @@ REPORTED = [
 LATENCIES_MS = (20, 40, 60, 80)
 LIMITS = {"ensemble": {"none": 0.0, "loose": 0.014, "tight": 0.0095}, "cascade": {"none": 0.0, "loose": 0.0115, "tight": 0.0106}}
 RATES = {"ensemble": 250.0, "cascade": 500.0}
-SPAN_US = 2_000_000
+SPAN_US = 1_000_000
 RIVALS: list[tuple[str, str, dict[str, Any]]] = [
     ("fifo (serves late)", "fifo", {}),
     ("fifo", "fifo", {}),

@@ -58,7 +58,7 @@ def _setting(model: str, workload: str, slo: float, **more: Any) -> Cell:
 
 
 def _quick() -> list[Cell]:
-    return [_setting("resnet50", "stress", 2.0, seconds=30), _setting("four models", "mix", 2.0, seconds=10, times=2)]
+    return [_setting("resnet50", "random_burst", 2.0, seconds=60), _setting("four models", "mix", 2.0, seconds=15, times=2)]
 
 
 def _full() -> list[Cell]:

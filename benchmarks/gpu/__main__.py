@@ -1,0 +1,38 @@
+"""`python -m benchmarks.gpu [NAME ...]`: all of them, or those named. Each writes results/gpu/NAME.json as soon as it is done."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.gpu.common import RESULTS, Bench, machine
+from benchmarks.report import Report
+
+ALL = ("overhead", "slices", "isolation", "resize", "quota", "idle", "dispatch", "swap", "handover", "batching", "five")
+
+
+def main() -> None:
+    names = [name for name in sys.argv[1:] if not name.startswith("--")] or list(ALL)
+    folder = next((Path(word[6:]) for word in sys.argv[1:] if word.startswith("--out=")), RESULTS)
+    folder.mkdir(parents=True, exist_ok=True)
+    bench = Bench()
+    for name in names:
+        module = importlib.import_module(f"benchmarks.gpu.{name}")
+        print(f"-- {name}: {module.__doc__.strip().splitlines()[0]}", flush=True)
+        bench.report, begin_s = Report(), time.monotonic()
+        try:
+            module.run(bench)
+        except Exception:
+            print(traceback.format_exc()[-1500:], flush=True)
+        rows = [asdict(row) for row in bench.report.rows]
+        (folder / f"{name}.json").write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+        print(f"   {time.monotonic() - begin_s:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

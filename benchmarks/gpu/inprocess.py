@@ -1,0 +1,164 @@
+"""Controller and executor in one loop of one thread, with calls made up on the spot: HTTP is not what is measured."""
+
+from __future__ import annotations
+
+import heapq
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from lamina import policies
+from lamina.core.actions import Fail, Load, Refuse, Reply, StartBatch, WakeAt
+from lamina.core.controller import Controller
+from lamina.core.events import BatchFailed, BatchFinished, CallArrived, Deployed, DeviceJoined, InstanceReady, Tick
+from lamina.predict import online
+from lamina.predict.table import Table
+from lamina.types import FunctionSpec, call_for
+
+
+@dataclass
+class Outcome:
+    sent: int = 0
+    in_time: int = 0
+    refused: int = 0
+    late: int = 0
+    failed: int = 0
+    by_function: Counter[str] = field(default_factory=Counter)
+    latencies_us: list[int] = field(default_factory=list)
+    batches: int = 0
+    items: int = 0
+
+    @property
+    def attained(self) -> float:
+        return self.in_time / max(1, self.sent)
+
+
+class InProcess:
+    def __init__(
+        self,
+        slicer: Any,
+        executor: Any,
+        functions: list[FunctionSpec],
+        items: dict[str, Any],
+        policy: str = "edf",
+        device: Any = None,
+        profiles: list[Any] | None = None,
+        places: dict[str, int] | None = None,
+    ) -> None:
+        self.executor, self.items = executor, items
+        self.places = places or {}  #: functions that always run on this mask, whatever the controller calls it
+        table = Table(profiles or [], margin=0.02)
+        self.controller = Controller(policies.build(policy), online.Predictor(table))
+        self.device = device or slicer.device
+        self.specs = {spec.name: spec for spec in functions}
+        self._ticks: list[int] = []
+        self._batches: dict[int, int] = {}
+        self._begin_ns = time.perf_counter_ns()
+        self._todo: list[Any] = []
+        self._calls = 0
+        self._arrived: dict[str, tuple[str, int]] = {}
+        self.outcome = Outcome()
+        self._act(self.controller.handle(self.now_us(), DeviceJoined(self.device)))
+        self._act(self.controller.handle(self.now_us(), Deployed(functions=tuple(functions))))
+
+    def now_us(self) -> int:
+        return (time.perf_counter_ns() - self._begin_ns) // 1000
+
+    def call(self, name: str, at_us: int) -> None:
+        self._calls += 1
+        call = call_for(f"c{self._calls}", name, at_us, self.specs[name].slo)
+        self._arrived[call.id] = (name, at_us)
+        self.outcome.sent += 1
+        self._handle(CallArrived(call))
+
+    def turn(self) -> None:
+        """What has ended, then what is due."""
+        for done in self.executor.poll():
+            batch = self._batches.pop(done.ticket, None)
+            if batch is not None:
+                self._handle(BatchFinished(batch, done.device_us) if done.error is None else BatchFailed(batch, "failed"))
+        now_us = self.now_us()
+        if self._ticks and self._ticks[0] <= now_us:
+            while self._ticks and self._ticks[0] <= now_us:
+                heapq.heappop(self._ticks)
+            self._handle(Tick())
+
+    def _handle(self, event: Any) -> None:
+        self._act(self.controller.handle(self.now_us(), event))
+        while self._todo:
+            self._act(self.controller.handle(self.now_us(), self._todo.pop()))
+
+    def _act(self, actions: list[Any]) -> None:
+        outcome = self.outcome
+        for action in actions:
+            kind = type(action)
+            if kind is StartBatch:
+                count = len(action.jobs)
+                mask = self.places.get(action.function, action.mask)
+                self._batches[self.executor.submit(action.function, [self.items[action.function]] * count, mask)] = (
+                    action.batch_id
+                )
+                outcome.batches += 1
+                outcome.items += count
+            elif kind is WakeAt:
+                heapq.heappush(self._ticks, action.at_us)
+            elif kind is Reply:
+                name, at_us = self._arrived.pop(action.call_id)
+                latency_us = self.now_us() - at_us
+                outcome.latencies_us.append(latency_us)
+                goal_us = self.specs[name].slo.latency_us
+                if goal_us and latency_us > goal_us:
+                    outcome.late += 1
+                else:
+                    outcome.in_time += 1
+                    outcome.by_function[name] += 1
+            elif kind is Refuse or kind is Fail:
+                self._arrived.pop(action.call_id, None)
+                outcome.refused += kind is Refuse
+                outcome.failed += kind is Fail
+            elif kind is Load:
+                self._todo.append(InstanceReady(action.instance, 1000))
+
+    def closed(self, name: str, callers: int, seconds: float) -> tuple[float, float]:
+        """(batches a second, processor time by wall time): every caller calls again as soon as it has its answer."""
+        for _ in range(callers):
+            self.call(name, self.now_us())
+        begin, processor = time.perf_counter(), time.process_time()
+        started = self.outcome.batches
+        while time.perf_counter() - begin < seconds:
+            self.turn()
+            for _ in range(callers - len(self._arrived)):
+                self.call(name, self.now_us())
+        took = time.perf_counter() - begin
+        rate = (self.outcome.batches - started) / took
+        share = (time.process_time() - processor) / took
+        self.finish()
+        return rate, share
+
+    def open(self, rates: dict[str, float], seconds: float, seed: int = 0) -> Outcome:
+        """Poisson arrivals; a call that the loop comes to late has waited all the same."""
+        rng = random.Random(seed)
+        self.outcome = Outcome()
+        begin_us = self.now_us() + 1000
+        heap = [(begin_us + rng.expovariate(rate) * 1e6, name) for name, rate in rates.items()]
+        heapq.heapify(heap)
+        ends_us = begin_us + seconds * 1e6
+        while heap[0][0] < ends_us:
+            at_us, name = heap[0]
+            if at_us <= self.now_us():
+                heapq.heapreplace(heap, (at_us + rng.expovariate(rates[name]) * 1e6, name))
+                self.call(name, int(at_us))
+                if self.now_us() - at_us > 500_000:  # hopeless: the loop itself cannot follow
+                    break
+            self.turn()
+        self.finish()
+        return self.outcome
+
+    def finish(self) -> None:
+        ends_s = time.perf_counter() + 5
+        while self._arrived and time.perf_counter() < ends_s:
+            self.turn()
+        while self._batches and time.perf_counter() < ends_s:
+            self.turn()

@@ -1,0 +1,112 @@
+"""Choice rules: comparisons of one variable with a constant or with another place, and And, Or, Not of such.
+
+Values of another type than the comparison is for are simply not equal, not less and not more; a variable that is not
+there is an error, except to IsPresent.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from lamina.asl import times
+from lamina.asl.faults import runtime
+from lamina.asl.paths import NoMatch, Path, kind_of, parse
+
+_ORDERS: dict[str, Callable[[Any, Any], Any]] = {
+    "Equals": operator.eq,
+    "LessThan": operator.lt,
+    "GreaterThan": operator.gt,
+    "LessThanEquals": operator.le,
+    "GreaterThanEquals": operator.ge,
+}
+_COMPARE = {
+    **{f"{kind}{order}": (kind, order) for kind in ("String", "Numeric", "Timestamp") for order in _ORDERS},
+    "BooleanEquals": ("Boolean", "Equals"),
+}
+WITH_CONSTANT = (*_COMPARE, "StringMatches")
+WITH_PATH = tuple(f"{name}Path" for name in _COMPARE)
+TESTS = ("IsNull", "IsPresent", "IsNumeric", "IsString", "IsBoolean", "IsTimestamp")
+COMPARATORS = (*WITH_CONSTANT, *WITH_PATH, *TESTS)
+COMBINED = ("And", "Or", "Not")
+
+
+def holds(rule: dict[str, Any], value: Any, context: Any) -> bool:
+    if "And" in rule:
+        return all(holds(inner, value, context) for inner in rule["And"])
+    if "Or" in rule:
+        return any(holds(inner, value, context) for inner in rule["Or"])
+    if "Not" in rule:
+        return not holds(rule["Not"], value, context)
+    name = next(key for key in rule if key in COMPARATORS)
+    wanted = rule[name]
+    variable = parse(rule["Variable"])
+    if name == "IsPresent":
+        return _is_there(variable, value, context) is bool(wanted)
+    try:
+        found = variable.find(value, context)
+    except NoMatch as error:
+        raise runtime(f"Choice: the variable {error}") from None
+    if name in TESTS:
+        return _test(name, found) is bool(wanted)
+    if name == "StringMatches":
+        return isinstance(found, str) and _pattern(wanted).fullmatch(found) is not None
+    if name in WITH_PATH:
+        try:
+            wanted = parse(wanted).find(value, context)
+        except NoMatch as error:
+            raise runtime(f"Choice: {name}: {error}") from None
+    kind, order = _COMPARE[name.removesuffix("Path")]
+    return _compare(kind, order, found, wanted)
+
+
+def is_kind(kind: str, value: Any) -> bool:
+    """May this stand beside a comparison of that kind?"""
+    if kind == "Timestamp":
+        return times.parse_us(value) is not None
+    return kind_of(value) == {"String": "string", "Numeric": "number", "Boolean": "boolean"}[kind]
+
+
+def kind_compared(name: str) -> str:
+    """What the comparator is for: String, Numeric, Timestamp or Boolean."""
+    return _COMPARE[name.removesuffix("Path")][0]
+
+
+def _compare(kind: str, order: str, left: Any, right: Any) -> bool:
+    if not (is_kind(kind, left) and is_kind(kind, right)):
+        return False
+    if kind == "Timestamp":
+        left, right = times.parse_us(left), times.parse_us(right)
+    return bool(_ORDERS[order](left, right))
+
+
+def _is_there(path: Path, value: Any, context: Any) -> bool:
+    try:
+        found = path.find(value, context)
+    except NoMatch:
+        return False
+    return path.is_reference or bool(found)
+
+
+def _test(name: str, value: Any) -> bool:
+    if name == "IsTimestamp":
+        return times.parse_us(value) is not None
+    kinds = {"IsNull": "null", "IsNumeric": "number", "IsString": "string", "IsBoolean": "boolean"}
+    return kind_of(value) == kinds[name]
+
+
+@lru_cache(maxsize=1024)
+def _pattern(text: str) -> re.Pattern[str]:
+    r"""`*` is any characters, `\*` a star and `\\` a backslash."""
+    parts, at = [], 0
+    while at < len(text):
+        if text[at] == "\\" and text[at + 1 : at + 2] in ("*", "\\"):
+            parts.append(re.escape(text[at + 1]))
+            at += 2
+        else:
+            parts.append(".*" if text[at] == "*" else re.escape(text[at]))
+            at += 1
+    return re.compile("".join(parts), re.DOTALL)

@@ -1,0 +1,137 @@
+"""From a document to the internal flow. Structure becomes nodes; what concerns data travels along in `data`.
+
+A scope of such a flow has one token and one value, so every node asks before it starts, and those with results again
+when they have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lamina.asl.fields import Dialect
+from lamina.asl.lint import check
+from lamina.core.flow import Choice, Each, Fail, Flow, Node, Parallel, Pass, Succeed, Task, Wait
+from lamina.core.retry import Catcher, Guard, Retrier
+from lamina.types import Slo
+
+INNER = ("Branches", "Iterator", "ItemProcessor")
+PATIENT = Slo(timeout_us=31_622_400 * 1_000_000)
+"""A state machine may wait for a year; who wants an answer sooner says so."""
+
+Function = tuple[str, tuple[str, ...] | None]
+"""What a Resource stands for: the name of the function, and its parameters (None: it takes the input as one value)."""
+
+
+def compile_flow(
+    document: dict[str, Any],
+    name: str,
+    function: Callable[[str], Function],
+    *,
+    dialect: Dialect = "strict",
+    slo: Slo = PATIENT,
+    source: str = "",
+) -> Flow:
+    """`function` says what a Resource stands for. An invalid document raises `BadDocument` with all that is wrong."""
+    check(document, dialect, source)
+    flow = _Compiler(function).machine(document, name, slo)
+    flow.check()
+    return flow
+
+
+def resources(document: dict[str, Any]) -> list[str]:
+    """All that the tasks of a valid document call, once each, in order."""
+    found: dict[str, None] = {}
+
+    def walk(machine: dict[str, Any]) -> None:
+        for state in machine["States"].values():
+            if state["Type"] == "Task":
+                found[state["Resource"]] = None
+            for inner in inner_machines(state):
+                walk(inner)
+
+    walk(document)
+    return list(found)
+
+
+def inner_machines(state: dict[str, Any]) -> list[dict[str, Any]]:
+    if state["Type"] == "Map":
+        return [state["ItemProcessor"] if "ItemProcessor" in state else state["Iterator"]]
+    return list(state["Branches"]) if state["Type"] == "Parallel" else []
+
+
+class _Compiler:
+    def __init__(self, function: Callable[[str], Function]) -> None:
+        self._function = function
+
+    def machine(self, document: dict[str, Any], name: str, slo: Slo = PATIENT) -> Flow:
+        nodes = {key: self._node(key, state) for key, state in document["States"].items()}
+        kept = {key: value for key, value in document.items() if key not in ("States", "StartAt")}
+        timeout_us = kept.get("TimeoutSeconds", 0) * 1_000_000
+        return Flow(name, nodes, (document["StartAt"],), slo, {"asl": kept}, timeout_us)
+
+    def _node(self, name: str, state: dict[str, Any]) -> Node:
+        kept = {key: value for key, value in state.items() if key not in INNER}
+        data = {"asl": kept}
+        on = (state["Next"],) if "Next" in state else ()
+        match state["Type"]:
+            case "Task":
+                target, params = self._function(state["Resource"])
+                more = data if params is None else {**data, "params": list(params)}
+                may = tuple(state.get("PotentialNext", ()))
+                return Task(name, target, on, data=more, guard=_guard(state), asks=True, may=may)
+            case "Map":
+                return self._map(name, state, on, data)
+            case "Parallel":
+                branches = tuple(self.machine(branch, f"{name}/{i}") for i, branch in enumerate(state["Branches"]))
+                count = state.get("WaitForNumBranches", 0)
+                wait_for = count[0] if isinstance(count, list) else count
+                return Parallel(name, branches, on, wait_for=wait_for, data=data, guard=_guard(state), asks=True)
+            case "Choice":
+                ways = [(rule["Next"],) for rule in state["Choices"]]
+                if "Default" in state:
+                    ways.append((state["Default"],))
+                return Choice(name, tuple(ways), data=data)
+            case "Wait":
+                return Wait(name, on, duration_us=state.get("Seconds", 0) * 1_000_000, data=data, asks=True)
+            case "Succeed":
+                return Succeed(name, data=data, asks=True)
+            case "Fail":
+                return Fail(name, state.get("Error", ""), state.get("Cause", ""), data=data, asks=True)
+            case _:
+                return Pass(name, on, data=data, asks=True)
+
+    def _map(self, name: str, state: dict[str, Any], on: tuple[str, ...], data: dict[str, Any]) -> Each:
+        key = "ItemProcessor" if "ItemProcessor" in state else "Iterator"
+        percentage = state.get("ToleratedFailurePercentage")
+        return Each(
+            name,
+            self.machine(state[key], name),
+            on,
+            data={**data, "body": key},
+            guard=_guard(state),
+            asks=True,
+            at_once=state.get("MaxConcurrency", 0),
+            tolerate=state.get("ToleratedFailureCount"),
+            tolerate_part=None if percentage is None else percentage / 100,
+        )
+
+
+def _guard(state: dict[str, Any]) -> Guard:
+    return Guard(
+        tuple(_retrier(entry) for entry in state.get("Retry", ())),
+        tuple(Catcher(tuple(entry["ErrorEquals"]), (entry["Next"],)) for entry in state.get("Catch", ())),
+        state.get("TimeoutSeconds", 0) * 1_000_000,
+        state.get("HeartbeatSeconds", 0) * 1_000_000,
+    )
+
+
+def _retrier(entry: dict[str, Any]) -> Retrier:
+    return Retrier(
+        tuple(entry["ErrorEquals"]),
+        entry.get("IntervalSeconds", 1) * 1_000_000,
+        entry.get("MaxAttempts", 3),
+        float(entry.get("BackoffRate", 2.0)),
+        entry.get("MaxDelaySeconds", 0) * 1_000_000,
+        entry.get("JitterStrategy", "NONE") == "FULL",
+    )

@@ -1,0 +1,194 @@
+"""What one state does with its data: from the value that comes in to the value that goes on.
+
+Every function is pure: state, value and context in, value out, `StateError` where it fails. The server's data layer and
+`lamina asl run` call the same ones.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from lamina.asl import template, times
+from lamina.asl.choice import holds
+from lamina.asl.faults import INTRINSIC, NO_CHOICE, PARAMETER_PATH, RESULT_PATH, StateError, runtime
+from lamina.asl.intrinsics import Scene
+from lamina.asl.paths import NoMatch, kind_of, parse, place
+
+State = dict[str, Any]
+NEXT_KEY = "lamina:next"
+"""A task with PotentialNext says where to go with {"lamina:next": "State", "value": ...}."""
+
+
+def given(state: State, raw: Any, context: Any, rng: random.Random) -> Any:
+    """The effective input: InputPath, then Parameters."""
+    value = _path(state, "InputPath", raw, context)
+    if "Parameters" in state and state["Type"] != "Map":
+        return template.fill(state["Parameters"], Scene(value, context, rng))
+    return value
+
+
+def output(state: State, raw: Any, result: Any, context: Any, rng: random.Random) -> Any:
+    """ResultSelector, then ResultPath into the raw input, then OutputPath."""
+    if "ResultSelector" in state:
+        result = template.fill(state["ResultSelector"], Scene(result, context, rng))
+    return _path(state, "OutputPath", _combine(state.get("ResultPath", "$"), raw, result), context)
+
+
+def passed(state: State, raw: Any, context: Any, rng: random.Random) -> Any:
+    value = given(state, raw, context, rng)
+    return output(state, raw, state.get("Result", value), context, rng)
+
+
+def through(state: State, raw: Any, context: Any) -> Any:
+    """Of states that change nothing: InputPath and OutputPath."""
+    return _path(state, "OutputPath", _path(state, "InputPath", raw, context), context)
+
+
+def choose(state: State, raw: Any, context: Any) -> int:
+    """The number of the first rule that holds; that of the Default, which comes after them, if none does."""
+    value = _path(state, "InputPath", raw, context)
+    for index, rule in enumerate(state["Choices"]):
+        if holds(rule, value, context):
+            return index
+    if "Default" not in state:
+        raise StateError(NO_CHOICE, "no rule holds and there is no Default")
+    return len(state["Choices"])
+
+
+def wait_us(state: State, raw: Any, context: Any, now_us: int) -> int:
+    """`now_us` is the time of day, since 1970."""
+    value = _path(state, "InputPath", raw, context)
+    if "Seconds" in state:
+        return int(state["Seconds"] * 1_000_000)
+    if "SecondsPath" in state:
+        return _seconds_at(state, "SecondsPath", value, context, least=0)
+    text = state["Timestamp"] if "Timestamp" in state else _at(state["TimestampPath"], value, context, "TimestampPath")
+    until_us = times.parse_us(text)
+    if until_us is None:
+        raise runtime(f"TimestampPath: {text!r} is no timestamp")
+    return max(0, until_us - now_us)
+
+
+def limits(state: State, raw: Any, context: Any) -> tuple[int, ...]:
+    """Of a task: timeout and heartbeat in microseconds, where the data says them."""
+    if "TimeoutSecondsPath" not in state and "HeartbeatSecondsPath" not in state:
+        return ()
+    value = _path(state, "InputPath", raw, context)
+    found = [
+        _seconds_at(state, field, value, context, least=1) if field in state else 0
+        for field in ("TimeoutSecondsPath", "HeartbeatSecondsPath")
+    ]
+    return tuple(found)
+
+
+def items(state: State, raw: Any, context: dict[str, Any], rng: random.Random) -> tuple[list[Any], list[Any], tuple[int, ...]]:
+    """Of a map: the items, the input of each iteration, and (how many at once, how many may fail) where the data says so."""
+    value = _path(state, "InputPath", raw, context)
+    found = _at(state.get("ItemsPath", "$"), value, context, "ItemsPath")
+    if not isinstance(found, list):
+        raise runtime(f"ItemsPath: {state.get('ItemsPath', '$')} is a {kind_of(found)}, and a Map needs an array")
+    shape = state.get("ItemSelector", state.get("Parameters"))
+    inputs = found
+    if shape is not None:
+        inputs = [template.fill(shape, Scene(value, with_item(context, index, item), rng)) for index, item in enumerate(found)]
+    return found, inputs, _map_limits(state, value, context, len(found))
+
+
+def with_item(context: dict[str, Any], index: int, item: Any) -> dict[str, Any]:
+    return {**context, "Map": {"Item": {"Index": index, "Value": item}}}
+
+
+def failure(state: State, raw: Any, context: Any, rng: random.Random) -> tuple[str, str]:
+    """Of a Fail state: error and cause."""
+    scene = Scene(raw, context, rng)
+    return _word(state, "Error", scene), _word(state, "Cause", scene)
+
+
+def caught(catcher: dict[str, Any], raw: Any, error: str, cause: str) -> Any:
+    """The value a catcher goes on with."""
+    return _combine(catcher.get("ResultPath", "$"), raw, {"Error": error, "Cause": cause})
+
+
+def sent(state: State, result: Any) -> tuple[int, Any]:
+    """Where a task with PotentialNext sends its token (0: to Next), and with what."""
+    ways = state.get("PotentialNext", [])
+    if ways and isinstance(result, dict) and NEXT_KEY in result:
+        to = result[NEXT_KEY]
+        if to not in ways:
+            raise runtime(f"PotentialNext: {to!r} is none of {', '.join(ways)}")
+        return 1 + ways.index(to), result.get("value")
+    return 0, result
+
+
+# -------------------------------------------------------------------------------------------------------------------- parts
+
+
+def _path(state: State, field: str, value: Any, context: Any) -> Any:
+    text = state.get(field, "$")
+    return {} if text is None else _at(text, value, context, field)
+
+
+def _at(text: str, value: Any, context: Any, field: str) -> Any:
+    try:
+        return parse(text).find(value, context)
+    except NoMatch as error:
+        raise runtime(f"{field}: {error}") from None
+
+
+def _combine(path: str | None, raw: Any, result: Any) -> Any:
+    if path is None:
+        return raw
+    try:
+        return place(parse(path), raw, result)
+    except NoMatch as error:
+        raise StateError(RESULT_PATH, f"ResultPath: {error}") from None
+
+
+def _seconds_at(state: State, field: str, value: Any, context: Any, least: int) -> int:
+    return _number_at(state[field], value, context, field, least, whole=False, unit=1_000_000)
+
+
+def _number_at(text: str, value: Any, context: Any, field: str, least: float, *, whole: bool = True, unit: int = 1) -> int:
+    found = _at(text, value, context, field)
+    if kind_of(found) != "number" or (whole and found != int(found)) or not least <= found <= 1e9:
+        raise runtime(f"{field}: {text} is {found!r}, which is no number from {least} on")
+    return int(found * unit)
+
+
+def _map_limits(state: State, value: Any, context: Any, count: int) -> tuple[int, ...]:
+    fields = ("MaxConcurrencyPath", "ToleratedFailureCountPath", "ToleratedFailurePercentagePath")
+    if not any(field in state for field in fields):
+        return ()
+    at_once = state.get("MaxConcurrency", 0)
+    if "MaxConcurrencyPath" in state:
+        at_once = _number_at(state["MaxConcurrencyPath"], value, context, "MaxConcurrencyPath", 0)
+    spare: list[int] = []
+    if "ToleratedFailureCountPath" in state:
+        field = "ToleratedFailureCountPath"
+        spare.append(_number_at(state[field], value, context, field, 0))
+    elif "ToleratedFailureCount" in state:
+        spare.append(state["ToleratedFailureCount"])
+    percent = state.get("ToleratedFailurePercentage")
+    if "ToleratedFailurePercentagePath" in state:
+        field = "ToleratedFailurePercentagePath"
+        percent = _at(state[field], value, context, field)
+        if kind_of(percent) != "number" or not 0 <= percent <= 100:
+            raise runtime(f"{field}: {percent!r} is no percentage")
+    if percent is not None:
+        spare.append(int(count * percent / 100 + 1e-9))
+    return (at_once, min(spare, default=-1))
+
+
+def _word(state: State, field: str, scene: Scene) -> str:
+    if f"{field}Path" not in state:
+        return str(state.get(field, ""))
+    try:
+        found = template.expression(state[f"{field}Path"], scene)
+    except StateError as error:
+        if error.name in (PARAMETER_PATH, INTRINSIC):
+            raise runtime(f"{field}Path: {error.cause}") from None
+        raise
+    if not isinstance(found, str):
+        raise runtime(f"{field}Path: {state[f'{field}Path']} is a {kind_of(found)}, and must be a string")
+    return found

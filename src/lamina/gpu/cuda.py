@@ -1,0 +1,170 @@
+"""The runtime on a GPU: graphs captured in the slice's own stream, pinned staging, and events instead of waiting.
+
+Nothing here stops the device or waits for a stream. Graphs of one slice share a memory pool: they run one after the other, and
+what they produce is copied away in the same stream before the next one starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lamina.gpu.green import GreenSlice
+from lamina.gpu.runtime import Work
+
+
+class Kept:
+    """A result that stays on the device, for a step that runs there too. `ready` orders the two, whatever their slices."""
+
+    __slots__ = ("ready", "tensor")
+
+    def __init__(self, tensor: Any, ready: Any) -> None:
+        self.tensor = tensor
+        self.ready = ready
+
+
+class CudaPlan:
+    def __init__(self, torch: Any, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice) -> None:
+        self.work, self.slice, self.bucket = work, slice_, bucket
+        self.example = example
+        self.inputs = tuple(_like(torch, part, bucket, device="cuda") for part in example)
+        self.rows = tuple(list(part.unbind(0)) for part in self.inputs)
+        self.graph: Any = None
+        self.outputs: Any = None  #: where the graph leaves its results
+        self.is_captured = False
+        self.runs = 0
+        self.staging: list[tuple[Any, ...]] = []  #: pinned input buffers that are free
+        self.landing: list[tuple[Any, ...]] = []  #: pinned output buffers that are free
+
+
+class CudaFlight:
+    __slots__ = ("_begin", "_count", "_end", "_keep", "_landing", "_plan", "_runtime", "_single", "_staging")
+
+    def __init__(self, runtime: CudaRuntime, plan: CudaPlan, count: int, begin: Any, end: Any) -> None:
+        self._runtime, self._plan, self._count, self._begin, self._end = runtime, plan, count, begin, end
+        self._staging: Any = None
+        self._landing: Any = None
+        self._keep: Any = None
+        self._single = True
+
+    def is_done(self) -> bool:
+        return bool(self._end.query())
+
+    def result(self) -> tuple[int, list[Any]]:
+        device_us = int(self._begin.elapsed_time(self._end) * 1000)
+        self._runtime.events += [self._begin, self._end] if self._keep is None else [self._begin]
+        if self._staging is not None:
+            self._plan.staging.append(self._staging)
+        if self._keep is not None:
+            columns: Any = [[Kept(row, self._end) for row in part.unbind(0)] for part in self._keep]
+        else:
+            copies = [part[: self._count].numpy().copy() for part in self._landing]
+            columns = [list(copy) for copy in copies]
+            self._plan.landing.append(self._landing)
+        return device_us, columns[0] if self._single else list(zip(*columns, strict=True))
+
+
+class CudaRuntime:
+    """It owns the thread it is used in: the current stream is left as the last batch needed it."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._torch = torch
+        self.events: list[Any] = []  #: free ones
+        self._pools: dict[int, Any] = {}
+        self.captures = 0
+
+    def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice) -> CudaPlan:
+        with self._torch.inference_mode():
+            return CudaPlan(self._torch, work, example, bucket, slice_)
+
+    def launch(self, plan: CudaPlan, items: list[Any], *, after: Any = None, keep: bool = False) -> CudaFlight:
+        torch, stream = self._torch, plan.slice.torch_stream
+        torch.cuda.set_stream(stream)
+        begin, end = self._event(), self._event()
+        flight = CudaFlight(self, plan, len(items), begin, end)
+        with torch.inference_mode():
+            if after is not None:
+                stream.wait_event(after)
+            begin.record(stream)
+            if items and items[0] is not None:
+                self._fill(plan, items, flight, stream)
+            if plan.graph is not None:
+                plan.graph.replay()
+                output = plan.outputs
+            else:
+                output = plan.work(*plan.inputs)
+            plan.runs += 1
+            parts = output if isinstance(output, tuple | list) else (output,)
+            flight._single = parts is not output
+            if keep:
+                flight._keep = [part[: len(items)].clone() for part in parts]
+            else:
+                flight._landing = self._landing(plan, parts)
+                for landing, part in zip(flight._landing, parts, strict=True):
+                    landing[: len(items)].copy_(part[: len(items)], non_blocking=True)
+            end.record(stream)
+        return flight
+
+    def capture(self, plan: CudaPlan) -> None:
+        """Costs as much host time as an eager run. The stream is asked whose it is: a graph stays where it was captured."""
+        torch, stream = self._torch, plan.slice.torch_stream
+        torch.cuda.set_stream(stream)
+        assert plan.slice.owns(torch.cuda.current_stream().cuda_stream), "a graph would be captured outside its slice"
+        pool = self._pools.get(plan.slice.mask)
+        if pool is None:
+            pool = self._pools[plan.slice.mask] = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode():
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                plan.outputs = plan.work(*plan.inputs)
+            finally:
+                graph.capture_end()
+        plan.graph = graph
+        plan.is_captured = True
+        self.captures += 1
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return isinstance(error, self._torch.OutOfMemoryError)
+
+    def _fill(self, plan: CudaPlan, items: list[Any], flight: CudaFlight, stream: Any) -> None:
+        torch, count = self._torch, len(items)
+        for index, rows in enumerate(plan.rows):
+            parts = [item[index] if isinstance(item, tuple | list) else item for item in items]
+            if isinstance(parts[0], Kept):
+                for part in parts:
+                    stream.wait_event(part.ready)
+                    part.tensor.record_stream(stream)
+                parts = [part.tensor for part in parts]
+            if isinstance(parts[0], torch.Tensor) and parts[0].is_cuda:
+                torch._foreach_copy_(rows[:count], parts, non_blocking=True)
+                continue
+            if flight._staging is None:
+                flight._staging = plan.staging.pop() if plan.staging else self._staging(plan)
+            pinned, view = flight._staging[index]
+            for row, part in enumerate(parts):
+                view[row] = part
+            plan.inputs[index][:count].copy_(pinned[:count], non_blocking=True)
+
+    def _staging(self, plan: CudaPlan) -> tuple[Any, ...]:
+        made = [_like(self._torch, part, plan.bucket, device="cpu", pin_memory=True) for part in plan.example]
+        return tuple((pinned, pinned.numpy()) for pinned in made)
+
+    def _landing(self, plan: CudaPlan, parts: Sequence[Any]) -> tuple[Any, ...]:
+        if plan.landing:
+            return plan.landing.pop()
+        return tuple(
+            self._torch.empty((plan.bucket, *part.shape[1:]), dtype=part.dtype, device="cpu", pin_memory=True) for part in parts
+        )
+
+    def _event(self) -> Any:
+        return self.events.pop() if self.events else self._torch.cuda.Event(enable_timing=True)
+
+
+def _like(torch: Any, example: Any, bucket: int, **options: Any) -> Any:
+    """A buffer for `bucket` rows in the layout of the example, which is a batch of one."""
+    last = example.dim() == 4 and not example.is_contiguous() and example.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if last else torch.contiguous_format
+    return torch.empty((bucket, *example.shape[1:]), dtype=example.dtype, memory_format=layout, **options).zero_()

@@ -1,0 +1,89 @@
+"""Which weights stay on the device when not all of them fit: the ones that are dear to bring back, for their size, and in use.
+
+Credit of a set of weights = the level at which it was last used + uses x cost of loading / size. The one with the least
+credit goes, and its credit becomes the level, so that what was popular long ago sinks below what is used now. Nothing here
+touches a device: the executor asks who must go, and moves the bytes itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from lamina.errors import LaminaError
+
+
+class NoRoom(LaminaError):
+    """It cannot be loaded now: everything that could make room is in use, or it is larger than the device."""
+
+    status = 503
+    code: ClassVar[str] = "no-room"
+
+
+@dataclass(slots=True)
+class _Held:
+    size: int
+    cost_us: float
+    uses: int = 0
+    credit: float = 0.0
+    busy: int = 0  #: batches that need it at this moment
+
+
+@dataclass(slots=True)
+class Shelf:
+    """Sets of weights on one device, by key."""
+
+    capacity: int
+    used: int = 0
+    level: float = 0.0
+    loads: int = 0
+    evictions: int = 0
+    _held: dict[str, _Held] = field(default_factory=dict)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._held
+
+    def place(self, key: str, size: int, cost_us: float) -> list[str]:
+        """Puts it on the shelf; returns who has to go first. Raises `NoRoom` and changes nothing if that is not enough."""
+        assert key not in self._held, f"{key} is there already"
+        gone = self._victims(size)
+        if gone is None:
+            raise NoRoom(
+                f"no room for {size >> 20} MiB: {self.used >> 20} of {self.capacity >> 20} MiB are used",
+                hint="use a larger device, or fewer functions at once",
+            )
+        for victim in gone:
+            self.level = max(self.level, self._held[victim].credit)
+            self.remove(victim)
+            self.evictions += 1
+        self._held[key] = _Held(size, cost_us, credit=self.level)
+        self.used += size
+        self.loads += 1
+        return gone
+
+    def use(self, key: str) -> None:
+        """A batch starts that needs it; it cannot go before `done`."""
+        held = self._held[key]
+        held.uses += 1
+        held.busy += 1
+        held.credit = self.level + held.uses * held.cost_us / max(1, held.size)
+
+    def done(self, key: str) -> None:
+        self._held[key].busy -= 1
+
+    def remove(self, key: str) -> None:
+        self.used -= self._held.pop(key).size
+
+    def _victims(self, size: int) -> list[str] | None:
+        need = self.used + size - self.capacity
+        gone: list[str] = []
+        for key in sorted((key for key in self._held if not self._held[key].busy), key=lambda key: self._held[key].credit):
+            if need <= 0:
+                break
+            gone.append(key)
+            need -= self._held[key].size
+        return gone if need <= 0 else None
+
+    def check(self) -> None:
+        assert self.used == sum(held.size for held in self._held.values()) <= self.capacity, "the shelf miscounts"
+        assert all(held.busy >= 0 for held in self._held.values()), "more ends than beginnings"

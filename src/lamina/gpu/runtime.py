@@ -1,0 +1,86 @@
+"""What the executor needs of the machine under it: buffers, streams, events, graphs. On the host all of it is trivial."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from lamina.gpu.slicer import Slice
+
+Work = Callable[..., Any]
+
+
+class Plan(Protocol):
+    """A function for one batch size on one slice: its input buffers, and its graph once there is one."""
+
+    is_captured: bool
+    runs: int
+
+
+class Flight(Protocol):
+    """A batch on its way."""
+
+    def is_done(self) -> bool: ...
+
+    def result(self) -> tuple[int, list[Any]]:
+        """Device time in microseconds, and one output per item."""
+        ...
+
+
+class Runtime(Protocol):
+    def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any) -> Plan: ...
+    def launch(self, plan: Any, items: list[Any], *, after: Any = None, keep: bool = False) -> Flight: ...
+    def capture(self, plan: Any) -> None: ...
+    def is_out_of_memory(self, error: BaseException) -> bool: ...
+
+
+class HostPlan:
+    def __init__(self, work: Work, example: Sequence[Any], bucket: int, slice_: Slice) -> None:
+        import numpy as np
+
+        self.work, self.slice = work, slice_
+        self.inputs = [np.zeros((bucket, *np.shape(part)[1:]), dtype=np.asarray(part).dtype) for part in example]
+        self.is_captured = False
+        self.runs = 0
+
+
+class HostFlight:
+    def __init__(self, device_us: int, outputs: list[Any]) -> None:
+        self._found = device_us, outputs
+
+    def is_done(self) -> bool:
+        return True
+
+    def result(self) -> tuple[int, list[Any]]:
+        return self._found
+
+
+class HostRuntime:
+    """Runs a batch when it is launched, on numpy arrays: the executor's twin without a GPU."""
+
+    def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: Slice) -> HostPlan:
+        return HostPlan(work, example, bucket, slice_)
+
+    def launch(self, plan: HostPlan, items: list[Any], *, after: Any = None, keep: bool = False) -> HostFlight:
+        begin_ns = time.perf_counter_ns()
+        with plan.slice:
+            for row, item in enumerate(items if items[0] is not None else ()):
+                for buffer, part in zip(plan.inputs, item, strict=True):
+                    buffer[row] = part
+            plan.runs += 1
+            outputs = rows_of(plan.work(*plan.inputs), len(items))
+        return HostFlight((time.perf_counter_ns() - begin_ns) // 1000, outputs)
+
+    def capture(self, plan: HostPlan) -> None:
+        plan.is_captured = True
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return isinstance(error, MemoryError)
+
+
+def rows_of(output: Any, count: int) -> list[Any]:
+    """One entry per item from what a batch gave: an array with a row each, or a tuple of such arrays."""
+    if isinstance(output, tuple | list):
+        return list(zip(*(part[:count] for part in output), strict=True))
+    return [output[row].copy() for row in range(count)]

@@ -1,0 +1,165 @@
+"""Weights of a torch module as one block: pinned in host memory for good, on the device when needed, always at the same address.
+
+A CUDA graph has addresses baked in, so weights that come back must come back to where they were. A range of addresses is
+reserved for each set of weights and kept; pages are put under it on loading and taken away on eviction. Modules with equal
+weights share one block, found by a hash of its contents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from lamina.gpu.driver import Driver
+from lamina.gpu.memory import Shelf
+
+_ALIGN = 512
+CHUNK_BYTES = 16 << 20
+"""Copies in such pieces reach the full rate of the link, and let others in between."""
+
+_COPY_BYTES_PER_US = 55_000
+_FIXED_US = 300.0
+
+
+class _AtAddress:
+    """Device memory that is ours, shown to torch without a copy."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+            "strides": None,
+        }
+
+
+@dataclass(slots=True)
+class Block:
+    """One set of weights. `place` tells for every tensor where it lies."""
+
+    key: str
+    host: Any
+    size: int
+    address: int
+    room: int  #: of the range: whole pages
+    pages: int = 0  #: handle of what is mapped; 0: not on the device
+    device: Any = None
+    arrived: Any = None  #: event: the copy is complete
+    owners: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class _Spot:
+    offset: int
+    dtype: Any
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+class Weights:
+    """All blocks of one device."""
+
+    def __init__(self, driver: Driver, capacity_bytes: int) -> None:
+        import torch
+
+        self._torch = torch
+        self._driver = driver
+        self._page = driver.page_bytes()
+        self._copy = torch.cuda.Stream()
+        self.shelf = Shelf(capacity_bytes)
+        self.blocks: dict[str, Block] = {}
+
+    def add(self, owner: str, module: Any, digest: str = "") -> Block:
+        """The module's parameters and buffers move into a block, and live there from now on.
+
+        `digest` stands for the contents if they are known by one already; hashing them takes a second for each GB.
+        """
+        spots, size = _layout(module)
+        host = self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True)
+        host.zero_()
+        for tensor, spot in spots:
+            _at(self._torch, host, spot).copy_(tensor.detach())
+        self._torch.cuda.current_stream().synchronize()
+        key = digest or _digest(spots, host)
+        block = self.blocks.get(key)
+        if block is None:
+            room = -(-size // self._page) * self._page
+            block = self.blocks[key] = Block(key, host, size, self._driver.reserve(room), room)
+        block.owners.add(owner)
+        self.bring(block)
+        for tensor, spot in spots:
+            tensor.data = _at(self._torch, block.device, spot)
+        return block
+
+    def bring(self, block: Block) -> None:
+        """To the device, if it is not there. Returns at once; whoever uses it waits for `arrived`."""
+        if block.pages:
+            return
+        for key in self.shelf.place(block.key, block.room, block.size / _COPY_BYTES_PER_US + _FIXED_US):
+            self._unmap(self.blocks[key])
+        try:
+            block.pages = self._driver.map(block.address, block.room)
+        except BaseException:
+            self.shelf.remove(block.key)
+            raise
+        torch = self._torch
+        if block.device is None:
+            block.device = torch.as_tensor(_AtAddress(block.address, block.size), device="cuda")
+            block.arrived = torch.cuda.Event()
+        with torch.inference_mode(), torch.cuda.stream(self._copy):
+            for start in range(0, block.size, CHUNK_BYTES):
+                end = min(start + CHUNK_BYTES, block.size)
+                block.device[start:end].copy_(block.host[start:end], non_blocking=True)
+            block.arrived.record(self._copy)
+
+    def evict(self, block: Block) -> None:
+        """Off the device; the host copy stays. Nothing that uses it may be running."""
+        if block.pages:
+            self.shelf.remove(block.key)
+            self._unmap(block)
+
+    def remove(self, owner: str, block: Block) -> None:
+        block.owners.discard(owner)
+        if not block.owners:
+            self.evict(block)
+            del self.blocks[block.key]  # its range of addresses is not used again: there are 2**47 of them
+
+    def _unmap(self, block: Block) -> None:
+        block.arrived.synchronize()
+        self._driver.unmap(block.address, block.room, block.pages)
+        block.pages = 0
+
+
+def _digest(spots: list[tuple[Any, _Spot]], host: Any) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for _, spot in spots:
+        found.update(f"{spot.offset},{spot.dtype},{spot.shape},{spot.stride};".encode())
+    found.update(memoryview(host.numpy()))
+    return found.hexdigest()
+
+
+def _layout(module: Any) -> tuple[list[tuple[Any, _Spot]], int]:
+    """A place for every tensor; those that are one and the same object get one place."""
+    found: list[tuple[Any, _Spot]] = []
+    places: dict[tuple[int, Any, tuple[int, ...]], _Spot] = {}
+    size = 0
+    for tensor in [*module.parameters(), *module.buffers()]:
+        dense = tensor.is_contiguous() or (tensor.dim() == 4 and tensor.permute(0, 2, 3, 1).is_contiguous())
+        stride = tuple(tensor.stride()) if dense else tuple(tensor.contiguous().stride())
+        known = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape))
+        spot = places.get(known) if tensor.numel() else None
+        if spot is None:
+            spot = places[known] = _Spot(size, tensor.dtype, tuple(tensor.shape), stride)
+            size += -(-tensor.numel() * tensor.element_size() // _ALIGN) * _ALIGN
+        found.append((tensor, spot))
+    return found, max(size, _ALIGN)
+
+
+def _at(torch: Any, flat: Any, spot: _Spot) -> Any:
+    count = 1
+    for length in spot.shape:
+        count *= length
+    width = torch.empty(0, dtype=spot.dtype).element_size()
+    return flat[spot.offset : spot.offset + count * width].view(spot.dtype).as_strided(spot.shape, spot.stride)

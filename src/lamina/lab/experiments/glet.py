@@ -1,0 +1,187 @@
+"""How much can four GPUs carry when they are cut in two, shared in time, or both; and does a plan keep its word?
+
+Gpu-let's schedulability study, its peak search, the agreement with its own program, and then what it does not have: its
+plans on line, under random arrivals and interference, beside policies that lease per batch.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from statistics import fmean, median
+from typing import Any
+
+from lamina.lab.experiment import Cell, Reported, Row, Section, policies_there
+from lamina.lab.experiments import _glet_show as show
+from lamina.lab.experiments import _glet_world as world
+
+TITLE = "Gpu-let: cutting GPUs, sharing them in time, or both"
+ABOUT = """\
+Source: Choi et al., USENIX ATC 2022, and its published program. The measured latency tables were never published; the ones
+used here are synthetic, so no number says anything about real GPUs or can be compared with the paper's. They can be
+compared with each other.
+
+Schedulability: five models (lenet1, googlenet, resnet50, ssd-mobilenetv1, vgg16) at four rates each, all 1,023 combinations, on
+four GPUs. "Compat" repeats the original program to the last digit, "repaired" keeps every promise it makes; frontier is our own
+packing, which also takes gpu-let's and time-sharing's plans into account.
+
+Peaks: the highest base rate of seven mixes that fits on four GPUs, in steps of 10 requests/s.
+
+On line: mixes in the simulator for ten seconds, Poisson arrivals, at 0.7 and 1.0 times the rate gpu-let's original program can
+schedule; batches slow each other down as gpu-let's own linear model says. Gpu-let's policies are told the rates at the start, as
+its configuration does; edf and frontier are not. Loading a model takes 0.5 s (nobody published how long)."""
+REPORTED = [
+    Reported("throughput against time sharing, average", "+61.7 %", "ATC 2022, abstract"),
+    Reported("throughput against time sharing, average (2021)", "+102.6 %", "arXiv 2109.01611, abstract"),
+    Reported("scenarios of the schedulability study", "1,023", "form of the published generator"),
+]
+
+GPUS = 4
+PLANNERS = (*world.CONFIGS, "frontier")
+ONLINE: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpulet": ("gpulet", {}),
+    "gpulet-noint": ("gpulet", {"interference": False}),
+    "greedy_part": ("greedy_part", {}),
+    "timesharing": ("timesharing", {}),
+    "edf": ("edf", {}),
+    "frontier": ("frontier", {}),
+}
+ONLINE_MIXES = ("traffic", "scen2", "scen5")
+SECONDS, STEP, TOP = 10, 10, 2_500
+
+
+def cells(seed: int, quick: bool) -> list[Cell]:
+    made: list[Cell] = [{"part": "golden"}]
+    step, chunks = (211, 1) if quick else (1, 2)
+    for (levels, kind), policy in product(world.ORIGINAL, world.CONFIGS):
+        made.append(
+            {"part": "sweep", "mode": "compat", "levels": levels, "kind": kind, "policy": policy, "start": 0, "step": step}
+        )
+    for kind, policy, chunk in product(world.KINDS, PLANNERS, range(chunks)):
+        start = {"levels": (200, 400, 600), "start": chunk * step, "step": step * chunks}
+        made.append({"part": "sweep", "mode": "repaired", "kind": kind, "policy": policy} | start)
+    mixes = ("scen2",) if quick else tuple(world.MIXES)
+    for kind, mix, policy in product(world.KINDS[:1] if quick else world.KINDS, mixes, PLANNERS):
+        modes = ("repaired",) if policy == "frontier" else ("compat", "repaired")
+        peak = {"part": "peak", "kind": kind, "mix": mix, "policy": policy, "thorough": not quick}
+        made += [peak | {"mode": mode} for mode in modes]
+    there = {name for name, (policy, _) in ONLINE.items() if policies_there([policy])}
+    for mix, factor, policy in product(ONLINE_MIXES[1:2] if quick else ONLINE_MIXES, (1.0,) if quick else (0.7, 1.0), ONLINE):
+        if policy in there:
+            seconds = 1 if quick else SECONDS
+            made.append({"part": "online", "mix": mix, "factor": factor, "policy": policy, "seconds": seconds, "seed": seed})
+    return made
+
+
+def run(cell: Cell) -> Row:
+    match cell["part"]:
+        case "golden":
+            return cell | _golden()
+        case "sweep":
+            return cell | _sweep(cell)
+        case "peak":
+            return cell | {"peak": _peak(cell)}
+        case _:
+            return cell | _online(cell)
+
+
+def _golden() -> Row:
+    planners = {config: world.compat(policy) for policy, config in world.CONFIGS.items()}
+    cases = world.golden()["cases"]
+    wrong = [f"{case['id']}: {key}" for case in cases for key in world.differing(case, planners)]
+    return {"of": sum(len(case["results"]) for case in cases), "wrong": wrong}
+
+
+def _sweep(cell: Cell) -> Row:
+    count = fits = full = 0
+    for tasks in world.scenarios(cell["levels"], cell["start"], cell["step"]):
+        plan = _plan(cell, tasks)
+        count += 1
+        fits += plan.schedulable
+        full += plan.schedulable and plan.headroom == 1
+    return {"scenarios": count, "schedulable": fits, "full_headroom": full}
+
+
+def _plan(cell: Cell, tasks: list[Any], *, thorough: bool = True) -> Any:
+    kinds = [cell["kind"]] * GPUS
+    if cell["mode"] == "compat":
+        return world.compat(cell["policy"]).plan(tasks, kinds)
+    if cell["policy"] == "frontier":
+        return world.packer().first(tasks, kinds, thorough=thorough)
+    return world.repaired(cell["policy"]).plan(tasks, kinds, thorough=thorough)
+
+
+def _peak(cell: Cell) -> int:
+    """The original's verdicts are not monotone in the rate, so all rates are asked about; repaired ones by bisection, with few
+    attempts each, and then step by step with all of them."""
+    if cell["mode"] == "compat":
+        rates = range(STEP, TOP + 1, STEP)
+        return max((rate for rate in rates if _plan(cell, world.tasks_of(cell["mix"], rate)).schedulable), default=0)
+    low, high = 0, TOP // STEP
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = _plan(cell, world.tasks_of(cell["mix"], middle * STEP), thorough=False).schedulable
+        low, high = (middle, high) if fits else (low, middle)
+    while cell["thorough"] and _plan(cell, world.tasks_of(cell["mix"], (low + 1) * STEP)).schedulable:
+        low += 1
+    return low * STEP
+
+
+def _online(cell: Cell) -> Row:
+    from lamina.sim.run import run as simulate
+
+    mix = cell["mix"]
+    rate = cell["factor"] * world.ORIGINAL_PEAKS["gpulet"][mix]
+    policy, options = ONLINE[cell["policy"]]
+    if policy in world.CONFIGS:
+        options = options | {"rates": {name: times * rate for name, (times, _) in world.MIXES[mix].items()}}
+    played = world.scenario(mix, rate, "2080ti", GPUS, seconds=cell["seconds"], seed=cell["seed"])
+    total = simulate(played, policy, options).total
+    return {
+        "rate": rate,
+        "offered": total.offered,
+        "attainment": total.attainment,
+        "goodput_per_s": total.goodput_per_s,
+        "p99_ms": total.p99_ms,
+        "cost": total.cost,
+        "cost_per_1000": total.cost_per_1000,
+        "cold_starts": total.cold_starts,
+    }
+
+
+# ---------------------------------------------------------------------- figures
+
+
+def figures(rows: list[Row]) -> dict[str, Any]:
+    sound = [row for row in rows if "error" not in row]
+    golden = [row for row in sound if row["part"] == "golden"]
+    peaks = show.peaks(sound)
+    gains = {
+        kind: {
+            mode: {policy: _gain(peaks[kind], mode, policy) for policy in PLANNERS if policy != "timesharing"}
+            for mode in ("compat", "repaired")
+        }
+        for kind in peaks
+    }
+    ours = gains.get("2080ti", {}).get("repaired", {}).get("gpulet", {})
+    beside = {}
+    if ours.get("median"):
+        beside["throughput against time sharing, average"] = f"{100 * (ours['median'] - 1):+.0f} % (median over mixes)"
+    return {
+        "golden": {"agree": sum(row["of"] - len(row["wrong"]) for row in golden), "of": sum(row["of"] for row in golden)},
+        "schedulable": show.counts(sound),
+        "peaks": peaks,
+        "gain_over_timesharing": gains,
+        "online": [row for row in sound if row["part"] == "online"],
+        "beside": beside,
+    }
+
+
+def _gain(peaks: dict[str, Any], mode: str, policy: str) -> dict[str, float]:
+    """Peak over time-sharing's peak: mean and median over the mixes where both have one."""
+    pairs = [(by.get(policy, {}).get(mode), by.get("timesharing", {}).get(mode)) for by in peaks.values()]
+    ratios = [ours / theirs for ours, theirs in pairs if ours and theirs]
+    return {"mean": round(fmean(ratios), 3), "median": round(median(ratios), 3)} if ratios else {}
+
+
+def sections(rows: list[Row]) -> list[Section]:
+    return show.sections(figures(rows))

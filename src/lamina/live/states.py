@@ -1,0 +1,219 @@
+"""Values of flows written as states: one value per scope, read and written by each state in turn.
+
+The rules are in `lamina.asl.step`; here is only where the values lie. Answers the questions the core asks about them.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from lamina.asl import step, times
+from lamina.asl.faults import PARAMETER_PATH, StateError
+from lamina.core.actions import Fail, Resolve
+from lamina.core.events import Resolved
+from lamina.core.flow import Each, Flow, Node, Parallel
+from lamina.core.retry import TASK_FAILED, Fault
+from lamina.live.frames import ErrorInfo, Stored
+
+INPUT = "input"
+"""What the only parameter of such a workflow is called."""
+
+_UNSAID = {
+    "States.Timeout": "it took longer than TimeoutSeconds",
+    "States.HeartbeatTimeout": "it was silent for longer than HeartbeatSeconds",
+    "States.ExceedToleratedFailureThreshold": "more items failed than are tolerated",
+    "States.Runtime": "it goes round and round: too many steps",
+}
+
+
+def is_states(flow: Flow) -> bool:
+    return isinstance(flow.data, dict) and "asl" in flow.data
+
+
+@dataclass(slots=True)
+class Register:
+    """Of one scope. `value` is the current one; `given` and `result` belong to the state it is at."""
+
+    value: Any
+    given: Any = None
+    result: Any = None
+    node: str = ""
+    entered_us: int = 0
+    item: tuple[int, Any] | None = None
+    children: list[int] = field(default_factory=list)  #: numbers of the scopes its state has made
+
+
+@dataclass(slots=True)
+class Story:
+    """One run: who called it, when, and with what."""
+
+    call_id: str
+    name: str
+    input: Any
+    started_us: int
+    registers: dict[int, Register]
+    errors: dict[tuple[int, str], ErrorInfo] = field(default_factory=dict)  #: the last of each state
+
+    def ending(self, failure: Fail | None) -> ErrorInfo | None:
+        """What was said about the failure that ended the run."""
+        if failure is None:
+            return None
+        if failure.error.islower():  # a word of ours: it tells whose fault it is, and the error itself is what was said
+            return self.errors.get((failure.scope, failure.step))
+        return self.error(Fault(failure.error, failure.error, failure.scope, failure.step))
+
+    def error(self, fault: Fault) -> ErrorInfo:
+        """What was said about a failure; its name alone, if nothing was."""
+        said = self.errors.get((fault.scope, fault.node))
+        if said is not None and (said.type == fault.name or fault.name == TASK_FAILED):
+            return said
+        return ErrorInfo(fault.name, _UNSAID.get(fault.name, "" if fault.error == fault.name else fault.error))
+
+
+class States:
+    """`opened` makes a plain value of a stored one; `wall_us` is the time of day, since 1970."""
+
+    def __init__(
+        self,
+        opened: Callable[[Stored], Any],
+        wall_us: Callable[[], int] | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._opened = opened
+        self._wall_us = wall_us or (lambda: time.time_ns() // 1000)
+        self._rng = rng or random.Random()
+
+    def open(self, call_id: str, flow: Flow, inputs: dict[str, Stored]) -> Story:
+        given = self._opened(next(iter(inputs.values()))) if inputs else {}
+        return Story(call_id, flow.name, given, self._wall_us(), {0: Register(given)})
+
+    def result(self, story: Story) -> Any:
+        return story.registers[0].value
+
+    def arguments(self, story: Story, scope: int, node: Node) -> dict[str, Any]:
+        register = story.registers.get(scope)  # cancelled meanwhile: nobody wants the result
+        return _bound(node, register.given) if register is not None else {}
+
+    def put(self, story: Story, scope: int, node: str, value: Stored) -> None:
+        register = story.registers.get(scope)
+        if register is not None and register.node == node:
+            register.result = self._opened(value)
+
+    # ---------------------------------------------------------------------- questions
+
+    def answer(self, story: Story, question: Resolve, node: Node, first_scope: int) -> tuple[Resolved, int]:
+        """The answer, and how many scopes an each or parallel has made, numbered from `first_scope`."""
+        place = (question.call_id, question.scope, question.node)
+        register = story.registers.get(question.scope)
+        if register is None:  # cancelled since it was asked; nobody will read this
+            return Resolved(*place, turn=question.turn), 0
+        if question.stage == "begin" and not question.attempt:
+            register.node, register.entered_us = node.name, self._wall_us()
+        try:
+            if question.stage == "begin":
+                value, limits = self._begin(story, register, question, node, first_scope)
+            else:
+                value, limits = self._later(story, register, question, node), ()
+        except StateError as error:
+            name = error.name or TASK_FAILED
+            story.errors[question.scope, question.node] = ErrorInfo(error.name, error.cause)
+            return Resolved(*place, error=name, turn=question.turn), 0
+        made = len(register.children) if question.stage == "begin" and isinstance(node, Each | Parallel) else 0
+        return Resolved(*place, value, turn=question.turn, limits=limits), made
+
+    def _begin(
+        self, story: Story, register: Register, question: Resolve, node: Node, first_scope: int
+    ) -> tuple[int, tuple[int, ...]]:
+        state: dict[str, Any] = node.data["asl"]
+        context = self._context(story, register, question.attempt)
+        raw = register.value
+        match state["Type"]:
+            case "Task":
+                register.given = step.given(state, raw, context, self._rng)
+                _bound(node, register.given)
+                return 0, step.limits(state, raw, context)
+            case "Map":
+                found, inputs, limits = step.items(state, raw, context, self._rng)
+                self._spread(story, register, inputs, found, first_scope)
+                return len(inputs), limits
+            case "Parallel":
+                assert isinstance(node, Parallel)
+                given = step.given(state, raw, context, self._rng)
+                self._spread(story, register, [given] * len(node.branches), None, first_scope)
+                return len(node.branches), ()
+            case "Choice":
+                way = step.choose(state, raw, context)
+                register.value = step.through(state, raw, context)
+                return way, ()
+            case "Wait":
+                wait_us = step.wait_us(state, raw, context, self._wall_us())
+                register.value = step.through(state, raw, context)
+                return wait_us, ()
+            case "Succeed":
+                register.value = step.through(state, raw, context)
+            case "Fail":
+                raise StateError(*step.failure(state, raw, context, self._rng))
+            case _:
+                register.value = step.passed(state, raw, context, self._rng)
+        return 0, ()
+
+    def _later(self, story: Story, register: Register, question: Resolve, node: Node) -> int:
+        """Results are there, or a failure is caught."""
+        state: dict[str, Any] = node.data["asl"]
+        if question.stage == "catch":
+            assert question.fault is not None
+            said = story.error(question.fault)
+            self._forget_children(story, register)
+            register.value = step.caught(state["Catch"][question.catcher], register.value, said.type, said.message)
+            return 0
+        way, result = 0, register.result
+        if isinstance(node, Each | Parallel):
+            done = [story.registers.pop(number) for number in register.children]
+            absent = set(question.missing)
+            result = [inner.value for index, inner in enumerate(done) if index not in absent]
+            register.children = []
+        else:
+            way, result = step.sent(state, result)
+        context = self._context(story, register, question.attempt)
+        register.value = step.output(state, register.value, result, context, self._rng)
+        register.result = register.given = None
+        return way
+
+    def _spread(self, story: Story, register: Register, inputs: list[Any], found: list[Any] | None, first_scope: int) -> None:
+        self._forget_children(story, register)  # of a try that failed
+        register.children = list(range(first_scope, first_scope + len(inputs)))
+        for index, (number, given) in enumerate(zip(register.children, inputs, strict=True)):
+            item = (index, found[index]) if found is not None else register.item
+            story.registers[number] = Register(given, item=item)
+
+    def _forget_children(self, story: Story, register: Register) -> None:
+        for number in register.children:
+            story.registers.pop(number, None)
+        register.children = []
+
+    def _context(self, story: Story, register: Register, attempt: int) -> dict[str, Any]:
+        started, entered = times.format_us(story.started_us), times.format_us(register.entered_us)
+        context: dict[str, Any] = {
+            "Execution": {"Id": story.call_id, "Name": story.call_id, "Input": story.input, "StartTime": started},
+            "State": {"EnteredTime": entered, "Name": register.node, "RetryCount": attempt},
+            "StateMachine": {"Id": story.name, "Name": story.name},
+        }
+        return context if register.item is None else step.with_item(context, *register.item)
+
+
+def _bound(node: Node, given: Any) -> dict[str, Any]:
+    """The input of a task as the arguments of its function: the whole of it for one parameter, by name for several."""
+    params: list[str] | None = node.data.get("params")
+    if params is None:
+        return {INPUT: given}
+    if len(params) == 1:
+        return {params[0]: given}
+    if not params:
+        return {}
+    if not isinstance(given, dict) or not given.keys() <= set(params):
+        raise StateError(PARAMETER_PATH, f"{node.name} takes {', '.join(params)}; make its input an object with these")
+    return dict(given)

@@ -1,0 +1,57 @@
+"""The States Language, clause by clause: what goes in, what must come out, and when."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lamina.asl.compile import compile_flow
+from lamina.asl.export import export
+from lamina.asl.lint import lint
+from lamina.core.flow import Flow
+from tests.asl import cases_choice, cases_data, cases_errors, cases_flow
+from tests.asl.kit import Case, run
+
+CASES = [*cases_data.CASES, *cases_choice.CASES, *cases_flow.CASES, *cases_errors.CASES]
+
+
+def flow_of(case: Case) -> Flow:
+    return compile_flow(case.document, "machine", lambda resource: (resource, None), dialect=case.dialect)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_execution_does_what_the_clause_says(case: Case):
+    outcome = run(case)
+    if case.error or not outcome.ok:
+        assert (outcome.ok, outcome.error) == (False, case.error), outcome
+        assert case.cause is None or outcome.cause == case.cause
+    else:
+        assert outcome.output == case.want
+    assert case.took_s is None or outcome.took_us == pytest.approx(case.took_s * 1e6, abs=2)
+
+
+def test_there_are_enough_cases_and_each_names_its_own_clause():
+    names = [case.clause for case in CASES]
+    assert len(names) == len(set(names)) >= 150
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_document_comes_back_as_it_went_in(case: Case):
+    assert export(flow_of(case)) == case.document
+
+
+@pytest.mark.parametrize("case", CASES[::7], ids=str)
+def test_a_flow_survives_the_trip_through_json(case: Case):
+    import msgspec
+
+    flow = flow_of(case)
+    again = msgspec.json.decode(msgspec.json.encode(flow), type=Flow)
+    assert again == flow
+    assert export(again) == case.document
+
+
+def test_the_dialect_is_the_strict_one_unless_a_case_says_otherwise():
+    for case in CASES:
+        strict = lint(json.loads(json.dumps(case.document)))
+        assert bool(strict) == (case.dialect == "extended"), (case.clause, strict)

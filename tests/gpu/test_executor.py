@@ -1,0 +1,184 @@
+"""The executor on the host: the same code that drives a GPU, on numpy arrays and null slices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lamina.errors import BadValue, UnknownTarget
+from lamina.gpu.executor import Executor, ExecutorLost, Finished
+from lamina.gpu.null import NullSlicer
+from lamina.gpu.runtime import HostRuntime
+
+ONE = np.zeros((1, 3), dtype=np.float32)
+
+
+def rows(*values: float) -> list[Any]:
+    return [np.full(3, value, dtype=np.float32) for value in values]
+
+
+def double(batch: np.ndarray) -> np.ndarray:
+    return batch * 2
+
+
+@pytest.fixture
+def executor() -> Executor:
+    made = Executor(NullSlicer())
+    made.load("double", double, ONE, buckets=(1, 2, 4, 8))
+    return made
+
+
+def only(finished: list[Finished]) -> Finished:
+    assert len(finished) == 1
+    return finished[0]
+
+
+def test_every_item_gets_its_own_result(executor: Executor):
+    ticket = executor.submit("double", rows(1, 2, 3), 1)
+    done = only(executor.poll())
+    assert done.ticket == ticket and [float(row[0]) for row in done.outputs or []] == [2.0, 4.0, 6.0]
+
+
+def test_a_batch_runs_in_the_next_larger_bucket(executor: Executor):
+    seen: list[int] = []
+
+    def work(batch: np.ndarray) -> np.ndarray:
+        seen.append(len(batch))
+        return batch
+
+    executor.load("watch", work, ONE, buckets=(1, 4))
+    executor.submit("watch", rows(1, 2), 1)
+    assert seen == [4]
+
+
+def test_results_of_several_tensors_stay_together(executor: Executor):
+    executor.load("two", lambda batch: (batch, batch.sum(axis=1)), ONE, buckets=(2,))
+    executor.submit("two", rows(1, 2), 1)
+    first, second = only(executor.poll()).outputs or []
+    assert float(first[1]) == 3.0 and float(second[1]) == 6.0
+
+
+def test_batches_on_two_slices_both_come_back(executor: Executor):
+    tickets = {executor.submit("double", rows(1), 1), executor.submit("double", rows(2), 2)}
+    assert {done.ticket for done in executor.poll()} == tickets
+
+
+def test_an_error_ends_its_batch_and_nobody_elses(executor: Executor):
+    def fails(batch: np.ndarray) -> np.ndarray:
+        raise ArithmeticError("no")
+
+    executor.load("fails", fails, ONE, buckets=(1,))
+    bad, good = executor.submit("fails", rows(1), 1), executor.submit("double", rows(1), 1)
+    found = {done.ticket: done.error for done in executor.poll()}
+    assert isinstance(found[bad], ArithmeticError) and found[good] is None
+
+
+def test_out_of_memory_halves_the_batch_until_it_fits_and_remembers(executor: Executor):
+    sizes: list[int] = []
+
+    def hungry(batch: np.ndarray) -> np.ndarray:
+        sizes.append(len(batch))
+        if len(batch) > 2:
+            raise MemoryError
+        return batch
+
+    executor.load("hungry", hungry, ONE, buckets=(1, 2, 4, 8))
+    executor.submit("hungry", rows(*range(8)), 1)
+    done = only(executor.poll())
+    assert [float(row[0]) for row in done.outputs or []] == [float(n) for n in range(8)]
+    sizes.clear()
+    executor.submit("hungry", rows(1, 2, 3, 4), 1)
+    assert only(executor.poll()).error is None and sizes == [2, 2]
+
+
+def test_one_item_that_does_not_fit_is_an_error(executor: Executor):
+    def hungry(batch: np.ndarray) -> np.ndarray:
+        raise MemoryError
+
+    executor.load("hungry", hungry, ONE, buckets=(1, 2))
+    executor.submit("hungry", rows(1, 2), 1)
+    assert isinstance(only(executor.poll()).error, MemoryError)
+
+
+def test_pre_and_post_see_one_item_at_a_time(executor: Executor):
+    executor.load("text", double, ONE, buckets=(4,), pre=lambda text: np.full(3, float(text)), post=lambda row: f"{row[0]:g}")
+    executor.submit("text", ["1", "2"], 1)
+    assert only(executor.poll()).outputs == ["2", "4"]
+
+
+def test_a_bad_item_in_pre_is_an_error_of_its_batch(executor: Executor):
+    executor.load("text", double, ONE, buckets=(4,), pre=float)
+    executor.submit("text", ["one"], 1)
+    assert isinstance(only(executor.poll()).error, ValueError)
+
+
+def test_it_captures_while_nothing_else_is_to_be_done(executor: Executor):
+    executor.submit("double", rows(1), 1)
+    executor.poll()
+    plan = executor._functions["double"].plans[1, 1]
+    assert not plan.is_captured
+    executor.poll()
+    assert plan.is_captured
+
+
+def test_under_load_it_captures_at_the_third_run(executor: Executor):
+    for _ in range(3):
+        executor.submit("double", rows(1), 1)
+    assert executor._functions["double"].plans[1, 1].is_captured
+
+
+def test_a_slice_can_be_prepared_before_a_function_moves_there(executor: Executor):
+    executor.prepare("double", [0b1100], [2])
+    assert executor._functions["double"].plans[2, 0b1100].is_captured
+
+
+@pytest.mark.parametrize("count", [0, 9])
+def test_a_batch_that_has_no_bucket_is_refused(executor: Executor, count: int):
+    with pytest.raises(BadValue, match="items"):
+        executor.submit("double", rows(*range(count)), 1)
+
+
+def test_a_mask_that_is_no_slice_is_refused(executor: Executor):
+    with pytest.raises(BadValue, match="not a slice"):
+        executor.submit("double", rows(1), 0b101)
+
+
+def test_an_unknown_function_is_named(executor: Executor):
+    with pytest.raises(UnknownTarget, match="triple"):
+        executor.submit("triple", rows(1), 1)
+
+
+def test_what_is_unloaded_is_gone(executor: Executor):
+    executor.unload("double")
+    with pytest.raises(UnknownTarget):
+        executor.submit("double", rows(1), 1)
+
+
+def test_what_has_batches_under_way_is_not_unloaded(executor: Executor):
+    executor.submit("double", rows(1), 1)
+    with pytest.raises(BadValue, match="under way"):
+        executor.unload("double")
+
+
+class Dying(HostRuntime):
+    """A device that fails for good while batches are on it."""
+
+    def launch(self, plan: Any, items: list[Any], *, after: Any = None, keep: bool = False) -> Any:
+        flight = super().launch(plan, items)
+        flight.is_done = self._die  # type: ignore[method-assign]
+        return flight
+
+    def _die(self) -> bool:
+        raise RuntimeError("an illegal memory access was encountered")
+
+
+def test_when_the_device_fails_all_that_is_under_way_ends_and_nothing_more_is_taken():
+    executor = Executor(NullSlicer(), Dying())
+    executor.load("double", double, ONE, buckets=(1,))
+    tickets = {executor.submit("double", rows(1), mask) for mask in (1, 2, 2)}
+    found = executor.poll()
+    assert {done.ticket for done in found} == tickets and all(isinstance(done.error, ExecutorLost) for done in found)
+    with pytest.raises(ExecutorLost):
+        executor.submit("double", rows(1), 1)

@@ -1,0 +1,155 @@
+"""The executor on a real GPU."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lamina.errors import LoadFailed
+from lamina.gpu.driver import NoGpu
+from lamina.gpu.executor import Executor, Finished, on_gpu
+from lamina.gpu.green import GreenSlicer
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def slicer() -> GreenSlicer:
+    try:
+        made = GreenSlicer()
+    except NoGpu as error:
+        pytest.skip(str(error))
+    return made
+
+
+@pytest.fixture
+def executor(slicer: GreenSlicer) -> Executor:
+    return on_gpu(slicer, weights_mib=4096)
+
+
+def net(seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    layers = [
+        torch.nn.Conv2d(3, 32, 3),
+        torch.nn.BatchNorm2d(32),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(28800, 10),
+    ]
+    return torch.nn.Sequential(*layers).eval().requires_grad_(False)
+
+
+EXAMPLE = torch.zeros(1, 3, 32, 32)
+
+
+def drain(executor: Executor, count: int) -> dict[int, Finished]:
+    found: dict[int, Finished] = {}
+    ends_s = time.monotonic() + 20
+    while len(found) < count:
+        assert time.monotonic() < ends_s, "a batch never came back"
+        found |= {done.ticket: done for done in executor.poll()}
+    return found
+
+
+def images(count: int) -> list[Any]:
+    return list(torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(count)).numpy())
+
+
+def close(got: Any, expected: Any) -> None:
+    torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(expected), rtol=2e-2, atol=2e-2)
+
+
+def test_results_are_those_of_the_module_eager_and_captured_on_several_slices(executor: Executor):
+    expected = net()(torch.tensor(np.stack(images(5))))
+    executor.load("net", net(), EXAMPLE)
+    for mask in (0b1, 0b110, 0x7FFF):
+        for _ in range(4):
+            ticket = executor.submit("net", images(5), mask)
+            done = drain(executor, 1)[ticket]
+            assert done.error is None and done.device_us > 0
+            close(np.stack(done.outputs), expected)
+        assert executor._functions["net"].plans[8, mask].is_captured
+
+
+def test_two_batches_booked_on_one_slice_do_not_mix(executor: Executor):
+    executor.load("net", net(), EXAMPLE)
+    executor.prepare("net", [0b11], [8])
+    module = net()
+    first, second = images(7), images(8)
+    tickets = [executor.submit("net", batch, 0b11) for batch in (first, second, first)]
+    found = drain(executor, 3)
+    for ticket, batch in zip(tickets, (first, second, first), strict=True):
+        close(np.stack(found[ticket].outputs), module(torch.tensor(np.stack(batch))))
+
+
+def test_weights_come_back_to_the_same_address_so_graphs_stay_valid(executor: Executor):
+    executor.load("net", net(), EXAMPLE)
+    executor.prepare("net", [0b1], [1])
+    before = drain(executor, 1) if executor.submit("net", images(1), 0b1) else {}
+    block = executor._functions["net"].block
+    executor._weights.evict(block)
+    ticket = executor.submit("net", images(1), 0b1)
+    after = drain(executor, 1)[ticket]
+    close(after.outputs[0], next(iter(before.values())).outputs[0])
+
+
+def test_equal_weights_are_on_the_device_once(executor: Executor):
+    executor.load("one", net(), EXAMPLE)
+    used = executor._weights.shelf.used
+    executor.load("same", net(), EXAMPLE)
+    executor.load("other", net(1), EXAMPLE)
+    assert executor._functions["one"].block is executor._functions["same"].block
+    assert executor._weights.shelf.used == 2 * used
+
+
+def test_a_full_device_lets_the_least_used_go_and_everybody_is_served(slicer: GreenSlicer):
+    executor = on_gpu(slicer, weights_mib=5)
+    for seed in range(4):
+        executor.load(f"net{seed}", net(seed), EXAMPLE, buckets=(1,))
+    for seed in (0, 1, 2, 3, 0, 3):
+        ticket = executor.submit(f"net{seed}", images(1), 0b1)
+        close(drain(executor, 1)[ticket].outputs[0], net(seed)(torch.tensor(images(1)[0])[None])[0])
+    assert executor._weights.shelf.evictions > 0
+
+
+def test_a_function_that_needs_more_than_it_declared_is_refused(executor: Executor):
+    with pytest.raises(LoadFailed, match="declared 1"):
+        executor.load("net", net(), EXAMPLE, cap_mib=1)
+    assert executor.load("net", net(), EXAMPLE, cap_mib=1024) <= 1024
+
+
+def test_results_can_stay_on_the_device_for_the_next_step_on_another_slice(executor: Executor):
+    executor.load("net", net(), EXAMPLE)
+    executor.load("sum", lambda rows: rows.sum(1), torch.zeros(1, 10, device="cuda"), graphs=False)
+    first = executor.submit("net", images(3), 0b1, keep=True)
+    kept = drain(executor, 1)[first].outputs
+    second = executor.submit("sum", kept, 0b10)
+    expected = net()(torch.tensor(np.stack(images(3)))).sum(1)
+    close(np.array(drain(executor, 1)[second].outputs), expected)
+
+
+def test_out_of_memory_in_one_batch_halves_it_and_harms_nobody(executor: Executor):
+    def hungry(rows: Any) -> Any:
+        if len(rows) > 2:
+            torch.empty(1 << 40, device="cuda")
+        return rows * 2
+
+    executor.load("hungry", hungry, torch.zeros(1, 4, device="cuda"), graphs=False)
+    executor.load("net", net(), EXAMPLE)
+    big, small = executor.submit("hungry", list(torch.ones(8, 4).numpy()), 0b1), executor.submit("net", images(2), 0b10)
+    found = drain(executor, 2)
+    assert found[big].error is None and len(found[big].outputs) == 8 and found[small].error is None
+
+
+def test_a_function_that_cannot_be_captured_is_served_all_the_same(executor: Executor):
+    def waits(rows: Any) -> Any:
+        return rows * float(rows.sum().item() * 0 + 2)
+
+    executor.load("waits", waits, torch.zeros(1, 4, device="cuda"))
+    for _ in range(5):
+        ticket = executor.submit("waits", list(torch.ones(1, 4).numpy()), 0b1)
+        assert drain(executor, 1)[ticket].error is None
