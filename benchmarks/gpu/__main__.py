@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import time
 import traceback
@@ -13,13 +14,27 @@ from pathlib import Path
 from benchmarks.gpu.common import RESULTS, Bench, machine
 from benchmarks.report import Report
 
-ALL = ("overhead", "slices", "isolation", "resize", "quota", "idle", "dispatch", "swap", "handover", "batching", "five")
+ALL = (
+    "overhead",
+    "slices",
+    "isolation",
+    "resize",
+    "quota",
+    "idle",
+    "dispatch",
+    "swap",
+    "handover",
+    "elastic",
+    "batching",
+    "five",
+)
 
 
 def main() -> None:
     names = [name for name in sys.argv[1:] if not name.startswith("--")] or list(ALL)
     folder = next((Path(word[6:]) for word in sys.argv[1:] if word.startswith("--out=")), RESULTS)
     folder.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # before torch starts the driver
     bench = Bench()
     for name in names:
         module = importlib.import_module(f"benchmarks.gpu.{name}")

@@ -1,8 +1,8 @@
 """Five models at once through controller and executor: how many calls a second within their goal, for 99 % of them?
 
 Every model gets the same rate; the goal is a multiple of its time alone on the whole device at batch one. Compared:
-one batch at a time on the whole device; five plain streams; five equal fixed slices; Lamina's slices, any free block of
-the size the profile recommends. Values are on the device already; all four share controller, policy and executor.
+one batch at a time on the whole device; five plain streams; five equal fixed slices; Lamina's slices, any free block for
+anybody, of the size the profile recommends. Values are on the device already; all four share controller, policy and executor.
 """
 
 from __future__ import annotations
@@ -62,16 +62,12 @@ def profiles() -> tuple[list[Profile], dict[str, dict[tuple[int, int], float]]]:
 
 
 def sizes_for(table: dict[str, dict[tuple[int, int], float]], goal: dict[str, int]) -> dict[str, int]:
-    """Per model the slice that serves most items a second per unit, with half of the goal left for waiting."""
-    found = {}
-    for name in FIVE:
-        rated = [
-            (batch / us / units, units)
-            for (batch, units), us in table[name].items()
-            if us < 0.5 * goal[name] and batch <= BUCKETS[-1] and units in (1, 2, 3, 4, 5, 6, 8)
-        ]
-        found[name] = max(rated)[1] if rated else 8
-    return found
+    """One size for all, so that any block serves anybody: the smallest that leaves every model a sixth of its goal for
+    waiting, beside neighbours that slow it by a fifth. More blocks are worth more than faster ones."""
+    for units in (2, 3):
+        if all(1.2 * table[name][1, units] <= 0.82 * goal[name] for name in FIVE):
+            return dict.fromkeys(FIVE, units)
+    return dict.fromkeys(FIVE, 3)
 
 
 def run(bench: Bench, factors: tuple[int, ...] = (3, 5, 10)) -> None:
@@ -91,6 +87,10 @@ def run(bench: Bench, factors: tuple[int, ...] = (3, 5, 10)) -> None:
                 rate,
                 "calls/s",
                 batch=outcome.items / max(1, outcome.batches) if outcome else 0,
+                p50_ms=outcome.percentile(0.5) / 1e3 if outcome else 0,
+                p99_ms=outcome.percentile(0.99) / 1e3 if outcome else 0,
+                refused=outcome.refused if outcome else 0,
+                late=outcome.late if outcome else 0,
                 wishes=str(list(wishes.values())) if mode == "lamina" else "",
                 took_s=time.monotonic() - begin,
             )

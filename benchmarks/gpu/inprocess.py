@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import heapq
 import random
 import time
@@ -33,6 +34,10 @@ class Outcome:
     @property
     def attained(self) -> float:
         return self.in_time / max(1, self.sent)
+
+    def percentile(self, share: float) -> float:
+        ordered = sorted(self.latencies_us)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 class InProcess:
@@ -140,6 +145,8 @@ class InProcess:
     def open(self, rates: dict[str, float], seconds: float, seed: int = 0) -> Outcome:
         """Poisson arrivals; a call that the loop comes to late has waited all the same."""
         rng = random.Random(seed)
+        gc.collect()
+        gc.freeze()  # what is loaded stays, as in a worker: a full collection takes longer than any goal here
         self.outcome = Outcome()
         begin_us = self.now_us() + 1000
         heap = [(begin_us + rng.expovariate(rate) * 1e6, name) for name, rate in rates.items()]

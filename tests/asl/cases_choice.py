@@ -6,7 +6,20 @@ from typing import Any
 
 from tests.asl.kit import Case, machine
 
-DOC = {"s": "m", "n": 5, "f": 5.0, "b": True, "t": "2026-03-14T01:59:00Z", "z": None, "o": {}, "l": [1], "s2": "m", "n2": 5, "b2": True, "t2": "2026-03-14T02:59:00+01:00"}
+DOC = {
+    "s": "m",
+    "n": 5,
+    "f": 5.0,
+    "b": True,
+    "t": "2026-03-14T01:59:00Z",
+    "z": None,
+    "o": {},
+    "l": [1],
+    "s2": "m",
+    "n2": 5,
+    "b2": True,
+    "t2": "2026-03-14T02:59:00+01:00",
+}
 
 
 def decides(rule: dict[str, Any], **choice: Any) -> dict[str, Any]:
@@ -107,15 +120,37 @@ MISSING = {"Variable": "$.nowhere", "NumericEquals": 1}
 COMBINED = [
     Case("Choice State: And of true and true", decides({"And": [IS_N, IS_S]}), DOC, "yes"),
     Case("Choice State: And of true and false", decides({"And": [IS_N, NOT_N]}), DOC, "no"),
-    Case("Choice State: And stops at the first that is false", decides({"And": [{"Variable": "$.x", "IsPresent": True}, MISSING]}), DOC, "no"),
+    Case(
+        "Choice State: And stops at the first that is false",
+        decides({"And": [{"Variable": "$.x", "IsPresent": True}, MISSING]}),
+        DOC,
+        "no",
+    ),
     Case("Choice State: Or of false and true", decides({"Or": [NOT_N, IS_S]}), DOC, "yes"),
     Case("Choice State: Or of false and false", decides({"Or": [NOT_N, NOT_N]}), DOC, "no"),
     Case("Choice State: Not", decides({"Not": NOT_N}), DOC, "yes"),
-    Case("Choice State: nested combinations", decides({"And": [{"Not": NOT_N}, {"Or": [NOT_N, {"And": [IS_N, IS_S]}]}]}), DOC, "yes"),
+    Case(
+        "Choice State: nested combinations",
+        decides({"And": [{"Not": NOT_N}, {"Or": [NOT_N, {"And": [IS_N, IS_S]}]}]}),
+        DOC,
+        "yes",
+    ),
     Case("Choice State: a variable that is not there", decides(MISSING), DOC, error="States.Runtime"),
-    Case("Choice State: a path that is not there", decides({"Variable": "$.n", "NumericEqualsPath": "$.q"}), DOC, error="States.Runtime"),
-    Case("Choice State: a variable of the context object", decides({"Variable": "$$.State.Name", "StringEquals": "C"}), DOC, "yes"),
-    Case("Choice State: InputPath comes before the rules", decides({"Variable": "$", "NumericEquals": 5}, InputPath="$.n"), DOC, "yes"),
+    Case(
+        "Choice State: a path that is not there",
+        decides({"Variable": "$.n", "NumericEqualsPath": "$.q"}),
+        DOC,
+        error="States.Runtime",
+    ),
+    Case(
+        "Choice State: a variable of the context object", decides({"Variable": "$$.State.Name", "StringEquals": "C"}), DOC, "yes"
+    ),
+    Case(
+        "Choice State: InputPath comes before the rules",
+        decides({"Variable": "$", "NumericEquals": 5}, InputPath="$.n"),
+        DOC,
+        "yes",
+    ),
     Case(
         "Choice State: OutputPath chooses what goes on",
         machine(

@@ -398,7 +398,7 @@ def test_interference_of_a_scenario_makes_its_plans_larger_or_slower(scenario: P
 
 
 def test_too_many_calls_for_the_devices_are_told(scenario: Path):
-    scenario.write_text(SCENARIO.replace('["5s", 100]', '["5s", 20000]'))
+    scenario.write_text(SCENARIO.replace('["5s", 100]', '["5s", 5000]'))
     found = from_scenario(scenario, "--policy", "frontier", "--gpus", 1, code=1)
     assert 0 < found["largest_scale"] < 1
     assert found["unserved"]

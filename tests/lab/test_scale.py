@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from lamina.lab.experiments import scale
+from lamina.lab.experiments._scale_show import exponent
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
 def test_the_fit_finds_the_exponent_of_a_power_law(power: float) -> None:
-    assert scale.exponent([(n, 7 * n**power) for n in (10.0, 100.0, 1000.0)]) == pytest.approx(power, abs=1e-3)
+    assert exponent([(n, 7 * n**power) for n in (10.0, 100.0, 1000.0)]) == pytest.approx(power, abs=1e-3)
 
 
 def test_one_point_has_no_slope() -> None:
-    assert scale.exponent([(10, 1.0)]) is None
+    assert exponent([(10, 1.0)]) is None
 
 
 def small(sweep: str, size: int, policy: str = "edf") -> dict[str, object]:

@@ -28,6 +28,7 @@ from lamina.units import parse_us, show_us
 @click.option("--grace", default="30s", show_default=True, help="How long calls in flight may take at shutdown.")
 @click.option("--plain-errors", is_flag=True, help="Tell clients that a function failed, not what it said.")
 @click.option("--log", "log_file", type=click.Path(path_type=Path), help="Write every event and action as JSON lines.")
+@click.option("--explain", is_flag=True, help="The log also says what was weighed, for `lamina explain`; slower.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line when ready, and no status line.")
 def command(
     file: str,
@@ -41,6 +42,7 @@ def command(
     grace: str,
     plain_errors: bool,
     log_file: Path | None,
+    explain: bool,
     as_json: bool,
 ) -> int:
     """Serve the functions and workflows of an app over HTTP."""
@@ -60,6 +62,7 @@ def command(
     else:
         live = start.open_local(file, policy=chosen, profiles=profiles)
         label = "local"
+    live.loop.controller.explain = explain
     serving = _serve(live, policy, label, host, port, grace_s, plain_errors, log_file, as_json)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(serving)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @click.option("--calls", type=click.IntRange(min=1), help="Stop after so many calls.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines instead of a table: targets, functions, devices, total.")
 @click.option("--log", "log_file", type=click.Path(path_type=Path), help="Write every event and action as JSON lines.")
+@click.option("--explain", is_flag=True, help="The log also says what was weighed, for `lamina explain`.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw latency, rates and utilisation (.png or .svg).")
 @click.option("--check", is_flag=True, help="Test every invariant after every event; slow.")
 def command(
@@ -35,6 +36,7 @@ def command(
     calls: int | None,
     as_json: bool,
     log_file: Path | None,
+    explain: bool,
     plot: Path | None,
     check: bool,
 ) -> int:
@@ -44,6 +46,8 @@ def command(
     from lamina.sim import show
     from lamina.sim.run import run
 
+    if explain and log_file is None:
+        raise BadValue("--explain: no log to write it to", hint="add --log FILE")
     if plot is not None:
         from lamina.sim.plot import check_name
 
@@ -64,6 +68,7 @@ def command(
                 progress=progress,
                 watch=writer.write if writer else None,
                 check=check,
+                explain=explain,
             )
     finally:
         if writer is not None:

@@ -107,6 +107,15 @@ class Controller:
             ev.Deployed: self._deployed,
         }
 
+    @property
+    def explain(self) -> bool:
+        """Should the policy say what it weighed?"""
+        return self._view.explaining
+
+    @explain.setter
+    def explain(self, wanted: bool) -> None:
+        self._view.explaining = wanted
+
     def handle(self, now_us: int, event: ev.Event) -> list[Action]:
         if now_us > self.now_us:
             self.now_us = now_us

@@ -11,6 +11,7 @@ from typing import Any
 
 from lamina.gpu.green import GreenSlice
 from lamina.gpu.runtime import Work
+from lamina.gpu.weights import waiting_for
 
 
 class Kept:
@@ -32,6 +33,7 @@ class CudaPlan:
         self.graph: Any = None
         self.outputs: Any = None  #: where the graph leaves its results
         self.is_captured = False
+        self.waits_by_itself = False
         self.runs = 0
         self.staging: list[tuple[Any, ...]] = []  #: pinned input buffers that are free
         self.landing: list[tuple[Any, ...]] = []  #: pinned output buffers that are free
@@ -85,7 +87,7 @@ class CudaRuntime:
         begin, end = self._event(), self._event()
         flight = CudaFlight(self, plan, len(items), begin, end)
         with torch.inference_mode():
-            if after is not None:
+            if after is not None and not plan.waits_by_itself:
                 stream.wait_event(after)
             begin.record(stream)
             if items and items[0] is not None:
@@ -107,8 +109,11 @@ class CudaRuntime:
             end.record(stream)
         return flight
 
-    def capture(self, plan: CudaPlan) -> None:
-        """Costs as much host time as an eager run. The stream is asked whose it is: a graph stays where it was captured."""
+    def capture(self, plan: CudaPlan, block: Any = None) -> None:
+        """Costs as much host time as an eager run. The stream is asked whose it is: a graph stays where it was captured.
+
+        With the block its weights are in, the graph itself waits for them, layer by layer.
+        """
         torch, stream = self._torch, plan.slice.torch_stream
         torch.cuda.set_stream(stream)
         assert plan.slice.owns(torch.cuda.current_stream().cuda_stream), "a graph would be captured outside its slice"
@@ -116,12 +121,16 @@ class CudaRuntime:
         if pool is None:
             pool = self._pools[plan.slice.mask] = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
+        hooks = waiting_for(plan.work, block, stream) if block is not None else []
         with torch.inference_mode():
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 plan.outputs = plan.work(*plan.inputs)
             finally:
                 graph.capture_end()
+                for hook in hooks:
+                    hook.remove()
+        plan.waits_by_itself = bool(hooks)
         plan.graph = graph
         plan.is_captured = True
         self.captures += 1

@@ -285,7 +285,7 @@ class Executor:
         """A function that cannot be captured (it waits for the device, say) stays eager, and serves all the same."""
         self._uncaptured.pop((function.name, bucket, mask), None)
         try:
-            self._runtime.capture(plan)
+            self._runtime.capture(plan, function.block)
         except Exception as error:
             function.graphs = False
             if self._runtime.is_out_of_memory(error):

@@ -31,7 +31,7 @@ class Flight(Protocol):
 class Runtime(Protocol):
     def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any) -> Plan: ...
     def launch(self, plan: Any, items: list[Any], *, after: Any = None, keep: bool = False) -> Flight: ...
-    def capture(self, plan: Any) -> None: ...
+    def capture(self, plan: Any, block: Any = None) -> None: ...
     def is_out_of_memory(self, error: BaseException) -> bool: ...
 
 
@@ -72,7 +72,7 @@ class HostRuntime:
             outputs = rows_of(plan.work(*plan.inputs), len(items))
         return HostFlight((time.perf_counter_ns() - begin_ns) // 1000, outputs)
 
-    def capture(self, plan: HostPlan) -> None:
+    def capture(self, plan: HostPlan, block: Any = None) -> None:
         plan.is_captured = True
 
     def is_out_of_memory(self, error: BaseException) -> bool:

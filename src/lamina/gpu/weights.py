@@ -47,6 +47,7 @@ class Block:
     pages: int = 0  #: handle of what is mapped; 0: not on the device
     device: Any = None
     arrived: Any = None  #: event: the copy is complete
+    pieces: list[Any] = field(default_factory=list)  #: events: so much of the copy is complete
     owners: set[str] = field(default_factory=set)
 
 
@@ -108,10 +109,12 @@ class Weights:
         if block.device is None:
             block.device = torch.as_tensor(_AtAddress(block.address, block.size), device="cuda")
             block.arrived = torch.cuda.Event()
+            block.pieces = [torch.cuda.Event(external=True) for _ in range(0, block.size, CHUNK_BYTES)]
         with torch.inference_mode(), torch.cuda.stream(self._copy):
-            for start in range(0, block.size, CHUNK_BYTES):
+            for start, piece in zip(range(0, block.size, CHUNK_BYTES), block.pieces, strict=True):
                 end = min(start + CHUNK_BYTES, block.size)
                 block.device[start:end].copy_(block.host[start:end], non_blocking=True)
+                piece.record(self._copy)
             block.arrived.record(self._copy)
 
     def evict(self, block: Block) -> None:
@@ -130,6 +133,25 @@ class Weights:
         block.arrived.synchronize()
         self._driver.unmap(block.address, block.room, block.pages)
         block.pages = 0
+
+
+def waiting_for(module: Any, block: Block, stream: Any) -> list[Any]:
+    """Hooks that make each layer wait for the piece of the copy its weights are in; remove them after the capture.
+
+    Captured into a graph they let the first layers run while the last are still on their way. When all is there, they cost
+    nothing worth naming: an event that has happened does not hold anybody up.
+    """
+    waited = -1
+
+    def before(layer: Any, _: Any) -> None:
+        nonlocal waited
+        for tensor in [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]:
+            last = (tensor.data_ptr() - block.address + tensor.numel() * tensor.element_size() - 1) // CHUNK_BYTES
+            if waited < last < len(block.pieces):
+                stream.wait_event(block.pieces[last])
+                waited = last
+
+    return [layer.register_forward_pre_hook(before) for layer in module.modules()]
 
 
 def _digest(spots: list[tuple[Any, _Spot]], host: Any) -> str:

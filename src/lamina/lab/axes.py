@@ -94,4 +94,4 @@ def _log_ticks(low: float, high: float) -> list[float]:
     ticks = []
     for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1):
         ticks += [factor * 10.0**power for factor in factors if power % stride == 0 and low <= factor * 10.0**power <= high]
-    return ticks if len(ticks) >= 2 else [low, high]
+    return ticks if len(ticks) >= 2 else _even_ticks(low, high)

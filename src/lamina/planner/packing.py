@@ -14,45 +14,20 @@ the results. That makes one thing certain by construction: it never takes more d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement, product
 from math import ceil
 
-from lamina.planner.glet.adapt import placeable
-from lamina.planner.glet.capacity import Capacity
-from lamina.planner.glet.cycle import TINY, Cycle, Load, longest_cycle
 from lamina.planner.glet.interference import Neighbours
 from lamina.planner.glet.model import POLICIES, WHOLE, Catalogue, Rules, Task
 from lamina.planner.glet.plan import HEADROOMS, Plan, Planner, Share, Slice, with_headroom
 from lamina.planner.glet.quirks import REPAIRED
 from lamina.planner.glet.schedule import Wanted, frequent_first, heavy_first, light_first, tight_first
+from lamina.planner.slicing import Cut, Gpu, Slicing, Turn, neighbours_of
 
 _ORDERS = (heavy_first, tight_first, frequent_first, light_first)
-_ROUNDS = 6
-"""Of neighbours giving way to each other."""
-
 _LITTLE = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    model: int
-    rate: float
-    slo_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    part: int
-    turns: tuple[_Turn, ...]
-    cycle: Cycle
-
-
-@dataclass(slots=True)
-class _Gpu:
-    kind: str
-    cuts: list[_Cut] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +56,7 @@ class Packer:
     ) -> None:
         self.catalogue = fine
         self.rules = rules
-        self._capacity = Capacity(fine, rules, REPAIRED, beside_fine)
-        self._sizes = {kind: known.parts for kind, known in fine.kinds.items()}
+        self._slicing = Slicing(fine, rules, beside_fine)
         names = ("gpulet" if rules.interference else "gpulet-noint", "timesharing")
         self._rivals = [Planner(two, self._like(POLICIES[name]), REPAIRED, beside_two) for name in names]
 
@@ -181,7 +155,7 @@ class Packer:
         """A bound that holds for every plan: each model at its most efficient, and no unit idle."""
         total = 0.0
         for task in tasks:
-            best = max(self._capacity.most_per_percent(kind, task.model, task.slo_ms) for kind in set(kinds))
+            best = max(self._slicing.most_per_percent(kind, task.model, task.slo_ms) for kind in set(kinds))
             total += with_headroom(task, headroom) / best / WHOLE if best and task.rate > 0 else 0.0
         return max(1, ceil(total - _LITTLE))
 
@@ -189,7 +163,7 @@ class Packer:
 
     def _pack(self, way: _Way, tasks: Sequence[Task], kinds: Sequence[str], headroom: float) -> Plan:
         session = [Wanted(task.model, with_headroom(task, headroom), task.slo_ms, 0.0) for task in tasks]
-        gpus = [_Gpu(kind) for kind in kinds]
+        gpus = [Gpu(kind) for kind in kinds]
         missing: dict[int, float] = {}
         for wanted in sorted(session, key=_ORDERS[way.order]):
             left = self._place(way, gpus, wanted)
@@ -201,11 +175,11 @@ class Packer:
         planned = {names[wanted.model].name: wanted.rate for wanted in session}
         return Plan(not missing, tuple(self._slices(gpus)), headroom, planned, unserved, reason)
 
-    def _place(self, way: _Way, gpus: list[_Gpu], wanted: Wanted) -> float:
+    def _place(self, way: _Way, gpus: list[Gpu], wanted: Wanted) -> float:
         """Returns the rate that found no place."""
         left = wanted.rate
         while left > _LITTLE:
-            turn = _Turn(wanted.model, left, wanted.slo_ms)
+            turn = Turn(wanted.model, left, wanted.slo_ms)
             found = min(self._whole(way, gpus, turn), key=lambda option: option[0], default=None)
             served = left
             if found is None:
@@ -217,9 +191,9 @@ class Packer:
             left -= served
         return 0.0
 
-    def _whole(self, way: _Way, gpus: list[_Gpu], turn: _Turn) -> Iterator[tuple[tuple[float, ...], _Gpu, list[_Cut]]]:
+    def _whole(self, way: _Way, gpus: list[Gpu], turn: Turn) -> Iterator[tuple[tuple[float, ...], Gpu, list[Cut]]]:
         """Ways to place all of it in one slice, with what they cost: GPUs opened, then units."""
-        if all(self._most(gpu.kind, turn, WHOLE) < turn.rate - _LITTLE for gpu in gpus):
+        if all(self._slicing.most(gpu.kind, turn, WHOLE) < turn.rate - _LITTLE for gpu in gpus):
             return  # more than a whole GPU can take
         empty: set[str] = set()
         for index, gpu in enumerate(gpus):
@@ -227,7 +201,7 @@ class Packer:
                 continue  # one empty GPU is like another
             if not gpu.cuts:
                 empty.add(gpu.kind)
-            room = WHOLE if not gpu.cuts else self._room(gpu)
+            room = WHOLE if not gpu.cuts else self._slicing.room(gpu)
             new = float(not gpu.cuts)
             if way.share:
                 for place, cut in enumerate(gpu.cuts):
@@ -235,17 +209,17 @@ class Packer:
                     if grown is not None:
                         more = grown[place].part - cut.part
                         yield (0.0, more, room, index), gpu, grown
-            for part in self._parts(gpu.kind):
-                cuts = self._with(gpu, part, (turn,)) if self._most(gpu.kind, turn, part) >= turn.rate - _LITTLE else None
+            for part in self._slicing.parts(gpu.kind):
+                cuts = self._with(gpu, part, (turn,)) if self._slicing.most(gpu.kind, turn, part) >= turn.rate - _LITTLE else None
                 if cuts is not None:
                     yield (new, part, -room if way.spread else room, index), gpu, cuts
                     break
 
-    def _full(self, way: _Way, gpus: list[_Gpu], turn: _Turn) -> tuple[float, tuple[tuple[float, ...], _Gpu, list[_Cut]] | None]:
+    def _full(self, way: _Way, gpus: list[Gpu], turn: Turn) -> tuple[float, tuple[tuple[float, ...], Gpu, list[Cut]] | None]:
         """A slice that never rests, of the size that serves most per unit where there is room for it.
 
         Neighbours may slow it down; then it takes less."""
-        best: tuple[float, tuple[tuple[float, ...], _Gpu, list[_Cut]]] | None = None
+        best: tuple[float, tuple[tuple[float, ...], Gpu, list[Cut]]] | None = None
         empty: set[str] = set()
         for index, gpu in enumerate(gpus):
             if not gpu.cuts and gpu.kind in empty:
@@ -254,8 +228,8 @@ class Packer:
                 empty.add(gpu.kind)
             cuts_of = self.catalogue.kinds[gpu.kind].cuts
             free = cuts_of[WHOLE] - sum(cuts_of[cut.part] for cut in gpu.cuts)
-            for part in self._parts(gpu.kind):
-                most = min(turn.rate, self._most(gpu.kind, turn, part))
+            for part in self._slicing.parts(gpu.kind):
+                most = min(turn.rate, self._slicing.most(gpu.kind, turn, part))
                 if most <= _LITTLE or cuts_of[part] > free:
                     continue
                 key = (-most / part, -part, float(not gpu.cuts), index)
@@ -268,7 +242,7 @@ class Packer:
                         break
         return best if best is not None else (0.0, None)
 
-    def _join(self, gpu: _Gpu, place: int, turn: _Turn) -> list[_Cut] | None:
+    def _join(self, gpu: Gpu, place: int, turn: Turn) -> list[Cut] | None:
         """One more turn on this slice, or more of what is on it; the slice may grow."""
         cut = gpu.cuts[place]
         mine = [one for one in cut.turns if one.model == turn.model]
@@ -277,95 +251,29 @@ class Packer:
         rate = turn.rate + sum(one.rate for one in mine)
         turns = (*(one for one in cut.turns if one.model != turn.model), replace(turn, rate=rate))
         rest = [other for index, other in enumerate(gpu.cuts) if index != place]
-        if sum(self._alone_ms(gpu.kind, one) * one.rate for one in turns) > 1000:
+        if sum(self._slicing.alone_ms(gpu.kind, one) * one.rate for one in turns) > 1000:
             return None  # too much for a whole GPU
         known = self.catalogue.kinds[gpu.kind].cuts
         free = known[WHOLE] - sum(known[other.part] for other in rest)
-        for part in self._parts(gpu.kind):
+        for part in self._slicing.parts(gpu.kind):
             if part >= cut.part and known[part] <= free:
-                cuts = self._settled(gpu.kind, [*rest[:place], (part, turns), *rest[place:]])
+                cuts = self._slicing.settled(gpu.kind, [*rest[:place], (part, turns), *rest[place:]])
                 if cuts is not None:
                     return cuts
         return None
 
-    def _with(self, gpu: _Gpu, part: int, turns: tuple[_Turn, ...]) -> list[_Cut] | None:
-        return self._settled(gpu.kind, [*gpu.cuts, (part, turns)])
-
-    # ------------------------------------------------------------ does it work?
-
-    def _settled(self, kind: str, wanted: Sequence[_Cut | tuple[int, tuple[_Turn, ...]]]) -> list[_Cut] | None:
-        """Rounds for all slices of a GPU next to each other; None if they do not fit, or somebody would be late."""
-        shapes = [(cut.part, cut.turns) if isinstance(cut, _Cut) else cut for cut in wanted]
-        if not self._fits(kind, shapes):
-            return None
-        cycles = [cut.cycle if isinstance(cut, _Cut) else self._cycle(kind, *cut, []) for cut in wanted]
-        alone = not self.rules.interference or len(shapes) == 1
-        for _ in range(1 if alone else _ROUNDS):
-            if None in cycles:
-                return None
-            cuts = [_Cut(part, turns, cycle) for (part, turns), cycle in zip(shapes, cycles, strict=True) if cycle]
-            if alone or all(self._in_time(kind, cuts, place) for place in range(len(cuts))):
-                return cuts
-            cycles = [self._cycle(kind, cut.part, cut.turns, _beside(cuts, place)) for place, cut in enumerate(cuts)]
-        return None
-
-    def _fits(self, kind: str, shapes: Sequence[tuple[int, tuple[_Turn, ...]]]) -> bool:
-        known = self.catalogue.kinds[kind]
-        if not placeable([known.cuts[part] for part, _ in shapes], known.cuts[WHOLE], known.aligned):
-            return False
-        models = self.catalogue.models
-        memory_mb = sum(known.process_mb + sum(models[turn.model].memory_mb for turn in turns) for _, turns in shapes)
-        if memory_mb > known.usable_memory * known.memory_mb:
-            return False
-        gbits = sum(turn.rate * models[turn.model].gbits_per_request for _, turns in shapes for turn in turns)
-        return gbits <= self.rules.network_gbits * (1 + TINY)
-
-    def _cycle(self, kind: str, part: int, turns: Sequence[_Turn], beside: list[list[tuple[int, int, int]]]) -> Cycle | None:
-        most = self.catalogue.max_batch
-        loads = [Load(turn.rate, turn.slo_ms, self._latency(kind, turn.model, part, beside), most) for turn in turns]
-        return longest_cycle(loads)
-
-    def _in_time(self, kind: str, cuts: Sequence[_Cut], place: int) -> bool:
-        cut, beside = cuts[place], _beside(cuts, place)
-        batches = zip(cut.turns, cut.cycle.batches, strict=True)
-        busy_ms = sum(self._latency(kind, turn.model, cut.part, beside)(batch) for turn, batch in batches)
-        end_ms = busy_ms + cut.cycle.duty_ms
-        return busy_ms <= cut.cycle.duty_ms * (1 + TINY) and all(end_ms <= turn.slo_ms * (1 + TINY) for turn in cut.turns)
-
-    def _latency(self, kind: str, model: int, part: int, beside: list[list[tuple[int, int, int]]]) -> Callable[[int], float]:
-        table = self._capacity.latency
-        solo = table.solo_ms(kind, model, part)
-        if not beside or not self.rules.interference:
-            return solo.__getitem__
-        slowdown = self._capacity.interference.among(kind, model, part, beside)
-        run, ratio = table.profiled_ms(kind, model, part), table.ratio
-        return lambda batch: solo[batch] + run[batch] * (slowdown(batch) - 1) * ratio
-
-    def _most(self, kind: str, turn: _Turn, part: int) -> float:
-        """Requests a second of a slice that never rests, with nobody beside it."""
-        return self._capacity.saturation(kind, turn.model, turn.slo_ms, part)[1]
-
-    def _alone_ms(self, kind: str, turn: _Turn) -> float:
-        """Of a whole GPU, for one request, at the very least."""
-        best = self._capacity.most_per_percent(kind, turn.model, turn.slo_ms)
-        return 1000 / best / WHOLE if best else float("inf")
-
-    def _parts(self, kind: str) -> tuple[int, ...]:
-        return self._sizes[kind]
-
-    def _room(self, gpu: _Gpu) -> float:
-        known = self.catalogue.kinds[gpu.kind]
-        return WHOLE * (1 - sum(known.cuts[cut.part] for cut in gpu.cuts) / known.cuts[WHOLE])
+    def _with(self, gpu: Gpu, part: int, turns: tuple[Turn, ...]) -> list[Cut] | None:
+        return self._slicing.settled(gpu.kind, [*gpu.cuts, (part, turns)])
 
     # ------------------------------------------------------------------- result
 
-    def _slices(self, gpus: Sequence[_Gpu]) -> Iterator[Slice]:
+    def _slices(self, gpus: Sequence[Gpu]) -> Iterator[Slice]:
         for index, gpu in enumerate(gpus):
             seen: dict[int, int] = {}
             for place, cut in sorted(enumerate(gpu.cuts), key=lambda pair: -pair[1].part):
-                beside, cycle = _beside(gpu.cuts, place), cut.cycle
+                beside, cycle = neighbours_of(gpu.cuts, place), cut.cycle
                 runs_ms = [
-                    self._latency(gpu.kind, turn.model, cut.part, beside)(batch)
+                    self._slicing.latency(gpu.kind, turn.model, cut.part, beside)(batch)
                     for turn, batch in zip(cut.turns, cycle.batches, strict=True)
                 ]
                 shares = tuple(
@@ -383,14 +291,6 @@ class Packer:
                 units = self.catalogue.kinds[gpu.kind].cuts[cut.part]
                 dedup = seen[cut.part] = seen.get(cut.part, -1) + 1
                 yield Slice(index, gpu.kind, cut.part, units, dedup, cycle.duty_ms, sum(runs_ms) / cycle.duty_ms, shares)
-
-
-def _beside(cuts: Sequence[_Cut], place: int) -> list[list[tuple[int, int, int]]]:
-    return [
-        [(turn.model, cut.part, batch) for turn, batch in zip(cut.turns, cut.cycle.batches, strict=True)]
-        for index, cut in enumerate(cuts)
-        if index != place
-    ]
 
 
 def _size(plan: Plan) -> tuple[int, float]:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 GAIN = 0.03
 """Company that saves less than this is not waited for."""
 
+RUSH = 1.0
+
 LOOP = 0.5
 """So many callers who come back at once make it a loop."""
 
@@ -148,7 +150,17 @@ class Weigh:
             best, target = now, ahead.picks[now]
         menu = ahead.menus[int(ahead.kind[best])]
         fitting = [seat for seat in seats if seat.menu is menu and seat.units >= target.units and seat.cores >= target.cores]
-        return Verdict(min(fitting, key=lambda seat: seat.moving_us), target) if fitting else NOTHING
+        if not fitting:
+            return NOTHING
+        return Verdict(min(fitting, key=lambda seat: seat.moving_us), self._all_of(menu, target, count))
+
+    def _all_of(self, menu: Menu, pick: Pick, count: int) -> Pick:
+        """Of large batches not every size is weighed: a few jobs more that fit into the spare time are not left behind."""
+        if pick.batch < count <= menu.most and count < pick.batch + max(1, pick.batch // 8):
+            us = menu.latency_us(count, pick.units, pick.cores)
+            if us <= pick.time_us * (1 + self.spare):
+                return Pick(pick.cost * us / pick.time_us * pick.batch / count, us, count, pick.units, pick.cores)
+        return pick
 
 
 def has_goal(job: Job) -> bool:
@@ -168,14 +180,15 @@ def cheapest(seats: list[Seat], count: int, within_us: int, slo_us: int = 0) -> 
         cost = pick.cost
         if seat.moving_us:
             cost *= 1 + seat.moving_us / pick.time_us
-        if slo_us and not seat.exact and seat.device.busy:
-            rush = seat.device.busy.bit_count() / seat.device.spec.units / slo_us
-            cost *= 1 + rush * pick.time_us
+        half_us = slo_us // 2
+        if slo_us and pick.time_us > half_us and not seat.exact and seat.device.busy:
+            rush = RUSH * seat.device.busy.bit_count() / seat.device.spec.units / slo_us
+            cost *= 1 + rush * (pick.time_us - half_us)
             slowest = pick
             for other in seat.shelf(count)[1]:
                 if other is slowest:
                     break
-                tried = other.cost * (1 + rush * other.time_us) * (1 + seat.moving_us / other.time_us)
+                tried = other.cost * (1 + rush * max(0, other.time_us - half_us)) * (1 + seat.moving_us / other.time_us)
                 if tried < cost:
                     pick, cost = other, tried
         rank = (not seat.home, cost, pick)

@@ -84,7 +84,7 @@ class App:
         def decorate(target: Any) -> Any:
             place = user_place()
             target_name = name or (_snake(target.__name__) if isinstance(target, type) else target.__name__)
-            self._claim(target_name, place)
+            self.claim(target_name, place)
             function: Function[..., Any] = Function(self, target, spec(target_name), place)
             self.functions[target_name] = function
             return function
@@ -100,7 +100,7 @@ class App:
         def decorate(target: Callable[P, R], /) -> Workflow[P, R]:
             place = user_place()
             target_name = name or target.__name__
-            self._claim(target_name, place)
+            self.claim(target_name, place)
             workflow = Workflow(self, target, target_name, goal, place)
             self.workflows[target_name] = workflow
             return workflow
@@ -150,7 +150,8 @@ class App:
         while self._clients:
             self._clients.popitem()[1].close()
 
-    def _claim(self, name: str, place: str) -> None:
+    def claim(self, name: str, place: str) -> None:
+        """Nothing else here has this name, and it can be one."""
         _checked(name, "name", place)
         taken = self.functions.get(name) or self.workflows.get(name)
         if taken is not None:

@@ -17,7 +17,11 @@ from lamina.sdk.user_errors import clean, message_of
 from lamina.types import Slo
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lamina.asl.fields import Dialect
     from lamina.sdk.app import App
+    from lamina.sdk.states import StatesWorkflow
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -84,6 +88,34 @@ class Workflow(Remote, Generic[P, R]):
             known = ", ".join(self.app.functions)
             raise BadValue(f"mocks: no function {unknown[0]!r} in app {self.app.name!r}", hint=f"there is {known}")
         return self._direct(Direct(mocks), args, kwargs)
+
+    def to_asl(self, dialect: Dialect = "strict") -> dict[str, Any]:
+        """The document of a workflow made of states; one that is traced from Python has none."""
+        from lamina.asl.export import export
+
+        return export(self.flow, dialect)
+
+    def portability(self) -> list[str]:
+        """What would not carry over to another engine, one remark each."""
+        from lamina.asl.export import is_states
+        from lamina.asl.portability import portability
+
+        if not is_states(self.flow):
+            return [f"{self.place}: traced from Python: its steps run as their values arrive, which states cannot say"]
+        return portability(self.to_asl("extended"))
+
+    def side_file(self) -> str:
+        """GPU, SLO and scaling of its steps, for an export to travel with."""
+        from lamina.asl.side import write_side
+
+        return write_side(self.flow, {name: function.spec for name, function in self.app.functions.items()})
+
+    @staticmethod
+    def from_asl(source: str | Path | Mapping[str, Any], **options: Any) -> StatesWorkflow:
+        """A workflow of `app` out of a document, or the path of one; see `lamina.sdk.states.from_asl`."""
+        from lamina.sdk.states import from_asl
+
+        return from_asl(source, **options)
 
     def _direct(self, direct: Direct, args: Any, kwargs: Any) -> R:
         token = mode.set(direct)

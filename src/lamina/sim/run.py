@@ -65,11 +65,13 @@ def run(
     progress: Progress | None = None,
     watch: Watch | None = None,
     check: bool = False,
+    explain: bool = False,
     on_policy: Callable[[Dispatch], None] | None = None,
 ) -> Summary:
     """Simulate until every call has ended. What is given here takes the place of what the scenario says.
 
-    `watch` sees every event with its actions (an event log, say); `check` tests every invariant after every event.
+    `watch` sees every event with its actions (an event log, say); `check` tests every invariant after every event;
+    `explain` has the policy say what it weighed, for such a log.
     `on_policy` is given the policy when all is over: some keep counts of their own.
     """
     if policy is not None and policy != scenario.policy:
@@ -81,6 +83,7 @@ def run(
     if calls is not None:
         scenario = replace(scenario, calls=calls)
     controller = controller_of(scenario)
+    controller.explain = explain
     table = Table(list(scenario.profiles), margin=scenario.margin)
     executor = Executor(
         controller,

@@ -35,7 +35,7 @@ def _timed_us(work: Callable[..., Any], *args: Any, **options: Any) -> float:
 
 def _spread(took: list[float]) -> dict[str, float]:
     took = sorted(took)
-    return {f"p{part}": took[min(len(took) - 1, len(took) * part // 100)] for part in (50, 90, 99)}
+    return {"least": took[0]} | {f"p{part}": took[min(len(took) - 1, len(took) * part // 100)] for part in (50, 90, 99)}
 
 
 def measure(setting: str, seed: int, quick: bool) -> dict[str, Any]:
@@ -67,10 +67,10 @@ def measure(setting: str, seed: int, quick: bool) -> dict[str, Any]:
 
 
 def ratios(row: dict[str, Any]) -> dict[str, float]:
-    """Medians over that of the query for three steps: machines and their moods cancel out."""
-    query_us = row["query_us"]["p50"]
+    """In queries for three steps, the quietest of each: so the machine and its neighbours cancel out."""
+    query_us = row["query_us"]["least"]
     return {
-        name: row[key]["p50"] / query_us
+        name: row[key]["least"] / query_us
         for name, key in {
             "query, 10 steps": "query_10_us",
             "ESG_1Q, undominated only": "esg_1q_filtered_us",

@@ -200,8 +200,11 @@ def behind(settings: dict[str, dict[str, Row]]) -> list[str]:
 def _beside(settings: dict[str, dict[str, Row]], planner: dict[str, Row]) -> dict[str, str]:
     found = {}
     for policy in ("orion", "aquatope"):
-        for name, part in _missed(settings, policy).items():
-            found[f"planned configurations missed, {policy}, {name.partition(',')[0]}"] = f"{part:.1f} % (mixed)"
+        missed = _missed(settings, policy)
+        for setting in PUBLISHED:
+            if f"{setting}, mixed" in missed:
+                name = f"planned configurations missed, {policy}, {setting}"
+                found[name] = f"{missed[f'{setting}, mixed']:.1f} % (mixed)"
     if planner:
         slowest = {key: max(row[key]["p99"] for row in planner.values()) / 1e3 for key in ("query_us", "brute_force_us")}
         found["decision, 3 functions x 256 configurations"] = f"{slowest['query_us']:.3f} ms p99 (look-up, this machine)"
@@ -238,6 +241,6 @@ def sections(rows: list[Row]) -> list[Section]:
     if decide:
         times = [[row["setting"], *(row["query_us"][p] for p in ("p50", "p90", "p99")), *ratios(row).values()] for row in decide]
         heads = ["setting", "query p50 us", "p90", "p99", *(f"{name}, in queries" for name in ratios(decide[0]))]
-        text = "Three steps of 256 configurations; times on the machine named at the head of this page, medians as multiples."
+        text = "Three steps of 256 configurations, on the machine named on this page; multiples are of the quietest of each."
         shown.append(Section("Decision time", text, Table(heads, times)))
     return shown

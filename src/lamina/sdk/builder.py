@@ -1,0 +1,324 @@
+"""Workflows written state by state, for those who want to say exactly what follows what.
+
+    tag = step(tagger).retry(on=[TimeoutError], attempts=2)
+    look = tag >> choice().when(var("$.nsfw") > 0.8, step(blur)).otherwise(succeed())
+    moderate = workflow("moderate", look, app=app)
+
+Each piece is a state of the States Language, so what is built can be exported, and what is imported is the same thing.
+One value travels along: a state reads it (`input`), and puts its result into it (`result`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lamina.errors import BadFlow
+from lamina.sdk.conditions import Condition
+from lamina.sdk.conditions import var as var
+from lamina.sdk.document import document_of, short, states_of
+from lamina.sdk.function import Function
+
+if TYPE_CHECKING:
+    from lamina.sdk.app import App
+    from lamina.sdk.resources import SLO
+    from lamina.sdk.states import StatesWorkflow
+
+DISCARD: Any = object()
+"""`result=DISCARD`: the result is thrown away, and the value goes on as it was."""
+
+S = TypeVar("S", bound="State")
+Errors = Sequence[str | type[BaseException]]
+
+
+class Piece:
+    """A state, or several in a row: where they begin, and the states that something may still follow."""
+
+    first: State
+
+    def ends(self) -> list[State]:
+        raise NotImplementedError
+
+    def __rshift__(self, other: Piece | Function[..., Any]) -> Chain:
+        after = piece(other)
+        for end in self.ends():
+            end.follow(after.first)
+        return Chain(self.first, after)
+
+
+class Chain(Piece):
+    def __init__(self, first: State, last: Piece) -> None:
+        self.first = first
+        self._last = last
+
+    def ends(self) -> list[State]:
+        return self._last.ends()
+
+
+class State(Piece):
+    """One state. `fields` are those of the document; states it refers to are named when the whole is known."""
+
+    def __init__(self, kind: str, wish: str, fields: dict[str, Any]) -> None:
+        self.first = self
+        self.kind = kind
+        self.wish = wish
+        self.fields = fields
+        self.next: State | None = None
+        self.catchers: list[tuple[dict[str, Any], State]] = []
+        self.functions: dict[str, Function[..., Any]] = {}
+        self.branches: list[State] = []  #: first states of the machines inside
+        self.around: list[dict[str, Any]] = []  #: fields of those machines besides their states
+        self.body = "ItemProcessor"
+        self.also: list[State] = []  #: where else its function may send it
+
+    def ends(self) -> list[State]:
+        return [] if self.kind in ("Succeed", "Fail") else [self]
+
+    def follow(self, after: State) -> None:
+        if self.next is not None and self.next is not after:
+            raise BadFlow(f"{self.wish!r} is followed by {self.next.wish!r} already", hint="use choice() to go one of two ways")
+        self.next = after
+
+    def following(self) -> list[State]:
+        """States that may come next, in order."""
+        return [*([self.next] if self.next else []), *(state for _, state in self.catchers), *self.also]
+
+    def named(self: S, name: str) -> S:
+        self.wish = name
+        return self
+
+    def retry(
+        self: S,
+        on: Errors = ("States.ALL",),
+        *,
+        attempts: int = 3,
+        interval_s: int = 1,
+        backoff: float = 2.0,
+        max_delay_s: int | None = None,
+        jitter: bool = False,
+    ) -> S:
+        """Try again after these errors, with growing pauses. The first retry that knows an error counts."""
+        entry: dict[str, Any] = {
+            "ErrorEquals": _names(on),
+            "IntervalSeconds": interval_s,
+            "MaxAttempts": attempts,
+            "BackoffRate": backoff,
+        }
+        if max_delay_s is not None:
+            entry["MaxDelaySeconds"] = max_delay_s
+        if jitter:
+            entry["JitterStrategy"] = "FULL"
+        self._guarded("retry").setdefault("Retry", []).append(entry)
+        return self
+
+    def catch(self: S, on: Errors = ("States.ALL",), *, then: Piece | Function[..., Any], result: Any = None) -> S:
+        """Go on with `then` after these errors; `result` is where Error and Cause are put."""
+        self._guarded("catch")
+        entry = {"ErrorEquals": _names(on), **_result(result)}
+        self.catchers.append((entry, piece(then).first))
+        return self
+
+    def timeout(self: S, seconds: int) -> S:
+        return self._limit("TimeoutSeconds", seconds)
+
+    def heartbeat(self: S, seconds: int) -> S:
+        return self._limit("HeartbeatSeconds", seconds)
+
+    def _limit(self: S, field: str, seconds: int) -> S:
+        if self.kind != "Task":
+            raise BadFlow(f"{self.wish!r} is a {self.kind}; {field} belongs to a step", hint="give the workflow a timeout_s")
+        self.fields[field] = seconds
+        return self
+
+    def _guarded(self, verb: str) -> dict[str, Any]:
+        if self.kind not in ("Task", "Parallel", "Map"):
+            raise BadFlow(f".{verb} of {self.wish!r}, a {self.kind}", hint="steps, parallel and each can fail")
+        return self.fields
+
+
+class Choice(State):
+    """`choice().when(condition, then)...otherwise(then)`. What follows it follows every way out."""
+
+    def __init__(self, wish: str, fields: dict[str, Any]) -> None:
+        super().__init__("Choice", wish, fields)
+        self.rules: list[tuple[dict[str, Any], Piece]] = []
+        self.default: Piece | None = None
+
+    def when(self, condition: Condition | Mapping[str, Any], then: Piece | Function[..., Any]) -> Choice:
+        rule = condition.rule if isinstance(condition, Condition) else dict(condition)
+        self.rules.append((rule, piece(then)))
+        return self
+
+    def otherwise(self, then: Piece | Function[..., Any]) -> Choice:
+        self.default = piece(then)
+        return self
+
+    def ends(self) -> list[State]:
+        found = [end for _, then in self.rules for end in then.ends()]
+        found += self.default.ends() if self.default is not None else [self]
+        return list(dict.fromkeys(found))
+
+    def following(self) -> list[State]:
+        ways = [then.first for _, then in self.rules]
+        return [*ways, *([self.default.first] if self.default else []), *([self.next] if self.next else [])]
+
+
+# ------------------------------------------------------------------------------------------------------------------- pieces
+
+
+def step(
+    function: Function[..., Any] | str,
+    *,
+    name: str | None = None,
+    input: str | Mapping[str, Any] | None = None,
+    select: Mapping[str, Any] | None = None,
+    result: Any = None,
+    output: str | None = None,
+) -> State:
+    """Call a function. `input` is a path or a template, `select` reshapes the result, `result` is the path it is put at."""
+    resource = function if isinstance(function, str) else function.name
+    state = State("Task", name or short(resource), {"Resource": resource, **_data(input, select, result, output)})
+    if isinstance(function, Function):
+        state.functions[resource] = function
+    return state
+
+
+def pass_(value: Any = DISCARD, *, name: str = "pass", input: Any = None, result: Any = None, output: str | None = None) -> State:
+    """A constant, or what a template makes of the value."""
+    fields = {} if value is DISCARD else {"Result": value}
+    return State("Pass", name, {**fields, **_data(input, None, result, output)})
+
+
+def wait(seconds: int | str | None = None, *, until: str | None = None, name: str = "wait") -> State:
+    """For `seconds`, or until a timestamp; a path, beginning with $, finds either in the value."""
+    if (seconds is None) == (until is None):
+        raise BadFlow("wait needs either seconds or until")
+    value, field = (seconds, "Seconds") if until is None else (until, "Timestamp")
+    is_path = isinstance(value, str) and value.startswith("$")
+    return State("Wait", name, {f"{field}Path" if is_path else field: value})
+
+
+def succeed(*, name: str = "succeed", output: str | None = None) -> State:
+    return State("Succeed", name, {} if output is None else {"OutputPath": output})
+
+
+def fail(error: str = "", cause: str = "", *, name: str = "fail") -> State:
+    """The workflow fails. Paths, beginning with $, find error and cause in the value."""
+    fields = {}
+    for field, value in (("Error", error), ("Cause", cause)):
+        if value:
+            fields[f"{field}Path" if value.startswith("$") else field] = value
+    return State("Fail", name, fields)
+
+
+def choice(*, name: str = "choice", input: str | None = None) -> Choice:
+    return Choice(name, {} if input is None else {"InputPath": input})
+
+
+def parallel(
+    *branches: Piece | Function[..., Any],
+    wait_for: int | None = None,
+    name: str = "parallel",
+    input: str | Mapping[str, Any] | None = None,
+    select: Mapping[str, Any] | None = None,
+    result: Any = None,
+    output: str | None = None,
+) -> State:
+    """Side by side; a list of their results. With `wait_for`, of the first so many that end, and the rest is cancelled."""
+    fields = _data(input, select, result, output)
+    if wait_for is not None:
+        fields["WaitForNumBranches"] = wait_for
+    state = State("Parallel", name, fields)
+    state.branches = [piece(branch).first for branch in branches]
+    return state
+
+
+def each(
+    body: Piece | Function[..., Any],
+    *,
+    items: str | None = None,
+    item: Mapping[str, Any] | None = None,
+    max_concurrency: int = 0,
+    tolerate: int | float | None = None,
+    name: str = "each",
+    input: str | None = None,
+    select: Mapping[str, Any] | None = None,
+    result: Any = None,
+    output: str | None = None,
+) -> State:
+    """`body` for every item of the list at `items`; `item` is a template for what it gets. A whole number in `tolerate` is
+    how many items may fail, one below 1 which part of them."""
+    fields = _data(input, select, result, output)
+    fields |= {} if items is None else {"ItemsPath": items}
+    fields |= {} if item is None else {"ItemSelector": dict(item)}
+    fields |= {"MaxConcurrency": max_concurrency} if max_concurrency else {}
+    if isinstance(tolerate, float):
+        fields["ToleratedFailurePercentage"] = tolerate * 100
+    elif tolerate is not None:
+        fields["ToleratedFailureCount"] = tolerate
+    state = State("Map", name, fields)
+    state.branches = [piece(body).first]
+    return state
+
+
+def build(first: Piece | Function[..., Any], *, comment: str = "", timeout_s: int = 0) -> dict[str, Any]:
+    """The document of what was built."""
+    document = document_of(piece(first).first)
+    document |= {"Comment": comment} if comment else {}
+    return document | ({"TimeoutSeconds": timeout_s} if timeout_s else {})
+
+
+def workflow(
+    name: str,
+    first: Piece | Function[..., Any],
+    *,
+    app: App,
+    slo: SLO | str | None = None,
+    timeout_s: int = 0,
+    comment: str = "",
+) -> StatesWorkflow:
+    """Give what was built a name and a place in an app."""
+    from lamina.sdk.states import add
+
+    begin = piece(first).first
+    functions: dict[str, Function[..., Any]] = {}
+    for state in states_of(begin):
+        functions |= state.functions
+    return add(app, build(begin, comment=comment, timeout_s=timeout_s), name, slo=slo, bind=functions)
+
+
+def piece(part: Piece | Function[..., Any]) -> Piece:
+    if isinstance(part, Function):
+        return step(part)
+    if not isinstance(part, Piece):
+        raise BadFlow(f"{part!r} is no part of a workflow", hint="use step, choice, parallel, each, wait, pass_, succeed or fail")
+    return part
+
+
+# -------------------------------------------------------------------------------------------------------------------- parts
+
+
+def _data(
+    input: str | Mapping[str, Any] | None, select: Mapping[str, Any] | None, result: Any, output: str | None
+) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if isinstance(input, str):
+        fields["InputPath"] = input
+    elif input is not None:
+        fields["Parameters"] = dict(input)
+    if select is not None:
+        fields["ResultSelector"] = dict(select)
+    fields |= _result(result)
+    return fields if output is None else {**fields, "OutputPath": output}
+
+
+def _result(result: Any) -> dict[str, Any]:
+    if result is DISCARD:
+        return {"ResultPath": None}
+    return {} if result is None else {"ResultPath": result}
+
+
+def _names(on: Errors) -> list[str]:
+    if isinstance(on, str) or not isinstance(on, Iterable):
+        raise BadFlow(f"on={on!r}: give a list of error names or classes", hint='on=["States.Timeout", ValueError]')
+    return [error if isinstance(error, str) else error.__name__ for error in on]

@@ -1,0 +1,79 @@
+"""From states that refer to each other to a document in which they have names."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lamina.sdk.builder import State
+
+
+def short(resource: str) -> str:
+    """A name for a state, out of what it calls."""
+    return re.split(r"[/:]", resource)[-1] or resource
+
+
+def document_of(first: State) -> dict[str, Any]:
+    return _Writer().machine(first)
+
+
+def states_of(first: State) -> list[State]:
+    """All there are, those inside others too, each once."""
+    found: dict[State, None] = {}
+    todo = [first]
+    while todo:
+        state = todo.pop(0)
+        if state not in found:
+            found[state] = None
+            todo += [*state.following(), *state.branches]
+    return list(found)
+
+
+class _Writer:
+    """Names are unique over the whole document; a wish that is taken gets a number."""
+
+    def __init__(self) -> None:
+        self._names: dict[State, str] = {}
+        self._taken: set[str] = set()
+
+    def machine(self, first: State) -> dict[str, Any]:
+        line: dict[State, None] = {}
+        todo = [first]
+        while todo:
+            state = todo.pop(0)
+            if state not in line:
+                line[state] = None
+                todo = [*state.following(), *todo]
+        for state in line:
+            self._name(state)
+        return {"StartAt": self._names[first], "States": {self._names[state]: self._state(state) for state in line}}
+
+    def _name(self, state: State) -> None:
+        if state in self._names:
+            return
+        name, count = state.wish, 1
+        while name in self._taken:
+            count += 1
+            name = f"{state.wish}-{count}"
+        self._taken.add(name)
+        self._names[state] = name
+
+    def _state(self, state: State) -> dict[str, Any]:
+        from lamina.sdk.builder import Choice
+
+        written = {"Type": state.kind, **state.fields}
+        if isinstance(state, Choice):
+            written["Choices"] = [{**rule, "Next": self._names[then.first]} for rule, then in state.rules]
+            default = state.default.first if state.default is not None else state.next
+            return written | ({"Default": self._names[default]} if default is not None else {})
+        if state.kind == "Parallel":
+            around = state.around or [{}] * len(state.branches)
+            written["Branches"] = [{**more, **self.machine(inner)} for more, inner in zip(around, state.branches, strict=True)]
+        elif state.kind == "Map":
+            written[state.body] = {**(state.around[0] if state.around else {}), **self.machine(state.branches[0])}
+        if state.catchers:
+            written["Catch"] = [{**entry, "Next": self._names[then]} for entry, then in state.catchers]
+        if state.kind in ("Succeed", "Fail"):
+            return written
+        return written | ({"Next": self._names[state.next]} if state.next is not None else {"End": True})

@@ -1,0 +1,38 @@
+"""From a document back to the builder: what was imported can be changed and built on like what was written here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lamina.asl.compile import inner_machines
+from lamina.sdk.builder import Choice, State
+
+_LINKS = ("Next", "Choices", "Default", "Catch", "Branches", "Iterator", "ItemProcessor", "Type")
+
+
+def rebuild(document: dict[str, Any]) -> State:
+    """The first state of a valid document; `build` of it gives the document again, but for its top-level fields."""
+    states = {name: _state(name, state) for name, state in document["States"].items()}
+    for name, written in document["States"].items():
+        state = states[name]
+        if isinstance(state, Choice):
+            for rule in written["Choices"]:
+                state.when({key: value for key, value in rule.items() if key != "Next"}, states[rule["Next"]])
+            if "Default" in written:
+                state.otherwise(states[written["Default"]])
+        elif "Next" in written:
+            state.next = states[written["Next"]]
+        for entry in written.get("Catch", ()):
+            state.catchers.append(({key: value for key, value in entry.items() if key != "Next"}, states[entry["Next"]]))
+        state.also = [states[name] for name in written.get("PotentialNext", ())]
+    return states[document["StartAt"]]
+
+
+def _state(name: str, written: dict[str, Any]) -> State:
+    kept = {key: value for key, value in written.items() if key not in _LINKS and not (key == "End" and value is True)}
+    state = Choice(name, kept) if written["Type"] == "Choice" else State(written["Type"], name, kept)
+    for inner in inner_machines(written):
+        state.branches.append(rebuild(inner))
+        state.around.append({key: value for key, value in inner.items() if key not in ("States", "StartAt")})
+    state.body = "Iterator" if "Iterator" in written else "ItemProcessor"
+    return state
