@@ -200,8 +200,10 @@ class Script:
                     self._later(load_us, ev.InstanceReady(action.instance, load_us))
                 case do.Resolve():
                     values = self.answers.get(action.node)
-                    value = values.pop(0) if values else 1
-                    self._later(0, ev.Resolved(action.call_id, action.scope, action.node, value))
+                    value = int(action.stage == "begin")
+                    if values and action.stage == "begin":
+                        value = values.pop(0)
+                    self._later(0, ev.Resolved(action.call_id, action.scope, action.node, value, turn=action.turn))
                 case do.Kill():
                     self._later(0, ev.InstanceLost(action.instance, action.reason))
         for lease in self.ledger.batches.values():

@@ -15,7 +15,7 @@ LAYERS = (
     ("gateway", "lab", "profiler", "testing"),
     ("sim", "live"),
     ("policies", "predict", "gpu", "sdk", "store"),
-    ("planner",),
+    ("planner", "asl"),
     ("core",),
 )
 """From the top; imports point down. Names of one layer never import each other."""

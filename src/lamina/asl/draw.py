@@ -12,7 +12,7 @@ from lamina.asl.layout import place
 from lamina.core.flow import Choice, Each, Fail, Flow, Guarded, Node, Parallel, Pass, Succeed, Task, Wait, inner_flows
 
 CHAR, LINE, PAD = 6.9, 16.0, 10.0
-LABEL_CHARS = 26
+LABEL_CHARS, LABEL_CHAR = 24, 6.0
 LOOP_X = 26.0  #: how far to the right an edge back up runs
 
 _FILL = {Task: "#dbe9f6", Each: "#f4f6f8", Parallel: "#f4f6f8", Choice: "#fdf1d3", Wait: "#ece7f6", Pass: "#ffffff"}
@@ -54,15 +54,18 @@ def _machine(flow: Flow, notes: Mapping[str, str]) -> _Picture:
     texts = {name: _texts(node, notes.get(name, "")) for name, node in flow.nodes.items()}
     sizes = {name: _size(texts[name], inner[name]) for name in flow.nodes}
     edges = [(name, *edge) for name, node in flow.nodes.items() for edge in _edges(node)]
-    placed = place(sizes, [(a, b) for a, b, _, _ in edges], flow.start)
+    words = [len(label) * LABEL_CHAR for _, _, label, _ in edges]
+    placed = place(sizes, [(a, b) for a, b, _, _ in edges], flow.start, words)
     picture = _Picture(placed.width, placed.height)
     labels: list[str] = []
+    labelled: dict[str, int] = {}
     loops = 0
     for (a, b, label, caught), way in zip(edges, placed.ways, strict=True):
         kind = "way caught" if caught else "way"
         if way:
             picture.parts.append(f'<path class="{kind}" d="{_curve(way)}" marker-end="url(#tip)"/>')
-            x, y = _near_start(way)
+            x, y = _label_at(way, row=labelled.get(a, 0) % 2)
+            labelled[a] = labelled.get(a, 0) + bool(label)
         else:
             loops += 1
             right = placed.width + LOOP_X * loops
@@ -194,13 +197,13 @@ def _curve(way: list[tuple[float, float]]) -> str:
     return d
 
 
-def _near_start(way: list[tuple[float, float]]) -> tuple[float, float]:
-    """Where the words of an edge stand: closer to its end, where edges that leave one box have parted."""
+def _label_at(way: list[tuple[float, float]], row: int) -> tuple[float, float]:
+    """Where the words of an edge stand: towards its end, where edges that leave one box have parted; neighbours take turns."""
     at = 1 if len(way) > 2 and way[0][0] == way[1][0] else 0
     (ax, ay), (bx, by) = way[at], way[at + 1]
-    t = 0.62
+    t = 0.5 if row else 0.78
     weight = t * t * (3 - 2 * t)
-    return ax + (bx - ax) * weight, ay + (by - ay) * t + 4
+    return ax + (bx - ax) * weight, ay + (by - ay) * t + 3
 
 
 def _cut(text: str, most: int) -> str:

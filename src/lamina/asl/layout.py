@@ -35,7 +35,10 @@ class _Item:
     down: list[int] = field(default_factory=list)
 
 
-def place(sizes: dict[str, tuple[float, float]], edges: list[tuple[str, str]], starts: tuple[str, ...]) -> Placed:
+def place(
+    sizes: dict[str, tuple[float, float]], edges: list[tuple[str, str]], starts: tuple[str, ...], words: list[float]
+) -> Placed:
+    """`words` is how wide the label of each edge is."""
     closing = _closing(sizes, edges, starts)
     rank = _ranks(sizes, edges, closing)
     names = list(sizes)
@@ -49,7 +52,8 @@ def place(sizes: dict[str, tuple[float, float]], edges: list[tuple[str, str]], s
         chain = [number[a]]
         if index not in closing:
             for layer in range(rank[a] + 1, rank[b]):
-                items.append(_Item(LANE, 0.0))
+                wide = words[index] if layer == rank[a] + 1 else 0.0
+                items.append(_Item(max(LANE, wide), 0.0))
                 layers[layer].append(len(items) - 1)
                 chain.append(len(items) - 1)
             chain.append(number[b])

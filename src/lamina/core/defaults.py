@@ -31,32 +31,45 @@ class ScaleToLoad:
     target: float = 0.75
     _seen: dict[str, tuple[int, int]] = field(default_factory=dict)  #: arrivals and time at the last look
     _rate: dict[str, float] = field(default_factory=dict)
+    _full_at_us: int = 0  #: when to look at all functions again
+    _known: tuple[int, int] = (0, 0)  #: how many functions and devices there were at the last such look
 
     def scale(self, view: View) -> Iterator[Decision]:
-        for name, function in view.functions.items():
-            rate_per_us = self._look(view, name, function)
-            standing = []
-            for instance in list(function.instances.values()):
-                if not self._has_place(view, instance):
-                    yield UnloadOf(instance.id)
-                elif instance.phase in (Phase.LOADING, Phase.WARM):
-                    standing.append(instance)
-            scale = function.spec.scale
-            want = max(scale.min, min(scale.max, self._needed(view, function, rate_per_us)))
-            if len(function.queue) and not standing:
-                want = max(want, 1)
-            if want > len(standing) and view.now_us >= function.not_before_us:
-                if not standing and self._room(view, function) is None:
-                    yield from self._make_room(view, function)
-                for _ in range(want - len(standing)):
-                    device = self._room(view, function)
-                    if device is None:
-                        break
-                    yield LoadOn(name, device.spec.id, self._home_units(function, device))
-            elif len(standing) > want:
-                idle = [i for i in standing if _is_idle(i) and view.now_us - _idle_since_us(i) >= scale.idle_us]
-                for instance in idle[: len(standing) - want]:
-                    yield UnloadOf(instance.id)
+        """All functions once a period; in between, those that have work and no instance."""
+        known = (len(view.functions), len(view.devices))
+        if view.now_us < self._full_at_us and known == self._known:
+            for name in (*view.waiting, *view.held):
+                if not view.functions[name].instances:
+                    yield from self._one(view, view.functions[name])
+            return
+        self._full_at_us, self._known = view.now_us + self.period_us, known
+        for function in list(view.functions.values()):
+            yield from self._one(view, function)
+
+    def _one(self, view: View, function: FunctionState) -> Iterator[Decision]:
+        name, scale = function.spec.name, function.spec.scale
+        rate_per_us = self._look(view, name, function)
+        standing = []
+        for instance in list(function.instances.values()):
+            if not self._has_place(view, instance):
+                yield UnloadOf(instance.id)
+            elif instance.phase in (Phase.LOADING, Phase.WARM):
+                standing.append(instance)
+        want = max(scale.min, min(scale.max, self._needed(view, function, rate_per_us)))
+        if len(function.queue) and not standing:
+            want = max(want, 1)
+        if want > len(standing) and view.now_us >= function.not_before_us:
+            if not standing and len(function.queue) and self._room(view, function) is None:
+                yield from self._make_room(view, function)
+            for _ in range(want - len(standing)):
+                device = self._room(view, function)
+                if device is None:
+                    break
+                yield LoadOn(name, device.spec.id, self._home_units(function, device))
+        elif len(standing) > want:
+            idle = [i for i in standing if _is_idle(i) and view.now_us - _idle_since_us(i) >= scale.idle_us]
+            for instance in idle[: len(standing) - want]:
+                yield UnloadOf(instance.id)
 
     def _look(self, view: View, name: str, function: FunctionState) -> float:
         """Arrivals per microsecond: up at once, down by halves, and nothing after as long a silence as `idle_us`."""
@@ -71,18 +84,18 @@ class ScaleToLoad:
         return 0.0 if silent else self._rate[name]
 
     def _needed(self, view: View, function: FunctionState, rate_per_us: float) -> int:
-        """Instances that serve this rate at `target`; where one instance fills many slices, one is enough."""
+        """Instances that serve this rate at `target`; one that fills many slices counts as often as it does."""
         if rate_per_us <= 0:
             return 0
         spec = function.spec
         for device in view.devices.values():
             if not spec.fits_family(device.spec.family):
                 continue
-            if device.spec.limits.batches_per_instance == 0:
-                return 1
-            batch_us = view.latency_us(spec.name, device, spec.max_batch, spec.units_on(device.spec))
+            units = spec.units_on(device.spec)
+            batch_us = view.latency_us(spec.name, device, spec.max_batch, units)
+            slices = device.spec.units // units if device.spec.limits.batches_per_instance == 0 else 1
             if batch_us:
-                return max(1, -int(-rate_per_us * batch_us / spec.max_batch / self.target // 1))
+                return max(1, -int(-rate_per_us * batch_us / spec.max_batch / slices / self.target // 1))
         return 1
 
     def _room(self, view: View, function: FunctionState) -> Device | None:

@@ -53,7 +53,10 @@ def finish_in_us(view: View, function: FunctionState, count: int = 1) -> int:
         last_us = batch_us
     elif joining >= 1:
         last_us = view.latency_us(spec.name, first, rest + 1 + int(joining), first_units)
-    others_us = _work_us(view, (f for f in _busy(view) if f is not function)) if len(view.waiting) + len(view.held) > 1 else 0
+    others_us = 0
+    if len(view.waiting) + len(view.held) > 1:
+        hosts = {instance.device for instance in function.instances.values()}
+        others_us = min(_pressure_us(view, [f for f in _busy(view) if f is not function], hosts).values(), default=0)
     return max(0, free_in_us) + rounds * batch_us + last_us + others_us
 
 
@@ -87,16 +90,12 @@ def flow_finish_us(view: View, flow: Flow) -> int:
     path_us = _path_us(view, flow)
     if not path_us:
         return 0
-    running_us = max(
-        (
-            sum((view.batches[batch_id].ends_us - view.now_us) * mask.bit_count() for batch_id, mask in device.running.items())
-            // device.spec.units
-            for device in view.devices.values()
-        ),
-        default=0,
-    )
-    busy = dict.fromkeys([*view.waiting, *view.held, *flow.functions])
-    return path_us + max(0, running_us) + _work_us(view, (view.functions[name] for name in busy))
+    busy = [view.functions[name] for name in dict.fromkeys([*view.waiting, *view.held, *flow.functions])]
+    homes = {name: {i.device for i in view.functions[name].instances.values()} or set(view.devices) for name in flow.functions}
+    pressure = _pressure_us(view, busy, set().union(*homes.values()))
+    for device in pressure:
+        pressure[device] += _running_us(view, view.devices[device])
+    return path_us + max((min(pressure[host] for host in hosts) for hosts in homes.values() if hosts), default=0)
 
 
 PATH_US = 20_000
@@ -140,19 +139,27 @@ def _busy(view: View) -> Iterable[FunctionState]:
     return (view.functions[name] for name in (*view.waiting, *view.held))
 
 
-def _work_us(view: View, functions: Iterable[FunctionState]) -> int:
-    """What waits for these functions or is sure to come, in full batches over all units of their device."""
-    total_us = 0.0
+def _pressure_us(view: View, functions: Iterable[FunctionState], devices: set[str]) -> dict[str, int]:
+    """On each of these devices, how long all its units are busy with what waits for these functions or is sure to come, in
+    full batches. A function that stands on several brings each its part."""
+    load = dict.fromkeys(devices, 0.0)
     for function in functions:
         jobs = len(function.queue) + function.coming
         place = _place(view, function) if jobs else None
         if place is not None:
             device, units = place
             spec = function.spec
-            batch_us = view.latency_us(spec.name, device, spec.max_batch, units)
-            hosts = len({instance.device for instance in function.instances.values()}) or 1
-            total_us += jobs / spec.max_batch * batch_us * units / (device.spec.units * hosts)
-    return int(total_us)
+            hosts = {instance.device for instance in function.instances.values()} or devices
+            unit_us = jobs / spec.max_batch * view.latency_us(spec.name, device, spec.max_batch, units) * units / len(hosts)
+            for host in hosts & devices:
+                load[host] += unit_us
+    return {name: int(unit_us / view.devices[name].spec.units) for name, unit_us in load.items()}
+
+
+def _running_us(view: View, device: Device) -> int:
+    """What runs on it, spread over all its units."""
+    left = sum((view.batches[batch_id].ends_us - view.now_us) * mask.bit_count() for batch_id, mask in device.running.items())
+    return max(0, left) // device.spec.units
 
 
 def _place(view: View, function: FunctionState) -> tuple[Device, int] | None:
