@@ -55,7 +55,8 @@ class InProcess:
         self.executor, self.items = executor, items
         self.places = places or {}  #: functions that always run on this mask, whatever the controller calls it
         table = Table(profiles or [], margin=0.02)
-        self.controller = Controller(policies.build(policy), online.Predictor(table))
+        options = {"wait": False} if policy == "edf" else {}  # goals here are too short to wait for company
+        self.controller = Controller(policies.build(policy, options), online.Predictor(table))
         self.device = device or slicer.device
         self.specs = {spec.name: spec for spec in functions}
         self._ticks: list[int] = []

@@ -141,7 +141,7 @@ def test_a_failure_climbs_to_whoever_catches_it_and_stops_the_rest(world):
     body = flow(Task("x", "f"), Task("y", "g"), start=("x", "y"))
     inner = flow(Each("i", body), name="inner")
     script = world(
-        flow(Parallel("p", (inner, branch("g")), guard=Guard(catch=(Catcher(("Boom",), ("z",)),))), Task("z", "h")),
+        flow(Parallel("p", (inner, flow(Task("q", "g"))), guard=Guard(catch=(Catcher(("Boom",), ("z",)),))), Task("z", "h")),
         {"x": ["Boom"]},
     )
     run(script)
@@ -313,7 +313,6 @@ def test_a_caught_error_is_told_with_where_it_began(world):
 def test_a_loop_of_questions_that_never_ends_is_ended(world):
     script = world(flow(Pass("p", ("c",), asks=True), Choice("c", (("p",), ()))))
     script.engine = False
-    script.controller.state.runs.clear()
     script.at(0).arrives("c1", target="w")
     controller = script.controller
     for turn in range(1, MAX_TURNS + 1):

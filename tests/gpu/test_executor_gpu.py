@@ -153,3 +153,16 @@ def test_a_function_that_cannot_be_captured_is_served_all_the_same(executor: Exe
     for _ in range(5):
         ticket = executor.submit("waits", list(torch.ones(1, 4).numpy()), 0b1)
         assert drain(executor, 1)[ticket].error is None
+
+
+def test_buffers_are_clear_before_the_first_run_reads_them(executor: Executor):
+    """Rows nobody filled are read by the first run of a bucket; what a table is asked for must be in it."""
+    table = torch.nn.Embedding(8, 4)
+    dirt = [torch.full((1 << 20,), 1 << 40, device="cuda") for _ in range(8)]
+    torch.cuda.synchronize()
+    del dirt
+    executor.load("table", table.requires_grad_(False), torch.zeros(1, 256, dtype=torch.long, device="cuda"))
+    for mask in (0b1, 0b10, 0b1100):
+        executor.prepare("table", [mask])
+        ticket = executor.submit("table", [np.full(256, 3)], mask)
+        close(drain(executor, 1)[ticket].outputs[0][0], table.weight[3].cpu())

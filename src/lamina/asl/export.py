@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lamina.asl.fields import EXTENDED, EXTENDED_TOP, Dialect
+from lamina.asl.paths import member
 from lamina.core.flow import Each, Flow, Node, Parallel
 from lamina.errors import BadFlow
 
@@ -27,7 +28,7 @@ def beyond_strict(document: dict[str, Any], path: str = "$") -> list[tuple[str, 
     """Fields of a document that only the extended dialect knows, and where they are."""
     found = [(path, key) for key in document if key in EXTENDED_TOP]
     for name, state in document["States"].items():
-        at = f"{path}.States.{name}"
+        at = member(f"{path}.States", name)
         found += [(at, key) for key in state if key in EXTENDED.get(state["Type"], ())]
         for index, branch in enumerate(state.get("Branches", ())):
             found += beyond_strict(branch, f"{at}.Branches[{index}]")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from lamina.asl import fields, template, times
 from lamina.asl.fields import Dialect
 from lamina.asl.intrinsics import IntrinsicError, is_call, parse_call
+from lamina.asl.lint_care import care_problems, is_whole
 from lamina.asl.lint_choice import choice_problems
-from lamina.asl.paths import PathError, kind_of, parse, parse_reference
+from lamina.asl.paths import PathError, kind_of, member, parse, parse_reference
 from lamina.errors import BadFlow
 
 
@@ -71,11 +71,6 @@ def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(word: str) -> Any:
     raise ValueError(f"JSON has no {word}")
-
-
-def member(path: str, key: str) -> str:
-    """The path of a member; names that are not plain go into brackets."""
-    return f"{path}.{key}" if key.isidentifier() else f"{path}[{json.dumps(key, ensure_ascii=False)}]"
 
 
 @dataclass(slots=True)
@@ -176,8 +171,16 @@ class _Checker:
         self._text(state, "Comment", path, "States: common fields")
         self._transition(state, kind, path, states)
         self._data(state, kind, path)
-        for problem in self._care(state, kind, path, states):
-            self.found.append(problem)
+        for key in ("Retry", "Catch"):
+            if key in state and key in fields.STATES[kind]:
+                for at, clause, message in care_problems(state, key, path):
+                    self.say(at, clause, message)
+        catchers = state.get("Catch")
+        for index, entry in enumerate(catchers if isinstance(catchers, list) and "Catch" in fields.STATES[kind] else ()):
+            if isinstance(entry, dict):
+                self.next(entry.get("Next"), f"{path}.Catch[{index}].Next", states)
+                if entry.get("ResultPath") is not None:
+                    self.reference(entry["ResultPath"], f"{path}.Catch[{index}].ResultPath", "Errors: Catch", writes=True)
         getattr(self, f"_{kind.lower()}")(state, path, states)
 
     def _known_fields(self, state: dict[str, Any], kind: str, path: str) -> None:
@@ -221,78 +224,6 @@ class _Checker:
                     self.say(at, "Payload Template", message)
         if "ResultSelector" in state and not isinstance(state["ResultSelector"], dict):
             self.say(f"{path}.ResultSelector", "Payload Template", "a ResultSelector is an object")
-
-    # ---------------------------------------------------------- retry and catch
-
-    def _care(self, state: dict[str, Any], kind: str, path: str, states: dict[str, Any]) -> Iterator[Problem]:
-        for key in ("Retry", "Catch"):
-            if key not in state or key not in fields.STATES[kind]:
-                continue
-            entries = state[key]
-            if not isinstance(entries, list):
-                yield Problem(f"{path}.{key}", f"Errors: {key}", f"{key} is an array")
-                continue
-            for index, entry in enumerate(entries):
-                at = f"{path}.{key}[{index}]"
-                if not isinstance(entry, dict):
-                    yield Problem(at, f"Errors: {key}", "must be an object")
-                    continue
-                yield from self._errors(entry, at, f"Errors: {key}", last=index == len(entries) - 1)
-                if key == "Retry":
-                    yield from self._retrier(entry, at)
-                else:
-                    yield from self._catcher(entry, at, states)
-
-    def _errors(self, entry: dict[str, Any], at: str, clause: str, *, last: bool) -> Iterator[Problem]:
-        names = entry.get("ErrorEquals")
-        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-            yield Problem(f"{at}.ErrorEquals", clause, "ErrorEquals must be an array of at least one error name")
-            return
-        for name in names:
-            if name.startswith("States.") and name not in fields.RESERVED_ERRORS:
-                yield Problem(
-                    f"{at}.ErrorEquals", clause, f"names that begin with States. are reserved, and {name} is none of them"
-                )
-        if "States.ALL" in names and len(names) > 1:
-            yield Problem(f"{at}.ErrorEquals", clause, "States.ALL must stand alone")
-        if "States.ALL" in names and not last:
-            yield Problem(f"{at}.ErrorEquals", clause, "States.ALL must be in the last entry")
-
-    def _retrier(self, entry: dict[str, Any], at: str) -> Iterator[Problem]:
-        clause = "Errors: Retry"
-        known = {"ErrorEquals", "IntervalSeconds", "MaxAttempts", "BackoffRate", "MaxDelaySeconds", "JitterStrategy", "Comment"}
-        for key in entry.keys() - known:
-            yield Problem(member(at, key), clause, f"a retrier has no field {key!r}")
-        interval = entry.get("IntervalSeconds", 1)
-        if not _whole(interval, 1, fields.MAX_SECONDS):
-            yield Problem(f"{at}.IntervalSeconds", clause, f"must be a positive integer, not {interval!r}")
-        if not _whole(entry.get("MaxAttempts", 3), 0, fields.MAX_SECONDS):
-            yield Problem(f"{at}.MaxAttempts", clause, f"must be an integer from 0 on, not {entry['MaxAttempts']!r}")
-        rate = entry.get("BackoffRate", 2.0)
-        if kind_of(rate) != "number" or rate < 1:
-            yield Problem(f"{at}.BackoffRate", clause, f"must be a number of at least 1.0, not {rate!r}")
-        if "MaxDelaySeconds" in entry:
-            delay = entry["MaxDelaySeconds"]
-            if not _whole(delay, 1, fields.MAX_DELAY_SECONDS - 1):
-                yield Problem(
-                    f"{at}.MaxDelaySeconds", clause, f"must be a positive integer below {fields.MAX_DELAY_SECONDS}, not {delay!r}"
-                )
-            elif _whole(interval, 1, fields.MAX_SECONDS) and delay <= interval:
-                yield Problem(f"{at}.MaxDelaySeconds", clause, "must be greater than IntervalSeconds")
-        if entry.get("JitterStrategy", "NONE") not in ("FULL", "NONE"):
-            yield Problem(f"{at}.JitterStrategy", clause, f"must be FULL or NONE, not {entry['JitterStrategy']!r}")
-
-    def _catcher(self, entry: dict[str, Any], at: str, states: dict[str, Any]) -> Iterator[Problem]:
-        for key in entry.keys() - {"ErrorEquals", "Next", "ResultPath", "Comment"}:
-            if key in fields.JSONATA:
-                yield Problem(
-                    member(at, key), "Query language", f"JSONata and variables are not supported, and {key} belongs to them"
-                )
-            else:
-                yield Problem(member(at, key), "Errors: Catch", f"a catcher has no field {key!r}")
-        self.next(entry.get("Next"), f"{at}.Next", states)
-        if entry.get("ResultPath") is not None:
-            self.reference(entry["ResultPath"], f"{at}.ResultPath", "Errors: Catch", writes=True)
 
     # --------------------------------------------------------------- each kind
 
@@ -350,7 +281,7 @@ class _Checker:
             self.say(
                 path, clause, f"needs exactly one of Seconds, SecondsPath, Timestamp, TimestampPath, and has {given or 'none'}"
             )
-        if "Seconds" in state and not _whole(state["Seconds"], 0, fields.MAX_SECONDS):
+        if "Seconds" in state and not is_whole(state["Seconds"], 0, fields.MAX_SECONDS):
             self.say(f"{path}.Seconds", clause, f"must be an integer from 0 on, not {state['Seconds']!r}")
         if "Timestamp" in state and times.parse_us(state["Timestamp"]) is None:
             self.say(f"{path}.Timestamp", clause, f"{state['Timestamp']!r} is no timestamp such as 2026-03-14T01:59:00Z")
@@ -370,7 +301,7 @@ class _Checker:
             count = state["WaitForNumBranches"]
             if isinstance(count, list) and len(count) == 1:
                 count = count[0]
-            if not _whole(count, 1, len(branches)):
+            if not is_whole(count, 1, len(branches)):
                 self.say(
                     f"{path}.WaitForNumBranches",
                     f"{clause}: WaitForNumBranches",
@@ -406,7 +337,7 @@ class _Checker:
             self.say(f"{path}.{key}", clause, f"{key} must be a string, not a {kind_of(part[key])}")
 
     def _seconds(self, part: dict[str, Any], key: str, path: str, clause: str) -> None:
-        if not _whole(part[key], 1, fields.MAX_SECONDS):
+        if not is_whole(part[key], 1, fields.MAX_SECONDS):
             self.say(f"{path}.{key}", clause, f"must be a positive integer, not {part[key]!r}")
 
     def path(self, text: Any, at: str, clause: str) -> None:
@@ -443,7 +374,3 @@ def targets(state: dict[str, Any]) -> list[Any]:
     ways = state.get("PotentialNext")
     found += ways if isinstance(ways, list) else []
     return [name for name in found if isinstance(name, str)]
-
-
-def _whole(value: Any, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most

@@ -6,73 +6,22 @@ A *reference path* names exactly one place (`$.a['b'][0]`) and can be written to
 
 from __future__ import annotations
 
+import json
 import operator
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-MAX_INDEX = 10_000
-"""Writing to `[n]` beyond the end of a list is an error anyway; an index longer than any list is a typing mistake."""
+from lamina.asl.path_reader import Reader
+from lamina.asl.path_steps import Descent, Index, Name, Several, Slice, Step, Wildcard
+from lamina.asl.path_steps import PathError as PathError
 
-_NAME = re.compile(r"[^\s.\[\](){}'\",:;=<>!&|?*@$]+")
-_INT = re.compile(r"-?\d+")
-_SPACE = re.compile(r"\s*")
-_NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
 _MISSING = object()
-
-
-class PathError(ValueError):
-    """A text that is no path; the message says where."""
 
 
 class NoMatch(LookupError):
     """Nothing is at that path."""
-
-
-@dataclass(frozen=True, slots=True)
-class Name:
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class Index:
-    at: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wildcard:
-    """`*`: all members or elements."""
-
-
-@dataclass(frozen=True, slots=True)
-class Descent:
-    """`..`: this value and everything below it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    start: int | None
-    stop: int | None
-    step: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Several:
-    """`[0,2]` or `['a','b']`."""
-
-    parts: tuple[Name | Index, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """`[?(...)]`: elements for which a comparison holds. `test` is made of tuples: (op, left, right)."""
-
-    test: Any
-
-
-Step = Name | Index | Wildcard | Descent | Slice | Several | Filter
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +51,7 @@ def parse(text: str) -> Path:
     if not isinstance(text, str) or not text.startswith("$"):
         raise PathError(f"{text!r} is no path: it must begin with $")
     context = text.startswith("$$")
-    reader = _Reader(text, 2 if context else 1)
+    reader = Reader(text, 2 if context else 1)
     try:
         return Path(text, tuple(reader.steps(inside=False)), context)
     except RecursionError:
@@ -141,6 +90,11 @@ def _place(path: Path, at: int, document: Any, value: Any) -> Any:
     changed = list(document)
     changed[step.at] = _place(path, at + 1, document[step.at], value)
     return changed
+
+
+def member(path: str, key: str) -> str:
+    """The path of a member; names that are not plain go into brackets."""
+    return f"{path}.{key}" if key.isidentifier() else f"{path}[{json.dumps(key, ensure_ascii=False)}]"
 
 
 def kind_of(value: Any) -> str:
@@ -225,200 +179,3 @@ def _value(term: Any, element: Any) -> Any:
     for step in content:
         found = [inner for outer in found for inner in _apply(step, outer)]
     return found[0] if found else _MISSING
-
-
-# ----------------------------------------------------------------------------------------------------------------- reading
-
-
-class _Reader:
-    """Recursive descent over one text."""
-
-    def __init__(self, text: str, at: int) -> None:
-        self.text = text
-        self.at = at
-
-    def wrong(self, what: str) -> PathError:
-        return PathError(f"{self.text!r} is no path: {what} at character {self.at + 1}")
-
-    def steps(self, inside: bool) -> Iterator[Step]:
-        """To the end of the text, or, inside a filter, to whatever is no step."""
-        while self.at < len(self.text):
-            if self.text.startswith("..", self.at):
-                self.at += 2
-                yield Descent()
-                if self.at < len(self.text) and self.text[self.at] == "[":
-                    continue
-                yield self._member()
-            elif self.text[self.at] == ".":
-                self.at += 1
-                yield self._member()
-            elif self.text[self.at] == "[":
-                self.at += 1
-                yield self._bracket()
-            elif inside:
-                return
-            else:
-                raise self.wrong(f"unexpected {self.text[self.at]!r}")
-
-    def _member(self) -> Step:
-        if self._take("*"):
-            return Wildcard()
-        match = _NAME.match(self.text, self.at)
-        if match is None:
-            raise self.wrong("a name is missing")
-        self.at = match.end()
-        return Name(match.group())
-
-    def _bracket(self) -> Step:
-        self._skip()
-        if self._take("*"):
-            self._close()
-            return Wildcard()
-        if self._take("?"):
-            return self._filter()
-        if self._peek() in ("'", '"'):
-            parts: list[Name | Index] = [Name(self._string())]
-            while self._comma():
-                parts.append(Name(self._string()))
-            self._close()
-            return parts[0] if len(parts) == 1 else Several(tuple(parts))
-        return self._numbers()
-
-    def _numbers(self) -> Step:
-        first = self._int()
-        if self._take(":"):
-            stop = self._int()
-            step = self._int() if self._take(":") else None
-            if step is not None and step < 1:
-                raise self.wrong("a step must be at least 1")
-            self._close()
-            return Slice(first, stop, step)
-        if first is None:
-            raise self.wrong("an index or a name in quotes is missing")
-        parts: list[Name | Index] = [Index(first)]
-        while self._comma():
-            number = self._int()
-            if number is None:
-                raise self.wrong("an index is missing")
-            parts.append(Index(number))
-        self._close()
-        return parts[0] if len(parts) == 1 else Several(tuple(parts))
-
-    def _filter(self) -> Filter:
-        self._skip()
-        if not self._take("("):
-            raise self.wrong("( is missing")
-        test = self._or()
-        self._skip()
-        if not self._take(")"):
-            raise self.wrong(") is missing")
-        self._close()
-        return Filter(test)
-
-    def _or(self) -> Any:
-        left = self._and()
-        while self._word("||"):
-            left = ("or", left, self._and())
-        return left
-
-    def _and(self) -> Any:
-        left = self._unary()
-        while self._word("&&"):
-            left = ("and", left, self._unary())
-        return left
-
-    def _unary(self) -> Any:
-        self._skip()
-        if self._peek() == "!" and not self.text.startswith("!=", self.at):
-            self.at += 1
-            return ("not", self._unary())
-        if self._take("("):
-            test = self._or()
-            self._skip()
-            if not self._take(")"):
-                raise self.wrong(") is missing")
-            return test
-        left = self._term()
-        for sign in ("==", "!=", "<=", ">=", "<", ">"):
-            if self._word(sign):
-                return (sign, left, self._term())
-        if left[0] == "constant":
-            raise self.wrong("a comparison is missing")
-        return ("there", left)
-
-    def _term(self) -> Any:
-        self._skip()
-        if self._take("@"):
-            return ("path", tuple(self.steps(inside=True)))
-        if self._peek() in ("'", '"'):
-            return ("constant", self._string())
-        for word, value in (("true", True), ("false", False), ("null", None)):
-            if self._word(word):
-                return ("constant", value)
-        match = _NUMBER.match(self.text, self.at)
-        if match is None:
-            raise self.wrong("@, a string or a number is missing")
-        self.at = match.end()
-        text = match.group()
-        return ("constant", float(text) if any(c in text for c in ".eE") else int(text))
-
-    # ------------------------------------------------------------- characters
-
-    def _peek(self) -> str:
-        return self.text[self.at : self.at + 1]
-
-    def _take(self, sign: str) -> bool:
-        if self.text.startswith(sign, self.at):
-            self.at += len(sign)
-            return True
-        return False
-
-    def _word(self, sign: str) -> bool:
-        self._skip()
-        return self._take(sign)
-
-    def _comma(self) -> bool:
-        taken = self._word(",")
-        self._skip()
-        return taken
-
-    def _skip(self) -> None:
-        match = _SPACE.match(self.text, self.at)
-        assert match is not None
-        self.at = match.end()
-
-    def _close(self) -> None:
-        if not self._word("]"):
-            raise self.wrong("] is missing")
-
-    def _int(self) -> int | None:
-        self._skip()
-        match = _INT.match(self.text, self.at)
-        if match is None:
-            return None
-        self.at = match.end()
-        self._skip()
-        number = int(match.group())
-        if abs(number) > MAX_INDEX * 1000:
-            raise self.wrong(f"{number} is no index")
-        return number
-
-    def _string(self) -> str:
-        quote = self._peek()
-        if quote not in ("'", '"'):
-            raise self.wrong("a name in quotes is missing")
-        self.at += 1
-        read: list[str] = []
-        while True:
-            sign = self._peek()
-            if not sign:
-                raise self.wrong(f"{quote} is missing")
-            self.at += 1
-            if sign == quote:
-                return "".join(read)
-            if sign == "\\":
-                sign = self._peek()
-                self.at += 1
-                if sign not in ("\\", "'", '"'):
-                    raise self.wrong(f"\\{sign} stands for nothing")
-            read.append(sign)

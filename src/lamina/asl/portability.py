@@ -7,7 +7,7 @@ from typing import Any
 
 from lamina.asl.compile import inner_machines
 from lamina.asl.export import beyond_strict
-from lamina.asl.lint import member
+from lamina.asl.paths import member
 
 _SAYS = {
     "WaitForNumBranches": "only this and KNIX wait for some branches; elsewhere all are waited for",

@@ -33,4 +33,4 @@ def parse_us(text: Any) -> int | None:
 
 def format_us(at_us: int) -> str:
     moment = _EPOCH + timedelta(microseconds=at_us)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{at_us // 1000 % 1000:03d}Z"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes.util
 import importlib.metadata
 import os
 import platform
@@ -79,14 +78,9 @@ def _packages() -> list[dict[str, Any]]:
 
 def _slicers() -> list[dict[str, Any]]:
     """Which kinds of slices can be cut here."""
-    driver = ctypes.util.find_library("cuda")
+    from lamina.gpu import detect
+
     return [
-        _check("cpu slices", True, "worker processes; units are cores"),
-        _check(
-            "gpu slices",
-            False,
-            "NVIDIA driver found" if driver else "no NVIDIA driver",
-            "GPU partitions are not part of this version; functions run on CPU slices",
-        ),
+        *(_check(f"{found.name} slices", found.works, found.what, found.hint) for found in detect.slicers()),
         _check("emulated", True, "any number of make-believe devices, from profiles"),
     ]

@@ -78,6 +78,7 @@ class CudaRuntime:
         self.captures = 0
 
     def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice) -> CudaPlan:
+        self._torch.cuda.set_stream(slice_.torch_stream)  # its buffers are cleared there, before anything reads them
         with self._torch.inference_mode():
             return CudaPlan(self._torch, work, example, bucket, slice_)
 
@@ -121,7 +122,7 @@ class CudaRuntime:
         if pool is None:
             pool = self._pools[plan.slice.mask] = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        hooks = waiting_for(plan.work, block, stream) if block is not None else []
+        hooks = waiting_for(plan.work, block, stream) if block is not None and len(block.pieces) > 1 else []
         with torch.inference_mode():
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:

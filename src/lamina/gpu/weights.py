@@ -15,8 +15,8 @@ from lamina.gpu.driver import Driver
 from lamina.gpu.memory import Shelf
 
 _ALIGN = 512
-CHUNK_BYTES = 16 << 20
-"""Copies in such pieces reach the full rate of the link, and let others in between."""
+LEAST_PIECE_BYTES, MOST_PIECES = 4 << 20, 16
+"""A copy goes in pieces, so that the first layers need not wait for the last; smaller ones than this would slow the link."""
 
 _COPY_BYTES_PER_US = 55_000
 _FIXED_US = 300.0
@@ -48,7 +48,18 @@ class Block:
     device: Any = None
     arrived: Any = None  #: event: the copy is complete
     pieces: list[Any] = field(default_factory=list)  #: events: so much of the copy is complete
+    is_here: bool = False  #: the copy is known to be complete
     owners: set[str] = field(default_factory=set)
+
+    @property
+    def piece_bytes(self) -> int:
+        return max(LEAST_PIECE_BYTES, -(-self.size // MOST_PIECES))
+
+    def to_wait_for(self) -> Any:
+        """The event a user has to wait for; None once it has happened."""
+        if not self.is_here:
+            self.is_here = bool(self.arrived.query())
+        return None if self.is_here else self.arrived
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +120,11 @@ class Weights:
         if block.device is None:
             block.device = torch.as_tensor(_AtAddress(block.address, block.size), device="cuda")
             block.arrived = torch.cuda.Event()
-            block.pieces = [torch.cuda.Event(external=True) for _ in range(0, block.size, CHUNK_BYTES)]
+            block.pieces = [torch.cuda.Event(external=True) for _ in range(0, block.size, block.piece_bytes)]
+        block.is_here = False
         with torch.inference_mode(), torch.cuda.stream(self._copy):
-            for start, piece in zip(range(0, block.size, CHUNK_BYTES), block.pieces, strict=True):
-                end = min(start + CHUNK_BYTES, block.size)
+            for start, piece in zip(range(0, block.size, block.piece_bytes), block.pieces, strict=True):
+                end = min(start + block.piece_bytes, block.size)
                 block.device[start:end].copy_(block.host[start:end], non_blocking=True)
                 piece.record(self._copy)
             block.arrived.record(self._copy)
@@ -146,7 +158,7 @@ def waiting_for(module: Any, block: Block, stream: Any) -> list[Any]:
     def before(layer: Any, _: Any) -> None:
         nonlocal waited
         for tensor in [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]:
-            last = (tensor.data_ptr() - block.address + tensor.numel() * tensor.element_size() - 1) // CHUNK_BYTES
+            last = (tensor.data_ptr() - block.address + tensor.numel() * tensor.element_size() - 1) // block.piece_bytes
             if waited < last < len(block.pieces):
                 stream.wait_event(block.pieces[last])
                 waited = last
@@ -167,7 +179,12 @@ def _layout(module: Any) -> tuple[list[tuple[Any, _Spot]], int]:
     found: list[tuple[Any, _Spot]] = []
     places: dict[tuple[int, Any, tuple[int, ...]], _Spot] = {}
     size = 0
-    for tensor in [*module.parameters(), *module.buffers()]:
+    tensors = [
+        tensor
+        for layer in module.modules()  # in the order in which they are most likely used: they arrive in it
+        for tensor in [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+    ]
+    for tensor in tensors:
         dense = tensor.is_contiguous() or (tensor.dim() == 4 and tensor.permute(0, 2, 3, 1).is_contiguous())
         stride = tuple(tensor.stride()) if dense else tuple(tensor.contiguous().stride())
         known = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape))

@@ -23,7 +23,7 @@ from lamina.errors import BadValue, LaminaError
 from lamina.expr import Absent, Expr, Leaf, evaluate, leaf_of, leaves
 from lamina.live.frames import ErrorInfo, ShmRef, Stored
 from lamina.live.shm import INLINE_BYTES, Pool, Reader
-from lamina.live.states import States, Story, is_states
+from lamina.live.states import Sealed, States, Story, is_states
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class Data:
         """The encoded answer of a run that has ended well."""
         run = self._runs[call_id]
         if run.story is not None:
-            return values.encode(self._states.result(run.story))
+            return self._blob(self._stored(run, self._states.result(run.story)))
         return self._blob(self._result(run, run.scopes[ROOT]))
 
     def error(self, call_id: str, failure: Fail | None = None) -> ErrorInfo | None:
@@ -109,7 +109,7 @@ class Data:
         assert isinstance(node, Task), f"{job.node} is no task"
         if run.story is not None:
             arguments = self._states.arguments(run.story, job.scope, node)
-            ready: list[tuple[Leaf, Stored]] = [(("input", name), values.encode(value)) for name, value in arguments.items()]
+            ready: list[tuple[Leaf, Stored]] = [(("input", name), self._stored(run, value)) for name, value in arguments.items()]
             return JobInput({name: ["input", name] for name in arguments}, ready)
         if node.data is None:
             found: list[tuple[Leaf, Stored]] = [(("input", name), blob) for name, blob in run.inputs.items()]
@@ -200,6 +200,9 @@ class Data:
                 run.held.append(ref)
                 return ref
         return blob
+
+    def _stored(self, run: _RunData, value: Any) -> Stored:
+        return value.stored if isinstance(value, Sealed) else self._stow(run, values.encode(value))
 
     def _free(self, ref: ShmRef) -> None:
         if self._pool is not None and ref.owner == self._pool.owner:

@@ -223,6 +223,7 @@ class _Execution:
         arguments = {name: values.decode(stored) for (_, name), stored in given.leaves if isinstance(stored, bytes)}
         context = TaskContext(job.call_id, job.node, job.id, lambda: self._inbox.put(lambda: ev.Heartbeat(job.call_id, job.id)))
         if not self._virtual:
+
             def work() -> None:
                 begin_ns = time.monotonic_ns()
                 result = call(task, arguments, context)

@@ -1,6 +1,7 @@
 """Values of flows written as states: one value per scope, read and written by each state in turn.
 
-The rules are in `lamina.asl.step`; here is only where the values lie. Answers the questions the core asks about them.
+The rules are in `lamina.asl.step`; here is only where the values lie. Answers the questions the core asks about them. A value
+nobody looks into stays sealed, as it came from its worker: a large result goes from task to task by reference.
 """
 
 from __future__ import annotations
@@ -30,15 +31,26 @@ _UNSAID = {
 }
 
 
+_LOOKS_AT_INPUT = {"InputPath", "Parameters", "TimeoutSecondsPath", "HeartbeatSecondsPath"}
+_LOOKS_AT_RESULT = {"ResultSelector", "ResultPath", "OutputPath", "PotentialNext"}
+
+
 def is_states(flow: Flow) -> bool:
     return isinstance(flow.data, dict) and "asl" in flow.data
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A value as it is stored, not looked into yet."""
+
+    stored: Stored
 
 
 @dataclass(slots=True)
 class Register:
     """Of one scope. `value` is the current one; `given` and `result` belong to the state it is at."""
 
-    value: Any
+    value: Any  #: perhaps sealed, like the two below
     given: Any = None
     result: Any = None
     node: str = ""
@@ -88,20 +100,22 @@ class States:
         self._rng = rng or random.Random()
 
     def open(self, call_id: str, flow: Flow, inputs: dict[str, Stored]) -> Story:
-        given = self._opened(next(iter(inputs.values()))) if inputs else {}
+        given: Any = Sealed(next(iter(inputs.values()))) if inputs else {}
         return Story(call_id, flow.name, given, self._wall_us(), {0: Register(given)})
 
     def result(self, story: Story) -> Any:
+        """Perhaps sealed."""
         return story.registers[0].value
 
     def arguments(self, story: Story, scope: int, node: Node) -> dict[str, Any]:
+        """Perhaps sealed, each of them."""
         register = story.registers.get(scope)  # cancelled meanwhile: nobody wants the result
         return _bound(node, register.given) if register is not None else {}
 
     def put(self, story: Story, scope: int, node: str, value: Stored) -> None:
         register = story.registers.get(scope)
         if register is not None and register.node == node:
-            register.result = self._opened(value)
+            register.result = Sealed(value)
 
     # ---------------------------------------------------------------------- questions
 
@@ -129,8 +143,11 @@ class States:
         self, story: Story, register: Register, question: Resolve, node: Node, first_scope: int
     ) -> tuple[int, tuple[int, ...]]:
         state: dict[str, Any] = node.data["asl"]
+        if state["Type"] == "Task" and not _LOOKS_AT_INPUT & state.keys() and len(node.data.get("params") or (INPUT,)) == 1:
+            register.given = register.value
+            return 0, ()
         context = self._context(story, register, question.attempt)
-        raw = register.value
+        raw = register.value = self._plain(register.value)
         match state["Type"]:
             case "Task":
                 register.given = step.given(state, raw, context, self._rng)
@@ -164,6 +181,10 @@ class States:
     def _later(self, story: Story, register: Register, question: Resolve, node: Node) -> int:
         """Results are there, or a failure is caught."""
         state: dict[str, Any] = node.data["asl"]
+        if question.stage == "end" and state["Type"] == "Task" and not _LOOKS_AT_RESULT & state.keys():
+            register.value, register.result, register.given = register.result, None, None
+            return 0
+        register.value = self._plain(register.value)
         if question.stage == "catch":
             assert question.fault is not None
             said = story.error(question.fault)
@@ -174,10 +195,10 @@ class States:
         if isinstance(node, Each | Parallel):
             done = [story.registers.pop(number) for number in register.children]
             absent = set(question.missing)
-            result = [inner.value for index, inner in enumerate(done) if index not in absent]
+            result = [self._plain(inner.value) for index, inner in enumerate(done) if index not in absent]
             register.children = []
         else:
-            way, result = step.sent(state, result)
+            way, result = step.sent(state, self._plain(result))
         context = self._context(story, register, question.attempt)
         register.value = step.output(state, register.value, result, context, self._rng)
         register.result = register.given = None
@@ -190,12 +211,16 @@ class States:
             item = (index, found[index]) if found is not None else register.item
             story.registers[number] = Register(given, item=item)
 
+    def _plain(self, value: Any) -> Any:
+        return self._opened(value.stored) if isinstance(value, Sealed) else value
+
     def _forget_children(self, story: Story, register: Register) -> None:
         for number in register.children:
             story.registers.pop(number, None)
         register.children = []
 
     def _context(self, story: Story, register: Register, attempt: int) -> dict[str, Any]:
+        story.input = self._plain(story.input)
         started, entered = times.format_us(story.started_us), times.format_us(register.entered_us)
         context: dict[str, Any] = {
             "Execution": {"Id": story.call_id, "Name": story.call_id, "Input": story.input, "StartTime": started},

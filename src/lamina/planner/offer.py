@@ -8,6 +8,7 @@ sure to come, then its own path, the faster the less there is to wait for.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from lamina.core.flow import Flow
@@ -37,8 +38,10 @@ class _Look:
 class Offers:
     menus: Menus
     plans: Plans
+    _flows: int = -1  #: how many there were when these were collected
+    _goals_us: dict[str, list[int]] = field(default_factory=dict)  #: per function, of the workflows that call it
     _at_us: int = -1
-    _looks: dict[int, _Look] = field(default_factory=dict)  #: by the logarithm of how far ahead
+    _looks: dict[tuple[int, bool], _Look] = field(default_factory=dict)  #: by the logarithm of how far ahead
 
     def finish_us(self, view: View, function: FunctionState, allowed_us: int) -> int:
         """Time until a job joining the queue now would be done; 0 if nobody knows how long it takes."""
@@ -46,18 +49,23 @@ class Offers:
         places = [i for i in function.instances.values() if i.phase is Phase.WARM or i.phase is Phase.LOADING][:HOSTS]
         if not places:
             return self._cold_us(view, function, ahead, allowed_us)
-        menu = self.menus.of(view, function, view.devices[places[0].device])
-        if not menu.known:
+        kinds: dict[int, tuple[Menu, list[Instance]]] = {}
+        for place in places:
+            menu = self.menus.of(view, function, view.devices[place.device])
+            kinds.setdefault(id(menu), (menu, []))[1].append(place)
+        paces = [_pace(view, menu, economical(menu, allowed_us), mine) for menu, mine in kinds.values()]
+        if not all(paces):
             return 0
         best_us = 0
-        others_us = self._others_us(view, function, places, allowed_us)
-        for pick in (economical(menu, allowed_us), menu.fastest()):
-            if pick is None:
-                continue
-            us = others_us + self._behind_us(view, function, places, menu, pick, ahead)
-            best_us = min(best_us, us) if best_us else us
-            if best_us <= allowed_us:
-                break
+        for pace, (menu, mine) in zip(paces, kinds.values(), strict=True):
+            others_us = self._others_us(view, function, mine, allowed_us)
+            share = max(1, math.ceil(ahead * pace / sum(paces)))
+            for pick in (economical(menu, allowed_us), menu.fastest()):
+                if pick is not None:
+                    us = others_us + self._behind_us(view, function, mine, menu, pick, share)
+                    best_us = min(best_us, us) if best_us else us
+                    if best_us <= allowed_us:
+                        return best_us
         return best_us
 
     def _behind_us(self, view: View, function: FunctionState, places: list[Instance], menu: Menu, pick: Pick, ahead: int) -> int:
@@ -118,18 +126,22 @@ class Offers:
 
     # ---------------------------------------------------------------- workflows
 
-    def flow_finish_us(self, view: View, flow: Flow, allowed_us: int) -> int:
-        """Time until a run that starts now would be done; 0 while nobody knows how long a step takes."""
+    def flow_finish_us(self, view: View, flow: Flow, allowed_us: int, tight: bool) -> int:
+        """Time until a run that starts now would be done; 0 while nobody knows how long a step takes.
+
+        While there is more to do than can be done (`tight`), what runs in flight will bring is ahead of it as well; else that
+        comes no faster than it is served.
+        """
         whole = self.plans.whole(view, flow)
         if whole is None:
             return 0
-        look = self._look(view, allowed_us)
+        look = self._look(view, allowed_us, tight)
         wait_us = load_us = 0.0
         for name in flow.functions:
             function = view.functions[name]
-            hosts = {i.device for i in function.instances.values() if i.phase is not Phase.DRAINING}
+            hosts = dict.fromkeys(i.device for i in function.instances.values() if i.phase is not Phase.DRAINING)
             if hosts:
-                wait_us = max(wait_us, min(look.delay_us.get(host, 0.0) + _running_us(view, host) for host in hosts))
+                wait_us = max(wait_us, min(look.delay_us.get(host, 0.0) + _busy_us(view, host, tight) for host in hosts))
             if not any(i.phase is Phase.WARM for i in function.instances.values()):
                 loads = [
                     view.predictor.load_us(name, device.spec.kind)
@@ -159,7 +171,7 @@ class Offers:
         total: dict[str, float] = {}
         for name, times in flow.visits.items():
             function = view.functions[name]
-            hosts = {instance.device for instance in function.instances.values()}
+            hosts = dict.fromkeys(instance.device for instance in function.instances.values())
             for host in hosts:
                 pick = economical(self.menus.of(view, function, view.devices[host]), flow.slo.latency_us)
                 if pick is not None:
@@ -168,31 +180,47 @@ class Offers:
 
     # ------------------------------------------------------------------- fluid
 
+    def _sooner(self, view: View, name: str, allowed_us: int) -> float:
+        """What part of the jobs to come is due within this time: runs in flight are as likely at their start as near their end,
+        and who has a later deadline gives way."""
+        if self._flows != len(view.flows):
+            self._flows = len(view.flows)
+            self._goals_us.clear()
+            for flow in view.flows.values():
+                if flow.single is None:
+                    for function in flow.functions:
+                        self._goals_us.setdefault(function, []).append(flow.slo.latency_us or flow.slo.timeout_us)
+        goals_us = self._goals_us.get(name, ())
+        return sum(min(1.0, allowed_us / goal_us) for goal_us in goals_us) / len(goals_us) if goals_us else 1.0
+
     def _others_us(self, view: View, function: FunctionState, places: list[Instance], allowed_us: int) -> int:
         """What other functions have waiting on its devices that is due sooner, where that is least."""
         if len(view.waiting) + len(view.held) <= 1:
             return 0
-        look = self._look(view, allowed_us)
+        look = self._look(view, allowed_us, True)
         own_us = look.own_us.get(function.spec.name, 0.0)
         return max(0, int(min(look.delay_us.get(place.device, 0.0) for place in places) - own_us))
 
-    def _look(self, view: View, allowed_us: int) -> _Look:
+    def _look(self, view: View, allowed_us: int, coming: bool) -> _Look:
         if self._at_us < 0 or view.now_us - self._at_us >= FRESH_US:
             self._at_us = view.now_us
             self._looks.clear()
-        scale = allowed_us.bit_length()
+        scale = (allowed_us.bit_length(), coming)
         look = self._looks.get(scale)
         if look is None:
-            look = self._looks[scale] = self._work(view, view.now_us + allowed_us)
+            look = self._looks[scale] = self._work(view, allowed_us, coming)
         return look
 
-    def _work(self, view: View, due_us: int) -> _Look:
+    def _work(self, view: View, allowed_us: int, coming: bool) -> _Look:
+        due_us = view.now_us + allowed_us
         look = _Look()
         for name, function in view.functions.items():
-            jobs = (function.queue.due_before(due_us) if len(function.queue) else 0) + function.coming
+            jobs = function.queue.due_before(due_us) if len(function.queue) else 0.0
+            if coming and function.coming > 0:
+                jobs += function.coming * self._sooner(view, name, allowed_us)
             if not jobs:
                 continue
-            hosts = {i.device for i in function.instances.values() if i.phase is not Phase.DRAINING}
+            hosts = dict.fromkeys(i.device for i in function.instances.values() if i.phase is not Phase.DRAINING)
             pick = economical(self.menus.of(view, function, view.devices[next(iter(hosts))]), 0) if hosts else None
             if pick is None:
                 continue
@@ -203,11 +231,25 @@ class Offers:
         return look
 
 
-def _running_us(view: View, host: str) -> float:
-    """What runs on this device, spread over all of it."""
+def _pace(view: View, menu: Menu, pick: Pick | None, places: list[Instance]) -> float:
+    """How many jobs a microsecond these instances serve; 0 if nobody knows."""
+    if pick is None or not menu.known:
+        return 0.0
+    lanes = 0
+    for place in places:
+        limits = view.devices[place.device].spec.limits
+        limited = limits.batches_per_instance or not limits.per_batch
+        lanes += max(1, limits.batches_per_instance) if limited else max(1, menu.spec.units // pick.units)
+    return lanes * pick.batch / max(1, pick.time_us)
+
+
+def _busy_us(view: View, host: str, tight: bool) -> float:
+    """Until the device has units to spare: at once, at the end of the next batch, or when all is done that runs."""
     device = view.devices[host]
-    left = sum(max(0, view.batches[b].ends_us - view.now_us) * mask.bit_count() for b, mask in device.running.items())
-    return left / device.spec.units
+    if device.busy != device.everything and not tight:
+        return 0.0
+    left = [max(0, view.batches[batch_id].ends_us - view.now_us) * mask.bit_count() for batch_id, mask in device.running.items()]
+    return sum(left) / device.spec.units if tight else min(left, default=0)
 
 
 def economical(menu: Menu, allowed_us: int) -> Pick | None:

@@ -114,14 +114,15 @@ class Packer:
         for headroom in headrooms:
             if self._at_least(tasks, kinds, headroom) > len(kinds):
                 continue
-            for way in _WAYS if thorough else _FEW:
-                plan = self._pack(way, tasks, kinds, headroom)
-                if plan.schedulable:
-                    return plan
-            for rival in self._rivals:
-                plan = rival.plan(tasks, kinds, (headroom,), thorough=thorough)
-                if plan.schedulable:
-                    return plan
+            for hard in (False, True) if thorough else (False,):
+                for way in _WAYS[len(_FEW) :] if hard else _FEW:
+                    plan = self._pack(way, tasks, kinds, headroom)
+                    if plan.schedulable:
+                        return plan
+                for rival in self._rivals:
+                    plan = rival.plan(tasks, kinds, (headroom,), thorough=hard)
+                    if plan.schedulable:
+                        return plan
         return plan
 
     def fewest(self, tasks: Sequence[Task], kinds: Sequence[str], most: int) -> tuple[tuple[str, ...], Plan]:

@@ -60,7 +60,7 @@ class Demand:
 
     def look(self, now_us: int, units: dict[str, int], work: dict[str, dict[str, float]]) -> None:
         """Add up what is asked of each device of so many units, and settle who gets in."""
-        span_us = max(1, now_us - self._looked_us)
+        span_us = max(LOOK_US // 2, now_us - self._looked_us)
         self._looked_us = now_us
         for target in sorted(self.targets):
             fresh = self._calls.get(target, 0) / span_us

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lamina.core.flow import Each, Flow, Task
+from lamina.core.flow import Flow, Task, inner_flows
 from lamina.planner.configs import Configs
 from lamina.planner.lookahead import NodePath
 from lamina.planner.net import Net
@@ -31,7 +31,7 @@ ENTRY, EXIT = -1, -2
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Branches side by side, or the body of an each."""
+    """Branches side by side, or the body of an each; empty for what is no work."""
 
     branches: tuple[Run, ...]
 
@@ -168,9 +168,9 @@ class _Runs:
     def _item(self, place: int) -> NodePath | Block:
         name = self.net.work[place]
         node = self.net.flow.nodes[name]
-        if isinstance(node, Each):
-            return Block((runs(node.body, (*self.path, name)),))
-        return (*self.path, name)
+        if isinstance(node, Task):
+            return (*self.path, name)
+        return Block(tuple(runs(inner, (*self.path, name)) for inner in inner_flows(node)) or ((),))  # a wait is no work
 
 
 def functions_of(flow: Flow, path: NodePath = ()) -> dict[NodePath, str]:
@@ -179,8 +179,8 @@ def functions_of(flow: Flow, path: NodePath = ()) -> dict[NodePath, str]:
     for name, node in flow.nodes.items():
         if isinstance(node, Task):
             found[*path, name] = node.function
-        elif isinstance(node, Each):
-            found |= functions_of(node.body, (*path, name))
+        for inner in inner_flows(node):
+            found |= functions_of(inner, (*path, name))
     return found
 
 

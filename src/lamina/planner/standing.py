@@ -188,7 +188,7 @@ class Standing(ScaleToLoad):
         load = dict.fromkeys(view.devices, 0.0)
         for name, function in view.functions.items():
             rate = self._rate.get(name, 0.0)
-            hosts = {instance.device for instance in function.instances.values()}
+            hosts = dict.fromkeys(instance.device for instance in function.instances.values())
             if rate > 0 and hosts:
                 for host in hosts:
                     pick = self._pick(view, function, view.devices[host])
@@ -207,7 +207,7 @@ class Standing(ScaleToLoad):
             best, best_need = None, 0.0
             for instance_id in view.devices[hot].instances:
                 function = view.functions[view.instances[instance_id].function]
-                hosts = {instance.device for instance in function.instances.values()}
+                hosts = dict.fromkeys(instance.device for instance in function.instances.values())
                 if cold in hosts or len(function.instances) >= function.spec.scale.max or function.spec.home:
                     continue
                 pick = self._pick(view, function, view.devices[hot])

@@ -128,7 +128,7 @@ class Weigh:
         if any(seat.moving_us for seat in seats):
             moving_us = np.array([_least_moving_us(seats, menu) for menu in ahead.menus])[ahead.kind]
             delay_us = moving_us if delay_us is None else delay_us + moving_us
-        busy = max(seat.device.busy.bit_count() / seat.device.spec.units for seat in seats)
+        busy = min(seat.device.busy.bit_count() / seat.device.spec.units for seat in seats)
         rush = ahead.held * (busy**2 / max(1, slo_us)) if busy else None
         careful_us = int(budget_us / (1 + self.spare))
         ranking = step.query(careful_us, allowed=allowed, delay_us=delay_us, extra_cost=rush)

@@ -44,7 +44,7 @@ class Policy:
 
     lead_us: int = 500  #: how long before a slice is free its next batch is committed
     margin: float = 0.05  #: of the expected time, kept spare at admission
-    spare: float = 0.1  #: of a batch's time, kept spare when it is chosen
+    spare: float = 0.05  #: of a batch's time, kept spare when it is chosen
     patience: float = 0.6  #: of the time a call has, what may be spent on waiting for company
     period_us: int = 1_000_000  #: between two looks at what should stand where
     order: Order = field(default="due", init=False)
@@ -76,7 +76,7 @@ class Policy:
         if flow.single is not None:
             finish_us = self._offers.finish_us(view, view.functions[flow.single.function], allowed_us)
         else:
-            finish_us = self._offers.flow_finish_us(view, flow, allowed_us)
+            finish_us = self._offers.flow_finish_us(view, flow, allowed_us, self._demand.tight)
         reserve_us = view.reserve_us(call.target)
         needed_us = int(finish_us * (1 + self.margin)) + reserve_us if finish_us else 0
         if needed_us > allowed_us or heavy:

@@ -11,7 +11,7 @@ Source: the Knative Pod Autoscaler as its documentation describes it, with its d
 from __future__ import annotations
 
 import math
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
@@ -27,23 +27,33 @@ ASK_AGAIN_US = 60_000_000
 """A device that was asked for and has not come by then will not come."""
 
 
+LEAST_US = 50_000
+"""Between two samples: it is asked more often than it need look."""
+
+
 @dataclass(slots=True)
 class _Watch:
     """Requests in flight of one function over the last minute."""
 
-    samples: deque[tuple[int, int]] = field(default_factory=deque)
     panic_until_us: int = 0
     most: int = 0  #: pods asked for during this panic
     zero_since_us: int = NEVER_US
+    _at_us: list[int] = field(default_factory=list)
+    _sums: list[int] = field(default_factory=lambda: [0])  #: of all samples before each, so that a mean is two look-ups
 
     def add(self, now_us: int, in_flight: int, window_us: int) -> None:
-        self.samples.append((now_us, in_flight))
-        while self.samples[0][0] <= now_us - window_us:
-            self.samples.popleft()
+        if self._at_us and now_us - self._at_us[-1] < LEAST_US:
+            return
+        self._at_us.append(now_us)
+        self._sums.append(self._sums[-1] + in_flight)
+        if len(self._at_us) > 4_096:
+            old = bisect_right(self._at_us, now_us - window_us)
+            del self._at_us[:old], self._sums[:old]
 
     def mean(self, since_us: int) -> float:
-        recent = [count for at_us, count in self.samples if at_us > since_us]
-        return sum(recent) / len(recent) if recent else 0.0
+        first = bisect_right(self._at_us, since_us)
+        count = len(self._at_us) - first
+        return (self._sums[-1] - self._sums[first]) / count if count else 0.0
 
 
 @dataclass(slots=True)

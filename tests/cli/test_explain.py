@@ -1,0 +1,88 @@
+"""What became of a call, from the event log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lamina.cli import explain, root
+from lamina.core.eventlog import Writer
+from lamina.errors import BadValue
+from lamina.sim import scenario
+from lamina.sim.run import run
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first pages through the pipeline."""
+    path = tmp_path_factory.mktemp("log") / "pipeline.jsonl"
+    writer = Writer(path)
+    run(scenario.read(ROOT / "scenarios/pipeline.toml"), "frontier", calls=40, watch=writer.write, explain=True)
+    writer.close()
+    return path
+
+
+def a_page(log: Path) -> str:
+    calls = (json.loads(line)["event"].get("call") for line in log.read_text().splitlines())
+    return next(call["id"] for call in calls if call and call["target"] == "page")
+
+
+def test_every_step_of_the_call_is_told(log: Path):
+    steps = explain.story(a_page(log), log)["steps"]
+    assert {"detect", "read"} <= {step["step"] for step in steps}
+    assert all(step["took_ms"] > 0 for step in steps)
+
+
+def test_the_choice_comes_with_what_else_there_was(log: Path):
+    [first, *_] = explain.story(a_page(log), log)["steps"]
+    assert first["why"]["chosen"]["batch"] == first["batch"]
+    assert all(option["why_not"] for option in first["why"]["alternatives"])
+
+
+def test_in_a_terminal_it_is_a_table(log: Path):
+    said = CliRunner().invoke(root, ["explain", a_page(log), "--log", str(log)]).output
+    assert "the cheapest of those in time" in said
+    assert "chosen" in said
+    assert "in time, " in said
+
+
+def test_programs_get_one_json_object(log: Path):
+    said = CliRunner().invoke(root, ["explain", a_page(log), "--log", str(log), "--json"]).output
+    assert json.loads(said)["end"]["what"] == "in time"
+
+
+def test_a_refusal_says_what_could_have_been_had(tmp_path: Path):
+    path = tmp_path / "overload.jsonl"
+    writer = Writer(path)
+    run(scenario.read(ROOT / "scenarios/overload.toml"), "frontier", calls=6_000, watch=writer.write, explain=True)
+    writer.close()
+    actions = (action for line in path.read_text().splitlines() for action in json.loads(line)["actions"])
+    refused = next(action["call_id"] for action in actions if action["type"] == "Refuse")
+    end = explain.story(refused, path)["end"]
+    assert end["what"] == "refused: deadline"
+    assert end["offer_ms"] > 30
+    assert end["why"]["because"] == "it would be too late"
+
+
+def test_an_unknown_call_is_said_to_be_unknown(log: Path):
+    with pytest.raises(BadValue, match="knows nothing of a call 'nobody'"):
+        explain.story("nobody", log)
+
+
+def test_a_missing_log_is_said_to_be_missing(tmp_path: Path):
+    with pytest.raises(BadValue, match="--log"):
+        explain.story("c1", tmp_path / "none.jsonl")
+
+
+def test_a_policy_that_says_nothing_is_told_so(tmp_path: Path):
+    path = tmp_path / "quiet.jsonl"
+    writer = Writer(path)
+    run(scenario.read(ROOT / "scenarios/quickstart.toml"), "fifo", calls=5, watch=writer.write)
+    writer.close()
+    said = CliRunner().invoke(root, ["explain", "c1", "--log", str(path)]).output
+    assert "the policy said nothing" in said

@@ -1,0 +1,27 @@
+"""What the doctor says about slices."""
+
+from __future__ import annotations
+
+import pytest
+
+from lamina.gpu import detect
+from lamina.gpu.driver import NoGpu, open_driver
+
+
+def test_cores_can_be_cut_everywhere():
+    assert {found.name for found in detect.slicers() if found.works} >= {"cpu"}
+
+
+def test_what_does_not_work_says_why():
+    assert all(found.what for found in detect.slicers())
+
+
+def test_without_a_driver_no_gpu_slicer_claims_to_work():
+    try:
+        open_driver()
+    except NoGpu as error:
+        reason = error.message
+    else:
+        pytest.skip("there is a GPU here")
+    green = next(found for found in detect.slicers() if found.name == "green")
+    assert not green.works and green.what == reason

@@ -1,0 +1,387 @@
+"""Every batch in the cheapest way that is still in time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lamina.core.actions import Load, Refuse, StartBatch
+from lamina.core.events import CallArrived, Deployed, DeviceJoined
+from lamina.core.flow import Each, Flow, Parallel, Task, Wait
+from lamina.planner.menu import Menu, sizes_on
+from lamina.planner.price import Demand
+from lamina.policies import frontier
+from lamina.types import Call, DeviceSpec, Scale, SliceLimits, Slo
+from tests.script import BIG_GPU, Script, a_function
+
+MS = 1_000
+GOAL = Slo(latency_us=100 * MS)
+
+
+def scales(fixed_ms: float, each_ms: float, power: float = 0.8):
+    """So long on one unit; more units help, the less the more there are."""
+
+    def takes(batch: int, units: int) -> int:
+        return int(1000 * (fixed_ms + each_ms * batch) / units**power)
+
+    return takes
+
+
+def units_of(batch: StartBatch) -> int:
+    return batch.mask.bit_count()
+
+
+@pytest.fixture
+def one(script: Script) -> Script:
+    """One function on eight units, nothing else to do."""
+    return script.given(
+        a_function(max_batch=8, share=0.25, slo=GOAL),
+        devices=[BIG_GPU],
+        policy=frontier.Policy(),
+        takes={"f": scales(2, 8)},
+        engine=True,
+    )
+
+
+# --------------------------------------------------------------------------------------------- which slice, which batch
+
+
+def test_with_time_to_spare_it_takes_the_smallest_slice(one: Script):
+    one.at(0).arrives("c", within_us=100 * MS)
+    assert [units_of(batch) for batch in one.batches] == [1]
+
+
+def test_the_tighter_the_goal_the_larger_the_slice(one: Script):
+    for number, within_ms in enumerate((12, 7, 4, 2.6)):
+        one.at(number * 1_000 * MS).arrives(f"c{number}", within_us=int(within_ms * MS))
+    sizes = [units_of(batch) for batch in one.batches]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
+
+
+@given(
+    waiting=st.integers(1, 8),
+    within_ms=st.integers(1, 200),
+    fixed=st.integers(0, 20),
+    each=st.integers(1, 10),
+    power=st.sampled_from([0.3, 0.6, 0.9, 1.2]),
+    sizes=st.sampled_from([(), (1, 2, 4, 8), (2, 8)]),
+)
+def test_alone_on_an_idle_device_it_chooses_what_brute_force_would(waiting, within_ms, fixed, each, power, sizes):
+    """No waiting (`patience=0`), nothing spare: of all batches and sizes that are in time the cheapest per request."""
+    device = DeviceSpec(id="gpu0", kind="gpu", units=8, memory_mib=1_000, limits=SliceLimits(sizes=sizes, batches_per_instance=0))
+    spec = a_function(max_batch=8, share=0.25, slo=GOAL)
+    takes = scales(fixed, each, power)
+    script = Script().given(
+        spec, devices=[device], policy=frontier.Policy(spare=0.0, patience=0.0, margin=0.0), takes={"f": takes}
+    )
+    sizes_weighed = sizes_on(spec, device)
+    ways = [
+        (units * takes(batch, units) / batch, takes(batch, units), batch, units)
+        for batch in range(1, waiting + 1)
+        for units in sizes_weighed
+        if takes(batch, units) <= within_ms * MS
+    ]
+    menu = Menu(lambda batch, units, _: takes(batch, units), 8, sizes_weighed, (0,), device)
+    pick = menu.best(waiting, within_ms * MS)
+    if not ways:
+        assert pick is None
+        return
+    assert pick is not None
+    assert units_price(pick.cost, device) == pytest.approx(min(ways)[0])
+    if waiting == 1:
+        script.at(0).arrives("c", within_us=within_ms * MS)
+        [start] = script.batches
+        assert (units_of(start) * takes(1, units_of(start))) == pytest.approx(min(ways)[0])
+
+
+def units_price(cost: float, device: DeviceSpec) -> float:
+    return cost / device.unit_price()
+
+
+def test_without_a_goal_it_gets_the_slice_it_asks_for(script: Script):
+    script.given(a_function(max_batch=8, share=0.5), devices=[BIG_GPU], policy=frontier.Policy(), takes={"f": scales(2, 8)})
+    script.at(0).arrives("c", within_us=60_000 * MS)
+    assert [units_of(batch) for batch in script.batches] == [4]
+
+
+def test_what_nobody_knows_is_tried_as_it_asks(script: Script):
+    script.given(a_function(max_batch=8, share=0.5, slo=GOAL), devices=[BIG_GPU], policy=frontier.Policy(), takes={})
+    script.at(0).arrives("c", within_us=100 * MS)
+    assert [units_of(batch) for batch in script.batches] == [4]
+
+
+def test_a_standing_slice_is_used_whole(script: Script):
+    script.given(
+        a_function(max_batch=8, share=0.5, slo=GOAL, home=True),
+        devices=[BIG_GPU],
+        policy=frontier.Policy(),
+        takes={"f": scales(2, 8)},
+    )
+    script.at(0).arrives("c", within_us=100 * MS)
+    assert [units_of(batch) for batch in script.batches] == [4]
+
+
+def test_a_cheaper_kind_of_device_is_taken_while_it_is_in_time(script: Script):
+    cpu = DeviceSpec(id="cpu0", kind="cpu", family="cpu", units=4, memory_mib=1_000, price_per_s=0.05)
+    script.given(
+        a_function(gpu="may", cores=4, slo=GOAL, scale=Scale(min=2)),
+        devices=[BIG_GPU, cpu],
+        policy=frontier.Policy(),
+        takes={"f": lambda batch, units: 40 * MS // units},
+        engine=True,
+    )
+    script.at(0).arrives("patient", within_us=100 * MS)
+    script.at(500 * MS).arrives("urgent", within_us=7 * MS)
+    assert [batch.device for batch in script.batches] == ["cpu0", "gpu0"]
+
+
+# --------------------------------------------------------------------------------------------------------------- waiting
+
+
+def test_company_is_waited_for_while_the_goal_allows_it(one: Script):
+    for number in range(24):
+        one.at(number * 2 * MS).arrives(f"c{number}", within_us=400 * MS)
+    one.at(1_000 * MS)
+    assert max(one.sizes) == 8
+    assert all(one.ending(f"c{number}") == "reply" for number in range(24))
+
+
+def test_nobody_is_late_for_having_waited(one: Script):
+    for number in range(40):
+        one.at(number * 7 * MS).arrives(f"c{number}", within_us=100 * MS)
+    one.at(2_000 * MS)
+    assert max(one.sizes) > 1
+    assert all(end.latency_us <= 100 * MS for end in one.endings.values())
+
+
+def test_a_lone_request_does_not_wait(one: Script):
+    for number in range(3):
+        one.at(number * 500 * MS).arrives(f"c{number}", within_us=100 * MS)
+    assert [at_us for at_us, _ in one.all(StartBatch)] == [0, 500 * MS, 1_000 * MS]
+
+
+def test_impatient_it_never_waits(script: Script):
+    spec = a_function(max_batch=8, share=0.25, slo=GOAL)
+    script.given(spec, devices=[BIG_GPU], policy=frontier.Policy(patience=0.0), takes={"f": scales(2, 8)}, engine=True)
+    for number in range(6):
+        script.at(number * 2 * MS).arrives(f"c{number}", within_us=100 * MS)
+    assert script.sizes == [1] * 6
+
+
+# ------------------------------------------------------------------------------------------------------------- admission
+
+
+def test_the_hopeless_is_refused_and_told_what_could_be_had(one: Script):
+    [refusal] = one.at(0).arrives("c", within_us=1 * MS)
+    assert isinstance(refusal, Refuse) and refusal.reason == "deadline"
+    assert 1 * MS < refusal.offer_us <= 3 * MS
+
+
+def test_the_offer_keeps_its_word(one: Script):
+    for number in range(40):
+        one.arrives(f"before-{number}", within_us=100 * MS)
+    [refusal] = one.arrives("c", within_us=3 * MS)
+    one.arrives("again", within_us=refusal.offer_us)
+    one.at(1_000 * MS)
+    assert one.endings["again"].latency_us <= refusal.offer_us
+
+
+def test_what_no_device_could_hold_is_refused(script: Script):
+    script.given(a_function(memory_mib=5_000), devices=[BIG_GPU], policy=frontier.Policy(), warm=False)
+    [refusal] = script.at(0).arrives("c", within_us=100 * MS)
+    assert refusal.reason == "no-capacity"
+
+
+def test_no_more_is_spent_on_a_call_than_it_may_cost(script: Script):
+    device = DeviceSpec(id="gpu0", kind="gpu", units=8, memory_mib=1_000, limits=SliceLimits(batches_per_instance=0))
+    script.given(
+        a_function(max_batch=1, share=0.125, slo=GOAL), devices=[device], policy=frontier.Policy(), takes={"f": scales(2, 8)}
+    )
+    on_one_unit = 10 * MS * device.unit_price()  # which takes 10 ms; to be done in 3 it must be dearer
+    script.tell(CallArrived(Call("c", "f", 0, 3 * MS, 3 * MS, cost_limit=1.01 * on_one_unit)))
+    assert script.ending("c") == "cost" and not script.batches
+
+
+def test_in_overload_those_that_take_most_are_turned_away():
+    demand = Demand()
+    for look in range(5):
+        for _ in range(100):
+            demand.offered("light")
+            demand.offered("heavy")
+        demand.saw("gpu0", 1.0)
+        demand.look(look * 1_000 * MS, {"gpu0": 8}, {"light": {"gpu0": 40.0 * MS}, "heavy": {"gpu0": 400.0 * MS}})
+    assert demand.tight
+    assert all(demand.admits("light", ["gpu0"]) for _ in range(100))
+    assert sum(demand.admits("heavy", ["gpu0"]) for _ in range(100)) < 20
+
+
+def test_while_there_is_room_everybody_is_let_in():
+    demand = Demand()
+    for look in range(5):
+        demand.offered("heavy")
+        demand.look(look * 1_000 * MS, {"gpu0": 8}, {"heavy": {"gpu0": 400.0 * MS}})
+    assert not demand.tight and demand.admits("heavy", ["gpu0"])
+
+
+# -------------------------------------------------------------------------------------------------------------- lateness
+
+
+def test_late_jobs_give_way_to_those_that_can_be_in_time(script: Script):
+    one_unit = DeviceSpec(id="gpu0", kind="gpu", units=1, memory_mib=1_000)
+    spec = a_function(max_batch=1, slo=Slo(latency_us=50 * MS, on_miss="serve"))
+    script.given(spec, devices=[one_unit], policy=frontier.Policy(lead_us=0), takes={"f": 30 * MS}, engine=True)
+    script.at(0).arrives("running", "hopeless", within_us=50 * MS, expires_us=900 * MS)
+    script.at(25 * MS).arrives("fresh", within_us=50 * MS, expires_us=900 * MS)
+    script.at(500 * MS)
+    assert script.served == [("running",), ("fresh",), ("hopeless",)]
+
+
+# ------------------------------------------------------------------------------------------------------------- workflows
+
+
+def chain(*functions: str, slo_ms: int = 100) -> Flow:
+    names = list(functions)
+    nodes = {name: Task(name, name, (names[i + 1],) if i + 1 < len(names) else ()) for i, name in enumerate(names)}
+    return Flow("chain", nodes, (names[0],), Slo(latency_us=slo_ms * MS))
+
+
+def test_a_step_leaves_enough_time_for_those_after_it(script: Script):
+    """On one unit the three would take 90 ms; in 40 ms each must have a larger slice, the first as well."""
+    functions = [a_function(name, share=0.125) for name in "abc"]
+    script.given(
+        *functions,
+        flows=[chain("a", "b", "c", slo_ms=40)],
+        devices=[BIG_GPU],
+        policy=frontier.Policy(),
+        takes=dict.fromkeys("abc", scales(0, 30)),
+        engine=True,
+    )
+    script.at(0).arrives("c1", target="chain", within_us=40 * MS)
+    script.at(200 * MS)
+    assert units_of(script.batches[0]) > 1
+    assert script.endings["c1"].latency_us <= 40 * MS
+
+
+def test_steps_to_come_are_loaded_while_those_before_them_run(script: Script):
+    functions = [a_function(name, share=0.125, slo=GOAL, scale=Scale(min=1 if name == "a" else 0)) for name in "abc"]
+    script.given(
+        *functions,
+        flows=[chain("a", "b", "c", slo_ms=900)],
+        devices=[BIG_GPU],
+        policy=frontier.Policy(),
+        takes=dict.fromkeys("abc", 10 * MS),
+        loads=dict.fromkeys("abc", 20 * MS),
+        warm=False,
+        engine=True,
+    )
+    script.at(100 * MS).arrives("c1", target="chain", within_us=900 * MS)
+    loads = {action.function: at_us for at_us, action in script.all(Load)}
+    assert loads["b"] == loads["c"] == 100 * MS
+
+
+def test_items_and_branches_and_waits_are_all_planned_for(script: Script):
+    body = Flow("body", {"item": Task("item", "b")}, ("item",))
+    sides = (Flow("left", {"l": Task("l", "a")}, ("l",)), Flow("right", {"r": Task("r", "b")}, ("r",)))
+    nodes = {
+        "first": Task("first", "a", ("items",)),
+        "items": Each("items", body, ("both",), expect=3),
+        "both": Parallel("both", sides, ("pause",)),
+        "pause": Wait("pause", ("last",), duration_us=10 * MS),
+        "last": Task("last", "c"),
+    }
+    flow = Flow("mixed", nodes, ("first",), Slo(latency_us=120 * MS))
+    functions = [a_function(name, max_batch=4, share=0.125) for name in "abc"]
+    script.given(
+        *functions,
+        flows=[flow],
+        devices=[BIG_GPU],
+        policy=frontier.Policy(),
+        takes=dict.fromkeys("abc", scales(0, 20)),
+        engine=True,
+    )
+    script.answers["items"] = [3]
+    script.at(0).arrives("c1", target="mixed", within_us=120 * MS)
+    script.at(500 * MS)
+    assert script.ending("c1") == "reply"
+    assert script.endings["c1"].latency_us <= 120 * MS
+
+
+# --------------------------------------------------------------------------------------------------- what stands where
+
+
+def test_what_is_least_worth_keeping_makes_room(script: Script):
+    """Both are idle; the one that takes long to load again stays."""
+    functions = [a_function(name, memory_mib=400, scale=Scale(min=0)) for name in ("slow", "quick", "new")]
+    script.given(
+        *functions,
+        devices=[BIG_GPU],
+        policy=frontier.Policy(),
+        takes=dict.fromkeys(("slow", "quick", "new"), 1 * MS),
+        loads={"slow": 5_000 * MS, "quick": 10 * MS, "new": 10 * MS},
+        warm=False,
+        engine=True,
+    )
+    script.at(0).arrives("c1", target="slow")
+    script.at(5_100 * MS).arrives("c2", target="quick")
+    script.at(5_200 * MS).arrives("c3", target="new")
+    script.at(5_400 * MS)
+    standing = {instance.function for instance in script.controller.state.instances.values()}
+    assert standing == {"slow", "new"}
+
+
+def test_a_device_is_asked_for_when_there_is_too_much_to_do(script: Script):
+    script.given(
+        a_function(max_batch=1, share=0.125, slo=GOAL),
+        devices=[BIG_GPU],
+        policy=frontier.Policy(),
+        takes={"f": scales(0, 20, 0.0)},
+        engine=True,
+    )
+    for number in range(3_000):
+        script.at(number * 2 * MS).arrives(f"c{number}", within_us=100 * MS)
+    assert "AddDevice" in {type(action).__name__ for _, action in script.said}
+
+
+def test_a_new_device_is_used(script: Script):
+    spec = a_function(max_batch=1, share=0.125, slo=GOAL, scale=Scale(min=1, max=4))
+    script.given(spec, devices=[BIG_GPU], policy=frontier.Policy(), takes={"f": scales(0, 20, 0.0)}, engine=True)
+    second = DeviceSpec(id="gpu1", kind="gpu", units=8, memory_mib=1_000, limits=SliceLimits(batches_per_instance=0))
+    script.tell(DeviceJoined(second))
+    for number in range(1_500):
+        script.at(number * 2 * MS).arrives(f"c{number}", within_us=100 * MS)
+    assert {batch.device for batch in script.batches} == {"gpu0", "gpu1"}
+
+
+# --------------------------------------------------------------------------------------------------------------- reasons
+
+
+def test_it_says_what_it_weighed_when_asked(one: Script):
+    one.controller.explain = True
+    [start] = one.at(0).arrives("c", within_us=100 * MS)
+    said = json.loads(start.why)
+    assert (said["chosen"]["batch"], said["chosen"]["units"]) == (1, 1)
+    assert any("dearer" in option["why_not"] for option in said["alternatives"])
+
+
+def test_it_says_why_it_refuses(one: Script):
+    one.controller.explain = True
+    [refusal] = one.at(0).arrives("c", within_us=1 * MS)
+    assert json.loads(refusal.why)["because"] == "it would be too late"
+
+
+def test_unasked_it_says_nothing(one: Script):
+    [start] = one.at(0).arrives("c", within_us=100 * MS)
+    assert start.why == ""
+
+
+def test_a_function_deployed_again_with_a_larger_batch_is_planned_anew(one: Script):
+    one.at(0).arrives("first", within_us=100 * MS)
+    one.tell(Deployed((a_function(max_batch=16, share=0.25, slo=GOAL, scale=Scale(min=1)),)))
+    one.at(2_000 * MS)
+    for number in range(60):
+        one.at(2_000 * MS + number * MS // 2).arrives(f"c{number}", within_us=100 * MS)
+    one.at(4_000 * MS)
+    assert max(one.sizes) > 8
