@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import random
+import re
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.asl import times
+from lamina.asl.choice import matches
 from lamina.asl.faults import StateError
 from lamina.asl.intrinsics import IntrinsicError, Scene, evaluate, parse_call, same
 from lamina.asl.paths import NoMatch, PathError, parse, parse_reference, place
@@ -182,6 +184,16 @@ def test_timestamps_there_and_back(moment: Any):
 )
 def test_what_is_no_timestamp(text: Any):
     assert times.parse_us(text) is None
+
+
+@given(st.text(alphabet="ab*\\", max_size=8), st.text(alphabet="ab*\\", max_size=8))
+def test_patterns_are_those_of_a_plain_matcher(pattern: str, text: str):
+    plain = re.sub(r"\\([*\\])|(\*)|(.)", lambda m: ".*" if m[2] else re.escape(m[1] or m[3]), pattern)
+    assert matches(pattern, text) == (re.fullmatch(plain, text) is not None)
+
+
+def test_a_pattern_that_almost_fits_everywhere_takes_no_time():
+    assert not matches("*a" * 40 + "b", "a" * 20_000)
 
 
 @given(values)

@@ -14,6 +14,7 @@ from lamina.cli import main
 
 TASKS = """
 def double(n):
+    print("doubling")
     return n * 2
 
 def boom(_):
@@ -45,7 +46,11 @@ def lamina(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 
 def test_the_output_stands_alone_on_stdout(lamina):
-    assert lamina("run", "m.json", "--input", '{"n": 21}', "--bind", "double=asl_tasks:double", m=TWICE) == (0, "42\n", "")
+    assert lamina("run", "m.json", "--input", '{"n": 21}', "--bind", "double=asl_tasks:double", m=TWICE) == (
+        0,
+        "42\n",
+        "doubling\n",
+    )
 
 
 def test_a_failed_execution_gives_error_and_cause_and_exit_code_1(lamina):
@@ -96,6 +101,7 @@ def test_virtual_time_waits_for_nothing(lamina):
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.live
 def test_real_time_waits(lamina):
     began = time.monotonic()
     assert lamina("run", "m.json", m={"StartAt": "W", "States": {"W": {"Type": "Wait", "Seconds": 1, "End": True}}}) == (

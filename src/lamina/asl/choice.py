@@ -7,7 +7,6 @@ there is an error, except to IsPresent.
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -53,7 +52,7 @@ def holds(rule: dict[str, Any], value: Any, context: Any) -> bool:
     if name in TESTS:
         return _test(name, found) is bool(wanted)
     if name == "StringMatches":
-        return isinstance(found, str) and _pattern(wanted).fullmatch(found) is not None
+        return isinstance(found, str) and matches(wanted, found)
     if name in WITH_PATH:
         try:
             wanted = parse(wanted).find(value, context)
@@ -98,15 +97,32 @@ def _test(name: str, value: Any) -> bool:
     return kind_of(value) == kinds[name]
 
 
+def matches(pattern: str, text: str) -> bool:
+    r"""`*` is any characters, `\*` a star and `\\` a backslash. Piece by piece and never back: no pattern can take long."""
+    first, *others = _pieces(pattern)
+    if not others:
+        return text == first
+    *middle, last = others
+    if not text.startswith(first) or not text.endswith(last) or len(text) < len(first) + len(last):
+        return False
+    at, end = len(first), len(text) - len(last)
+    for piece in middle:
+        at = text.find(piece, at, end)
+        if at < 0:
+            return False
+        at += len(piece)
+    return True
+
+
 @lru_cache(maxsize=1024)
-def _pattern(text: str) -> re.Pattern[str]:
-    r"""`*` is any characters, `\*` a star and `\\` a backslash."""
-    parts, at = [], 0
-    while at < len(text):
-        if text[at] == "\\" and text[at + 1 : at + 2] in ("*", "\\"):
-            parts.append(re.escape(text[at + 1]))
-            at += 2
+def _pieces(pattern: str) -> tuple[str, ...]:
+    """What stands between the stars."""
+    pieces, at = [""], 0
+    while at < len(pattern):
+        if pattern[at] == "*":
+            pieces.append("")
         else:
-            parts.append(".*" if text[at] == "*" else re.escape(text[at]))
-            at += 1
-    return re.compile("".join(parts), re.DOTALL)
+            at += pattern[at] == "\\" and pattern[at + 1 : at + 2] in ("*", "\\")
+            pieces[-1] += pattern[at]
+        at += 1
+    return tuple(pieces)

@@ -16,8 +16,8 @@ from lamina.core.retry import Catcher, Guard, Retrier
 from lamina.types import Slo
 
 INNER = ("Branches", "Iterator", "ItemProcessor")
-PATIENT = Slo(timeout_us=31_622_400 * 1_000_000)
-"""A state machine may wait for a year; who wants an answer sooner says so."""
+PATIENT = Slo(timeout_us=100_000_000 * 1_000_000)
+"""A state machine may wait for years; who wants an answer sooner says so."""
 
 Function = tuple[str, tuple[str, ...] | None]
 """What a Resource stands for: the name of the function, and its parameters (None: it takes the input as one value)."""

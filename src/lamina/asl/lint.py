@@ -38,7 +38,10 @@ class BadDocument(BadFlow):
 def lint(document: Any, dialect: Dialect = "strict") -> list[Problem]:
     """All that is wrong; empty for a valid document."""
     checker = _Checker(dialect)
-    checker.machine(document, "$", top=True)
+    try:
+        checker.machine(document, "$", top=True)
+    except RecursionError:
+        checker.say("$", "JSON", "nested too deeply to be read")
     return checker.found
 
 

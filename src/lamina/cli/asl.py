@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
@@ -64,7 +65,8 @@ def run(file: Path, given: str, virtual_time: bool, bindings: tuple[str, ...], d
     bound = dict(_binding(pair, file) for pair in bindings)
     tasks = {resource: find(resource, bound) for resource in resources(document)}
     flow = compile_flow(document, file.stem, lambda resource: (resource, None), dialect=dialect, source=str(file))
-    outcome = Machine(flow, tasks, virtual=virtual_time, seed=seed).run(_input(given), f"{file.stem}-1")
+    with contextlib.redirect_stdout(sys.stderr):  # whatever tasks print, the output stands alone
+        outcome = Machine(flow, tasks, virtual=virtual_time, seed=seed).run(_input(given), f"{file.stem}-1")
     shown = outcome.output if outcome.ok else {"Error": outcome.error, "Cause": outcome.cause}
     click.echo(values.to_json(shown).decode())
     return 0 if outcome.ok else 1

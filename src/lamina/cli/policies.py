@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lamina import plugins
+from lamina import plugins, policies
 
 
 @click.command()
@@ -37,6 +37,10 @@ def _about(name: str) -> dict[str, Any]:
     return {
         "name": name,
         "about": (policy.__doc__ or module.__doc__ or "").strip().split("\n")[0],
-        "roles": [role for role in ("admit", "dispatch", "scale") if hasattr(policy, role)],
-        "options": {f.name: f.default for f in dataclasses.fields(policy) if not f.name.startswith("_") and f.name != "order"},
+        "roles": [role for role in ("deploy", "admit", "dispatch", "scale") if hasattr(policy, role)],
+        "options": {f.name: _default(f) for f in policies.options_of(policy).values() if f.name != "order"},
     }
+
+
+def _default(option: dataclasses.Field[Any]) -> Any:
+    return option.default if option.default_factory is dataclasses.MISSING else option.default_factory()

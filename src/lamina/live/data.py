@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lamina import values
+from lamina.asl.export import is_states
 from lamina.core.actions import Fail, JobRef, Resolve
 from lamina.core.controller import MAX_ITEMS
 from lamina.core.events import Resolved
@@ -23,7 +24,7 @@ from lamina.errors import BadValue, LaminaError
 from lamina.expr import Absent, Expr, Leaf, evaluate, leaf_of, leaves
 from lamina.live.frames import ErrorInfo, ShmRef, Stored
 from lamina.live.shm import INLINE_BYTES, Pool, Reader
-from lamina.live.states import Sealed, States, Story, is_states
+from lamina.live.states import Sealed, States, Story
 
 
 @dataclass(slots=True)

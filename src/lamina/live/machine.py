@@ -159,17 +159,14 @@ class _Execution:
             self._tick(tick_us)
 
     def _tick(self, tick_us: int) -> None:
-        """All that is on its way are ticks. With nothing under way, those that only look around are skipped."""
+        """The next that comes is a tick. While nobody waits for a place, those that only look around are skipped."""
         state = self._controller.state
-        if self._heap or state.batches or state.waiting or state.held:
+        if self._virtual and not state.waiting and not state.held:
+            next_us = self._heap[0][0] if self._heap else NEVER_US
+            tick_us = max(tick_us, min(next_us, self._controller.resume_us))
+        self.now_us = max(self.now_us, tick_us)
+        while self._ticks and self._ticks[0] <= self.now_us:
             heappop(self._ticks)
-            self.now_us = max(self.now_us, tick_us)
-            self._tell(ev.Tick())
-            return
-        ends_us = min((run.call.expires_us for run in state.runs.values()), default=NEVER_US)
-        self.now_us = max(tick_us, min(self._controller.resume_us, ends_us))
-        pending, self._ticks = self._ticks, []
-        for _ in pending:
             self._tell(ev.Tick())
 
     def _clock_us(self) -> int:

@@ -35,10 +35,6 @@ _LOOKS_AT_INPUT = {"InputPath", "Parameters", "TimeoutSecondsPath", "HeartbeatSe
 _LOOKS_AT_RESULT = {"ResultSelector", "ResultPath", "OutputPath", "PotentialNext"}
 
 
-def is_states(flow: Flow) -> bool:
-    return isinstance(flow.data, dict) and "asl" in flow.data
-
-
 @dataclass(frozen=True, slots=True)
 class Sealed:
     """A value as it is stored, not looked into yet."""

@@ -40,6 +40,7 @@ class Offers:
     plans: Plans
     _flows: int = -1  #: how many there were when these were collected
     _goals_us: dict[str, list[int]] = field(default_factory=dict)  #: per function, of the workflows that call it
+    _parts_us: dict[str, int] = field(default_factory=dict)  #: per function in workflows, its part of the time of a call
     _at_us: int = -1
     _looks: dict[tuple[int, bool], _Look] = field(default_factory=dict)  #: by the logarithm of how far ahead
 
@@ -173,10 +174,27 @@ class Offers:
             function = view.functions[name]
             hosts = dict.fromkeys(instance.device for instance in function.instances.values())
             for host in hosts:
-                pick = economical(self.menus.of(view, function, view.devices[host]), flow.slo.latency_us)
+                pick = economical(self.menus.of(view, function, view.devices[host]), self._part_us(view, flow, name))
                 if pick is not None:
                     total[host] = total.get(host, 0.0) + times * pick.units * pick.time_us / pick.batch / len(hosts)
         return total
+
+    def _part_us(self, view: View, flow: Flow, name: str) -> int:
+        """What falls to one function of the time a call has: as much as its part of the fastest way through."""
+        slo_us = flow.slo.latency_us
+        whole = self.plans.whole(view, flow) if flow.single is None and slo_us else None
+        if whole is None:
+            return slo_us
+        devices = [view.devices[instance.device] for instance in view.functions[name].instances.values()]
+        fastest = [self.menus.of(view, view.functions[name], device).fastest() for device in devices[:1]]
+        own_us = max((pick.time_us for pick in fastest if pick is not None), default=0)
+        part_us = self._parts_us[name] = max(1, int(2 * slo_us * min(0.5, own_us / max(1, whole.fastest_us))))
+        return part_us
+
+    def _usual(self, view: View, function: FunctionState, host: str) -> Pick | None:
+        """How its batches are likely to be run."""
+        menu = self.menus.of(view, function, view.devices[host])
+        return economical(menu, self._parts_us.get(function.spec.name, function.spec.slo.latency_us))
 
     # ------------------------------------------------------------------- fluid
 
@@ -221,7 +239,7 @@ class Offers:
             if not jobs:
                 continue
             hosts = dict.fromkeys(i.device for i in function.instances.values() if i.phase is not Phase.DRAINING)
-            pick = economical(self.menus.of(view, function, view.devices[next(iter(hosts))]), 0) if hosts else None
+            pick = self._usual(view, function, next(iter(hosts))) if hosts else None
             if pick is None:
                 continue
             work = jobs * pick.units * pick.time_us / pick.batch

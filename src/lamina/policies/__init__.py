@@ -22,10 +22,15 @@ def _plainly(option: str, what: str, hint: str) -> LaminaError:
     return BadValue(f"policy option {option}: {what}", hint=hint)
 
 
+def options_of(kind: Any) -> dict[str, dataclasses.Field[Any]]:
+    """The fields of a policy that may be set: not its own memory, which begins with an underscore or is made by itself."""
+    return {field.name: field for field in dataclasses.fields(kind) if field.init and not field.name.startswith("_")}
+
+
 def build(name: str, options: dict[str, Any] | None = None, complain: Complain = _plainly) -> Dispatch:
     """`lamina.policies.<name>.Policy(**options)`, each option checked against its field. Times may be "5ms"."""
     kind = plugins.load("policies", name).Policy
-    known = {field.name: field for field in dataclasses.fields(kind) if field.init and not field.name.startswith("_")}
+    known = options_of(kind)
     try:
         hints = typing.get_type_hints(kind)
     except NameError:  # a name it imports for type checkers only
