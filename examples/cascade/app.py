@@ -11,7 +11,7 @@ import numpy as np
 
 import lamina
 from lamina.errors import BadValue
-from waves import SAMPLES, SHAPES, SURE, Floats, normalised, quick, thorough
+from waves import SAMPLES, SHAPES, SURE, Floats, normalised, quick, thorough, waves
 
 app = lamina.App("cascade")
 
@@ -67,3 +67,9 @@ def classify(wave: Any) -> Any:
     signal = prepare(wave)
     guess = First(signal)
     return lamina.when(guess["chance"] < SURE, lambda: Second(signal), lambda: guess)
+
+
+def examples() -> dict[str, list[Any]]:
+    """For the profiler."""
+    signals = list(waves(16, seed=1)[0])
+    return {"prepare": [signal.tolist() for signal in signals], "first": signals, "second": signals}

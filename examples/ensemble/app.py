@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import lamina
-from digits import COLUMNS, MODELS, PIXELS, ROWS, Floats, normalised
+from digits import COLUMNS, MODELS, PIXELS, ROWS, Floats, normalised, pictures
 from lamina.errors import BadValue
 
 app = lamina.App("ensemble")
@@ -71,3 +71,15 @@ def classify(image: Any) -> Any:
     """Which digit a picture shows."""
     picture = prepare(image)
     return combine(Pairs(picture), Network(picture), Neighbours(picture))
+
+
+def examples() -> dict[str, list[Any]]:
+    """For the profiler."""
+    images = pictures(16, seed=1)[0]
+    ready = list(normalised(images))
+    chances = np.full(10, 0.1, np.float32)
+    return {
+        "prepare": [image.reshape(ROWS, COLUMNS).tolist() for image in images],
+        **dict.fromkeys(("pairs", "network", "neighbours"), ready),
+        "combine": [dict.fromkeys(("pairs", "network", "neighbours"), chances)],
+    }

@@ -89,3 +89,12 @@ def _image(line: Line) -> Pixels:
 def read_page(image: bytes) -> Any:
     """Text, confidence and place of every line on a page."""
     return lamina.each(lambda line: Recognise(Orient(line)), Detect(image), expect=8)
+
+
+def examples() -> dict[str, list[Any]]:
+    """For the profiler: pages, and the lines cut out of them."""
+    from sample import invoice, line  # needs fonts, which serving does not
+
+    pages = [invoice(seed) for seed in range(4)]
+    lines: list[Line] = [{"image": decode(line(text))} for _, texts in pages for text in texts]
+    return {"detect": [page for page, _ in pages], "orient": lines, "recognise": lines}

@@ -33,6 +33,20 @@ def test_a_task_that_takes_a_year_costs_a_handful_of_ticks():
     assert sum(isinstance(event, Tick) for _, event, _ in played.history) < 10
 
 
+def test_more_items_than_places_are_worked_off():
+    document = one(Type="Map", ItemProcessor=machine("T", T=task("echo")))
+    assert run(document, list(range(1_500)), echo=lambda given: given).output == list(range(1_500))
+
+
+def test_more_items_than_places_take_longer():
+    def second(given: Any) -> Any:
+        return given
+
+    second.takes_s = 1.0  # type: ignore[attr-defined]
+    document = one(Type="Map", ItemProcessor=machine("T", T=task("second")))
+    assert run(document, list(range(1_300)), second=second).took_us == 2_000_000  # 1,024 at a time
+
+
 def test_the_same_seed_gives_the_same_history():
     document = machine(
         "P", P={"Type": "Pass", "Parameters": {"id.$": "States.UUID()", "n.$": "States.MathRandom(1, 1000000)"}, "End": True}

@@ -78,7 +78,7 @@ def run(file: Path, given: str, virtual_time: bool, bindings: tuple[str, ...], d
 @click.option("--name", help="Of the workflow; default: that of the file.")
 @click.option("--dialect", type=_DIALECT, default="extended", show_default=True, help="strict: without the fields of KNIX.")
 def import_(file: Path, out: Path | None, name: str | None, dialect: Any) -> int:
-    """Write a Python app for a document: one function to fill in per Resource, and the states with the builder."""
+    """Write a Python app for a document: one function to fill in per Resource, and the workflow."""
     from lamina.asl.lint import check
     from lamina.asl.source import app_source
 

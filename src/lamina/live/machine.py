@@ -31,8 +31,8 @@ from lamina.types import NEVER_US, Call, DeviceSpec, FunctionSpec, Scale, SliceL
 NOTICEABLE_S = 0.05
 """A task that really took less took no time at all, in virtual time: runs of one document agree to the microsecond."""
 
-AT_ONCE = 64
-"""Tasks that run side by side in real time; others wait."""
+AT_ONCE, VIRTUAL_AT_ONCE = 64, 1_024
+"""Tasks that run side by side, in real and in virtual time; others wait."""
 
 Task = Callable[..., Any]
 
@@ -116,9 +116,10 @@ class _Execution:
         self._order = 0
         self._inbox: queue.SimpleQueue[Callable[[], ev.Event | None]] = queue.SimpleQueue()
         self._outcome: Outcome | None = None
+        self._booked: dict[int, do.StartBatch] = {}  #: by the batch they are behind
 
     def run(self, name: str, given: Any) -> Outcome:
-        units = 512 if self._virtual else AT_ONCE
+        units = VIRTUAL_AT_ONCE if self._virtual else AT_ONCE
         limits = SliceLimits(batches_per_instance=0)
         device = DeviceSpec(id="here", kind="here", family="cpu", units=units, memory_mib=10**6, limits=limits)
         specs = tuple(
@@ -179,6 +180,8 @@ class _Execution:
         self._history.append((self.now_us, event, actions))
         for action in actions:
             self._perform(action)
+        if isinstance(event, ev.BatchFinished) and event.batch_id in self._booked:
+            self._start(self._booked.pop(event.batch_id))
 
     def _later(self, at_us: int, happens: Callable[[], ev.Event | None]) -> None:
         self._order += 1
@@ -187,7 +190,10 @@ class _Execution:
     def _perform(self, action: do.Action) -> None:
         match action:
             case do.StartBatch():
-                self._start(action)
+                if action.after:  # it has the place of that one, and so begins when that one ends
+                    self._booked[action.after] = action
+                else:
+                    self._start(action)
             case do.Load():
                 self._later(self.now_us, lambda: ev.InstanceReady(action.instance))
             case do.WakeAt():

@@ -21,7 +21,7 @@ from lamina.planner.frontier import Frontier, Precision
 from lamina.planner.lookahead import NodePath, Step
 from lamina.planner.menu import Menu, Pick, steps
 from lamina.planner.seats import Menus
-from lamina.types import NEVER_US
+from lamina.types import NEVER_US, DeviceSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,6 +40,7 @@ class Ahead(NamedTuple):
     menus: list[Menu]  #: of the kinds of devices
     kind: NDArray[np.int64]  #: per configuration, which of them
     held: NDArray[np.float64]  #: per configuration, its cost times its time
+    squeeze: NDArray[np.float64]  #: and what it keeps others from, beyond its cost, where units or cores run out
     masks: dict[tuple[int, tuple[tuple[int, int], ...]], NDArray[np.bool_]]  #: what may be had, by jobs waiting and room
 
 
@@ -118,7 +119,7 @@ def _plan(flow: Flow, menus: dict[str, list[Menu]], paces: dict[str, int]) -> tu
     import numpy as np
 
     items = {name: max(1.0, count) for name, count in _together(flow, 1.0).items()}
-    raw: dict[str, tuple[Configs, list[Pick], NDArray[np.int64]]] = {}
+    raw: dict[str, tuple[Configs, list[Pick], NDArray[np.int64], NDArray[np.float64]]] = {}
     tables: dict[str, Configs] = {}
     for name, found in menus.items():
         picks: list[Pick] = []
@@ -129,7 +130,8 @@ def _plan(flow: Flow, menus: dict[str, list[Menu]], paces: dict[str, int]) -> tu
                 picks += rows
                 kinds += [index] * len(rows)
         table = Configs.of(Config(p.batch, p.cores, p.units, p.time_us, p.cost) for p in picks)
-        raw[name] = (table, picks, np.array(kinds, np.int64))
+        squeeze = np.array([max(0.0, _kept_busy(found[kind].spec, p) - p.cost) for kind, p in zip(kinds, picks, strict=True)])
+        raw[name] = (table, picks, np.array(kinds, np.int64), squeeze)
         fill_us = np.maximum(0, table.batch - items[name]) * PACE ** paces[name]
         tables[name] = Configs(
             table.batch,
@@ -141,9 +143,19 @@ def _plan(flow: Flow, menus: dict[str, list[Menu]], paces: dict[str, int]) -> tu
     planned = plan(flow, tables, precision=PRECISION)
     made: dict[NodePath, Ahead] = {}
     for path, step in planned.steps.items():
-        table, picks, kind = raw[_function_at(flow, path)]
-        made[path] = Ahead(Step(table, step.after), picks, menus[_function_at(flow, path)], kind, table.cost * table.time_us, {})
+        table, picks, kind, squeeze = raw[_function_at(flow, path)]
+        made[path] = Ahead(
+            Step(table, step.after), picks, menus[_function_at(flow, path)], kind, table.cost * table.time_us, squeeze, {}
+        )
     return made, planned.whole
+
+
+def _kept_busy(device: DeviceSpec, pick: Pick) -> float:
+    """The price of as much of the device as nobody else can use beside it: of units or cores, what it takes more of."""
+    if not device.cores:
+        return pick.cost
+    share = max(pick.units / device.units, pick.cores / device.cores)
+    return share * device.lease_price(device.units, device.cores) * pick.time_us / pick.batch
 
 
 def _together(flow: Flow, times: float) -> dict[str, float]:

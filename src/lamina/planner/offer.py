@@ -22,6 +22,9 @@ from lamina.planner.seats import Menus
 FRESH_US = 1_000
 """How long a look at all queues is good for: one per arrival would cost as much as there are functions."""
 
+PACKED = 0.8
+"""Part of a device that work with a deadline can fill in time: what is left over comes from batches that do not fit together."""
+
 HOSTS = 16
 """Instances looked at one by one; with more the first tell enough."""
 
@@ -32,6 +35,7 @@ class _Look:
 
     delay_us: dict[str, float] = field(default_factory=dict)  #: per device
     own_us: dict[str, float] = field(default_factory=dict)  #: per function, its part on each of its devices
+    running_us: dict[str, float] = field(default_factory=dict)  #: per device, what runs there already
 
 
 @dataclass(slots=True)
@@ -137,28 +141,25 @@ class Offers:
         if whole is None:
             return 0
         look = self._look(view, allowed_us, tight)
-        wait_us = load_us = 0.0
+        work_us = block_us = load_us = 0.0
         for name in flow.functions:
             function = view.functions[name]
             hosts = dict.fromkeys(i.device for i in function.instances.values() if i.phase is not Phase.DRAINING)
             if hosts:
-                wait_us = max(wait_us, min(look.delay_us.get(host, 0.0) + _busy_us(view, host, tight) for host in hosts))
+                work_us = max(work_us, min(look.delay_us.get(host, 0.0) + _running_us(view, look, host) for host in hosts))
+                block_us = max(block_us, min(_until_free_us(view, host) for host in hosts))
             if not any(i.phase is Phase.WARM for i in function.instances.values()):
-                loads = [
-                    view.predictor.load_us(name, device.spec.kind)
-                    for device in view.devices.values()
-                    if function.spec.fits_family(device.spec.family)
-                ]
-                load_us = max(load_us, min(loads, default=0))
+                kinds = {d.spec.kind for d in view.devices.values() if function.spec.fits_family(d.spec.family)}
+                load_us = max(load_us, min((view.predictor.load_us(name, kind) for kind in kinds), default=0))
         path_us = whole.fastest_us
-        if wait_us > 0.1 * allowed_us:
+        if tight:
             least = 1.25 * whole.cost_within(allowed_us)
             path_us = (
                 max(path_us, min(int(whole.time_us[int((whole.cost > least).sum())]), allowed_us // 2))
                 if least < 1e300
                 else path_us
             )
-        return int(wait_us + load_us) + path_us
+        return max(int(work_us / PACKED), int(block_us + load_us) + path_us)
 
     # ------------------------------------------------------------------ demand
 
@@ -261,13 +262,22 @@ def _pace(view: View, menu: Menu, pick: Pick | None, places: list[Instance]) -> 
     return lanes * pick.batch / max(1, pick.time_us)
 
 
-def _busy_us(view: View, host: str, tight: bool) -> float:
-    """Until the device has units to spare: at once, at the end of the next batch, or when all is done that runs."""
+def _running_us(view: View, look: _Look, host: str) -> float:
+    """What runs on this device, spread over all of it."""
+    found = look.running_us.get(host)
+    if found is None:
+        device = view.devices[host]
+        left = sum(max(0, view.batches[b].ends_us - view.now_us) * mask.bit_count() for b, mask in device.running.items())
+        found = look.running_us[host] = left / device.spec.units
+    return found
+
+
+def _until_free_us(view: View, host: str) -> int:
+    """Until the device has a unit to spare."""
     device = view.devices[host]
-    if device.busy != device.everything and not tight:
-        return 0.0
-    left = [max(0, view.batches[batch_id].ends_us - view.now_us) * mask.bit_count() for batch_id, mask in device.running.items()]
-    return sum(left) / device.spec.units if tight else min(left, default=0)
+    if device.busy != device.everything:
+        return 0
+    return max(0, min(view.batches[batch_id].ends_us for batch_id in device.running) - view.now_us)
 
 
 def economical(menu: Menu, allowed_us: int) -> Pick | None:

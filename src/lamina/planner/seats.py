@@ -30,7 +30,7 @@ class Seat(NamedTuple):
     home: bool
     at_us: int
     after: Batch | None = None  #: it is there when that one ends
-    moving_us: int = 0  #: to bring the inputs over
+    moving_us: int = 0  #: to bring the input of one job over
     exact: bool = False  #: no fewer units than these
 
     def shelf(self, count: int) -> Shelf:
@@ -38,9 +38,19 @@ class Seat(NamedTuple):
         return self.menu.shelf(count, -self.units if self.exact else self.units, self.cores)
 
     def best(self, count: int, within_us: int) -> Pick | None:
+        """The cheapest that is done within this time."""
         times, picks = self.shelf(count)
-        place = bisect_right(times, within_us - self.moving_us)
+        place = bisect_right(times, within_us)
+        while place and self.moving_us and self.time_us(picks[place - 1]) > within_us:
+            place -= 1
         return picks[place - 1] if place else None
+
+    def time_us(self, pick: Pick) -> int:
+        return pick.time_us + pick.batch * self.moving_us
+
+    def cost(self, pick: Pick) -> float:
+        """While inputs are moved the slice is held."""
+        return pick.cost * (1 + pick.batch * self.moving_us / pick.time_us) if self.moving_us else pick.cost
 
     def opening(self, pick: Pick) -> Opening:
         limits = self.device.spec.limits

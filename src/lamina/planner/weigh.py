@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from lamina.core.lease import Device
 from lamina.core.policy import View
 from lamina.core.queue import Job
 from lamina.core.state import FunctionState
@@ -127,9 +128,10 @@ class Weigh:
             delay_us[over > 0] += kept_us
         if any(seat.moving_us for seat in seats):
             moving_us = np.array([_least_moving_us(seats, menu) for menu in ahead.menus])[ahead.kind]
+            moving_us = moving_us * configs.batch
             delay_us = moving_us if delay_us is None else delay_us + moving_us
-        busy = min(seat.device.busy.bit_count() / seat.device.spec.units for seat in seats)
-        rush = ahead.held * (busy**2 / max(1, slo_us)) if busy else None
+        busy = min(_busy(seat.device) for seat in seats) ** 2
+        rush = ahead.held * (busy / max(1, slo_us)) + ahead.squeeze * busy if busy else None
         careful_us = int(budget_us / (1 + self.spare))
         ranking = step.query(careful_us, allowed=allowed, delay_us=delay_us, extra_cost=rush)
         if not ranking.fits:
@@ -177,9 +179,7 @@ def cheapest(seats: list[Seat], count: int, within_us: int, slo_us: int = 0) -> 
         pick = seat.best(count, within_us)
         if pick is None:
             continue
-        cost = pick.cost
-        if seat.moving_us:
-            cost *= 1 + seat.moving_us / pick.time_us
+        cost = seat.cost(pick)
         half_us = slo_us // 2
         if slo_us and pick.time_us > half_us and not seat.exact and seat.device.busy:
             rush = RUSH * seat.device.busy.bit_count() / seat.device.spec.units / slo_us
@@ -188,8 +188,8 @@ def cheapest(seats: list[Seat], count: int, within_us: int, slo_us: int = 0) -> 
             for other in seat.shelf(count)[1]:
                 if other is slowest:
                     break
-                tried = other.cost * (1 + rush * max(0, other.time_us - half_us)) * (1 + seat.moving_us / other.time_us)
-                if tried < cost:
+                tried = seat.cost(other) * (1 + rush * max(0, other.time_us - half_us))
+                if tried < cost and seat.time_us(other) <= within_us:
                     pick, cost = other, tried
         rank = (not seat.home, cost, pick)
         if least is None or rank < least:
@@ -210,6 +210,12 @@ def _allowed(ahead: Ahead, count: int, room: tuple[tuple[int, int], ...]) -> NDA
             found |= configs.batch > -count
         ahead.masks[count, room] = found
     return found
+
+
+def _busy(device: Device) -> float:
+    """Of units or of cores, whichever there is less left of."""
+    busy = device.busy.bit_count() / device.spec.units
+    return max(busy, 1 - device.cores_free / device.spec.cores) if device.spec.cores else busy
 
 
 def _room(seats: list[Seat], menu: Menu) -> tuple[int, int]:

@@ -64,7 +64,7 @@ def refused(finish_us: int, reserve_us: int, margin: float, allowed_us: int, hea
 def _option(row: Pick, here: list[Seat], count: int, budget_us: int, ahead: Ahead | None) -> tuple[float, dict[str, Any]]:
     roomiest = max(here, key=lambda seat: (seat.units, seat.cores))
     shown = _shown(row, roomiest, budget_us, ahead)
-    late_us = row.time_us + roomiest.moving_us + (ahead.step.after.fastest_us if ahead is not None else 0) - budget_us
+    late_us = roomiest.time_us(row) + (ahead.step.after.fastest_us if ahead is not None else 0) - budget_us
     why_not = ""
     if row.batch > count:
         why_not = f"only {count} wait"
@@ -80,7 +80,7 @@ def _option(row: Pick, here: list[Seat], count: int, budget_us: int, ahead: Ahea
 def _shown(row: Pick, seat: Seat, budget_us: int, ahead: Ahead | None) -> dict[str, Any]:
     total: float | None = row.cost
     if ahead is not None:
-        rest = ahead.step.after.cost_within(budget_us - row.time_us - seat.moving_us)
+        rest = ahead.step.after.cost_within(budget_us - seat.time_us(row))
         total = row.cost + rest if rest < float("inf") else None
     return {
         "batch": row.batch,

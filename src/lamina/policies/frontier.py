@@ -216,7 +216,8 @@ class Policy:
             if call.cost_limit and job.run.cost + pick.cost > call.cost_limit:
                 yield Drop(job, "cost")
                 return
-        us = view.latency_us(function.spec.name, seat.device, pick.batch, pick.units, pick.cores) + seat.moving_us
+        us = view.latency_us(function.spec.name, seat.device, pick.batch, pick.units, pick.cores)
+        us += view.transfer_us(chosen, seat.device)
         if seat.at_us + us > max(job.expires_us for job in chosen):  # predictions have moved since the menu was made
             self._menus.forget(function.spec.name)
             yield Hold(function.spec.name, view.now_us + 1, NEVER_US)
@@ -248,7 +249,7 @@ class Policy:
     def _moved(self, view: View, jobs: list[Job], seat: Seat) -> Seat:
         if not seat.device.spec.link_mib_per_s:
             return seat
-        return seat._replace(moving_us=view.transfer_us(jobs, seat.device))
+        return seat._replace(moving_us=-(-view.transfer_us(jobs, seat.device) // len(jobs)))
 
     def _company(self, function: FunctionState, late: int, room: list[Seat], now_us: int) -> list[Job]:
         """Who shares the next batch, its leader first: those who can be in time, then those who are late anyway."""

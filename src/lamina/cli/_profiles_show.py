@@ -1,0 +1,97 @@
+"""Profiles as tables and as a picture."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from lamina.predict.profile import Profile
+from lamina.units import show_us
+
+_COLOURS = ("#2563a8", "#d1652b", "#3a8f5a", "#8a4fa3", "#b8962e", "#4a9fb5", "#c04a6b", "#6b6b6b")
+_INK = "#333333"
+_MOST_CURVES = 8
+
+
+def console() -> Any:
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=140)
+
+
+def table(*columns: str, title: str = "") -> Any:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    made = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold")
+    for place, column in enumerate(columns):
+        made.add_column(column, justify="left" if place == 0 else "right")
+    return made
+
+
+def latencies(profile: Profile) -> None:
+    """A row per batch size, a column per number of units: median, and the 99th percentile where it was measured."""
+    cores = sorted({point.cores for point in profile.points})
+    for count in cores:
+        points = {(p.batch, p.units): p for p in profile.points if p.cores == count}
+        units = sorted({units for _, units in points})
+        beside = f", {count} cores beside it" if count else ""
+        made = table(
+            "batch", *(_units(count) for count in units), title=f"{profile.function} on {profile.device}{beside}: p50 / p99"
+        )
+        for batch in sorted({batch for batch, _ in points}):
+            made.add_row(str(batch), *(_cell(points.get((batch, count))) for count in units))
+        console().print(made)
+
+
+def _units(count: int) -> str:
+    return f"{count} unit" if count == 1 else f"{count} units"
+
+
+def _cell(point: Any) -> str:
+    if point is None:
+        return "-"
+    return f"{show_us(point.p50_us)} / {show_us(point.p99_us)}" if point.p99_us else show_us(point.p50_us)
+
+
+def save(profile: Profile, path: Path) -> None:
+    """PNG or SVG, by the ending of the name: latency over the batch size, a curve per number of units."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(
+        f"{profile.function} on {profile.device}: latency of a batch, median and 99th percentile", loc="left", color=_INK
+    )
+    for place, units in enumerate(_drawn(sorted({point.units for point in profile.points}))):
+        row = sorted(
+            (p for p in profile.points if p.units == units and p.cores == profile.points[0].cores), key=lambda p: p.batch
+        )
+        colour = _COLOURS[place % len(_COLOURS)]
+        batches = [p.batch for p in row]
+        axes.plot(batches, [p.p50_us / 1000 for p in row], marker="o", markersize=4, color=colour, label=_units(units))
+        if any(p.p99_us for p in row):
+            tails = [max(p.p50_us, p.p99_us) / 1000 for p in row]
+            axes.fill_between(batches, [p.p50_us / 1000 for p in row], tails, color=colour, alpha=0.15, linewidth=0)
+    axes.set(xlabel="batch", ylabel="milliseconds")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.grid(True, which="both", color="#eeeeee", linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.legend(frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context({"svg.hashsalt": "lamina"}):  # the same profile gives the same file
+        figure.savefig(path, dpi=140, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _drawn(units: list[int]) -> list[int]:
+    """At most eight curves, the ends among them; more cannot be told apart."""
+    if len(units) <= _MOST_CURVES:
+        return units
+    return [units[round(place * (len(units) - 1) / (_MOST_CURVES - 1))] for place in range(_MOST_CURVES)]

@@ -1,0 +1,117 @@
+"""`lamina profile FILE[:FUNCTION]`: measure a function on slices of a device, and write what serving and plans start from."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from lamina.cli._profiles_show import latencies
+from lamina.units import parse_share, parse_us, show_us
+
+if TYPE_CHECKING:
+    from lamina.profiler.measure import Progress
+    from lamina.profiler.session import Result
+
+
+@click.command()
+@click.argument("target", metavar="FILE[:FUNCTION]")
+@click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True, help="What slices are cut from.")
+@click.option("--budget", default="60s", show_default=True, help="Stop after so long, for each function.")
+@click.option("--target", "sure", default="5%", show_default=True, help="Stop once the least sure place is known to this.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder to write to; default: `profiles` beside the app.")
+@click.option("--input", "inputs", multiple=True, metavar="JSON|@FILE", help="A sample input, instead of examples(); repeatable.")
+@click.option("--fresh", is_flag=True, help="Forget earlier runs instead of going on from them.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line per function, and no table.")
+def command(
+    target: str,
+    device: Literal["cpu", "gpu"],
+    budget: str,
+    sure: str,
+    out: Path | None,
+    inputs: tuple[str, ...],
+    fresh: bool,
+    as_json: bool,
+) -> int:
+    """Measure a function of an app, or all that have sample inputs, and write their profiles."""
+    from lamina.profiler import session
+
+    budget_s = parse_us(budget, "--budget") / 1e6
+    options = session.Options(out=out, target=parse_share(sure, "--target"), budget_s=budget_s, fresh=fresh)
+    for one in session.targets(target, [_body(text) for text in inputs]):
+        bench = session.open_bench(one, device)
+        try:
+            with _progress(one.function.name, budget_s, options.target) as watch:
+                result = session.run(one, bench, options, watch)
+        finally:
+            bench.close()
+        _show(result, as_json)
+    return 0
+
+
+def _body(text: str) -> Any:
+    from lamina.cli._shared import parse_inputs
+
+    if text.startswith("@"):
+        path = Path(text[1:])
+        if not path.is_file():
+            raise click.UsageError(f"--input {text}: no such file")
+        return parse_inputs(None, path, ())[0]
+    return parse_inputs(text, None, ())[0]
+
+
+def _show(result: Result, as_json: bool) -> None:
+    profile, outcome = result.profile, result.outcome
+    if as_json:
+        import msgspec
+
+        told = {
+            "function": profile.function,
+            "device": profile.device,
+            "file": str(result.path),
+            "points": len(profile.points),
+            "spent_s": round(outcome.spent_s, 2),
+            "unsure": round(outcome.unsure, 4) if math.isfinite(outcome.unsure) else None,
+            "reached": outcome.reached,
+            "kept_runs": result.kept_runs,
+        }
+        click.echo(msgspec.json.encode(told).decode())
+        return
+    if result.dropped:
+        click.echo(f"earlier runs are not used: {result.dropped}", err=True)
+    latencies(profile)
+    sure = f"sure to {100 * outcome.unsure:.1f}%" if math.isfinite(outcome.unsure) else "not sure of anything yet"
+    more = "" if outcome.reached else "; the same command goes on from here"
+    kept = f", {result.kept_runs} runs from before" if result.kept_runs else ""
+    click.echo(
+        f"{len(profile.points)} points in {outcome.spent_s:.1f}s{kept}, {sure}{more}; "
+        f"load {show_us(profile.load_us)}, {profile.memory_mib} MiB\n{result.path}\n",
+        err=True,
+    )
+
+
+@contextmanager
+def _progress(name: str, budget_s: float, target: float) -> Iterator[Callable[[Progress], None] | None]:
+    """A bar on a terminal, nothing elsewhere: time spent, and how sure it is so far."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"))
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(name, total=budget_s, state="loading")
+
+        def watch(progress: Progress) -> None:
+            unsure = f"{100 * progress.unsure:.1f}%" if math.isfinite(progress.unsure) else "?"
+            state = f"{progress.points} points, sure to {unsure} (wanted {100 * target:g}%)"
+            bar.update(task, completed=progress.spent_s, state=state)
+
+        yield watch

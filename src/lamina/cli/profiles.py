@@ -1,0 +1,144 @@
+"""`lamina profiles`: what has been measured. List profiles, show one, draw it, compare two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lamina.cli import _profiles_show as show
+from lamina.errors import BadValue
+from lamina.units import show_us
+
+if TYPE_CHECKING:
+    from lamina.predict.profile import Profile
+
+FILE = click.Path(path_type=Path)
+
+
+@click.group()
+def command() -> None:
+    """Measured latencies of functions: list them, show one, draw it, compare two."""
+
+
+@command.command("ls")
+@click.argument("folder", type=FILE, default=Path("profiles"))
+@click.option("--json", "as_json", is_flag=True, help="One JSON array instead of a table.")
+def list_all(folder: Path, as_json: bool) -> None:
+    """List the profiles in FOLDER and below it."""
+    from lamina.predict.profile import read
+
+    if not folder.is_dir():
+        raise BadValue(f"no folder {str(folder)!r}", hint="give the folder that holds the profiles")
+    rows = [{"file": str(path), **_about(read(path))} for path in sorted(folder.rglob("*.json"))]
+    if as_json:
+        _echo(rows)
+        return
+    table = show.table("function", "device", "points", "batches", "units", "load", "memory", "date", "file")
+    for row in rows:
+        load, memory = row["load_us"], row["memory_mib"]
+        table.add_row(
+            row["function"],
+            row["device"],
+            str(row["points"]),
+            f"1-{row['max_batch']}",
+            f"{row['min_units']}-{row['max_units']}",
+            show_us(load) if load else "-",
+            f"{memory} MiB" if memory else "-",
+            row["date"][:10] or "-",
+            row["file"],
+        )
+    show.console().print(table)
+
+
+@command.command("show")
+@click.argument("file", type=FILE)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+def show_one(file: Path, as_json: bool) -> None:
+    """Show the latencies in a profile FILE, and where they come from."""
+    from lamina.predict.profile import read
+
+    profile = read(file)
+    if as_json:
+        _echo(profile)
+        return
+    show.latencies(profile)
+    if profile.load_us or profile.memory_mib:
+        click.echo(f"load {show_us(profile.load_us)}, memory {profile.memory_mib} MiB")
+    for name, value in profile.meta.items():
+        click.echo(f"{name}: {value}")
+
+
+@command.command("plot")
+@click.argument("file", type=FILE)
+@click.option("--out", type=FILE, help="The picture, .svg or .png; default: beside the profile.")
+def plot(file: Path, out: Path | None) -> None:
+    """Draw latency over batch size, a curve per number of units."""
+    import importlib.util
+
+    from lamina.predict.profile import read
+
+    profile = read(file)
+    out = out or file.with_suffix(".svg")
+    if out.suffix not in (".svg", ".png"):
+        raise BadValue(f"--out {out}: no picture ends in {out.suffix!r}", hint="end the name in .svg or .png")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise BadValue("plot: matplotlib is not installed", hint="pip install 'lamina[plots]'")
+    if not profile.points:
+        raise BadValue(f"{file}: no points to draw")
+    show.save(profile, out)
+    click.echo(str(out))
+
+
+@command.command("compare")
+@click.argument("before", type=FILE)
+@click.argument("after", type=FILE)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+def compare_two(before: Path, after: Path, as_json: bool) -> None:
+    """Compare two profiles: the ratio of medians at every place both have, and the biggest change."""
+    from lamina.predict.profile import read
+    from lamina.profiler.compare import compare
+
+    old, new = read(before), read(after)
+    found = compare(old, new)
+    if as_json:
+        _echo(found)
+        return
+    table = show.table("units", "batch", "before", "after", "ratio", title=f"{_name(old)} -> {_name(new)}")
+    for change in found.changes:
+        units = f"{change.units}, {change.cores} cores" if change.cores else str(change.units)
+        table.add_row(units, str(change.batch), show_us(change.before_us), show_us(change.after_us), f"{change.ratio:.2f}")
+    show.console().print(table)
+    big = found.biggest
+    click.echo(
+        f"median ratio {found.median_ratio:.3f}; biggest change {big.ratio:.2f}x at batch {big.batch} on {big.units} units"
+    )
+    if found.only_before or found.only_after:
+        click.echo(f"not compared: {found.only_before} points only before, {found.only_after} only after")
+
+
+def _name(profile: Profile) -> str:
+    return f"{profile.function} on {profile.device}"
+
+
+def _about(profile: Profile) -> dict[str, Any]:
+    batches, units = [p.batch for p in profile.points] or [0], [p.units for p in profile.points] or [0]
+    return {
+        "function": profile.function,
+        "device": profile.device,
+        "points": len(profile.points),
+        "max_batch": max(batches),
+        "min_units": min(units),
+        "max_units": max(units),
+        "load_us": profile.load_us,
+        "memory_mib": profile.memory_mib,
+        "date": str(profile.meta.get("date", "")),
+        "machine": str(profile.meta.get("machine", "")),
+    }
+
+
+def _echo(value: Any) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.encode(value).decode())

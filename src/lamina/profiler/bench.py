@@ -1,0 +1,54 @@
+"""What the profiler needs of a device: load the function, run one batch on one slice, say how long that took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from lamina.types import DeviceSpec
+
+Place = tuple[int, int]
+"""A batch size and a number of units."""
+
+
+class Run(NamedTuple):
+    us: float  #: on the slice
+    waited_us: float = 0.0  #: of it, ready to go on while somebody else had the core; 0 also where that cannot be told
+
+
+class Bench(Protocol):
+    device: DeviceSpec
+
+    def load(self) -> int:
+        """Brings the function up; returns how long that took, in microseconds."""
+        ...
+
+    def run(self, batch: int, units: int) -> Run:
+        """One batch on a slice of so many units. Raises the function's error, if it has one."""
+        ...
+
+    def memory_mib(self) -> int:
+        """The most it has held so far; 0: cannot be told."""
+        ...
+
+    def about(self) -> dict[str, Any]:
+        """What the machine is called and what drives it, for the profile."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def ladder(most: int) -> list[int]:
+    """Sizes worth asking about: every one up to 16, then eight to a doubling, and the last."""
+    found = set(range(1, min(most, 16) + 1)) | {most}
+    step = 2
+    while 8 * step < most:
+        found.update(range(8 * step, min(most, 16 * step) + 1, step))
+        step *= 2
+    return sorted(found)
+
+
+def grid(device: DeviceSpec, max_batch: int) -> list[Place]:
+    """All places a profile could have a point at."""
+    units: Sequence[int] = sorted(size for size in device.limits.sizes if size <= device.units) or ladder(device.units)
+    return [(batch, count) for count in units for batch in ladder(max_batch)]

@@ -1,0 +1,129 @@
+"""A bench of this machine's cores. The function runs in a worker of the engine that serves, under the core mask of its
+slice, with its inputs through the same frames and the same shared memory: what is measured is what serving does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import platform
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lamina import values
+from lamina.core.actions import JobRef, Load, StartBatch
+from lamina.core.events import BatchFailed, BatchFinished, Event, InstanceLost, InstanceReady
+from lamina.errors import FunctionFailed, LaminaError, LoadFailed, WorkerLost
+from lamina.expr import Expr, Leaf
+from lamina.live.cores import machine_device
+from lamina.live.frames import ErrorInfo, ShmRef, Stored
+from lamina.live.local import LocalEngine
+from lamina.profiler.bench import Run
+
+T = TypeVar("T")
+_INSTANCE = "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    leaves: list[tuple[Leaf, Stored]]
+    args: dict[str, Expr] | None = None
+
+
+class CpuBench:
+    def __init__(self, app: str, function: str, samples: list[dict[str, Any]]) -> None:
+        """`app` as `lamina serve` takes it."""
+        self.device = machine_device()
+        self._function = function
+        self._samples = [
+            _Given([(("input", name), values.encode(value)) for name, value in inputs.items()]) for inputs in samples
+        ]
+        self._runner = asyncio.Runner()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._batches = 0
+        self._failed: dict[int, ErrorInfo] = {}
+        self._peak_mib = 0
+        self._engine = LocalEngine(app, [self.device])
+        self._do(self._engine.start(self._events.put_nowait, self))
+
+    def load(self) -> int:
+        self._engine.perform(Load(_INSTANCE, self._function, self.device.id))
+        event = self._do(self._events.get())
+        if isinstance(event, InstanceReady):
+            return event.load_us
+        why = self._engine.load_errors.get(self._function)
+        raise LoadFailed(f"function {self._function!r} cannot be loaded: {_words(why)}")
+
+    def run(self, batch: int, units: int) -> Run:
+        self._batches += 1
+        jobs = tuple(JobRef(number, "bench", 0, self._function) for number in range(batch))
+        mask = (1 << units) - 1
+        waited_us = self._waited_us()
+        self._engine.perform(StartBatch(self._batches, self._function, _INSTANCE, self.device.id, mask, jobs))
+        event = self._do(self._events.get())
+        if self._failed:
+            number, error = min(self._failed.items())
+            raise FunctionFailed(
+                f"function {self._function!r} fails on sample {number % len(self._samples)}: {_words(error)}",
+                error=error.type,
+                remote_trace=error.trace,
+                hint="give it samples it can work with",
+            )
+        match event:
+            case BatchFinished():
+                return Run(float(event.device_us), max(0.0, self._waited_us() - waited_us))
+            case BatchFailed():
+                raise LaminaError(f"a batch of {batch} cannot be sent: {event.reason}", hint="use smaller samples")
+            case InstanceLost():
+                raise WorkerLost(f"the worker of {self._function!r} died under a batch of {batch} on {units} units")
+            case _:
+                raise AssertionError(f"unexpected {event}")
+
+    def _waited_us(self) -> float:
+        """For a core, by its main thread, since it began. The others may wait for each other: the function's own affair."""
+        with contextlib.suppress(OSError, ValueError, IndexError):  # not every kernel counts it
+            return int(Path(f"/proc/{self._engine.pids[_INSTANCE]}/schedstat").read_text().split()[1]) / 1000
+        return 0.0
+
+    def memory_mib(self) -> int:
+        pid = self._engine.pids.get(_INSTANCE)
+        with contextlib.suppress(OSError, StopIteration):  # it has just ended
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            peak_kib = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+            self._peak_mib = max(self._peak_mib, -(-peak_kib // 1024))
+        return self._peak_mib
+
+    def about(self) -> dict[str, Any]:
+        return {"machine": cpu_name(), "units": f"{self.device.units} cores", "driver": f"Linux {platform.release()}"}
+
+    def close(self) -> None:
+        self._do(self._engine.stop(0.0))
+        self._runner.close()
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+    # ---------------------------------------------------- the engine's `Data`
+
+    def inputs(self, job: JobRef, /) -> _Given:
+        return self._samples[job.id % len(self._samples)]
+
+    def put(self, job: JobRef, value: Stored, /) -> None:
+        if isinstance(value, ShmRef):
+            self._engine.release(value)
+
+    def put_error(self, job: JobRef, error: ErrorInfo, /) -> None:
+        self._failed[job.id] = error
+
+
+def cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _words(error: ErrorInfo | None) -> str:
+    return f"{error.type}: {error.message}" if error is not None else "its worker ended"

@@ -1,0 +1,99 @@
+"""From runs to a profile: medians, tails, and where all of it comes from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import lamina
+from lamina.predict import profile as profiles
+from lamina.predict.profile import Point, Profile
+from lamina.profiler.bench import Bench, Place
+from lamina.profiler.measure import Outcome
+from lamina.profiler.surrogate import without_stalls
+
+ENOUGH_RUNS = 200
+"""For a 99th percentile of one's own. With fewer, a point has the tail of all points together, times its median."""
+
+
+def to_points(runs: Mapping[Place, Sequence[float]]) -> list[Point]:
+    kept = {place: without_stalls(values) for place, values in runs.items() if _is_whole(place, runs)}
+    medians = {place: statistics.median(values) for place, values in kept.items()}
+    tail = _p99([us / medians[place] for place, values in kept.items() for us in values])
+    points = []
+    for place in sorted(kept, key=lambda place: (place[1], place[0])):
+        p99_us = _p99(kept[place]) if len(kept[place]) >= ENOUGH_RUNS else medians[place] * tail
+        points.append(Point(batch=place[0], units=place[1], p50_us=round(medians[place], 1), p99_us=round(p99_us, 1)))
+    return points
+
+
+def to_profile(function: str, bench: Bench, outcome: Outcome, loads_us: Sequence[int], target: float, app: Path) -> Profile:
+    every = [us for values in outcome.runs.values() for us in values]
+    stalls = len(every) - sum(len(without_stalls(values)) for values in outcome.runs.values())
+    meta: dict[str, Any] = {
+        **bench.about(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(app.parent),
+        "lamina": lamina.__version__,
+        "runs": len(every),
+        "stalls": stalls,
+        "disturbed": outcome.disturbed,
+        "spent_s": round(outcome.spent_s, 1),
+        "unsure": round(outcome.unsure, 4),
+        "target": target,
+        "bandwidth": "not measured: it takes the device's own counters, which need rights a worker does not have",
+    }
+    return Profile(
+        function=function,
+        device=bench.device.kind,
+        points=to_points(outcome.runs),
+        load_us=round(statistics.median(loads_us)) if loads_us else 0,
+        memory_mib=bench.memory_mib(),
+        meta=meta,
+    )
+
+
+def write(profile: Profile, path: Path) -> None:
+    """Whole or not at all: a server may be reading."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    profiles.write(profile, fresh)
+    fresh.replace(path)
+
+
+def digest(*parts: bytes) -> str:
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(len(part).to_bytes(8, "little") + part)
+    return total.hexdigest()[:12]
+
+
+def commit(folder: Path) -> str:
+    """Of the checkout the app lies in, with a + for changes that are in no commit; empty where there is none."""
+    head = _git(folder, "rev-parse", "--short=12", "HEAD")
+    return f"{head}+" if head and _git(folder, "status", "--porcelain", "--untracked-files=no") else head
+
+
+def _git(folder: Path, *words: str) -> str:
+    command = ["git", "--no-optional-locks", "-C", str(folder), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _is_whole(place: Place, runs: Mapping[Place, Sequence[float]]) -> bool:
+    """A number of units with one batch size, where others have more, would be read as a line through nothing."""
+    widths = {units: len({batch for batch, count in runs if count == units}) for _, units in runs}
+    return widths[place[1]] > 1 or max(widths.values()) == 1
+
+
+def _p99(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]

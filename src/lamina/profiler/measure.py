@@ -1,0 +1,164 @@
+"""Where to measure next, and when to stop: always where the model is least sure, until it is sure enough everywhere.
+
+The four corners come first, since every other place lies between them. A number of units nobody has measured yet begins
+with both of its ends for the same reason. The first run after the batch or the slice has changed is not counted: caches,
+threads and sessions are made for it.
+
+A run that had to wait for its core was disturbed by somebody outside, and is repeated. Where that keeps happening, the
+time it waited is taken off instead: what is asked is how long the function takes on a slice of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from lamina.profiler.bench import Bench, Place, grid
+from lamina.profiler.surrogate import Surrogate
+
+LEAST_RUNS, MOST_RUNS = 3, 20
+VISIT_US = 100_000
+"""A visit goes on for so long, within these numbers of runs: short batches are repeated more, long ones come back if needed."""
+
+DISTURBED = 0.02
+"""Part of a run spent waiting for a core from which it is not believed."""
+
+WARM_UP_US = 1_000_000
+"""After loading, the function runs at its largest batch for so long at most, so that a sleepy machine wakes first."""
+WARM_UP_RUNS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """After every visit, for whoever watches."""
+
+    place: Place
+    runs_us: list[float]
+    spent_s: float
+    points: int
+    unsure: float  #: of the least sure place; infinite until the corners are in
+
+
+@dataclass(slots=True)
+class Outcome:
+    runs: dict[Place, list[float]]
+    unsure: float  #: of the least sure place
+    spent_s: float
+    reached: bool  #: whether that is the target
+    disturbed: int = 0  #: runs of this session that had to wait for a core
+
+
+@dataclass(slots=True)
+class Measuring:
+    """One function on one bench. `runs` holds what is known already, from an earlier session say."""
+
+    bench: Bench
+    max_batch: int
+    target: float = 0.05
+    budget_s: float = 60.0
+    runs: dict[Place, list[float]] = field(default_factory=dict)
+    watch: Callable[[Progress], None] | None = None
+    clock_s: Callable[[], float] = time.monotonic
+    _disturbed: int = 0
+    _last: Place | None = None
+    _started_s: float = 0.0
+
+    def go(self) -> Outcome:
+        """The function must be loaded. Ends at the target, or when the budget is spent; at least one place is measured."""
+        places = self._places
+        self._started_s = self.clock_s()
+        unsure = self._least_sure(places)
+        if unsure > self.target:
+            self._warm_up()
+        while unsure > self.target and (self._left_s() > 0 or not self.runs):
+            place = self._next(places)
+            if place is None:
+                break
+            runs_us = self._visit(place)
+            if not runs_us:
+                break
+            self.runs.setdefault(place, []).extend(runs_us)
+            unsure = self._least_sure(places)
+            if self.watch is not None:
+                self.watch(Progress(place, runs_us, self._spent_s(), len(self.runs), unsure))
+        return self.so_far()
+
+    def so_far(self) -> Outcome:
+        unsure = self._least_sure(self._places)
+        return Outcome(self.runs, unsure, self._spent_s(), unsure <= self.target, self._disturbed)
+
+    @property
+    def _places(self) -> list[Place]:
+        return grid(self.bench.device, self.max_batch)
+
+    # ------------------------------------------------------------------ choosing
+
+    def _next(self, places: Sequence[Place]) -> Place | None:
+        """The least sure of the places there is still time for."""
+        for corner in _corners(places):
+            if corner not in self.runs:
+                return corner
+        model = Surrogate(self.runs)
+        for place in sorted(places, key=lambda place: (-model.unsure(place), -model.alone(place), place)):
+            if LEAST_RUNS * model.at(place) / 1e6 > self._left_s():
+                continue
+            return next((end for end in _row_ends(places, place[1]) if end not in self.runs), place)
+        return None
+
+    def _least_sure(self, places: Sequence[Place]) -> float:
+        if any(corner not in self.runs for corner in _corners(places)):
+            return math.inf
+        model = Surrogate(self.runs)
+        return max(model.unsure(place) for place in places)
+
+    # ----------------------------------------------------------------- measuring
+
+    def _warm_up(self) -> None:
+        spent_us, runs = 0.0, 0
+        while runs < WARM_UP_RUNS and spent_us < WARM_UP_US and (not runs or self._left_s() > 0):
+            spent_us += self.bench.run(self.max_batch, self.bench.device.units).us
+            runs += 1
+        self._last = None
+
+    def _visit(self, place: Place) -> list[float]:
+        if place != self._last:
+            self.bench.run(*place)
+            self._last = place
+        quiet: list[float] = []
+        mended: list[float] = []
+        raw: list[float] = []
+        total_us = 0.0
+        while len(quiet) < MOST_RUNS and (len(quiet) < LEAST_RUNS or total_us < VISIT_US):
+            tries = len(raw)
+            if (self._left_s() <= 0 and (tries or self.runs)) or (tries >= 3 * LEAST_RUNS and total_us >= VISIT_US):
+                break
+            run = self.bench.run(*place)
+            raw.append(max(0.1, run.us))
+            total_us += raw[-1]
+            if run.waited_us <= DISTURBED * run.us:
+                quiet.append(raw[-1])
+                continue
+            self._disturbed += 1
+            if run.waited_us < 0.5 * run.us:  # else it waited before it began, too, and nobody knows for how long
+                mended.append(run.us - run.waited_us)
+        return quiet if len(quiet) >= LEAST_RUNS else quiet + mended or raw
+
+    def _spent_s(self) -> float:
+        return self.clock_s() - self._started_s
+
+    def _left_s(self) -> float:
+        return self.budget_s - self._spent_s()
+
+
+def _corners(places: Sequence[Place]) -> list[Place]:
+    """The corners of the grid, those that bound all others first: the slowest and the fastest."""
+    batches, units = [batch for batch, _ in places], [count for _, count in places]
+    low, high, few, many = min(batches), max(batches), min(units), max(units)
+    return list(dict.fromkeys([(high, few), (low, many), (low, few), (high, many)]))
+
+
+def _row_ends(places: Sequence[Place], units: int) -> list[Place]:
+    row = [batch for batch, count in places if count == units]
+    return list(dict.fromkeys([(max(row), units), (min(row), units)]))

@@ -1,0 +1,95 @@
+"""The runs of a function, kept beside its profile as they come: a session that is stopped, by whatever, goes on from there.
+
+One JSON line per visit. They are kept only for the same code on the same kind of machine: the first line says which.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from lamina.errors import BadValue
+from lamina.profiler.bench import Place
+
+
+class Head(Struct, frozen=True, kw_only=True, tag="head", tag_field="line"):
+    """Runs with another head are of something else."""
+
+    function: str
+    device: str
+    machine: str
+    code: str  #: digest of the app's file
+    max_batch: int
+    inputs: str  #: digest of the samples
+
+
+class Visit(Struct, frozen=True, kw_only=True, tag="visit", tag_field="line"):
+    batch: int
+    units: int
+    us: list[float]
+
+
+class Loaded(Struct, frozen=True, kw_only=True, tag="loaded", tag_field="line"):
+    us: int
+
+
+_line = msgspec.json.Decoder(Head | Visit | Loaded)
+
+
+class Record:
+    """Opens or begins the file. `runs` and `loads_us` are what was there."""
+
+    def __init__(self, path: Path, head: Head, *, fresh: bool = False) -> None:
+        self.path = path
+        self.runs: dict[Place, list[float]] = {}
+        self.loads_us: list[int] = []
+        self.dropped = ""  #: why an earlier record was not used
+        kept = not fresh and path.exists() and self._read(head)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("ab" if kept else "wb")
+        except OSError as error:
+            raise BadValue(f"{path}: {error.strerror}", hint="give a folder that can be written to") from None
+        if not kept:
+            self._write(head)
+
+    def add(self, place: Place, runs_us: list[float]) -> None:
+        self._write(Visit(batch=place[0], units=place[1], us=[round(us, 1) for us in runs_us]))
+
+    def add_load(self, load_us: int) -> None:
+        self.loads_us.append(load_us)
+        self._write(Loaded(us=load_us))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, line: Head | Visit | Loaded) -> None:
+        self._file.write(msgspec.json.encode(line) + b"\n")
+        self._file.flush()
+
+    def _read(self, head: Head) -> bool:
+        text = self.path.read_bytes()
+        whole = text[: text.rfind(b"\n") + 1]  # a line that was being written when it ended says nothing
+        try:
+            lines = [_line.decode(line) for line in whole.splitlines()]
+        except msgspec.MsgspecError:
+            lines = []
+        if not lines or not isinstance(lines[0], Head):
+            self.dropped = "it cannot be read"
+            return False
+        changed = [name for name in Head.__struct_fields__ if getattr(lines[0], name) != getattr(head, name)]
+        if changed:
+            self.dropped = f"{' and '.join(changed)} changed"
+            return False
+        if len(whole) < len(text):
+            os.truncate(self.path, len(whole))
+        for line in lines:
+            match line:
+                case Visit():
+                    self.runs.setdefault((line.batch, line.units), []).extend(line.us)
+                case Loaded():
+                    self.loads_us.append(line.us)
+        return True

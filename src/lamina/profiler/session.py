@@ -1,0 +1,140 @@
+"""One function from its app to its profile: samples, bench, runs, file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lamina import values
+from lamina.errors import BadValue
+from lamina.predict.profile import Profile
+from lamina.profiler import make
+from lamina.profiler.bench import Bench
+from lamina.profiler.measure import Measuring, Outcome, Progress
+from lamina.profiler.record import Head, Record
+from lamina.sdk.app import App
+from lamina.sdk.binding import bind
+from lamina.sdk.function import Function
+from lamina.sdk.load import load_app
+from lamina.sdk.samples import samples_of
+
+Inputs = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A function to be measured, and what to run it with."""
+
+    app_path: str  #: as `lamina serve` takes it
+    function: Function[..., Any]
+    samples: list[Inputs]
+
+    @property
+    def file(self) -> Path:
+        where = self.app_path.partition(":")[0]
+        return Path(where if where.endswith(".py") else str(sys.modules[where].__file__))
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    out: Path | None = None  #: a folder; default: `profiles` beside the app, where a server looks
+    target: float = 0.05
+    budget_s: float = 60.0
+    fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    profile: Profile
+    path: Path
+    outcome: Outcome
+    kept_runs: int  #: from earlier sessions
+    dropped: str  #: why earlier runs were not used
+
+
+def targets(spec: str, bodies: list[Any]) -> list[Target]:
+    """From "FILE", "FILE:function" or "FILE:APP:function". Without a function: all that have samples."""
+    where, _, rest = spec.partition(":")
+    app_name, _, name = rest.rpartition(":")
+    app_path = f"{where}:{app_name}" if app_name else where
+    app = load_app(app_path)
+    samples = samples_of(app, app_path)
+    if not name:
+        if bodies:
+            raise BadValue("--input: for which function?", hint=f"name it: {where}:{next(iter(app.functions), 'NAME')}")
+        chosen = [function for function in app.functions.values() if samples.get(function.name)]
+        if not chosen:
+            raise _no_samples(app, where, next(iter(app.functions.values()), None))
+        return [Target(app_path, function, samples[function.name]) for function in chosen]
+    if name not in app.functions:
+        raise BadValue(f"no function {name!r} in {where}", hint=f"there is {', '.join(app.functions) or 'none'}")
+    function = app.functions[name]
+    found = [bind(function.params, body) for body in bodies] or samples.get(name) or ([] if function.params else [{}])
+    if not found:
+        raise _no_samples(app, where, function)
+    return [Target(app_path, function, found)]
+
+
+def _no_samples(app: App, where: str, function: Function[..., Any] | None) -> BadValue:
+    if function is None:
+        return BadValue(f"no function in {where}")
+    return BadValue(
+        f"function {function.name!r} has no sample input",
+        hint=f'add to {where}: def examples(): return {{"{function.name}": [body]}}, or give one with --input',
+    )
+
+
+def open_bench(target: Target, device: Literal["cpu", "gpu"]) -> Bench:
+    if device == "gpu":
+        from lamina.profiler.gpu import open_gpu
+
+        return open_gpu(target.function, target.samples)
+    if target.function.spec.gpu == "must":
+        raise BadValue(f"function {target.function.name!r} needs a GPU", hint="profile it with --device gpu")
+    from lamina.profiler.cpu import CpuBench
+
+    return CpuBench(target.app_path, target.function.name, target.samples)
+
+
+def run(target: Target, bench: Bench, options: Options, watch: Callable[[Progress], None] | None = None) -> Result:
+    """Goes on where an earlier session of the same code stopped. The profile is written at the end, and on an interrupt too."""
+    function = target.function
+    folder = options.out if options.out is not None else target.file.parent / "profiles"
+    stem = f"{function.name}.{bench.device.kind}"
+    record = Record(folder / f"{stem}.runs.jsonl", _head(target, bench), fresh=options.fresh)
+    kept_runs = sum(map(len, record.runs.values()))
+
+    def note(progress: Progress) -> None:
+        record.add(progress.place, progress.runs_us)
+        if watch is not None:
+            watch(progress)
+
+    measuring = Measuring(bench, function.spec.max_batch, options.target, options.budget_s, record.runs, note)
+    try:
+        record.add_load(bench.load())
+        outcome = measuring.go()
+    except KeyboardInterrupt:
+        if not record.runs:
+            raise
+        outcome = measuring.so_far()
+    finally:
+        record.close()
+    profile = make.to_profile(function.name, bench, outcome, record.loads_us, options.target, target.file)
+    path = folder / f"{stem}.json"
+    make.write(profile, path)
+    return Result(profile, path, outcome, kept_runs, record.dropped)
+
+
+def _head(target: Target, bench: Bench) -> Head:
+    inputs = [values.encode(inputs) for inputs in target.samples]
+    return Head(
+        function=target.function.name,
+        device=bench.device.kind,
+        machine=f"{bench.about()['machine']}, {bench.device.units} units",
+        code=make.digest(target.file.read_bytes()),
+        max_batch=target.function.spec.max_batch,
+        inputs=make.digest(*inputs),
+    )
