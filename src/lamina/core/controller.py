@@ -184,7 +184,7 @@ class Controller:
             function.refused += 1
             if not function.instances:
                 function.meter.mark(self.now_us)
-                self._lines.cold = True
+                self._lines.cold[name] = None
 
     def _reply(self, run: Run) -> None:
         call, now_us = run.call, self.now_us
@@ -375,7 +375,7 @@ class Controller:
                     self._drop(job.run, job)
                     self._course.job_failed(job.run, job, "load-failed")
         elif len(function.queue) or function.spec.scale.min:
-            self._lines.cold = True
+            self._lines.cold[function.spec.name] = None
 
     def _lose(self, instances: list[Instance], reason: str) -> None:
         crowd = {instance.id: instance.running for instance in instances}
@@ -392,7 +392,7 @@ class Controller:
         if event.device.id not in self.state.devices:
             self.state.devices[event.device.id] = Device(event.device)
             self._slack.forget()
-            self._lines.cold = True
+            self._lines.cold.update(dict.fromkeys(self.state.functions))
 
     def _device_lost(self, event: ev.DeviceLost) -> None:
         device = self.state.devices.get(event.device)
@@ -401,7 +401,7 @@ class Controller:
         self._lose([self.state.instances[instance_id] for instance_id in device.instances], "device-lost")
         del self.state.devices[event.device]
         self._slack.forget()
-        self._lines.cold = True
+        self._lines.cold.update(dict.fromkeys(self.state.functions))
 
     def _deployed(self, event: ev.Deployed) -> None:
         self._check_deployed(event)
@@ -424,7 +424,8 @@ class Controller:
             function = self.state.functions[spec.name]
             function.bucket = bucket_for(spec.quota, function.bucket, self.now_us)
             self.state.flows[spec.name] = function_flow(spec.name, spec.slo)
-            self._lines.cold = self._lines.cold or spec.scale.min > 0
+            if spec.scale.min:
+                self._lines.cold[spec.name] = None
         for flow in event.flows:
             self.state.flows[flow.name] = flow
         self._slack.forget()
@@ -487,7 +488,7 @@ class Controller:
 
     def _decide(self) -> None:
         if self._lines.cold or self.now_us >= self._scale_at_us:
-            self._lines.cold = False
+            self._view.cold, self._lines.cold = self._lines.cold, {}
             self._scale_at_us = self.now_us + self._scale.period_us
             self._slack.forget()  # predictions have moved on, and so has what was made of them
             for decision in self._scale.scale(self._view):

@@ -38,9 +38,9 @@ class ScaleToLoad:
         """All functions once a period; in between, those that have work and no instance."""
         known = (len(view.functions), len(view.devices))
         if view.now_us < self._full_at_us and known == self._known:
-            for name in (*view.waiting, *view.held):
-                if not view.functions[name].instances:
-                    yield from self._one(view, view.functions[name])
+            starved = (name for name in (*view.waiting, *view.held) if not view.functions[name].instances)
+            for name in dict.fromkeys([*view.cold, *starved]):
+                yield from self._one(view, view.functions[name])
             return
         self._full_at_us, self._known = view.now_us + self.period_us, known
         for function in list(view.functions.values()):

@@ -206,7 +206,7 @@ class Fleet:
             instance.killed = True
             if instance.phase is Phase.WARM:
                 instance.phase = move(instance.phase, "drain")
-            self._lines.cold = True
+            self._lines.cold[instance.function] = None
             self._out.append(Kill(instance.id, reason))
 
     def lose(self, instances: list[Instance]) -> tuple[list[Batch], list[Batch]]:
@@ -237,7 +237,7 @@ class Fleet:
         del function.instances[instance.id]
         del self._state.instances[instance.id]
         if len(function.queue) and not function.instances:
-            self._lines.cold = True
+            self._lines.cold[function.spec.name] = None
 
     # ---------------------------------------------------------------- devices
 

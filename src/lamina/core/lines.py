@@ -16,7 +16,7 @@ from lamina.types import NEVER_US
 class Lines:
     def __init__(self, state: State) -> None:
         self._state = state
-        self.cold = False  #: work waits for a function with no instance: do not wait for the next period to load one
+        self.cold: dict[str, None] = {}  #: functions that lack an instance: not to wait for the next period
 
     def join(self, function: FunctionState, job: Job) -> None:
         queue, state = function.queue, self._state
@@ -27,7 +27,7 @@ class Lines:
         elif len(queue) >= held.count or queue.head() is job:
             self.recall(function)
         if not function.instances:
-            self.cold = True
+            self.cold[function.spec.name] = None
 
     def leave(self, function: FunctionState, jobs: list[Job]) -> None:
         function.queue.remove_first(jobs)

@@ -173,13 +173,14 @@ class ScaleRole(Protocol):
 class View:
     """Read-only: the state, the time, and the questions policies ask most."""
 
-    __slots__ = ("_promises", "_state", "explaining", "memo", "now_us", "predictor")
+    __slots__ = ("_promises", "_state", "cold", "explaining", "memo", "now_us", "predictor")
 
     def __init__(self, state: State, predictor: Predictor, promises: Promises | None = None) -> None:
         self._state = state
         self._promises = promises
         self.predictor = predictor
         self.now_us = 0
+        self.cold: dict[str, None] = {}  #: for the scale role: functions that lack an instance, or on whose account it is asked
         self.explaining = False  #: somebody wants to read `Start.why`
         self.memo: dict[str, tuple[int, int]] = {}  #: by workflow: something that took work to find out, and until when it holds
 

@@ -61,6 +61,7 @@ class Measuring:
     runs: dict[Place, list[float]] = field(default_factory=dict)
     watch: Callable[[Progress], None] | None = None
     clock_s: Callable[[], float] = time.monotonic
+    _known: tuple[int, Surrogate] | None = None
     _disturbed: int = 0
     _last: Place | None = None
     _started_s: float = 0.0
@@ -100,7 +101,7 @@ class Measuring:
         for corner in _corners(places):
             if corner not in self.runs:
                 return corner
-        model = Surrogate(self.runs)
+        model = self._model()
         for place in sorted(places, key=lambda place: (-model.unsure(place), -model.alone(place), place)):
             if LEAST_RUNS * model.at(place) / 1e6 > self._left_s():
                 continue
@@ -110,8 +111,15 @@ class Measuring:
     def _least_sure(self, places: Sequence[Place]) -> float:
         if any(corner not in self.runs for corner in _corners(places)):
             return math.inf
-        model = Surrogate(self.runs)
+        model = self._model()
         return max(model.unsure(place) for place in places)
+
+    def _model(self) -> Surrogate:
+        """Made anew after each visit, and asked twice."""
+        count = sum(map(len, self.runs.values()))
+        if self._known is None or self._known[0] != count:
+            self._known = (count, Surrogate(self.runs))
+        return self._known[1]
 
     # ----------------------------------------------------------------- measuring
 

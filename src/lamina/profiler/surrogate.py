@@ -51,6 +51,7 @@ class Surrogate:
         for place, values in kept.items():
             self._noise[place] += self._contradiction(place) / math.sqrt(len(values))
         self._surprise = {place: found for place in self.median if (found := self._off(place)) is not None}
+        self._unsure: dict[Place, float] = {}
         self._fear = (FEAR + sum(self._surprise.values())) / (1 + len(self._surprise))
 
     def at(self, place: Place) -> float:
@@ -59,6 +60,12 @@ class Surrogate:
 
     def unsure(self, place: Place) -> float:
         """How far off `at` may be: 0.05 is 5 %, which nine in ten should keep."""
+        found = self._unsure.get(place)
+        if found is None:
+            found = self._unsure[place] = self._ask(place)
+        return found
+
+    def _ask(self, place: Place) -> float:
         if place in self._noise:
             return self._noise[place]
         bounds = self._bounds(place)
@@ -90,14 +97,13 @@ class Surrogate:
 
     def _off(self, place: Place) -> float | None:
         """Which part of its gap a point is away from what the others say of it. None: they say nothing, or noise hides it."""
-        bounds = self._bounds(place)
-        if bounds is None or not self._is_inside(place):
+        bounds, said = self._bounds(place), self._without(place)
+        if bounds is None or said is None:
             return None
         gap = self._gap(*bounds)
         blur = self._noise[place] + max(self._noise[bounds[0]], self._noise[bounds[1]])
         if gap <= blur:
             return None
-        said = _table({point: us for point, us in self.median.items() if point != place}).typical_us(_NAME, _NAME, *place)
         return min(1.0, max(0.0, abs(math.log(self.median[place] / said)) - blur) / gap)
 
     def _contradiction(self, place: Place) -> float:
@@ -108,12 +114,19 @@ class Surrogate:
         wrong += [mine / us for (b, u), us in self.median.items() if u == units and b > batch and us < mine]
         return math.log(max(wrong, default=1.0))
 
-    def _is_inside(self, place: Place) -> bool:
-        """Whether the table has points on both sides; beyond its ends it does not claim to know."""
+    def _without(self, place: Place) -> float | None:
+        """What the table would say of a point if it were not there, from its neighbours on both sides. None: it has none."""
         batch, units = place
-        row = [b for b, u in self.median if u == units]
-        column = [u for b, u in self.median if b == batch]
-        return min(row) < batch < max(row) or (len(row) == 1 and min(column) < units < max(column))
+        row = {b: us for (b, u), us in self.median.items() if u == units and b != batch}
+        if row and min(row) < batch < max(row):
+            left, right = max(b for b in row if b < batch), min(b for b in row if b > batch)
+            return row[left] + (row[right] - row[left]) * (batch - left) / (right - left)
+        column = {u: us for (b, u), us in self.median.items() if b == batch and u != units}
+        if column and min(column) < units < max(column):
+            few, many = max(u for u in column if u < units), min(u for u in column if u > units)
+            part = math.log(units / few) / math.log(many / few)
+            return float(column[few] ** (1 - part) * column[many] ** part)
+        return None
 
     @staticmethod
     def _noises(runs: Mapping[Place, Sequence[float]]) -> dict[Place, float]:

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lamina.profiler.bench import Place
+from lamina.profiler.surrogate import Surrogate, without_stalls
+
+ENDS: dict[Place, list[float]] = {(1, 1): [100.0] * 20, (32, 1): [3200.0] * 20}
+
+
+def test_a_measured_place_is_as_sure_as_its_repeats() -> None:
+    few = Surrogate({(1, 1): [90.0, 100.0, 110.0]})
+    many = Surrogate({(1, 1): [90.0, 100.0, 110.0] * 10})
+    assert many.unsure((1, 1)) < 0.5 * few.unsure((1, 1))
+
+
+def test_a_wider_gap_is_less_sure() -> None:
+    near = Surrogate({(1, 1): [100.0] * 20, (8, 1): [110.0] * 20})
+    far = Surrogate({(1, 1): [100.0] * 20, (8, 1): [800.0] * 20})
+    assert near.unsure((4, 1)) < far.unsure((4, 1))
+
+
+def test_between_equal_times_nothing_is_left_to_know() -> None:
+    flat = Surrogate({(1, 1): [100.0] * 50, (8, 1): [100.0] * 50})
+    assert flat.unsure((4, 1)) == pytest.approx(flat.unsure((1, 1)))
+
+
+def test_a_point_where_it_was_expected_makes_the_rest_surer() -> None:
+    expected = Surrogate({**ENDS, (8, 1): [800.0] * 20})
+    surprising = Surrogate({**ENDS, (8, 1): [110.0] * 20})
+    assert expected.unsure((16, 1)) < 0.5 * surprising.unsure((16, 1))
+
+
+def test_what_nothing_bounds_is_not_known_at_all() -> None:
+    assert Surrogate({(1, 2): [100.0]}).unsure((4, 1)) == math.inf
+
+
+def test_a_bigger_batch_that_looks_faster_is_believed_less() -> None:
+    level = Surrogate({(1, 1): [100.0] * 5, (2, 1): [100.0] * 5})
+    wrong = Surrogate({(1, 1): [140.0] * 5, (2, 1): [100.0] * 5})
+    assert wrong.unsure((2, 1)) > 2 * level.unsure((2, 1))
+
+
+def test_the_prediction_is_the_one_plans_make() -> None:
+    assert Surrogate(ENDS).at((16, 1)) == pytest.approx(100 + 3100 * 15 / 31)
+
+
+def test_a_stall_of_the_machine_is_left_out() -> None:
+    assert without_stalls([10.0, 11.0, 9.0, 500.0]) == [10.0, 11.0, 9.0]
