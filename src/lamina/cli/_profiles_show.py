@@ -31,17 +31,20 @@ def table(*columns: str, title: str = "") -> Any:
 
 
 def latencies(profile: Profile) -> None:
-    """A row per batch size, a column per number of units: median, and the 99th percentile where it was measured."""
-    cores = sorted({point.cores for point in profile.points})
-    for count in cores:
-        points = {(p.batch, p.units): p for p in profile.points if p.cores == count}
-        units = sorted({units for _, units in points})
-        beside = f", {count} cores beside it" if count else ""
-        made = table(
-            "batch", *(_units(count) for count in units), title=f"{profile.function} on {profile.device}{beside}: p50 / p99"
-        )
-        for batch in sorted({batch for batch, _ in points}):
-            made.add_row(str(batch), *(_cell(points.get((batch, count))) for count in units))
+    """Batch sizes down and units across, or the other way round if there are more units: median, and 99th percentile if known."""
+    for cores in sorted({point.cores for point in profile.points}):
+        points = {(p.batch, p.units): p for p in profile.points if p.cores == cores}
+        batches, units = sorted({batch for batch, _ in points}), sorted({count for _, count in points})
+        beside = f", {cores} cores beside it" if cores else ""
+        title = f"{profile.function} on {profile.device}{beside}: p50 / p99"
+        if len(units) <= max(8, len(batches)):
+            made = table("batch", *map(_units, units), title=title)
+            for batch in batches:
+                made.add_row(str(batch), *(_cell(points.get((batch, count))) for count in units))
+        else:
+            made = table("units", *(f"batch {batch}" for batch in batches), title=title)
+            for count in units:
+                made.add_row(str(count), *(_cell(points.get((batch, count))) for batch in batches))
         console().print(made)
 
 
@@ -59,6 +62,7 @@ def save(profile: Profile, path: Path) -> None:
     """PNG or SVG, by the ending of the name: latency over the batch size, a curve per number of units."""
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
@@ -78,8 +82,10 @@ def save(profile: Profile, path: Path) -> None:
     axes.set(xlabel="batch", ylabel="milliseconds")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_minor_formatter(NullFormatter())
     axes.grid(True, which="both", color="#eeeeee", linewidth=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right"):

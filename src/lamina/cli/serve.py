@@ -23,6 +23,7 @@ from lamina.units import parse_us, show_us
 @click.option("--engine", type=click.Choice(["local", "emulated"]), default="local", show_default=True, help="Where batches run.")
 @click.option("--emulate", metavar="DEVICES", help='Make-believe devices such as "h200x2"; implies --engine emulated.')
 @click.option("--profiles", type=click.Path(path_type=Path), help="Folder of profiles; default: `profiles` beside the app.")
+@click.option("--no-probe", is_flag=True, help="Do not time what has no profile on its examples() when it is loaded.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; loopback only.")
 @click.option("--port", default=8700, show_default=True, help="Port to listen on; 0 lets the system choose.")
 @click.option("--grace", default="30s", show_default=True, help="How long calls in flight may take at shutdown.")
@@ -37,6 +38,7 @@ def command(
     engine: str,
     emulate: str | None,
     profiles: Path | None,
+    no_probe: bool,
     host: str,
     port: int,
     grace: str,
@@ -60,7 +62,7 @@ def command(
         live = start.open_emulated(app, emulate or "h200", start.read_profiles(file, profiles), policy=chosen)
         label = f"emulated {emulate or 'h200'}"
     else:
-        live = start.open_local(file, policy=chosen, profiles=profiles)
+        live = start.open_local(file, policy=chosen, profiles=profiles, probe=not no_probe)
         label = "local"
     live.loop.controller.explain = explain
     serving = _serve(live, policy, label, host, port, grace_s, plain_errors, log_file, as_json)

@@ -357,6 +357,8 @@ class Controller:
         self._lines.stir(device)
         if event.load_us:
             self.predictor.observe_load(instance.function, device.spec.kind, event.load_us)
+        for batch, units, device_us in event.probes:
+            self.predictor.observe(instance.function, device.spec.kind, batch, units, device_us)
         for job in self.state.functions[instance.function].queue.jobs():  # they have been waiting for this load
             job.run.cold_us = max(job.run.cold_us, self.now_us - max(instance.since_us, job.enqueued_us))
 

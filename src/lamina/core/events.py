@@ -50,6 +50,7 @@ class BatchFailed(Struct, frozen=True, tag=True):
 class InstanceReady(Struct, frozen=True, tag=True):
     instance: str
     load_us: int = 0
+    probes: tuple[tuple[int, int, int], ...] = ()  #: runs for nobody before it took calls: batch, units, microseconds
 
 
 class InstanceLost(Struct, frozen=True, tag=True):

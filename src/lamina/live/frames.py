@@ -90,6 +90,7 @@ class Stop(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag
 class Ready(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):
     load_us: Natural  #: from the request to load until now
     pid: Natural
+    probes: list[tuple[Natural, Natural, Natural]] = []  #: batch, units, microseconds: see `live.probe`
 
 
 class LoadFailed(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=5):

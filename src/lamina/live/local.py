@@ -111,6 +111,7 @@ class LocalEngine:
         self.devices = devices if devices is not None else [machine_device()]
         self.load_errors: dict[str, ErrorInfo] = {}  #: by function: why its last load failed, until one succeeds
         self.deadline_us: Callable[[str], int] = lambda call_id: 0
+        self.unknown: set[str] = set()  #: functions nobody has timed: the first instance of each looks before it takes calls
         self._app = app
         self._limits = limits = limits or LocalLimits()
         self._ledger = ledger = Ledger(limits.pool_bytes, shm_base)
@@ -162,6 +163,7 @@ class LocalEngine:
             owner=worker.slots.owner,
             pool_bytes=self._limits.worker_pool_bytes,
             asked_us=clock_us(),
+            probe=action.function in self.unknown,
         )
         try:
             process = WorkerProcess(self._loop, setup, lambda frame: self._frame(worker, frame), lambda: self._lost(worker))
@@ -285,8 +287,9 @@ class LocalEngine:
                 if worker.overdue is not None:
                     worker.overdue.cancel()
                 self.load_errors.pop(worker.load.function, None)
+                self.unknown.discard(worker.load.function)
                 if not worker.is_leaving:
-                    self._post(InstanceReady(worker.load.instance, frame.load_us))
+                    self._post(InstanceReady(worker.load.instance, frame.load_us, tuple(frame.probes)))
             case LoadFailed():
                 worker.load_error = frame.error
                 self._end(worker, "load-failed")

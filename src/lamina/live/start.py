@@ -32,11 +32,15 @@ class Live:
         await self.loop.start(self.app.deployed())
 
 
-def open_local(app_path: str, *, policy: Dispatch | None = None, profiles: Path | None = None) -> Live:
-    """On this machine, in worker processes."""
+def open_local(app_path: str, *, policy: Dispatch | None = None, profiles: Path | None = None, probe: bool = False) -> Live:
+    """On this machine, in worker processes. With `probe`, what has no profile is timed on its sample inputs when it is loaded."""
     app = load_app(app_path)
     engine = LocalEngine(app_path)
-    predictor = online.Predictor(Table(read_profiles(app_path, profiles)))
+    table = Table(read_profiles(app_path, profiles))
+    if probe:  # what must not run twice does not run for nobody either
+        functions = [function for function in app.functions.values() if function.spec.idempotent]
+        engine.unknown = {one.name for one in functions if not table.latency_us(one.name, engine.devices[0].kind, 1, 1)}
+    predictor = online.Predictor(table)
     controller = Controller(policy or policies.build(DEFAULT_POLICY), predictor)
     data = Data(engine.pool, engine.reader, engine.release)
     loop = LiveLoop(controller, engine, data)

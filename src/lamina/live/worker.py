@@ -69,6 +69,7 @@ class Setup(Struct, frozen=True, forbid_unknown_fields=True):
     pool_bytes: int
     asked_us: int  #: when the load was asked for, on the monotonic clock
     fd: int = -1
+    probe: bool = False  #: nobody knows how long it takes: look before it takes calls
 
 
 class Worker:
@@ -99,12 +100,15 @@ class Worker:
                 case RunBatch():
                     self._channel.send(self.run(frame))
                 case Release():
-                    for slot in frame.retired:
-                        self._pool.retire(slot)
-                    for slot in (*frame.slots, *frame.retired):
-                        self._pool.free(slot)
+                    self.release(frame)
                 case Stop():
                     return
+
+    def release(self, frame: Release) -> None:
+        for slot in frame.retired:
+            self._pool.retire(slot)
+        for slot in (*frame.slots, *frame.retired):
+            self._pool.free(slot)
 
     def run(self, batch: RunBatch) -> Done:
         """All the time it takes is time on the slice: values are opened and packed there too."""
@@ -238,8 +242,13 @@ def _work(setup: Setup, channel: Channel) -> int:
         return 1
     worker = Worker(setup, channel, function, runner, cores)
     wake = _on_sigterm(worker)
+    probes: list[tuple[int, int, int]] = []
+    if setup.probe:
+        from lamina.live.probe import probe
+
+        probes = probe(worker, function, setup)
     gc.freeze()  # what is loaded stays; the collector need not look at it again
-    channel.send(Ready(time.monotonic_ns() // 1000 - setup.asked_us, os.getpid()))
+    channel.send(Ready(time.monotonic_ns() // 1000 - setup.asked_us, os.getpid(), probes))
     worker.serve(wake)
     runner.close()
     return 0

@@ -4,6 +4,7 @@ same function. A batch is made of one of them, because its jobs have the same wo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from lamina.core.flow import Flow
@@ -11,9 +12,13 @@ from lamina.core.queue import Job
 from lamina.core.run import ROOT
 from lamina.core.state import FunctionState
 from lamina.planner.lookahead import NodePath
+from lamina.planner.split import inside_of
 
 MOST_SEEN = 1_024
 """Jobs of one function that are looked at in one visit: more than can be started at once on any machine we know."""
+
+MOST_KNOWN = 4_096
+"""Answers that are kept by goal: callers may ask for any time they like, and memory is not theirs to spend."""
 
 Key = tuple[str, NodePath]
 
@@ -37,15 +42,23 @@ class Line:
 
 
 def path_of(job: Job) -> NodePath:
-    """Where its step is in the workflow: the names of the eaches around it, then its own."""
+    """Where its step is in the workflow: the names of what it is inside of, then its own."""
     if job.scope == ROOT:
         return (job.node,)
     scope = job.run.scopes[job.scope]
     names = [job.node]
     while scope.parent is not None:
-        names.append(scope.each)
+        names.append(inside_of(scope.parent.flow.nodes[scope.each], scope.id - scope.family))
         scope = scope.parent
     return tuple(reversed(names))
+
+
+def rounded(goal_us: int, grain: float) -> int:
+    """Down to steps of this factor, so that goals nearly the same have one answer; 0: as it is."""
+    if not grain or goal_us < 1:
+        return goal_us
+    base = math.log1p(grain)
+    return min(goal_us, int(math.exp(base * math.floor(math.log(goal_us) / base))))
 
 
 def lines(function: FunctionState) -> list[Line]:

@@ -3,7 +3,11 @@
 A plan is a list of cuts: a slice of a device, the functions that take turns on it, and the round they keep. Where the new
 plan finds an instance of the same function on a slice of the same size, it stays. Where there is room, what is missing is
 loaded beside what stands (make before break); where there is none, an old slice is resized or given up first. Old instances
-serve until every place their function has in the new plan is warm.
+serve until every place their function has in the new plan is warm. Where slices stand so that the last one finds no block,
+the device is laid out anew, once.
+
+Functions the plan leaves out are guests (`planner/guests.py`). An instance that serves one is in nobody's way until those who
+waited for it longest are served: of a place and a guest, the one with the older job comes first, and else the guest.
 
 Functions that share a slice have equal quotas of it, for the bill alone: who runs when is decided by rounds
 (`planner/rounds.py`), not by token buckets.
@@ -11,7 +15,7 @@ Functions that share a slice have equal quotas of it, for the bill alone: who ru
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import Struct
@@ -19,7 +23,9 @@ from msgspec import Struct
 from lamina.core.lease import Device
 from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, LoadOn, ResizeTo, UnloadOf, View
-from lamina.core.state import Instance
+from lamina.core.state import FunctionState, Instance
+from lamina.planner.glet.adapt import placeable
+from lamina.types import NEVER_US
 
 OUTGOING = 1e-3
 """Quota of an instance that is about to leave a slice others move into: next to nothing, so that theirs fit."""
@@ -54,8 +60,11 @@ class Place:
     mates: list[Place] = field(default_factory=list)  #: all places on this slice, itself included
     instance: str = ""
 
+    hopeless: bool = False  #: no room even on a device laid out anew
+
     def live(self, view: View) -> Instance | None:
-        return view.instances.get(self.instance)
+        instance = view.instances.get(self.instance)
+        return None if instance is None or instance.phase is Phase.DRAINING else instance
 
 
 @dataclass(slots=True)
@@ -63,14 +72,19 @@ class Standing:
     places: list[Place] = field(default_factory=list)
     how: dict[str, Place] = field(default_factory=dict)  #: instance -> its place, also of those on their way out
     changing: bool = False
+    _of: dict[str, list[Place]] = field(default_factory=dict)  #: function -> its places
+    _tidied: set[str] = field(default_factory=set)  #: devices laid out anew for this plan
 
-    def adopt(self, view: View, cuts: Sequence[Cut]) -> None:
-        """Make this the plan. Nothing happens yet; `steps` does it."""
-        self.places = _places(view, cuts)
+    def adopt(self, view: View, cuts: Sequence[Cut], kinds: Mapping[str, str]) -> None:
+        """Make this the plan; `kinds` says what the plan calls each device. Nothing happens yet; `steps` does it."""
+        self.places = _places(view, cuts, kinds)
+        self._of = {}
+        self._tidied = set()
         taken: set[str] = set()
         for slice_ in _slices(self.places):
             _recognise(view, slice_, taken)
         for place in self.places:
+            self._of.setdefault(place.turn.function, []).append(place)
             if place.instance:
                 self.how[place.instance] = place
         self.changing = True
@@ -82,25 +96,32 @@ class Standing:
         yield from self._quotas(view, wanted)
         complete = True
         for place in self.places:
-            if place.live(view) is None:
+            if place.live(view) is None and not place.hopeless:
                 yield from self._fill(view, place, wanted)
                 complete = complete and place.live(view) is not None
         yield from self._let_go(view, wanted)
-        self.changing = not complete or any(name not in wanted for name in view.instances)
+        self.changing = not complete or any(name not in wanted for name in self.how)
+
+    def houses(self, view: View, function: FunctionState) -> bool:
+        """Does an instance of this plan, or of the one before it, serve it, or is it about to?"""
+        return any(name in self.how and one.phase is not Phase.DRAINING for name, one in function.instances.items())
 
     # ------------------------------------------------------------------ a place
 
     def _fill(self, view: View, place: Place, wanted: set[str]) -> Iterator[Decision]:
         device = view.devices.get(place.device)
         function = view.functions.get(place.turn.function)
-        if device is None or function is None or view.now_us < function.not_before_us:
+        if device is None or function is None or not function.spec.fits_family(device.spec.family):
+            place.hopeless = True
+            return
+        if view.now_us < function.not_before_us:
             return
         units, name = place.cut.units, place.turn.function
         mate = next((other.instance for other in place.mates if other.live(view)), "")
         quota = _part(view, place.mates, wanted)
         if mate:
             if not _memory(device, function.spec.memory_mib):
-                yield from self._give_up(view, device, wanted)
+                yield from self._give_up(view, device, place, wanted)
             if _memory(device, function.spec.memory_mib) and device.promised(device.homes[mate]) + quota <= 1 + 1e-9:
                 yield LoadOn(name, device.spec.id, units, quota, beside=mate)
                 self._took(view, place, wanted)
@@ -111,7 +132,7 @@ class Standing:
             self._took(view, place, wanted, old.id)
             return
         if not self._room(device, units, function.spec.memory_mib):
-            yield from self._give_up(view, device, wanted)
+            yield from self._give_up(view, device, place, wanted)
         if self._room(device, units, function.spec.memory_mib):
             yield LoadOn(name, device.spec.id, units, quota)
             self._took(view, place, wanted)
@@ -135,12 +156,35 @@ class Standing:
     def _room(self, device: Device, units: int, memory_mib: int) -> bool:
         return _memory(device, memory_mib) and device.allows(device.spare(units))
 
-    def _give_up(self, view: View, device: Device, wanted: set[str]) -> Iterator[Decision]:
+    def _give_up(self, view: View, device: Device, place: Place, wanted: set[str]) -> Iterator[Decision]:
         """Old instances that are in the way; those first whose function is served elsewhere already."""
-        old = [view.instances[name] for name in device.instances if name not in wanted]
-        old = [instance for instance in old if instance.phase is not Phase.DRAINING]
-        served = [instance for instance in old if self._warm(view, instance.function, wanted)]
-        for instance in served or old:
+        there = [view.instances[name] for name in device.instances]
+        old = [instance for instance in there if instance.id not in wanted and instance.phase is not Phase.DRAINING]
+        going = [instance for instance in old if not self._first(view, instance, place)]
+        served = [instance for instance in going if self._warm(view, instance.function, wanted)]
+        for instance in served or going:
+            yield UnloadOf(instance.id)
+        if not old and not any(instance.phase is Phase.DRAINING for instance in there):
+            yield from self._tidy(view, device, place, there, wanted)
+
+    def _first(self, view: View, instance: Instance, place: Place) -> bool:
+        """Is it the only one to serve somebody who has waited for longer than those this place is for?"""
+        function = view.functions[instance.function]
+        mine = view.functions[place.turn.function]
+        if function is mine or any(one.live(view) for one in self._of.get(instance.function, ())):
+            return False
+        return waits_since_us(function) < waits_since_us(mine)
+
+    def _tidy(
+        self, view: View, device: Device, place: Place, there: Sequence[Instance], wanted: set[str]
+    ) -> Iterator[Decision]:
+        """Only what the plan wants stands here, and it leaves no block: all of it goes, and comes back largest first."""
+        if device.spec.id in self._tidied:
+            place.hopeless = True
+            return
+        self._tidied.add(device.spec.id)
+        for instance in there:
+            wanted.discard(instance.id)
             yield UnloadOf(instance.id)
 
     # ------------------------------------------------------------- the old ones
@@ -149,9 +193,16 @@ class Standing:
         for instance in list(view.instances.values()):
             if instance.id in wanted or instance.phase is Phase.DRAINING:
                 continue
-            places = [place for place in self.places if place.turn.function == instance.function]
-            ready = all((live := place.live(view)) is not None and live.phase is Phase.WARM for place in places)
-            if ready or instance.id not in self.how:
+            function = view.functions[instance.function]
+            phases = [live.phase if (live := place.live(view)) else None for place in self._of.get(instance.function, ())]
+            if instance.id in self.how:
+                over = all(phase is Phase.WARM for phase in phases) if phases else not len(function.queue)
+            elif phases:
+                over = Phase.WARM in phases
+            else:
+                quiet_us = view.now_us - max(instance.used_us, instance.since_us)
+                over = not len(function.queue) and not instance.batches and quiet_us >= function.spec.scale.idle_us
+            if over:
                 yield UnloadOf(instance.id)
 
     def _warm(self, view: View, function: str, wanted: set[str]) -> bool:
@@ -186,18 +237,24 @@ def _part(view: View, mates: list[Place], wanted: set[str]) -> float:
     return (1.0 - OUTGOING * len(_leaving(view, mates, wanted))) / len(mates)
 
 
+def waits_since_us(function: FunctionState) -> int:
+    """Since when its first job has been waiting; never, if there is none."""
+    return function.queue.head().enqueued_us if len(function.queue) else NEVER_US
+
+
 def _memory(device: Device, memory_mib: int) -> bool:
     return device.memory_used_mib + memory_mib <= device.spec.memory_mib
 
 
-def _places(view: View, cuts: Sequence[Cut]) -> list[Place]:
-    """The plan's GPUs on devices of their kind, each on the one that has most of it already."""
+def _places(view: View, cuts: Sequence[Cut], kinds: Mapping[str, str]) -> list[Place]:
+    """The plan's GPUs on devices of their kind, each on the one that has most of it already; large slices first, so that
+    small ones do not stand in the middle of the block they need."""
     free = list(view.devices.values())
     places: list[Place] = []
     for gpu in sorted({cut.gpu for cut in cuts if cut.turns}):
-        here = [cut for cut in cuts if cut.gpu == gpu and cut.turns]
+        here = sorted((cut for cut in cuts if cut.gpu == gpu and cut.turns), key=lambda cut: -cut.units)
         wanted = {(turn.function, cut.units) for cut in here for turn in cut.turns}
-        able = [device for device in free if device.spec.kind == here[0].kind]
+        able = [one for one in free if kinds.get(one.spec.id) == here[0].kind and _takes(view, one, here)]
         if not able:
             continue
         device = max(able, key=lambda one: len(wanted & _standing_on(view, one)))  # of equals the first
@@ -208,6 +265,17 @@ def _places(view: View, cuts: Sequence[Cut]) -> list[Place]:
                 place.mates = mates
             places += mates
     return places
+
+
+def _takes(view: View, device: Device, cuts: Sequence[Cut]) -> bool:
+    """Could all of this stand on it, were it empty?"""
+    limits = device.spec.limits
+    sizes = [cut.units for cut in cuts]
+    if not placeable(sizes, device.spec.units, limits.aligned) or (limits.sizes and not set(sizes) <= set(limits.sizes)):
+        return False
+    specs = [view.functions[turn.function].spec for cut in cuts for turn in cut.turns]
+    memory_mib = sum(spec.memory_mib for spec in specs)
+    return memory_mib <= device.spec.memory_mib and all(spec.fits_family(device.spec.family) for spec in specs)
 
 
 def _standing_on(view: View, device: Device) -> set[tuple[str, int]]:

@@ -141,7 +141,10 @@ def minimise(
     each: int = 3,
     candidates: int = 200,
 ) -> Outcome:
-    """Least cost with latency within `limit`. `trial(point)` gives (cost, latency); dimension d has `levels[d]` choices."""
+    """Least cost with latency within `limit`. `trial(point)` gives (cost, latency); dimension d has `levels[d]` choices.
+
+    Where there are no more points than trials, each is tried once: nothing is left to guess.
+    """
     import numpy as np
 
     rng = np.random.default_rng(seed)
@@ -154,14 +157,16 @@ def minimise(
         cost, latency = trial(place)
         trials.append(Trial(place, cost, latency))
 
-    for point in rng.integers(0, tops, (starts, len(tops))):
+    few = math.prod(levels) <= starts + rounds * each
+    first = np.array(list(product(*map(range, levels)))) if few else rng.integers(0, tops, (starts, len(tops)))
+    for point in first:
         attempt(point)
-    for _ in range(rounds):
+    for _ in range(0 if few else rounds):
         seen = np.array([one.point for one in trials]) / width
         costs = np.log([max(one.cost, 1e-12) for one in trials])
         times = np.log([max(one.latency, 1e-9) for one in trials])
         offered = _offer(rng, tops, min(trials, key=lambda one: (one.latency > limit, one.cost)).point, candidates)
-        for point in _choose(seen, costs, times, math.log(limit), offered, width, each):
+        for point in _choose(seen, costs, times, math.log(max(limit, 1e-9)), offered, width, each):
             attempt(point)
     met = [one for one in trials if one.latency <= limit]
     best = min(met, key=lambda one: one.cost) if met else min(trials, key=lambda one: one.latency)
@@ -184,7 +189,7 @@ def _choose(seen: Floats, costs: Floats, times: Floats, limit: float, offered: P
     chosen: list[Points] = []
     spots = offered / width
     cost, time = fitted(seen, costs), fitted(seen, times)
-    for _ in range(each):
+    for _ in range(min(each, len(offered))):
         mean, deviation = time.at(spots)
         worth = below((limit - mean) / deviation)
         inside = time.at(seen)[0] <= limit

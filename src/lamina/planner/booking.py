@@ -19,15 +19,23 @@ from lamina.planner.placements import Placement, Shape
 from lamina.planner.reservations import Reservations, Slot
 from lamina.types import NEVER_US
 
+PATIENCE_US = 1_000_000
+"""The most a step is put off so that its batch can grow, however much time its call has."""
+
 GRACE_US = 1
 """Part of every slot: events of one instant come one after another, and the last of them may be the one waited for."""
+
+
+def overdue_until_us(since_us: int, now_us: int) -> int:
+    """When to expect what should have ended by now: the longer it has taken, the longer it may still take."""
+    return now_us + 1 + (now_us - since_us) // 8
 
 
 def batch_us(view: View, function: FunctionState, device: Device, batch: int) -> int:
     """How long a slot for so many jobs is, their inputs brought over from wherever they are."""
     spec = function.spec
     moving_us = 0
-    if device.spec.link_mib_per_s and spec.input_kib:
+    if device.spec.link_mib_per_s:
         moving_us = device.spec.link_latency_us + int(spec.input_kib / 1024 / device.spec.link_mib_per_s * 1e6)
     took_us = view.latency_us(spec.name, device, batch, spec.units_on(device.spec), spec.cores_on(device.spec))
     return took_us + batch * moving_us + GRACE_US
@@ -54,8 +62,8 @@ class Grounds:
                 continue
             at_us = self.view.now_us
             if instance.phase is Phase.LOADING:
-                load_us = self.view.predictor.load_us(function.spec.name, device.spec.kind)
-                at_us = max(at_us, instance.since_us + load_us)
+                ready_us = instance.since_us + self.view.predictor.load_us(function.spec.name, device.spec.kind)
+                at_us = ready_us if ready_us > at_us else overdue_until_us(instance.since_us, at_us)
             soonest_us = at_us if soonest_us < 0 else min(soonest_us, at_us)
         if soonest_us < 0 and self.view.now_us >= function.not_before_us and self.fits(function, device):
             return self.view.now_us + self.view.predictor.load_us(function.spec.name, device.spec.kind)
@@ -152,7 +160,7 @@ class Booking:
                 at_us = max((slot.end_us for slot in own[name]), default=at_us)
             finish_us = max(finish_us, at_us)
             if name in own and self.spare:
-                at_us += int(self.spare * max(0, deadline_us - tail_us - at_us))
+                at_us += min(PATIENCE_US, int(self.spare * max(0, deadline_us - tail_us - at_us)))
             for way in ways[name]:
                 for follower in way:
                     ready[follower] = max(ready.get(follower, 0), at_us)

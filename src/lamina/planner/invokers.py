@@ -3,6 +3,9 @@
 A call's first step goes to the home of its function, a later one to the device that holds its input; then to devices
 where the function is warm, then to any with room, where it must be loaded first. Within a rank the one with the least
 left over wins (best fit), so that room for large slices stays in one piece.
+
+Devices of one kind need not be alike: one may not have the size that was planned, or may have given its units away as
+standing slices. Then the next larger size is taken, and nothing is loaded where it could never run.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from lamina.core.quota import Bucket
 from lamina.core.state import FunctionState, Instance
 from lamina.planner.configs import Config
 from lamina.planner.tables import suits
-from lamina.types import NEVER_US
+from lamina.types import NEVER_US, DeviceSpec
 
 
 @lru_cache(maxsize=4096)
@@ -35,17 +38,21 @@ def home(view: View, function: str, kind: str) -> str:
 
 
 class Places:
-    """Warm instances of one function with room, at one moment, the best fit first."""
+    """Warm instances of one function with room, at one moment, the best fit first. Those of another kind than the one it
+    is planned for count only if it has no others."""
 
     def __init__(self, view: View, function: FunctionState, kind: str = "") -> None:
         self.view = view
         found = []
+        kinds = {view.devices[instance.device].spec.kind for instance in function.instances.values()}
         for instance in function.instances.values() if not _in_debt(view, function.bucket) else ():
             device = view.devices[instance.device]
             spec = device.spec
             units = spec.units - device.busy.bit_count()
             cores = device.cores_free if spec.cores else NEVER_US  # not counted: there are always enough
-            if not units or not cores or spec.kind != (kind or spec.kind) or instance.phase is not Phase.WARM:
+            if not units or not cores or instance.phase is not Phase.WARM:
+                continue
+            if spec.kind != kind and kind in kinds:
                 continue
             if instance.has_room(function.batches_at_once(device)) and not _in_debt(view, instance.bucket):
                 found.append(((units, cores, spec.id, instance.id), instance, device))
@@ -62,12 +69,27 @@ class Places:
         for units, cores, instance, device in self.open:
             if config.units > units or config.cpus > cores or (best is not None and instance.device != first):
                 continue
-            mask = device.find(instance.id, config.units, self.view.kept_from(instance, device) if device.homes else 0)
-            if mask.bit_count() >= config.units:
+            size = size_for(device.spec, config.units)
+            mask = device.find(instance.id, size, self.view.kept_from(instance, device) if device.homes else 0) if size else 0
+            if mask.bit_count() >= config.units and device.allows(mask):
                 best = Opening(instance, device, mask, None, self.view.now_us, config.cpus if device.spec.cores else 0)
                 if not first or instance.device == first:
                     break
         return best
+
+
+def size_for(device: DeviceSpec, units: int) -> int:
+    """The smallest slice it has with so many units; 0 if none is that large."""
+    return min((size for size in device.limits.sizes if units <= size <= device.units), default=0) if device.limits.sizes else units
+
+
+def can_run(device: Device, instance: Instance) -> bool:
+    """Not so if standing slices given away since have left no block that it could ever lease."""
+    return instance.id in device.homes or _any_block(device)
+
+
+def _any_block(device: Device) -> bool:
+    return device.spare(size_for(device.spec, 1), borrow=True) != 0
 
 
 def _in_debt(view: View, bucket: Bucket | None) -> bool:
@@ -76,6 +98,7 @@ def _in_debt(view: View, bucket: Bucket | None) -> bool:
 
 def loadable(view: View, function: FunctionState, first: str, kind: str, config: Config | None) -> Device | None:
     """A device to bring the function up on: `first` if it can be had, else the best fit that has room for `config` now.
+    Of that kind, if one is named.
 
     Without a configuration any device with the memory will do, the emptiest homes in the order of the hash.
     """
@@ -83,13 +106,14 @@ def loadable(view: View, function: FunctionState, first: str, kind: str, config:
     able = [
         device
         for device in view.devices.values()
-        if device.spec.kind == kind and suits(spec, device) and _memory(view, function, device)
+        if device.spec.kind == (kind or device.spec.kind) and suits(spec, device) and _memory(view, function, device)
     ]
     if config is not None:
         able = [
             device
             for device in able
-            if config.units <= device.spec.units - device.busy.bit_count() and config.cpus <= max(device.cores_free, 0)
+            if config.units <= device.spec.units - device.busy.bit_count()
+            and (not device.spec.cores or config.cpus <= device.cores_free)
         ]
     order = homes(spec.name, tuple(device.spec.id for device in able))
 
@@ -107,10 +131,10 @@ def home_units(function: FunctionState, device: Device) -> int:
 
 
 def _memory(view: View, function: FunctionState, device: Device) -> bool:
-    """Is there memory for it, were those gone that nobody needs? And a block for its standing slice?"""
+    """Is there memory for it, were those gone that nobody needs? And a block for its standing slice, or for any?"""
     idle = {instance.id: instance.memory_mib for instance in _unused(view, device, function)}
     units = home_units(function, device)
-    if units and not device.spare(units, idle):
+    if not (device.spare(units, idle) if units else _any_block(device)):
         return False
     return device.memory_used_mib - sum(idle.values()) + function.spec.memory_mib <= device.spec.memory_mib
 

@@ -165,6 +165,8 @@ class Offers:
 
     def hosts(self, view: View, flow: Flow) -> list[str]:
         """The devices of its heaviest function."""
+        if not flow.functions:
+            return []
         function = view.functions[flow.functions[0]]
         return list({instance.device: None for instance in function.instances.values()})
 

@@ -8,6 +8,8 @@ Shares go by ANL, average normalised latency: what part of the time a function t
 run's is the sum, a block's that of its longest branch. A group gets its part of whatever time is *left*, so what one
 group saves or wastes is passed on.
 
+What only a failure or a result leads to is on no path of the plan. It may take whatever time is left when it comes up.
+
 `frontier` needs none of this; it is kept for the published policy and to measure what splitting costs.
 """
 
@@ -17,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lamina.core.flow import Flow, Task, inner_flows
+from lamina.core.flow import Flow, Node, Parallel, Task, inner_flows
 from lamina.planner.configs import Configs
 from lamina.planner.lookahead import NodePath
 from lamina.planner.net import Net
@@ -57,10 +59,14 @@ class Split:
 
 def split(flow: Flow, tables: Mapping[str, Configs], most: int = 3, weights: Mapping[NodePath, float] | None = None) -> Split:
     """Groups of at most `most` functions, and their shares: by ANL, or by the weights that are given."""
+    functions = functions_of(flow)
     if weights is None:
-        weights = normalised(functions_of(flow), tables)
+        weights = normalised(functions, tables)
     found = Split({}, {}, {})
     _share(runs(flow), 1.0, 0.0, weights, most, found)
+    for task in functions:
+        if task not in found.groups or found.rest[task] <= 0:
+            found.groups[task], found.share[task], found.rest[task] = (task,), 1.0, 1.0
     return found
 
 
@@ -170,7 +176,13 @@ class _Runs:
         node = self.net.flow.nodes[name]
         if isinstance(node, Task):
             return (*self.path, name)
-        return Block(tuple(runs(inner, (*self.path, name)) for inner in inner_flows(node)) or ((),))  # a wait is no work
+        inside = [runs(inner, (*self.path, inside_of(node, branch))) for branch, inner in enumerate(inner_flows(node))]
+        return Block(tuple(inside) or ((),))  # a wait is no work
+
+
+def inside_of(node: Node, place: int) -> str:
+    """How a path names what runs inside a node. Branches are told apart: their steps may have the same names."""
+    return f"{node.name}[{place}]" if isinstance(node, Parallel) else node.name
 
 
 def functions_of(flow: Flow, path: NodePath = ()) -> dict[NodePath, str]:
@@ -179,8 +191,8 @@ def functions_of(flow: Flow, path: NodePath = ()) -> dict[NodePath, str]:
     for name, node in flow.nodes.items():
         if isinstance(node, Task):
             found[*path, name] = node.function
-        for inner in inner_flows(node):
-            found |= functions_of(inner, (*path, name))
+        for place, inner in enumerate(inner_flows(node)):
+            found |= functions_of(inner, (*path, inside_of(node, place)))
     return found
 
 

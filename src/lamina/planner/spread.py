@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from lamina.core.flow import Each, Flow
+from lamina.core.flow import Each, Flow, Task, inner_flows
 from lamina.planner.lookahead import NodePath
-from lamina.planner.split import Block, Run
+from lamina.planner.split import Block, Run, inside_of
 
 if TYPE_CHECKING:
     from lamina.planner.configs import Floats
@@ -68,8 +68,9 @@ def times_run(flow: Flow, path: NodePath = ()) -> dict[NodePath, float]:
     """How often each task runs in one run of the flow, as far as items of eaches go."""
     found: dict[NodePath, float] = {}
     for name, node in flow.nodes.items():
-        if isinstance(node, Each):
-            found |= {inner: node.expect * count for inner, count in times_run(node.body, (*path, name)).items()}
-        else:
+        if isinstance(node, Task):
             found[*path, name] = 1.0
+        often = node.expect if isinstance(node, Each) else 1.0
+        for place, inner in enumerate(inner_flows(node)):
+            found |= {task: often * count for task, count in times_run(inner, (*path, inside_of(node, place))).items()}
     return found

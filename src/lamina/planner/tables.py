@@ -6,12 +6,14 @@ kind that suits it, accelerators first, and its batches go to devices of that ki
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from lamina.core.lease import Device
 from lamina.core.policy import View
 from lamina.core.state import FunctionState
-from lamina.planner.configs import Configs, Prices, grid
+from lamina.planner.configs import Config, Configs, Prices, grid
 from lamina.types import DeviceSpec, FunctionSpec
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -106,6 +108,11 @@ class Tables:
         else:
             self._limited.clear()
         return not same
+
+
+def nearest(rows: Mapping[tuple[int, int, int], Config], sizes: tuple[int, int, int]) -> Config:
+    """Of the configurations somebody measured, the one with the sizes most like these."""
+    return rows[min(rows, key=lambda row: (sum(abs(math.log2((a + 1) / (b + 1))) for a, b in zip(row, sizes, strict=True)), row))]
 
 
 def _alike(a: Configs, b: Configs) -> bool:

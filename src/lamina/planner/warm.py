@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, LoadOn, UnloadOf, View
 from lamina.core.state import FunctionState
-from lamina.planner.invokers import home, home_units, loadable, make_room
+from lamina.planner.invokers import can_run, home, home_units, loadable, make_room
 from lamina.planner.tables import machine
 from lamina.types import NEVER_US
 
@@ -20,6 +20,9 @@ def keep_alive(view: View, period_us: int, prewarm: bool) -> Iterator[Decision]:
     """What to unload and to load; asked every `period_us`."""
     for function in view.functions.values():
         scale = function.spec.scale
+        for instance in list(function.instances.values()):
+            if not can_run(view.devices[instance.device], instance):
+                yield UnloadOf(instance.id)  # it only seems to stand
         standing = [one for one in function.instances.values() if one.phase in (Phase.LOADING, Phase.WARM)]
         idle = [
             one
@@ -32,8 +35,9 @@ def keep_alive(view: View, period_us: int, prewarm: bool) -> Iterator[Decision]:
         missing = scale.min - len(standing)
         if not standing and not missing and prewarm and _due(view, function, period_us):
             missing = 1
-        for _ in range(missing):
-            yield from bring_up(view, function)
+        starved = not standing and function.spec.name in view.held
+        for _ in range(max(missing, int(starved))):
+            yield from bring_up(view, function, function.queue.head().at if starved else "")
 
 
 def bring_up(view: View, function: FunctionState, first: str = "") -> Iterator[Decision]:
@@ -42,7 +46,10 @@ def bring_up(view: View, function: FunctionState, first: str = "") -> Iterator[D
     if example is None or view.now_us < function.not_before_us:
         return
     kind = example.spec.kind
-    device = loadable(view, function, first or home(view, function.spec.name, kind), kind, None)
+    first = first or home(view, function.spec.name, kind)
+    device = loadable(view, function, first, kind, None)
+    if device is None and not function.instances:
+        device = loadable(view, function, first, "", None)  # the wrong kind of machine is better than none
     if device is not None:
         yield from make_room(view, function, device)
         yield LoadOn(function.spec.name, device.spec.id, home_units(function, device))

@@ -34,6 +34,10 @@ GAIN = 0.03
 """Company that saves less than this is not waited for."""
 
 RUSH = 1.0
+"""Times its price: what more than half the time of a call costs besides on a full device. Who comes next waits that long."""
+
+CROWD = 0.1
+"""Of the time of a workflow, what is kept spare on a full device besides: its later steps will have to wait for a slice."""
 
 LOOP = 0.5
 """So many callers who come back at once make it a loop."""
@@ -132,7 +136,7 @@ class Weigh:
             delay_us = moving_us if delay_us is None else delay_us + moving_us
         busy = min(_busy(seat.device) for seat in seats) ** 2
         rush = ahead.held * (busy / max(1, slo_us)) + ahead.squeeze * busy if busy else None
-        careful_us = int(budget_us / (1 + self.spare))
+        careful_us = int(budget_us / (1 + self.spare + CROWD * busy))
         ranking = step.query(careful_us, allowed=allowed, delay_us=delay_us, extra_cost=rush)
         if not ranking.fits:
             ranking = step.query(budget_us, allowed=allowed, delay_us=delay_us, extra_cost=rush)

@@ -127,10 +127,10 @@ class AfwPolicy:
     def _find(self, view: View, line: Line, jobs: list[Job], places: Places, force: bool) -> tuple[Config, Opening, str] | None:
         """The first configuration that is in time for somebody and has a place."""
         known = [self._tables.of(view, view.functions[name]) for name in line.flow.functions]
-        ranked = self.ranked(view, line, jobs) if all(table is not None for table in known) else _to_learn(view, line, jobs)
+        ranked = self.ranked(view, line, jobs) if all(table is not None for table in known) else asked_for(view, line, jobs)
         first = self._first(view, line)
         latest_us = max(job.expires_us for job in jobs) - view.now_us
-        for config in chain(ranked, self._smallest(view, line.function, jobs) if force else ()):
+        for config in chain(ranked, self._fallback(view, line, jobs) if force else ()):
             opening = places.find(config, first) if config.time_us <= latest_us else None
             if opening is not None and _in_time(view, jobs[: config.batch], opening):
                 return config, opening, _why(ranked, config) if view.explaining else ""
@@ -156,6 +156,13 @@ class AfwPolicy:
             return ""
         name = line.function.spec.name
         return line.jobs[0].at or home(view, name, self._tables.kinds.get(name, ""))
+
+    def _fallback(self, view: View, line: Line, jobs: list[Job]) -> Iterator[Config]:
+        """What is tried after too many rounds; at last what no table knows, on machines nobody planned for."""
+        yield from self._smallest(view, line.function, jobs)
+        asked = asked_for(view, line, jobs)
+        yield from asked
+        yield Config(len(jobs), min(config.cpus for config in asked), 1, 0, 0.0)
 
     def _smallest(self, view: View, function: FunctionState, jobs: list[Job]) -> Iterator[Config]:
         """As little of a device as possible, then more; on that as many jobs as there are and leave the first one in time."""
@@ -208,7 +215,7 @@ def _in_time(view: View, jobs: list[Job], opening: Opening) -> bool:
     return view.now_us + took_us + view.transfer_us(jobs, device) <= max(job.expires_us for job in jobs)
 
 
-def _to_learn(view: View, line: Line, jobs: list[Job]) -> list[Config]:
+def asked_for(view: View, line: Line, jobs: list[Job]) -> list[Config]:
     """Nobody knows how long it takes: what its author asked for, with what there is."""
     spec = line.function.spec
     sizes = dict.fromkeys((spec.cores_on(device.spec), spec.units_on(device.spec)) for device in view.devices.values())

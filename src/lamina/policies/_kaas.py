@@ -85,7 +85,7 @@ class Kaas:
         """Per function, the request that has waited longest and that nothing is being loaded for."""
         claimed = {claim.job.id for claim in self._claims.values()}
         for function in view.waiting.values():
-            if function.bucket and function.bucket.ready_us(view.now_us) > view.now_us:
+            if in_debt_until_us(view, function):
                 continue
             for job in function.queue.first(len(claimed) + 1):
                 if job.id not in claimed:
@@ -199,8 +199,8 @@ class Kaas:
         """A quota refills by itself, and nobody would tell us."""
         if self._line:
             for function in view.waiting.values():
-                ready_us = function.bucket.ready_us(view.now_us) if function.bucket else 0
-                if ready_us > view.now_us:
+                ready_us = in_debt_until_us(view, function)
+                if ready_us:
                     yield Wake(ready_us)
 
 
@@ -224,6 +224,12 @@ def whole_units(device: DeviceSpec) -> int:
 def suits(spec: FunctionSpec, device: DeviceSpec) -> bool:
     """Could it be loaded there at all? Slices that stand cannot be the whole GPU for one request and nothing for the next."""
     return spec.fits_family(device.family) and spec.memory_mib <= device.memory_mib and device.limits.per_batch
+
+
+def in_debt_until_us(view: View, function: FunctionState) -> int:
+    """When its quota lets it begin again; 0 if it may now."""
+    ready_us = function.bucket.ready_us(view.now_us) if function.bucket else 0
+    return ready_us if ready_us > view.now_us else 0
 
 
 def resident(view: View, device: Device, function: str) -> Instance | None:

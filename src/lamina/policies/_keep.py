@@ -60,6 +60,9 @@ class Keeper:
 
     def scale(self, view: View, table: Reservations) -> Iterator[Decision]:
         yield from self.load(view, table)
+        for instance in list(view.instances.values()):
+            if not self.suits(view.functions[instance.function].spec, view.devices[instance.device].spec):
+                yield UnloadOf(instance.id)  # a new version of its function wants another kind of device
         for name, function in view.functions.items():
             rate = self._rate(view, name, function)
             scale = function.spec.scale

@@ -26,9 +26,11 @@ from lamina.core.policy import Decision, Drop, Opening, Promise, Start, View, Wa
 from lamina.core.queue import Job, Order
 from lamina.core.run import Run
 from lamina.core.state import FunctionState, Instance
-from lamina.planner.booking import Booking, Grounds, batch_us, price
+from lamina.planner.batching import together
+from lamina.planner.booking import Booking, Grounds, batch_us, overdue_until_us, price
 from lamina.planner.placements import Placement, Shape, placements
 from lamina.planner.reservations import Reservations, Slot
+from lamina.policies._kaas import in_debt_until_us
 from lamina.policies._keep import Keeper
 from lamina.types import NEVER_US, Call
 
@@ -51,7 +53,7 @@ class Policy:
     _table: Reservations = field(default_factory=Reservations, init=False)
     _plans: dict[str, dict[str, list[Slot]]] = field(default_factory=dict, init=False)  #: call -> function -> slots
     _runs: dict[str, Run] = field(default_factory=dict, init=False)  #: calls whose first job has been seen
-    _slots: dict[int, Slot] = field(default_factory=dict, init=False)  #: job that waits -> where it will run
+    _slots: dict[int, tuple[Job, Slot]] = field(default_factory=dict, init=False)  #: jobs that wait, and where they will run
     _shapes: dict[str, Shape] = field(default_factory=dict, init=False)
     _known: dict[str, list[Placement]] = field(default_factory=dict, init=False)
     _costs: dict[tuple[str, str], float] = field(default_factory=dict, init=False)  #: (function, kind) -> one job alone
@@ -168,9 +170,6 @@ class Policy:
     def dispatch(self, view: View) -> Iterator[Decision]:
         self._tidy(view)
         yield from self._keeper.load(view, self._table)
-        if len(self._slots) > 64 + 2 * sum(len(function.queue) for function in view.waiting.values()):
-            alive = {job.id for function in view.waiting.values() for job in function.queue.jobs()}
-            self._slots = {job: slot for job, slot in self._slots.items() if job in alive}
         for function in list(view.waiting.values()):
             waiting: dict[Slot, list[Job]] = {}
             for job in function.queue.jobs():
@@ -179,7 +178,7 @@ class Policy:
                     slot = self._anew(view, function, job)
                 if slot is not None:
                     waiting.setdefault(slot, []).append(job)
-                elif job.id in job.run.jobs:  # dropping one may have ended the run of another
+                elif job.id in job.run.jobs and self._hopeless(view, function, job):  # a drop may have ended other runs
                     yield Drop(job)
             for slot, jobs in waiting.items():
                 yield from self._try(view, function, slot, [job for job in jobs if job.id in job.run.jobs])
@@ -190,12 +189,13 @@ class Policy:
 
     def _slot_of(self, view: View, job: Job) -> Slot | None:
         """Where it was booked; None if it never was, or if that has lapsed."""
-        slot = self._slots.get(job.id)
-        if slot is None:
+        known = self._slots.get(job.id)
+        if known is None:
             call = job.run.call.id
             self._runs[call] = job.run
             booked = self._plans.get(call, {}).get(job.function)
-            slot = self._slots[job.id] = booked.pop(0) if booked else _NOWHERE
+            known = self._slots[job.id] = (job, booked.pop(0) if booked else _NOWHERE)
+        slot = known[1]
         return slot if slot.booked and not slot.batch_id else None
 
     def _anew(self, view: View, function: FunctionState, job: Job) -> Slot | None:
@@ -212,11 +212,19 @@ class Policy:
             best.members.append(job.run.call.id)
             best.latest_us = job.expires_us
             self._table.add(best)
-            self._slots[job.id] = best
+            self._slots[job.id] = (job, best)
             self._keeper.want({function.spec.name: [best]})
             if best.start_us > view.now_us:
                 self._wakes.add(best.start_us)
         return best
+
+    def _hopeless(self, view: View, function: FunctionState, job: Job) -> bool:
+        """Is there no point in waiting for a place: no time for it, or a place that would be too late? What has been lost
+        and is backing off, or finds the memory taken, may still come back in time."""
+        able = [device for device in view.devices.values() if self._keeper.suits(function.spec, device.spec)]
+        least_us = min((batch_us(view, function, device, 1) for device in able), default=0)
+        grounds = self._grounds(view)
+        return view.now_us + least_us > job.expires_us or any(grounds.ready_us(function, device) >= 0 for device in able)
 
     def _try(self, view: View, function: FunctionState, slot: Slot, jobs: list[Job]) -> Iterator[Decision]:
         """Start the slot if it is its time, or if it can be earlier; those who are not here then have missed it."""
@@ -224,15 +232,19 @@ class Policy:
         complete = len(jobs) >= len(slot.members)
         if not jobs:
             return
+        ready_us = in_debt_until_us(view, function)
+        if ready_us:
+            self._wakes.add(ready_us)
+            return
         if not complete and now_us <= slot.start_us:
             if now_us == slot.start_us:
                 self._wakes.add(now_us + 1)  # what makes it complete may happen in this very instant
             return
+        jobs = together(jobs[: function.spec.max_batch])  # a new version may take fewer; the others are booked anew
         place = self._place(view, function, slot, len(jobs))
         if place is None:
             if now_us > slot.end_us:
-                self._release(slot, jobs)  # somebody is in its place; next time it gets another
-                self._wakes.add(now_us + 1)
+                yield from self._move(view, function, slot, jobs)
             return
         instance, device, mask, length_us = place
         late = [job for job in jobs if now_us + length_us > job.expires_us and job.expires_us < NEVER_US]
@@ -240,17 +252,19 @@ class Policy:
             if job.id in job.run.jobs:
                 yield Drop(job)
         jobs = [job for job in jobs if job not in late and job.id in job.run.jobs]
-        if not jobs:
-            self._table.remove(slot)
-            return
         self._table.remove(slot)
+        if not jobs:
+            return
         slot.device, slot.mask, slot.start_us, slot.end_us = device.spec.id, mask, now_us, now_us + length_us
+        slot.cores = function.spec.cores_on(device.spec)
         self._table.add(slot)
         why = f"booked for {len(slot.members)} jobs, ends by {slot.end_us} us" if view.explaining else ""
         yield Start(jobs, Opening(instance, device, mask, None, now_us, slot.cores), why)
         slot.batch_id = jobs[0].batch_id
         for job in jobs:
             self._slots.pop(job.id, None)
+        if len(jobs) < len(slot.members):
+            self._wakes.add(now_us + 1)
 
     def _place(self, view: View, function: FunctionState, slot: Slot, count: int) -> tuple[Instance, Device, int, int] | None:
         """Its own units, or, to be earlier or not later, others of the same kind that nobody has booked."""
@@ -258,39 +272,52 @@ class Policy:
         own = view.devices[slot.device]
         for device in (own, *(d for d in view.devices.values() if d is not own and d.spec.kind == own.spec.kind)):
             instance = next((one for one in function.instances.values() if _can_start(one, function, device)), None)
-            if instance is None or slot.cores > (device.cores_free if device.spec.cores else slot.cores):
+            if instance is None or function.spec.cores_on(device.spec) > device.cores_free:
                 continue
-            units, limits = slot.mask.bit_count(), device.spec.limits
+            units, limits = function.spec.units_on(device.spec), device.spec.limits
             if not find_run(device.everything & ~device.busy, units, limits.aligned, device.spec.units):
                 continue
             length_us = batch_us(view, function, device, count)
             taken = self._table.taken(device.spec.id, now_us, now_us + length_us, slot) | device.busy
-            if device is own and not slot.mask & taken:
+            if device is own and slot.mask.bit_count() == units and not slot.mask & taken:
                 return instance, device, slot.mask, length_us
             mask = find_run(device.everything & ~taken, units, limits.aligned, device.spec.units)
             if mask:
                 return instance, device, mask, length_us
         return None
 
-    def _release(self, slot: Slot, jobs: list[Job]) -> None:
+    def _move(self, view: View, function: FunctionState, slot: Slot, jobs: list[Job]) -> Iterator[Decision]:
+        """Its time is over, and somebody is in its place: each of them gets another. Where there is none now, it is looked
+        for again when something happens."""
         self._table.remove(slot)
         for job in jobs:
-            self._slots[job.id] = _NOWHERE
+            self._slots[job.id] = (job, _NOWHERE)
+        for job in jobs:
+            other = self._anew(view, function, job) if job.id in job.run.jobs else None
+            if other is not None:
+                yield from self._try(view, function, other, [job])
 
     # ------------------------------------------------------------------ order
 
     def scale(self, view: View) -> Iterator[Decision]:
         self._known.clear()
         self._tidy(view)
+        self._plans = {call: plan for call, plan in self._plans.items() if any(slot.booked for own in plan.values() for slot in own)}
         yield from self._keeper.scale(view, self._table)
 
     def _tidy(self, view: View) -> None:
         """Batches that have ended give back what is left of their slots; those that overrun keep them. So do runs that went
         another way than the dearest."""
         now_us = view.now_us
-        for call in [call for call, run in self._runs.items() if run.ended or not (run.jobs or run.questions or run.visits)]:
+        for call in [call for call, run in self._runs.items() if run.closed or not (run.jobs or run.questions or run.visits)]:
             self._end(call)
-        expected = {id(slot) for slot in self._slots.values()}
+        expected = set()
+        for job, slot in list(self._slots.values()):
+            if job.id in job.run.jobs:
+                expected.add(id(slot))
+            else:  # nobody wants its result any more: those who share its slot need not wait for it
+                del self._slots[job.id]
+                self._leave(slot, job.run.call.id)
         for device in self._table.devices:
             if device not in view.devices:
                 self._table.forget(device)
@@ -300,7 +327,7 @@ class Policy:
                     if slot.batch_id not in view.batches:
                         self._table.remove(slot)
                     elif slot.end_us <= now_us:
-                        slot.end_us = now_us + 1
+                        slot.end_us = overdue_until_us(slot.start_us, now_us)
                 elif slot.end_us <= now_us and id(slot) not in expected:
                     self._table.remove(slot)
 
@@ -308,11 +335,15 @@ class Policy:
         del self._runs[call]
         for slots in self._plans.pop(call, {}).values():
             for slot in slots:
-                slot.members.remove(call)
-                if call in slot.unsure:
-                    slot.unsure.remove(call)
-                if not slot.members and not slot.batch_id:
-                    self._table.remove(slot)
+                self._leave(slot, call)
+
+    def _leave(self, slot: Slot, call: str) -> None:
+        """One job of this call will not come."""
+        for those in (slot.members, slot.unsure):
+            if call in those:
+                those.remove(call)
+        if not slot.members and not slot.batch_id:
+            self._table.remove(slot)
 
 
 _NOWHERE = Slot("", "", 0, 0, 0)

@@ -3,18 +3,26 @@
 When a workflow is first seen, constrained Bayesian optimisation (`planner/bayes.py`) tries 10 random plans and then 20
 rounds of 3, each trial a run with the profiled times and their spread, and keeps the cheapest that was in time. Nothing
 moves after that. Its warm pool (a neural forecast of arrivals) is not here: keep-alive and `prewarm` are.
+
+Off line means here: while the controller waits, for a quarter of a second. So only the first few workflows are planned with
+all trials at once. Any others get the best of the random plans, and their turn later, one after another.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
 
 from lamina.core.flow import Flow
 from lamina.core.policy import View
 from lamina.planner.bayes import minimise
-from lamina.planner.split import functions_of, runs
+from lamina.planner.configs import Config
+from lamina.planner.lookahead import NodePath
+from lamina.planner.split import Run, functions_of, runs
 from lamina.planner.spread import P99, along, times_run
-from lamina.policies._fixed import Fixed, FixedPolicy
+from lamina.planner.tables import nearest
+from lamina.policies._fixed import FixedPolicy, Plan
 
 
 @dataclass(slots=True)
@@ -26,39 +34,62 @@ class Policy(FixedPolicy):
     each: int = 3  #: plans tried in a round
     spread: float = 0.05  #: sigma of the logarithm of a step's time in a trial
     seed: int = 1
+    at_once: int = 4  #: plans that may be made one right after the other
+    pause_us: int = 10_000_000  #: between two plans after those
+    _full: int = field(default=0, init=False)  #: plans with all trials
+    _next_us: int = field(default=0, init=False)
 
-    def planned(self, view: View, flow: Flow, goal_us: int) -> Fixed:
-        import numpy as np
+    def has_time(self, view: View) -> bool:
+        return self._full < self.at_once or view.now_us >= self._next_us
 
+    def planned(self, view: View, flow: Flow, goal_us: int) -> Plan:
         functions = functions_of(flow)
-        run, weights = runs(flow), times_run(flow)
-        tables = self._tables.known
-        knobs = {
-            path: [sorted(set(column.tolist())) for column in (tables[name].batch, tables[name].cpus, tables[name].units)]
-            for path, name in functions.items()
-        }
-        rows = {
-            path: {config[:3]: config for config in (tables[name][place] for place in range(len(tables[name])))}
-            for path, name in functions.items()
-        }
-        dice = np.random.default_rng(self.seed)
+        weights = times_run(flow)
+        steps = tuple(
+            Step(path, weights[path], tuple(table[place] for place in range(len(table))))
+            for path, table in ((path, self._tables.known[name]) for path, name in functions.items())
+        )
+        rounds = self.rounds if self.has_time(view) else 0
+        found, trials = search(runs(flow), steps, goal_us, self.spread, self.seed, self.starts, rounds, self.each)
+        self.stats["trials"] = self.stats.get("trials", 0) + trials
+        if trials > self.starts:
+            self._full += 1
+            self._next_us = view.now_us + self.pause_us
+        return Plan(flow, {step.path: config for step, config in zip(steps, found, strict=True)}, rough=not rounds)
 
-        def plan(point: tuple[int, ...]) -> Fixed:
-            found: Fixed = {}
-            for place, path in enumerate(functions):
-                sizes = [levels[at] for levels, at in zip(knobs[path], point[3 * place : 3 * place + 3], strict=True)]
-                found[path] = rows[path][sizes[0], sizes[1], sizes[2]]
-            return found
 
-        def trial(point: tuple[int, ...]) -> tuple[float, float]:
-            times, cost = {}, 0.0
-            for path, config in plan(point).items():
-                factor = np.exp(self.spread * (dice.standard_normal(1) - P99))
-                times[path] = config.time_us * factor
-                cost += config.cost * float(factor[0]) * weights[path]
-            return cost, float(along(run, times)[0])
+class Step(NamedTuple):
+    path: NodePath
+    times: float  #: it runs in one run of the workflow
+    rows: tuple[Config, ...]
 
-        levels = [len(sizes) for path in functions for sizes in knobs[path]]
-        found = minimise(trial, levels, goal_us, self.seed, starts=self.starts, rounds=self.rounds, each=self.each)
-        self.stats["trials"] = self.stats.get("trials", 0) + len(found.trials)
-        return plan(found.best.point)
+
+@lru_cache(maxsize=256)
+def search(
+    run: Run, steps: tuple[Step, ...], goal_us: int, spread: float, seed: int, starts: int, rounds: int, each: int
+) -> tuple[tuple[Config, ...], int]:
+    """The best plan found, and how many were tried. A question asked before has the answer it had: many worlds are alike."""
+    import numpy as np
+
+    knobs = [[sorted({row[knob] for row in step.rows}) for knob in range(3)] for step in steps]
+    measured = [{row[:3]: row for row in step.rows} for step in steps]
+    dice = np.random.default_rng(seed)
+
+    def plan(point: tuple[int, ...]) -> tuple[Config, ...]:
+        found = []
+        for place, (levels, rows) in enumerate(zip(knobs, measured, strict=True)):
+            batch, cpus, units = (sizes[at] for sizes, at in zip(levels, point[3 * place : 3 * place + 3], strict=True))
+            found.append(rows.get((batch, cpus, units)) or nearest(rows, (batch, cpus, units)))
+        return tuple(found)
+
+    def trial(point: tuple[int, ...]) -> tuple[float, float]:
+        times, cost = {}, 0.0
+        for step, config in zip(steps, plan(point), strict=True):
+            factor = np.exp(spread * (dice.standard_normal(1) - P99))
+            times[step.path] = config.time_us * factor
+            cost += config.cost * float(factor[0]) * step.times
+        return cost, float(along(run, times)[0])
+
+    levels = [len(sizes) for row in knobs for sizes in row]
+    found = minimise(trial, levels, goal_us, seed, starts=starts, rounds=rounds, each=each)
+    return plan(found.best.point), len(found.trials)

@@ -25,7 +25,7 @@ from lamina.core.run import Run
 from lamina.core.state import Batch, FunctionState, Instance
 from lamina.planner.batching import largest_in_time, together
 from lamina.planner.reservations import Reservations, Slot
-from lamina.policies._kaas import resident, whole_units
+from lamina.policies._kaas import in_debt_until_us, resident, whole_units
 from lamina.policies._keep import Keeper
 from lamina.types import NEVER_US, Call
 
@@ -65,7 +65,8 @@ class Policy:
         if hosts:
             return min(_takes_us(view, name, device, 1) for device in hosts)
         able = [device for device in view.devices.values() if self._keeper.suits(function.spec, device.spec)]
-        return min(view.predictor.load_us(name, device.spec.kind) + _takes_us(view, name, device, 1) for device in able)
+        times = [view.predictor.load_us(name, device.spec.kind) + _takes_us(view, name, device, 1) for device in able]
+        return min(times, default=0)
 
     def scale(self, view: View) -> Iterator[Decision]:
         yield from self._keeper.scale(view, self._table)
@@ -81,7 +82,7 @@ class Policy:
             yield from self._drop_late(view, function)
             if len(function.queue) and not function.instances:
                 self._want(view, function)
-        wake_us = NEVER_US
+        wake_us = min((until_us for one in view.waiting.values() if (until_us := in_debt_until_us(view, one))), default=NEVER_US)
         for device in view.devices.values():
             while view.waiting:
                 behind = None
@@ -112,16 +113,19 @@ class Policy:
         best: tuple[int, int] | None = None
         choice: Start | None = None
         for name, function in view.waiting.items():
+            if in_debt_until_us(view, function):
+                continue
             instance = resident(view, device, name)
             mask = behind.mask if behind is not None else _block(function, device)
-            if instance is None or not mask or not _free(instance, function, device, behind):
+            cores = function.spec.cores_on(device.spec)
+            enough = cores <= (behind.cores if behind is not None else device.cores_free)
+            if instance is None or not mask or not enough or not _free(instance, function, device, behind):
                 continue
             jobs = self._batch(view, function, device, at_us)
             if jobs:
                 urgent = (jobs[0].due_us - _takes_us(view, name, device, len(jobs)), jobs[0].id)
                 if best is None or urgent < best:
                     why = f"had to start by {urgent[0]} us" if view.explaining else ""
-                    cores = function.spec.cores_on(device.spec)
                     best, choice = urgent, Start(jobs, Opening(instance, device, mask, behind, at_us, cores), why)
         return choice
 
@@ -196,8 +200,6 @@ def _units(function: FunctionState, device: Device) -> int:
 
 def _block(function: FunctionState, device: Device) -> int:
     free = device.everything & ~device.busy
-    if device.spec.cores and function.spec.cores_on(device.spec) > device.cores_free:
-        return 0
     return find_run(free, _units(function, device), device.spec.limits.aligned, device.spec.units)
 
 

@@ -12,14 +12,13 @@ of the search are kept by budget, rounded down to `grain`, because the same ques
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lamina.core.flow import Flow
 from lamina.core.policy import View
 from lamina.core.queue import Job
-from lamina.planner.afw import Line
+from lamina.planner.afw import MOST_KNOWN, Line, rounded
 from lamina.planner.configs import Config, Configs
 from lamina.planner.lookahead import NodePath
 from lamina.planner.search import esg_1q
@@ -51,11 +50,13 @@ class Policy(AfwPolicy):
         stages = [self._tables.known[functions[path]] for path in shares.groups[line.path]]
         slowest_us = sum(int(stage.time_us.max()) for stage in stages)
         budget_us = shares.budget_us(line.path, remaining_us)
-        goal_us = slowest_us if budget_us >= slowest_us else self._rounded(budget_us)  # more time changes nothing
+        goal_us = slowest_us if budget_us >= slowest_us else rounded(budget_us, self.grain)  # more time changes nothing
         own = self._tables.up_to(functions[line.path], len(jobs))
         key = (line.flow.name, line.path, goal_us, len(own))
         found = self._known.get(key)
         if found is None:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
             found = self._known[key] = self._search([own, *stages[1:]], goal_us)
         return found
 
@@ -75,9 +76,3 @@ class Policy(AfwPolicy):
             self._known = {key: found for key, found in self._known.items() if key[0] != flow.name}
             known = self._splits[flow.name] = (flow, split(flow, self._tables.known, self.group), functions_of(flow))
         return known[1], known[2]
-
-    def _rounded(self, budget_us: int) -> int:
-        if not self.grain or budget_us < 1:
-            return budget_us
-        base = math.log1p(self.grain)
-        return min(budget_us, int(math.exp(base * math.floor(math.log(budget_us) / base))))

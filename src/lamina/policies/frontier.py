@@ -44,7 +44,7 @@ class Policy:
 
     lead_us: int = 500  #: how long before a slice is free its next batch is committed
     margin: float = 0.05  #: of the expected time, kept spare at admission
-    spare: float = 0.05  #: of a batch's time, kept spare when it is chosen
+    spare: float = 0.02  #: of a batch's time, kept spare when it is chosen
     patience: float = 0.6  #: of the time a call has, what may be spent on waiting for company
     period_us: int = 1_000_000  #: between two looks at what should stand where
     order: Order = field(default="due", init=False)
@@ -176,7 +176,7 @@ class Policy:
         return self._known_company(view, function, head, count, Verdict(*found)) if found else NOTHING
 
     def _known_company(self, view: View, function: FunctionState, head: Job, count: int, verdict: Verdict) -> Verdict:
-        """Those one step away, callers in a loop, and what a standing slice is worth waiting for."""
+        """Those one step away; and without a plan for the rest of a workflow, whoever is worth it in throughput."""
         seat, pick, now_us = verdict.seat, verdict.pick, view.now_us
         if seat is None or pick is None or verdict.until_us > now_us or pick.batch < count or count >= function.spec.max_batch:
             return verdict
@@ -184,11 +184,13 @@ class Policy:
         def latency_us(batch: int) -> int:
             return seat.menu.latency_us(batch, pick.units, pick.cores)
 
-        start_by_us = min(head.due_us, head.expires_us) - latency_us(min(count + 1, function.spec.max_batch))
+        most_us = latency_us(min(count + 1, function.spec.max_batch))
+        start_by_us = min(head.due_us, head.expires_us) - int(most_us * (1 + self.spare)) - 1
         until_us = 0
         if function.coming >= 1:
             until_us = wait_for_company_us(view, function, count, now_us, latency_us, start_by_us)
-        if until_us <= now_us and head.due_us < NEVER_US and (seat.exact or function.meter.echo > LOOP):
+        alone = head.run.flow.single is not None or seat.exact or function.meter.echo > LOOP
+        if until_us <= now_us and head.due_us < NEVER_US and alone:
             until_us = wait_until_us(now_us, function, count, function.spec.max_batch, latency_us, start_by_us)
         return verdict._replace(until_us=until_us, company=count + 1) if until_us > now_us else verdict
 
@@ -229,7 +231,8 @@ class Policy:
         """Nobody knows how long it takes here, and nobody will unless it is tried."""
         units = function.spec.units_on(seat.device.spec)
         if seat.exact or units <= seat.units:
-            pick = Pick(0.0, 0, len(jobs), seat.units if seat.exact else units, function.spec.cores_on(seat.device.spec))
+            cores = min(seat.cores, function.spec.cores_on(seat.device.spec))
+            pick = Pick(0.0, 0, len(jobs), seat.units if seat.exact else units, cores)
             yield Start(jobs, seat.opening(pick), "nobody knows yet how long it takes here")
         else:
             yield Hold(function.spec.name, NEVER_US, NEVER_US)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from lamina.core.flow import Flow
 from lamina.core.policy import View
 from lamina.core.queue import Job
-from lamina.planner.afw import Line
+from lamina.planner.afw import MOST_KNOWN, Line
 from lamina.planner.configs import Config, Configs
 from lamina.planner.lookahead import NodePath
 from lamina.planner.split import functions_of, split
@@ -43,6 +43,8 @@ class Policy(AfwPolicy):
         key = (line.flow.name, line.path, share_us, len(own))
         found = self._known.get(key)
         if found is None:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
             found = self._known[key] = self._rank(view, line, own, share_us)
         return found
 

@@ -15,7 +15,7 @@ from lamina.core.policy import View
 from lamina.planner.descent import descend
 from lamina.planner.split import functions_of, runs
 from lamina.planner.spread import Spread
-from lamina.policies._fixed import Fixed, FixedPolicy
+from lamina.policies._fixed import FixedPolicy, Plan
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Policy(FixedPolicy):
     samples: int = 200
     seed: int = 1
 
-    def planned(self, view: View, flow: Flow, goal_us: int) -> Fixed:
+    def planned(self, view: View, flow: Flow, goal_us: int) -> Plan:
         functions = functions_of(flow)
         steps = list(functions)
         stages = [self._tables.known[name] for name in functions.values()]
@@ -41,4 +41,4 @@ class Policy(FixedPolicy):
 
         found = descend(stages, latency_us, goal_us, self.rounds)
         self.stats["rounds"] = self.stats.get("rounds", 0) + found.rounds
-        return {step: stage[pick] for step, stage, pick in zip(steps, stages, found.picks, strict=True)}
+        return Plan(flow, {step: stage[pick] for step, stage, pick in zip(steps, stages, found.picks, strict=True)})

@@ -3,11 +3,12 @@
 The prediction is the one plans will make: the table of medians, read by `lamina.predict.table`. What it may miss has two
 parts, both as parts of the time itself:
 
-- *Between points.* A bigger batch is never faster and a bigger slice never slower, so every point bounds all others: the
-  truth lies between the slowest point that must be faster and the fastest that must be slower. Half of that gap, in
-  logarithms, is the most the prediction can be off. How much of it is to be feared is learnt: take each point away, ask
-  what the others would have said, and see which part of its gap that was off. A straight curve has no surprises, and few
-  points will do; where there is a step, the points around it were surprising, and the next ones are put there.
+- *Between points.* A bigger batch is never faster and a bigger slice never slower, so the truth between two points lies
+  between their times: half of that gap, in logarithms, is the most the prediction can be off. How much of it is to be
+  feared is learnt, for batches and for units apart: take each point away, ask what its neighbours would have said, and see
+  which part of their gap that was off. A straight curve has no surprises, and few points will do; where there is a step,
+  the points around it were surprising, and the next ones are put there. Between two numbers of units that were measured,
+  what is unsure about those is added.
 - *Noise.* Repeats differ; the median of n of them is known to about spread / sqrt(n). Repeats of one moment agree too well
   if the machine is slow for a minute, but then a bigger batch comes out faster than a smaller one: both are believed less,
   until more repeats say the same.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from lamina.predict.profile import Point, Profile
 from lamina.predict.table import Table
@@ -30,7 +31,7 @@ FEAR = 0.5
 """Part of its gap a prediction is thought to be off, before anything is known."""
 
 _NINETY = 1.645
-_MAD = 1.4826  #: from the median deviation to the standard one
+_TENTHS = 2.563  #: standard deviations between the first and the last tenth
 _MEDIAN = 1.2533  #: the error of a median over that of a mean
 _SPREAD = 0.05  #: standard deviation of repeats, before there are any
 _NAME = "it"
@@ -46,13 +47,14 @@ class Surrogate:
         """`runs` are microseconds at each place, at least one."""
         kept = {place: without_stalls(values) for place, values in runs.items()}
         self.median = {place: statistics.median(values) for place, values in kept.items()}
+        self._rows = _whole_rows(self.median)
         self._table = _table(self.median)
         self._noise = self._noises(kept)
         for place, values in kept.items():
             self._noise[place] += self._contradiction(place) / math.sqrt(len(values))
-        self._surprise = {place: found for place in self.median if (found := self._off(place)) is not None}
+        self._by_batch = self._surprises(self._row_neighbours)
+        self._by_units = self._surprises(self._column_neighbours)
         self._unsure: dict[Place, float] = {}
-        self._fear = (FEAR + sum(self._surprise.values())) / (1 + len(self._surprise))
 
     def at(self, place: Place) -> float:
         """Microseconds."""
@@ -65,46 +67,63 @@ class Surrogate:
             found = self._unsure[place] = self._ask(place)
         return found
 
-    def _ask(self, place: Place) -> float:
-        if place in self._noise:
-            return self._noise[place]
-        bounds = self._bounds(place)
-        if bounds is None:
-            return math.inf
-        low, high = bounds
-        fear = max(self._fear, self._surprise.get(low, 0.0), self._surprise.get(high, 0.0))
-        return fear * self._gap(low, high) + max(self._noise[low], self._noise[high])
-
     def alone(self, place: Place) -> float:
         """Distance to the nearest point, in doublings: of places equally unsure, the loneliest tells most."""
-        return min(
-            (math.dist((math.log2(place[0]), math.log2(place[1])), (math.log2(b), math.log2(u))) for b, u in self.median),
-            default=math.inf,
-        )
+        batch, units = math.log2(place[0]), math.log2(place[1])
+        return min((math.hypot(batch - math.log2(b), units - math.log2(u)) for b, u in self.median), default=math.inf)
 
-    def _bounds(self, place: Place) -> tuple[Place, Place] | None:
-        """The slowest of the points that must be faster, and the fastest of those that must be slower."""
+    def _ask(self, place: Place) -> float:
         batch, units = place
-        others = [point for point in self.median if point != place]
-        faster = [(b, u) for b, u in others if b <= batch and u >= units]
-        slower = [(b, u) for b, u in others if b >= batch and u <= units]
-        if not faster or not slower:
-            return None
-        return max(faster, key=self.median.__getitem__), min(slower, key=self.median.__getitem__)
+        if place in self._noise:
+            return self._noise[place]
+        sides = _beside(batch, self._rows.get(units, ()))
+        if sides:
+            ends = [(side, units) for side in sides]
+            return self._fear(self._by_batch, ends) * self._gap(*ends) + max(self._noise[end] for end in ends)
+        sides = _beside(units, self._rows)
+        if not sides:
+            return math.inf
+        ends = [(batch, side) for side in sides]
+        return self._fear(self._by_units, ends) * self._gap(*ends) + max(self.unsure(end) for end in ends)
 
-    def _gap(self, low: Place, high: Place) -> float:
-        return max(0.0, 0.5 * math.log(self.median[high] / self.median[low]))
+    def _gap(self, one: Place, other: Place) -> float:
+        return 0.5 * abs(math.log(self.at(one) / self.at(other)))
 
-    def _off(self, place: Place) -> float | None:
-        """Which part of its gap a point is away from what the others say of it. None: they say nothing, or noise hides it."""
-        bounds, said = self._bounds(place), self._without(place)
-        if bounds is None or said is None:
+    @staticmethod
+    def _fear(surprises: Mapping[Place, float], ends: Sequence[Place]) -> float:
+        """The worst of what the ends were off and what all points were off on average, of which there is one before any."""
+        usual = (FEAR + sum(surprises.values())) / (1 + len(surprises))
+        return max(usual, *(surprises.get(end, 0.0) for end in ends))
+
+    def _surprises(self, neighbours: Callable[[Place], tuple[Place, Place, float] | None]) -> dict[Place, float]:
+        """Which part of the gap between its neighbours each point is away from what they say; less what may be noise."""
+        found = {}
+        for place, us in self.median.items():
+            if (beside := neighbours(place)) is not None:
+                one, other, said = beside
+                gap = 0.5 * abs(math.log(self.median[one] / self.median[other]))
+                blur = self._noise[place] + max(self._noise[one], self._noise[other])
+                if gap > blur:
+                    found[place] = min(1.0, max(0.0, abs(math.log(us / said)) - blur) / gap)
+        return found
+
+    def _row_neighbours(self, place: Place) -> tuple[Place, Place, float] | None:
+        batch, units = place
+        sides = _beside(batch, [b for b, u in self.median if u == units])
+        if not sides:
             return None
-        gap = self._gap(*bounds)
-        blur = self._noise[place] + max(self._noise[bounds[0]], self._noise[bounds[1]])
-        if gap <= blur:
+        left, right = ((side, units) for side in sides)
+        part = (batch - left[0]) / (right[0] - left[0])
+        return left, right, self.median[left] * (1 - part) + self.median[right] * part
+
+    def _column_neighbours(self, place: Place) -> tuple[Place, Place, float] | None:
+        batch, units = place
+        sides = _beside(units, [u for b, u in self.median if b == batch])
+        if not sides:
             return None
-        return min(1.0, max(0.0, abs(math.log(self.median[place] / said)) - blur) / gap)
+        few, many = ((batch, side) for side in sides)
+        part = math.log(units / few[1]) / math.log(many[1] / few[1])
+        return few, many, math.exp(math.log(self.median[few]) * (1 - part) + math.log(self.median[many]) * part)
 
     def _contradiction(self, place: Place) -> float:
         """How far it lies on the wrong side of other batch sizes, in logarithms."""
@@ -113,20 +132,6 @@ class Surrogate:
         wrong = [us / mine for (b, u), us in self.median.items() if u == units and b < batch and us > mine]
         wrong += [mine / us for (b, u), us in self.median.items() if u == units and b > batch and us < mine]
         return math.log(max(wrong, default=1.0))
-
-    def _without(self, place: Place) -> float | None:
-        """What the table would say of a point if it were not there, from its neighbours on both sides. None: it has none."""
-        batch, units = place
-        row = {b: us for (b, u), us in self.median.items() if u == units and b != batch}
-        if row and min(row) < batch < max(row):
-            left, right = max(b for b in row if b < batch), min(b for b in row if b > batch)
-            return row[left] + (row[right] - row[left]) * (batch - left) / (right - left)
-        column = {u: us for (b, u), us in self.median.items() if b == batch and u != units}
-        if column and min(column) < units < max(column):
-            few, many = max(u for u in column if u < units), min(u for u in column if u > units)
-            part = math.log(units / few) / math.log(many / few)
-            return float(column[few] ** (1 - part) * column[many] ** part)
-        return None
 
     @staticmethod
     def _noises(runs: Mapping[Place, Sequence[float]]) -> dict[Place, float]:
@@ -142,9 +147,28 @@ class Surrogate:
         return noises
 
 
+def _whole_rows(median: Mapping[Place, float]) -> dict[int, list[int]]:
+    """Batch sizes by units, where they reach from the smallest to the largest of all."""
+    rows: dict[int, list[int]] = {}
+    for batch, units in sorted(median):
+        rows.setdefault(units, []).append(batch)
+    least, most = min(batch for batch, _ in median), max(batch for batch, _ in median)
+    return {units: row for units, row in rows.items() if row[0] == least and row[-1] == most}
+
+
+def _beside(value: int, known: Iterable[int]) -> tuple[int, int] | None:
+    """The nearest below and above."""
+    below = [one for one in known if one < value]
+    above = [one for one in known if one > value]
+    return (max(below), min(above)) if below and above else None
+
+
 def _spread(values: Sequence[float]) -> float:
-    middle = statistics.median(values)
-    return _MAD * statistics.median(abs(us - middle) for us in values) / middle
+    """The standard deviation, from what lies between the first and the last tenth: a few bad runs do not count."""
+    if len(values) < 2:
+        return 0.0
+    tenths = statistics.quantiles(values, n=10, method="inclusive")
+    return (tenths[-1] - tenths[0]) / _TENTHS / statistics.median(values)
 
 
 def _table(median: Mapping[Place, float]) -> Table:

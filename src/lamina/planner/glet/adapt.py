@@ -29,8 +29,8 @@ Cuts = Mapping[int, int]
 
 def two_cuts(device: DeviceSpec) -> Cuts:
     """The nearest thing to gpu-let's cuts that the device can do: name in percent -> units."""
-    cuts = {WHOLE: device.units}
     sizes = [size for size in device.limits.sizes or range(1, device.units + 1) if size <= device.units]
+    cuts = {WHOLE: max(sizes, default=device.units)}  # the most that one slice can be, which is not always all of it
     for share in _HALVES:
         smaller = [size for size in sizes if 2 * size <= device.units]
         if not smaller:
@@ -118,7 +118,7 @@ class Pairwise:
     def beside(self, kind: str, model: int, part: int, others: Iterable[Beside]) -> Callable[[int], float]:
         names, cuts = self._known.models, self._known.kinds[kind].cuts
         there = [Running(names[other].name, batch, cuts[size] / cuts[WHOLE]) for other, size, batch in others]
-        name, share = names[model].name, cuts[part] / cuts[WHOLE]
+        name, share, kind = names[model].name, cuts[part] / cuts[WHOLE], self._known.kinds[kind].name
         return lambda batch: max(self.slowdown(kind, Running(name, batch, share), neighbour) for neighbour in there)
 
     def among(self, kind: str, model: int, part: int, slices: Sequence[Sequence[Beside]]) -> Callable[[int], float]:
@@ -127,7 +127,7 @@ class Pairwise:
         there = [
             [Running(names[other].name, batch, cuts[size] / cuts[WHOLE]) for other, size, batch in turns] for turns in slices
         ]
-        name, share = names[model].name, cuts[part] / cuts[WHOLE]
+        name, share, kind = names[model].name, cuts[part] / cuts[WHOLE], self._known.kinds[kind].name
 
         def slowdown(batch: int) -> float:
             me = Running(name, batch, share)

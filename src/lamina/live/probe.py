@@ -1,0 +1,57 @@
+"""A first look at a function nobody has timed, in its worker, after it has loaded and before it takes calls.
+
+With sample inputs from the app's `examples()`, a batch of one and the largest batch are timed once each. That is little, but
+the predictor starts from it instead of from nothing, and what is served refines it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lamina import values
+from lamina.live.frames import ErrorInfo, JobFrame, Release, RunBatch, ShmRef
+from lamina.sdk.samples import samples_of
+
+if TYPE_CHECKING:
+    from lamina.live.worker import Setup, Worker
+    from lamina.sdk.function import Function
+
+BUDGET_US = 50_000
+"""A call may be waiting for this load: what takes longer is learnt from that call instead."""
+
+
+def probe(worker: Worker, function: Function[..., Any], setup: Setup) -> list[tuple[int, int, int]]:
+    """Batch, units and microseconds, of what ran well. Whatever goes wrong here is no reason not to serve."""
+    try:
+        samples = samples_of(function.app, setup.app).get(function.name)
+        frames = [_job(inputs) for inputs in samples or ()]
+    except Exception:
+        return []
+    if not frames:
+        return []
+    mask = setup.mask or (1 << function.spec.cores) - 1
+    units = mask.bit_count()
+    first_us = _timed(worker, mask, frames[:1])
+    if not first_us or first_us > BUDGET_US / 4:
+        return [(1, units, first_us)] if first_us else []
+    one_us = min(first_us, _timed(worker, mask, frames[:1]) or first_us)  # the first run of anything is slow
+    found = [(1, units, one_us)]
+    most = function.spec.max_batch
+    if most > 1 and most * one_us <= BUDGET_US:
+        most_us = _timed(worker, mask, [frames[place % len(frames)] for place in range(most)])
+        if most_us:
+            found.append((most, units, most_us))
+    return found
+
+
+def _job(inputs: dict[str, Any]) -> JobFrame:
+    return JobFrame(0, "probe", None, [(("input", name), values.encode(value)) for name, value in inputs.items()])
+
+
+def _timed(worker: Worker, mask: int, jobs: list[JobFrame]) -> int:
+    """Microseconds; 0 if any of it failed."""
+    done = worker.run(RunBatch(0, mask, jobs))
+    slots = [result.slot for result in done.results if isinstance(result, ShmRef)]
+    if slots:
+        worker.release(Release(slots))
+    return 0 if any(isinstance(result, ErrorInfo) for result in done.results) else max(1, done.device_us)

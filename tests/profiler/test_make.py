@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lamina.errors import BadValue
+from lamina.predict import profile as profiles
+from lamina.predict.profile import Point, Profile
+from lamina.profiler import make
+from lamina.profiler.compare import compare
+from lamina.profiler.measure import Outcome
+from tests.profiler.fake import FakeBench, straight
+
+
+def test_a_point_is_the_median_of_its_runs() -> None:
+    (point,) = make.to_points({(1, 1): [10.0, 30.0, 20.0]})
+    assert point.p50_us == 20.0
+
+
+def test_few_runs_have_the_tail_of_all_points() -> None:
+    runs = {(1, 1): [100.0] * 150 + [150.0] * 3, (2, 1): [1000.0] * 5}
+    assert [point.p99_us for point in make.to_points(runs)] == [150.0, 1500.0]
+
+
+def test_many_runs_have_a_tail_of_their_own() -> None:
+    runs = {(1, 1): [100.0] * 198 + [140.0] * 5, (2, 1): [1000.0, 3000.0] * 50}
+    assert make.to_points(runs)[0].p99_us == 140.0
+
+
+def test_units_with_one_end_alone_are_left_out() -> None:
+    runs = {(1, 1): [9.0], (8, 1): [9.0], (8, 2): [9.0]}
+    assert [(point.batch, point.units) for point in make.to_points(runs)] == [(1, 1), (8, 1)]
+
+
+def test_a_function_without_batches_keeps_all_its_units() -> None:
+    assert len(make.to_points({(1, 1): [9.0], (1, 2): [9.0]})) == 2
+
+
+def test_a_profile_says_where_it_comes_from(tmp_path: Path) -> None:
+    outcome = Outcome({(1, 1): [10.0] * 9 + [90.0]}, 0.04, 1.5, True, disturbed=2)
+    profile = make.to_profile("f", FakeBench(straight), outcome, [100, 300, 200], 0.05, tmp_path / "app.py")
+    assert (profile.device, profile.load_us, profile.memory_mib, profile.bandwidth) == ("fake", 200, 77, 0.0)
+    told = {name: profile.meta[name] for name in ("machine", "driver", "runs", "stalls", "disturbed", "unsure", "target")}
+    assert told == {
+        "machine": "made up",
+        "driver": "none",
+        "runs": 10,
+        "stalls": 1,
+        "disturbed": 2,
+        "unsure": 0.04,
+        "target": 0.05,
+    }
+    assert "not measured" in profile.meta["bandwidth"]
+
+
+def test_a_written_profile_reads_the_same_and_leaves_nothing_beside(tmp_path: Path) -> None:
+    profile = Profile(function="f", device="cpu", points=[Point(batch=1, units=1, p50_us=5.0)])
+    make.write(profile, tmp_path / "f.cpu.json")
+    assert profiles.read(tmp_path / "f.cpu.json") == profile
+    assert [path.name for path in tmp_path.iterdir()] == ["f.cpu.json"]
+
+
+def profile_of(*times: tuple[int, float]) -> Profile:
+    return Profile(function="f", device="cpu", points=[Point(batch=batch, units=1, p50_us=us) for batch, us in times])
+
+
+def test_a_comparison_names_the_biggest_change_whichever_way() -> None:
+    found = compare(profile_of((1, 100.0), (2, 100.0), (4, 100.0)), profile_of((1, 110.0), (2, 40.0), (8, 1.0)))
+    assert [change.ratio for change in found.changes] == pytest.approx([1.1, 0.4])
+    assert (found.biggest.batch, found.only_before, found.only_after) == (2, 1, 1)
+
+
+def test_profiles_without_a_common_place_cannot_be_compared() -> None:
+    with pytest.raises(BadValue, match="no place is in both"):
+        compare(profile_of((1, 100.0)), profile_of((2, 100.0)))
