@@ -94,21 +94,28 @@ class Standing:
         self.how = {name: place for name, place in self.how.items() if name in view.instances}
         wanted = {place.instance for place in self.places if place.live(view)}
         yield from self._quotas(view, wanted)
-        complete = True
+        complete, untidy = True, set[str]()
         for place in self.places:
-            if place.live(view) is None and not place.hopeless:
-                yield from self._fill(view, place, wanted)
+            if place.live(view) is None and not place.hopeless and place.device in untidy:
+                complete = False
+            elif place.live(view) is None and not place.hopeless:
+                yield from self._fill(view, place, wanted, untidy)
                 complete = complete and place.live(view) is not None
         yield from self._let_go(view, wanted)
         self.changing = not complete or any(name not in wanted for name in self.how)
 
     def houses(self, view: View, function: FunctionState) -> bool:
         """Does an instance of this plan, or of the one before it, serve it, or is it about to?"""
-        return any(name in self.how and one.phase is not Phase.DRAINING for name, one in function.instances.items())
+        return any(
+            name in self.how
+            and one.phase is not Phase.DRAINING
+            and function.spec.fits_family(view.devices[one.device].spec.family)
+            for name, one in function.instances.items()
+        )
 
     # ------------------------------------------------------------------ a place
 
-    def _fill(self, view: View, place: Place, wanted: set[str]) -> Iterator[Decision]:
+    def _fill(self, view: View, place: Place, wanted: set[str], untidy: set[str]) -> Iterator[Decision]:
         device = view.devices.get(place.device)
         function = view.functions.get(place.turn.function)
         if device is None or function is None or not function.spec.fits_family(device.spec.family):
@@ -121,7 +128,9 @@ class Standing:
         quota = _part(view, place.mates, wanted)
         if mate:
             if not _memory(device, function.spec.memory_mib):
-                yield from self._give_up(view, device, place, wanted)
+                yield from self._give_up(view, device, place, wanted, untidy)
+            if place.device in untidy:
+                return
             if _memory(device, function.spec.memory_mib) and device.promised(device.homes[mate]) + quota <= 1 + 1e-9:
                 yield LoadOn(name, device.spec.id, units, quota, beside=mate)
                 self._took(view, place, wanted)
@@ -132,8 +141,8 @@ class Standing:
             self._took(view, place, wanted, old.id)
             return
         if not self._room(device, units, function.spec.memory_mib):
-            yield from self._give_up(view, device, place, wanted)
-        if self._room(device, units, function.spec.memory_mib):
+            yield from self._give_up(view, device, place, wanted, untidy)
+        if place.device not in untidy and self._room(device, units, function.spec.memory_mib):
             yield LoadOn(name, device.spec.id, units, quota)
             self._took(view, place, wanted)
 
@@ -156,7 +165,7 @@ class Standing:
     def _room(self, device: Device, units: int, memory_mib: int) -> bool:
         return _memory(device, memory_mib) and device.allows(device.spare(units))
 
-    def _give_up(self, view: View, device: Device, place: Place, wanted: set[str]) -> Iterator[Decision]:
+    def _give_up(self, view: View, device: Device, place: Place, wanted: set[str], untidy: set[str]) -> Iterator[Decision]:
         """Old instances that are in the way; those first whose function is served elsewhere already."""
         there = [view.instances[name] for name in device.instances]
         old = [instance for instance in there if instance.id not in wanted and instance.phase is not Phase.DRAINING]
@@ -164,8 +173,17 @@ class Standing:
         served = [instance for instance in going if self._warm(view, instance.function, wanted)]
         for instance in served or going:
             yield UnloadOf(instance.id)
-        if not old and not any(instance.phase is Phase.DRAINING for instance in there):
-            yield from self._tidy(view, device, place, there, wanted)
+        if old or any(instance.phase is Phase.DRAINING for instance in there):
+            return
+        if device.spec.id in self._tidied:
+            place.hopeless = True
+            return
+        # only what the plan wants stands here, and leaves no block: all of it goes, and comes back largest first
+        self._tidied.add(device.spec.id)
+        untidy.add(device.spec.id)
+        for instance in there:
+            wanted.discard(instance.id)
+            yield UnloadOf(instance.id)
 
     def _first(self, view: View, instance: Instance, place: Place) -> bool:
         """Is it the only one to serve somebody who has waited for longer than those this place is for?"""
@@ -175,18 +193,6 @@ class Standing:
             return False
         return waits_since_us(function) < waits_since_us(mine)
 
-    def _tidy(
-        self, view: View, device: Device, place: Place, there: Sequence[Instance], wanted: set[str]
-    ) -> Iterator[Decision]:
-        """Only what the plan wants stands here, and it leaves no block: all of it goes, and comes back largest first."""
-        if device.spec.id in self._tidied:
-            place.hopeless = True
-            return
-        self._tidied.add(device.spec.id)
-        for instance in there:
-            wanted.discard(instance.id)
-            yield UnloadOf(instance.id)
-
     # ------------------------------------------------------------- the old ones
 
     def _let_go(self, view: View, wanted: set[str]) -> Iterator[Decision]:
@@ -194,7 +200,8 @@ class Standing:
             if instance.id in wanted or instance.phase is Phase.DRAINING:
                 continue
             function = view.functions[instance.function]
-            phases = [live.phase if (live := place.live(view)) else None for place in self._of.get(instance.function, ())]
+            places = [place for place in self._of.get(instance.function, ()) if not place.hopeless]
+            phases = [live.phase if (live := place.live(view)) else None for place in places]
             if instance.id in self.how:
                 over = all(phase is Phase.WARM for phase in phases) if phases else not len(function.queue)
             elif phases:

@@ -22,13 +22,16 @@ from lamina.types import NEVER_US
 PATIENCE_US = 1_000_000
 """The most a step is put off so that its batch can grow, however much time its call has."""
 
+GUESS_US = 1_000
+"""How long a batch is thought to take of which nobody knows anything: slots of no time would follow each other in no time."""
+
 GRACE_US = 1
 """Part of every slot: events of one instant come one after another, and the last of them may be the one waited for."""
 
 
 def overdue_until_us(since_us: int, now_us: int) -> int:
     """When to expect what should have ended by now: the longer it has taken, the longer it may still take."""
-    return now_us + 1 + (now_us - since_us) // 8
+    return now_us + 1 + min(PATIENCE_US, (now_us - since_us) // 8)
 
 
 def batch_us(view: View, function: FunctionState, device: Device, batch: int) -> int:
@@ -37,7 +40,7 @@ def batch_us(view: View, function: FunctionState, device: Device, batch: int) ->
     moving_us = 0
     if device.spec.link_mib_per_s:
         moving_us = device.spec.link_latency_us + int(spec.input_kib / 1024 / device.spec.link_mib_per_s * 1e6)
-    took_us = view.latency_us(spec.name, device, batch, spec.units_on(device.spec), spec.cores_on(device.spec))
+    took_us = view.latency_us(spec.name, device, batch, spec.units_on(device.spec), spec.cores_on(device.spec)) or GUESS_US
     return took_us + batch * moving_us + GRACE_US
 
 

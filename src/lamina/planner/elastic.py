@@ -6,32 +6,39 @@ is a first measurement, `rates` stands in for it, as the published system's conf
 each other in steps that double until they reach the period.
 
 A plan takes as few devices as will do. If all devices are not enough, all rates are planned for in the same proportion,
-the largest that fits.
+the largest that fits. There are only so many turns to be had, and so much memory: the functions that are called most have them,
+the others are guests (`planner/guests.py`).
+
+Planning is bounded, so that it never holds up dispatch: of many functions only as many as there are turns are looked at, a
+function nobody planned for brings a new plan forward, but each time at twice the distance, and a plan for nearly the same rates
+is remembered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import sqrt
+from math import log, sqrt
 
 from lamina.core.policy import Decision, View, Wake
 from lamina.core.queue import Order
+from lamina.core.state import FunctionState
 from lamina.planner.applied import Cut, Standing, Turn
 from lamina.planner.glet.adapt import Pairwise, catalogue, two_cuts
 from lamina.planner.glet.model import Rules, Task
 from lamina.planner.glet.plan import HEADROOMS, Plan, Planner
 from lamina.planner.glet.quirks import REPAIRED
 from lamina.planner.goals import NO_GOAL_US, function_goals_us
+from lamina.planner.guests import Guests
 from lamina.planner.neighbours import known_interference
 from lamina.planner.rounds import Rounds
-from lamina.types import DeviceSpec
+from lamina.types import DeviceSpec, FunctionSpec
 
 FIRST_US = 250_000
 """From the first arrival to the second plan; then twice as long each time, up to the period."""
 
 AGAIN_US = 50_000
-"""A function nobody planned for has work: a new plan, but not more often than this."""
+"""A function nobody planned for has work: a new plan, this long after the last; then twice as long, until one was due anyhow."""
 
 RETRY_US = 5_000
 UNKNOWN_US = 10_000
@@ -39,6 +46,9 @@ UNKNOWN_US = 10_000
 
 UP, DOWN, CHANCE = 1.05, 0.9, 3.0
 ENOUGH = 1.0  #: requests a second that are planned for whoever has any
+SAME = 1.03  #: rates no further apart than this have one plan
+PLANS = 16  #: that are remembered
+SCALES = 5  #: steps of the search for the largest part of all rates that fits
 
 
 @dataclass(slots=True)
@@ -58,7 +68,10 @@ class Elastic:
     _next_us: int = field(default=0, init=False)
     _soonest_us: int = field(default=0, init=False)
     _wake_us: int = field(default=-1, init=False)
-    _there: tuple[str, ...] = field(default=(), init=False)  #: devices and functions the plan knows
+    _again_us: int = field(default=AGAIN_US, init=False)
+    _there: tuple[DeviceSpec | FunctionSpec, ...] = field(default=(), init=False)  #: devices and functions the plan knows
+    _guests: Guests = field(default_factory=Guests, init=False)
+    _known: dict[tuple[object, ...], list[Cut]] = field(default_factory=dict, init=False)  #: plans made before
 
     def rules(self) -> Rules:
         raise NotImplementedError
@@ -71,7 +84,8 @@ class Elastic:
     def dispatch(self, view: View) -> Iterator[Decision]:
         if self._first_us < 0 and view.waiting:
             self._begin(view)
-        if self._standing.changing or view.now_us >= self._next_us:
+        guests = self._guests
+        if self._standing.changing or view.now_us >= self._next_us or guests.waiting or guests.lacking(view, self._housed(view)):
             yield from self._attend(view)
         yield from self._rounds.dispatch(view, self._standing)
 
@@ -80,10 +94,15 @@ class Elastic:
         if self._due(view):
             self._plan(view)
         yield from self._standing.steps(view)
-        at_us = min(self._next_us, now_us + RETRY_US if self._standing.changing else self._next_us)
+        yield from self._guests.steps(view, self._housed(view))
+        unsettled = self._standing.changing or self._guests.waiting
+        at_us = min(self._next_us, now_us + RETRY_US if unsettled else self._next_us)
         if self._wake_us <= now_us or at_us < self._wake_us:
             self._wake_us = max(at_us, now_us + 1)
             yield Wake(self._wake_us)
+
+    def _housed(self, view: View) -> Callable[[FunctionState], bool]:
+        return lambda function: self._standing.houses(view, function)
 
     # ----------------------------------------------------------------- planning
 
@@ -93,7 +112,7 @@ class Elastic:
         self._next_us = min(self._next_us, view.now_us + FIRST_US)
 
     def _due(self, view: View) -> bool:
-        if (*view.devices, *view.functions) != self._there:
+        if _what_is(view) != self._there:
             return True
         if view.now_us >= self._next_us:
             return True
@@ -102,19 +121,23 @@ class Elastic:
 
     def _plan(self, view: View) -> None:
         now_us = view.now_us
-        there = (*view.devices, *view.functions)
+        there = _what_is(view)
         rates = self._measure(view)
         age_us = now_us - self._first_us if self._first_us >= 0 else 0
+        self._again_us = AGAIN_US if now_us >= self._next_us else min(self.period_us, 2 * self._again_us)
+        self._soonest_us = now_us + self._again_us
         self._next_us = now_us + min(self.period_us, max(FIRST_US, age_us))
-        self._soonest_us = now_us + AGAIN_US
         if there == self._there and not self._moved(rates, now_us):
             return
         self._looked_us = now_us
         self._counts = {name: function.meter.count for name, function in view.functions.items()}
+        if there != self._there:
+            self._known.clear()
         self._there = there
         self._planned = {name: rate for name, rate in rates.items() if rate > 0}
         if self._planned and view.devices:
-            self._standing.adopt(view, self._cuts(view, self._planned))
+            labels = alike(view)
+            self._standing.adopt(view, self._cuts(view, self._planned, labels), labels)
             self._rounds.forget()
 
     def _measure(self, view: View) -> dict[str, float]:
@@ -148,12 +171,43 @@ class Elastic:
                 return True
         return False
 
-    def _cuts(self, view: View, rates: dict[str, float]) -> list[Cut]:
-        specs = [view.functions[name].spec for name in rates]
+    def _cuts(self, view: View, rates: dict[str, float], labels: dict[str, str]) -> list[Cut]:
         kinds: dict[str, DeviceSpec] = {}
-        for device in view.devices.values():
-            kinds.setdefault(device.spec.kind, device.spec)
+        for name, label in labels.items():
+            kinds.setdefault(label, view.devices[name].spec)
+        rules = self.rules()
+        turns = (self.max_models if not rules.self_tuning else 1) * (2 if rules.partitioning else 1)
+        specs = chosen(view, rates, list(kinds.values()), turns * len(labels))
+        if not specs:
+            return []
+        key = (*labels.values(), *self._fingerprint(view, rates, specs, kinds))
+        cuts = self._known.get(key)
+        if cuts is None:
+            if len(self._known) >= PLANS:
+                del self._known[next(iter(self._known))]
+            cuts = self._known[key] = self._think(view, rates, specs, kinds, list(labels.values()))
+        return cuts
 
+    def _fingerprint(
+        self, view: View, rates: dict[str, float], specs: Sequence[FunctionSpec], kinds: dict[str, DeviceSpec]
+    ) -> Iterator[object]:
+        """What a plan depends on, rounded: rates, and how long batches take."""
+        for spec in specs:
+            yield spec.name
+            yield _rounded(rates[spec.name])
+            for device in kinds.values():
+                for batch in (1, spec.max_batch):
+                    cores = spec.cores_on(device)
+                    yield _rounded(view.predictor.latency_us(spec.name, device.kind, batch, device.units, cores))
+
+    def _think(
+        self,
+        view: View,
+        rates: dict[str, float],
+        specs: Sequence[FunctionSpec],
+        kinds: dict[str, DeviceSpec],
+        devices: list[str],
+    ) -> list[Cut]:
         def latency_us(function: str, kind: str, batch: int, units: int, cores: int) -> int:
             return view.predictor.latency_us(function, kind, batch, units, cores) or UNKNOWN_US
 
@@ -163,8 +217,10 @@ class Elastic:
         planner = Planner(known, rules, REPAIRED, Pairwise(known, model) if model is not None else None)
 
         def alone_us(name: str) -> float:
-            able = [spec for spec in kinds.values() if view.functions[name].spec.fits_family(spec.family)]
-            return min((latency_us(name, spec.kind, 1, spec.units, 0) for spec in able), default=UNKNOWN_US)
+            spec = view.functions[name].spec
+            able = [device for device in kinds.values() if spec.fits_family(device.family)]
+            times_us = (latency_us(name, one.kind, 1, max(two_cuts(one).values()), spec.cores_on(one)) for one in able)
+            return min(times_us, default=UNKNOWN_US)
 
         flows = [flow for flow in view.flows.values() if not rates.keys().isdisjoint(flow.functions)]
         goals_us = function_goals_us(flows, alone_us)
@@ -172,22 +228,80 @@ class Elastic:
             Task(number, rates[spec.name], max(goals_us.get(spec.name, NO_GOAL_US), 2.1 * alone_us(spec.name)) / 1000)
             for number, spec in enumerate(specs)
         ]
-        return cuts_of(best_plan(planner, tasks, [device.spec.kind for device in view.devices.values()]))
+        slow = planner.too_slow(tasks, devices)
+        if slow is not None:
+            tasks = [task for task in tasks if specs[task.model].name not in slow.unserved]
+        return cuts_of(best_plan(planner, tasks, devices)) if tasks else []
+
+
+def alike(view: View) -> dict[str, str]:
+    """What a plan calls each device: its kind, with a number where devices of one kind are not of one make."""
+    makes: dict[tuple[object, ...], str] = {}
+    numbers: dict[str, int] = {}
+    labels = {}
+    for name, device in view.devices.items():
+        spec = device.spec
+        make = (spec.kind, spec.units, spec.memory_mib, spec.family, spec.limits, spec.cores)
+        if make not in makes:
+            number = numbers[spec.kind] = numbers.get(spec.kind, 0) + 1
+            makes[make] = spec.kind if number == 1 else f"{spec.kind} #{number}"
+        labels[name] = makes[make]
+    return labels
+
+
+def chosen(view: View, rates: dict[str, float], kinds: Sequence[DeviceSpec], turns: int) -> list[FunctionSpec]:
+    """Of those that can run here, as many as there are turns and memory for: the ones called most, in the order of `rates`."""
+    memory_mib = sum(device.spec.memory_mib for device in view.devices.values())
+    taken: set[str] = set()
+    for name in sorted(rates, key=lambda one: (-rates[one], one)):
+        spec = view.functions[name].spec
+        able = any(spec.fits_family(kind.family) and spec.memory_mib <= kind.memory_mib for kind in kinds)
+        if able and len(taken) < turns and spec.memory_mib <= memory_mib:
+            taken.add(name)
+            memory_mib -= spec.memory_mib
+    return [view.functions[name].spec for name in rates if name in taken]
+
+
+def _what_is(view: View) -> tuple[DeviceSpec | FunctionSpec, ...]:
+    devices, functions = view.devices.values(), view.functions.values()
+    return (*(device.spec for device in devices), *(function.spec for function in functions))
+
+
+def _rounded(value: float) -> int:
+    return round(log(value) / log(SAME)) if value > 0 else -1_000_000
 
 
 def best_plan(planner: Planner, tasks: Sequence[Task], kinds: Sequence[str]) -> Plan:
     """On as few devices as will do; on all of them with less headroom; on all of them at a part of every rate."""
     least = min(len(kinds), planner.gpus_at_least(tasks, kinds))
-    for count in range(least, len(kinds) + 1):
+    count = least
+    while count <= len(kinds):
         plan = planner.plan(tasks, kinds[:count], HEADROOMS[:1], thorough=False)
         if plan.schedulable:
             return plan
+        count += max(1, min(count // 8, len(kinds) - count))
     plan = planner.plan(tasks, kinds, HEADROOMS[1:], thorough=False)
     if plan.schedulable:
         return plan
-    scale = planner.largest_scale(tasks, kinds, steps=5)
+    scale = _largest_scale(planner, tasks, kinds)
     less = planner.plan([replace(task, rate=task.rate * scale) for task in tasks], kinds, thorough=False) if scale else plan
     return less if less.schedulable else plan
+
+
+def _largest_scale(planner: Planner, tasks: Sequence[Task], kinds: Sequence[str]) -> float:
+    """The largest part of all rates that fits with the least headroom; 0 where next to nothing does not fit either."""
+
+    def fits(scale: float) -> bool:
+        less = [replace(task, rate=task.rate * scale) for task in tasks]
+        return planner.plan(less, kinds, HEADROOMS[-1:], thorough=False).schedulable
+
+    low, high = 0.5**SCALES, 1.0
+    if not fits(low):
+        return 0.0
+    for _ in range(SCALES):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def cuts_of(plan: Plan) -> list[Cut]:

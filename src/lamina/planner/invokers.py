@@ -80,7 +80,9 @@ class Places:
 
 def size_for(device: DeviceSpec, units: int) -> int:
     """The smallest slice it has with so many units; 0 if none is that large."""
-    return min((size for size in device.limits.sizes if units <= size <= device.units), default=0) if device.limits.sizes else units
+    return (
+        min((size for size in device.limits.sizes if units <= size <= device.units), default=0) if device.limits.sizes else units
+    )
 
 
 def can_run(device: Device, instance: Instance) -> bool:

@@ -119,6 +119,13 @@ class Menu:
         picks = self.shelf(self.most, self.sizes[-1], self.hands[-1])[1]
         return picks[-1] if picks else None
 
+    def work(self, pick: Pick) -> float:
+        """Unit-microseconds one request takes; where it takes more of the cores, as many units as nobody can use beside it."""
+        units = float(pick.units)
+        if pick.cores:
+            units = max(units, self.spec.units * pick.cores / self.spec.cores)
+        return units * pick.time_us / pick.batch
+
     def shelf(self, count: int, units: int, cores: int) -> Shelf:
         """On at most so many units (a negative number: exactly so many) and cores, with `count` jobs waiting."""
         found = self._shelves.get((count, units, cores))

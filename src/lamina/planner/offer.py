@@ -177,9 +177,10 @@ class Offers:
             function = view.functions[name]
             hosts = dict.fromkeys(instance.device for instance in function.instances.values())
             for host in hosts:
-                pick = economical(self.menus.of(view, function, view.devices[host]), self._part_us(view, flow, name))
+                menu = self.menus.of(view, function, view.devices[host])
+                pick = economical(menu, self._part_us(view, flow, name))
                 if pick is not None:
-                    total[host] = total.get(host, 0.0) + times * pick.units * pick.time_us / pick.batch / len(hosts)
+                    total[host] = total.get(host, 0.0) + times * menu.work(pick) / len(hosts)
         return total
 
     def _part_us(self, view: View, flow: Flow, name: str) -> int:
@@ -245,7 +246,7 @@ class Offers:
             pick = self._usual(view, function, next(iter(hosts))) if hosts else None
             if pick is None:
                 continue
-            work = jobs * pick.units * pick.time_us / pick.batch
+            work = jobs * self.menus.of(view, function, view.devices[next(iter(hosts))]).work(pick)
             look.own_us[name] = own_us = work / sum(view.devices[host].spec.units for host in hosts)
             for host in hosts:
                 look.delay_us[host] = look.delay_us.get(host, 0.0) + own_us
@@ -269,8 +270,14 @@ def _running_us(view: View, look: _Look, host: str) -> float:
     found = look.running_us.get(host)
     if found is None:
         device = view.devices[host]
-        left = sum(max(0, view.batches[b].ends_us - view.now_us) * mask.bit_count() for b, mask in device.running.items())
-        found = look.running_us[host] = left / device.spec.units
+        left = 0.0
+        for batch_id, mask in device.running.items():
+            batch = view.batches[batch_id]
+            share = mask.bit_count() / device.spec.units
+            if batch.cores:
+                share = max(share, batch.cores / device.spec.cores)
+            left += max(0, batch.ends_us - view.now_us) * share
+        found = look.running_us[host] = left
     return found
 
 

@@ -2,7 +2,8 @@
 
 A function with several places is served by the idle one that has done least of its share. On a slice that several
 functions use, the most urgent one that is ready has its turn. A job that cannot be in time any more is let go; while more
-wait than fit into a batch, so is one for which the batch would have to shrink.
+wait than fit into a batch, so is one for which the batch would have to shrink. Whom the plan leaves out is a guest
+(`planner/guests.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from lamina.core.policy import Decision, Drop, Hold, Opening, Start, View
 from lamina.core.state import FunctionState, Instance
 from lamina.planner.applied import Place, Standing
 from lamina.planner.batching import largest_in_time, together
+from lamina.planner.guests import serve
 from lamina.types import NEVER_US
 
 
@@ -25,9 +27,13 @@ class Rounds:
     def dispatch(self, view: View, standing: Standing) -> Iterator[Decision]:
         for function in sorted(view.waiting.values(), key=lambda f: (f.queue.head().due_us, f.queue.head().id)):
             while len(function.queue):
+                ready_us = function.bucket.ready_us(view.now_us) if function.bucket else 0
+                if ready_us > view.now_us:
+                    yield Hold(function.spec.name, ready_us, NEVER_US)
+                    break
                 idle = self._idle(view, function, standing)
                 if not idle:
-                    yield Hold(function.spec.name, NEVER_US, NEVER_US)
+                    yield from serve(view, function, standing.how)
                     break
                 held = yield from self._serve(view, function, idle)
                 if held:

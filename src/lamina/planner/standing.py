@@ -120,7 +120,9 @@ class Standing(ScaleToLoad):
             if pick is None:
                 return 1
             if limits.per_batch and not limits.batches_per_instance:
-                return max(1, math.ceil(rate_per_us * _work(pick) / (HOT * device.spec.units)))
+                return max(
+                    1, math.ceil(rate_per_us * self.menus.of(view, function, device).work(pick) / (HOT * device.spec.units))
+                )
             lanes = max(1, limits.batches_per_instance)
             if not limits.per_batch or function.spec.home:
                 batch_us = view.latency_us(
@@ -193,7 +195,12 @@ class Standing(ScaleToLoad):
                 for host in hosts:
                     pick = self._pick(view, function, view.devices[host])
                     if pick is not None:
-                        load[host] += rate * _work(pick) / view.devices[host].spec.units / len(hosts)
+                        load[host] += (
+                            rate
+                            * self.menus.of(view, function, view.devices[host]).work(pick)
+                            / view.devices[host].spec.units
+                            / len(hosts)
+                        )
         return load
 
     def _balance(self, view: View, load: dict[str, float]) -> Iterator[Decision]:
@@ -211,7 +218,13 @@ class Standing(ScaleToLoad):
                 if cold in hosts or len(function.instances) >= function.spec.scale.max or function.spec.home:
                     continue
                 pick = self._pick(view, function, view.devices[hot])
-                need = self._rate.get(function.spec.name, 0.0) * _work(pick) / len(hosts) if pick is not None else 0.0
+                need = (
+                    self._rate.get(function.spec.name, 0.0)
+                    * self.menus.of(view, function, view.devices[hot]).work(pick)
+                    / len(hosts)
+                    if pick is not None
+                    else 0.0
+                )
                 if need > best_need and self._fits(function, device, {}):
                     best, best_need = function, need
             if best is None:
@@ -242,11 +255,6 @@ class Standing(ScaleToLoad):
 def neighbours_ok(view: View, function: FunctionState, device: Device) -> bool:
     """May it stand beside those that are there? What profiles say about memory bandwidth will be weighed here."""
     return True
-
-
-def _work(pick: Pick) -> float:
-    """Unit-microseconds of one request."""
-    return pick.units * pick.time_us / pick.batch
 
 
 def _idle_us(view: View, instance: Instance) -> int:

@@ -39,6 +39,9 @@ RUSH = 1.0
 CROWD = 0.1
 """Of the time of a workflow, what is kept spare on a full device besides: its later steps will have to wait for a slice."""
 
+LONGEST = 3
+"""Times a batch takes that its first job may wait for company."""
+
 LOOP = 0.5
 """So many callers who come back at once make it a loop."""
 
@@ -62,13 +65,15 @@ class Waiting(NamedTuple):
     slo_us: int
     slot_us: int
     impatience: float
+    since_us: int  #: the first of them waits since then
 
     def kept_us(self, fastest_us: int) -> int:
         return int(self.impatience * max(0, self.slo_us - fastest_us)) + self.slot_us
 
-    def until_us(self, now_us: int, latest_us: int, missing: int) -> int:
-        """As late as can be, but no longer than three times what it should take."""
-        return min(latest_us, now_us + int(3 * missing * self.gap_us) + 50)
+    def until_us(self, now_us: int, latest_us: int, missing: int, time_us: int) -> int:
+        """As late as can be, but no longer than three times what it should take, nor, all in all, than a few such batches
+        take: a generous goal is no leave to make everybody wait for it."""
+        return min(latest_us, self.since_us + LONGEST * time_us, now_us + int(3 * missing * self.gap_us) + 50)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ class Weigh:
             return None
         call = job.run.call
         gap_us = max(meter.gap_us, float(view.now_us - meter.last_us))
-        return Waiting(gap_us, call.deadline_us - call.arrived_us, int(2 * slot_us), 1 - self.patience)
+        return Waiting(gap_us, call.deadline_us - call.arrived_us, int(2 * slot_us), 1 - self.patience, job.enqueued_us)
 
     def alone(self, now_us: int, seats: list[Seat], count: int, within_us: int, slo_us: int, waiting: Waiting | None) -> Verdict:
         """A function by itself, or a step by its own due time."""
@@ -111,7 +116,7 @@ class Weigh:
         if target is None:
             return Verdict(seat, pick)
         latest_us = now_us + rest_us - int(target.time_us * (1 + self.spare))
-        return Verdict(seat, pick, waiting.until_us(now_us, latest_us, target.batch - count), target.batch)
+        return Verdict(seat, pick, waiting.until_us(now_us, latest_us, target.batch - count, target.time_us), target.batch)
 
     def ahead(
         self, now_us: int, seats: list[Seat], count: int, budget_us: int, slo_us: int, waiting: Waiting | None, ahead: Ahead
@@ -152,7 +157,7 @@ class Weigh:
                 times = step.after.time_us
                 place = int(times.searchsorted(left_us - int((target.batch - count) * waiting.gap_us), side="right"))
                 latest_us = now_us + left_us - (int(times[place - 1]) if place else 0)
-                return Verdict(None, None, waiting.until_us(now_us, latest_us, target.batch - count), target.batch)
+                return Verdict(None, None, waiting.until_us(now_us, latest_us, target.batch - count, target.time_us), target.batch)
             best, target = now, ahead.picks[now]
         menu = ahead.menus[int(ahead.kind[best])]
         fitting = [seat for seat in seats if seat.menu is menu and seat.units >= target.units and seat.cores >= target.cores]

@@ -243,7 +243,10 @@ class Policy:
         jobs = together(jobs[: function.spec.max_batch])  # a new version may take fewer; the others are booked anew
         place = self._place(view, function, slot, len(jobs))
         if place is None:
-            if now_us > slot.end_us:
+            stands = any(one.device == slot.device for one in function.instances.values())
+            if not stands:  # what was loaded for it has been lost
+                self._keeper.want({function.spec.name: [slot]})
+            if now_us > slot.end_us or not (stands or self._keeper.fits(view, self._table, function, view.devices[slot.device])):
                 yield from self._move(view, function, slot, jobs)
             return
         instance, device, mask, length_us = place

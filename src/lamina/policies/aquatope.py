@@ -71,7 +71,7 @@ def search(
     """The best plan found, and how many were tried. A question asked before has the answer it had: many worlds are alike."""
     import numpy as np
 
-    knobs = [[sorted({row[knob] for row in step.rows}) for knob in range(3)] for step in steps]
+    knobs = [[sorted(set(sizes)) for sizes in zip(*(row[:3] for row in step.rows), strict=True)] for step in steps]
     measured = [{row[:3]: row for row in step.rows} for step in steps]
     dice = np.random.default_rng(seed)
 

@@ -23,6 +23,7 @@ from lamina.planner.budgets import budgets_us
 from lamina.planner.capability import WHOLE, Capability, Shape
 from lamina.planner.pods import serve
 from lamina.planner.rectangles import Packing, Rect
+from lamina.planner.refuge import take_refuge
 from lamina.planner.rows import Rates, hosts, pods_of, rows_of, shape_of, sizes_of
 
 SHARES = (0.06, 0.12, 0.24, 0.5, 0.6, 0.8, 1.0)
@@ -57,6 +58,7 @@ class Policy:
             wanted = function.spec.scale.min or len(function.queue)
             if turn if pods_of(function) else wanted:
                 yield from self._adjust(view, function, budget_us, rate)
+                yield from take_refuge(view, function)
 
     def _adjust(self, view: View, function: FunctionState, budget_us: dict[str, int], rate: float) -> Iterator[Decision]:
         able, menu = _menu(view, function, budget_us)
@@ -72,7 +74,8 @@ class Policy:
         if not menu or view.now_us < function.not_before_us:
             return
         best_rate, best = max(menu, key=lambda entry: (entry[0] / entry[1].area, entry[0]))
-        wanted = [best] * (int(gap // best_rate) if pods_of(function) else max(1, int(gap // best_rate)))
+        times = min(int(gap // best_rate), function.spec.scale.max)
+        wanted = [best] * (times if pods_of(function) else max(1, times))
         rest = gap - len(wanted) * best_rate
         if rest > 0:
             enough = [entry for entry in menu if entry[0] >= rest]
@@ -128,7 +131,7 @@ def _site(view: View, function: FunctionState, shape: Shape) -> tuple[Device, st
             found.append((-packing.used, device.spec.id, device, place))
     for _, _, device, place in sorted(found, key=lambda entry: entry[:2]):
         beside = _neighbour(view, device, place)
-        if beside or device.spare(shape.units):
+        if beside or device.allows(device.spare(shape.units)):
             return device, beside
     return None
 

@@ -25,10 +25,8 @@ from lamina.planner.capability import WHOLE, Capability, Shape
 from lamina.planner.has_original import Original
 from lamina.planner.kalman import Kalman
 from lamina.planner.pods import serve
+from lamina.planner.refuge import Site, take_refuge
 from lamina.planner.rows import Rates, clear_units, hosts, occupancy, pods_of, row_with, rows_of, shape_of, sizes_of
-
-Site = tuple[Device, Shape, str]
-"""Where a new pod could go: device, shape, and the pod whose row it shares ("" for a row of its own)."""
 
 
 @dataclass(slots=True)
@@ -96,6 +94,8 @@ class Policy:
             site = self._site(view, function, able, max(self.first_per_s, self._demand(view, function)))
             if site is not None:
                 yield _load(function, site)
+            else:
+                yield from take_refuge(view, function)
 
     def _adjust(self, view: View, function: FunctionState, able: Capability) -> Iterator[Decision]:
         name, spec, idle_us = function.spec.name, function.spec, view.now_us - function.meter.last_us

@@ -50,16 +50,15 @@ class Policy(AfwPolicy):
 
     def _rank(self, view: View, line: Line, own: Configs, share_us: int) -> list[Config]:
         node = machine(view, line.function.spec)
-        assert node is not None, "a function with a table has a machine"
-        spec = node.spec
         rows = [own[place] for place in range(len(own))]
         fits = [row for row in rows if row.time_us <= share_us]
 
         def per_resource(row: Config) -> float:
-            part = row.units / spec.units + (row.cpus / spec.cores if spec.cores else 0.0)
+            assert node is not None
+            part = row.units / node.spec.units + (row.cpus / node.spec.cores if node.spec.cores else 0.0)
             return row.batch / row.time_us / part
 
-        if fits:
+        if fits and node is not None:  # a function deployed anew may suit no machine, and have instances from before
             return sorted(fits, key=lambda row: (-row.batch, -per_resource(row), row.units, row.cpus))
         return sorted(rows, key=lambda row: (row.time_us, row.units, row.cpus))
 

@@ -1,18 +1,22 @@
 """Keeps to a plan made ahead: the slices, batches and rounds that `lamina plan` printed, and nothing else.
 
-What the plan does not name is not served. It is how a plan is tried out (`lamina plan --check`), and how one is put to
-work on purpose.
+What the plan does not name is refused. It is how a plan is tried out (`lamina plan --check`), and how one is put to work on
+purpose. Calls that were accepted are served even when the device their slice was on is gone: as guests, on what is free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from lamina.core.actions import Refuse
 from lamina.core.policy import Decision, View, Wake
 from lamina.core.queue import Order
+from lamina.core.state import FunctionState
 from lamina.planner.applied import Cut, Standing
+from lamina.planner.guests import Guests
 from lamina.planner.rounds import Rounds
+from lamina.types import Call, DeviceSpec, FunctionSpec
 
 RETRY_US = 5_000
 
@@ -26,19 +30,34 @@ class Policy:
     order: Order = "due"
     _standing: Standing = field(default_factory=Standing, init=False)
     _rounds: Rounds = field(default_factory=Rounds, init=False)
-    _there: tuple[str, ...] = field(default=(), init=False)  #: devices and functions the plan was laid over
+    _guests: Guests = field(default_factory=Guests, init=False)
+    _there: tuple[DeviceSpec | FunctionSpec, ...] = field(default=(), init=False)  #: what the plan was laid over
+
+    _wake_us: int = field(default=-1, init=False)
+
+    def admit(self, view: View, call: Call) -> Refuse | None:
+        named = {turn.function for cut in self.slices for turn in cut.turns}
+        return None if named.issuperset(view.flows[call.target].functions) else Refuse(call.id, "no-capacity")
 
     def scale(self, view: View) -> Iterator[Decision]:
-        there = (*view.devices, *view.functions)
+        there = (*(one.spec for one in view.devices.values()), *(one.spec for one in view.functions.values()))
         if there != self._there:
             self._there = there
             known = [cut for cut in self.slices if all(turn.function in view.functions for turn in cut.turns)]
-            self._standing.adopt(view, known)
-        yield from self._standing.steps(view)
-        if self._standing.changing:
-            yield Wake(view.now_us + RETRY_US)
+            self._standing.adopt(view, known, {name: device.spec.kind for name, device in view.devices.items()})
+        yield from self._steps(view)
 
     def dispatch(self, view: View) -> Iterator[Decision]:
-        if self._standing.changing:
-            yield from self._standing.steps(view)
+        if self._standing.changing or self._guests.waiting or self._guests.lacking(view, self._housed(view)):
+            yield from self._steps(view)
         yield from self._rounds.dispatch(view, self._standing)
+
+    def _steps(self, view: View) -> Iterator[Decision]:
+        yield from self._standing.steps(view)
+        yield from self._guests.steps(view, self._housed(view))
+        if (self._standing.changing or self._guests.waiting) and self._wake_us <= view.now_us:
+            self._wake_us = view.now_us + RETRY_US
+            yield Wake(self._wake_us)
+
+    def _housed(self, view: View) -> Callable[[FunctionState], bool]:
+        return lambda function: self._standing.houses(view, function)

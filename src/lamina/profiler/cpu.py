@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import platform
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class CpuBench:
         self._batches += 1
         jobs = tuple(JobRef(number, "bench", 0, self._function) for number in range(batch))
         mask = (1 << units) - 1
-        waited_us = self._waited_us()
+        before = self._clocks_us()
         self._engine.perform(StartBatch(self._batches, self._function, _INSTANCE, self.device.id, mask, jobs))
         event = self._do(self._events.get())
         if self._failed:
@@ -72,7 +73,7 @@ class CpuBench:
             )
         match event:
             case BatchFinished():
-                return Run(float(event.device_us), max(0.0, self._waited_us() - waited_us))
+                return Run(float(event.device_us), self._waited_us(event.device_us, before))
             case BatchFailed():
                 raise LaminaError(f"a batch of {batch} cannot be sent: {event.reason}", hint="use smaller samples")
             case InstanceLost():
@@ -80,11 +81,24 @@ class CpuBench:
             case _:
                 raise AssertionError(f"unexpected {event}")
 
-    def _waited_us(self) -> float:
-        """For a core, by its main thread, since it began. The others may wait for each other: the function's own affair."""
-        with contextlib.suppress(OSError, ValueError, IndexError):  # not every kernel counts it
-            return int(Path(f"/proc/{self._engine.pids[_INSTANCE]}/schedstat").read_text().split()[1]) / 1000
-        return 0.0
+    def _clocks_us(self) -> tuple[float, dict[str, float]]:
+        """How long its main thread has been on a core, and how long each thread was ready but without one."""
+        ran_us, waited_us = 0.0, {}
+        pid = self._engine.pids.get(_INSTANCE)
+        with contextlib.suppress(OSError, ValueError):  # not every kernel counts it
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                ran, waited = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[:2]
+                waited_us[thread] = int(waited) / 1000
+                if thread == str(pid):
+                    ran_us = int(ran) / 1000
+        return ran_us, waited_us
+
+    def _waited_us(self, device_us: float, before: tuple[float, dict[str, float]]) -> float:
+        """In the run, by the thread that waited longest: the others have to wait for it. No more than the main thread was away,
+        since a wait before the run began is no part of it."""
+        ran_us, waited_us = self._clocks_us()
+        longest_us = max((us - before[1].get(thread, us) for thread, us in waited_us.items()), default=0.0)
+        return max(0.0, min(longest_us, device_us - (ran_us - before[0])))
 
     def memory_mib(self) -> int:
         pid = self._engine.pids.get(_INSTANCE)

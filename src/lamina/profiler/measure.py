@@ -136,22 +136,19 @@ class Measuring:
             self._last = place
         quiet: list[float] = []
         mended: list[float] = []
-        raw: list[float] = []
         total_us = 0.0
         while len(quiet) < MOST_RUNS and (len(quiet) < LEAST_RUNS or total_us < VISIT_US):
-            tries = len(raw)
+            tries = len(quiet) + len(mended)
             if (self._left_s() <= 0 and (tries or self.runs)) or (tries >= 3 * LEAST_RUNS and total_us >= VISIT_US):
                 break
             run = self.bench.run(*place)
-            raw.append(max(0.1, run.us))
-            total_us += raw[-1]
+            total_us += max(0.1, run.us)
             if run.waited_us <= DISTURBED * run.us:
-                quiet.append(raw[-1])
+                quiet.append(max(0.1, run.us))
                 continue
             self._disturbed += 1
-            if run.waited_us < 0.5 * run.us:  # else it waited before it began, too, and nobody knows for how long
-                mended.append(run.us - run.waited_us)
-        return quiet if len(quiet) >= LEAST_RUNS else quiet + mended or raw
+            mended.append(max(0.1, run.us - run.waited_us))
+        return quiet if len(quiet) >= LEAST_RUNS else quiet + mended
 
     def _spent_s(self) -> float:
         return self.clock_s() - self._started_s
