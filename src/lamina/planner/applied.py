@@ -25,10 +25,13 @@ from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, LoadOn, ResizeTo, UnloadOf, View
 from lamina.core.state import FunctionState, Instance
 from lamina.planner.glet.adapt import placeable
-from lamina.types import NEVER_US
+from lamina.types import NEVER_US, DeviceSpec, FunctionSpec
 
 OUTGOING = 1e-3
 """Quota of an instance that is about to leave a slice others move into: next to nothing, so that theirs fit."""
+
+STAY_US = 2_000_000
+"""A guest keeps its room for so long after its last job, unless somebody who has a place waits for it."""
 
 
 class Turn(Struct, frozen=True):
@@ -186,12 +189,19 @@ class Standing:
             yield UnloadOf(instance.id)
 
     def _first(self, view: View, instance: Instance, place: Place) -> bool:
-        """Is it the only one to serve somebody who has waited for longer than those this place is for?"""
+        """Is it the only one to serve somebody who has waited for longer than those this place is for?
+
+        Who has been loaded for somebody runs once at least, and a guest outstays its last job by a moment if nobody waits for
+        the place: else two who need the same room would only ever load.
+        """
         function = view.functions[instance.function]
         mine = view.functions[place.turn.function]
         if function is mine or any(one.live(view) for one in self._of.get(instance.function, ())):
             return False
-        return waits_since_us(function) < waits_since_us(mine)
+        if len(function.queue):
+            return unused(instance) or waits_since_us(function) < waits_since_us(mine)
+        guest = instance.id not in self.how
+        return guest and not len(mine.queue) and view.now_us - max(instance.used_us, instance.since_us) < STAY_US
 
     # ------------------------------------------------------------- the old ones
 
@@ -242,6 +252,17 @@ def _leaving(view: View, mates: list[Place], wanted: set[str]) -> list[Instance]
 def _part(view: View, mates: list[Place], wanted: set[str]) -> float:
     """What each place on a slice has of its time."""
     return (1.0 - OUTGOING * len(_leaving(view, mates, wanted))) / len(mates)
+
+
+def what_is(view: View) -> tuple[DeviceSpec | FunctionSpec, ...]:
+    """Everything a plan is laid over; a plan for something else is out of date."""
+    devices, functions = view.devices.values(), view.functions.values()
+    return (*(device.spec for device in devices), *(function.spec for function in functions))
+
+
+def unused(instance: Instance) -> bool:
+    """It has not run anything since it was loaded."""
+    return instance.used_us <= instance.since_us and not instance.batches
 
 
 def waits_since_us(function: FunctionState) -> int:

@@ -23,7 +23,7 @@ from math import log, sqrt
 from lamina.core.policy import Decision, View, Wake
 from lamina.core.queue import Order
 from lamina.core.state import FunctionState
-from lamina.planner.applied import Cut, Standing, Turn
+from lamina.planner.applied import Cut, Standing, Turn, what_is
 from lamina.planner.glet.adapt import Pairwise, catalogue, two_cuts
 from lamina.planner.glet.model import Rules, Task
 from lamina.planner.glet.plan import HEADROOMS, Plan, Planner
@@ -112,7 +112,7 @@ class Elastic:
         self._next_us = min(self._next_us, view.now_us + FIRST_US)
 
     def _due(self, view: View) -> bool:
-        if _what_is(view) != self._there:
+        if what_is(view) != self._there:
             return True
         if view.now_us >= self._next_us:
             return True
@@ -121,7 +121,7 @@ class Elastic:
 
     def _plan(self, view: View) -> None:
         now_us = view.now_us
-        there = _what_is(view)
+        there = what_is(view)
         rates = self._measure(view)
         age_us = now_us - self._first_us if self._first_us >= 0 else 0
         self._again_us = AGAIN_US if now_us >= self._next_us else min(self.period_us, 2 * self._again_us)
@@ -260,11 +260,6 @@ def chosen(view: View, rates: dict[str, float], kinds: Sequence[DeviceSpec], tur
             taken.add(name)
             memory_mib -= spec.memory_mib
     return [view.functions[name].spec for name in rates if name in taken]
-
-
-def _what_is(view: View) -> tuple[DeviceSpec | FunctionSpec, ...]:
-    devices, functions = view.devices.values(), view.functions.values()
-    return (*(device.spec for device in devices), *(function.spec for function in functions))
 
 
 def _rounded(value: float) -> int:

@@ -1,6 +1,6 @@
 """Whoever has jobs and no place in a plan is served all the same: plainly, first come, first served, on what is free.
 
-A guest gets one instance, on the device where that puts the fewest others out. Room is made only at the cost of those who
+A guest gets one instance, where that puts out those who have been idle longest. Room is made only at the cost of those who
 have nothing to do, or whose first job came after the guest's: whoever waits longest comes next, so nobody waits for ever. It
 runs on units no standing slice needs at the moment, or on a slice of its own where the device, or its owner, asks for that.
 """
@@ -14,7 +14,7 @@ from lamina.core.lease import Device
 from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, Drop, Hold, LoadOn, Opening, Start, UnloadOf, View
 from lamina.core.state import FunctionState, Instance
-from lamina.planner.applied import waits_since_us
+from lamina.planner.applied import unused, waits_since_us
 from lamina.planner.batching import largest_in_time, together
 from lamina.types import NEVER_US
 
@@ -48,11 +48,13 @@ class Guests:
                 yield UnloadOf(instance.id)  # homes given since have left it no units, or a new version runs elsewhere
         if view.now_us < function.not_before_us:
             return
-        best: tuple[tuple[int, int, int], Device, list[Instance]] | None = None
+        best: tuple[tuple[int, int, int, int], Device, list[Instance]] | None = None
         for place, device in enumerate(view.devices.values()):
             going = _in_the_way(view, function, device)
             if going is not None:
-                key = (sum(one.phase is not Phase.DRAINING for one in going), -device.spec.memory_mib, place)
+                missed = sum(len(view.functions[one.function].queue) > 0 for one in going)
+                free_mib = device.spec.memory_mib - device.memory_used_mib
+                key = (missed, max((one.used_us for one in going), default=-1), -free_mib, place)
                 best = min(best, (key, device, going), key=lambda one: one[0]) if best else (key, device, going)
         if best is None:
             return
@@ -113,6 +115,7 @@ def _in_the_way(view: View, function: FunctionState, device: Device) -> list[Ins
         return []
     since_us = waits_since_us(function)
     spared = [one for one in there if one.phase is Phase.WARM and waits_since_us(view.functions[one.function]) > since_us]
+    spared = [one for one in spared if not len(view.functions[one.function].queue) or not unused(one)]
     spared.sort(key=lambda one: (-waits_since_us(view.functions[one.function]), len(one.batches) > 0, one.used_us, one.id))
     while not _fits(function, device, going):
         if not spared:

@@ -157,7 +157,11 @@ class Weigh:
                 times = step.after.time_us
                 place = int(times.searchsorted(left_us - int((target.batch - count) * waiting.gap_us), side="right"))
                 latest_us = now_us + left_us - (int(times[place - 1]) if place else 0)
-                return Verdict(None, None, waiting.until_us(now_us, latest_us, target.batch - count, target.time_us), target.batch)
+                until_us = waiting.until_us(now_us, latest_us, target.batch - count, target.time_us)
+                if until_us > now_us:
+                    return Verdict(None, None, until_us, target.batch)
+            if now < 0:
+                return self.ahead(now_us, seats, count, budget_us, slo_us, None, ahead)
             best, target = now, ahead.picks[now]
         menu = ahead.menus[int(ahead.kind[best])]
         fitting = [seat for seat in seats if seat.menu is menu and seat.units >= target.units and seat.cores >= target.cores]

@@ -26,6 +26,7 @@ from lamina.planner import why
 from lamina.planner.ahead import Plans
 from lamina.planner.batching import together, wait_until_us
 from lamina.planner.company import wait_for_company_us
+from lamina.planner.luck import Luck
 from lamina.planner.menu import Pick
 from lamina.planner.offer import Offers
 from lamina.planner.price import Demand
@@ -51,6 +52,7 @@ class Policy:
     any_size: bool = field(default=True, init=False)
     _menus: Menus = field(default_factory=Menus, init=False)
     _demand: Demand = field(default_factory=Demand, init=False)
+    _luck: Luck = field(default_factory=Luck, init=False)
     _plans: Plans = field(init=False)
     _weigh: Weigh = field(init=False)
     _offers: Offers = field(init=False)
@@ -137,6 +139,7 @@ class Policy:
         verdict = self._verdict(view, function, jobs, room, in_time) if room else NOTHING
         if verdict.until_us > now_us:
             self._wanted_us.pop(name, None)
+            self._luck.hope(name, len(jobs))
             yield Hold(name, verdict.until_us, verdict.company, firm=True)
         elif verdict.seat is None or verdict.pick is None:
             self._wanted_us.setdefault(name, now_us)
@@ -154,7 +157,9 @@ class Policy:
         if not in_time:
             found = cheapest(room, count, head.expires_us - now_us, slo_us)
             return Verdict(*found) if found else NOTHING
-        waiting = self._weigh.waiting(view, function, head, count, self._slot_us.get(function.spec.name, 0.0))
+        waiting = None
+        if self._luck.trusts(function.spec.name):
+            waiting = self._weigh.waiting(view, function, head, count, self._slot_us.get(function.spec.name, 0.0))
         ahead = self._plans.of(view, head)
         verdict = NOTHING
         if ahead is not None:
@@ -224,6 +229,7 @@ class Policy:
             self._menus.forget(function.spec.name)
             yield Hold(function.spec.name, view.now_us + 1, NEVER_US)
             return
+        self._luck.start(function.spec.name, len(chosen))
         said = why.started(view, jobs, seat, pick, room, self._plans.of(view, jobs[0])) if view.explaining else ""
         yield Start(chosen, seat.opening(pick), said)
 

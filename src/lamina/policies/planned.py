@@ -13,7 +13,7 @@ from lamina.core.actions import Refuse
 from lamina.core.policy import Decision, View, Wake
 from lamina.core.queue import Order
 from lamina.core.state import FunctionState
-from lamina.planner.applied import Cut, Standing
+from lamina.planner.applied import Cut, Standing, what_is
 from lamina.planner.guests import Guests
 from lamina.planner.rounds import Rounds
 from lamina.types import Call, DeviceSpec, FunctionSpec
@@ -40,7 +40,7 @@ class Policy:
         return None if named.issuperset(view.flows[call.target].functions) else Refuse(call.id, "no-capacity")
 
     def scale(self, view: View) -> Iterator[Decision]:
-        there = (*(one.spec for one in view.devices.values()), *(one.spec for one in view.functions.values()))
+        there = what_is(view)
         if there != self._there:
             self._there = there
             known = [cut for cut in self.slices if all(turn.function in view.functions for turn in cut.turns)]
