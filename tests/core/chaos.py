@@ -11,12 +11,15 @@ import random
 from dataclasses import dataclass, field
 from heapq import heapify
 
+from msgspec.structs import replace
+
 from lamina import plugins, policies
 from lamina.core import actions as do
 from lamina.core import events as ev
 from lamina.core.controller import Controller
 from lamina.core.flow import Choice, Each, Flow, Pass, Task
 from lamina.core.policy import Dispatch
+from lamina.errors import NoCapacity
 from lamina.types import NEVER_US, Call, DeviceSpec, FunctionSpec, Quota, Scale, SliceLimits
 from tests.core import chaos_policy
 from tests.core.chaos_flows import GUARDED_FLOWS
@@ -152,7 +155,7 @@ class Chaos:
         self.controller = self.fresh()
         for _ in range(1 if self.crowd else self.rng.randint(1, 3)):
             self.tell(ev.DeviceJoined(self.a_device()))
-        self.tell(ev.Deployed(tuple(self.a_function(f"f{i}") for i in range(4)), FLOWS))
+        self.deploy_all()
 
     def fresh(self) -> Controller:
         rng = random.Random(self.seed)
@@ -165,8 +168,8 @@ class Chaos:
         """One event through the controller, with every check there is."""
         at_us = self.now_us if now_us is None else now_us
         self.log.append((at_us, event))
-        self.ledger.happened(event)
         actions = self.controller.handle(at_us, event)
+        self.ledger.happened(event)
         self.said.append(actions)
         self.ledger.asked(self.controller.now_us, event, actions)
         self.dying += [action.instance for action in actions if isinstance(action, do.Kill)]
@@ -392,7 +395,32 @@ class Chaos:
         self.tell(self.rng.choice(nonsense))
 
     def redeploy(self) -> None:
-        self.tell(ev.Deployed((self.a_function(f"f{self.rng.randrange(4)}"),), (self.rng.choice(FLOWS),)))
+        if self.ledger.functions:
+            self.deploy(ev.Deployed((self.a_function(f"f{self.rng.randrange(4)}"),), (self.rng.choice(FLOWS),)))
+        else:
+            self.deploy_all()
+
+    def deploy_all(self) -> None:
+        functions = tuple(self.a_function(f"f{i}") for i in range(4))
+        self.deploy(ev.Deployed(functions, FLOWS))
+        if not self.ledger.functions:  # less is asked for, and not that all of a workflow be together
+            modest = tuple(replace(spec, gpu="may", share=0.25, cores=1, memory_mib=spec.memory_mib // 4) for spec in functions)
+            self.deploy(ev.Deployed(modest))
+            if self.ledger.functions:
+                self.deploy(ev.Deployed((), FLOWS))
+
+    def deploy(self, event: ev.Deployed) -> None:
+        """A policy may refuse it for want of room. Then it has not happened: nothing has changed, and a replay that does
+        not know of it goes on as this one does."""
+        specs, flows = dict(self.ledger.functions), dict(self.controller.state.flows)
+        try:
+            self.tell(event)
+        except NoCapacity:
+            self.log.pop()
+            assert {name: function.spec for name, function in self.controller.state.functions.items()} == specs
+            assert self.controller.state.flows == flows
+            self.controller.state.check()
+            self.tell(ev.Tick())
 
     def step_back(self) -> None:
         self.tell(ev.Tick(), max(0, self.now_us - self.rng.randint(1, 5_000_000)))

@@ -83,3 +83,13 @@ def test_improvement_counts_what_is_lower_and_never_what_is_higher():
 
 def test_half_of_a_normal_distribution_is_below_its_middle():
     assert below(np.array([-1.96, 0.0, 1.96])) == pytest.approx([0.025, 0.5, 0.975], abs=1e-3)
+
+
+def test_a_space_smaller_than_the_trials_is_tried_point_by_point():
+    found = minimise(bowl, [3, 2], 30.0, seed=1)
+    assert sorted(trial.point for trial in found.trials) == [(a, b) for a in range(3) for b in range(2)]
+
+
+def test_a_goal_that_is_over_already_gives_the_fastest_plan():
+    found = minimise(bowl, [8, 8, 4], 0.0, seed=1, rounds=2)
+    assert found.best.latency == min(trial.latency for trial in found.trials)

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lamina.core.flow import Each, Flow, Pass, Task
+from lamina.core.flow import Each, Flow, Parallel, Pass, Task
+from lamina.core.retry import Catcher, Guard
 from lamina.planner.configs import Config, Configs
-from lamina.planner.split import Block, dominators, runs, split
+from lamina.planner.split import Block, dominators, functions_of, runs, split
 from tests.planner.reference import dag, draw, random_dag
 
 seeds = st.integers(0, 10**9)
@@ -116,3 +117,19 @@ def test_what_is_left_from_a_task_on_is_enough_for_all_that_follow_it(seed: int)
     for name, node in flow.nodes.items():
         for follower in node.next:
             assert found.rest[name,] >= found.share[name,] + found.rest[follower,] - 1e-9
+
+
+ONE_WAY = Configs.of([Config(1, 1, 1, 1_000, 1.0)])
+
+
+def test_a_step_only_a_failure_leads_to_may_take_all_the_time_that_is_left():
+    caught = Guard(catch=(Catcher(("States.ALL",), ("z",)),))
+    flow = Flow("w", {"a": Task("a", "f", guard=caught), "z": Task("z", "g")}, ("a",))
+    found = split(flow, dict.fromkeys("fg", ONE_WAY))
+    assert found.budget_us(("z",), 700) == 700
+
+
+def test_steps_of_one_name_in_two_branches_are_two_steps():
+    branches = tuple(Flow(name, {"x": Task("x", name)}, ("x",)) for name in "fg")
+    flow = Flow("w", {"p": Parallel("p", branches)}, ("p",))
+    assert list(functions_of(flow).values()) == ["f", "g"]

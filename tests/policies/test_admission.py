@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lamina import policies
 from lamina.core.actions import Refuse, Reply, StartBatch
-from lamina.core.events import CallArrived
+from lamina.core.events import CallArrived, CallCancelled
 from lamina.core.flow import Choice, Each, Flow, Task
 from lamina.planner.placements import Shape, placements
 from lamina.planner.reservations import Reservations, Slot
@@ -208,6 +208,30 @@ def test_the_dearest_way_is_what_a_limit_is_held_against():
     world = World().build(devices=(GPU,), names=("a", "b"), flows=[cascade()])
     assert world.call("c", within_ms=100, cost=1.5 * ALONE_ON_GPU, target="cascade") == "cost"
     assert world.call("d", within_ms=100, cost=2.1 * ALONE_ON_GPU, target="cascade") == "open"
+
+
+def test_nobody_waits_for_one_who_has_gone():
+    flow = Flow("two", {"x": Task("x", "f", ("y",)), "y": Task("y", "g")}, ("x",))
+    world = World().build(devices=(GPU,), names=("f", "g"), flows=(flow,))
+    world.call("a", within_ms=1_000, target="two")
+    world.call("b", within_ms=1_000, target="two")
+    world.wait(5)
+    world.call("c", within_ms=800, target="two")  # all three go on together
+    world.wait(9)
+    world.tell(CallCancelled("b"))
+    world.wait(40)
+    assert world.ending("a") == world.ending("c") == "reply"
+
+
+def test_a_step_is_not_put_off_for_ever_because_there_is_time_for_ever():
+    flow = Flow("two", {"x": Task("x", "f", ("y",)), "y": Task("y", "g")}, ("x",))
+    world = World().build(devices=(GPU,), names=("f", "g"), flows=(flow,))
+    usual = world.fate
+    world.fate = lambda batch: None if batch.jobs[0].call_id == "hangs" else usual(batch)
+    world.call("a", within_ms=10_000_000, target="two")
+    world.call("hangs", within_ms=10_000_000, target="two")
+    world.wait(3_000)
+    assert world.ending("a") == "reply"
 
 
 def test_more_items_than_expected_are_served_all_the_same():

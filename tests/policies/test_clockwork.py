@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from lamina import policies
 from lamina.core.actions import Refuse, Reply
@@ -53,6 +54,15 @@ def test_a_batch_is_no_larger_than_its_most_urgent_member_can_bear(script: Scrip
     script.at(100 * MS)
     assert script.sizes[1] == 4
     assert "urgent" in script.served[1]
+
+
+def test_a_batch_is_not_sent_behind_one_that_leaves_it_too_few_cores(script: Script):
+    few, many = a_function("few", cores=1), a_function("many", cores=3)
+    clockwork(script, few, many, devices=[replace(GPU, cores=4)], takes={"few": 10 * MS, "many": 10 * MS})
+    script.at(0).arrives("c1", target="few", within_us=900 * MS)
+    script.at(8 * MS).arrives("c2", target="many", within_us=900 * MS)
+    assert len(script.batches) == 1
+    assert script.at(100 * MS).batches[1].cores == 3
 
 
 def test_the_next_batch_is_sent_only_when_its_window_opens(busy: Script):

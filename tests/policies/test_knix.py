@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from lamina.core.events import Deployed
+from lamina.core.events import Deployed, DeviceJoined, DeviceLost
 from lamina.core.flow import Flow, Task
 from lamina.errors import NoCapacity
 from lamina.policies.knix import Policy
@@ -110,6 +110,42 @@ def test_a_lost_pod_comes_back(script: Script):
     script.loses("f-1")
     script.at(5 * S)
     assert shapes(script.controller) == [(5, 100)]
+
+
+# ------------------------------------------------------------------------- when a device is lost
+
+
+def test_the_same_again_is_not_refused_though_a_device_has_been_lost(script: Script):
+    functions = [a_model(name, share=0.6) for name in "ab"]
+    given(script, *functions, count=2)
+    script.tell(DeviceLost("gpu1"))
+    script.tell(Deployed((replace(functions[0], max_batch=4), functions[1])))
+    assert script.controller.state.functions["a"].spec.max_batch == 4
+
+
+def test_who_has_lost_its_share_is_a_guest_on_what_others_lend(script: Script):
+    given(script, a_model("a", share=0.6), a_model("b", share=0.6), count=2)
+    script.tell(DeviceLost("gpu1"))
+    script.at(1 * S).arrives("c1", "c2", target="b")
+    script.arrives("c3", target="a")
+    script.at(5 * S)
+    assert {script.ending(name) for name in ("c1", "c2", "c3")} == {"reply"}
+
+
+def test_a_guest_has_its_share_again_as_soon_as_there_is_one(script: Script):
+    given(script, a_model("a", share=0.6), a_model("b", share=0.6), count=2)
+    script.tell(DeviceLost("gpu1"))
+    script.at(1 * S).arrives("c1", target="b")
+    script.tell(DeviceJoined(replace(GPU, id="gpu2")))
+    assert shapes(script.controller, "b") == [(12, 100)]
+
+
+def test_what_finds_no_place_is_given_up_after_a_while(script: Script):
+    given(script, a_model("a", share=0.6, lend=False), a_model("b", share=0.6), count=2, patience_us=3 * S)
+    script.tell(DeviceLost("gpu1"))
+    script.arrives("c1", target="b")
+    script.at(5 * S)
+    assert script.ending("c1") == "no-capacity"
 
 
 # ---------------------------------------------------------------------------- lending

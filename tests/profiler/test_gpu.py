@@ -57,7 +57,7 @@ def test_the_last_bucket_is_the_largest_batch() -> None:
 def test_it_measures_as_any_other_bench_does() -> None:
     stand = bench()
     assert stand.load() > 0
-    outcome = Measuring(stand, 12, target=0.5, budget_s=2.0).go()
+    outcome = Measuring(stand, 12, target=0.5, budget_s=60.0).go()
     assert {(1, 1), (12, 4)} <= outcome.runs.keys()
     stand.close()
 

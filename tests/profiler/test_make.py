@@ -10,6 +10,7 @@ from lamina.predict.profile import Point, Profile
 from lamina.profiler import make
 from lamina.profiler.compare import compare
 from lamina.profiler.measure import Outcome
+from lamina.profiler.record import Ended, Head, Record
 from tests.profiler.fake import FakeBench, straight
 
 
@@ -39,15 +40,24 @@ def test_a_function_without_batches_keeps_all_its_units() -> None:
 
 def test_a_profile_says_where_it_comes_from(tmp_path: Path) -> None:
     outcome = Outcome({(1, 1): [10.0] * 9 + [90.0]}, 0.04, 1.5, True, disturbed=2)
-    profile = make.to_profile("f", FakeBench(straight), outcome, [100, 300, 200], 0.05, tmp_path / "app.py")
+    head = Head(function="f", device="fake", machine="made up", code="c", max_batch=1, inputs="i")
+    record = Record(tmp_path / "runs", head)
+    for load_us, memory_mib in ((100, 77), (300, 60), (200, 50)):
+        record.add_load(load_us)
+        record.add_end(Ended(spent_s=0.5, memory_mib=memory_mib, disturbed=1))
+    record.close()
+    profile = make.to_profile("f", FakeBench(straight), outcome, record, 0.05, tmp_path / "app.py")
     assert (profile.device, profile.load_us, profile.memory_mib, profile.bandwidth) == ("fake", 200, 77, 0.0)
-    told = {name: profile.meta[name] for name in ("machine", "driver", "runs", "stalls", "disturbed", "unsure", "target")}
+    told = {
+        name: profile.meta[name] for name in ("machine", "driver", "runs", "stalls", "disturbed", "spent_s", "unsure", "target")
+    }
     assert told == {
         "machine": "made up",
         "driver": "none",
         "runs": 10,
         "stalls": 1,
-        "disturbed": 2,
+        "disturbed": 3,
+        "spent_s": 1.5,
         "unsure": 0.04,
         "target": 0.05,
     }

@@ -124,7 +124,7 @@ def test_what_needs_a_gpu_is_not_measured_without(app: str) -> None:
 @pytest.mark.live
 def test_a_function_is_measured_in_a_worker_and_the_next_session_goes_on(app: str, tmp_path: Path) -> None:
     (target,) = session.targets(f"{app}:work", [])
-    options = session.Options(out=tmp_path / "profiles", budget_s=1.0, target=0.9)
+    options = session.Options(out=tmp_path / "profiles", budget_s=60.0, target=0.9)
     results = []
     for _ in range(2):
         bench = session.open_bench(target, "cpu")
@@ -155,3 +155,21 @@ def test_a_function_that_fails_says_so(app: str, tmp_path: Path, name: str, kind
             session.run(target, bench, session.Options(out=tmp_path / "profiles"))
     finally:
         bench.close()
+
+
+@pytest.mark.live
+def test_every_sample_has_its_turn_in_batches_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "turns_app.py"
+    seen = tmp_path / "seen"
+    path.write_text(
+        f"import lamina\napp = lamina.App('turns')\n@app.function()\ndef note(x):\n    open({str(seen)!r}, 'a').write(x)\n"
+    )
+    (target,) = session.targets(f"{path}:note", ["a", "b", "c"])
+    bench = session.open_bench(target, "cpu")
+    try:
+        bench.load()
+        for _ in range(4):
+            bench.run(1, 1)
+    finally:
+        bench.close()
+    assert seen.read_text() == "abca"

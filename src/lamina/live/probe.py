@@ -20,7 +20,7 @@ BUDGET_US = 50_000
 """A call may be waiting for this load: what takes longer is learnt from that call instead."""
 
 
-def probe(worker: Worker, function: Function[..., Any], setup: Setup) -> list[tuple[int, int, int]]:
+def probe(worker: Worker, function: Function[..., Any], setup: Setup, budget_us: int = BUDGET_US) -> list[tuple[int, int, int]]:
     """Batch, units and microseconds, of what ran well. Whatever goes wrong here is no reason not to serve."""
     try:
         samples = samples_of(function.app, setup.app).get(function.name)
@@ -32,12 +32,12 @@ def probe(worker: Worker, function: Function[..., Any], setup: Setup) -> list[tu
     mask = setup.mask or (1 << function.spec.cores) - 1
     units = mask.bit_count()
     first_us = _timed(worker, mask, frames[:1])
-    if not first_us or first_us > BUDGET_US / 4:
+    if not first_us or first_us > budget_us / 4:
         return [(1, units, first_us)] if first_us else []
     one_us = min(first_us, _timed(worker, mask, frames[:1]) or first_us)  # the first run of anything is slow
     found = [(1, units, one_us)]
     most = function.spec.max_batch
-    if most > 1 and most * one_us <= BUDGET_US:
+    if most > 1 and most * one_us <= budget_us:
         most_us = _timed(worker, mask, [frames[place % len(frames)] for place in range(most)])
         if most_us:
             found.append((most, units, most_us))

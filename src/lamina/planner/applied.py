@@ -130,11 +130,11 @@ class Standing:
         mate = next((other.instance for other in place.mates if other.live(view)), "")
         quota = _part(view, place.mates, wanted)
         if mate:
-            if not _memory(device, function.spec.memory_mib):
+            if not _fits(device, 0, function.spec.memory_mib):
                 yield from self._give_up(view, device, place, wanted, untidy)
             if place.device in untidy:
                 return
-            if _memory(device, function.spec.memory_mib) and device.promised(device.homes[mate]) + quota <= 1 + 1e-9:
+            if _fits(device, 0, function.spec.memory_mib) and device.promised(device.homes[mate]) + quota <= 1 + 1e-9:
                 yield LoadOn(name, device.spec.id, units, quota, beside=mate)
                 self._took(view, place, wanted)
             return
@@ -143,9 +143,9 @@ class Standing:
             yield ResizeTo(old.id, units, quota)
             self._took(view, place, wanted, old.id)
             return
-        if not self._room(device, units, function.spec.memory_mib):
+        if not _fits(device, units, function.spec.memory_mib):
             yield from self._give_up(view, device, place, wanted, untidy)
-        if place.device not in untidy and self._room(device, units, function.spec.memory_mib):
+        if place.device not in untidy and _fits(device, units, function.spec.memory_mib):
             yield LoadOn(name, device.spec.id, units, quota)
             self._took(view, place, wanted)
 
@@ -155,38 +155,52 @@ class Standing:
         wanted.add(place.instance)
 
     def _resizable(self, view: View, device: Device, place: Place, wanted: set[str]) -> Instance | None:
-        """An old instance of the same function, alone on its slice, that could become what is wanted: it stays warm."""
+        """An old instance of the same function, alone on its slice or without one, that could become what is wanted: it stays
+        warm."""
         for instance in view.functions[place.turn.function].instances.values():
-            home = device.homes.get(instance.id, 0)
-            if instance.id in wanted or not home or instance.phase not in (Phase.WARM, Phase.LOADING):
+            if instance.id in wanted or instance.device != device.spec.id or instance.killed:
                 continue
-            alone = sum(mask == home for mask in device.homes.values()) == 1
+            if instance.phase not in (Phase.WARM, Phase.LOADING):
+                continue
+            home = device.homes.get(instance.id, 0)
+            alone = not home or sum(mask == home for mask in device.homes.values()) == 1
             if alone and device.allows(device.spare(place.cut.units, (instance.id,))):
                 return instance
         return None
 
-    def _room(self, device: Device, units: int, memory_mib: int) -> bool:
-        return _memory(device, memory_mib) and device.allows(device.spare(units))
-
-    def _give_up(self, view: View, device: Device, place: Place, wanted: set[str], untidy: set[str]) -> Iterator[Decision]:
-        """Old instances that are in the way; those first whose function is served elsewhere already."""
+    def _give_up(
+        self, view: View, device: Device, place: Place, wanted: set[str], untidy: set[str]
+    ) -> Iterator[Decision]:
+        """Old instances that are in the way, no more than need be; those first whose function is served elsewhere already."""
+        memory_mib = view.functions[place.turn.function].spec.memory_mib
+        units = 0 if any(mate.live(view) for mate in place.mates) else place.cut.units
         there = [view.instances[name] for name in device.instances]
-        old = [instance for instance in there if instance.id not in wanted and instance.phase is not Phase.DRAINING]
-        going = [instance for instance in old if not self._first(view, instance, place)]
-        served = [instance for instance in going if self._warm(view, instance.function, wanted)]
-        for instance in served or going:
-            yield UnloadOf(instance.id)
-        if old or any(instance.phase is Phase.DRAINING for instance in there):
+        going = [one for one in there if one.phase is Phase.DRAINING]
+        old = [one for one in there if one.id not in wanted and one.phase is not Phase.DRAINING]
+        free = [one for one in old if not self._first(view, one, place)]
+        free.sort(key=lambda one: (not self._warm(view, one.function, wanted), one.used_us, one.id))
+        while not _fits(device, units, memory_mib, going):
+            if not free:
+                break
+            going.append(free.pop(0))
+        else:
+            stay = _fits(device, 0, memory_mib)  # only their slices are in the way
+            for instance in going:
+                if instance.phase is not Phase.DRAINING and (not stay or instance.id in device.homes):
+                    yield self._parted(view, instance) if stay else UnloadOf(instance.id)
             return
+        if len(going) < len(there) - len(wanted & device.instances.keys()):
+            return  # somebody comes first
         if device.spec.id in self._tidied:
             place.hopeless = True
             return
-        # only what the plan wants stands here, and leaves no block: all of it goes, and comes back largest first
+        # what the plan wants stands so that it leaves no block: all of it goes, and comes back largest first
         self._tidied.add(device.spec.id)
         untidy.add(device.spec.id)
         for instance in there:
             wanted.discard(instance.id)
-            yield UnloadOf(instance.id)
+            if instance.phase is not Phase.DRAINING:
+                yield UnloadOf(instance.id)
 
     def _first(self, view: View, instance: Instance, place: Place) -> bool:
         """Is it the only one to serve somebody who has waited for longer than those this place is for?
@@ -196,7 +210,7 @@ class Standing:
         """
         function = view.functions[instance.function]
         mine = view.functions[place.turn.function]
-        if function is mine or any(one.live(view) for one in self._of.get(instance.function, ())):
+        if any(one.live(view) for one in self._of.get(instance.function, ())):
             return False
         if len(function.queue):
             return unused(instance) or waits_since_us(function) < waits_since_us(mine)
@@ -219,8 +233,17 @@ class Standing:
             else:
                 quiet_us = view.now_us - max(instance.used_us, instance.since_us)
                 over = not len(function.queue) and not instance.batches and quiet_us >= function.spec.scale.idle_us
-            if over:
+            if over and instance.id in self.how and not phases:
+                yield self._parted(view, instance)
+            elif over:
                 yield UnloadOf(instance.id)
+
+    def _parted(self, view: View, instance: Instance) -> Decision:
+        """Its slice goes to others. It stays as a guest while there is memory, if the device can run it anywhere."""
+        device = view.devices[instance.device]
+        self.how.pop(instance.id, None)
+        needs_slice = view.functions[instance.function].spec.home or not device.spec.limits.per_batch
+        return UnloadOf(instance.id) if needs_slice else ResizeTo(instance.id, 0)
 
     def _warm(self, view: View, function: str, wanted: set[str]) -> bool:
         instances = view.functions[function].instances
@@ -270,8 +293,11 @@ def waits_since_us(function: FunctionState) -> int:
     return function.queue.head().enqueued_us if len(function.queue) else NEVER_US
 
 
-def _memory(device: Device, memory_mib: int) -> bool:
-    return device.memory_used_mib + memory_mib <= device.spec.memory_mib
+def _fits(device: Device, units: int, memory_mib: int, going: Sequence[Instance] = ()) -> bool:
+    """Memory, and a block for a slice if `units` asks for one, once those are gone."""
+    if device.memory_used_mib - sum(one.memory_mib for one in going) + memory_mib > device.spec.memory_mib:
+        return False
+    return not units or device.allows(device.spare(units, [one.id for one in going]))
 
 
 def _places(view: View, cuts: Sequence[Cut], kinds: Mapping[str, str]) -> list[Place]:

@@ -47,6 +47,7 @@ UNKNOWN_US = 10_000
 UP, DOWN, CHANCE = 1.05, 0.9, 3.0
 ENOUGH = 1.0  #: requests a second that are planned for whoever has any
 SAME = 1.03  #: rates no further apart than this have one plan
+KEEP = 1.5  #: how much more others must be called to take the turn of a function that stands
 PLANS = 16  #: that are remembered
 SCALES = 5  #: steps of the search for the largest part of all rates that fits
 
@@ -114,6 +115,8 @@ class Elastic:
     def _due(self, view: View) -> bool:
         if what_is(view) != self._there:
             return True
+        if self._standing.changing and view.now_us < self._looked_us + self.period_us:
+            return False  # let the last plan come to stand first
         if view.now_us >= self._next_us:
             return True
         new = any(name not in self._planned for name in (*view.waiting, *view.held))
@@ -253,7 +256,8 @@ def chosen(view: View, rates: dict[str, float], kinds: Sequence[DeviceSpec], tur
     """Of those that can run here, as many as there are turns and memory for: the ones called most, in the order of `rates`."""
     memory_mib = sum(device.spec.memory_mib for device in view.devices.values())
     taken: set[str] = set()
-    for name in sorted(rates, key=lambda one: (-rates[one], one)):
+    stays = {name: KEEP if view.functions[name].instances else 1.0 for name in rates}
+    for name in sorted(rates, key=lambda one: (-rates[one] * stays[one], one)):
         spec = view.functions[name].spec
         able = any(spec.fits_family(kind.family) and spec.memory_mib <= kind.memory_mib for kind in kinds)
         if able and len(taken) < turns and spec.memory_mib <= memory_mib:

@@ -80,7 +80,18 @@ def room_on(device: Device, without: Iterable[str] = ()) -> Room:
 
 def place(groups: Iterable[Group], rooms: dict[str, Room], placement: Placement) -> dict[str, str]:
     """Function -> device for all of them, largest group first; takes from `rooms`, or raises NoCapacity."""
+    found, lacking = place_some(groups, rooms, placement)
+    for refusal in lacking.values():
+        raise refusal
+    return found
+
+
+def place_some(
+    groups: Iterable[Group], rooms: dict[str, Room], placement: Placement
+) -> tuple[dict[str, str], dict[str, NoCapacity]]:
+    """The same for those that fit, and for each function of the others what is missing."""
     found: dict[str, str] = {}
+    lacking: dict[str, NoCapacity] = {}
     for group in sorted(groups, key=lambda group: -sum(_weight(spec) for spec in group.functions)):
         parts: list[tuple[FunctionSpec, ...]] = [(spec,) for spec in group.functions]
         whole = None if placement == "spread" else _choose(group.functions, rooms, placement)
@@ -88,13 +99,13 @@ def place(groups: Iterable[Group], rooms: dict[str, Room], placement: Placement)
             parts = [group.functions]
         for part in parts:
             device = _choose(part, rooms, placement)
-            if device is None:
-                raise _refusal(group, part, rooms)
-            left = rooms[device].takes(part)
-            assert left is not None
+            left = rooms[device].takes(part) if device is not None else None
+            if device is None or left is None:
+                lacking |= dict.fromkeys((spec.name for spec in part), _refusal(group, part, rooms))
+                continue
             rooms[device] = left
             found.update((spec.name, device) for spec in part)
-    return found
+    return found, lacking
 
 
 def _choose(functions: tuple[FunctionSpec, ...], rooms: dict[str, Room], placement: Placement) -> str | None:

@@ -22,6 +22,7 @@ from lamina.core.state import FunctionState, Instance
 from lamina.planner.menu import Pick
 from lamina.planner.offer import economical
 from lamina.planner.seats import Menus
+from lamina.types import NEVER_US
 
 HOT, APART = 0.6, 0.15
 """A device above this load shares with one that has at least so much less."""
@@ -31,6 +32,9 @@ MOVES = 4
 
 ASK_AT, GIVE_AT = 0.85, 0.5
 """Load of all devices of a kind at which one more is asked for, and, counted without it, one is given back."""
+
+ROOMY = 0.7
+"""Part of a device's memory up to which a function may stand there besides."""
 
 ASK_AGAIN_US = 60_000_000
 KEEP_MOST = 10
@@ -57,8 +61,11 @@ class Standing(ScaleToLoad):
         self._full_at_us, self._known = view.now_us + self.period_us, known
         if not self._asked:
             self._born.update(view.devices)
+        kinds = {device.spec.kind: device.spec.family for device in view.devices.values()}
         for function in list(view.functions.values()):
             yield from self._one(view, function)
+            if len(kinds) > 1 and 0 < len(function.instances) < function.spec.scale.max and not function.spec.home:
+                yield from self._other_kind(view, function)
         load = self._load(view)
         yield from self._balance(view, load)
         yield from self._devices(view, load)
@@ -95,6 +102,29 @@ class Standing(ScaleToLoad):
             for instance in standing[want:] if want else standing:
                 if _idle_us(view, instance) >= self._keep_us(view, function, instance) and instance.phase is Phase.WARM:
                     yield UnloadOf(instance.id)
+
+    def _other_kind(self, view: View, function: FunctionState) -> Iterator[Decision]:
+        """Full batches may be cheapest on one kind of device and single jobs on another: then it stands on both."""
+        spec = function.spec
+        if not (spec.scale.min or self._rate.get(spec.name, 0.0)):
+            return
+        hosts = dict.fromkeys(view.devices[instance.device].spec.kind for instance in function.instances.values())
+        here = [pick for kind in hosts if (pick := self._single(view, function, kind)) is not None]
+        for device in view.devices.values():
+            if device.spec.kind in hosts or not self._fits(function, device, {}) or not device.spec.limits.per_batch:
+                continue
+            if device.memory_used_mib + spec.memory_mib > ROOMY * device.spec.memory_mib:
+                continue
+            there = self._single(view, function, device.spec.kind)
+            if there is not None and here and there.cost < 0.95 * min(pick.cost for pick in here):
+                yield LoadOn(spec.name, device.spec.id)
+                return
+
+    def _single(self, view: View, function: FunctionState, kind: str) -> Pick | None:
+        """The cheapest way to run one job on this kind of device within its goal."""
+        device = next(device for device in view.devices.values() if device.spec.kind == kind)
+        goal_us = function.spec.slo.latency_us or NEVER_US
+        return min((pick for pick in self.menus.of(view, function, device).rows(1) if pick.time_us <= goal_us), default=None)
 
     def _keep_us(self, view: View, function: FunctionState, instance: Instance) -> int:
         """A standing slice costs all the time; memory alone is kept for as long as its function usually is silent."""

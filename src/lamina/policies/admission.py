@@ -86,7 +86,7 @@ class Policy:
                     return self._booked(view, call, booking.slots, done[0])
         offer_us = self._offer(view, flow, every, limit)
         if not offer_us:
-            return Refuse(call.id, "cost")
+            return Refuse(call.id, "cost" if limit else "no-capacity")
         needed_us = offer_us + reserve_us
         late_us = now_us + needed_us - call.deadline_us
         return Refuse(call.id, "deadline", retry_after_us=max(1_000, late_us), offer_us=needed_us)
@@ -305,7 +305,9 @@ class Policy:
     def scale(self, view: View) -> Iterator[Decision]:
         self._known.clear()
         self._tidy(view)
-        self._plans = {call: plan for call, plan in self._plans.items() if any(slot.booked for own in plan.values() for slot in own)}
+        self._plans = {
+            call: plan for call, plan in self._plans.items() if any(slot.booked for own in plan.values() for slot in own)
+        }
         yield from self._keeper.scale(view, self._table)
 
     def _tidy(self, view: View) -> None:

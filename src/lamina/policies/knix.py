@@ -7,6 +7,9 @@ that could be had, instead of waiting for ever or being cut down in silence.
 `elastic` is the soft limit of the GPU manager: a batch may use more than its share, up to `limit`, out of what is idle and
 what its owners do not want at this moment. Lending is for one batch, so an owner waits no longer than that.
 
+A share is lost with its device. Its function is then placed alone if its workflow does not fit any more; if it does not
+either, it is a guest that runs on what is free or lent, and what finds no place for `patience_us` is given up.
+
 Source: KNIX MicroFunctions, its GPU branch, and HiPS '21; placement as its GPU manager does it (the device with least room
 that fits). Repaired here: sums are checked against what is free on single devices, compute as well as memory.
 """
@@ -16,16 +19,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lamina.core.actions import Refuse
 from lamina.core.flow import Flow
-from lamina.core.lease import find_run
+from lamina.core.lease import Device, find_run
 from lamina.core.lifecycle import Phase
-from lamina.core.policy import Decision, Hold, LoadOn, Opening, ResizeTo, UnloadOf, View
+from lamina.core.policy import Decision, Drop, Hold, LoadOn, Opening, Promise, ResizeTo, UnloadOf, View
 from lamina.core.queue import Order
 from lamina.core.state import FunctionState, Instance
 from lamina.errors import NoCapacity
 from lamina.planner.pods import fill, own_slices
-from lamina.planner.shares import Group, Placement, place, room_on
-from lamina.types import NEVER_US, FunctionSpec
+from lamina.planner.shares import Group, Placement, Room, place_some, room_on
+from lamina.types import NEVER_US, Call, FunctionSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,57 +39,135 @@ class Policy:
     elastic: bool = True  #: may a batch use more than its share?
     limit: float = 1.0  #: of a device, for one elastic batch
     placement: Placement = "binpack"
+    patience_us: int = 60_000_000  #: how long work waits for a place when its share has been lost
     period_us: int = 1_000_000
     order: Order = "arrival"
 
+    def admit(self, view: View, call: Call) -> Promise | Refuse | None:
+        """What no device could ever run is not kept waiting."""
+        for name in view.flows[call.target].functions:
+            function = view.functions[name]
+            if not function.instances and not view.can_host(function):
+                return Refuse(call.id, "no-capacity")
+        return None
+
     def deploy(self, view: View, functions: tuple[FunctionSpec, ...], flows: tuple[Flow, ...]) -> None:
-        """NoCapacity if what is new, with all that was promised before, does not fit."""
-        specs = {name: function.spec for name, function in view.functions.items()} | {spec.name: spec for spec in functions}
-        changed = {spec.name for spec in functions}
-        gone = [i.id for i in view.instances.values() if i.function in changed]
-        standing = {i.function for i in view.instances.values()} - changed
-        rooms = {name: room_on(device, gone) for name, device in view.devices.items()}
-        for instance in (view.instances[name] for name in gone):
-            rooms[instance.device].memory_mib += instance.memory_mib
+        """NoCapacity if what is new, with all that was promised before, does not fit.
+
+        What asks for nothing new is not refused, though a device may have been lost since and it has no place now.
+        """
+        known = {name: function.spec for name, function in view.functions.items()}
+        asking = {spec.name for spec in functions if spec.name not in known or _claim(spec) != _claim(known[spec.name])}
+        if not asking:
+            return
+        after = self._lacking(view, known | {spec.name: spec for spec in functions}, flows, asking)
+        before = self._lacking(view, known, (), set()) if after else {}
+        for name, refusal in after.items():
+            if name in asking or name not in before:
+                raise refusal
+
+    def _lacking(
+        self, view: View, specs: dict[str, FunctionSpec], flows: tuple[Flow, ...], changed: set[str]
+    ) -> dict[str, NoCapacity]:
+        """Who would have no place, were these functions deployed."""
+        rooms, standing = self._rooms(view, changed)
         known = {flow.name: flow for flow in (*view.flows.values(), *flows)}
-        place(_groups(specs, known, standing), rooms, self.placement)
+        return place_some(_groups(specs, known, standing), rooms, self.placement)[1]
+
+    def _rooms(self, view: View, changed: set[str]) -> tuple[dict[str, Room], set[str]]:
+        """What is free, and who has a share; without the functions that are about to change, and without guests."""
+        owners = [one for one in view.instances.values() if one.id in view.devices[one.device].homes]
+        gone = [one for one in view.instances.values() if one.function in changed or one not in owners]
+        rooms = {name: room_on(device, [one.id for one in gone]) for name, device in view.devices.items()}
+        for instance in gone:
+            rooms[instance.device].memory_mib += instance.memory_mib
+        return rooms, {one.function for one in owners} - changed
 
     def scale(self, view: View) -> Iterator[Decision]:
         for function in view.functions.values():
-            for instance in function.instances.values():
+            for instance in list(function.instances.values()):
                 yield from self._right_size(view, function, instance)
         specs = {name: function.spec for name, function in view.functions.items()}
-        standing = {i.function for i in view.instances.values()}
-        rooms = {name: room_on(device) for name, device in view.devices.items()}
-        for group in _groups(specs, view.flows, standing):
-            try:
-                places = place([group], rooms, self.placement)
-            except NoCapacity:
-                continue  # it was there when this was deployed; a device has been lost since
-            for name, device in places.items():
-                function = view.functions[name]
-                if view.now_us >= function.not_before_us:
-                    yield LoadOn(name, device, function.spec.units_on(view.devices[device].spec))
+        rooms, standing = self._rooms(view, set())
+        groups = _groups(specs, view.flows, standing)
+        places, lacking = place_some(groups, rooms, self.placement)
+        if lacking:  # it was there when this was deployed, and has been lost since: each for itself, as far as it goes
+            alone = [Group(name, (specs[name],)) for name in lacking]
+            places |= place_some(alone, rooms, "mixed")[0]
+        for name, device in places.items():
+            yield from self._settle(view, view.functions[name], view.devices[device])
+        for name in lacking:
+            if name not in places:
+                yield from self._host(view, view.functions[name])
+
+    def _settle(self, view: View, function: FunctionState, device: Device) -> Iterator[Decision]:
+        """Give it its share, and end its time as a guest. Guests are not counted in the plan, so they may be in the way."""
+        spec = function.spec
+        if view.now_us < function.not_before_us:
+            return
+        guests = [view.instances[one] for one in device.instances if one not in device.homes]
+        for guest in sorted(guests, key=lambda one: (one.function != spec.name, one.id)):
+            if guest.function != spec.name and device.memory_used_mib + spec.memory_mib <= device.spec.memory_mib:
+                break
+            yield UnloadOf(guest.id)
+        if device.memory_used_mib + spec.memory_mib <= device.spec.memory_mib and device.spare(spec.units_on(device.spec)):
+            for guest in [one for one in function.instances.values() if one.id not in view.devices[one.device].homes]:
+                yield UnloadOf(guest.id)
+            yield LoadOn(spec.name, device.spec.id, spec.units_on(device.spec))
+
+    def _host(self, view: View, function: FunctionState) -> Iterator[Decision]:
+        """Who has lost its share and has work is a guest on what is free, or lent; without work there is nothing to host."""
+        spec = function.spec
+        if not len(function.queue):
+            for guest in [one for one in function.instances.values() if not one.batches]:
+                yield UnloadOf(guest.id)
+        elif not function.instances and view.now_us >= function.not_before_us:
+            able = [device for device in view.devices.values() if self._takes_guest(spec, device)]
+            if able:
+                device = max(able, key=lambda device: device.spare(spec.units_on(device.spec)) != 0)
+                yield LoadOn(spec.name, device.spec.id)
+
+    def _takes_guest(self, spec: FunctionSpec, device: Device) -> bool:
+        able = spec.fits_family(device.spec.family) and device.spec.limits.per_batch
+        able = able and device.memory_used_mib + spec.memory_mib <= device.spec.memory_mib
+        return able and device.spare(spec.units_on(device.spec), borrow=self.elastic) != 0
 
     def _right_size(self, view: View, function: FunctionState, instance: Instance) -> Iterator[Decision]:
         """A new version may ask for another share: where it stands if there is room, else somewhere else."""
-        device = view.devices[instance.device]
-        want = function.spec.units_on(device.spec)
-        if instance.units == want or instance.phase is Phase.DRAINING:
+        device, spec = view.devices[instance.device], function.spec
+        want = spec.units_on(device.spec)
+        if instance.phase is Phase.DRAINING:
             return
-        if device.spare(want, (instance.id,)):
-            yield ResizeTo(instance.id, want)
-        else:
+        if not spec.fits_family(device.spec.family):
             yield UnloadOf(instance.id)
+        elif instance.id not in device.homes:
+            if not device.spare(want, borrow=self.elastic):
+                yield UnloadOf(instance.id)  # a guest for whom shares given since leave no place
+        elif instance.units != want:
+            yield ResizeTo(instance.id, want) if device.spare(want, (instance.id,)) else UnloadOf(instance.id)
 
     def dispatch(self, view: View) -> Iterator[Decision]:
         for function in sorted(view.waiting.values(), key=lambda f: (f.queue.head().enqueued_us, f.queue.head().id)):
+            yield from self._give_up(view, function)
+            if not len(function.queue):
+                continue
             for opening in self._openings(view, function):
                 yield from fill(view, function, opening)
                 if function.spec.name not in view.waiting:
                     break
             else:
-                yield Hold(function.spec.name, view.no_opening_until_us(function), NEVER_US)
+                until_us = view.no_opening_until_us(function)
+                if not function.instances:
+                    until_us = max(function.queue.head().enqueued_us + self.patience_us + 1, function.not_before_us)
+                yield Hold(function.spec.name, until_us, NEVER_US)
+
+    def _give_up(self, view: View, function: FunctionState) -> Iterator[Decision]:
+        """Work that was accepted for a share that has been lost, and for which no other place has been found for long."""
+        while len(function.queue) and not function.instances and view.now_us >= function.not_before_us:
+            job = function.queue.head()
+            if view.now_us - job.enqueued_us <= self.patience_us:
+                return
+            yield Drop(job, "no-capacity")
 
     def _openings(self, view: View, function: FunctionState) -> Iterator[Opening]:
         """Its own slice, grown by what is idle around it; then, own slice busy, what others lend."""
@@ -93,12 +175,24 @@ class Policy:
             return
         for own in own_slices(view, function):
             yield self._grown(view, function, own) if self.elastic else own
-        if self.elastic:
-            for instance in function.instances.values():
-                if instance.phase is Phase.WARM and instance.has_room(function.batches_at_once(view.devices[instance.device])):
-                    borrowed = self._borrowed(view, function, instance, instance.units)
-                    if borrowed is not None:
-                        yield borrowed
+        for instance in list(function.instances.values()):
+            device = view.devices[instance.device]
+            if instance.phase is not Phase.WARM or not instance.has_room(function.batches_at_once(device)):
+                continue
+            borrowed = None
+            if instance.id not in device.homes:
+                borrowed = self._as_guest(view, function, instance)
+            elif self.elastic:
+                borrowed = self._borrowed(view, function, instance, instance.units)
+            if borrowed is not None:
+                yield borrowed
+
+    def _as_guest(self, view: View, function: FunctionState, instance: Instance) -> Opening | None:
+        device = view.devices[instance.device]
+        cores = function.spec.cores_on(device.spec)
+        kept = view.kept_from(instance, device) if self.elastic else device.homes_but(instance.id)
+        mask = device.find(instance.id, instance.units, kept) if cores <= device.cores_free else 0
+        return Opening(instance, device, mask, None, view.now_us, cores) if mask else None
 
     def _grown(self, view: View, function: FunctionState, own: Opening) -> Opening:
         """The largest slice there is for it, if that is any faster."""
@@ -122,6 +216,11 @@ class Policy:
             if mask and device.allows(mask):
                 return Opening(instance, device, mask, None, view.now_us, cores)
         return None
+
+
+def _claim(spec: FunctionSpec) -> tuple[str, float, int, int]:
+    """What it asks of a device."""
+    return spec.gpu, spec.share, spec.cores, spec.memory_mib
 
 
 def _groups(specs: dict[str, FunctionSpec], flows: dict[str, Flow], standing: set[str]) -> list[Group]:

@@ -43,6 +43,7 @@ class CpuBench:
         self._runner = asyncio.Runner()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._batches = 0
+        self._turn = 0  #: the sample the next batch begins with: all of them count, also in batches of one
         self._failed: dict[int, ErrorInfo] = {}
         self._peak_mib = 0
         self._engine = LocalEngine(app, [self.device])
@@ -58,7 +59,8 @@ class CpuBench:
 
     def run(self, batch: int, units: int) -> Run:
         self._batches += 1
-        jobs = tuple(JobRef(number, "bench", 0, self._function) for number in range(batch))
+        jobs = tuple(JobRef(self._turn + number, "bench", 0, self._function) for number in range(batch))
+        self._turn += batch
         mask = (1 << units) - 1
         before = self._clocks_us()
         self._engine.perform(StartBatch(self._batches, self._function, _INSTANCE, self.device.id, mask, jobs))

@@ -32,6 +32,7 @@ class GpuBench:
         self._on_gpu = getattr(executor.slicer, "driver", None) is not None
         self._prepared: set[tuple[int, int]] = set()
         self._runner: Runner | None = None
+        self._turn = 0  #: the sample the next batch begins with
 
     def load(self) -> int:
         begin_ns = time.perf_counter_ns()
@@ -51,7 +52,8 @@ class GpuBench:
         if (bucket, mask) not in self._prepared:  # a graph, as a served function has after its first batches
             self._executor.prepare(self._function.name, [mask], [bucket])
             self._prepared.add((bucket, mask))
-        items = [self._items[number % len(self._items)] for number in range(batch)]
+        items = [self._items[(self._turn + number) % len(self._items)] for number in range(batch)]
+        self._turn += batch
         ticket = self._executor.submit(self._function.name, items, mask)
         ends_s = time.monotonic() + _GIVE_UP_S
         while time.monotonic() < ends_s:

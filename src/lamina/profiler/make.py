@@ -16,6 +16,7 @@ from lamina.predict import profile as profiles
 from lamina.predict.profile import Point, Profile
 from lamina.profiler.bench import Bench, Place
 from lamina.profiler.measure import Outcome
+from lamina.profiler.record import Record
 from lamina.profiler.surrogate import without_stalls
 
 ENOUGH_RUNS = 200
@@ -33,7 +34,8 @@ def to_points(runs: Mapping[Place, Sequence[float]]) -> list[Point]:
     return points
 
 
-def to_profile(function: str, bench: Bench, outcome: Outcome, loads_us: Sequence[int], target: float, app: Path) -> Profile:
+def to_profile(function: str, bench: Bench, outcome: Outcome, record: Record, target: float, app: Path) -> Profile:
+    """Of all sessions in the record; `outcome` is that of the last."""
     every = [us for values in outcome.runs.values() for us in values]
     stalls = len(every) - sum(len(without_stalls(values)) for values in outcome.runs.values())
     meta: dict[str, Any] = {
@@ -43,8 +45,9 @@ def to_profile(function: str, bench: Bench, outcome: Outcome, loads_us: Sequence
         "lamina": lamina.__version__,
         "runs": len(every),
         "stalls": stalls,
-        "disturbed": outcome.disturbed,
-        "spent_s": round(outcome.spent_s, 1),
+        "disturbed": sum(ended.disturbed for ended in record.sessions),
+        "device_s": round(sum(every) / 1e6, 2),
+        "spent_s": round(sum(ended.spent_s for ended in record.sessions), 1),
         "unsure": round(outcome.unsure, 4),
         "target": target,
         "bandwidth": "not measured: it takes the device's own counters, which need rights a worker does not have",
@@ -53,8 +56,8 @@ def to_profile(function: str, bench: Bench, outcome: Outcome, loads_us: Sequence
         function=function,
         device=bench.device.kind,
         points=to_points(outcome.runs),
-        load_us=round(statistics.median(loads_us)) if loads_us else 0,
-        memory_mib=bench.memory_mib(),
+        load_us=statistics.median_low(record.loads_us) if record.loads_us else 0,
+        memory_mib=max((ended.memory_mib for ended in record.sessions), default=0),
         meta=meta,
     )
 

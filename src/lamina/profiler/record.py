@@ -36,16 +36,25 @@ class Loaded(Struct, frozen=True, kw_only=True, tag="loaded", tag_field="line"):
     us: int
 
 
-_line = msgspec.json.Decoder(Head | Visit | Loaded)
+class Ended(Struct, frozen=True, kw_only=True, tag="ended", tag_field="line"):
+    """A session, in sum."""
+
+    spent_s: float
+    memory_mib: int
+    disturbed: int
+
+
+_line = msgspec.json.Decoder(Head | Visit | Loaded | Ended)
 
 
 class Record:
-    """Opens or begins the file. `runs` and `loads_us` are what was there."""
+    """Opens or begins the file. `runs`, `loads_us` and `sessions` are what was there."""
 
     def __init__(self, path: Path, head: Head, *, fresh: bool = False) -> None:
         self.path = path
         self.runs: dict[Place, list[float]] = {}
         self.loads_us: list[int] = []
+        self.sessions: list[Ended] = []
         self.dropped = ""  #: why an earlier record was not used
         kept = not fresh and path.exists() and self._read(head)
         try:
@@ -63,10 +72,14 @@ class Record:
         self.loads_us.append(load_us)
         self._write(Loaded(us=load_us))
 
+    def add_end(self, ended: Ended) -> None:
+        self.sessions.append(ended)
+        self._write(ended)
+
     def close(self) -> None:
         self._file.close()
 
-    def _write(self, line: Head | Visit | Loaded) -> None:
+    def _write(self, line: Head | Visit | Loaded | Ended) -> None:
         self._file.write(msgspec.json.encode(line) + b"\n")
         self._file.flush()
 
@@ -92,4 +105,6 @@ class Record:
                     self.runs.setdefault((line.batch, line.units), []).extend(line.us)
                 case Loaded():
                     self.loads_us.append(line.us)
+                case Ended():
+                    self.sessions.append(line)
         return True

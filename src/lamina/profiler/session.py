@@ -14,7 +14,7 @@ from lamina.predict.profile import Profile
 from lamina.profiler import make
 from lamina.profiler.bench import Bench
 from lamina.profiler.measure import Measuring, Outcome, Progress
-from lamina.profiler.record import Head, Record
+from lamina.profiler.record import Ended, Head, Record
 from lamina.sdk.app import App
 from lamina.sdk.binding import bind
 from lamina.sdk.function import Function
@@ -118,11 +118,15 @@ def run(target: Target, bench: Bench, options: Options, watch: Callable[[Progres
         outcome = measuring.go()
     except KeyboardInterrupt:
         if not record.runs:
+            record.close()
             raise
         outcome = measuring.so_far()
-    finally:
+    except BaseException:
         record.close()
-    profile = make.to_profile(function.name, bench, outcome, record.loads_us, options.target, target.file)
+        raise
+    record.add_end(Ended(spent_s=outcome.spent_s, memory_mib=bench.memory_mib(), disturbed=outcome.disturbed))
+    record.close()
+    profile = make.to_profile(function.name, bench, outcome, record, options.target, target.file)
     path = folder / f"{stem}.json"
     make.write(profile, path)
     return Result(profile, path, outcome, kept_runs, record.dropped)

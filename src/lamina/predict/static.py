@@ -1,0 +1,100 @@
+"""What can be said of a model without running it, as numbers a learner can use.
+
+Two views of the same model, since neither is the better one: `totals` (work, bytes, kernels, how much of each per kernel,
+shares of kinds of layers) and `kinds` (work, bytes and counts by kind of operator). Logarithms nearly everywhere: twice the
+work matters the same for a small model and a large one. A static record is a row of `data/h200/models.jsonl` with the
+`operators` of `data/operators.jsonl`; `benchmarks/operators.py` makes the latter for any torch module.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lamina.errors import BadValue
+
+Record = Mapping[str, Any]
+
+KINDS = ("conv", "pointwise", "depthwise", "grouped", "matmul", "attention", "norm", "elementwise", "softmax", "pool", "copy", "gather")
+"""Of operators; the first six do arithmetic worth counting."""
+
+NEEDED = (
+    "params", "param_bytes", "nesting", "layers_conv", "layers_linear", "layers_norm", "layers_activation", "layers_attention",
+    "flops_b1", "flops_b8", "read_bytes_b1", "written_bytes_b1", "read_bytes_b8", "written_bytes_b8", "ops_b1", "leaf_calls_b1",
+    "kernels_b1", "op_counts_b1", "operators",
+)  # fmt: skip
+
+
+def check(record: Record) -> None:
+    missing = [name for name in NEEDED if name not in record]
+    if missing:
+        raise BadValue(
+            f"static features of {record.get('model', 'a function')!r} lack {', '.join(missing)}",
+            hint="trace the model with benchmarks/operators.py and benchmarks/gpu/features.py, or profile the function instead",
+        )
+    unknown = sorted({row[0] for row in record["operators"]} - set(KINDS))
+    if unknown:
+        raise BadValue(f"no kind of operator {', '.join(map(repr, unknown))}", hint=f"there are {', '.join(KINDS)}")
+    if not record["operators"]:
+        raise BadValue(f"{record.get('model', 'a function')!r} has no operators", hint="trace it with a real input")
+
+
+def totals(record: Record) -> list[float]:
+    kernels = max(1, record["kernels_b1"])
+    flops = max(record["flops_b1"], 2 * record["params"], 1)  # a counter that knows no LSTM says 0
+    once = record["read_bytes_b1"] + record["written_bytes_b1"]
+    per_item = max(1e3, (record["read_bytes_b8"] + record["written_bytes_b8"] - once) / 7)
+    parameters = max(1, record["param_bytes"])
+    counts = record["op_counts_b1"]
+    attention = counts.get("bmm", 0) + sum(n for name, n in counts.items() if "scaled_dot" in name)
+    operators = record["operators"]
+    return [
+        *map(math.log, (flops, once, per_item, parameters, kernels, record["ops_b1"], record["leaf_calls_b1"])),
+        *map(math.log, (flops / per_item, flops / kernels, per_item / kernels, parameters / flops)),
+        math.log(record["written_bytes_b8"] / record["read_bytes_b8"]),
+        *(record[f"layers_{kind}"] / kernels for kind in ("conv", "linear", "norm", "activation", "attention")),
+        float(record["nesting"]),
+        float(record["flops_b8"] == 0),
+        *(counts.get(name, 0) / kernels for name in ("native_layer_norm", "native_batch_norm")),
+        attention / kernels,
+        counts.get("cat", 0) / kernels,
+        math.log(record["ops_b1"] / kernels),
+        math.log(1 + _sum(operators, 2)),
+        math.log(1e3 + _sum(operators, 3)),
+        math.log(1 + _sum(operators, 4) + _sum(operators, 5)),
+        math.log(sum(row[1] for row in operators)),
+        *sizes(operators),
+    ]
+
+
+def kinds(record: Record) -> list[float]:
+    operators = record["operators"]
+    by_kind = {kind: [row for row in operators if row[0] == kind] for kind in KINDS}
+    moved = {kind: _sum(rows, 4) + _sum(rows, 5) for kind, rows in by_kind.items()}
+    return [
+        math.log(1 + _sum(operators, 2)),
+        math.log(1e3 + _sum(operators, 3)),
+        math.log(1 + sum(moved.values())),
+        math.log(max(1, record["kernels_b1"])),
+        *(math.log1p(_sum(by_kind[kind], 2) / 1e6) for kind in KINDS[:6]),
+        *(math.log1p(moved[kind] / 1e4) for kind in KINDS if kind not in ("grouped", "matmul", "attention", "gather")),
+        *(math.log1p(sum(row[1] for row in by_kind[kind])) for kind in KINDS),
+        *sizes(operators),
+    ]
+
+
+def sizes(operators: Sequence[Sequence[Any]]) -> list[float]:
+    """How the work is cut: many small operators are bound by launches, one large one by the arithmetic."""
+    return [
+        math.log(sum(row[1] * math.sqrt(max(row[2], 1)) for row in operators)),
+        math.log(1 + max(row[2] for row in operators)),
+        math.log(max(1, *(row[5] for row in operators))) if len(operators) > 1 else math.log(max(1, operators[0][5])),
+    ]
+
+
+def _sum(rows: Sequence[Sequence[Any]], column: int) -> float:
+    return float(sum(row[1] * row[column] for row in rows))
+
+
+VIEWS = {"totals": totals, "kinds": kinds}
