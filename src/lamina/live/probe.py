@@ -1,7 +1,8 @@
 """A first look at a function nobody has timed, in its worker, after it has loaded and before it takes calls.
 
-With sample inputs from the app's `examples()`, a batch of one and the largest batch are timed once each. That is little, but
-the predictor starts from it instead of from nothing, and what is served refines it.
+With sample inputs from the app's `examples()`, a batch of one and the largest batch are timed once each, after a run that does
+not count: the first of all sets up threads and caches, and would look a hundred times slower than the next. That is little,
+but the predictor starts from it instead of from nothing, and what is served refines it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 BUDGET_US = 50_000
 """A call may be waiting for this load: what takes longer is learnt from that call instead."""
 
+LONG = 4
+"""Times the budget from which one run is all there is."""
+
 
 def probe(worker: Worker, function: Function[..., Any], setup: Setup, budget_us: int = BUDGET_US) -> list[tuple[int, int, int]]:
     """Batch, units and microseconds, of what ran well. Whatever goes wrong here is no reason not to serve."""
@@ -32,9 +36,11 @@ def probe(worker: Worker, function: Function[..., Any], setup: Setup, budget_us:
     mask = setup.mask or (1 << function.spec.cores) - 1
     units = mask.bit_count()
     first_us = _timed(worker, mask, frames[:1])
-    if not first_us or first_us > budget_us / 4:
-        return [(1, units, first_us)] if first_us else []
-    one_us = min(first_us, _timed(worker, mask, frames[:1]) or first_us)  # the first run of anything is slow
+    if not first_us:
+        return []
+    if first_us > LONG * budget_us:  # then setting up is the smaller part of it
+        return [(1, units, first_us)]
+    one_us = min(first_us, _timed(worker, mask, frames[:1]) or first_us)
     found = [(1, units, one_us)]
     most = function.spec.max_batch
     if most > 1 and most * one_us <= budget_us:

@@ -168,9 +168,7 @@ class Standing:
                 return instance
         return None
 
-    def _give_up(
-        self, view: View, device: Device, place: Place, wanted: set[str], untidy: set[str]
-    ) -> Iterator[Decision]:
+    def _give_up(self, view: View, device: Device, place: Place, wanted: set[str], untidy: set[str]) -> Iterator[Decision]:
         """Old instances that are in the way, no more than need be; those first whose function is served elsewhere already."""
         memory_mib = view.functions[place.turn.function].spec.memory_mib
         units = 0 if any(mate.live(view) for mate in place.mates) else place.cut.units

@@ -97,7 +97,8 @@ class Elastic:
         yield from self._standing.steps(view)
         yield from self._guests.steps(view, self._housed(view))
         unsettled = self._standing.changing or self._guests.waiting
-        at_us = min(self._next_us, now_us + RETRY_US if unsettled else self._next_us)
+        at_us = now_us + RETRY_US if unsettled or self._next_us <= now_us else self._next_us
+        at_us = min(at_us, self._next_us) if self._next_us > now_us else at_us
         if self._wake_us <= now_us or at_us < self._wake_us:
             self._wake_us = max(at_us, now_us + 1)
             yield Wake(self._wake_us)

@@ -171,16 +171,13 @@ class Offers:
         return list({instance.device: None for instance in function.instances.values()})
 
     def work(self, view: View, flow: Flow) -> dict[str, float]:
-        """Unit-microseconds one call takes on each device, in full batches, spread over the devices of each function."""
+        """Unit-microseconds one call takes on each device, in full batches."""
         total: dict[str, float] = {}
         for name, times in flow.visits.items():
             function = view.functions[name]
-            hosts = dict.fromkeys(instance.device for instance in function.instances.values())
-            for host in hosts:
-                menu = self.menus.of(view, function, view.devices[host])
-                pick = economical(menu, self._part_us(view, flow, name))
-                if pick is not None:
-                    total[host] = total.get(host, 0.0) + times * menu.work(pick) / len(hosts)
+            paces = self._paces(view, function, self._part_us(view, flow, name))
+            for host in paces:  # as much of each as it can do of it
+                total[host] = total.get(host, 0.0) + times * view.devices[host].spec.units / sum(paces.values())
         return total
 
     def _part_us(self, view: View, flow: Flow, name: str) -> int:
@@ -195,10 +192,17 @@ class Offers:
         part_us = self._parts_us[name] = max(1, int(2 * slo_us * min(0.5, own_us / max(1, whole.fastest_us))))
         return part_us
 
-    def _usual(self, view: View, function: FunctionState, host: str) -> Pick | None:
-        """How its batches are likely to be run."""
-        menu = self.menus.of(view, function, view.devices[host])
-        return economical(menu, self._parts_us.get(function.spec.name, function.spec.slo.latency_us))
+    def _paces(self, view: View, function: FunctionState, allowed_us: int) -> dict[str, float]:
+        """Per device it is on, how many jobs a microsecond all of it would do; none while nobody knows."""
+        paces: dict[str, float] = {}
+        for instance in function.instances.values():
+            if instance.phase is not Phase.DRAINING and instance.device not in paces:
+                device = view.devices[instance.device]
+                menu = self.menus.of(view, function, device)
+                pick = economical(menu, allowed_us)
+                if pick is not None:
+                    paces[instance.device] = device.spec.units / max(1.0, menu.work(pick))
+        return paces
 
     # ------------------------------------------------------------------- fluid
 
@@ -242,14 +246,11 @@ class Offers:
                 jobs += function.coming * self._sooner(view, name, allowed_us)
             if not jobs:
                 continue
-            hosts = dict.fromkeys(i.device for i in function.instances.values() if i.phase is not Phase.DRAINING)
-            pick = self._usual(view, function, next(iter(hosts))) if hosts else None
-            if pick is None:
-                continue
-            work = jobs * self.menus.of(view, function, view.devices[next(iter(hosts))]).work(pick)
-            look.own_us[name] = own_us = work / sum(view.devices[host].spec.units for host in hosts)
-            for host in hosts:
-                look.delay_us[host] = look.delay_us.get(host, 0.0) + own_us
+            paces = self._paces(view, function, self._parts_us.get(name, function.spec.slo.latency_us))
+            if paces:
+                look.own_us[name] = own_us = jobs / sum(paces.values())
+                for host in paces:
+                    look.delay_us[host] = look.delay_us.get(host, 0.0) + own_us
         return look
 
 

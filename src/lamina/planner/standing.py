@@ -220,17 +220,14 @@ class Standing(ScaleToLoad):
         load = dict.fromkeys(view.devices, 0.0)
         for name, function in view.functions.items():
             rate = self._rate.get(name, 0.0)
-            hosts = dict.fromkeys(instance.device for instance in function.instances.values())
-            if rate > 0 and hosts:
-                for host in hosts:
-                    pick = self._pick(view, function, view.devices[host])
-                    if pick is not None:
-                        load[host] += (
-                            rate
-                            * self.menus.of(view, function, view.devices[host]).work(pick)
-                            / view.devices[host].spec.units
-                            / len(hosts)
-                        )
+            paces: dict[str, float] = {}
+            for instance in function.instances.values():
+                device = view.devices[instance.device]
+                pick = self._pick(view, function, device) if rate > 0 else None
+                if pick is not None:
+                    paces[instance.device] = device.spec.units / max(1.0, self.menus.of(view, function, device).work(pick))
+            for host in paces:
+                load[host] += rate / sum(paces.values())
         return load
 
     def _balance(self, view: View, load: dict[str, float]) -> Iterator[Decision]:
