@@ -1,0 +1,136 @@
+"""How much longer a batch takes beside others, fitted to measured co-locations. The third model, see `interference.py`.
+
+On an H200 cut into disjoint slices everybody has neighbours' cost although the sum of bandwidths is far from the peak. What
+tells most of it is, in this order: how large the function's weights are (small models live from the L2 cache, and lose more
+when others use it), how many neighbours there are, how much bandwidth these ask for, and how much the function itself asks
+for per unit it has. A straight line in those four (three of them as logarithms), ridge-fitted to the logarithm of the
+slowdown: with 187 measured tenants more terms do not help functions that were left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from lamina.errors import BadValue
+from lamina.planner.neighbours import Running
+from lamina.predict.static import Record
+from lamina.predict.table import Table
+
+SHIPPED = Path(__file__).parent / "models" / "neighbours"
+RIDGE = 2.0
+PEAK = {"h200": 4800.0}
+"""GB/s of the memory."""
+
+Key = tuple[str, str]
+"""Function, kind of device."""
+
+
+class Traits(Struct, frozen=True):
+    """What a neighbour feels of a function: bytes it moves in a batch, and how much of its weights may stay in a cache."""
+
+    parameter_bytes: float
+    fixed_bytes: float
+    item_bytes: float
+
+    def moved(self, batch: int) -> float:
+        return self.fixed_bytes + self.item_bytes * batch
+
+
+def traits(record: Record) -> Traits:
+    """From a static record; bytes are those of all operators, as if nothing were cached."""
+    once, eight = (record[f"read_bytes_b{batch}"] + record[f"written_bytes_b{batch}"] for batch in (1, 8))
+    item = max(0.0, (eight - once) / 7)
+    return Traits(float(max(1, record["param_bytes"])), float(max(1.0, once - item)), item)
+
+
+class Side(Struct, frozen=True):
+    """One tenant of a case: `demand` is of the peak bandwidth, `share` of the device's units."""
+
+    parameter_bytes: float
+    demand: float
+    share: float
+
+
+def terms(own: Side, others: Sequence[Side]) -> list[float]:
+    return [
+        math.log(own.parameter_bytes),
+        float(len(others)),
+        math.log(sum(other.demand for other in others) + 0.02),
+        math.log(own.demand / own.share + 0.02),
+    ]
+
+
+class Line(Struct, frozen=True):
+    """Logarithm of the slowdown, straight in `terms`; within the range it was fitted in."""
+
+    base: float
+    slopes: list[float]
+    least: list[float]
+    most: list[float]
+
+    def slowdown(self, own: Side, others: Sequence[Side]) -> float:
+        if not others:
+            return 1.0
+        inside = (min(max(x, low), high) for x, low, high in zip(terms(own, others), self.least, self.most, strict=True))
+        return max(1.0, math.exp(self.base + sum(slope * x for slope, x in zip(self.slopes, inside, strict=True))))
+
+
+def fit(cases: Iterable[tuple[Side, Sequence[Side], float]]) -> Line:
+    """From tenants, their neighbours and how many times longer they took."""
+    import numpy as np
+
+    seen = list(cases)
+    if len(seen) < 10:
+        raise BadValue(f"{len(seen)} co-located tenants are too few to fit a line to", hint="measure at least 10; 60 cases are of use")
+    rows = np.array([terms(own, others) for own, others, _ in seen])
+    logs = np.log([slowdown for *_, slowdown in seen])
+    center, scale = rows.mean(0), rows.std(0) + 1e-9
+    points = (rows - center) / scale
+    slopes = np.linalg.solve(points.T @ points + RIDGE * np.eye(rows.shape[1]), points.T @ (logs - logs.mean())) / scale
+    base = float(logs.mean() - slopes @ center)
+    return Line(base, slopes.tolist(), rows.min(0).tolist(), rows.max(0).tolist())
+
+
+def shipped(kind: str) -> Line:
+    path = SHIPPED / f"{kind}.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Line)
+    except OSError as error:
+        raise BadValue(f"no fitted interference for device kind {kind!r}", hint="use the bandwidth model instead") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """For functions whose traits and times alone are known; who is not in `traits` neither feels nor is felt."""
+
+    lines: Mapping[str, Line]  #: by kind of device
+    traits: Mapping[Key, Traits]
+    table: Table  #: times alone
+    units: Mapping[str, int]  #: of a whole device, by kind
+    _sides: dict[tuple[str, Running], Side | None] = field(default_factory=dict, repr=False, compare=False)
+
+    def slowdown(self, function: Running, neighbours: Sequence[Running], kind: str) -> float:
+        own = self._side(function, kind)
+        others = [side for other in neighbours if (side := self._side(other, kind)) is not None]
+        return self.lines[kind].slowdown(own, others) if own is not None and kind in self.lines else 1.0
+
+    def _side(self, running: Running, kind: str) -> Side | None:
+        key = (kind, running)
+        if key not in self._sides:
+            self._sides[key] = self._measured(running, kind)
+        return self._sides[key]
+
+    def _measured(self, running: Running, kind: str) -> Side | None:
+        known = self.traits.get((running.function, kind))
+        units = max(1, round(running.share * self.units.get(kind, 1)))
+        alone_us = self.table.typical_us(running.function, kind, running.batch, units) if known else 0.0
+        if known is None or not alone_us or running.share <= 0:
+            return None
+        gb_s = known.moved(running.batch) / alone_us / 1e3
+        return Side(known.parameter_bytes, gb_s / PEAK.get(kind, 1000.0), running.share)
