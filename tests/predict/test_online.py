@@ -120,3 +120,37 @@ def test_a_slower_machine_scales_the_whole_profile():
 def test_a_measured_zero_does_not_stick_to_a_profile_either():
     predictor = learnt([(1, 0)] + [(1, 1_000)] * 400, Table([PROFILE]))
     assert predictor.latency_us("f", "gpu", 1, 1) > 900
+
+
+# ------------------------------------------------------------------------------------------------ a level that changes
+
+
+def steady(seed: int, level_us: float, count: int) -> list[tuple[int, int]]:
+    rng = random.Random(seed)
+    return [(4, round(level_us * rng.uniform(0.97, 1.03))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("factor", [0.4, 0.7, 1.3, 2.0, 3.5])
+@pytest.mark.parametrize("base", [None, Table([PROFILE])], ids=["learnt", "profiled"])
+def test_a_change_of_level_is_followed_within_six_observations(seed: int, factor: float, base: Table | None):
+    predictor = learnt([*steady(seed, 4_000, 60), *steady(seed + 50, 4_000 * factor, 6)], base)
+    assert 4_000 * factor * 0.98 <= predictor.latency_us("f", "gpu", 4, 1) <= 4_000 * factor * 1.35
+    assert predictor.changes >= 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("outlier_us", [1, 12_000, 4_000_000])
+def test_one_outlier_is_no_change_of_level(seed: int, outlier_us: int):
+    predictor = learnt([*steady(seed, 4_000, 60), (4, outlier_us), *steady(seed + 50, 4_000, 10)])
+    assert predictor.changes == 0
+    assert predictor.latency_us("f", "gpu", 4, 1) <= 4_000 * 1.8
+
+
+def test_noise_alone_seldom_looks_like_a_change():
+    assert sum(learnt(steady(seed, 4_000, 500)).changes for seed in range(10)) <= 5
+
+
+def test_two_outliers_far_apart_do_not_add_up():
+    predictor = learnt([*steady(0, 4_000, 60), (4, 12_000), *steady(1, 4_000, 20), (4, 12_000), *steady(2, 4_000, 5)])
+    assert predictor.changes == 0

@@ -97,36 +97,43 @@ Ended = tuple[Scope, Node | None, tuple[str, ...] | None]
 _NO_SCOPES: dict[int, Scope] = {}
 _NO_QUESTIONS: dict[tuple[int, str, int], int] = {}
 _NO_VISITS: dict[int, Visit] = {}
+_NOTHING_LANDED: list[int] = []
 _NOTHING_EXPECTED: dict[str, float] = {}
 
 
-@dataclass(slots=True)
 class Run:
-    call: Call
-    flow: Flow
-    jobs: dict[int, Job] = field(default_factory=dict)  #: queued, booked or running
-    scopes: dict[int, Scope] = field(default_factory=lambda: _NO_SCOPES)
-    next_scope: int = 0  #: the items of an Each get consecutive numbers from here
-    questions: dict[tuple[int, str, int], int] = field(default_factory=lambda: _NO_QUESTIONS)
-    #: scope, node, visit: asked so often, not yet answered
-    visits: dict[int, Visit] = field(default_factory=lambda: _NO_VISITS)
-    next_visit: int = 1
-    landed: list[int] = field(default_factory=list)  #: visits whose family has ended, to be moved on
-    uprooted: bool = False  #: scopes have been cancelled, and what was under way in them must be looked for
-    ended: bool = False
-    closed: bool = False  #: its ending has been said
-    queue_us: int = 0
-    batch: int = 0
-    slice: str = ""
-    cost: float = 0.0
-    cold_us: int = 0
-    at: str = ""  #: device of the step that ended last: where the next one finds its input
-    retries: int = 0
-    promised_us: int = 0  #: time its admission expected it to take; 0: nobody said
-    expected: dict[str, float] = field(default_factory=lambda: _NOTHING_EXPECTED)  #: jobs it is yet to bring, per function
+    """Written out rather than generated: one is made for every call, and most need none of the containers."""
+
+    __slots__ = (
+        "at", "batch", "call", "closed", "cold_us", "cost", "ended", "expected", "flow", "jobs", "landed", "next_scope",
+        "next_visit", "promised_us", "questions", "queue_us", "retries", "scopes", "slice", "uprooted", "visits",
+    )  # fmt: skip
+
+    def __init__(self, call: Call, flow: Flow) -> None:
+        self.call = call
+        self.flow = flow
+        self.jobs: dict[int, Job] = {}  #: queued, booked or running
+        self.scopes = _NO_SCOPES
+        self.next_scope = 0  #: the items of an Each get consecutive numbers from here
+        self.questions = _NO_QUESTIONS  #: scope, node, visit: asked so often, not yet answered
+        self.visits = _NO_VISITS
+        self.next_visit = 1
+        self.landed = _NOTHING_LANDED  #: visits whose family has ended, to be moved on
+        self.uprooted = False  #: scopes have been cancelled, and what was under way in them must be looked for
+        self.ended = False
+        self.closed = False  #: its ending has been said
+        self.queue_us = 0
+        self.batch = 0
+        self.slice = ""
+        self.cost = 0.0
+        self.cold_us = 0
+        self.at = ""  #: device of the step that ended last: where the next one finds its input
+        self.retries = 0
+        self.promised_us = 0  #: time its admission expected it to take; 0: nobody said
+        self.expected = _NOTHING_EXPECTED  #: jobs it is yet to bring, per function
 
     def begin(self) -> Ready:
-        self.scopes, self.questions, self.visits = {}, {}, {}
+        self.scopes, self.questions, self.visits, self.landed = {}, {}, {}, []
         self.next_scope = ROOT + 1
         ready: Ready = []
         todo: list[Ended | Family] = []

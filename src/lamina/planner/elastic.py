@@ -156,7 +156,7 @@ class Elastic:
             elif name in self._planned and span_us < FIRST_US:
                 rates[name] = self._planned[name]  # too soon to tell
             elif name not in self._planned:
-                gaps = 1e6 / max(1.0, meter.gap_us) if meter.count > 2 else 0.0
+                gaps = 1e6 / max(1.0, meter.gap_us, AGAIN_US / meter.count) if meter.count > 2 else 0.0  # a burst is not a rate
                 rates[name] = max(self.rates.get(name, 0.0), gaps, len(function.queue) * 1e6 / FIRST_US, ENOUGH)
             else:
                 rates[name] = max(count * 1e6 / span_us, ENOUGH if len(function.queue) else 0.0)
@@ -273,13 +273,17 @@ def _rounded(value: float) -> int:
 
 def best_plan(planner: Planner, tasks: Sequence[Task], kinds: Sequence[str]) -> Plan:
     """On as few devices as will do; on all of them with less headroom; on all of them at a part of every rate."""
-    least = min(len(kinds), planner.gpus_at_least(tasks, kinds))
+    least, every = min(len(kinds), planner.gpus_at_least(tasks, kinds)), len(kinds)
+    plan = planner.plan(tasks, kinds[:least], HEADROOMS[:1], thorough=False)
+    if plan.schedulable:
+        return plan
+    whole = planner.plan(tasks, kinds, HEADROOMS[:1], thorough=False)
     count = least
-    while count <= len(kinds):
-        plan = planner.plan(tasks, kinds[:count], HEADROOMS[:1], thorough=False)
+    while whole.schedulable:  # if not even all will do, those in between need no look
+        count += max(1, min(count // 8, every - count))
+        plan = planner.plan(tasks, kinds[:count], HEADROOMS[:1], thorough=False) if count < every else whole
         if plan.schedulable:
             return plan
-        count += max(1, min(count // 8, len(kinds) - count))
     plan = planner.plan(tasks, kinds, HEADROOMS[1:], thorough=False)
     if plan.schedulable:
         return plan
@@ -295,7 +299,8 @@ def _largest_scale(planner: Planner, tasks: Sequence[Task], kinds: Sequence[str]
         less = [replace(task, rate=task.rate * scale) for task in tasks]
         return planner.plan(less, kinds, HEADROOMS[-1:], thorough=False).schedulable
 
-    low, high = 0.5**SCALES, 1.0
+    high = min(1.0, len(kinds) / max(1, planner.gpus_at_least(tasks, kinds) - 1))
+    low = high * 0.5**SCALES
     if not fits(low):
         return 0.0
     for _ in range(SCALES):

@@ -139,8 +139,12 @@ class Weigh:
             moving_us = np.array([_least_moving_us(seats, menu) for menu in ahead.menus])[ahead.kind]
             moving_us = moving_us * configs.batch
             delay_us = moving_us if delay_us is None else delay_us + moving_us
-        busy = min(_busy(seat.device) for seat in seats) ** 2
-        rush = ahead.held * (busy / max(1, slo_us)) + ahead.squeeze * busy if busy else None
+        by_kind = [_least_busy(seats, menu) ** 2 for menu in ahead.menus]
+        busy = min(by_kind)
+        rush = None
+        if max(by_kind):
+            price = np.array(by_kind)[ahead.kind] if len(by_kind) > 1 else busy
+            rush = (ahead.held / max(1, slo_us) + ahead.squeeze) * price
         careful_us = int(budget_us / (1 + self.spare + CROWD * busy))
         ranking = step.query(careful_us, allowed=allowed, delay_us=delay_us, extra_cost=rush)
         if not ranking.fits:
@@ -223,6 +227,10 @@ def _allowed(ahead: Ahead, count: int, room: tuple[tuple[int, int], ...]) -> NDA
             found |= configs.batch > -count
         ahead.masks[count, room] = found
     return found
+
+
+def _least_busy(seats: list[Seat], menu: Menu) -> float:
+    return min((_busy(seat.device) for seat in seats if seat.menu is menu), default=1.0)
 
 
 def _busy(device: Device) -> float:

@@ -1,0 +1,78 @@
+"""`python -m benchmarks.train_predictor`: the models that come with the package, from the measurements in data/h200.
+
+Writes `src/lamina/predict/models/h200.json` (latency) and `models/neighbours/h200.json` (co-location). Takes seconds, has no
+seed: both are closed forms. Needs numpy and nothing else.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lamina.predict import beside, learned
+from lamina.predict.fit import fit
+
+DATA = Path("data/h200")
+OPERATORS = Path("data/operators.jsonl")
+
+Times = dict[str, dict[tuple[int, int], float]]
+
+
+def records() -> dict[str, dict[str, Any]]:
+    """Static features by model."""
+    operators = {row["model"]: row["operators"] for row in map(json.loads, OPERATORS.read_text().splitlines())}
+    rows = map(json.loads, (DATA / "models.jsonl").read_text().splitlines())
+    return {row["model"]: row | {"operators": operators[row["model"]]} for row in rows}
+
+
+def times() -> Times:
+    """Median microseconds by model and (batch, units)."""
+    found: Times = {}
+    with (DATA / "latency.csv").open() as file:
+        for row in csv.DictReader(file):
+            found.setdefault(row["model"], {})[int(row["batch"]), int(row["units"])] = float(row["p50_us"])
+    return found
+
+
+def tenants() -> list[tuple[str, str, beside.Side, Sequence[beside.Side], float]]:
+    """Case, model, what it asks for, what its neighbours ask for, how many times longer it took."""
+    known = records()
+    with (DATA / "colocation.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    peak = beside.PEAK["h200"]
+    sides = [
+        beside.Side(float(known[row["model"]]["param_bytes"]), float(row["demand_gb_s"]) / peak, int(row["units"]) / 15)
+        for row in rows
+    ]
+    return [
+        (
+            row["case"],
+            row["model"],
+            sides[place],
+            [side for side, other in zip(sides, rows, strict=True) if other["case"] == row["case"] and side is not sides[place]],
+            float(row["slowdown"]),
+        )
+        for place, row in enumerate(rows)
+    ]
+
+
+def main() -> None:
+    meta = {"source": "data/h200", "trained_by": "benchmarks/train_predictor.py", "functions": len(times())}
+    model = fit("h200", records(), times(), meta=meta)
+    learned.SHIPPED.mkdir(exist_ok=True)
+    learned.write(model, learned.SHIPPED / "h200.json")
+    line = beside.fit((own, others, slowdown) for _, _, own, others, slowdown in tenants())
+    beside.SHIPPED.mkdir(exist_ok=True)
+    (beside.SHIPPED / "h200.json").write_bytes(msgspec.json.encode(line) + b"\n")
+    print(f"probes, most telling first: {model.weights.probes}")
+    print(f"standard deviations that hold 90 %, by probes: {model.weights.widen}")
+    print(f"log slowdown = {line.base:.3f} + {[round(slope, 4) for slope in line.slopes]} . (log parameter bytes, neighbours, ...)")
+
+
+if __name__ == "__main__":
+    main()
