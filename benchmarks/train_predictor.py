@@ -71,7 +71,9 @@ def main() -> None:
     (beside.SHIPPED / "h200.json").write_bytes(msgspec.json.encode(line) + b"\n")
     print(f"probes, most telling first: {model.weights.probes}")
     print(f"standard deviations that hold 90 %, by probes: {model.weights.widen}")
-    print(f"log slowdown = {line.base:.3f} + {[round(slope, 4) for slope in line.slopes]} . (log parameter bytes, neighbours, ...)")
+    print(
+        f"log slowdown = {line.base:.3f} + {[round(slope, 4) for slope in line.slopes]} . (log parameter bytes, neighbours, ...)"
+    )
 
 
 if __name__ == "__main__":

@@ -87,7 +87,9 @@ def fit(cases: Iterable[tuple[Side, Sequence[Side], float]]) -> Line:
 
     seen = list(cases)
     if len(seen) < 10:
-        raise BadValue(f"{len(seen)} co-located tenants are too few to fit a line to", hint="measure at least 10; 60 cases are of use")
+        raise BadValue(
+            f"{len(seen)} co-located tenants are too few to fit a line to", hint="measure at least 10; 60 cases are of use"
+        )
     rows = np.array([terms(own, others) for own, others, _ in seen])
     logs = np.log([slowdown for *_, slowdown in seen])
     center, scale = rows.mean(0), rows.std(0) + 1e-9

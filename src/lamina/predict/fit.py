@@ -19,6 +19,7 @@ from lamina.predict.static import VIEWS, Record, check
 if TYPE_CHECKING:
     from lamina.predict.learned import Array
 
+
 class Setting(NamedTuple):
     """Of one view's process."""
 
@@ -31,7 +32,9 @@ class Setting(NamedTuple):
 SETTINGS = {"totals": Setting(0.8, 3.0, 0.1, 3.0), "kinds": Setting(0.8, 3.0, 0.01, 8.0)}
 """Chosen once, by ten-fold cross-validation over the functions of the H200 set; per fit they would follow its oddities."""
 
-FARTHEST = 3.0  #: an error beyond that many times the expected one counts as this: one oddity must not shape the covariance of all
+FARTHEST = (
+    3.0  #: an error beyond that many times the expected one counts as this: one oddity must not shape the covariance of all
+)
 TYPICAL = 0.15  #: error of a guess, for the choice of probes
 COUNTS = (0, 1, 2, 3, 4, 5, 6, 8)  #: of probes for which the spread is calibrated
 COVER = 0.9
@@ -56,7 +59,9 @@ def fit(
     batches, units = sorted({batch for batch, _ in grid}), sorted({count for _, count in grid})
     for name in names:
         if sorted(times[name]) != grid or len(grid) != len(batches) * len(units):
-            raise BadValue(f"{name!r} is not measured on the whole grid", hint="every function at every batch size on every slice")
+            raise BadValue(
+                f"{name!r} is not measured on the whole grid", hint="every function at every batch size on every slice"
+            )
     logs = np.log(np.array([[times[name][place] for place in grid] for name in names]))
     mean = logs.mean(0)
     features = {name: np.array([view(records[n]) for n in names]) for name, view in VIEWS.items()}
@@ -132,8 +137,9 @@ class _Process:
 
     def view(self) -> View:
         center, scale, points = _standard(self.features, self.setting.far)
-        rows = ([_short(row) for row in matrix] for matrix in (points, self.dual, self.inverse))
-        return View(self.name, _short(center), _short(scale), *rows, *self.setting, self.factor)
+        rows = [[_short(row) for row in matrix] for matrix in (points, self.dual, self.inverse)]
+        length, linear, noise, far = self.setting
+        return View(self.name, _short(center), _short(scale), rows[0], rows[1], rows[2], length, linear, noise, far, self.factor)
 
 
 def _standard(features: Array, far: float) -> tuple[Array, Array, Array]:
@@ -149,7 +155,7 @@ def _process(name: str, features: Array, targets: Array, setting: Setting) -> _P
 
     length, linear, noise, far = setting
     points = _standard(features, far)[2]
-    inverse = np.linalg.inv(kernel(points, points, length, linear) + noise * np.eye(len(points)))
+    inverse: Array = np.linalg.inv(kernel(points, points, length, linear) + noise * np.eye(len(points))).astype(np.float64)
     dual = inverse @ targets
     believed = 1 / np.diag(inverse)
     left_out = targets - dual * believed[:, None]

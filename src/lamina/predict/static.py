@@ -16,7 +16,20 @@ from lamina.errors import BadValue
 
 Record = Mapping[str, Any]
 
-KINDS = ("conv", "pointwise", "depthwise", "grouped", "matmul", "attention", "norm", "elementwise", "softmax", "pool", "copy", "gather")
+KINDS = (
+    "conv",
+    "pointwise",
+    "depthwise",
+    "grouped",
+    "matmul",
+    "attention",
+    "norm",
+    "elementwise",
+    "softmax",
+    "pool",
+    "copy",
+    "gather",
+)
 """Of operators; the first six do arithmetic worth counting."""
 
 NEEDED = (

@@ -1,0 +1,274 @@
+"""`python -m benchmarks.prediction [h200] [neighbours] [speed] [v100 FOLDER]`: how good the predictors are, and how fast.
+
+Writes what it found into results/prediction.json (parts not asked for stay as they are) and plots into docs/img. Functions
+that are predicted are never among those learnt from. The comparison with boosted trees needs `lightgbm`; it is left out without.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import sys
+import timeit
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.train_predictor import Times, records, tenants, times
+from lamina.predict import beside, learned
+from lamina.predict.dense import dense
+from lamina.predict.fit import fit
+from lamina.predict.static import VIEWS
+
+RESULT = Path("results/prediction.json")
+PLOTS = Path("docs/img")
+SEEDS = (10, 11, 12)
+COUNTS = (0, 1, 3, 5)
+FOLDS = 10
+
+
+def h200() -> dict[str, Any]:
+    """Ten folds over the 61 functions, several seeds: what is asked of the product."""
+    static, measured = records(), times()
+    found: dict[str, Any] = {"functions": len(measured), "folds": FOLDS, "seeds": list(SEEDS), "runs": []}
+    for seed in SEEDS:
+        errors: dict[int, dict[str, float]] = {count: {} for count in COUNTS}
+        inside: dict[int, list[float]] = {count: [] for count in COUNTS}
+        all_errors: dict[int, list[float]] = {count: [] for count in COUNTS}
+        for out in np.array_split(np.random.default_rng(seed).permutation(sorted(measured)), FOLDS):
+            model = fit("h200", static, {name: points for name, points in measured.items() if name not in out})
+            for name in map(str, out):
+                for count in COUNTS:
+                    off, hit = _one(model, static[name], measured[name], count)
+                    errors[count][name] = float(off.mean())
+                    inside[count].append(float(hit.mean()))
+                    all_errors[count] += off.tolist()
+        run: dict[str, Any] = {"seed": seed}
+        for count in COUNTS:
+            library = [error for name, error in errors[count].items() if static[name]["family"] != "own"]
+            worst = sorted(errors[count].items(), key=lambda item: -item[1])[:6]
+            run[str(count)] = {
+                "mape": _round(np.mean(list(errors[count].values()))),
+                "median": _round(np.median(all_errors[count])),
+                "mape_library_models": _round(np.mean(library)),
+                "covered": _round(np.mean(inside[count])),
+                "worst": {name: _round(error) for name, error in worst},
+            }
+        print(
+            seed,
+            {count: [run[str(count)][k] for k in ("mape", "mape_library_models", "covered")] for count in COUNTS},
+            flush=True,
+        )
+        found["runs"].append(run)
+        found["errors_last_seed"] = {str(count): {n: _round(e) for n, e in errors[count].items()} for count in COUNTS}
+    found["learners"] = learners(static, measured)
+    return found
+
+
+def _one(model: learned.Model, static: Any, points: dict[tuple[int, int], float], count: int) -> tuple[Any, Any]:
+    """Errors and hits of the interval at the points that were not probed."""
+    probes = model.weights.probes[:count]
+    grid = model.predict(static, {place: points[place] for place in probes})
+    truth = np.array([[points[batch, units] for units in grid.units] for batch in grid.batches])
+    unseen = np.array([[(batch, units) not in probes for units in grid.units] for batch in grid.batches])
+    return np.abs(grid.mid / truth - 1)[unseen], ((grid.low <= truth) & (truth <= grid.high))[unseen]
+
+
+def learners(static: dict[str, Any], measured: Times) -> dict[str, dict[str, list[float]]]:
+    """Others on the same folds (first seed) with the same probes: mean and median error."""
+    names, grid = sorted(measured), sorted(measured[min(measured)])
+    logs = np.log([[measured[name][place] for place in grid] for name in names])
+    features = np.array([VIEWS["totals"](static[n]) + VIEWS["kinds"](static[n]) for n in names])
+    probes = [grid.index(place) for place in learned.shipped("h200").weights.probes]
+    folds = [
+        np.array([names.index(n) for n in out])
+        for out in np.array_split(np.random.default_rng(SEEDS[0]).permutation(names), FOLDS)
+    ]
+    made: dict[str, dict[str, list[float]]] = {}
+    for label, learner in (("ridge per point", _ridge), ("nearest function", _nearest), ("boosted trees", _trees)):
+        for count in (0, 3, 5):
+            try:
+                errors = _crossed(learner, features, logs, probes[:count], grid, folds)
+            except ImportError:
+                continue
+            made.setdefault(label, {})[str(count)] = [_round(errors.mean()), _round(np.median(errors))]
+        print(label, made.get(label), flush=True)
+    return made
+
+
+Learner = Callable[[Any, Any, Any, list[Any]], Any]
+
+
+def _crossed(learner: Learner, features: Any, logs: Any, probes: list[int], grid: list[Any], folds: list[Any]) -> Any:
+    inputs = np.column_stack([features, logs[:, probes]])
+    predicted = np.zeros_like(logs)
+    for out in folds:
+        known = np.setdiff1d(np.arange(len(logs)), out)
+        center, scale = inputs[known].mean(0), inputs[known].std(0)
+        points = np.clip((inputs - center) / np.where(scale < 1e-6, 1, scale), -5, 5)
+        predicted[out] = learner(points[known], logs[known], points[out], grid)
+    unseen = [place for place in range(logs.shape[1]) if place not in probes]
+    return np.abs(np.expm1(predicted - logs))[:, unseen]
+
+
+def _ridge(points: Any, logs: Any, asked: Any, grid: list[Any]) -> Any:
+    mean = logs.mean(0)
+    weights = np.linalg.solve(points.T @ points + 3.0 * np.eye(points.shape[1]), points.T @ (logs - mean))
+    return asked @ weights + mean
+
+
+def _nearest(points: Any, logs: Any, asked: Any, grid: list[Any]) -> Any:
+    return logs[np.argmin(((asked[:, None] - points[None]) ** 2).sum(-1), axis=1)]
+
+
+def _trees(points: Any, logs: Any, asked: Any, grid: list[Any]) -> Any:
+    import lightgbm
+
+    places = np.log2(np.array(grid, dtype=float))
+
+    def rows(inputs: Any) -> Any:
+        return np.column_stack([np.repeat(inputs, len(places), axis=0), np.tile(places, (len(inputs), 1))])
+
+    model = lightgbm.LGBMRegressor(
+        objective="l1", n_estimators=300, num_leaves=15, learning_rate=0.08, min_child_samples=20, colsample_bytree=0.5,
+        monotone_constraints=[0] * points.shape[1] + [1, -1], verbose=-1, n_jobs=2, random_state=0,
+    )  # fmt: skip
+    return model.fit(rows(points), logs.reshape(-1)).predict(rows(asked)).reshape(len(asked), -1)
+
+
+def neighbours() -> dict[str, Any]:
+    """Leave one case out, and, harder, one model with every case it is in."""
+    rows = tenants()
+    truth = np.array([slowdown for *_, slowdown in rows])
+    found: dict[str, Any] = {"tenants": len(rows), "cases": len({case for case, *_ in rows})}
+    for split, column in (("case", 0), ("model", 1)):
+        for label, learn in (
+            ("fitted", _fitted),
+            ("gpu-let's linear, refitted", _linear),
+            ("mean", _mean),
+            ("nothing", _nothing),
+        ):
+            predicted = np.zeros(len(rows))
+            for out in sorted({row[column] for row in rows}):
+                cases = {row[0] for row in rows if row[column] == out}
+                predict = learn([row for row in rows if row[0] not in cases])
+                for place, row in enumerate(rows):
+                    if row[column] == out:
+                        predicted[place] = predict(row)
+            error = np.abs(predicted / truth - 1)
+            found.setdefault(f"leave one {split} out", {})[label] = {
+                "median": _round(np.median(error)), "p90": _round(np.quantile(error, 0.9)), "mean": _round(error.mean())
+            }  # fmt: skip
+            if (split, label) == ("case", "fitted"):
+                found["predicted"] = [[_round(x), _round(y)] for x, y in zip(predicted, truth, strict=True)]
+    print(json.dumps({key: value for key, value in found.items() if key != "predicted"}, indent=1))
+    return found
+
+
+def _fitted(known: list[Any]) -> Callable[[Any], float]:
+    line = beside.fit((own, others, slowdown) for _, _, own, others, slowdown in known)
+    return lambda row: line.slowdown(row[2], row[3])
+
+
+def _linear(known: list[Any]) -> Callable[[Any], float]:
+    """Its form on what this set has: own bandwidth and that of the worst neighbour; L2 use was not measured."""
+
+    def terms(row: Any) -> list[float]:
+        return [1.0, row[2].demand, max(other.demand for other in row[3])]
+
+    weights = np.linalg.lstsq(np.array([terms(row) for row in known]), np.array([row[4] for row in known]), rcond=None)[0]
+    return lambda row: max(1.0, float(np.dot(terms(row), weights)))
+
+
+def _mean(known: list[Any]) -> Callable[[Any], float]:
+    mean = float(np.mean([row[4] for row in known]))
+    return lambda row: mean
+
+
+def _nothing(known: list[Any]) -> Callable[[Any], float]:
+    return lambda row: 1.0
+
+
+def speed() -> dict[str, Any]:
+    static, model = records()["resnet50"], learned.shipped("h200")
+    table = learned.table(model, {"resnet50": (static, {})})
+    quick = dense(table, "resnet50", "h200", 64, 16)
+    rng = np.random.default_rng(0)
+    batches, units = rng.integers(1, 65, 256), rng.integers(1, 17, 256)
+    pairs = list(zip(batches.tolist(), units.tolist(), strict=True))
+    made = {
+        "256 answers from the dense table, us": min(
+            timeit.repeat(lambda: quick.many_us(batches, units), number=1000, repeat=7)
+        )
+        * 1e3,
+        "256 answers asked one by one, us": min(
+            timeit.repeat(lambda: [table.latency_us("resnet50", "h200", b, u) for b, u in pairs], number=100, repeat=7)
+        ) * 1e4,
+        "static features to grid, us": min(timeit.repeat(lambda: model.predict(static), number=10, repeat=7)) * 1e5,
+    }  # fmt: skip
+    print(made)
+    return {key: round(value, 1) for key, value in made.items()}
+
+
+def plots(found: dict[str, Any]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    PLOTS.mkdir(exist_ok=True)
+    if "h200" in found:
+        figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
+        for count, errors in found["h200"]["errors_last_seed"].items():
+            values = np.sort(list(errors.values())) * 100
+            left.plot(values, np.arange(1, len(values) + 1) / len(values), label=f"{count} probes")
+        left.set(
+            xscale="log", xlabel="mean error of an unseen function, %", ylabel="part of functions", title="H200, unseen functions"
+        )
+        left.legend()
+        static, measured, name = records(), times(), "resnet50"
+        model = fit("h200", static, {other: points for other, points in measured.items() if other != name})
+        for count, colour in ((0, "tab:blue"), (3, "tab:green")):
+            grid = model.predict(static[name], {p: measured[name][p] for p in model.weights.probes[:count]})
+            row = grid.batches.index(8)
+            right.fill_between(grid.units, grid.low[row] / 1e3, grid.high[row] / 1e3, alpha=0.25, color=colour)
+            right.plot(grid.units, grid.mid[row] / 1e3, color=colour, label=f"{count} probes, 90 %")
+        right.plot(grid.units, [measured[name][8, u] / 1e3 for u in grid.units], "k.", label="measured")
+        right.set(xlabel="units of 8 SMs", ylabel="ms", yscale="log", title=f"{name} at batch 8, never seen before")
+        right.legend()
+        figure.tight_layout()
+        figure.savefig(PLOTS / "prediction-h200.png", dpi=110)
+    if "neighbours" in found:
+        figure, axis = plt.subplots(figsize=(4.6, 4))
+        predicted, truth = np.array(found["neighbours"]["predicted"]).T
+        axis.plot(truth, predicted, ".", alpha=0.6)
+        axis.plot([1, 1.7], [1, 1.7], "k-", lw=0.8)
+        axis.set(xlabel="measured slowdown", ylabel="predicted, case left out", title="Co-located on an H200")
+        figure.tight_layout()
+        figure.savefig(PLOTS / "prediction-neighbours.png", dpi=110)
+
+
+def _round(value: Any) -> float:
+    return round(float(value), 4)
+
+
+def main() -> None:
+    asked = sys.argv[1:] or ["h200", "neighbours", "speed"]
+    found = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    for name, run in (("h200", h200), ("neighbours", neighbours), ("speed", speed)):
+        if name in asked:
+            found[name] = run()
+    if "v100" in asked:
+        from benchmarks import prediction_v100
+
+        found["v100"] = prediction_v100.run(Path(asked[asked.index("v100") + 1]))
+    found["made"] = {"date": datetime.date.today().isoformat(), "python": platform.python_version(), "numpy": np.__version__}
+    RESULT.write_text(json.dumps(found, indent=1) + "\n")
+    plots(found)
+
+
+if __name__ == "__main__":
+    main()
