@@ -1,8 +1,8 @@
 """The look-ahead of every workflow, kept up to date while load and predictions move.
 
 What a later step costs depends on how many will share its batch, and that on how fast its jobs come: a batch of n takes
-its own time and that of waiting for n - 1 more. So the tables a plan is made of carry the time to fill a batch, and what its
-function had to wait for a slice of late; plans are made again when one of these has changed by half, or a menu is a new one.
+its own time and that of waiting for n - 1 more. So the tables a plan is made of carry the time to fill a batch, and plans
+are made again when the pace of a function has changed by half, or its menu is a new one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from lamina.planner.frontier import Frontier, Precision
 from lamina.planner.lookahead import NodePath, Step
 from lamina.planner.menu import Menu, Pick, steps
 from lamina.planner.seats import Menus
-from lamina.planner.slots import Slots
 from lamina.types import NEVER_US, DeviceSpec
 
 if TYPE_CHECKING:
@@ -51,15 +50,13 @@ class _Known:
     checked_us: int
     basis: tuple[object, ...]
     steps: dict[NodePath, Ahead]
-    whole: Frontier | None = None  #: with a slice whenever one is wanted
-    waits: tuple[int, ...] = ()  #: for slices, that `steps` count with
+    whole: Frontier | None = None
 
 
 @dataclass(slots=True)
 class Plans:
     menus: Menus
-    slots: Slots
-    period_us: int = 200_000
+    period_us: int = 1_000_000
     _known: dict[str, _Known] = field(default_factory=dict)
     _seen: dict[str, tuple[int, int, float]] = field(default_factory=dict)  #: arrivals, when, and gap at the last look
 
@@ -83,18 +80,11 @@ class Plans:
     def _look(self, view: View, flow: Flow, known: _Known | None) -> _Known:
         menus = {name: self._menus_of(view, view.functions[name]) for name in flow.functions}
         paces = {name: self._pace(view, view.functions[name]) for name in flow.functions}
-        slots = {name: _power(self.slots.wait_us(name, view.now_us)) for name in flow.functions}
-        made_of = tuple(id(menu) for found in menus.values() for menu in found)
-        basis: tuple[object, ...] = (made_of, tuple(paces.values()))
-        waits = tuple(slots.values())
+        basis: tuple[object, ...] = (tuple(id(menu) for found in menus.values() for menu in found), tuple(paces.values()))
         if known is None or known.flow is not flow or known.basis != basis:
             known = self._known[flow.name] = _Known(flow, view.now_us, basis, {})
             if all(any(menu.known for menu in found) for found in menus.values()):
-                known.steps, known.whole = _plan(flow, menus, paces, dict.fromkeys(slots, 0))
-                known.waits = (0,) * len(waits)
-        if known.whole is not None and known.waits != waits:
-            known.waits = waits
-            known.steps, _ = _plan(flow, menus, paces, slots)
+                known.steps, known.whole = _plan(flow, menus, paces)
         known.checked_us = view.now_us
         return known
 
@@ -108,17 +98,12 @@ class Plans:
         """Time between two jobs on average, as a power of PACE."""
         count, at_us, gap_us = self._seen.get(function.spec.name, (0, 0, 0.0))
         span_us = view.now_us - at_us
-        if span_us >= 500_000:
+        if span_us >= self.period_us // 2:
             came = function.meter.count - count
             fresh_us = span_us / came if came else 2.0 * span_us
             gap_us = fresh_us if not gap_us else 0.5 * (gap_us + fresh_us)
             self._seen[function.spec.name] = (function.meter.count, view.now_us, gap_us)
-        return _power(gap_us)
-
-
-def _power(us: float) -> int:
-    """Of PACE, next to this time."""
-    return round(math.log(max(1.0, us)) / math.log(PACE))
+        return round(math.log(max(1.0, gap_us)) / math.log(PACE))
 
 
 def path_of(job: Job) -> NodePath:
@@ -130,9 +115,7 @@ def path_of(job: Job) -> NodePath:
     return path
 
 
-def _plan(
-    flow: Flow, menus: dict[str, list[Menu]], paces: dict[str, int], slots: dict[str, int]
-) -> tuple[dict[NodePath, Ahead], Frontier]:
+def _plan(flow: Flow, menus: dict[str, list[Menu]], paces: dict[str, int]) -> tuple[dict[NodePath, Ahead], Frontier]:
     import numpy as np
 
     items = {name: max(1.0, count) for name, count in _together(flow, 1.0).items()}
@@ -149,7 +132,7 @@ def _plan(
         table = Configs.of(Config(p.batch, p.cores, p.units, p.time_us, p.cost) for p in picks)
         squeeze = np.array([max(0.0, _kept_busy(found[kind].spec, p) - p.cost) for kind, p in zip(kinds, picks, strict=True)])
         raw[name] = (table, picks, np.array(kinds, np.int64), squeeze)
-        fill_us = np.maximum(0, table.batch - items[name]) * PACE ** paces[name] + PACE ** slots[name]
+        fill_us = np.maximum(0, table.batch - items[name]) * PACE ** paces[name]
         tables[name] = Configs(
             table.batch,
             table.cpus,

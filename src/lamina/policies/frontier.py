@@ -31,7 +31,6 @@ from lamina.planner.menu import Pick
 from lamina.planner.offer import Offers
 from lamina.planner.price import Demand
 from lamina.planner.seats import Menus, Seat, bookings, seats
-from lamina.planner.slots import Slots
 from lamina.planner.standing import Standing
 from lamina.planner.weigh import LOOP, NOTHING, Verdict, Weigh, cheapest, has_goal
 from lamina.types import NEVER_US, Call
@@ -59,10 +58,11 @@ class Policy:
     _offers: Offers = field(init=False)
     _standing: Standing = field(init=False)
     _coming: dict[str, None] = field(default_factory=dict, init=False)  #: functions a run will come to that stand nowhere
-    _slots: Slots = field(default_factory=Slots, init=False)
+    _wanted_us: dict[str, int] = field(default_factory=dict, init=False)  #: since when a function wants a slice and has none
+    _slot_us: dict[str, float] = field(default_factory=dict, init=False)  #: how long it had to wait for one of late
 
     def __post_init__(self) -> None:
-        self._plans = Plans(self._menus, self._slots)
+        self._plans = Plans(self._menus)
         self._weigh = Weigh(self.spare, self.patience)
         self._offers = Offers(self._menus, self._plans)
         self._standing = Standing(period_us=self.period_us, menus=self._menus)
@@ -138,14 +138,14 @@ class Policy:
             return
         verdict = self._verdict(view, function, jobs, room, in_time) if room else NOTHING
         if verdict.until_us > now_us:
-            self._slots.rests(name)
+            self._wanted_us.pop(name, None)
             self._luck.hope(name, len(jobs))
             yield Hold(name, verdict.until_us, verdict.company, firm=True)
         elif verdict.seat is None or verdict.pick is None:
-            self._slots.wants(name, now_us)
+            self._wanted_us.setdefault(name, now_us)
             yield from self._book(view, function, jobs, in_time, fast_us)
         else:
-            self._slots.gets(name, now_us)
+            self._slot_us[name] = max(now_us - self._wanted_us.pop(name, now_us), 0.9 * self._slot_us.get(name, 0.0))
             yield from self._start(view, function, jobs, verdict.seat, verdict.pick, room)
 
     def _verdict(self, view: View, function: FunctionState, jobs: list[Job], room: list[Seat], in_time: bool) -> Verdict:
@@ -159,7 +159,7 @@ class Policy:
             return Verdict(*found) if found else NOTHING
         waiting = None
         if self._luck.trusts(function.spec.name):
-            waiting = self._weigh.waiting(view, function, head, count, self._slots.wait_us(function.spec.name, now_us))
+            waiting = self._weigh.waiting(view, function, head, count, self._slot_us.get(function.spec.name, 0.0))
         ahead = self._plans.of(view, head)
         verdict = NOTHING
         if ahead is not None:
