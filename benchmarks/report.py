@@ -69,5 +69,5 @@ def machine() -> dict[str, Any]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "commit": commit,
         "load_average": os.getloadavg()[0],
-        "command": " ".join(sys.argv),
+        "command": " ".join(["python -m benchmarks", *sys.argv[1:]]),
     }
