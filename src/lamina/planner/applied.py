@@ -15,59 +15,21 @@ Functions that share a slice have equal quotas of it, for the bill alone: who ru
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-
-from msgspec import Struct
 
 from lamina.core.lease import Device
 from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, LoadOn, ResizeTo, UnloadOf, View
 from lamina.core.state import FunctionState, Instance
-from lamina.planner.glet.adapt import placeable
-from lamina.types import NEVER_US, DeviceSpec, FunctionSpec
+from lamina.planner.places import Cut, Place, places_of, recognise, slices_of
+from lamina.types import NEVER_US
 
 OUTGOING = 1e-3
 """Quota of an instance that is about to leave a slice others move into: next to nothing, so that theirs fit."""
 
 STAY_US = 2_000_000
 """A guest keeps its room for so long after its last job, unless somebody who has a place waits for it."""
-
-
-class Turn(Struct, frozen=True):
-    """A function's turn in the round of a slice."""
-
-    function: str
-    batch: int
-    per_s: float  #: requests a second it is planned to serve here
-
-
-class Cut(Struct, frozen=True):
-    """A slice as planned. `gpu` tells the devices of a plan apart; which device that is, is decided when it is applied."""
-
-    gpu: int
-    kind: str
-    units: int
-    duty_us: int  #: length of a round
-    busy_us: int  #: of which something runs
-    turns: tuple[Turn, ...]
-
-
-@dataclass(slots=True)
-class Place:
-    """A turn on a certain device."""
-
-    device: str
-    cut: Cut
-    turn: Turn
-    mates: list[Place] = field(default_factory=list)  #: all places on this slice, itself included
-    instance: str = ""
-
-    hopeless: bool = False  #: no room even on a device laid out anew
-
-    def live(self, view: View) -> Instance | None:
-        instance = view.instances.get(self.instance)
-        return None if instance is None or instance.phase is Phase.DRAINING else instance
 
 
 @dataclass(slots=True)
@@ -80,12 +42,12 @@ class Standing:
 
     def adopt(self, view: View, cuts: Sequence[Cut], kinds: Mapping[str, str]) -> None:
         """Make this the plan; `kinds` says what the plan calls each device. Nothing happens yet; `steps` does it."""
-        self.places = _places(view, cuts, kinds)
+        self.places = places_of(view, cuts, kinds)
         self._of = {}
         self._tidied = set()
         taken: set[str] = set()
-        for slice_ in _slices(self.places):
-            _recognise(view, slice_, taken)
+        for slice_ in slices_of(self.places):
+            recognise(view, slice_, taken)
         for place in self.places:
             self._of.setdefault(place.turn.function, []).append(place)
             if place.instance:
@@ -138,16 +100,14 @@ class Standing:
                 yield LoadOn(name, device.spec.id, units, quota, beside=mate)
                 self._took(view, place, wanted)
             return
-        old = self._resizable(view, device, place, wanted)
-        if old is not None:
-            yield ResizeTo(old.id, units, quota)
-            self._took(view, place, wanted, old.id)
+        own = self._resizable(view, device, place, wanted)
+        need_mib, without = (0, (own.id,)) if own is not None else (function.spec.memory_mib, ())
+        if not _fits(device, units, need_mib, without):
+            yield from self._give_up(view, device, place, wanted, untidy, own)
+        if place.device in untidy or not _fits(device, units, need_mib, without):
             return
-        if not _fits(device, units, function.spec.memory_mib):
-            yield from self._give_up(view, device, place, wanted, untidy)
-        if place.device not in untidy and _fits(device, units, function.spec.memory_mib):
-            yield LoadOn(name, device.spec.id, units, quota)
-            self._took(view, place, wanted)
+        yield LoadOn(name, device.spec.id, units, quota) if own is None else ResizeTo(own.id, units, quota)
+        self._took(view, place, wanted, own.id if own is not None else "")
 
     def _took(self, view: View, place: Place, wanted: set[str], instance: str = "") -> None:
         place.instance = instance or next(reversed(view.functions[place.turn.function].instances))
@@ -155,34 +115,37 @@ class Standing:
         wanted.add(place.instance)
 
     def _resizable(self, view: View, device: Device, place: Place, wanted: set[str]) -> Instance | None:
-        """An old instance of the same function, alone on its slice or without one, that could become what is wanted: it stays
-        warm."""
+        """An old instance of the same function, alone on its slice or without one, can become what is wanted: it stays warm."""
         for instance in view.functions[place.turn.function].instances.values():
             if instance.id in wanted or instance.device != device.spec.id or instance.killed:
                 continue
             if instance.phase not in (Phase.WARM, Phase.LOADING):
                 continue
             home = device.homes.get(instance.id, 0)
-            alone = not home or sum(mask == home for mask in device.homes.values()) == 1
-            if alone and device.allows(device.spare(place.cut.units, (instance.id,))):
+            if not home or sum(mask == home for mask in device.homes.values()) == 1:
                 return instance
         return None
 
-    def _give_up(self, view: View, device: Device, place: Place, wanted: set[str], untidy: set[str]) -> Iterator[Decision]:
-        """Old instances that are in the way, no more than need be; those first whose function is served elsewhere already."""
-        memory_mib = view.functions[place.turn.function].spec.memory_mib
+    def _give_up(
+        self, view: View, device: Device, place: Place, wanted: set[str], untidy: set[str], own: Instance | None = None
+    ) -> Iterator[Decision]:
+        """Old instances that are in the way, no more than need be; those first whose function is served elsewhere already.
+
+        `own` is to be resized: it needs no more memory, and its slice is free."""
+        need_mib = view.functions[place.turn.function].spec.memory_mib if own is None else 0
         units = 0 if any(mate.live(view) for mate in place.mates) else place.cut.units
-        there = [view.instances[name] for name in device.instances]
+        there = [view.instances[name] for name in device.instances if own is None or name != own.id]
         going = [one for one in there if one.phase is Phase.DRAINING]
         old = [one for one in there if one.id not in wanted and one.phase is not Phase.DRAINING]
         free = [one for one in old if not self._first(view, one, place)]
         free.sort(key=lambda one: (not self._warm(view, one.function, wanted), one.used_us, one.id))
-        while not _fits(device, units, memory_mib, going):
+        mine = (own.id,) if own is not None else ()
+        while not _fits(device, units, need_mib, (*mine, *(one.id for one in going)), sum(one.memory_mib for one in going)):
             if not free:
                 break
             going.append(free.pop(0))
         else:
-            stay = _fits(device, 0, memory_mib)  # only their slices are in the way
+            stay = _fits(device, 0, need_mib)  # only their slices are in the way
             for instance in going:
                 if instance.phase is not Phase.DRAINING and (not stay or instance.id in device.homes):
                     yield self._parted(view, instance) if stay else UnloadOf(instance.id)
@@ -250,7 +213,7 @@ class Standing:
     def _quotas(self, view: View, wanted: set[str]) -> Iterator[Decision]:
         """Who leaves has next to nothing, who stays has equal parts; parts shrink before others grow."""
         wishes: list[tuple[float, Instance]] = []
-        for slice_ in _slices(self.places):
+        for slice_ in slices_of(self.places):
             live = [instance for place in slice_ if (instance := place.live(view)) is not None]
             if not live:
                 continue
@@ -275,12 +238,6 @@ def _part(view: View, mates: list[Place], wanted: set[str]) -> float:
     return (1.0 - OUTGOING * len(_leaving(view, mates, wanted))) / len(mates)
 
 
-def what_is(view: View) -> tuple[DeviceSpec | FunctionSpec, ...]:
-    """Everything a plan is laid over; a plan for something else is out of date."""
-    devices, functions = view.devices.values(), view.functions.values()
-    return (*(device.spec for device in devices), *(function.spec for function in functions))
-
-
 def unused(instance: Instance) -> bool:
     """It has not run anything since it was loaded."""
     return instance.used_us <= instance.since_us and not instance.batches
@@ -291,70 +248,8 @@ def waits_since_us(function: FunctionState) -> int:
     return function.queue.head().enqueued_us if len(function.queue) else NEVER_US
 
 
-def _fits(device: Device, units: int, memory_mib: int, going: Sequence[Instance] = ()) -> bool:
-    """Memory, and a block for a slice if `units` asks for one, once those are gone."""
-    if device.memory_used_mib - sum(one.memory_mib for one in going) + memory_mib > device.spec.memory_mib:
+def _fits(device: Device, units: int, need_mib: int, without: Sequence[str] = (), freed_mib: int = 0) -> bool:
+    """Memory, and a block for a slice if `units` asks for one, once those `without` have left theirs."""
+    if device.memory_used_mib - freed_mib + need_mib > device.spec.memory_mib:
         return False
-    return not units or device.allows(device.spare(units, [one.id for one in going]))
-
-
-def _places(view: View, cuts: Sequence[Cut], kinds: Mapping[str, str]) -> list[Place]:
-    """The plan's GPUs on devices of their kind, each on the one that has most of it already; large slices first, so that
-    small ones do not stand in the middle of the block they need."""
-    free = list(view.devices.values())
-    places: list[Place] = []
-    for gpu in sorted({cut.gpu for cut in cuts if cut.turns}):
-        here = sorted((cut for cut in cuts if cut.gpu == gpu and cut.turns), key=lambda cut: -cut.units)
-        wanted = {(turn.function, cut.units) for cut in here for turn in cut.turns}
-        able = [one for one in free if kinds.get(one.spec.id) == here[0].kind and _takes(view, one, here)]
-        if not able:
-            continue
-        device = max(able, key=lambda one: len(wanted & _standing_on(view, one)))  # of equals the first
-        free.remove(device)
-        for cut in here:
-            mates = [Place(device.spec.id, cut, turn) for turn in cut.turns]
-            for place in mates:
-                place.mates = mates
-            places += mates
-    return places
-
-
-def _takes(view: View, device: Device, cuts: Sequence[Cut]) -> bool:
-    """Could all of this stand on it, were it empty?"""
-    limits = device.spec.limits
-    sizes = [cut.units for cut in cuts]
-    if not placeable(sizes, device.spec.units, limits.aligned) or (limits.sizes and not set(sizes) <= set(limits.sizes)):
-        return False
-    specs = [view.functions[turn.function].spec for cut in cuts for turn in cut.turns]
-    memory_mib = sum(spec.memory_mib for spec in specs)
-    return memory_mib <= device.spec.memory_mib and all(spec.fits_family(device.spec.family) for spec in specs)
-
-
-def _standing_on(view: View, device: Device) -> set[tuple[str, int]]:
-    return {(view.instances[name].function, mask.bit_count()) for name, mask in device.homes.items()}
-
-
-def _slices(places: Iterable[Place]) -> Iterator[list[Place]]:
-    for place in places:
-        if place is place.mates[0]:
-            yield place.mates
-
-
-def _recognise(view: View, mates: list[Place], taken: set[str]) -> None:
-    """The slice of that size on the device with most of these functions on it is theirs."""
-    device = view.devices[mates[0].device]
-    best: dict[str, str] = {}
-    for home in dict.fromkeys(device.homes.values()):
-        owners = [name for name, mask in device.homes.items() if mask == home]
-        if home.bit_count() != mates[0].cut.units or taken.intersection(owners):
-            continue
-        there = {view.instances[name].function: name for name in owners if view.instances[name].phase is not Phase.DRAINING}
-        found = {place.turn.function: there[place.turn.function] for place in mates if place.turn.function in there}
-        if len(found) > len(best):
-            best = found
-    for place in mates:
-        place.instance = best.get(place.turn.function, "")
-    taken.update(best.values())
-    if best:  # others on that slice are on their way out, and it is nobody else's
-        home = device.homes[next(iter(best.values()))]
-        taken.update(name for name, mask in device.homes.items() if mask == home)
+    return not units or device.allows(device.spare(units, without))

@@ -23,14 +23,16 @@ from math import log, sqrt
 from lamina.core.policy import Decision, View, Wake
 from lamina.core.queue import Order
 from lamina.core.state import FunctionState
-from lamina.planner.applied import Cut, Standing, Turn, what_is
+from lamina.planner.applied import Standing
+from lamina.planner.fleet_plan import alike, best_plan, chosen
 from lamina.planner.glet.adapt import Pairwise, catalogue, two_cuts
 from lamina.planner.glet.model import Rules, Task
-from lamina.planner.glet.plan import HEADROOMS, Plan, Planner
+from lamina.planner.glet.plan import Plan, Planner
 from lamina.planner.glet.quirks import REPAIRED
 from lamina.planner.goals import NO_GOAL_US, function_goals_us
 from lamina.planner.guests import Guests
 from lamina.planner.neighbours import known_interference
+from lamina.planner.places import Cut, Turn, what_is
 from lamina.planner.rounds import Rounds
 from lamina.types import DeviceSpec, FunctionSpec
 
@@ -47,9 +49,7 @@ UNKNOWN_US = 10_000
 UP, DOWN, CHANCE = 1.05, 0.9, 3.0
 ENOUGH = 1.0  #: requests a second that are planned for whoever has any
 SAME = 1.03  #: rates no further apart than this have one plan
-KEEP = 1.5  #: how much more others must be called to take the turn of a function that stands
 PLANS = 16  #: that are remembered
-SCALES = 5  #: steps of the search for the largest part of all rates that fits
 
 
 @dataclass(slots=True)
@@ -238,75 +238,8 @@ class Elastic:
         return cuts_of(best_plan(planner, tasks, devices)) if tasks else []
 
 
-def alike(view: View) -> dict[str, str]:
-    """What a plan calls each device: its kind, with a number where devices of one kind are not of one make."""
-    makes: dict[tuple[object, ...], str] = {}
-    numbers: dict[str, int] = {}
-    labels = {}
-    for name, device in view.devices.items():
-        spec = device.spec
-        make = (spec.kind, spec.units, spec.memory_mib, spec.family, spec.limits, spec.cores)
-        if make not in makes:
-            number = numbers[spec.kind] = numbers.get(spec.kind, 0) + 1
-            makes[make] = spec.kind if number == 1 else f"{spec.kind} #{number}"
-        labels[name] = makes[make]
-    return labels
-
-
-def chosen(view: View, rates: dict[str, float], kinds: Sequence[DeviceSpec], turns: int) -> list[FunctionSpec]:
-    """Of those that can run here, as many as there are turns and memory for: the ones called most, in the order of `rates`."""
-    memory_mib = sum(device.spec.memory_mib for device in view.devices.values())
-    taken: set[str] = set()
-    stays = {name: KEEP if view.functions[name].instances else 1.0 for name in rates}
-    for name in sorted(rates, key=lambda one: (-rates[one] * stays[one], one)):
-        spec = view.functions[name].spec
-        able = any(spec.fits_family(kind.family) and spec.memory_mib <= kind.memory_mib for kind in kinds)
-        if able and len(taken) < turns and spec.memory_mib <= memory_mib:
-            taken.add(name)
-            memory_mib -= spec.memory_mib
-    return [view.functions[name].spec for name in rates if name in taken]
-
-
 def _rounded(value: float) -> int:
     return round(log(value) / log(SAME)) if value > 0 else -1_000_000
-
-
-def best_plan(planner: Planner, tasks: Sequence[Task], kinds: Sequence[str]) -> Plan:
-    """On as few devices as will do; on all of them with less headroom; on all of them at a part of every rate."""
-    least, every = min(len(kinds), planner.gpus_at_least(tasks, kinds)), len(kinds)
-    plan = planner.plan(tasks, kinds[:least], HEADROOMS[:1], thorough=False)
-    if plan.schedulable:
-        return plan
-    whole = planner.plan(tasks, kinds, HEADROOMS[:1], thorough=False)
-    count = least
-    while whole.schedulable:  # if not even all will do, those in between need no look
-        count += max(1, min(count // 8, every - count))
-        plan = planner.plan(tasks, kinds[:count], HEADROOMS[:1], thorough=False) if count < every else whole
-        if plan.schedulable:
-            return plan
-    plan = planner.plan(tasks, kinds, HEADROOMS[1:], thorough=False)
-    if plan.schedulable:
-        return plan
-    scale = _largest_scale(planner, tasks, kinds)
-    less = planner.plan([replace(task, rate=task.rate * scale) for task in tasks], kinds, thorough=False) if scale else plan
-    return less if less.schedulable else plan
-
-
-def _largest_scale(planner: Planner, tasks: Sequence[Task], kinds: Sequence[str]) -> float:
-    """The largest part of all rates that fits with the least headroom; 0 where next to nothing does not fit either."""
-
-    def fits(scale: float) -> bool:
-        less = [replace(task, rate=task.rate * scale) for task in tasks]
-        return planner.plan(less, kinds, HEADROOMS[-1:], thorough=False).schedulable
-
-    high = min(1.0, len(kinds) / max(1, planner.gpus_at_least(tasks, kinds) - 1))
-    low = high * 0.5**SCALES
-    if not fits(low):
-        return 0.0
-    for _ in range(SCALES):
-        middle = (low + high) / 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 def cuts_of(plan: Plan) -> list[Cut]:

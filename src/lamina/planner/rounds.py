@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, Drop, Hold, Opening, Start, View
 from lamina.core.state import FunctionState, Instance
-from lamina.planner.applied import Place, Standing
+from lamina.planner.applied import Standing
 from lamina.planner.batching import largest_in_time, together
 from lamina.planner.guests import serve
+from lamina.planner.places import Place
 from lamina.types import NEVER_US
 
 
