@@ -13,7 +13,7 @@ SRC = Path(__file__).parent.parent / "src" / "lamina"
 LAYERS = (
     ("cli", "ui"),
     ("gateway", "lab", "profiler", "testing"),
-    ("sim", "live"),
+    ("sim", "live", "access"),
     ("policies", "predict", "gpu", "sdk", "store"),
     ("planner", "asl"),
     ("core",),

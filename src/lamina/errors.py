@@ -127,6 +127,41 @@ class NoCapacity(LaminaError):
     code = "no-capacity"
 
 
+class Unauthorized(LaminaError):
+    """Nobody known asks."""
+
+    status = 401
+    code = "unauthorized"
+
+
+class Forbidden(LaminaError):
+    """Somebody known asks for what is not theirs to do."""
+
+    status = 403
+    code = "forbidden"
+
+
+class NotFound(LaminaError):
+    """Nothing of that name or number."""
+
+    status = 404
+    code = "not-found"
+
+
+class Conflict(LaminaError):
+    """It cannot be done as things are now."""
+
+    status = 409
+    code = "conflict"
+
+
+class StoreDown(LaminaError):
+    """What must not be lost cannot be written down now."""
+
+    status = 503
+    code = "store-down"
+
+
 class PolicyError(LaminaError):
     """A policy decided something impossible: a defect of the policy, never of the call."""
 

@@ -13,9 +13,10 @@ import msgspec
 from lamina.core.actions import Fail, Refuse, Reply
 from lamina.errors import BadValue, LaminaError
 from lamina.gateway import wire
+from lamina.gateway.caller import LOCAL, Caller, Scope
 from lamina.gateway.closed import Closed
 from lamina.gateway.heads import Request
-from lamina.gateway.http import Exchange
+from lamina.gateway.http import Exchange, Handler
 from lamina.gateway.metrics import Metrics
 from lamina.live.loop import Ending, LiveLoop
 from lamina.sdk.binding import Param
@@ -58,6 +59,8 @@ class Api:
         self.closing = False
         self.lag_us = 0  #: how long bytes lie unread while this process is busy; part of every call's time
         self.ready: Callable[[], bool] = lambda: True
+        self.allow: Callable[[Request, Scope], Caller] = lambda request, scope: LOCAL  #: raises `LaminaError` for who may not
+        self.sites: dict[bytes, Handler] = {}  #: more routes, by how their paths begin
         self.targets = targets
         self._calls = {f"/v1/{target.kind}s/{target.name}".encode(): target for target in targets}
         self._reads: dict[bytes, Callable[[], tuple[bytes, bytes]]] = {
@@ -87,11 +90,18 @@ class Api:
                 body, kind = read()
                 exchange.respond(200, body, kind)
             elif self.closing or not self.ready():
-                self._problem(exchange, wire.plain_problem(503, "not ready", hint="it is starting or stopping"))
+                self.problem(exchange, wire.plain_problem(503, "not ready", hint="it is starting or stopping"))
             else:
                 exchange.respond(200, b'{"status":"ready"}')
             return
-        self._problem(
+        for prefix, site in self.sites.items():
+            if request.path.startswith(prefix):
+                try:
+                    site(request, exchange)
+                except LaminaError as error:
+                    self.problem(exchange, wire.error_problem(error))
+                return
+        self.problem(
             exchange,
             wire.plain_problem(
                 404,
@@ -105,7 +115,7 @@ class Api:
 
     def _call(self, target: Target, request: Request, exchange: Exchange) -> None:
         if self.closing:
-            self._problem(exchange, wire.plain_problem(503, "shutting down", code="cancelled", hint="try another server"))
+            self.problem(exchange, wire.plain_problem(503, "shutting down", code="cancelled", hint="try another server"))
             return
         self._count += 1
         call_id = f"{self._prefix}-{self._count:x}"
@@ -122,7 +132,7 @@ class Api:
             inputs = wire.inputs_of(request, target.params)
             deadline_us, priority, cost_limit = _wishes(request, now_us)
         except LaminaError as error:
-            self._problem(exchange, wire.error_problem(error, call_id))
+            self.problem(exchange, wire.error_problem(error, call_id))
             return
         call = call_for(
             call_id,
@@ -143,7 +153,7 @@ class Api:
                 try:
                     body, kind = wire.answer_body(loop.data.result(call_id), accept)
                 except LaminaError as error:
-                    self._problem(exchange, wire.error_problem(error, call_id))
+                    self.problem(exchange, wire.error_problem(error, call_id))
                     return
                 exchange.respond(200, body, kind, wire.reply_headers(ending))
             else:
@@ -163,9 +173,9 @@ class Api:
             if ending.error != "cancelled":  # who cancels knows
                 said = f": {info.type}: {info.message}\n{info.trace}" if info else ""
                 log.warning("call %s failed at %s: %s%s", ending.call_id, ending.step or "?", ending.error, said)
-        self._problem(exchange, problem)
+        self.problem(exchange, problem)
 
-    def _problem(self, exchange: Exchange, problem: wire.Problem) -> None:
+    def problem(self, exchange: Exchange, problem: wire.Problem) -> None:
         exchange.respond(problem.status, problem.body(), wire.PROBLEM, problem.headers())
 
     # -------------------------------------------------------------------- reads

@@ -54,13 +54,14 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 class Exchange:
     """One request waiting for its answer."""
 
-    __slots__ = ("_connection", "answer", "head_only", "keep_alive", "on_gone")
+    __slots__ = ("_connection", "answer", "head_only", "keep_alive", "on_gone", "streaming")
 
     def __init__(self, connection: Connection, keep_alive: bool, head_only: bool) -> None:
         self._connection = connection
         self.keep_alive = keep_alive
         self.head_only = head_only
-        self.answer: bytes | None = None
+        self.answer: bytes | None = None  #: what is to be sent and is not yet
+        self.streaming = False  #: more of it follows
         self.on_gone: Callable[[], None] | None = None  #: the client left before the answer
 
     def respond(self, status: int, body: bytes = b"", content_type: bytes = b"application/json", extra: bytes = b"") -> None:
@@ -83,6 +84,30 @@ class Exchange:
             parts.append(body)
         self.answer = b"".join(parts)
         connection.answered()
+
+    def begin(self, status: int, content_type: bytes, extra: bytes = b"") -> None:
+        """An answer in pieces: `push` each, then `end`. Without keep-alive the end of the connection is its end."""
+        if self.answer is not None:
+            return
+        connection = self._connection
+        self.keep_alive = keep = self.keep_alive and not connection.server.closing
+        framing = b"transfer-encoding: chunked\r\n\r\n" if keep else b"connection: close\r\n\r\n"
+        head = (_STATUS[status], connection.server.date_line(), b"content-type: ", content_type, b"\r\n", extra, framing)
+        self.answer = b"".join(head)
+        self.streaming = not self.head_only
+        connection.answered()
+
+    def push(self, piece: bytes) -> None:
+        if self.streaming and piece:
+            self.answer = (self.answer or b"") + (b"%x\r\n%s\r\n" % (len(piece), piece) if self.keep_alive else piece)
+            self._connection.answered()
+
+    def end(self) -> None:
+        if self.streaming:
+            self.streaming = False
+            self.on_gone = None
+            self.answer = (self.answer or b"") + (b"0\r\n\r\n" if self.keep_alive else b"")
+            self._connection.answered()
 
 
 class Connection(asyncio.Protocol):
@@ -265,9 +290,13 @@ class Connection(asyncio.Protocol):
             return
         keep = True
         while self._open and self._open[0].answer is not None:
-            exchange = self._open.popleft()
+            exchange = self._open[0]
             assert exchange.answer is not None
             transport.write(exchange.answer)
+            if exchange.streaming:
+                exchange.answer = b""
+                return
+            self._open.popleft()
             keep = exchange.keep_alive
         if not keep:
             if self._dying:
