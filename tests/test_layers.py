@@ -12,7 +12,7 @@ SRC = Path(__file__).parent.parent / "src" / "lamina"
 
 LAYERS = (
     ("cli", "ui"),
-    ("gateway", "lab", "profiler", "testing"),
+    ("gateway", "lab", "profiler", "testing", "load"),
     ("sim", "live", "access"),
     ("policies", "predict", "gpu", "sdk", "store"),
     ("planner", "asl"),

@@ -1,0 +1,138 @@
+"""`lamina load URL`: open-loop load against any HTTP server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lamina.units import parse_us
+
+
+@click.command()
+@click.argument("url")
+@click.option("--rate", default="50", show_default=True, help="Calls a second, or stages: 100x10s,400x30s.")
+@click.option("--duration", default="10s", show_default=True, help="How long, if --rate has no stages.")
+@click.option(
+    "--shape",
+    type=click.Choice(["poisson", "gamma", "even", "steps", "ramp", "trace"]),
+    default="poisson",
+    show_default=True,
+    help="How calls come; with ramp the rate moves from stage to stage.",
+)
+@click.option("--cv", default=None, type=float, help="Burstiness of the gaps: 0 even, 1 Poisson, more is bunched; gamma: 4.")
+@click.option("--trace", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="CSV with a column t_us, for trace.")
+@click.option("--speedup", default=1.0, show_default=True, help="Play the trace so many times faster.")
+@click.option("--slo", metavar="TIME", help="Answers within this time count as in time; default: the target's own, if it says.")
+@click.option("--deadline", metavar="TIME", help="Send this deadline with every call.")
+@click.option("--body", help="JSON to send.")
+@click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Send this file instead.")
+@click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="One more header; repeatable.")
+@click.option("--method", default="POST", show_default=True)
+@click.option("--connections", default=256, show_default=True, help="At most so many; one call at a time on each.")
+@click.option("--seed", default=1, show_default=True)
+@click.option("--insecure", is_flag=True, help="Do not check the server's certificate.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the result as JSON.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with plots.")
+@click.option("--json", "as_json", is_flag=True, help="The result as JSON on stdout, and no picture.")
+def command(**given: Any) -> int:
+    """Offer calls to URL at a rate that does not wait for answers, and say how many were in time."""
+    import msgspec
+
+    from lamina.load.child import offer
+    from lamina.load.plan import Plan, check_trace, parse_stages
+
+    body, kind = _body(given["body"], given["file"])
+    headers = [("content-type", kind)] if body else []
+    if os.environ.get("LAMINA_TOKEN"):
+        headers.append(("authorization", f"Bearer {os.environ['LAMINA_TOKEN']}"))
+    if given["deadline"]:
+        headers.append(("lamina-deadline-ms", f"{parse_us(given['deadline'], '--deadline') / 1000:g}"))
+    shape, cv = given["shape"], given["cv"]
+    plan = Plan(
+        url=given["url"],
+        body=body,
+        headers=(*headers, *map(_header, given["headers"])),
+        method=given["method"].upper(),
+        shape=shape,
+        stages=parse_stages(given["rate"], parse_us(given["duration"], "--duration") / 1e6),
+        cv=cv if cv is not None else (4.0 if shape == "gamma" else 1.0),
+        trace=check_trace(given["trace"]) if shape == "trace" else "",
+        speedup=given["speedup"],
+        slo_us=parse_us(given["slo"], "--slo") if given["slo"] else _goal_us(given["url"]),
+        seed=given["seed"],
+        connections=given["connections"],
+        check_tls=not given["insecure"],
+    )
+    result = offer(plan) if given["as_json"] else _watched(plan)
+    if given["as_json"]:
+        click.echo(msgspec.json.encode(result).decode())
+    if given["out"]:
+        given["out"].write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2))
+    if given["html"]:
+        from lamina.load.page import page
+
+        given["html"].write_text(page(result), encoding="utf-8")
+        click.echo(f"page: {given['html']}", err=True)
+    return 0
+
+
+def _watched(plan: Any) -> Any:
+    from rich.console import Console
+    from rich.live import Live
+
+    from lamina.load.child import offer
+    from lamina.load.record import Second
+    from lamina.load.screen import picture, table
+
+    console = Console()
+    seen: list[Second] = []
+    slo_ms = plan.slo_us / 1000
+    if not console.is_terminal:
+        result = offer(plan)
+        console.print(picture(result.series, slo_ms))
+    else:
+        with Live(picture(seen, slo_ms), console=console, auto_refresh=False) as live:
+
+            def on_second(second: Second) -> None:
+                seen.append(second)
+                live.update(picture(seen, slo_ms), refresh=True)
+
+            result = offer(plan, on_second)
+    console.print(table(result))
+    if result.send_lag_ms.p99_ms > 5:
+        lag_ms = result.send_lag_ms.p99_ms
+        click.echo(f"warning: calls left {lag_ms:.0f} ms late (p99): the machine or --connections is too small", err=True)
+    return result
+
+
+def _body(text: str | None, file: Path | None) -> tuple[bytes, str]:
+    if text is not None and file is not None:
+        raise click.UsageError("give one of --body and --file")
+    if file is not None:
+        import mimetypes
+
+        return file.read_bytes(), mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+    return (text or "").encode(), "application/json"
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip() or "\r" in text or "\n" in text:
+        raise click.UsageError(f"--header {text!r}: write NAME:VALUE")
+    return name.strip(), value.strip()
+
+
+def _goal_us(url: str) -> int:
+    """What our own servers say about a target; anybody else's say nothing."""
+    import urllib.request
+
+    import msgspec
+
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return int(1000 * (msgspec.json.decode(answer.read(65_536)).get("slo_ms") or 0))
+    except (OSError, ValueError, AttributeError):
+        return 0

@@ -1,0 +1,1 @@
+"""Load from outside: open loop, over real sockets, against any HTTP server."""
