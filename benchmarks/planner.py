@@ -12,9 +12,9 @@ from benchmarks.report import Report
 from lamina.core.flow import Flow, Task
 from lamina.planner.build import plan
 from lamina.planner.configs import Configs, Prices, grid
+from lamina.planner.esg.search import esg_1q
+from lamina.planner.esg.split import split
 from lamina.planner.frontier import Precision, of_configs, series
-from lamina.planner.search import esg_1q
-from lamina.planner.split import split
 
 PRICES = Prices(core_per_s=0.034 / 3600, unit_per_s=0.67 / 3600)
 BASES_MS = (86, 293, 319, 147, 1_047, 828)  # orders of magnitude of vision models on one core and one unit; made up otherwise

@@ -1,7 +1,7 @@
 """`python -m benchmarks.train_predictor`: the models that come with the package, from the measurements in data/h200.
 
-Writes `src/lamina/predict/models/h200.json` (latency) and `models/neighbours/h200.json` (co-location). Takes seconds, has no
-seed: both are closed forms. Needs numpy and nothing else.
+Writes `src/lamina/predict/models/h200.json` (latency), `models/neighbours/h200.json` (co-location) and `profiles/h200`. Takes seconds, has no
+seed: nothing is drawn. Needs numpy and nothing else.
 """
 
 from __future__ import annotations
@@ -16,9 +16,16 @@ import msgspec
 
 from lamina.predict import beside, learned
 from lamina.predict.fit import fit
+from lamina.predict.profile import Point, Profile, write
 
 DATA = Path("data/h200")
 OPERATORS = Path("data/operators.jsonl")
+
+PROFILES = Path("profiles/h200")
+PROFILED = (
+    "resnet50", "resnet18", "mobilenet_v3_large", "efficientnet_b0", "convnext_tiny", "vgg16", "densenet121", "inception_v3",
+    "vit_b_16", "swin_t", "bert_base", "distilbert", "gpt2", "t5_small_encoder", "fcn_resnet50", "mlp_4096x8",
+)  # fmt: skip
 
 Times = dict[str, dict[tuple[int, int], float]]
 
@@ -61,7 +68,42 @@ def tenants() -> list[tuple[str, str, beside.Side, Sequence[beside.Side], float]
     ]
 
 
+def profiles() -> list[Profile]:
+    """Some of the models as profiles a scenario can use. A device there has 16 units; the last was measured with the 15th."""
+    made = []
+    for name in PROFILED:
+        row = records()[name]
+        with (DATA / "latency.csv").open() as file:
+            cells = [cell for cell in csv.DictReader(file) if cell["model"] == name]
+        points = [
+            Point(
+                batch=int(cell["batch"]),
+                units=16 if cell["units"] == "15" else int(cell["units"]),
+                p50_us=float(cell["p50_us"]),
+                p99_us=float(cell["p99_us"]),
+            )
+            for cell in cells
+        ]
+        traits = beside.traits(row)
+        fastest_us = min(point.p50_us for point in points if (point.batch, point.units) == (8, 16))
+        made.append(
+            Profile(
+                function=name,
+                device="h200",
+                points=sorted(points, key=lambda point: (point.units, point.batch)),
+                memory_mib=row["peak_mib"]["64"],
+                bandwidth=round(traits.moved(8) / fastest_us / 1e3 / beside.PEAK["h200"], 4),
+                traits=traits,
+                meta={"source": "data/h200", "machine": "NVIDIA H200", "date": "2026-11-15"},
+            )
+        )
+    return made
+
+
 def main() -> None:
+    PROFILES.mkdir(exist_ok=True)
+    for profile in profiles():
+        write(profile, PROFILES / f"{profile.function}.json")
     meta = {"source": "data/h200", "trained_by": "benchmarks/train_predictor.py", "functions": len(times())}
     model = fit("h200", records(), times(), meta=meta)
     learned.SHIPPED.mkdir(exist_ok=True)
@@ -69,8 +111,7 @@ def main() -> None:
     line = beside.fit((own, others, slowdown) for _, _, own, others, slowdown in tenants())
     beside.SHIPPED.mkdir(exist_ok=True)
     (beside.SHIPPED / "h200.json").write_bytes(msgspec.json.encode(line) + b"\n")
-    print(f"probes, most telling first: {model.weights.probes}")
-    print(f"standard deviations that hold 90 %, by probes: {model.weights.widen}")
+    print("probes:", *model.library.probes, sep="\n  ")
     print(
         f"log slowdown = {line.base:.3f} + {[round(slope, 4) for slope in line.slopes]} . (log parameter bytes, neighbours, ...)"
     )

@@ -18,6 +18,7 @@ ALL = (
     "overhead",
     "slices",
     "isolation",
+    "clocks",
     "resize",
     "quota",
     "idle",
@@ -27,6 +28,8 @@ ALL = (
     "elastic",
     "batching",
     "five",
+    "live",
+    "faults",
 )
 
 

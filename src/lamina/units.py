@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from lamina.errors import BadValue
 
-_TIME_US = {"us": 1, "µs": 1, "ms": 1_000, "s": 1_000_000, "min": 60_000_000, "m": 60_000_000, "h": 3_600_000_000}
+_TIME_US = {"us": 1, "µs": 1, "ms": 1_000, "s": 1_000_000, "min": 60_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 _BYTES = {
     "b": 1,
     "kb": 10**3,

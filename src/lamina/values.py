@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -18,8 +19,8 @@ from lamina.errors import BadValue
 Blob = bytes | memoryview
 """An encoded value."""
 
-_TENSOR = 1
-_DTYPES = frozenset(
+TENSOR = 1
+DTYPES = frozenset(
     f"{kind}{bits}"
     for kind, widths in {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64), "complex": (64, 128)}.items()
     for bits in widths
@@ -59,6 +60,21 @@ def items(blob: Blob) -> list[bytes]:
         raise BadValue("each needs a list to go over", hint="return a list from the step before it") from None
 
 
+def spans(blob: Blob) -> list[tuple[int, int]]:
+    """Where the elements of an encoded list are in it: start and length of each."""
+    try:
+        found = _list_decoder.decode(blob)
+    except _UNFIT:
+        raise BadValue("each needs a list to go over", hint="return a list from the step before it") from None
+    at = 1 if len(found) < 16 else 3 if len(found) < 2**16 else 5
+    made = []
+    for raw in found:
+        size = memoryview(raw).nbytes
+        made.append((at, size))
+        at += size
+    return made
+
+
 def join(blobs: list[Blob]) -> bytes:
     """An encoded list from encoded elements."""
     return _encoder.encode([msgspec.Raw(blob) for blob in blobs])
@@ -68,11 +84,11 @@ def _enc_hook(value: Any) -> Any:
     if type(value).__module__.partition(".")[0] == "numpy":
         if (hasattr(value, "shape") and value.shape != ()) or type(value).__name__ == "ndarray":
             dtype = value.dtype.name  # the same for both byte orders; ours is little
-            if dtype not in _DTYPES or hasattr(value, "mask"):
+            if dtype not in DTYPES or hasattr(value, "mask"):
                 raise TypeError(f"{type(value).__name__} of dtype {dtype}")
             head = msgspec.msgpack.encode((dtype, list(value.shape)))
             data = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
-            return msgspec.msgpack.Ext(_TENSOR, len(head).to_bytes(2, "little") + head + data)
+            return msgspec.msgpack.Ext(TENSOR, len(head).to_bytes(2, "little") + head + data)
         return _plain(value)
     if isinstance(value, tuple | set | frozenset):
         return list(value)
@@ -88,13 +104,13 @@ def _plain(scalar: Any) -> Any:
 
 
 def _ext_hook(code: int, data: memoryview) -> Any:
-    if code != _TENSOR:
+    if code != TENSOR:
         raise ValueError(f"unknown extension {code}")
     import numpy
 
     size = int.from_bytes(data[:2], "little")
     dtype, shape = msgspec.msgpack.decode(data[2 : 2 + size], type=tuple[str, list[int]])
-    if dtype not in _DTYPES or len(shape) > MAX_RANK or any(n < 0 for n in shape):
+    if dtype not in DTYPES or len(shape) > MAX_RANK or any(n < 0 for n in shape):
         raise ValueError(f"tensor of {dtype} with shape {shape}")
     kind = numpy.dtype(dtype).newbyteorder("<")
     body = data[2 + size :]
@@ -105,6 +121,26 @@ def _ext_hook(code: int, data: memoryview) -> Any:
     return numpy.frombuffer(body, dtype=kind).reshape(shape)
 
 
+def tensor(dtype: str, shape: Sequence[int], data: Blob) -> bytes:
+    """An encoded tensor out of its bytes as they are, little-endian: what passes through need not become an array."""
+    head = msgspec.msgpack.encode((dtype, shape))
+    return _encoder.encode(msgspec.msgpack.Ext(TENSOR, b"".join((len(head).to_bytes(2, "little"), head, data))))
+
+
+def as_tensor(blob: Blob) -> tuple[str, list[int], memoryview] | None:
+    """Dtype, shape and bytes of an encoded tensor; None if it is another value."""
+    if not len(blob) or blob[0] not in _EXTENSIONS:
+        return None
+    found = _ext_decoder.decode(blob)
+    data = memoryview(found.data)
+    size = int.from_bytes(data[:2], "little")
+    dtype, shape = _head_decoder.decode(data[2 : 2 + size])
+    return dtype, shape, data[2 + size :]
+
+
+_EXTENSIONS = frozenset((0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8))  #: how they begin; we have one kind
+_head_decoder = msgspec.msgpack.Decoder(tuple[str, list[int]])
+_ext_decoder = msgspec.msgpack.Decoder(msgspec.msgpack.Ext)
 _encoder = msgspec.msgpack.Encoder(enc_hook=_enc_hook)
 _decoder = msgspec.msgpack.Decoder(ext_hook=_ext_hook)
 _list_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])

@@ -54,6 +54,13 @@ RETRY = [
         took_s=12,
     ),
     Case(
+        "Retry: JitterStrategy NONE is no jitter",
+        retried("flaky", retry("Boom", IntervalSeconds=2, JitterStrategy="NONE")),
+        {},
+        want="worked",
+        took_s=6,
+    ),
+    Case(
         "Retry: MaxAttempts of zero never tries again", retried("flaky", retry("Boom", MaxAttempts=0)), {}, error="Boom", took_s=0
     ),
     Case(

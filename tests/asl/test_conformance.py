@@ -10,10 +10,10 @@ from lamina.asl.compile import compile_flow
 from lamina.asl.export import export
 from lamina.asl.lint import lint
 from lamina.core.flow import Flow
-from tests.asl import cases_choice, cases_data, cases_errors, cases_flow
+from tests.asl import cases_choice, cases_data, cases_errors, cases_flow, cases_spec
 from tests.asl.kit import Case, run
 
-CASES = [*cases_data.CASES, *cases_choice.CASES, *cases_flow.CASES, *cases_errors.CASES]
+CASES = [*cases_data.CASES, *cases_choice.CASES, *cases_flow.CASES, *cases_errors.CASES, *cases_spec.CASES]
 
 
 def flow_of(case: Case) -> Flow:
@@ -34,6 +34,43 @@ def test_an_execution_does_what_the_clause_says(case: Case):
 def test_there_are_enough_cases_and_each_names_its_own_clause():
     names = [case.clause for case in CASES]
     assert len(names) == len(set(names)) >= 150
+
+
+DEFECTS_OF_KNIX = {
+    "retry never sleeps": ["Retry: really waits between tries", "Retry: BackoffRate multiplies the interval"],
+    "exhausted retries are a normal result": ["Retry: exhausted tries are a failure, not a result"],
+    "a Retry hides every Catch": [
+        "Catch: works beside Retry, after it",
+        "Catch: works beside a Retry that does not know the error",
+    ],
+    "States.ALL is no wildcard": ["Retry: States.ALL is a wildcard", "Catch: States.ALL is a wildcard"],
+    "errors match by their text": [
+        "Retry: the text of an error does not count",
+        "Catch: the first catcher that knows the error counts",
+    ],
+    "unlisted errors are retried once": ["Retry: an error that is not named is not retried"],
+    "Fail passes its input on": ["Fail State: is a failure", "Fail State: ErrorPath and CausePath"],
+    "conditions are run as code": [
+        "Choice State: data is data, never code",
+        "Choice State: no rule holds and there is no Default",
+    ],
+    "MaxConcurrency in batches with a sleep": ["Map State: MaxConcurrency is a sliding window"],
+    "Wait blocks a process": ["Wait State: a wait of a year holds nothing up"],
+    "no timeouts at all": [
+        "TimeoutSeconds: fires",
+        "HeartbeatSeconds: a silent task fails",
+        "Top-level fields: TimeoutSeconds ends the execution",
+    ],
+    "no Retry or Catch of Parallel and Map": [
+        "Parallel State: Retry runs all branches again",
+        "Map State: Retry runs all items again",
+    ],
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS_OF_KNIX)
+def test_a_known_defect_of_others_has_its_case_here(defect: str):
+    assert set(DEFECTS_OF_KNIX[defect]) <= {case.clause for case in CASES}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -54,6 +54,16 @@ def test_the_same_seed_gives_the_same_history():
     assert run(document) == run(document)
 
 
+def test_full_jitter_waits_at_most_as_long_as_without_and_the_same_each_time():
+    def fails(given: Any) -> Any:
+        raise ValueError
+
+    again = [{"ErrorEquals": ["ValueError"], "IntervalSeconds": 100, "JitterStrategy": "FULL"}]
+    took_us = [run(machine("T", T=task("fails", Retry=again)), fails=fails).took_us for _ in range(2)]
+    assert 0 < took_us[0] < 700_000_000
+    assert took_us[0] == took_us[1]
+
+
 @pytest.mark.live
 def test_in_real_time_branches_really_run_side_by_side():
     def nap(given: Any) -> Any:

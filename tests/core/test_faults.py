@@ -7,8 +7,8 @@ import math
 import pytest
 
 from lamina.core.actions import DropJob, Fail, Kill, Load, Unload
-from lamina.core.controller import BACKOFF_US, LOAD_LIMIT_US, MAX_CRASHES
 from lamina.core.events import BatchFailed, BatchFinished, DeviceJoined, DeviceLost, InstanceLost
+from lamina.core.mishaps import BACKOFF_US, LOAD_LIMIT_US, MAX_CRASHES
 from lamina.policies import edf, fifo
 from lamina.types import DeviceSpec, SliceLimits
 from tests.script import BIG_GPU, GPU, Script, a_function

@@ -116,6 +116,7 @@ class Stage:
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
     given: dict[int, Given] = field(default_factory=dict)
     results: dict[int, Any] = field(default_factory=dict)
+    pieces: dict[str, Any] = field(default_factory=dict)
     last: int = 0
 
     def inputs(self, job: JobRef) -> Given:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lamina.planner.attainment import expected_attainment, taken
+from lamina.planner.fleet.attainment import expected_attainment, taken
 from lamina.planner.glet import Plan, Share, Slice
 
 

@@ -6,11 +6,13 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from lamina.core.events import Tick
-from lamina.core.policy import Decision, Start, View
+from lamina.core.events import InstanceReady, Tick
+from lamina.core.policy import Decision, LoadOn, Start, View
 from lamina.core.queue import Order
 from lamina.planner.backlog import finish_in_us
 from lamina.types import DeviceSpec, SliceLimits
@@ -79,6 +81,19 @@ def test_on_many_idle_slices_it_is_what_serving_the_queue_takes_within_one_batch
 def test_a_longer_queue_never_ends_sooner(jobs: int, max_batch: int, running: int):
     shorter, longer = (finish_in_us(*waiting(n, running, max_batch=max_batch)) for n in (jobs, jobs + 1))
     assert shorter <= longer
+
+
+@pytest.mark.parametrize("jobs", [0, 7, 150, 333])
+def test_a_few_of_many_places_speak_for_all(jobs: int):
+    places = [replace(GPU, id=f"g{number}") for number in range(50)]
+    script = Script().given(a_function(max_batch=2), devices=places, policy=Start1(), takes={"f": (2 * MS, 500)})
+    for number in range(1, 50):
+        script.controller._fleet.load(LoadOn("f", f"g{number}"))
+        script.tell(InstanceReady(f"f-{number + 1}"))
+    script.arrives(*[f"c{i}" for i in range(jobs)])
+    truly_us = simulated_us([0] * 50, jobs + 1, max_batch=2)
+    said_us = finish_in_us(script.controller._view, script.controller.state.functions["f"])
+    assert truly_us <= said_us <= truly_us + 500
 
 
 def test_a_device_with_no_free_units_is_waited_for():

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from lamina.planner.bayes import Process, below, fitted, improvement, minimise
+from lamina.planner.esg.bayes import Process, below, fitted, improvement, minimise
 
 
 def bowl(point: tuple[int, ...]) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from lamina.core.lease import Device
 from lamina.core.policy import View
 from lamina.core.queue import Queue
 from lamina.core.state import FunctionState, State
-from lamina.planner.capability import Capability, Shape
+from lamina.planner.has.capability import Capability, Shape
 from lamina.types import DeviceSpec, FunctionSpec
 from tests.script import Known
 

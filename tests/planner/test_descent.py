@@ -7,9 +7,9 @@ import pytest
 
 from lamina.core.flow import Flow, Task
 from lamina.planner.configs import Configs, Prices, grid
-from lamina.planner.descent import Ladder, descend
-from lamina.planner.split import runs
-from lamina.planner.spread import Spread, along
+from lamina.planner.esg.descent import Ladder, descend
+from lamina.planner.esg.split import runs
+from lamina.planner.esg.spread import Spread, along
 
 
 def table(base: float) -> Configs:

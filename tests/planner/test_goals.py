@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lamina.core.flow import Each, Flow, Task, function_flow
-from lamina.planner.goals import NO_GOAL_US, function_goals_us, function_rates
+from lamina.planner.applied.goals import NO_GOAL_US, function_goals_us, function_rates
 from lamina.types import Slo
 
 ALONE_US = {"detect": 30_000.0, "read": 10_000.0}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from lamina.planner.invokers import homes
+from lamina.planner.esg.invokers import homes
 
 NODES = tuple(f"n{place}" for place in range(16))
 

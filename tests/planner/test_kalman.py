@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.planner.kalman import Kalman
+from lamina.planner.has.kalman import Kalman
 
 RATES = st.lists(st.floats(0, 1_000), min_size=1, max_size=60)
 

@@ -8,10 +8,10 @@ import pytest
 
 from lamina.lab.experiments._glet_world import catalogue as published
 from lamina.lab.experiments._glet_world import golden, packer, repaired, scenarios
+from lamina.planner.fleet.packing import Packer
 from lamina.planner.glet import POLICIES, Plan, Task
 from lamina.planner.glet.adapt import Pairwise, all_cuts, catalogue, placeable, two_cuts
 from lamina.planner.neighbours import Running
-from lamina.planner.packing import Packer
 from lamina.predict.glet_world import linear
 from lamina.predict.interference import Bandwidth
 from lamina.types import DeviceSpec, FunctionSpec, SliceLimits

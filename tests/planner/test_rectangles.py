@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lamina.planner.rectangles import Packing, Rect
+from lamina.planner.has.rectangles import Packing, Rect
 
 WIDTH, HEIGHT = 10, 8
 

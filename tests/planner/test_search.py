@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lamina.core.flow import Flow, Task
 from lamina.planner.build import plan
 from lamina.planner.configs import Configs
-from lamina.planner.search import brute_force, esg_1q, least_by_first
+from lamina.planner.esg.search import brute_force, esg_1q, least_by_first
 from tests.planner.reference import configs
 
 seeds = st.integers(0, 10**9)

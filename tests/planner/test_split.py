@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lamina.core.flow import Each, Flow, Parallel, Pass, Task
 from lamina.core.retry import Catcher, Guard
 from lamina.planner.configs import Config, Configs
-from lamina.planner.split import Block, dominators, functions_of, runs, split
+from lamina.planner.esg.split import Block, dominators, functions_of, runs, split
 from tests.planner.reference import dag, draw, random_dag
 
 seeds = st.integers(0, 10**9)

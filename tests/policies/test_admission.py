@@ -12,8 +12,8 @@ from lamina import policies
 from lamina.core.actions import Refuse, Reply, StartBatch
 from lamina.core.events import CallArrived, CallCancelled
 from lamina.core.flow import Choice, Each, Flow, Task
-from lamina.planner.placements import Shape, placements
-from lamina.planner.reservations import Reservations, Slot
+from lamina.planner.thesis.placements import Shape, placements
+from lamina.planner.thesis.reservations import Reservations, Slot
 from lamina.sim.run import run
 from lamina.sim.scenario import parse
 from lamina.types import Call, DeviceSpec, FunctionSpec, SliceLimits

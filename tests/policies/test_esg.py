@@ -13,8 +13,8 @@ from lamina.core.actions import Load, StartBatch, Unload
 from lamina.core.events import InstanceLost
 from lamina.core.flow import Choice, Each, Flow, Pass, Task
 from lamina.planner.configs import Configs, Prices, grid
-from lamina.planner.invokers import homes
-from lamina.planner.search import least_by_first
+from lamina.planner.esg.invokers import homes
+from lamina.planner.esg.search import least_by_first
 from lamina.policies import esg
 from lamina.predict.profile import Point, Profile
 from lamina.sim.run import run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from lamina.core.controller import Controller
 from lamina.core.flow import Flow, Task
-from lamina.planner.budgets import budgets_us
-from lamina.planner.capability import Capability, Shape
+from lamina.planner.has.budgets import budgets_us
+from lamina.planner.has.capability import Capability, Shape
 from lamina.policies.fastgshare import QUOTAS, Policy, packed
 from lamina.types import FunctionSpec, Scale
 from tests.policies.gpus import MS, S, a_model, called, goal, gpus, loads, resizes, shapes, simulated, takes, unloads

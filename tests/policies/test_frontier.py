@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from lamina.core.actions import Load, Refuse, StartBatch
 from lamina.core.events import CallArrived, Deployed, DeviceJoined
 from lamina.core.flow import Each, Flow, Parallel, Task, Wait
-from lamina.planner.menu import Menu, sizes_on
-from lamina.planner.price import Demand
+from lamina.planner.cheapest.menu import Menu, sizes_on
+from lamina.planner.cheapest.price import Demand
 from lamina.policies import frontier
 from lamina.types import Call, DeviceSpec, Scale, SliceLimits, Slo
 from tests.script import BIG_GPU, Script, a_function

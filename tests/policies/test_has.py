@@ -6,8 +6,8 @@ import pytest
 
 from lamina.core.controller import Controller
 from lamina.core.policy import ResizeTo
-from lamina.planner.capability import Capability, Shape
-from lamina.planner.rows import occupancy, rows_of
+from lamina.planner.has.capability import Capability, Shape
+from lamina.planner.has.rows import occupancy, rows_of
 from lamina.policies.has import Policy
 from lamina.types import Scale
 from tests.policies.gpus import MS, UNITS, S, a_model, called, goal, gpus, loads, resizes, shapes, simulated, takes, unloads

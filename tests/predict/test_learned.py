@@ -42,7 +42,7 @@ def without_some() -> Model:
 def mean_error(model: Model, count: int) -> float:
     errors = []
     for name in LEFT_OUT:
-        probes = {place: measured()[name][place] for place in model.weights.probes[:count]}
+        probes = {place: measured()[name][place] for place in model.probes(count)}
         grid = model.predict(known()[name], probes)
         truth = np.array([[measured()[name][batch, units] for units in grid.units] for batch in grid.batches])
         errors.append(np.abs(grid.mid / truth - 1).mean())
@@ -94,7 +94,7 @@ def test_a_probe_is_believed():
 
 def test_probes_narrow_the_interval():
     model = shipped("h200")
-    probes = {place: measured()["resnet50"][place] for place in model.weights.probes[:5]}
+    probes = {place: measured()["resnet50"][place] for place in model.probes(5)}
     wide, narrow = model.predict(known()["resnet50"]), model.predict(known()["resnet50"], probes)
     assert (np.log(narrow.high / narrow.low)).mean() < 0.6 * np.log(wide.high / wide.low).mean()
 

@@ -329,13 +329,6 @@ def test_an_error_while_tracing_is_chained_to_its_cause():
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_an_async_workflow_is_not_supported_yet():
-    async def body(x): ...
-
-    with pytest.raises(BadFlow, match="async def workflow is not supported yet"):
-        workflow(body)
-
-
 def test_a_function_of_another_app_is_refused():
     other = lamina.App("other")
     alien = other.function(name="alien")(lambda x: x)

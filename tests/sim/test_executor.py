@@ -166,3 +166,8 @@ def test_ends_of_long_gone_batches_are_forgotten():
         ((at_us, event),) = executor.perform(number * 2_000, action)
         assert (at_us, event) == (number * 2_000 + 1_000, BatchFinished(number, 1_000))
     assert len(executor._ends) < 5_000
+
+
+def test_a_world_without_noise_loads_in_the_time_of_the_profile():
+    profile = Profile(function="f", device="cpu", points=[], load_us=1_000_000)
+    assert {World(Table([profile]), random.Random(seed), noise=0.0).load_us("f", "cpu") for seed in range(5)} == {1_000_000}

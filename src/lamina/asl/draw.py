@@ -1,13 +1,21 @@
-"""A flow as a picture: SVG, boxes downwards, what runs inside a step drawn inside its box."""
+"""A flow as a picture: SVG, boxes downwards, what runs inside a step drawn inside its box.
+
+Of a flow traced from Python only what does something is drawn: steps that just pass values on, and edges that follow from
+others, would hide it.
+"""
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
+from lamina.asl.essential import essential
+from lamina.asl.export import is_states
+from lamina.asl.figures import Figure
 from lamina.asl.layout import place
 from lamina.core.flow import Choice, Each, Fail, Flow, Guarded, Node, Parallel, Pass, Succeed, Task, Wait, inner_flows
 
@@ -18,10 +26,11 @@ LOOP_X = 26.0  #: how far to the right an edge back up runs
 _FILL = {Task: "#dbe9f6", Each: "#f4f6f8", Parallel: "#f4f6f8", Choice: "#fdf1d3", Wait: "#ece7f6", Pass: "#ffffff"}
 _STYLE = """
 text { font: 12px ui-sans-serif, system-ui, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1c2733; }
-.name { font-weight: 600; } .more { fill: #566473; font-size: 11px; }
+.name { font-weight: 600; } .more { fill: #566473; font-size: 11px; font-weight: 400; }
 .label { fill: #3c4a58; font-size: 11px; paint-order: stroke; stroke: #fff; stroke-width: 4px; stroke-linejoin: round; }
 .way { fill: none; stroke: #5b6b7b; stroke-width: 1.3; } .caught { stroke: #b4452f; stroke-dasharray: 5 4; }
 .box { stroke: #8796a5; stroke-width: 1; } .end { stroke: #3b7d4f; } .bad { stroke: #b4452f; }
+.hot { stroke: #c77d11; stroke-width: 2.4; }
 """
 
 
@@ -32,10 +41,11 @@ class _Picture:
     parts: list[str] = field(default_factory=list)
 
 
-def draw_flow(flow: Flow, notes: Mapping[str, str] | None = None) -> str:
-    """`notes` are shown under the names of steps: their time, slack or batch, say."""
+def draw_flow(flow: Flow, notes: Mapping[str, Figure] | None = None, subtitle: str = "") -> str:
+    """`notes` are shown under the names of steps: their time, slack or batch, say; critical ones stand out."""
     picture = _machine(flow, notes or {})
-    width, height = picture.width + 4 * PAD, picture.height + 6 * PAD
+    width = max(picture.width, (len(flow.name) + len(subtitle)) * CHAR) + 4 * PAD
+    height = picture.height + 6 * PAD
     body = "\n".join(picture.parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
@@ -45,17 +55,21 @@ def draw_flow(flow: Flow, notes: Mapping[str, str] | None = None) -> str:
         '<path d="M0 0L8 4L0 8z" fill="#5b6b7b"/></marker></defs>\n'
         f'<rect width="100%" height="100%" fill="#ffffff"/>\n'
         f'<g transform="translate({2 * PAD:.0f} {4 * PAD:.0f})">\n'
-        f'<text class="name" x="0" y="{-2 * PAD:.0f}">{escape(flow.name)}</text>\n{body}\n</g>\n</svg>\n'
+        f'<text class="name" x="0" y="{-2 * PAD:.0f}">{escape(flow.name)}'
+        f'<tspan class="more" dx="10">{escape(subtitle)}</tspan></text>\n{body}\n</g>\n</svg>\n'
     )
 
 
-def _machine(flow: Flow, notes: Mapping[str, str]) -> _Picture:
-    inner = {name: [_machine(part, notes) for part in inner_flows(node)] for name, node in flow.nodes.items()}
-    texts = {name: _texts(node, notes.get(name, "")) for name, node in flow.nodes.items()}
-    sizes = {name: _size(texts[name], inner[name]) for name in flow.nodes}
+def _machine(flow: Flow, notes: Mapping[str, Figure]) -> _Picture:
     edges = [(name, *edge) for name, node in flow.nodes.items() for edge in _edges(node)]
+    nodes, starts = flow.nodes, flow.start
+    if not is_states(flow):
+        nodes, starts, edges = essential(flow, edges)
+    inner = {name: [_machine(part, notes) for part in inner_flows(node)] for name, node in nodes.items()}
+    texts = {name: _texts(node, notes.get(name)) for name, node in nodes.items()}
+    sizes = {name: _size(texts[name], inner[name]) for name in nodes}
     words = [len(label) * LABEL_CHAR for _, _, label, _ in edges]
-    placed = place(sizes, [(a, b) for a, b, _, _ in edges], flow.start, words)
+    placed = place(sizes, [(a, b) for a, b, _, _ in edges], starts, words)
     picture = _Picture(placed.width, placed.height)
     labels: list[str] = []
     labelled: dict[str, int] = {}
@@ -78,18 +92,22 @@ def _machine(flow: Flow, notes: Mapping[str, str]) -> _Picture:
         if label:
             anchor = "middle" if way else "start"
             labels.append(f'<text class="label" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(label)}</text>')
-    for name, node in flow.nodes.items():
-        picture.parts += _box(node, texts[name], placed.centre[name], sizes[name], inner[name])
+    for name, node in nodes.items():
+        look = " hot" if name in notes and notes[name].critical else ""
+        picture.parts += _box(node, texts[name], placed.centre[name], sizes[name], inner[name], look)
     picture.parts += labels
     return picture
 
 
-def _texts(node: Node, note: str) -> list[str]:
+def _texts(node: Node, note: Figure | None) -> list[str]:
     more: list[str] = []
+    block = (node.data or {}).get("block") if isinstance(node, Each) else None
     match node:
         case Task():
             more = [f"calls {node.function}"] if node.function != node.name else []
             more += _guards(node)
+        case Each() if block is not None:
+            more = _guards(node)
         case Each():
             limit = f", {node.at_once} at once" if node.at_once else ""
             more = [f"for each item{limit}", *_guards(node)]
@@ -106,7 +124,7 @@ def _texts(node: Node, note: str) -> list[str]:
             more = ["choice"]
         case _:
             pass
-    return [_cut(text, 38) for text in [node.name, *more, *([note] if note else [])]]
+    return [*(_cut(text, 44) for text in [node.name, *more]), *([_cut(note.text, 64)] if note else [])]
 
 
 def _guards(node: Guarded) -> list[str]:
@@ -133,7 +151,9 @@ def _edges(node: Node) -> list[tuple[str, str, bool]]:
         return [(name, rules[index], False) for index, branch in enumerate(node.branches) for name in branch]
     found = [(name, "", False) for name in node.next]
     if isinstance(node, Guarded) and node.guard is not None:
-        found += [(name, _cut(", ".join(c.errors), LABEL_CHARS), True) for c in node.guard.catch for name in c.next]
+        said = (node.data or {}).get("catches") or [", ".join(catcher.errors) for catcher in node.guard.catch]
+        pairs = zip(node.guard.catch, said, strict=True)
+        found += [(name, _cut(errors, LABEL_CHARS), True) for catcher, errors in pairs for name in catcher.next]
     if isinstance(node, Task):
         found += [(name, "may", False) for name in node.may]
     return found
@@ -145,8 +165,23 @@ def _rules(node: Choice) -> list[str]:
     if "asl" in data:
         said = [_cut(_rule(rule), LABEL_CHARS) for rule in data["asl"]["Choices"]]
     else:
-        said = ["then"] * len(data.get("rules", ())) if data else [str(i) for i in range(count)]
+        said = [_cut(_expr(rule), LABEL_CHARS) for rule in data.get("rules", ())] if data else [str(i) for i in range(count)]
     return [*said, *["otherwise"] * (count - len(said))]
+
+
+def _expr(expr: list[Any]) -> str:
+    """As it was written, about."""
+    head = expr[0]
+    if head in ("node", "input", "item"):
+        name, *path = expr[1:] if head != "item" else ["item", *expr[1:]]
+        return re.sub(r"-\d+$", "", str(name)) + "".join(f"[{key!r}]" for key in path)
+    if head == "value":
+        return repr(expr[1])
+    if head == "not":
+        return f"not {_expr(expr[1])}"
+    if head in ("list", "dict", "first", "when"):
+        return "..."
+    return f" {head} ".join(_expr(inner) for inner in expr[1:])
 
 
 _SIGNS = {"LessThanEquals": "<=", "GreaterThanEquals": ">=", "Equals": "=", "LessThan": "<", "GreaterThan": ">"}
@@ -166,7 +201,7 @@ def _rule(rule: dict[str, Any]) -> str:
 
 
 def _box(
-    node: Node, texts: list[str], centre: tuple[float, float], size: tuple[float, float], inner: list[_Picture]
+    node: Node, texts: list[str], centre: tuple[float, float], size: tuple[float, float], inner: list[_Picture], look: str
 ) -> list[str]:
     (x, y), (width, height) = centre, size
     left, top = x - width / 2, y - height / 2
@@ -174,7 +209,7 @@ def _box(
     radius = height / 2 if isinstance(node, Succeed | Fail) else 14 if isinstance(node, Choice) else 5
     fill = _FILL.get(type(node), "#ffffff")
     shape = f'x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{radius:.1f}"'
-    parts = [f'<rect class="{kind}" {shape} fill="{fill}"/>']
+    parts = [f'<rect class="{kind}{look}" {shape} fill="{fill}"/>']
     for index, text in enumerate(texts):
         style = "more" if index else "name"
         at = top + PAD / 2 + LINE * (index + 0.78)

@@ -11,7 +11,8 @@ from lamina.asl.path_steps import Descent, Filter, Index, Name, PathError, Sever
 MAX_INDEX = 10_000_000
 """No list is that long: such an index is a typing mistake."""
 
-_NAME = re.compile(r"[^\s.\[\](){}'\",:;=<>!&|?*@$]+")
+_NAME = re.compile(r"(?:\\u[0-9a-fA-F]{4}|\\.|[^\\\s.\[\](){}'\",:;=<>!|?*@$&]|&(?!&))+", re.DOTALL)
+_ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})|\\(.)", re.DOTALL)
 _INT = re.compile(r"-?\d+")
 _SPACE = re.compile(r"\s*")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
@@ -54,7 +55,7 @@ class Reader:
         if match is None:
             raise self.wrong("a name is missing")
         self.at = match.end()
-        return Name(match.group())
+        return Name(_unescaped(match.group()))
 
     def _bracket(self) -> Step:
         self._skip()
@@ -209,3 +210,11 @@ class Reader:
                 if sign not in ("\\", "'", '"'):
                     raise self.wrong(f"\\{sign} stands for nothing")
             read.append(sign)
+
+
+def _unescaped(name: str) -> str:
+    """A backslash takes the meaning from what follows it; \\u and four digits are a character, two of them perhaps one."""
+    if "\\" not in name:
+        return name
+    read = _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else found[2], name)
+    return read.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

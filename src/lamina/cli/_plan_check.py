@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec import structs, to_builtins
 
 from lamina.cli._plan_input import Input
-from lamina.planner.elastic import cuts_of
+from lamina.planner.applied.elastic import cuts_of
 from lamina.planner.glet import Plan
 from lamina.sim.scenario import Scenario
 from lamina.types import NEVER_US, DeviceSpec

@@ -71,7 +71,7 @@ def from_glet(
     rules = replace(config.rules, network_gbits=limit)
     planner: AnyPlanner
     if policy == "frontier":
-        from lamina.planner.packing import Packer
+        from lamina.planner.fleet.packing import Packer
 
         planner = Packer(catalogue, catalogue, rules)
     else:
@@ -99,8 +99,8 @@ def _config(policy: str, folder: Path, file: Path | None) -> SchedConfig:
 
 def from_scenario(scenario: Scenario, policy: str, network: float) -> Input:
     """Its functions at the peak of their loads, within their goals, on devices of its kinds."""
+    from lamina.planner.fleet.packing import Packer
     from lamina.planner.glet.adapt import Pairwise, all_cuts, catalogue, two_cuts
-    from lamina.planner.packing import Packer
     from lamina.predict.table import Table
     from lamina.sim.demand import demand
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lamina.planner.attainment import expected_attainment
+from lamina.planner.fleet.attainment import expected_attainment
 from lamina.planner.glet import Plan, Share, Slice
 
 if TYPE_CHECKING:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from lamina.core.notes import Note
 from lamina.core.retry import Fault
 
 
-class JobRef(Struct, frozen=True, array_like=True):
+class JobRef(Struct, frozen=True, gc=False, array_like=True):
     """Enough for an engine to find the payload of a job: which step of which run."""
 
     id: int
@@ -57,7 +58,7 @@ class Resize(Struct, frozen=True, tag=True):
     quota: float = 1.0
 
 
-class Reply(Struct, frozen=True, tag=True):
+class Reply(Struct, frozen=True, gc=False, tag=True):
     call_id: str
     latency_us: int
     late: bool
@@ -79,7 +80,7 @@ class Fail(Struct, frozen=True, tag=True):
     scope: int = 0  #: of the run, where the step is
 
 
-class Refuse(Struct, frozen=True, tag=True):
+class Refuse(Struct, frozen=True, gc=False, tag=True):
     """Not accepted. `offer_us` is the latency that could be met now, 0 if none could be worked out."""
 
     call_id: str
@@ -113,6 +114,13 @@ class DropJob(Struct, frozen=True, tag=True):
     job_id: int
 
 
+class Keep(Struct, frozen=True, tag=True):
+    """Write this down; `Kept` must follow, in the order in which it was asked for."""
+
+    call_id: str
+    note: Note
+
+
 class Kill(Struct, frozen=True, tag=True):
     """End this instance by force; `InstanceLost` must follow."""
 
@@ -128,10 +136,23 @@ class ReleaseDevice(Struct, frozen=True, tag=True):
     device: str
 
 
-class WakeAt(Struct, frozen=True, tag=True):
+class WakeAt(Struct, frozen=True, gc=False, tag=True):
     at_us: int
 
 
 Action = (
-    StartBatch | Load | Unload | Resize | Reply | Fail | Refuse | Resolve | DropJob | Kill | AddDevice | ReleaseDevice | WakeAt
+    StartBatch
+    | Load
+    | Unload
+    | Resize
+    | Reply
+    | Fail
+    | Refuse
+    | Resolve
+    | Keep
+    | DropJob
+    | Kill
+    | AddDevice
+    | ReleaseDevice
+    | WakeAt
 )

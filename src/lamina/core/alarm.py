@@ -22,22 +22,28 @@ class Alarm:
         self._ends: list[tuple[int, str]] = []  #: (when, call), a heap; entries of ended calls are skipped
         self._wakes: list[int] = []  #: times the policy wants to be asked at, a heap
         self._ticks: list[int] = []  #: on their way, a heap
-        self.wish_us = NEVER_US  #: the earliest time anybody asked for while this event is handled
+        self._tick_us = NEVER_US  #: the first of them
+        self._wish_us = NEVER_US  #: the earliest time anybody asked for while this event is handled
 
     def watch(self, call: Call) -> None:
-        heappush(self._ends, (call.expires_us + GRACE_US, call.id))
+        at_us = call.expires_us + GRACE_US
+        heappush(self._ends, (at_us, call.id))
+        if at_us < self._wish_us:
+            self._wish_us = at_us
 
     def wish(self, at_us: int) -> None:
-        if at_us < self.wish_us:
-            self.wish_us = at_us
+        if at_us < self._wish_us:
+            self._wish_us = at_us
 
     def wake(self, at_us: int) -> None:
         heappush(self._wakes, at_us)
+        self.wish(at_us)
 
     def ticked(self, now_us: int) -> None:
         """A tick has come; the first one, since they come in order. One that comes early was not asked for."""
         if self._ticks and self._ticks[0] <= now_us:
             heappop(self._ticks)
+        self._tick_us = self._ticks[0] if self._ticks else NEVER_US
 
     def overdue(self, now_us: int) -> Iterator[Run]:
         """Runs that have outlived their use, in the order they did; each must be ended before the next is asked for."""
@@ -60,20 +66,23 @@ class Alarm:
             self._ends = [entry for entry in self._ends if entry[1] in self._runs]
             heapify(self._ends)
 
-    def next_tick(self, now_us: int, at_us: int) -> int:
-        """The tick to ask for, if none by then is on its way; 0 if one is. `at_us` is when the controller itself needs one."""
-        ends, runs, ticks = self._ends, self._runs, self._ticks
-        while ends and ends[0][1] not in runs:
+    def wish_on(self) -> None:
+        """A tick was for whoever needed one first; what the others need has to be asked for again."""
+        ends = self._ends
+        while ends and ends[0][1] not in self._runs:
             heappop(ends)
-        if ends and ends[0][0] < at_us:
-            at_us = ends[0][0]
-        if self.wish_us < at_us:
-            at_us = self.wish_us
-        if self._wakes and self._wakes[0] < at_us:
-            at_us = self._wakes[0]
-        self.wish_us = NEVER_US
-        if ticks and ticks[0] <= at_us:
+        if ends:
+            self.wish(ends[0][0])
+        if self._wakes:
+            self.wish(self._wakes[0])
+
+    def next_tick(self, now_us: int, at_us: int) -> int:
+        """The tick to ask for, by then or by the earliest wish; 0 if one that early is on its way."""
+        if self._wish_us < at_us:
+            at_us = self._wish_us
+        self._wish_us = NEVER_US
+        if at_us >= self._tick_us:
             return 0
-        at_us = max(at_us, now_us + 1)
-        heappush(ticks, at_us)
-        return at_us
+        self._tick_us = max(at_us, now_us + 1)
+        heappush(self._ticks, self._tick_us)
+        return self._tick_us

@@ -14,6 +14,7 @@ from lamina.core import flow as nodes
 from lamina.core.actions import Action, Fail, Resolve
 from lamina.core.events import Heartbeat, Resolved
 from lamina.core.flow import Choice, Each, Guarded, Node, Parallel, Succeed, Task, Wait
+from lamina.core.keeper import Keeper
 from lamina.core.queue import Job
 from lamina.core.retry import (
     BRANCH_FAILED,
@@ -26,9 +27,10 @@ from lamina.core.retry import (
     Guard,
     matches,
 )
-from lamina.core.run import Ready, Run, Scope, Visit
-from lamina.core.state import State
-from lamina.core.timers import Purpose, Timers
+from lamina.core.run import Ready, Run
+from lamina.core.scope import Scope, Visit
+from lamina.core.state import Batch, State
+from lamina.core.timers import Timers
 
 MAX_ITEMS = 100_000
 """Items of one run at a time: a count that comes from data is bounded before anything is made of it."""
@@ -63,25 +65,38 @@ class Course:
         self._agenda: deque[tuple[Run, Scope, Node] | tuple[Run, int, None]] = deque()
         self._busy = False
         self.timers = Timers(state.runs)
+        self.keeper = Keeper(self, out)
         self.now_us = 0  #: set by the controller before anything else is
 
     # ----------------------------------------------------------------- what happens
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: Run, again_us: int = 0) -> None:
         if run.flow.timeout_us:
-            self.timers.set_flow(self.now_us + run.flow.timeout_us, run)
+            self.timers.set_flow(max(self.now_us, again_us) + run.flow.timeout_us, run)
         self._go(run, run.begin())
 
-    def job_done(self, run: Run, job: Job) -> None:
+    def job_done(self, run: Run, job: Job, batch: Batch | None = None) -> None:
+        if run.durable:
+            self.keeper.outcome(run, job, batch)
+        else:
+            self.moved(run, job)
+
+    def job_failed(self, run: Run, job: Job, error: str, name: str = "", batch: Batch | None = None) -> None:
+        """`job` has left its queue or batch already."""
+        if run.durable:
+            self.keeper.outcome(run, job, batch, error, name)
+        else:
+            run.jobs.pop(job.id, None)
+            self.broke(run, job, error, name)
+
+    def moved(self, run: Run, job: Job) -> None:
         visit = run.visits.get(job.visit)
         if visit is None:
             self._go(run, run.finish(job.scope, job.node))
         else:
             self._landed(run, visit)
 
-    def job_failed(self, run: Run, job: Job, error: str, name: str = "") -> None:
-        """`job` has left its queue or batch already."""
-        run.jobs.pop(job.id, None)
+    def broke(self, run: Run, job: Job, error: str, name: str) -> None:
         fault = Fault(error, name or TASK_FAILED, job.scope, job.node, job.id)
         self._fail(run, run.scopes.get(job.scope), run.visits.get(job.visit), fault)
 
@@ -124,10 +139,14 @@ class Course:
         for run, visit, purpose in self.timers.due(self.now_us):
             if visit is None:
                 self._end(run, Fail(run.call.id, TIMEOUT))
+            elif run.durable:
+                self.keeper.due(run, visit, purpose)
             elif purpose == "resume":
-                self._resume(run, visit)
+                self.resume(run, visit)
+            elif purpose == "heartbeat" and not self.has_begun(run, visit):  # it has nothing to say yet
+                self.timers.set(self.now_us + visit.heartbeat_us, run, visit, "heartbeat")
             else:
-                self._late(run, visit, purpose)
+                self.too_late(run, visit, purpose)
 
     # ---------------------------------------------------------------------- forward
 
@@ -204,7 +223,7 @@ class Course:
             visit.job_id = self._enqueue(run, visit.scope.id, node, visit.id)
             self._watch(run, visit, limits)
         elif isinstance(node, Wait):
-            visit.stage = "pause"
+            visit.stage, visit.since_us = "pause", self.now_us
             if value > 0:
                 self.timers.set(self.now_us + min(value, MAX_WAIT_US), run, visit, "resume")
             else:
@@ -246,25 +265,26 @@ class Course:
         node = visit.node
         guard = (node.guard if isinstance(node, Guarded) else None) or _NO_GUARD
         timeout_us, heartbeat_us = limits or (0, 0)
-        timeout_us, visit.heartbeat_us = timeout_us or guard.timeout_us, heartbeat_us or guard.heartbeat_us
-        if timeout_us:
-            self.timers.set(self.now_us + min(timeout_us, MAX_WAIT_US), run, visit, "timeout")
+        visit.timeout_us = min(timeout_us or guard.timeout_us, MAX_WAIT_US)
+        visit.heartbeat_us = min(heartbeat_us or guard.heartbeat_us, MAX_WAIT_US)
+        visit.since_us = self.now_us
+        if visit.timeout_us:
+            self.timers.set(self.now_us + visit.timeout_us, run, visit, "timeout")
         if visit.heartbeat_us:
-            self.timers.set(self.now_us + min(visit.heartbeat_us, MAX_WAIT_US), run, visit, "heartbeat")
+            self.timers.set(self.now_us + visit.heartbeat_us, run, visit, "heartbeat")
 
-    def _resume(self, run: Run, visit: Visit) -> None:
+    def resume(self, run: Run, visit: Visit) -> None:
         if isinstance(visit.node, Wait):
             self._leave(run, visit, 0)
         else:
             self._try(run, visit)
 
-    def _late(self, run: Run, visit: Visit, purpose: Purpose) -> None:
-        if purpose == "heartbeat":
-            job = run.jobs.get(visit.job_id)
-            batch = self._state.batches.get(job.batch_id) if job is not None else None
-            if batch is None or batch.started_us < 0:  # who has not begun has nothing to say
-                self.timers.set(self.now_us + visit.heartbeat_us, run, visit, "heartbeat")
-                return
+    def has_begun(self, run: Run, visit: Visit) -> bool:
+        job = run.jobs.get(visit.job_id)
+        batch = self._state.batches.get(job.batch_id) if job is not None else None
+        return batch is not None and batch.started_us >= 0
+
+    def too_late(self, run: Run, visit: Visit, purpose: str) -> None:
         name = HEARTBEAT_TIMEOUT if purpose == "heartbeat" else TIMEOUT
         self._fail(run, visit.scope, visit, Fault(name, name, visit.scope.id, visit.node.name, visit.job_id))
 
@@ -303,7 +323,7 @@ class Course:
                     break
                 visit.tries[index] += 1
                 visit.attempt += 1
-                visit.stage = "pause"
+                visit.stage, visit.since_us = "pause", self.now_us
                 run.retries += 1
                 key = f"{run.call.id}/{visit.scope.id}/{node.name}/{visit.id}/{visit.attempt}"
                 self.timers.set(self.now_us + retrier.delay_us(used, key), run, visit, "resume")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from lamina.core.flow import Flow
-from lamina.types import Call, DeviceSpec, FunctionSpec
+from lamina.core.notes import Note
+from lamina.types import Call, DeviceSpec, FunctionSpec, Tenant
 
 
 class Deployed(Struct, frozen=True, tag=True):
@@ -15,7 +16,7 @@ class Deployed(Struct, frozen=True, tag=True):
     flows: tuple[Flow, ...] = ()
 
 
-class CallArrived(Struct, frozen=True, tag=True):
+class CallArrived(Struct, frozen=True, gc=False, tag=True):
     call: Call
 
 
@@ -89,6 +90,37 @@ class Heartbeat(Struct, frozen=True, tag=True):
     job_id: int
 
 
+class TenantSet(Struct, frozen=True, tag=True):
+    """A tenant has these limits from now on. `spent_unit_us` is to be added to what it has had today: for a restart."""
+
+    tenant: Tenant
+    spent_unit_us: float = 0.0
+
+
+class CallResumed(Struct, frozen=True, tag=True):
+    """A durable call accepted before a restart. It begins again without work being started for it; `Kept` after `Kept` brings it
+    to where it was, and `Awake` lets it go on. `flow` is the one it began with, if that has changed since. `again_us` is when
+    somebody last had it tried again: limits of time count from then."""
+
+    call: Call
+    flow: Flow | None = None
+    again_us: int = 0
+
+
+class Kept(Struct, frozen=True, tag=True):
+    """This note of a durable run is written down, and takes effect."""
+
+    call_id: str
+    note: Note
+
+
+class Awake(Struct, frozen=True, tag=True):
+    """All that was kept of this run has been told again."""
+
+    call_id: str
+    again_us: int = 0
+
+
 class Tick(Struct, frozen=True, tag=True):
     """The time asked for with `WakeAt` has come."""
 
@@ -105,5 +137,9 @@ Event = (
     | DeviceLost
     | Resolved
     | Heartbeat
+    | CallResumed
+    | Kept
+    | Awake
+    | TenantSet
     | Tick
 )

@@ -31,7 +31,7 @@ class Fleet:
 
     # ---------------------------------------------------------------- batches
 
-    def start(self, decision: Start) -> None:
+    def start(self, decision: Start) -> Batch:
         jobs, opening = decision.jobs, decision.opening
         instance, device, after = opening.instance, opening.device, opening.after
         function = self._state.functions[instance.function]
@@ -40,7 +40,7 @@ class Fleet:
         transfer_us = self._view.transfer_us(jobs, device)
         if predicted_us:
             predicted_us += transfer_us
-        if predicted_us and opening.at_us + predicted_us > max(job.expires_us for job in jobs):
+        if predicted_us and opening.at_us + predicted_us > max([job.expires_us for job in jobs]):
             raise PolicyError(f"every job of this batch of {function.spec.name} would be too late")
         state = self._state
         state.last_batch += 1
@@ -80,6 +80,7 @@ class Fleet:
                 transfer_us,
             )
         )
+        return batch
 
     def _check_start(self, decision: Start) -> None:
         jobs, opening = decision.jobs, decision.opening
@@ -137,7 +138,7 @@ class Fleet:
 
     # -------------------------------------------------------------- instances
 
-    def load(self, decision: LoadOn) -> None:
+    def load(self, decision: LoadOn) -> Instance:
         function = _known(self._state.functions, decision.function)
         device = _known(self._state.devices, decision.device)
         spec = function.spec
@@ -158,14 +159,17 @@ class Fleet:
             units=mask.bit_count() or spec.units_on(device.spec),
             quota=quota,
             bucket=share_bucket(quota, None, self._view.now_us),
+            version=spec.version,
         )
         device.memory_used_mib += spec.memory_mib
         device.instances[instance.id] = None
         if mask:
             device.keep(instance.id, mask, spec.lend, quota)
         function.instances[instance.id] = instance
+        function.hosts[device.spec.id] = function.hosts.get(device.spec.id, 0) + 1
         self._state.instances[instance.id] = instance
         self._out.append(Load(instance.id, spec.name, device.spec.id, mask, quota))
+        return instance
 
     def _shared(self, device: Device, decision: LoadOn) -> int:
         """The standing slice of another instance, to be used in turns."""
@@ -235,6 +239,9 @@ class Fleet:
         device.memory_used_mib -= instance.memory_mib
         device.forget(instance.id)
         del function.instances[instance.id]
+        function.hosts[instance.device] -= 1
+        if not function.hosts[instance.device]:
+            del function.hosts[instance.device]
         del self._state.instances[instance.id]
         if len(function.queue) and not function.instances:
             self._lines.cold[function.spec.name] = None

@@ -46,10 +46,10 @@ class Device:
     shares: dict[str, float] = field(default_factory=dict)  #: instance -> part of the time on its home; left out: all of it
     cores: dict[int, int] = field(default_factory=dict)  #: batch -> cores of the host
     cores_busy: int = 0
+    everything: int = field(init=False)  #: all its units
 
-    @property
-    def everything(self) -> int:
-        return (1 << self.spec.units) - 1
+    def __post_init__(self) -> None:
+        self.everything = (1 << self.spec.units) - 1
 
     @property
     def cores_free(self) -> int:

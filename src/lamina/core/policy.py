@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lamina.core.state import Batch, FunctionState, Instance, State
 
 
-class Promise(Struct, frozen=True):
+class Promise(Struct, frozen=True, gc=False):
     """Admitted, and expected to be done in this time. Telling it is optional, and makes the next promise better."""
 
     finish_us: int
@@ -51,7 +51,7 @@ class Drop(Struct, frozen=True):
     reason: str = "deadline"
 
 
-class Hold(Struct, frozen=True):
+class Hold(Struct, frozen=True, gc=False):
     """Do not ask me about this function until then, unless it has `count` jobs, a more urgent one comes, or something
     changes on a device it is on. Costs one dictionary look-up per arrival instead of one decision.
 
@@ -173,13 +173,14 @@ class ScaleRole(Protocol):
 class View:
     """Read-only: the state, the time, and the questions policies ask most."""
 
-    __slots__ = ("_promises", "_state", "cold", "explaining", "memo", "now_us", "predictor")
+    __slots__ = ("_promises", "_state", "book_ahead_us", "cold", "explaining", "memo", "now_us", "predictor")
 
     def __init__(self, state: State, predictor: Predictor, promises: Promises | None = None) -> None:
         self._state = state
         self._promises = promises
         self.predictor = predictor
         self.now_us = 0
+        self.book_ahead_us = NEVER_US  #: no booking earlier than this before a slice is free: somebody else's turn may come
         self.cold: dict[str, None] = {}  #: for the scale role: functions that lack an instance, or on whose account it is asked
         self.explaining = False  #: somebody wants to read `Start.why`
         self.memo: dict[str, tuple[int, int]] = {}  #: by workflow: something that took work to find out, and until when it holds
@@ -292,6 +293,11 @@ class View:
         if ready_us <= self.now_us:
             debts = [i.bucket.ready_us(self.now_us) for i in function.instances.values() if i.bucket]
             ready_us = min((debt_us for debt_us in debts if debt_us > self.now_us), default=0)
+        if ready_us <= self.now_us and self.book_ahead_us < NEVER_US:
+            hosts = {instance.device for instance in function.instances.values()}
+            ends = [batch.ends_us for batch in self._state.batches.values() if batch.device.spec.id in hosts]
+            soon_us = self.now_us + self.book_ahead_us
+            ready_us = min((end_us for end_us in ends if end_us > soon_us), default=0) - self.book_ahead_us
         return ready_us if ready_us > self.now_us else NEVER_US
 
     def kept_from(self, instance: Instance, device: Device) -> int:
@@ -323,7 +329,7 @@ class View:
         best: Batch | None = None
         for batch in candidates:
             fits = batch.follower is None and batch.mask.bit_count() >= units and not batch.mask & foreign
-            fits = fits and batch.cores >= cores
+            fits = fits and batch.cores >= cores and batch.ends_us - self.now_us <= self.book_ahead_us
             if not limits.per_batch:
                 fits = fits and batch.mask == device.homes.get(instance.id)
             if fits and (best is None or batch.ends_us < best.ends_us):

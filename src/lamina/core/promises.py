@@ -9,30 +9,48 @@ late is needed, so one stall of the machine cannot shut the door, and calls made
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from lamina.core.run import Run
 
+if TYPE_CHECKING:
+    from lamina.core.policy import Predictor
+    from lamina.core.state import State
+
 STEP = 0.05  #: of the time a call has
 MOST = 0.5  #: likewise: never set more than this aside
+QUIET_US = 1_000_000  #: nothing has run for so long: nothing proves a prediction wrong
 
 
 @dataclass(slots=True)
 class Promises:
-    _reserve_us: dict[str, float] = field(default_factory=dict)  #: by target
+    _reserve_us: dict[str, float] = field(default_factory=dict)  #: by target, and by tenant where they are kept apart
+    apart: bool = False  #: a tenant that is served after the others must not make their door narrower
+    asking: str = ""  #: the tenant whose call is at the door, where they are kept apart
 
     def reserve_us(self, target: str) -> int:
         """What to add to an expected time."""
-        return int(self._reserve_us.get(target, 0.0))
+        return int(self._reserve_us.get(f"{target}/{self.asking}" if self.apart else target, 0.0))
 
     def ended(self, run: Run, in_time: bool) -> None:
         call = run.call
         allowed_us = call.expires_us - call.arrived_us
         target = run.flow.slo.target
         change = -(1 - target) if in_time else target
-        reserve_us = self._reserve_us.get(call.target, 0.0) + STEP * allowed_us * change
-        self._reserve_us[call.target] = max(0.0, min(MOST * allowed_us, reserve_us))
+        key = f"{call.target}/{call.tenant}" if self.apart else call.target
+        reserve_us = self._reserve_us.get(key, 0.0) + STEP * allowed_us * change
+        self._reserve_us[key] = max(0.0, min(MOST * allowed_us, reserve_us))
 
-    def relax(self, target: str) -> None:
-        """Calls are turned away, and nothing runs that could prove the reserve too wide."""
-        if target in self._reserve_us:
-            self._reserve_us[target] *= 0.7
+    def doubt(self, now_us: int, state: State, predictor: Predictor) -> None:
+        """A door that closes by itself must open by itself: if calls are turned away and nothing runs that could prove
+        the prediction wrong, or the reserve too wide, both are believed a little less every second."""
+        for name, function in state.functions.items():
+            if not function.refused:
+                continue
+            if all(not i.batches and now_us - i.used_us >= QUIET_US for i in function.instances.values()):
+                predictor.relax(name)
+                for key in self._reserve_us:
+                    flow = state.flows.get(key.partition("/")[0])
+                    if flow is not None and name in flow.functions:
+                        self._reserve_us[key] *= 0.7
+                function.refused = 0

@@ -6,14 +6,18 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from msgspec import Struct
+
 if TYPE_CHECKING:
     from lamina.core.run import Run
+
+ASIDE = -1
+"""Of a durable run: the outcome is being written down, or the run has not been told yet all that was."""
 
 Order = Literal["arrival", "due"]
 
 
-@dataclass(slots=True, eq=False)
-class Job:
+class Job(Struct, eq=False):
     """One step of one run."""
 
     id: int
@@ -26,7 +30,7 @@ class Job:
     expires_us: int  #: when its end is of no use to anybody
     batch_limit: int = 0  #: at most so many together: it was in a batch that killed its worker; 0: no such limit
     strikes: int = 0  #: workers that died under it alone
-    batch_id: int = 0  #: the batch it is in; 0 while it waits
+    batch_id: int = 0  #: the batch it is in; 0 while it waits, `ASIDE` while it does neither
     at: str = ""  #: device where its input lies; "": it came with the call
     visit: int = 0  #: of its run, that it is done for; 0: a plain step
 
@@ -57,9 +61,8 @@ class Queue:
 
     def remove_first(self, jobs: list[Job]) -> None:
         """Take these jobs out; when they are the first ones, as they nearly always are, in one stroke."""
-        entries = self._entries
-        if len(entries) >= len(jobs) and all(entries[i][2] is job for i, job in enumerate(jobs)):
-            del entries[: len(jobs)]
+        if self.first(len(jobs)) == jobs:
+            del self._entries[: len(jobs)]
             return
         for job in jobs:
             self.remove(job)

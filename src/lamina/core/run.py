@@ -1,93 +1,18 @@
 """One execution of a flow: which tokens are where. Knows nothing of queues, devices or time.
 
-A scope is one walk through one flow: the root, one item of an `Each`, one branch of a `Parallel`. `live` counts nodes
-that have started and not ended, so a scope is over when it falls to zero. Scopes that one start of a node made are a
-family; the node has ended when its family has: all of them did, or enough of them, and those left over are cancelled.
-
-Most nodes are just started and ended. One that asks, waits, may be tried again or has a limit of time is remembered in
-between as a `Visit` (`course.py` moves it on).
+Tokens move through scopes (`scope.py`). Most nodes are just started and ended; one that asks, waits, may be tried again
+or has a limit of time is remembered in between as a `Visit` (`course.py` moves it on).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal
-
 from lamina.core.flow import Each, Flow, Node, Parallel, Pass, Succeed
+from lamina.core.notes import Place
 from lamina.core.queue import Job
-from lamina.core.retry import Fault
+from lamina.core.scope import Family, Scope, Visit, below
 from lamina.types import Call
 
 ROOT = 0
-
-Stage = Literal["begin", "run", "end", "catch", "pause"]
-
-
-@dataclass(slots=True, eq=False)
-class Scope:
-    id: int
-    flow: Flow
-    parent: Scope | None = None
-    each: str = ""  #: the node of the parent that this is an item or a branch of
-    family: int = 0  #: the first item it was made with: an Each that runs twice at once keeps its items apart
-    live: int = 0
-    turns: int = 0  #: questions asked in it by nodes that ask: a loop of them must end some time
-    collected: dict[str, int] = field(default_factory=dict)  #: tokens of nodes still waiting for more
-    families: dict[int, Family] = field(default_factory=dict)  #: made by nodes of this scope and not yet ended
-
-
-@dataclass(slots=True, eq=False)
-class Family:
-    """Numbers `first` to `first + count - 1`; at most `at_once` of them are open, and the others wait for their turn."""
-
-    first: int
-    parent: Scope
-    node: Each | Parallel
-    count: int
-    at_once: int
-    enough: int  #: it is over when so many have ended well
-    spare: int  #: so many may fail
-    visit: int = 0  #: that is to be told of the end; 0: none, and the node just ends
-    strict: bool = True  #: nobody said that any may fail, so a failure goes by its own name
-    opened: int = 0
-    well: int = 0
-    failed: int = 0
-    open: dict[int, Scope] = field(default_factory=dict)
-    filling: bool = False  #: it is on the list of things to do
-    failures: list[int] = field(default_factory=list)  #: which of them, from 0
-
-    def missing(self) -> tuple[int, ...]:
-        """Those that have brought no result, from 0."""
-        if self.well == self.count:
-            return ()
-        still = [number - self.first for number in self.open]
-        return tuple(sorted([*self.failures, *still, *range(self.opened, self.count)]))
-
-    @property
-    def over(self) -> bool:
-        return self.well >= self.enough or self.well + self.failed >= self.count
-
-
-@dataclass(slots=True, eq=False)
-class Visit:
-    """One start of one node. `stage` says what it waits for: an answer, its job or family, or a timer."""
-
-    id: int
-    scope: Scope
-    node: Node
-    stage: Stage = "begin"
-    tries: list[int] = field(default_factory=list)  #: used up, per retrier
-    attempt: int = 0
-    job_id: int = 0
-    family: int = 0  #: number of its first scope
-    timeout_us: int = 0
-    heartbeat_us: int = 0
-    timers: dict[str, int] = field(default_factory=dict)  #: those under way, by what they are for
-    missing: tuple[int, ...] = ()  #: scopes of its family that brought no result
-    fault: Fault | None = None  #: being caught
-    catcher: int = 0
-
 
 Ready = list[tuple[Scope, Node]]
 Ended = tuple[Scope, Node | None, tuple[str, ...] | None]
@@ -105,13 +30,15 @@ class Run:
     """Written out rather than generated: one is made for every call, and most need none of the containers."""
 
     __slots__ = (
-        "at", "batch", "call", "closed", "cold_us", "cost", "ended", "expected", "flow", "jobs", "landed", "next_scope",
-        "next_visit", "promised_us", "questions", "queue_us", "retries", "scopes", "slice", "uprooted", "visits",
+        "asleep", "at", "batch", "call", "closed", "cold_us", "cost", "durable", "ended", "expected", "flow", "jobs", "landed",
+        "next_scope", "next_visit", "promised_us", "questions", "queue_us", "retries", "scopes", "slice", "uprooted", "visits",
     )  # fmt: skip
 
     def __init__(self, call: Call, flow: Flow) -> None:
         self.call = call
         self.flow = flow
+        self.durable = call.durable and flow.single is None  #: a function has nothing to remember but its end
+        self.asleep: dict[Place, list[Job]] | None = None  #: it is being told what happened before a restart: jobs not yet begun
         self.jobs: dict[int, Job] = {}  #: queued, booked or running
         self.scopes = _NO_SCOPES
         self.next_scope = 0  #: the items of an Each get consecutive numbers from here
@@ -339,14 +266,7 @@ class Run:
         scope.live = 0
 
     def _cancel(self, family: Family) -> None:
-        for scope in _below(family):
+        for scope in below(family):
             del self.scopes[scope.id]
             self.uprooted = True
         family.open.clear()
-
-
-def _below(family: Family) -> Iterator[Scope]:
-    for scope in family.open.values():
-        yield scope
-        for inner in scope.families.values():
-            yield from _below(inner)

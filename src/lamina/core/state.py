@@ -4,13 +4,16 @@ makes sense.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from lamina.core.flow import Flow
 from lamina.core.lease import Device
 from lamina.core.lifecycle import Phase
-from lamina.core.queue import Job, Queue
+from lamina.core.queue import ASIDE, Job, Queue
 from lamina.core.quota import Bucket
 from lamina.core.run import Run
 from lamina.types import NEVER_US, FunctionSpec
@@ -36,6 +39,7 @@ class Instance:
     quota: float = 1.0  #: part of the time on its standing slice that is its own
     bucket: Bucket | None = None  #: keeps it to that
     killed: bool = False  #: its end has been asked for and will be reported
+    version: str = ""  #: of the code it was loaded with
 
     def has_room(self, limit: int) -> bool:
         """May it run one batch more, when it may run `limit` at once? What it has booked behind others comes on top."""
@@ -47,8 +51,7 @@ class Instance:
         return taken < limit
 
 
-@dataclass(slots=True, eq=False)
-class Batch:
+class Batch(Struct, eq=False):
     id: int
     instance: Instance
     device: Device
@@ -61,6 +64,7 @@ class Batch:
     planned_us: int = 0  #: start expected when it was decided
     cores: int = 0  #: of the host
     transfer_us: int = 0  #: part of the prediction: bringing its inputs over
+    heard_us: int = -1  #: when one of its jobs last said that it is alive
 
     @property
     def ends_us(self) -> int:
@@ -111,6 +115,7 @@ class FunctionState:
     spec: FunctionSpec
     queue: Queue
     instances: dict[str, Instance] = field(default_factory=dict)
+    hosts: dict[str, int] = field(default_factory=dict)  #: how many of them on which device
     meter: Meter = field(default_factory=Meter)
     bucket: Bucket | None = None
     crashes: int = 0  #: in a row; a finished batch ends the row
@@ -149,6 +154,9 @@ class State:
         for name, function in self.functions.items():
             assert not (name in self.waiting and name in self.held), f"{name} is to be asked about and put off"
             assert (len(function.queue) > 0) == (name in self.waiting or name in self.held), f"{name} is not listed right"
+            assert function.hosts == Counter(i.device for i in function.instances.values()), (
+                f"{name} is not where it is said to be"
+            )
             jobs = function.queue.jobs()
             assert len({job.id for job in jobs}) == len(jobs), f"{name} queues a job twice"
             queued |= {job.id: job for job in jobs}
@@ -164,6 +172,9 @@ class State:
             assert run.jobs or run.questions or run.visits, f"{call_id} is nowhere: no job, no question, no wait"
             run.check()
             for job in run.jobs.values():
+                if job.batch_id == ASIDE:
+                    assert run.durable, f"job {job.id} of {call_id} is put aside, and nobody remembers it"
+                    continue
                 assert job.id in queued or job.id in in_batch, f"job {job.id} of {call_id} is nowhere"
                 assert bool(job.batch_id) == (job.id in in_batch)
         for job in queued.values():

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
-from lamina.core.run import Run, Visit
+from lamina.core.run import Run
+from lamina.core.scope import Visit
 from lamina.types import NEVER_US
 
 Purpose = Literal["resume", "timeout", "heartbeat", "flow"]

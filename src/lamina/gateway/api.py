@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,22 +12,27 @@ from typing import Any
 import msgspec
 
 from lamina.core.actions import Fail, Refuse, Reply
-from lamina.errors import BadValue, LaminaError
+from lamina.errors import BadValue, LaminaError, StoreDown, UnknownTarget
 from lamina.gateway import wire
 from lamina.gateway.caller import LOCAL, Caller, Scope
 from lamina.gateway.closed import Closed
+from lamina.gateway.events import KIND, Events
 from lamina.gateway.heads import Request
 from lamina.gateway.http import Exchange, Handler
 from lamina.gateway.metrics import Metrics
+from lamina.gateway.runs import Runs, wants_async
+from lamina.gateway.status import status
+from lamina.gateway.traces import Traces
 from lamina.live.loop import Ending, LiveLoop
 from lamina.sdk.binding import Param
+from lamina.sdk.tensors import Signature
 from lamina.types import Slo, call_for
 
 log = logging.getLogger("lamina")
 
 MAX_DEADLINE_MS = 86_400_000.0
-CLOSED_US = 1_000
-_WISHES = {b"lamina-deadline-ms", b"lamina-priority", b"lamina-cost-limit"}
+CLOSED_US = 20_000  #: a refusal is repeated for at most so long without asking again
+_WISHES = {b"lamina-deadline-ms", b"lamina-priority", b"lamina-cost-limit", b"prefer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,11 @@ class Target:
     params: tuple[Param, ...]
     slo: Slo
     doc: str = ""
+    tenant: str = ""  #: whose it is; "": anybody's
+    signature: Signature | None = None  #: what it takes and gives as tensors, where that is known
+
+    def seen_by(self, tenant: str) -> bool:
+        return not self.tenant or not tenant or self.tenant == tenant
 
 
 class Api:
@@ -60,24 +71,44 @@ class Api:
         self.lag_us = 0  #: how long bytes lie unread while this process is busy; part of every call's time
         self.ready: Callable[[], bool] = lambda: True
         self.allow: Callable[[Request, Scope], Caller] = lambda request, scope: LOCAL  #: raises `LaminaError` for who may not
+        self.traces: Traces | None = None  #: who wants to know what became of which call
+        self.runs: Runs | None = None  #: where calls are accepted that nobody waits for
+        self.on_targets: Callable[[], None] = lambda: None  #: told when they change
         self.sites: dict[bytes, Handler] = {}  #: more routes, by how their paths begin
-        self.targets = targets
-        self._calls = {f"/v1/{target.kind}s/{target.name}".encode(): target for target in targets}
-        self._reads: dict[bytes, Callable[[], tuple[bytes, bytes]]] = {
-            b"/v1/functions": lambda: self._listing("function"),
-            b"/v1/workflows": lambda: self._listing("workflow"),
-            b"/v1/status": self._status,
-            b"/metrics": lambda: (metrics.text(), b"text/plain; version=0.0.4; charset=utf-8"),
-            b"/openapi.json": lambda: (msgspec.json.encode(openapi()), wire.JSON),
-            b"/healthz": lambda: (b'{"status":"ok"}', wire.JSON),
+        self.set_targets(targets)
+        self._reads: dict[bytes, Callable[[Caller], tuple[bytes, bytes]]] = {
+            b"/v1/functions": lambda caller: self._listing("function", caller),
+            b"/v1/workflows": lambda caller: self._listing("workflow", caller),
+            b"/v1/status": lambda caller: self._status(),
+            b"/metrics": lambda caller: (metrics.text(), b"text/plain; version=0.0.4; charset=utf-8"),
+            b"/openapi.json": lambda caller: (msgspec.json.encode(openapi()), wire.JSON),
+            b"/healthz": lambda caller: (b'{"status":"ok"}', wire.JSON),
         }
 
+    def set_targets(self, targets: list[Target]) -> None:
+        """What can be called from now on."""
+        self.targets = targets
+        self._calls = {f"/v1/{target.kind}s/{target.name}".encode(): target for target in targets}
+        self.on_targets()
+
+    def routes(self) -> dict[bytes, Target]:
+        """Paths of everything that can be called."""
+        return self._calls
+
     def handle(self, request: Request, exchange: Exchange) -> None:
+        try:
+            self._handle(request, exchange)
+        except LaminaError as error:
+            self.problem(exchange, wire.error_problem(error))
+
+    def _handle(self, request: Request, exchange: Exchange) -> None:
         target = self._calls.get(request.path)
         if target is not None:
             if request.method == "POST":
                 self._call(target, request, exchange)
             elif request.method in ("GET", "HEAD"):
+                if not target.seen_by(self.allow(request, "read").tenant):
+                    raise _unknown()
                 exchange.respond(200, msgspec.json.encode(_about(target)))
             else:
                 _refuse_method(exchange, b"GET, HEAD, POST")
@@ -87,7 +118,8 @@ class Api:
             if request.method not in ("GET", "HEAD"):
                 _refuse_method(exchange, b"GET, HEAD")
             elif read is not None:
-                body, kind = read()
+                caller = LOCAL if request.path == b"/healthz" else self.allow(request, "read")
+                body, kind = read(caller)
                 exchange.respond(200, body, kind)
             elif self.closing or not self.ready():
                 self.problem(exchange, wire.plain_problem(503, "not ready", hint="it is starting or stopping"))
@@ -96,20 +128,10 @@ class Api:
             return
         for prefix, site in self.sites.items():
             if request.path.startswith(prefix):
-                try:
-                    site(request, exchange)
-                except LaminaError as error:
-                    self.problem(exchange, wire.error_problem(error))
+                site(request, exchange)
                 return
-        self.problem(
-            exchange,
-            wire.plain_problem(
-                404,
-                "nothing at this address",
-                code="unknown-target",
-                hint="GET /v1/functions and /v1/workflows list what is here",
-            ),
-        )
+        self.allow(request, "read")  # what is not there is nobody else's business
+        raise _unknown()
 
     # -------------------------------------------------------------------- calls
 
@@ -117,20 +139,30 @@ class Api:
         if self.closing:
             self.problem(exchange, wire.plain_problem(503, "shutting down", code="cancelled", hint="try another server"))
             return
+        caller = self.allow(request, "invoke")
+        if not target.seen_by(caller.tenant):
+            raise _unknown()
+        door = target.name if not caller.tenant else f"{target.name}/{caller.tenant}"
         self._count += 1
         call_id = f"{self._prefix}-{self._count:x}"
         loop = self._loop
         now_us = loop.now_us() - self.lag_us
-        closed = self._closed.get(target.name)
+        parsed = request.parsed
+        if parsed is not None:
+            now_us -= parsed.waited_us
+        closed = self._closed.get(door)
         if closed is not None:
-            if closed.turn == loop.turn and now_us < closed.until_us and not _WISHES & request.headers.keys():
+            if closed.turn == loop.turn and now_us < closed.until_us and _WISHES.isdisjoint(request.headers):
                 self._metrics.refused(target.name, closed.reason)
                 closed.answer(exchange, call_id)
                 return
-            del self._closed[target.name]
+            del self._closed[door]
         try:
-            inputs = wire.inputs_of(request, target.params)
+            if b"prefer" in request.headers and wants_async(request):
+                self._call_later(target, request, exchange)
+                return
             deadline_us, priority, cost_limit = _wishes(request, now_us)
+            inputs = wire.inputs_of(request, target.params) if parsed is None else parsed.take()
         except LaminaError as error:
             self.problem(exchange, wire.error_problem(error, call_id))
             return
@@ -140,16 +172,25 @@ class Api:
             now_us,
             target.slo,
             deadline_us=deadline_us,
+            tenant=caller.tenant,
             priority=priority,
             cost_limit=cost_limit,
-            size_bytes=len(request.body),
+            size_bytes=len(request.body) if parsed is None else parsed.size,
         )
+        if self.traces is not None:
+            self.traces.begin(call_id, target.name, now_us, request.header(b"traceparent"))
         accept = request.header(b"accept")
         exchange.on_gone = lambda: loop.cancel(call_id)
+        if KIND in accept and target.kind == "function":
+            exchange = events = Events(exchange)
+            loop.data.pieces[call_id] = events.piece
 
         def on_end(ending: Ending) -> None:
-            self._metrics.ended(target.name, ending)
+            self._metrics.ended(target.name, ending, caller.tenant)
             if type(ending) is Reply:
+                if exchange.takes_values:
+                    exchange.value(loop.data.stored_result(call_id), wire.reply_headers(ending))
+                    return
                 try:
                     body, kind = wire.answer_body(loop.data.result(call_id), accept)
                 except LaminaError as error:
@@ -157,61 +198,44 @@ class Api:
                     return
                 exchange.respond(200, body, kind, wire.reply_headers(ending))
             else:
-                self._no_answer(exchange, ending)
-                if type(ending) is Refuse and ending.reason == "deadline" and not _WISHES & request.headers.keys():
-                    self._closed[target.name] = Closed(loop.turn, now_us + CLOSED_US, ending)
+                assert not isinstance(ending, Reply)
+                self.problem(exchange, self.ending_problem(ending))
+                if type(ending) is Refuse and ending.reason == "deadline" and _WISHES.isdisjoint(request.headers):
+                    self._closed[door] = Closed(loop.turn, now_us + min(ending.retry_after_us, CLOSED_US), ending)
 
         loop.submit(call, inputs, on_end)
 
-    def _no_answer(self, exchange: Exchange, ending: Ending) -> None:
+    def _call_later(self, target: Target, request: Request, exchange: Exchange) -> None:
+        if self.runs is None:
+            raise StoreDown("this server keeps no runs", hint="start it with --store, or call without Prefer: respond-async")
+        wall_us = time.time_ns() // 1000
+        self.runs.accept(target, request, exchange, self.allow(request, "invoke"), _wishes(request, wall_us))
+
+    def ending_problem(self, ending: Fail | Refuse) -> wire.Problem:
+        """What is said of a call that ended without a result; what its own code said is in the log in any case."""
         if isinstance(ending, Refuse):
-            problem = wire.refusal_problem(ending)
-        else:
-            assert isinstance(ending, Fail)
-            info = self._loop.error(ending)
-            problem = wire.failure_problem(ending, info, full=self._full_errors)
-            if ending.error != "cancelled":  # who cancels knows
-                said = f": {info.type}: {info.message}\n{info.trace}" if info else ""
-                log.warning("call %s failed at %s: %s%s", ending.call_id, ending.step or "?", ending.error, said)
-        self.problem(exchange, problem)
+            return wire.refusal_problem(ending)
+        info = self._loop.error(ending)
+        if ending.error != "cancelled":  # who cancels knows
+            said = f": {info.type}: {info.message}\n{info.trace}" if info else ""
+            log.warning("call %s failed at %s: %s%s", ending.call_id, ending.step or "?", ending.error, said)
+        return wire.failure_problem(ending, info, full=self._full_errors)
 
     def problem(self, exchange: Exchange, problem: wire.Problem) -> None:
         exchange.respond(problem.status, problem.body(), wire.PROBLEM, problem.headers())
 
     # -------------------------------------------------------------------- reads
 
-    def _listing(self, kind: str) -> tuple[bytes, bytes]:
-        return msgspec.json.encode([_about(target) for target in self._calls.values() if target.kind == kind]), wire.JSON
+    def _listing(self, kind: str, caller: Caller) -> tuple[bytes, bytes]:
+        seen = [target for target in self._calls.values() if target.kind == kind and target.seen_by(caller.tenant)]
+        return msgspec.json.encode([_about(target) for target in seen]), wire.JSON
 
     def _status(self) -> tuple[bytes, bytes]:
-        """Devices, instances and queues: what the status line and `top` show."""
-        state = self._loop.controller.state
-        status = {
-            "calls": len(state.runs),
-            "devices": [
-                {
-                    "id": name,
-                    "kind": device.spec.kind,
-                    "units": device.spec.units,
-                    "leased": device.busy.bit_count(),
-                    "memory_mib": device.spec.memory_mib,
-                    "memory_used_mib": device.memory_used_mib,
-                }
-                for name, device in state.devices.items()
-            ],
-            "functions": [
-                {
-                    "name": name,
-                    "queue": len(function.queue),
-                    "instances": [
-                        {"id": i.id, "device": i.device, "phase": i.phase.value, "batches": len(i.batches)}
-                        for i in function.instances.values()
-                    ],
-                }
-                for name, function in state.functions.items()
-            ],
-        }
-        return msgspec.json.encode(status), wire.JSON
+        return msgspec.json.encode(status(self._loop, self._metrics.recent, self._calls.values())), wire.JSON
+
+
+def _unknown() -> UnknownTarget:
+    return UnknownTarget("nothing at this address", hint="GET /v1/functions and /v1/workflows list what is here")
 
 
 def _refuse_method(exchange: Exchange, allowed: bytes) -> None:

@@ -1,8 +1,8 @@
 """A refusal holds until something changes.
 
-Under overload most calls are refused, one after another, for one and the same reason. As long as no event has changed
-anything (`turn`), and not for longer than a moment, the next call of the same kind gets the same answer without asking the
-controller: only its id is new.
+Under overload most calls are refused, one after another, for one and the same reason. The refusal says how much too late the
+call would have been, so for that long no other of its kind can be in time either, unless something ends or changes (`turn`).
+Until then it gets the same answer without asking the controller: only its id is new.
 """
 
 from __future__ import annotations

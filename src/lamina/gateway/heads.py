@@ -9,24 +9,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 MOST = 512
 LONGEST = 2_048
 
 END = b"\r\n\r\n"
 
 
-class Request:
-    __slots__ = ("body", "headers", "keep_alive", "method", "path", "query")
+class Parsed:
+    """What another process has made of a request before it came here."""
 
-    def __init__(
-        self, method: str, path: bytes, query: bytes, headers: dict[bytes, bytes], body: bytes, keep_alive: bool
-    ) -> None:
-        self.method = method
-        self.path = path
-        self.query = query
-        self.headers = headers  #: shared by all requests with this head: not to be changed
-        self.body = body
-        self.keep_alive = keep_alive
+    __slots__ = ("inputs", "size", "waited_us")
+
+    def __init__(self, inputs: dict[str, bytes], size: int, waited_us: int) -> None:
+        self.inputs: dict[str, bytes] | None = inputs  #: None once they are somebody's
+        self.size = size
+        self.waited_us = waited_us
+
+    def take(self) -> dict[str, bytes]:
+        assert self.inputs is not None
+        inputs, self.inputs = self.inputs, None
+        return inputs
+
+
+class Request(Struct, frozen=True):
+    method: str
+    path: bytes
+    query: bytes
+    headers: dict[bytes, bytes]  #: shared by all requests with this head: not to be changed
+    body: bytes
+    keep_alive: bool
+    parsed: Parsed | None = None
 
     def header(self, name: bytes) -> bytes:
         return self.headers.get(name, b"")

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import httptools
 from msgspec import Struct
@@ -56,6 +56,8 @@ class Exchange:
 
     __slots__ = ("_connection", "answer", "head_only", "keep_alive", "on_gone", "streaming")
 
+    takes_values: ClassVar[bool] = False  #: text is made of results elsewhere: then they are given as `value`
+
     def __init__(self, connection: Connection, keep_alive: bool, head_only: bool) -> None:
         self._connection = connection
         self.keep_alive = keep_alive
@@ -71,19 +73,21 @@ class Exchange:
         self.on_gone = None
         connection = self._connection
         self.keep_alive = keep = self.keep_alive and not connection.server.closing
-        parts = [
+        parts = (
             _STATUS[status],
-            connection.server.date_line(),
+            connection.server.date_line,
             b"content-type: ",
             content_type,
             b"\r\ncontent-length: %d\r\n" % len(body),
             extra,
             b"\r\n" if keep else b"connection: close\r\n\r\n",
-        ]
-        if not self.head_only:
-            parts.append(body)
+            body if not self.head_only else b"",
+        )
         self.answer = b"".join(parts)
         connection.answered()
+
+    def value(self, stored: Any, extra: bytes) -> None:
+        raise NotImplementedError
 
     def begin(self, status: int, content_type: bytes, extra: bytes = b"") -> None:
         """An answer in pieces: `push` each, then `end`. Without keep-alive the end of the connection is its end."""
@@ -92,7 +96,7 @@ class Exchange:
         connection = self._connection
         self.keep_alive = keep = self.keep_alive and not connection.server.closing
         framing = b"transfer-encoding: chunked\r\n\r\n" if keep else b"connection: close\r\n\r\n"
-        head = (_STATUS[status], connection.server.date_line(), b"content-type: ", content_type, b"\r\n", extra, framing)
+        head = (_STATUS[status], connection.server.date_line, b"content-type: ", content_type, b"\r\n", extra, framing)
         self.answer = b"".join(head)
         self.streaming = not self.head_only
         connection.answered()
@@ -367,11 +371,9 @@ class Server:
         self.heads = Heads()
         self.connections: set[Connection] = set()
         self.closing = False
-        self.now_s = time.monotonic()
-        self._date = b""
-        self._date_at = 0
         self._listener: asyncio.AbstractServer | None = None
         self._sweeper: asyncio.Task[None] | None = None
+        self._look_at_the_clock()
 
     async def start(self, host: str, port: int, **options: Any) -> int:
         """Listen; returns the port, which the system chooses if 0 is asked for."""
@@ -385,16 +387,14 @@ class Server:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(0.5)
-            self.now_s = time.monotonic()
+            self._look_at_the_clock()
             for connection in list(self.connections):
                 connection.sweep(self.now_s)
 
-    def date_line(self) -> bytes:
-        now = int(time.time())
-        if now != self._date_at:
-            self._date_at = now
-            self._date = b"date: " + formatdate(now, usegmt=True).encode() + b"\r\n"
-        return self._date
+    def _look_at_the_clock(self) -> None:
+        """Now and then: neither who is too slow nor the date of an answer needs it to the millisecond."""
+        self.now_s = time.monotonic()
+        self.date_line = b"date: " + formatdate(usegmt=True).encode() + b"\r\n"
 
     async def stop_accepting(self) -> None:
         self.closing = True

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from lamina.core.actions import Action, Load, StartBatch
+from lamina.core.actions import Action, Load, Refuse, Reply, StartBatch
 from lamina.core.controller import Controller
 from lamina.core.events import BatchFinished, Event
+from lamina.gateway.recent import Recent
 from lamina.live.loop import Ending
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+_DECISIONS = (5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 5e-3)
+DECISIONS_SEEN = 8
+"""Every so many events one is looked at: looking costs as much as a small decision."""
 
 
 class _Now(Collector):
@@ -33,18 +37,22 @@ class _Now(Collector):
                 phases[instance.phase.value] = phases.get(instance.phase.value, 0) + 1
             for phase, count in phases.items():
                 standing.add_metric([name, phase], count)
+        memory = GaugeMetricFamily("lamina_memory_used_bytes", "Memory promised to instances", labels=["device"])
+        room = GaugeMetricFamily("lamina_memory_bytes", "Memory of the device", labels=["device"])
         leased = GaugeMetricFamily("lamina_units_leased", "Units under running batches", labels=["device"])
         units = GaugeMetricFamily("lamina_units", "Units of the device", labels=["device"])
         for name, device in self._state.devices.items():
             leased.add_metric([name], device.busy.bit_count())
             units.add_metric([name], device.spec.units)
-        yield from (queued, standing, leased, units)
+            memory.add_metric([name], device.memory_used_mib * 2**20)
+            room.add_metric([name], device.spec.memory_mib * 2**20)
+        yield from (queued, standing, leased, units, memory, room)
 
 
 class _PerTarget:
     """Label children are looked up once: `labels()` costs more than counting."""
 
-    __slots__ = ("cost", "failed", "late", "latency", "met", "reasons", "refused")
+    __slots__ = ("cost", "failed", "late", "latency", "met", "queue", "reasons", "refused")
 
     def __init__(self, metrics: Metrics, target: str) -> None:
         self.met = metrics.calls.labels(target, "met")
@@ -53,7 +61,28 @@ class _PerTarget:
         self.refused = metrics.calls.labels(target, "refused")
         self.latency = metrics.latency.labels(target)
         self.cost = metrics.cost.labels(target)
+        self.queue = metrics.queue.labels(target)
         self.reasons: dict[str, Counter] = {}
+
+
+class _PerFunction:
+    __slots__ = ("held", "size", "time", "used")
+
+    def __init__(self, metrics: Metrics, function: str, device: str) -> None:
+        self.size = metrics.batches.labels(function)
+        self.time = metrics.steps.labels(function)
+        self.held = metrics.held.labels(function, device)
+        self.used = metrics.used.labels(function, device)
+
+
+class _PerTenant:
+    __slots__ = ("cost", "failed", "late", "met", "refused")
+
+    def __init__(self, metrics: Metrics, tenant: str) -> None:
+        self.met, self.late, self.failed, self.refused = (
+            metrics.tenant_calls.labels(tenant, outcome) for outcome in ("met", "late", "failed", "refused")
+        )
+        self.cost = metrics.tenant_cost.labels(tenant)
 
 
 class Metrics:
@@ -69,11 +98,28 @@ class Metrics:
         self.steps = Histogram(
             "lamina_step_seconds", "Time of a batch on its slice", ["function"], registry=registry, buckets=_SECONDS
         )
+        self.held = Counter(
+            "lamina_granted_unit_seconds", "Units times seconds leased", ["function", "device"], registry=registry
+        )
+        self.used = Counter(
+            "lamina_used_unit_seconds", "Units times seconds measured on the device", ["function", "device"], registry=registry
+        )
+        self.queue = Histogram(
+            "lamina_queue_seconds", "Waiting before the last step", ["target"], registry=registry, buckets=_SECONDS
+        )
+        self.tenant_calls = Counter("lamina_tenant_calls", "Calls by tenant", ["tenant", "outcome"], registry=registry)
+        self.tenant_cost = Counter("lamina_tenant_cost", "Cost of answered calls by tenant", ["tenant"], registry=registry)
+        self.decisions = Histogram(
+            "lamina_decision_seconds", "The controller at one event", registry=registry, buckets=_DECISIONS
+        )
         registry.register(_Now(controller))
         self._targets: dict[str, _PerTarget] = {}
-        self._sizes: dict[str, Histogram] = {}
-        self._times: dict[str, Histogram] = {}
-        self._running: dict[int, tuple[str, int]] = {}
+        self._functions: dict[tuple[str, str], _PerFunction] = {}
+        self._tenants: dict[str, _PerTenant] = {}
+        self._events = 0
+        self.decided_us: Callable[[], int] = lambda: 0  #: how long the last decision took
+        self.recent = Recent()
+        self.on_ended: list[Callable[[str, Ending, str], None]] = []  #: told of every call: target, how it ended, whose it was
 
     def _of(self, target: str) -> _PerTarget:
         per = self._targets.get(target)
@@ -89,36 +135,56 @@ class Metrics:
             counter = per.reasons[reason] = self.refusals.labels(target, reason)
         counter.inc()
 
-    def ended(self, target: str, ending: Ending) -> None:
+    def ended(self, target: str, ending: Ending, tenant: str = "") -> None:
         per = self._of(target)
+        if tenant:
+            self._tenant_ended(tenant, ending)
+        for tell in self.on_ended:
+            tell(target, ending, tenant)
         kind = type(ending).__name__
         if kind == "Reply":
             (per.late if ending.late else per.met).inc()  # type: ignore[union-attr]
             per.latency.observe(ending.latency_us / 1e6)  # type: ignore[union-attr]
+            per.queue.observe(ending.queue_us / 1e6)  # type: ignore[union-attr]
             per.cost.inc(ending.cost)  # type: ignore[union-attr]
+            self.recent.answered(target, ending.latency_us, not ending.late)  # type: ignore[union-attr]
         elif kind == "Refuse":
             self.refused(target, ending.reason)  # type: ignore[union-attr]
         else:
             per.failed.inc()
 
+    def _tenant_ended(self, tenant: str, ending: Ending) -> None:
+        per = self._tenants.get(tenant)
+        if per is None:
+            per = self._tenants[tenant] = _PerTenant(self, tenant)
+        if isinstance(ending, Reply):
+            (per.late if ending.late else per.met).inc()
+            per.cost.inc(ending.cost)
+        else:
+            (per.refused if isinstance(ending, Refuse) else per.failed).inc()
+
     def watch(self, now_us: int, event: Event, actions: list[Action]) -> None:
         """Follows batches; everything else is counted where it ends."""
+        self.recent.now_us = now_us
         for action in actions:
             kind = type(action)
             if kind is StartBatch:
-                self._running[action.batch_id] = (action.function, len(action.jobs))  # type: ignore[union-attr]
+                self.recent.started(now_us, action)  # type: ignore[arg-type]
             elif kind is Load:
                 self.cold.labels(action.function).inc()  # type: ignore[union-attr]
         if type(event) is BatchFinished:
-            function, size = self._running.pop(event.batch_id, ("", 0))
-            if function:
-                if function not in self._sizes:
-                    self._sizes[function] = self.batches.labels(function)
-                    self._times[function] = self.steps.labels(function)
-                self._sizes[function].observe(size)
-                self._times[function].observe(event.device_us / 1e6)
-            if len(self._running) > 10_000:  # batches that were lost never finish
-                self._running.clear()
+            ran = self.recent.finished(now_us, event.batch_id, event.device_us)
+            if ran is not None:
+                per = self._functions.get((ran.function, ran.device))
+                if per is None:
+                    per = self._functions[ran.function, ran.device] = _PerFunction(self, ran.function, ran.device)
+                per.size.observe(ran.jobs)
+                per.time.observe(event.device_us / 1e6)
+                per.held.inc(ran.held / 1e6)
+                per.used.inc(ran.used / 1e6)
+        self._events += 1
+        if not self._events % DECISIONS_SEEN:
+            self.decisions.observe(self.decided_us() / 1e6)
 
     def totals(self) -> dict[str, float]:
         """Counts over all targets, for the status line."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lamina
+from lamina.gateway import openapi_runs
 from lamina.gateway.api import Target
 
 _PROBLEM = {"$ref": "#/components/schemas/Problem"}
@@ -25,7 +26,8 @@ _ANSWER_HEADERS = {
 }
 
 
-def document(targets: list[Target]) -> dict[str, Any]:
+def document(targets: list[Target], more: dict[str, Any]) -> dict[str, Any]:
+    """`more` are paths of other protocols."""
     paths: dict[str, Any] = {
         path: {
             "get": {
@@ -43,13 +45,14 @@ def document(targets: list[Target]) -> dict[str, Any]:
             ("/v1/status", "Devices, instances and queues now", "status", ()),
         )
     }
+    paths |= openapi_runs.paths()
     for target in targets:
         paths[f"/v1/{target.kind}s/{target.name}"] = {"post": _operation(target), "get": _about(target)}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Lamina", "version": lamina.__version__},
-        "paths": paths,
-        "components": {"schemas": {"Problem": _problem_schema()}},
+        "paths": paths | more,
+        "components": {"schemas": {"Problem": _problem_schema(), "Run": openapi_runs.SCHEMA}},
     }
 
 
@@ -59,7 +62,7 @@ def _operation(target: Target) -> dict[str, Any]:
         "operationId": f"call_{target.kind}_{target.name}",
         "parameters": [
             {"name": name, "in": "header", "required": False, "description": what, "schema": {"type": kind}}
-            for name, kind, what in _CALL_HEADERS
+            for name, kind, what in (*_CALL_HEADERS, *openapi_runs.HEADERS)
         ],
         "requestBody": {"content": _bodies(target), "required": any(param.required for param in target.params)},
         "responses": {
@@ -68,7 +71,8 @@ def _operation(target: Target) -> dict[str, Any]:
                 "headers": {name: {"schema": {"type": kind}} for name, kind in _ANSWER_HEADERS.items()},
                 "content": {"application/json": {}, "application/octet-stream": {}, "application/vnd.lamina.value": {}},
             },
-            **_problems(("400", "408", "413", "422", "429", "500", "503", "504")),
+            "202": openapi_runs.ACCEPTED,
+            **_problems(("400", "408", "409", "413", "422", "429", "500", "503", "504")),
         },
     }
 

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lamina.access.access import Access
 from lamina.core.controller import Controller
 from lamina.core.lifecycle import Phase
-from lamina.errors import BadValue
 from lamina.gateway import wire
 from lamina.gateway.api import Api, Target
+from lamina.gateway.door import Door, keep_limits
+from lamina.gateway.door import check_host as check_host
 from lamina.gateway.http import Limits, Server
+from lamina.gateway.ingress.hub import Hub, ledger_of
 from lamina.gateway.metrics import Metrics
+from lamina.gateway.oip.mount import Oip, mount
+from lamina.gateway.oip.paths import paths as v2_paths
 from lamina.gateway.openapi import document
-from lamina.live.loop import LiveLoop, Watch
+from lamina.gateway.runs import Runs
+from lamina.gateway.tls import context
+from lamina.gateway.traces import Traces
+from lamina.live.durable import KEEP_US, Durable
+from lamina.live.loop import Ending, LiveLoop, Watch
 from lamina.live.start import Live
+from lamina.live.triggers import Triggers, open_state
 from lamina.sdk.app import App
+from lamina.store.base import Store
 
 LAG_EVERY_S = 0.005
 
@@ -33,40 +44,45 @@ class Gateway:
     metrics: Metrics
     host: str
     port: int
+    oip: Oip
+    durable: Durable | None = None
+    triggers: Triggers | None = None
+    hub: Hub | None = None  #: of the processes that speak HTTP, if this one does not
+    secure: bool = False  #: over TLS
 
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"{'https' if self.secure else 'http'}://{host}:{self.port}"
 
     async def stop(self, grace_s: float = 30.0) -> int:
         """Take nothing new, finish what was accepted, then end the workers; returns how many calls were given up."""
         if self.api.closing:
             return 0
         self.api.closing = True
+        if self.triggers is not None:
+            self.triggers.close()
         await self.server.stop_accepting()
+        if self.hub is not None:
+            await self.hub.stop_accepting()
+        if self.durable is not None:
+            until_s = asyncio.get_running_loop().time() + grace_s
+            await self.durable.stop(grace_s)
+            grace_s = max(0.1, until_s - asyncio.get_running_loop().time())
         left = await self.loop.drain(grace_s)
+        if self.durable is not None:
+            await self.durable.store.close()  # with what those calls have changed of the state
+        if self.hub is not None:
+            await self.hub.stop()
+        await self.oip.stop(0.5)
         await self.server.stop()
         await self.loop.stop()
         return left
 
 
-def check_host(host: str) -> None:
-    """Anybody who can reach the port can use it, so only this machine may."""
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
-        raise BadValue(
-            f"host: {host!r} is not a loopback address",
-            hint="serving others needs access tokens, which this version does not have; put a proxy with authentication in front",
-        )
-
-
 def targets_of(app: App) -> list[Target]:
-    functions = [Target(f.name, "function", f.params, f.spec.slo, f.doc) for f in app.functions.values()]
-    workflows = [Target(w.name, "workflow", w.params, w.flow.slo, w.doc) for w in app.workflows.values()]
+    functions = [Target(f.name, "function", f.params, f.spec.slo, f.doc, "", f.signature) for f in app.functions.values()]
+    workflows = [Target(w.name, "workflow", w.params, w.flow.slo, w.doc, "", w.signature) for w in app.workflows.values()]
     return functions + workflows
 
 
@@ -78,29 +94,68 @@ async def open_gateway(
     limits: Limits | None = None,
     full_errors: bool = True,
     watch: Watch | None = None,
+    traces: Traces | None = None,
+    grpc_port: int | None = None,
+    store: Store | None = None,
+    keep_us: int = KEEP_US,
+    access: Access | None = None,
+    on_ended: Sequence[Callable[[str, Ending, str], None]] = (),
+    ingress: int = 0,
+    tls: tuple[str, str] | None = None,
     **options: Any,
 ) -> Gateway:
-    check_host(host)
+    """`store` is for runs nobody waits for; without one, there are none. They are kept for `keep_us` after their end.
+
+    With `ingress`, so many processes of their own speak HTTP. `tls` names the files of certificate and key.
+    """
+    door = Door(access, guarded=check_host(host, access))
     app, loop = live.app, live.loop
     metrics = Metrics(loop.controller)
-    if watch is None:
-        loop.watch = metrics.watch
-    else:
-        follow = watch
-
-        def both(now_us: int, event: Any, actions: Any) -> None:
-            metrics.watch(now_us, event, actions)
-            follow(now_us, event, actions)
-
-        loop.watch = both
+    metrics.decided_us = lambda: loop.decided_us
+    metrics.on_ended.extend(on_ended)
     targets = targets_of(app)
-    api = Api(loop, targets, metrics, lambda: document(targets), full_errors=full_errors)
+    api = Api(loop, targets, metrics, lambda: document(api.targets, v2_paths(oip.serving.catalogue)), full_errors=full_errors)
     api.ready = lambda: standing(loop.controller)
+    api.allow = door.allow
+    limits = limits or Limits()
+    oip = mount(api, loop, metrics, body_limit=limits.body_bytes)
+    api.traces = traces
+    loop.watch = _all(metrics.watch, oip.serving.statistics.watch, traces.watch if traces is not None else None, watch)
     server = Server(api.handle, lambda status, what: (wire.plain_problem(status, what).body(), wire.PROBLEM), limits)
+    if access is not None:
+        access.give_secrets(loop.engine)
     await live.start()
+    if access is not None:
+        keep_limits(access, loop.post)
+    durable = None
+    if store is not None:
+        durable = Durable(loop, store, lambda ending: api.ending_problem(ending).body(), keep_us=keep_us)
+        durable.on_end = metrics.ended
+        api.runs = Runs(api, durable)
+        if store.exists:
+            durable.start()
+    triggers = await open_state(app, live.book, loop, durable)
     _watch_lag(api)
-    bound = await server.start(host, port, **options)
-    return Gateway(app, loop, api, server, metrics, host, bound)
+    hub = None
+    if ingress:
+        hub = Hub(api, ledger_of(loop.engine), limits, tls)
+        bound = await hub.start(ingress, host, port)
+    else:
+        secured = {"ssl": context(*tls)} if tls is not None else {}
+        bound = await server.start(host, port, **secured, **options)
+    if grpc_port is not None:
+        await oip.open_grpc(host, grpc_port, tls)
+    return Gateway(app, loop, api, server, metrics, host, bound, oip, durable, triggers, hub, tls is not None)
+
+
+def _all(*watches: Watch | None) -> Watch:
+    wanted = [watch for watch in watches if watch is not None]
+
+    def follow(now_us: int, event: Any, actions: Any) -> None:
+        for watch in wanted:
+            watch(now_us, event, actions)
+
+    return follow
 
 
 def _watch_lag(api: Api) -> None:

@@ -157,6 +157,8 @@ class Problem(msgspec.Struct, omit_defaults=True, kw_only=True):
         lines = b"lamina-call-id: %s\r\n" % self.id.encode()
         if self.retry_after_s:
             lines += b"retry-after: %d\r\n" % max(1, round(self.retry_after_s))
+        if self.status == 401:
+            lines += b"www-authenticate: Bearer\r\n"
         return lines
 
 
@@ -166,6 +168,8 @@ def new_id() -> str:
 
 _TITLES = {
     400: "bad request",
+    401: "who are you?",
+    403: "not allowed",
     404: "not found",
     405: "method not allowed",
     408: "too slow",
@@ -194,6 +198,8 @@ _REFUSALS = {
     "deadline": (429, "it could not be done in time", "allow more time, or try again later"),
     "cost": (429, "it would cost more than its limit", "raise lamina-cost-limit"),
     "queue-full": (429, "the queue is full", "try again later"),
+    "quota": (429, "the tenant's quota is used up", "try again later, or ask for a larger quota"),
+    "share": (429, "others had to wait for calls of this tenant", "try again in a moment"),
     "no-capacity": (503, "no device here can run it", "add a device that fits, or lower what it asks for"),
     "unknown": (404, "no such function or workflow", "GET /v1/functions and /v1/workflows list them"),
     "duplicate": (409, "a call of that id is under way", "use a new id"),
@@ -204,6 +210,8 @@ def refusal_problem(refusal: Refuse) -> Problem:
     status, detail, hint = _REFUSALS.get(refusal.reason, (429, "refused", ""))
     problem = plain_problem(status, detail, code="refused" if status == 429 else "", hint=hint, id=refusal.call_id)
     problem.reason = refusal.reason
+    if refusal.reason == "quota":
+        problem.detail = f"{detail}: {refusal.why}"
     problem.offer_ms = refusal.offer_us / 1000
     problem.retry_after_s = refusal.retry_after_us / 1e6
     return problem
@@ -223,7 +231,8 @@ _FAILURES = {
 
 def failure_problem(failure: Fail, info: ErrorInfo | None, *, full: bool) -> Problem:
     """`full` tells what the user's code said; without it, that stays in the log under the problem's id."""
-    status, code, detail = _FAILURES.get(failure.error, (500, failure.error, "failed"))
+    by_name = (500, "function-failed", f"failed with {failure.error}")  # what a workflow fails with by itself has a name
+    status, code, detail = _FAILURES.get(failure.error, (500, failure.error, "failed") if failure.error.islower() else by_name)
     problem = plain_problem(status, detail, code=code, id=failure.call_id)
     problem.step = failure.step
     if info is not None and failure.error == "bad-value":  # said to the caller on purpose

@@ -72,6 +72,9 @@ class BindingsDriver:
         flag = self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING
         return int(self._call("cuGreenCtxStreamCreate", self._cuda.CUgreenCtx(context), flag, 0))
 
+    def plain_stream(self) -> int:
+        return int(self._call("cuStreamCreate", self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING.value))
+
     def context_of(self, stream: int) -> int:
         return int(self._call("cuStreamGetGreenCtx", self._cuda.CUstream(stream)))
 
@@ -108,6 +111,9 @@ class BindingsDriver:
     def unmap(self, address: int, size: int, pages: int) -> None:
         self._call("cuMemUnmap", self._cuda.CUdeviceptr(address), size)
         self._call("cuMemRelease", self._cuda.CUmemGenericAllocationHandle(pages))
+
+    def copy_in(self, address: int, host: int, size: int, stream: int) -> None:
+        self._call("cuMemcpyHtoDAsync", self._cuda.CUdeviceptr(address), host, size, self._cuda.CUstream(stream))
 
     def _call(self, call: str, *args: Any) -> Any:
         status, *values = getattr(self._cuda, call)(*args)

@@ -117,6 +117,11 @@ class CtypesDriver:
         self._call("cuGreenCtxStreamCreate", ctypes.byref(stream), _handle(context), _u32(_NON_BLOCKING), _int(0))
         return int(stream.value or 0)
 
+    def plain_stream(self) -> int:
+        stream = _handle()
+        self._call("cuStreamCreate", ctypes.byref(stream), _u32(_NON_BLOCKING))
+        return int(stream.value or 0)
+
     def context_of(self, stream: int) -> int:
         context = _handle()
         self._call("cuStreamGetGreenCtx", _handle(stream), ctypes.byref(context))
@@ -160,6 +165,9 @@ class CtypesDriver:
     def unmap(self, address: int, size: int, pages: int) -> None:
         self._call("cuMemUnmap", _address(address), _size(size))
         self._call("cuMemRelease", _address(pages))
+
+    def copy_in(self, address: int, host: int, size: int, stream: int) -> None:
+        self._call("cuMemcpyHtoDAsync_v2", _address(address), _handle(host), _size(size), _handle(stream))
 
     def _int(self, call: str) -> int:
         value = _int()

@@ -6,6 +6,7 @@ what they produce is copied away in the same stream before the next one starts.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,7 +61,7 @@ class CudaFlight:
         if self._keep is not None:
             columns: Any = [[Kept(row, self._end) for row in part.unbind(0)] for part in self._keep]
         else:
-            copies = [part[: self._count].numpy().copy() for part in self._landing]
+            copies = [self._runtime.copied(part[: self._count]) for part in self._landing]
             columns = [list(copy) for copy in copies]
             self._plan.landing.append(self._landing)
         return device_us, columns[0] if self._single else list(zip(*columns, strict=True))
@@ -72,51 +73,63 @@ class CudaRuntime:
     def __init__(self) -> None:
         import torch
 
-        self._torch = torch
+        self._torch: Any = torch
         self.events: list[Any] = []  #: free ones
         self._pools: dict[int, Any] = {}
         self.captures = 0
+        self._making = threading.Lock()
+        self._of_thread = threading.local()
+        self._raw_stream = torch._C._cuda_getCurrentRawStream
 
     def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice) -> CudaPlan:
-        self._torch.cuda.set_stream(slice_.torch_stream)  # its buffers are cleared there, before anything reads them
-        with self._torch.inference_mode():
-            return CudaPlan(self._torch, work, example, bucket, slice_)
+        self._use(slice_)  # its buffers are cleared there, before anything reads them
+        return CudaPlan(self._torch, work, example, bucket, slice_)
 
     def launch(self, plan: CudaPlan, items: list[Any], *, after: Any = None, keep: bool = False) -> CudaFlight:
-        torch, stream = self._torch, plan.slice.torch_stream
-        torch.cuda.set_stream(stream)
+        stream, count = plan.slice.torch_stream, len(items)
+        self._use(plan.slice)
         begin, end = self._event(), self._event()
-        flight = CudaFlight(self, plan, len(items), begin, end)
-        with torch.inference_mode():
-            if after is not None and not plan.waits_by_itself:
-                stream.wait_event(after)
-            begin.record(stream)
-            if items and items[0] is not None:
-                self._fill(plan, items, flight, stream)
-            if plan.graph is not None:
-                plan.graph.replay()
-                output = plan.outputs
-            else:
+        flight = CudaFlight(self, plan, count, begin, end)
+        if after is not None and not plan.waits_by_itself:
+            stream.wait_event(after)
+        begin.record(stream)
+        if items and items[0] is not None:
+            self._fill(plan, items, flight, stream)
+        if plan.graph is not None:
+            plan.graph.replay()
+            output = plan.outputs
+        else:
+            with self._torch.inference_mode():
                 output = plan.work(*plan.inputs)
-            plan.runs += 1
-            parts = output if isinstance(output, tuple | list) else (output,)
-            flight._single = parts is not output
-            if keep:
-                flight._keep = [part[: len(items)].clone() for part in parts]
-            else:
-                flight._landing = self._landing(plan, parts)
-                for landing, part in zip(flight._landing, parts, strict=True):
-                    landing[: len(items)].copy_(part[: len(items)], non_blocking=True)
-            end.record(stream)
+        plan.runs += 1
+        parts = output if isinstance(output, tuple | list) else (output,)
+        flight._single = parts is not output
+        if keep:
+            flight._keep = [part[:count].clone() for part in parts]
+        else:
+            flight._landing = self._landing(plan, parts)
+            for landing, part in zip(flight._landing, parts, strict=True):
+                if count == plan.bucket:
+                    landing.copy_(part, non_blocking=True)
+                else:
+                    landing[:count].copy_(part[:count], non_blocking=True)
+        end.record(stream)
         return flight
 
-    def capture(self, plan: CudaPlan, block: Any = None) -> None:
-        """Costs as much host time as an eager run. The stream is asked whose it is: a graph stays where it was captured.
+    def _use(self, slice_: GreenSlice) -> None:
+        """Make its stream current, unless it is: looking is ten times cheaper than setting."""
+        if self._raw_stream(slice_.torch_stream.device_index) != slice_.stream:
+            self._torch.cuda.set_stream(slice_.torch_stream)
 
-        With the block its weights are in, the graph itself waits for them, layer by layer.
-        """
-        torch, stream = self._torch, plan.slice.torch_stream
-        torch.cuda.set_stream(stream)
+    def capture(self, plan: CudaPlan, block: Any = None) -> None:
+        """Costs as much host time as an eager run. With the block its weights are in, the graph itself waits for them, layer by
+        layer."""
+        self._use(plan.slice)
+        self._capture(plan, block, plan.slice.torch_stream)
+
+    def _capture(self, plan: CudaPlan, block: Any, stream: Any) -> None:
+        """The stream is asked whose it is: a graph stays where it was captured."""
+        torch = self._torch
         assert plan.slice.owns(torch.cuda.current_stream().cuda_stream), "a graph would be captured outside its slice"
         pool = self._pools.get(plan.slice.mask)
         if pool is None:
@@ -136,31 +149,88 @@ class CudaRuntime:
         plan.is_captured = True
         self.captures += 1
 
+    def warm(self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, after: Any = None) -> int:
+        """A run on a stream of the slice that is this thread's alone, waited for. Returns the MiB it took."""
+        torch = self._torch
+        stream = self._own_stream(slice_)
+        before = int(torch.cuda.memory_allocated())
+        torch.cuda.reset_peak_memory_stats()
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            if after is not None:
+                stream.wait_event(after)
+            try:
+                work(*(_like(torch, part, bucket, device="cuda") for part in example))
+            except torch.OutOfMemoryError:
+                return 0  # then a batch that large is halved when it comes
+            stream.synchronize()
+        return (int(torch.cuda.max_memory_allocated()) - before) >> 20
+
+    def make(self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, block: Any = None) -> CudaPlan:
+        """Captured on this thread's own stream of the slice; one capture at a time."""
+        torch, stream = self._torch, self._own_stream(slice_)
+        with self._making, torch.cuda.stream(stream):
+            plan = CudaPlan(torch, work, example, bucket, slice_)
+            stream.synchronize()
+            self._capture(plan, block, stream)
+        return plan
+
+    def _own_stream(self, slice_: GreenSlice) -> Any:
+        streams = self._of_thread.__dict__.setdefault("streams", {})
+        if slice_.mask not in streams:
+            self._torch.cuda.set_device(slice_.torch_stream.device)  # a fresh thread has none
+            streams[slice_.mask] = self._torch.cuda.ExternalStream(slice_.extra_stream(), device=slice_.torch_stream.device)
+        return streams[slice_.mask]
+
     def is_out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, self._torch.OutOfMemoryError)
+
+    def is_broken(self, error: BaseException) -> bool:
+        """Is it the device and not this batch? After an illegal address every call fails, so one that does nothing is asked."""
+        if isinstance(error, self._torch.OutOfMemoryError) or "CUDA" not in str(error):
+            return False
+        try:
+            self._torch.cuda.default_stream().query()
+        except RuntimeError:
+            return True
+        return False
 
     def _fill(self, plan: CudaPlan, items: list[Any], flight: CudaFlight, stream: Any) -> None:
         torch, count = self._torch, len(items)
         for index, rows in enumerate(plan.rows):
             parts = [item[index] if isinstance(item, tuple | list) else item for item in items]
-            if isinstance(parts[0], Kept):
-                for part in parts:
+            here = []  #: rows whose values are on the device already
+            for row, part in enumerate(parts):
+                if isinstance(part, Kept):
                     stream.wait_event(part.ready)
                     part.tensor.record_stream(stream)
-                parts = [part.tensor for part in parts]
-            if isinstance(parts[0], torch.Tensor) and parts[0].is_cuda:
-                torch._foreach_copy_(rows[:count], parts, non_blocking=True)
+                    here.append((rows[row], part.tensor))
+                elif isinstance(part, torch.Tensor) and part.is_cuda:
+                    here.append((rows[row], part))
+            if here:
+                torch._foreach_copy_(*map(list, zip(*here, strict=True)), non_blocking=True)
+                if len(here) == count:
+                    continue
+                for row, part in enumerate(parts):  # some of either kind: rare, and not worth a buffer
+                    if not isinstance(part, Kept) and not (isinstance(part, torch.Tensor) and part.is_cuda):
+                        rows[row].copy_(torch.as_tensor(part))
                 continue
             if flight._staging is None:
                 flight._staging = plan.staging.pop() if plan.staging else self._staging(plan)
             pinned, view = flight._staging[index]
-            for row, part in enumerate(parts):
-                view[row] = part
-            plan.inputs[index][:count].copy_(pinned[:count], non_blocking=True)
+            if view is None:
+                for row, part in enumerate(parts):
+                    pinned[row].copy_(torch.as_tensor(part))
+            else:
+                for row, part in enumerate(parts):
+                    view[row] = part
+            if count == plan.bucket:
+                plan.inputs[index].copy_(pinned, non_blocking=True)
+            else:
+                plan.inputs[index][:count].copy_(pinned[:count], non_blocking=True)
 
     def _staging(self, plan: CudaPlan) -> tuple[Any, ...]:
         made = [_like(self._torch, part, plan.bucket, device="cpu", pin_memory=True) for part in plan.example]
-        return tuple((pinned, pinned.numpy()) for pinned in made)
+        return tuple((pinned, None if pinned.dtype is self._torch.bfloat16 else pinned.numpy()) for pinned in made)
 
     def _landing(self, plan: CudaPlan, parts: Sequence[Any]) -> tuple[Any, ...]:
         if plan.landing:
@@ -168,6 +238,10 @@ class CudaRuntime:
         return tuple(
             self._torch.empty((plan.bucket, *part.shape[1:]), dtype=part.dtype, device="cpu", pin_memory=True) for part in parts
         )
+
+    def copied(self, part: Any) -> Any:
+        """Out of the buffer, as numpy has it; bfloat16, which it does not have, as float32."""
+        return part.float().numpy() if part.dtype is self._torch.bfloat16 else part.numpy().copy()
 
     def _event(self) -> Any:
         return self.events.pop() if self.events else self._torch.cuda.Event(enable_timing=True)

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
 
 from lamina.gpu.driver import CudaError, NoGpu, open_driver
 from lamina.gpu.mig import given_instance
+from lamina.gpu.opened import open_slicer
+from lamina.types import DeviceSpec
+
+GPU_PRICE_PER_S = 1e-3
+"""A GPU for a second, in the unit of all prices: about 3.6 an hour, what a rented one of the larger kind costs in dollars."""
+
+MAX_GPUS = 16
+FIND_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +68,35 @@ def _mig() -> Found:
     if not instance:
         return Found("mig", False, "no MIG instance was given", "set CUDA_VISIBLE_DEVICES=MIG-<uuid> if there is one")
     return Found("mig", True, instance)
+
+
+def devices() -> list[tuple[str, int, DeviceSpec]]:
+    """The GPUs an executor can own here: slicer, ordinal and what the slicer says of the device. Opens CUDA in this process."""
+    if importlib.util.find_spec("torch") is None:
+        return []
+    name = "mig" if given_instance(os.environ) else "green"
+    found: list[tuple[str, int, DeviceSpec]] = []
+    while len(found) < MAX_GPUS:
+        try:
+            slicer = open_slicer(name, len(found))
+        except (NoGpu, CudaError):
+            break
+        found.append((name, len(found), msgspec.structs.replace(slicer.device, price_per_s=GPU_PRICE_PER_S)))
+        slicer.close()
+        if name == "mig":
+            break
+    return found
+
+
+def devices_outside() -> list[tuple[str, int, DeviceSpec]]:
+    """The same, found by a process of its own: a gateway that opened CUDA itself would hold memory of every GPU."""
+    if not any(Path(name).exists() for name in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")):
+        return []
+    done = subprocess.run([sys.executable, "-P", "-m", __name__], capture_output=True, timeout=FIND_S, check=False)
+    if done.returncode:
+        return []
+    return msgspec.json.decode(done.stdout, type=list[tuple[str, int, DeviceSpec]])
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(devices()))

@@ -52,6 +52,7 @@ class _Function:
     post: Callable[[Any], Any] | None
     block: Any = None  #: its weights, if they are ours to move
     largest: int = 0  #: items that are known to fit into memory together
+    is_made_elsewhere: bool = False  #: its graphs come by `adopt`
     plans: dict[tuple[int, int], Any] = field(default_factory=dict)
 
 
@@ -104,19 +105,21 @@ class Executor:
         graphs: bool = True,
         pre: Callable[[Any], Any] | None = None,
         post: Callable[[Any], Any] | None = None,
-        digest: str = "",
+        staged: Any = None,
+        made_elsewhere: bool = False,
     ) -> int:
         """Ready to be called; returns the memory it needs in MiB. `example` is a batch of one, or a tuple of such.
 
         With a cap, the largest bucket is tried at once, and a function that needs more than it declared is refused.
-        `digest` names the weights if that is known; else they are hashed, a second for each GB.
+        `staged` is what `stage` made of the module's weights; without it, that is done here.
         """
         if name in self._functions:
             raise BadValue(f"{name!r} is loaded already", hint="unload it first")
         parts = example if isinstance(example, tuple | list) else (example,)
         function = _Function(name, module, parts, tuple(sorted(buckets)), graphs, pre, post, largest=max(buckets))
+        function.is_made_elsewhere = made_elsewhere
         if self._weights is not None and hasattr(module, "parameters"):
-            function.block = self._weights.add(name, module, digest)
+            function.block = self._weights.add(name, staged or self._weights.stage(module))
         self._functions[name] = function
         need_mib = self._need_mib(function) if cap_mib else 0
         if need_mib > cap_mib:
@@ -128,6 +131,63 @@ class Executor:
                 hint="declare more memory, or a smaller max_batch",
             )
         return need_mib
+
+    def stage(self, module: Any, digest: str = "") -> Any:
+        """The slow part of a load, for any thread; None where weights are not ours to move."""
+        return self._weights.stage(module, digest) if self._weights is not None and hasattr(module, "parameters") else None
+
+    # Graphs made elsewhere. A library chooses and compiles its kernels when a shape is first met, which takes seconds, and
+    # cuDNN remembers them for each thread by itself. So a thread of the function's own makes its graphs: it warms up, captures,
+    # and hands over; the thread that serves only replays.
+
+    def warm(self, name: str, bucket: int, mask: int) -> int:
+        """A first run of this size, waited for; for a maker's thread, between `hold` and `let_go`. The MiB beside the weights."""
+        function = self._function(name)
+        return self._runtime.warm(function.work, function.example, bucket, self.slicer.slice(mask), self._arrived(function))
+
+    def make(self, name: str, bucket: int, mask: int) -> Any:
+        """A captured plan, for `adopt`, or why there is none; for a maker's thread, between `hold` and `let_go`, after `warm`."""
+        function = self._function(name)
+        try:
+            return self._runtime.make(function.work, function.example, bucket, self.slicer.slice(mask), function.block)
+        except Exception as error:
+            if self._runtime.is_broken(error):
+                raise
+            return error
+
+    def adopt(self, name: str, bucket: int, mask: int, plan: Any) -> None:
+        """Serve with it from now on. It runs once for nobody: the first replay uploads the graph, which takes a millisecond."""
+        function = self._function(name)
+        if isinstance(plan, Exception):
+            if self._runtime.is_out_of_memory(plan):
+                function.largest = max(1, min(function.largest, bucket // 2))
+            else:  # it waits for the device, say: then it stays eager, and serves all the same
+                function.graphs = False
+            return
+        function.plans[bucket, mask] = plan
+        self._warm_up(function, plan, bucket)
+
+    def is_ready(self, name: str, count: int, mask: int) -> bool:
+        """Can a batch of this size run here without making anything first?"""
+        function = self._function(name)
+        return not function.graphs or any(size >= min(count, function.largest) for size, at in function.plans if at == mask)
+
+    def bucket_for(self, name: str, count: int) -> int:
+        function = self._function(name)
+        return next(size for size in function.buckets if size >= min(count, function.largest))
+
+    def hold(self, name: str) -> None:
+        """Its weights stay where they are until `let_go`."""
+        self._bring(self._function(name))
+
+    def let_go(self, name: str) -> None:
+        block = self._function(name).block
+        if block is not None:
+            self._weights.shelf.done(block.key)
+
+    def weights_of_mib(self, name: str) -> int:
+        block = self._function(name).block
+        return int(block.room) >> 20 if block is not None else 0
 
     def unload(self, name: str) -> None:
         """What it has running ends first, by poll()."""
@@ -201,13 +261,39 @@ class Executor:
     def in_flight(self) -> int:
         return sum(map(len, self._lanes.values()))
 
+    @property
+    def has_work(self) -> bool:
+        """Is there a reason to poll?"""
+        return bool(self._lanes or self._over or self._warming or self._uncaptured)
+
+    def is_warming(self, name: str) -> bool:
+        """Has it runs for nobody under way?"""
+        return any(entry[0].name == name for entry in self._warming)
+
+    def is_broken(self, error: BaseException) -> bool:
+        """Is it the device that failed, and not the code on it?"""
+        return self._runtime.is_broken(error)
+
+    @property
+    def graphs(self) -> int:
+        return sum(plan.is_captured for function in self._functions.values() for plan in function.plans.values())
+
+    @property
+    def weights_mib(self) -> int:
+        """Of the device, under weights."""
+        return self._weights.shelf.used >> 20 if self._weights is not None else 0
+
+    @property
+    def evictions(self) -> int:
+        return self._weights.shelf.evictions if self._weights is not None else 0
+
     # ---------------------------------------------------------------- inside
 
     def _start(self, piece: _Piece) -> None:
         function, count = piece.function, len(piece.items)
         try:
             self._bring(function)
-            bucket = next(size for size in function.buckets if size >= count)
+            bucket = self._bucket(function, count, piece.mask)
             plan = self._plan(function, bucket, piece.mask)
             if function.graphs and not plan.is_captured and plan.runs >= CAPTURE_AT_LATEST:
                 self._capture(function, plan, bucket, piece.mask)
@@ -221,9 +307,21 @@ class Executor:
             self._uncaptured[function.name, bucket, piece.mask] = (function, plan)
         self._lanes.setdefault(piece.mask, deque()).append(piece)
 
+    @staticmethod
+    def _bucket(function: _Function, count: int, mask: int) -> int:
+        """The smallest that holds them; of a function whose graphs are made elsewhere, the smallest that is made."""
+        sizes = [size for size in function.buckets if size >= count]
+        if function.is_made_elsewhere:
+            return next((size for size in sizes if (size, mask) in function.plans), sizes[0])
+        return sizes[0]
+
     def _failed(self, piece: _Piece, error: Exception) -> None:
-        """Out of memory halves the piece, and what comes later; anything else ends this batch and nobody else's."""
+        """Out of memory halves the piece, and what comes later; anything else ends this batch and nobody else's, unless it is
+        the device that is broken."""
         count = len(piece.items)
+        if self._runtime.is_broken(error):
+            self._lost = f"the device failed: {error}"
+            error = ExecutorLost(self._lost)
         if count > 1 and self._runtime.is_out_of_memory(error):
             half = count // 2
             piece.function.largest = min(piece.function.largest, max(1, half))

@@ -7,8 +7,8 @@ Contexts are made at the start or when first asked for, and never destroyed whil
 4 MiB for good. Every possible block of an H200 is 120 contexts: 0.7 GB and a fifth of a second.
 
 A split by eight leaves 12 SMs of an H200's 132 that do not form clusters, so kernels of cuDNN and cuBLAS fail there.
-They are nobody's slice: they join in when the whole device is leased (`rest="whole"`). For kernels of one's own,
-`rest="unit"` makes them one more unit, the last.
+They are nobody's slice: they join in when the whole device is leased, which takes no partition at all (`rest="whole"`).
+For kernels of one's own, `rest="unit"` makes them one more unit, the last.
 """
 
 from __future__ import annotations
@@ -26,13 +26,17 @@ ATOM_SMS = 8
 
 
 class GreenSlice:
-    """A partition. `extra_stream` gives another stream on the same SMs, for a few microseconds."""
+    """A partition. `extra_stream` gives another stream on the same SMs, for a few microseconds.
+
+    Without parts it is the whole device, which needs no partition: a plain stream has all SMs, and costs nothing over
+    doing without us.
+    """
 
     def __init__(self, driver: Driver, mask: int, parts: list[Any], ordinal: int) -> None:
         self.mask = mask
-        self.sms = sum(part.sms for part in parts)
-        self.context = driver.green_context(parts)
-        self.stream = driver.green_stream(self.context)
+        self.sms = sum(part.sms for part in parts) if parts else driver.whole().sms
+        self.context = driver.green_context(parts) if parts else 0
+        self.stream = driver.green_stream(self.context) if parts else driver.plain_stream()
         self._driver = driver
         self._ordinal = ordinal
         self._streams = [self.stream]
@@ -45,11 +49,12 @@ class GreenSlice:
         if self._torch_stream is None:
             import torch
 
-            self._torch_stream = torch.cuda.ExternalStream(self.stream, device=self._ordinal)
+            cuda: Any = torch.cuda
+            self._torch_stream = cuda.ExternalStream(self.stream, device=self._ordinal)
         return self._torch_stream
 
     def extra_stream(self) -> int:
-        self._streams.append(self._driver.green_stream(self.context))
+        self._streams.append(self._driver.green_stream(self.context) if self.context else self._driver.plain_stream())
         return self._streams[-1]
 
     def owns(self, stream: int) -> bool:
@@ -59,7 +64,7 @@ class GreenSlice:
     def __enter__(self) -> GreenSlice:
         import torch
 
-        inside = torch.cuda.stream(self.torch_stream)
+        inside: Any = torch.cuda.stream(self.torch_stream)
         inside.__enter__()
         self._entered.append(inside)
         return self
@@ -70,7 +75,8 @@ class GreenSlice:
     def destroy(self) -> None:
         for stream in self._streams:
             self._driver.destroy_stream(stream)
-        self._driver.destroy_context(self.context)
+        if self.context:
+            self._driver.destroy_context(self.context)
 
 
 class GreenSlicer:
@@ -117,8 +123,8 @@ class GreenSlicer:
         found: GreenSlice | None = self._catalogue.known(mask)
         if found is None:
             parts = [part for unit, part in enumerate(self._parts) if mask >> unit & 1]
-            if self._rest is not None and len(parts) == len(self._parts):
-                parts.append(self._rest)
+            if len(parts) == len(self._parts):
+                parts = []  # all of it, the rest included
             found = self._catalogue.made[mask] = GreenSlice(self.driver, mask, parts, self._ordinal)
         return found
 

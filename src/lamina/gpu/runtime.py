@@ -32,7 +32,10 @@ class Runtime(Protocol):
     def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any) -> Plan: ...
     def launch(self, plan: Any, items: list[Any], *, after: Any = None, keep: bool = False) -> Flight: ...
     def capture(self, plan: Any, block: Any = None) -> None: ...
+    def warm(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, after: Any = None) -> int: ...
+    def make(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, block: Any = None) -> Plan: ...
     def is_out_of_memory(self, error: BaseException) -> bool: ...
+    def is_broken(self, error: BaseException) -> bool: ...
 
 
 class HostPlan:
@@ -75,8 +78,19 @@ class HostRuntime:
     def capture(self, plan: HostPlan, block: Any = None) -> None:
         plan.is_captured = True
 
+    def warm(self, work: Work, example: Sequence[Any], bucket: int, slice_: Slice, after: Any = None) -> int:
+        return 0
+
+    def make(self, work: Work, example: Sequence[Any], bucket: int, slice_: Slice, block: Any = None) -> HostPlan:
+        plan = HostPlan(work, example, bucket, slice_)
+        plan.is_captured = True
+        return plan
+
     def is_out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, MemoryError)
+
+    def is_broken(self, error: BaseException) -> bool:
+        return False
 
 
 def rows_of(output: Any, count: int) -> list[Any]:

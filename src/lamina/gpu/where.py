@@ -45,7 +45,7 @@ class SmProbe:
     def __init__(self) -> None:
         import torch
 
-        self._torch = torch
+        self._torch: Any = torch
         self._lib = ctypes.CDLL("libcuda.so.1")
         library, self._kernel = ctypes.c_void_p(), ctypes.c_void_p()
         none, zero = None, ctypes.c_uint(0)

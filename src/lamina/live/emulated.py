@@ -15,6 +15,7 @@ from lamina.core.events import BatchFinished, Event, InstanceLost, InstanceReady
 from lamina.core.flow import Each, Parallel
 from lamina.live.data import Data
 from lamina.live.frames import ErrorInfo
+from lamina.live.states import seeded
 from lamina.live.timer import Timer, clock_us
 from lamina.planner.neighbours import Running
 from lamina.predict.interference import Crowd
@@ -33,7 +34,11 @@ class Pretence(Data):
 
     def resolve(self, question: Resolve, first_scope: int) -> Resolved:
         node = self.node(question)
+        chance = self._world.rng
+        if self._runs[question.call_id].durable:
+            self._world.rng = seeded(question)
         value = self._world.answer(node, question.stage)
+        self._world.rng = chance
         if question.stage == "begin" and isinstance(node, Each | Parallel):
             value = len(node.branches) if isinstance(node, Parallel) else value
             self.make_items(question, [_NULL] * value, first_scope)

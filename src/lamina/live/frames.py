@@ -6,15 +6,18 @@ field has a type and a bound. Whoever sends something else is cut off; for a wor
 
 from __future__ import annotations
 
+import select
 import socket
+import threading
 from collections.abc import Iterator
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from lamina.errors import LaminaError
 from lamina.expr import Expr, Leaf
+from lamina.sdk.state import Cell, Op
 
 MAX_FRAME_BYTES = 64 * 2**20
 MAX_SLOT = 2**31
@@ -40,11 +43,12 @@ class FrameTooBig(FrameError):
 
 
 class ShmRef(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=0, tag_field="kind"):
-    """`size` bytes at the start of a slot of shared memory."""
+    """`size` bytes of a slot of shared memory."""
 
     owner: Owner
     slot: Slot
     size: Natural
+    start: Natural = 0
 
 
 class ErrorInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1, tag_field="kind"):
@@ -55,8 +59,12 @@ class ErrorInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
     trace: str = ""
 
 
-Stored = bytes | ShmRef
-"""An encoded value, here or in shared memory."""
+class DeviceRef(ShmRef, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2, tag_field="kind"):
+    """A value that is still on the device that made it. Only the executor there can use it as it is."""
+
+
+Stored = bytes | ShmRef | DeviceRef
+"""An encoded value, here or in shared memory, or one on a device."""
 
 
 class JobFrame(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -68,6 +76,7 @@ class JobFrame(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
     leaves: list[tuple[Leaf, Stored]]
     deadline_us: int = 0  #: on the machine's monotonic clock, which a frame waiting in a socket does not stop; 0: none
     error: ErrorInfo | None = None  #: its inputs could not be made: it takes its place in the batch and fails with this
+    in_pieces: bool = False  #: what it yields is wanted as it comes
 
 
 class RunBatch(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1):
@@ -87,6 +96,12 @@ class Stop(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag
     """Leave, after everything that was sent before."""
 
 
+class Drop(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=7):
+    """Nobody wants the rest of what this job yields."""
+
+    job_id: int
+
+
 class Ready(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):
     load_us: Natural  #: from the request to load until now
     pid: Natural
@@ -97,23 +112,63 @@ class LoadFailed(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     error: ErrorInfo
 
 
+class Changes(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a step has read of the state (scope, key, version), and what it changes. If that is out of date by now it is told
+    `Settled(again=True)` and runs again, where it `may`; without reads nothing can be out of date, and nothing is told."""
+
+    reads: list[tuple[str, str, Natural]]
+    ops: list[Op]
+    may: bool = True
+
+
 class Done(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=6):
     """One result per job, in their order. `kept` are slots the user's code still looks into after the batch."""
 
     batch_id: Natural
     device_us: Natural
-    results: list[bytes | ShmRef | ErrorInfo]
+    results: list[bytes | ShmRef | DeviceRef | ErrorInfo]
     kept: list[ShmRef] = []
+    state: Changes | None = None
 
 
-ToWorker = RunBatch | Release | Stop
-FromWorker = Ready | LoadFailed | Done
+class Piece(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=8):
+    """Part of an answer, in the order it was yielded."""
+
+    batch_id: Natural
+    job_id: int
+    value: bytes
+
+
+class Beat(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=30):
+    """This batch is alive."""
+
+    batch_id: Natural
+
+
+class StateRead(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=31):
+    """What is there? Answered by `StateIs`; the worker waits for it."""
+
+    batch_id: Natural
+    scope: str
+    key: str
+
+
+class StateIs(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=32):
+    cell: Cell
+
+
+class Settled(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=33):
+    again: bool
+
+
+ToWorker = RunBatch | Release | Stop | Drop | StateIs | Settled
+FromWorker = Ready | LoadFailed | Done | Piece | Beat | StateRead
 Frame = TypeVar("Frame")
 
 _encoder = msgspec.msgpack.Encoder()
 
 
-def pack(*frames: ToWorker | FromWorker) -> bytearray:
+def pack(*frames: Struct) -> bytearray:
     """Frames as they travel, one behind the other: one write, one wake-up."""
     out = bytearray()
     for frame in frames:
@@ -185,15 +240,16 @@ def gateway_reader() -> FrameReader[ToWorker]:
 class Channel:
     """The worker's end, blocking: it has nothing else to do while it waits."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, reader: FrameReader[Any] | None = None) -> None:
         self._sock = sock
-        self._reader = gateway_reader()
-        self._frames: Iterator[ToWorker] = iter(())
+        self._reader = reader or gateway_reader()
+        self._frames: Iterator[Any] = iter(())
+        self._sending = threading.Lock()
 
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    def waiting(self) -> ToWorker | None:
+    def waiting(self) -> Any:
         """A frame that has been read already."""
         return next(self._frames, None)
 
@@ -203,8 +259,30 @@ class Channel:
         self._frames = self._reader.feed(data)
         return bool(data)
 
-    def send(self, frame: FromWorker) -> None:
-        self._sock.sendall(pack(frame))
+    def is_dropped(self, job_id: int) -> bool:
+        """Has `Drop` come for it? Looks at what there is without waiting; frames keep their order."""
+        ahead = list(self._frames)
+        while select.select([self._sock], [], [], 0)[0] and (data := self._sock.recv(_READ_BYTES)):
+            ahead += self._reader.feed(data)
+        self._frames = iter(ahead)
+        return any(isinstance(frame, Drop) and frame.job_id == job_id for frame in ahead)
+
+    def answer(self, kind: type[Any]) -> Any:
+        """The next frame of this kind, waited for; what comes before and after it keeps its order."""
+        ahead: list[Any] = []
+        while True:
+            ahead += self._frames
+            found = next((frame for frame in ahead if isinstance(frame, kind)), None)
+            if found is not None:
+                ahead.remove(found)
+                self._frames = iter(ahead)
+                return found
+            if not self.read():
+                raise ConnectionResetError("the gateway is gone")
+
+    def send(self, *frames: Struct) -> None:
+        with self._sending:  # heartbeats come from threads, too
+            self._sock.sendall(pack(*frames))
 
     def leave_open(self) -> None:
         """From now on only the end of the process closes it, so that its last words come before that."""

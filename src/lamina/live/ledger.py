@@ -6,10 +6,12 @@ into it afterwards (for ever; see `shm`). The books are kept here because worker
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
+from typing import ClassVar
 
-from lamina.live.frames import Release, ShmRef, Stored
-from lamina.live.shm import INLINE_BYTES, BadSlot, Folder, Pool, Reader, Slots, slot_path
+from lamina.errors import LaminaError
+from lamina.live.frames import DeviceRef, Release, ShmRef, Stored
+from lamina.live.shm import INLINE_BYTES, BadSlot, Folder, Pool, Reader, Slots, spill_base
 
 GATEWAY = "gateway"
 
@@ -43,15 +45,42 @@ class WorkerSlots(Slots):
             raise BadSlot(f"slot {slot} of {self.owner} holds nothing")
         self.held.remove(slot)
         if self.is_orphaned:
-            os.unlink(slot_path(self._folder.path, self.owner, slot))
+            self._folder.unlink(self.owner, slot)
         else:
             (self._free_again if again else self._free_for_good).append(slot)
 
 
+class ValueLost(LaminaError):
+    """A value that was only on a device, and the device's process is gone."""
+
+    status = 503
+    code: ClassVar[str] = "value-lost"
+
+
+class DeviceSlots(Slots):
+    """Values that are on a device. `forget` is told of those nobody needs any more; copies made for others go with them."""
+
+    def __init__(self, owner: str, forget: Callable[[int], None], free: Callable[[ShmRef], None]) -> None:
+        super().__init__(owner)
+        self.held: set[int] = set()
+        self.copies: dict[int, Stored] = {}
+        self.lost: set[int] = set()  #: asked for, and not there any more
+        self._forget = forget
+        self._free = free
+
+    def _recycle(self, slot: int, again: bool) -> None:
+        self.held.discard(slot)
+        self.lost.discard(slot)
+        self._forget(slot)
+        copy = self.copies.pop(slot, None)
+        if isinstance(copy, ShmRef):
+            self._free(copy)
+
+
 class Ledger:
-    def __init__(self, pool_bytes: int, base: str | None = None) -> None:
-        self.folder = Folder(base)
-        self.pool = Pool(self.folder.path, GATEWAY, pool_bytes)
+    def __init__(self, pool_bytes: int, base: str | None = None, spill_bytes: int = 0) -> None:
+        self.folder = Folder(base, spill_base=spill_base() if spill_bytes else None)
+        self.pool = Pool(self.folder.path, GATEWAY, pool_bytes, spill_bytes)
         self.reader = Reader(self.folder.path)
         self._slots: dict[str, Slots] = {GATEWAY: self.pool}
         self._workers = 0
@@ -63,12 +92,36 @@ class Ledger:
         self._slots[slots.owner] = slots
         return slots
 
+    def open_device(self, forget: Callable[[int], None]) -> DeviceSlots:
+        """Books for the values a new executor keeps on its device."""
+        self._workers += 1
+        slots = DeviceSlots(f"d{self._workers}", forget, self.release)
+        self._slots[slots.owner] = slots
+        return slots
+
+    def close_device(self, slots: DeviceSlots) -> None:
+        """All its values are gone, but for the copies: these are in the hands of batches, which end."""
+        for slot in list(slots.held):
+            slots.free(slot)
+        self._slots.pop(slots.owner, None)
+
     def orphan(self, slots: WorkerSlots) -> None:
         slots.orphan()
         self._close_if_done(slots)
 
-    def pin(self, stored: Stored, reads: list[ShmRef]) -> Stored:
-        """A value as a batch is to get it; noted in `reads` if the batch will look into a slot for it."""
+    def pin(self, stored: Stored, reads: list[ShmRef], device: str = "") -> Stored:
+        """A value as a batch is to get it; noted in `reads` if the batch will look into a slot for it.
+
+        A value that is on another device than `device` must have been fetched before.
+        """
+        if isinstance(stored, DeviceRef) and stored.owner != device:
+            held = self._slots.get(stored.owner)
+            copy = held.copies.get(stored.slot) if isinstance(held, DeviceSlots) else None
+            if copy is None:
+                raise ValueLost(f"a value was lost with {stored.owner}, where it was")
+            if isinstance(copy, bytes):
+                return copy
+            stored = copy
         if isinstance(stored, ShmRef):
             slots = self._slots.get(stored.owner)
             if slots is None:
@@ -88,7 +141,9 @@ class Ledger:
 
     def unpin(self, reads: list[ShmRef]) -> None:
         for ref in reads:
-            slots = self._slots[ref.owner]
+            slots = self._slots.get(ref.owner)
+            if slots is None:  # a device that is gone
+                continue
             slots.unpin(ref.slot)
             self._close_if_done(slots)
 

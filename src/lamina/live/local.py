@@ -12,30 +12,37 @@ import logging
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from lamina.core.actions import Action, DropJob, JobRef, Kill, Load, StartBatch, Unload
-from lamina.core.events import BatchFailed, BatchFinished, Event, InstanceLost, InstanceReady, JobOutcome
-from lamina.errors import BadValue, LaminaError
-from lamina.expr import Expr, Leaf
+from lamina.core.actions import Action, DropJob, Kill, Load, StartBatch, Unload
+from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, InstanceLost, InstanceReady
+from lamina.errors import Conflict, LaminaError
 from lamina.live.cores import machine_device
 from lamina.live.frames import (
+    Beat,
+    Changes,
     Done,
+    Drop,
     ErrorInfo,
     FrameError,
     FromWorker,
-    JobFrame,
     LoadFailed,
+    Piece,
     Ready,
+    Release,
     RunBatch,
+    Settled,
     ShmRef,
-    Stored,
+    StateIs,
+    StateRead,
     pack,
 )
+from lamina.live.jobs import Data, deliver, job_frame
 from lamina.live.ledger import Ledger, WorkerSlots
-from lamina.live.process import WorkerProcess
+from lamina.live.process import Kind, WorkerProcess
+from lamina.live.statebook import Book
+from lamina.live.tap import Tap
 from lamina.live.timer import clock_us
 from lamina.live.worker import Setup
 from lamina.types import DeviceSpec
@@ -43,33 +50,15 @@ from lamina.units import MIB
 
 log = logging.getLogger("lamina")
 
-_OK = JobOutcome()
-_BAD_INPUT = JobOutcome(ok=False, error="bad-value")
-
-
-class JobInput(Protocol):
-    """How a job's arguments are made, and of which values."""
-
-    @property
-    def args(self) -> dict[str, Expr] | None: ...
-
-    @property
-    def leaves(self) -> list[tuple[Leaf, Stored]]: ...
-
-
-class Data(Protocol):
-    """Whoever keeps the values of all runs."""
-
-    def inputs(self, job: JobRef, /) -> JobInput: ...
-
-    def put(self, job: JobRef, value: Stored, /) -> None: ...
-
-    def put_error(self, job: JobRef, error: ErrorInfo, /) -> None: ...
+BEAT_S = 0.5
+"""How often the controller hears of a function that yields."""
 
 
 class LocalLimits(Struct, frozen=True, kw_only=True):
     pool_bytes: int = 1024 * MIB  #: shared memory for values of calls
     worker_pool_bytes: int = 256 * MIB  #: and for the results of each worker
+    spill_bytes: int = 4096 * MIB  #: on disk, for values of calls that find no room in memory
+    worker_spill_bytes: int = 2048 * MIB  #: and for such results of each worker
     load_s: float = 300.0  #: a load that takes longer has failed
     unload_s: float = 5.0  #: from asking a worker to leave to ending it
 
@@ -94,6 +83,7 @@ class _Batch:
     wire: bytearray
     reads: list[ShmRef]
     is_sent: bool = False
+    told_s: float = 0.0  #: when the controller last heard that it yields
     followers: list[_Batch] = field(default_factory=list)  #: on other workers; they start when this one ends
 
 
@@ -111,10 +101,15 @@ class LocalEngine:
         self.devices = devices if devices is not None else [machine_device()]
         self.load_errors: dict[str, ErrorInfo] = {}  #: by function: why its last load failed, until one succeeds
         self.deadline_us: Callable[[str], int] = lambda call_id: 0
+        self.book = Book("")  #: of the state that functions keep
         self.unknown: set[str] = set()  #: functions nobody has timed: the first instance of each looks before it takes calls
         self._app = app
+        self.apps: dict[str, str] = {}  #: by function: where it is loaded from now, if not from there
+        self.environment: Callable[[str], dict[str, str]] = lambda function: {}  #: for workers of a function: secrets, say
+        self.on_line: Callable[[str, str, str], None] | None = None  #: (function, instance, line): who reads what they print
+        self._taps: set[Tap] = set()
         self._limits = limits = limits or LocalLimits()
-        self._ledger = ledger = Ledger(limits.pool_bytes, shm_base)
+        self.ledger = ledger = Ledger(limits.pool_bytes, shm_base, limits.spill_bytes)
         self.pool, self.reader, self.release = ledger.pool, ledger.reader, ledger.release
         self._workers: dict[str, _Worker] = {}
         self._processes: set[WorkerProcess] = set()  #: until they are reaped
@@ -153,28 +148,43 @@ class LocalEngine:
     def _load(self, action: Load) -> None:
         if self._is_stopping:
             return
-        worker = self._workers[action.instance] = _Worker(action, self._ledger.open_worker())
+        worker = self._workers[action.instance] = _Worker(action, self.ledger.open_worker())
         setup = Setup(
-            app=self._app,
+            app=self.apps.get(action.function, self._app),
             function=action.function,
             device=action.device,
             mask=action.mask,
-            folder=self._ledger.folder.path,
+            folder=self.ledger.folder.path,
             owner=worker.slots.owner,
             pool_bytes=self._limits.worker_pool_bytes,
+            spill_bytes=self._limits.worker_spill_bytes,
             asked_us=clock_us(),
             probe=action.function in self.unknown,
         )
+        tap = self._tap(action) if self.on_line is not None else None
+        kind = Kind(environment=self.environment(action.function), output=tap.fd if tap is not None else None)
         try:
-            process = WorkerProcess(self._loop, setup, lambda frame: self._frame(worker, frame), lambda: self._lost(worker))
+            process = WorkerProcess(
+                self._loop, setup, lambda frame: self._frame(worker, frame), lambda: self._lost(worker), kind=kind
+            )
         except OSError as error:
             worker.load_error = ErrorInfo("OSError", f"no worker could be started: {error.strerror}")
             self._lost(worker)
             return
+        finally:
+            if tap is not None:
+                tap.close_theirs()
         worker.process = process
         worker.overdue = self._loop.call_later(self._limits.load_s, self._overdue, worker)
         self._processes.add(process)
         process.finished.add_done_callback(lambda _: self._processes.discard(process))
+
+    def _tap(self, load: Load) -> Tap:
+        on_line = self.on_line
+        assert on_line is not None
+        tap = Tap(self._loop, lambda line: on_line(load.function, load.instance, line))
+        self._taps.add(tap)
+        return tap
 
     def _overdue(self, worker: _Worker) -> None:
         worker.load_error = ErrorInfo("LoadTimeout", f"not loaded within {self._limits.load_s:g} s")
@@ -209,10 +219,10 @@ class LocalEngine:
         followers: list[_Batch] = []
         for batch in list(worker.batches.values()):
             followers += self._close(batch)
-        self._ledger.orphan(worker.slots)
+        self.ledger.orphan(worker.slots)
         if not worker.is_leaving:
             reason = worker.lost_because or ("worker-lost" if worker.is_ready else "load-failed")
-            ended = _how_it_ended(worker.process)
+            ended = how_it_ended(worker.process)
             log.warning("%s is lost (%s): %s", instance, reason, ended)
             if not worker.is_ready:
                 unsaid = ErrorInfo("WorkerLost", f"the worker {ended} while it was loading")
@@ -227,12 +237,12 @@ class LocalEngine:
         if worker is None:  # lost; that news is on its way to whoever decided this
             return
         reads: list[ShmRef] = []
-        jobs = [self._job(job, reads) for job in action.jobs]
+        jobs = [job_frame(self._data, self.ledger, job, reads, self.deadline_us(job.call_id)) for job in action.jobs]
         try:
             wire = pack(RunBatch(action.batch_id, action.mask, jobs))
         except FrameError as error:
             log.warning("batch %d of %s is not sent: %s", action.batch_id, action.function, error)
-            self._ledger.unpin(reads)
+            self.ledger.unpin(reads)
             self._post(BatchFailed(action.batch_id, error.code))  # smaller ones may fit
             return
         batch = _Batch(action, worker, wire, reads)
@@ -243,14 +253,6 @@ class LocalEngine:
             self._send(batch)  # the worker itself keeps the order of what it is sent
         else:
             before.followers.append(batch)
-
-    def _job(self, job: JobRef, reads: list[ShmRef]) -> JobFrame:
-        try:
-            given = self._data.inputs(job)
-            leaves = [(leaf, self._ledger.pin(stored, reads)) for leaf, stored in given.leaves]
-        except LaminaError as error:
-            return JobFrame(job.id, job.call_id, None, [], error=ErrorInfo(type(error).__name__, error.message))
-        return JobFrame(job.id, job.call_id, given.args, leaves, self.deadline_us(job.call_id))
 
     def _send_all(self, batches: list[_Batch]) -> None:
         for batch in batches:
@@ -269,7 +271,7 @@ class LocalEngine:
         """It has ended, however it did; returns those that waited for this."""
         del self._batches[batch.action.batch_id], batch.worker.batches[batch.action.batch_id]
         self._wanted.difference_update([job.id for job in batch.action.jobs])
-        self._ledger.unpin(batch.reads)
+        self.ledger.unpin(batch.reads)
         if self._drained is not None and not self._batches:
             self._drained.set()
         return batch.followers
@@ -280,6 +282,8 @@ class LocalEngine:
         match frame:
             case Done():
                 self._done(worker, frame)
+            case Piece():
+                self._piece(worker, frame)
             case Ready():
                 if worker.is_ready or worker.process is None or frame.pid != worker.process.pid:
                     raise FrameError(f"process {frame.pid} reports ready out of turn")
@@ -293,35 +297,71 @@ class LocalEngine:
             case LoadFailed():
                 worker.load_error = frame.error
                 self._end(worker, "load-failed")
+            case Beat():
+                batch = worker.batches.get(frame.batch_id)
+                for job in batch.action.jobs if batch is not None else ():
+                    self._post(Heartbeat(job.call_id, job.id))
+            case StateRead():
+                batch = worker.batches.get(frame.batch_id)
+                call_id = batch.action.jobs[0].call_id if batch is not None else ""
+                assert worker.process is not None
+                worker.process.send(pack(StateIs(self.book.read(self.book.place(call_id, frame.scope, frame.key)))))
+
+    def _piece(self, worker: _Worker, piece: Piece) -> None:
+        """Who yields is alive, however long it takes; the controller hears of that now and then."""
+        batch = worker.batches.get(piece.batch_id)
+        job = next((job for job in batch.action.jobs if job.id == piece.job_id), None) if batch is not None else None
+        if batch is None or job is None or not batch.is_sent:
+            raise FrameError(f"a piece of job {piece.job_id} in batch {piece.batch_id}, which it does not have")
+        take = self._data.pieces.get(job.call_id)
+        if take is None or job.id not in self._wanted:
+            assert worker.process is not None
+            worker.process.send(pack(Drop(job.id)))
+            return
+        now_s = self._loop.time()
+        if now_s - batch.told_s > BEAT_S:
+            batch.told_s = now_s
+            self._post(Heartbeat(job.call_id, job.id))
+        take(piece.value)
 
     def _done(self, worker: _Worker, done: Done) -> None:
         batch = worker.batches.get(done.batch_id)
         if batch is None or not batch.is_sent or len(done.results) != len(batch.action.jobs):
             raise FrameError(f"{len(done.results)} results for batch {done.batch_id}, which it does not have")
+        if done.state is not None:
+            settled = self._settle(worker, batch, done, done.state)
+            if settled is None:
+                return  # it runs again
+            done = settled
         if any(ref not in batch.reads for ref in done.kept):
             raise FrameError(f"{worker.load.instance} keeps what it was not given")
-        if not self._ledger.accept(worker.slots, [result for result in done.results if isinstance(result, ShmRef)]):
+        if not self.ledger.accept(worker.slots, [result for result in done.results if isinstance(result, ShmRef)]):
             raise FrameError(f"{worker.load.instance} gives away slots that are not there, or not its own")
         for ref in done.kept:
-            self._ledger.retire(ref)
+            self.ledger.retire(ref)
         wanted = [job.id in self._wanted for job in batch.action.jobs]
         self._send_all(self._close(batch))  # first of all: somebody's slice is idle
-        outcomes = []
-        for job, is_wanted, result in zip(batch.action.jobs, wanted, done.results, strict=True):
-            if isinstance(result, ErrorInfo):
-                outcomes.append(
-                    _BAD_INPUT if result.type == BadValue.__name__ else JobOutcome(False, "function-failed", result.type)
-                )
-                if is_wanted:
-                    self._data.put_error(job, result)
-                continue
-            outcomes.append(_OK)
-            if is_wanted:
-                self._data.put(job, result)
-            elif isinstance(result, ShmRef):
-                worker.slots.free(result.slot)
-        all_ok = all(outcome.ok for outcome in outcomes)
-        self._post(BatchFinished(done.batch_id, done.device_us, () if all_ok else tuple(outcomes)))
+        outcomes = deliver(self._data, batch.action.jobs, wanted, done.results, lambda ref: worker.slots.free(ref.slot))
+        self._post(BatchFinished(done.batch_id, done.device_us, outcomes))
+
+    def _settle(self, worker: _Worker, batch: _Batch, done: Done, changes: Changes) -> Done | None:
+        """What a step changes of the state becomes so now, if it is wanted. None: it is out of date, and runs again."""
+        job = batch.action.jobs[0]
+        verdict: LaminaError | bool = True
+        if job.id in self._wanted:
+            verdict = self.book.commit((job.call_id, job.scope, job.node), changes.reads, changes.ops)
+        again = verdict is False and changes.may
+        if changes.reads:
+            assert worker.process is not None
+            worker.process.send(pack(Settled(again)))
+        if again:
+            return None
+        if verdict is True:
+            return done
+        error = verdict or Conflict("state: what was read was changed meanwhile, again and again")
+        if worker.process is not None:
+            worker.process.send(pack(Release([result.slot for result in done.results if isinstance(result, ShmRef)])))
+        return structs.replace(done, results=[ErrorInfo(type(error).__name__, error.message)] * len(done.results))
 
     # ----------------------------------------------------------------------- end
 
@@ -342,10 +382,12 @@ class LocalEngine:
                     worker.process.kill()
         if self._processes:
             await asyncio.wait([process.finished for process in self._processes])
-        self._ledger.close()
+        for tap in self._taps:
+            tap.close()
+        self.ledger.close()
 
 
-def _how_it_ended(process: WorkerProcess | None) -> str:
+def how_it_ended(process: WorkerProcess | None) -> str:
     if process is None:
         return "could not be started"
     if not process.exited.done():

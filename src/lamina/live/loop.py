@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from lamina.core.actions import Action, Fail, Refuse, Reply, Resolve, StartBatch, WakeAt
+from lamina.core.actions import Action, Fail, Keep, Refuse, Reply, Resolve, StartBatch, WakeAt
 from lamina.core.controller import Controller
-from lamina.core.events import CallArrived, CallCancelled, Deployed, DeviceJoined, Event, Resolved, Tick
+from lamina.core.events import CallArrived, CallCancelled, CallResumed, Deployed, DeviceJoined, Event, Resolved, Tick
+from lamina.core.flow import Flow
 from lamina.errors import PolicyError
 from lamina.live.data import Data
 from lamina.live.frames import ErrorInfo
@@ -52,10 +53,12 @@ class LiveLoop:
         self.engine = engine
         self.data = data
         self.watch = watch
+        self.keep: Callable[[Keep], None] = _nobody  #: writes down what durable runs are told
         self._waiting: dict[str, Callable[[Ending], None]] = {}
         self._inbox: deque[Event | Resolve] = deque()
         self._busy = False
-        self.turn = 0  #: of events that may have changed anything: a refusal changes nothing
+        self.decided_us = 0  #: how long the last decision took
+        self.turn = 0  #: of events after which more may be admitted: an arrival is none, nor is one that led to nothing
         self._origin_us = clock_us()
         self._timer: Timer | None = None
         self._quiet: asyncio.Event | None = None
@@ -80,11 +83,20 @@ class LiveLoop:
         run_error = self.data.error(failure.call_id, failure)
         return run_error or self.engine.load_errors.get(failure.step)
 
-    def submit(self, call: Call, inputs: dict[str, bytes], on_end: Callable[[Ending], None]) -> None:
-        """Hand in a call; `on_end` is called once, with `data` still holding its result."""
-        self.data.open(call.id, self.controller.state.flows[call.target], inputs)
+    def submit(self, call: Call, inputs: dict[str, bytes], on_end: Callable[[Ending], None], began_us: int = 0) -> None:
+        """Hand in a call; `on_end` is called once, with `data` still holding its result. `began_us`: see `Data.open`."""
+        self.data.open(call.id, self.controller.state.flows[call.target], inputs, began_us)
         self._waiting[call.id] = on_end
         self.post(CallArrived(call))
+
+    def resume(
+        self, resumed: CallResumed, flow: Flow, inputs: dict[str, bytes], on_end: Callable[[Ending], None], began_us: int
+    ) -> None:
+        """Begin a durable call again, to be told what happened before."""
+        assert not self._busy, "what it is told must not overtake what it asks"
+        self.data.open(resumed.call.id, flow, inputs, began_us)
+        self._waiting[resumed.call.id] = on_end
+        self.post(resumed)
 
     def cancel(self, call_id: str) -> None:
         if call_id in self._waiting:
@@ -105,7 +117,8 @@ class LiveLoop:
                     next_event = answer
                 now_us = self.now_us()
                 actions = self._handle(now_us, next_event)
-                if not actions or type(actions[0]) is not Refuse:
+                self.decided_us = self.now_us() - now_us
+                if actions and type(next_event) is not CallArrived:
                     self.turn += 1
                 for action in actions:
                     self._perform(action)
@@ -133,6 +146,8 @@ class LiveLoop:
             self._timer.at(self._origin_us + action.at_us, self._tick)  # type: ignore[union-attr]
         elif kind is Resolve:
             self._inbox.append(action)  # type: ignore[arg-type]
+        elif kind is Keep:
+            self.keep(action)  # type: ignore[arg-type]
         else:
             self.engine.perform(action)
 
@@ -172,3 +187,7 @@ class LiveLoop:
         if self._timer is not None:
             self._timer.close()
             self._timer = None
+
+
+def _nobody(action: Keep) -> None:
+    raise AssertionError(f"{action.call_id} is durable, and nobody keeps it")

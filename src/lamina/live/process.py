@@ -15,13 +15,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import msgspec
+from msgspec import Struct
 
-from lamina.live.frames import FrameError, FromWorker, Stop, pack, worker_reader
-from lamina.live.worker import Setup
+from lamina.live.frames import FrameError, FrameReader, Stop, pack, worker_reader
 
 log = logging.getLogger("lamina")
 
@@ -30,19 +31,32 @@ _OTHER_HALF_S = 0.2
 this long is waited for the second."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is started, and what it says."""
+
+    module: str = "lamina.live.worker"
+    reader: Callable[[], FrameReader[Any]] = worker_reader
+    environment: Mapping[str, str] = field(default_factory=dict)  #: besides what it inherits
+    output: int | None = None  #: where it prints to; None: where we do
+
+
 class WorkerProcess(asyncio.Protocol):
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        setup: Setup,
-        on_frame: Callable[[FromWorker], None],
+        setup: Struct,
+        on_frame: Callable[[Any], None],
         on_end: Callable[[], None],
+        *,
+        kind: Kind | None = None,
     ) -> None:
         """Starts it. Raises OSError when the machine has no room for another process."""
         self._loop = loop
         self._on_frame = on_frame
         self._on_end = on_end
-        self._reader = worker_reader()
+        kind = kind or Kind()
+        self._reader = kind.reader()
         self._transport: asyncio.Transport | None = None
         self._has_ended = False
         self._is_cut_off = False  #: it spoke nonsense; nothing more is believed
@@ -52,7 +66,7 @@ class WorkerProcess(asyncio.Protocol):
         self.finished: asyncio.Future[None] = loop.create_future()  #: reaped, and its socket closed
         ours, theirs = socket.socketpair()
         try:
-            self._process = _spawn(setup, theirs)
+            self._process = _spawn(setup, theirs, kind)
             self.pid = self._process.pid
             self._pidfd = _process_descriptor(self._process)
         except OSError:
@@ -136,12 +150,15 @@ class WorkerProcess(asyncio.Protocol):
         self._on_end()
 
 
-def _spawn(setup: Setup, theirs: socket.socket) -> subprocess.Popen[bytes]:
+def _spawn(setup: Struct, theirs: socket.socket, kind: Kind) -> subprocess.Popen[bytes]:
     setup = msgspec.structs.replace(setup, fd=theirs.fileno())
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "lamina.live.worker", msgspec.json.encode(setup)],
+        [sys.executable, "-P", "-m", kind.module, msgspec.json.encode(setup)],
+        env={**os.environ, **kind.environment} if kind.environment else None,
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
+        stdout=kind.output,
+        stderr=kind.output,
         process_group=0,  # a Ctrl-C is not for it, and what it starts itself can be ended with it
     )
 

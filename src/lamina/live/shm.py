@@ -7,6 +7,9 @@ Rules: space is reserved when a slot is made (a full /dev/shm is then an error h
 slot that is being read by a batch is not written again before that batch ends, whoever frees it meanwhile; a slot that
 somebody's code still looks into afterwards is never written again at all: its file goes, the mapping lives on.
 
+What finds no room in memory any more goes to disk, up to a bound of its own: slots like the others, in a folder the first one
+points to, but gone as soon as they are free.
+
 Not `multiprocessing.shared_memory`: its tracker removes segments it believes forgotten, at moments of its own choice.
 """
 
@@ -20,7 +23,7 @@ import re
 import stat
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from lamina.errors import LaminaError
 from lamina.live.frames import MAX_SLOT, ShmRef
@@ -32,6 +35,8 @@ _OWNER = re.compile(r"[a-z0-9]{1,32}")
 _PREFIX = "lamina-"
 _FRESH = ".lamina-"
 _LOCK = "lock"
+_SPILL = "spill"
+_PAGE = 4096
 _READ, _WRITE = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
 _MAP_FIXED = 0x10
 
@@ -49,17 +54,24 @@ def slot_path(folder: str, owner: str, slot: int) -> str:
     return os.path.join(folder, f"{owner}-{slot}")
 
 
+def spilled_path(folder: str, owner: str, slot: int) -> str:
+    return slot_path(os.path.join(folder, _SPILL), owner, slot)
+
+
 class Folder:
     """A private folder in memory, locked for as long as its process lives: a folder nobody locks is rubbish."""
 
-    def __init__(self, base: str | None = None) -> None:
+    def __init__(self, base: str | None = None, spill_base: str | None = None) -> None:
         base = base or shared_base()
+        self._spill = Folder(spill_base) if spill_base is not None else None
         clean(base)
         token = os.urandom(8).hex()
         fresh, self.path = os.path.join(base, _FRESH + token), os.path.join(base, _PREFIX + token)
         os.mkdir(fresh, 0o700)
         self._lock = os.open(os.path.join(fresh, _LOCK), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        if self._spill is not None:
+            os.symlink(self._spill.path, os.path.join(fresh, _SPILL))
         os.rename(fresh, self.path)  # only now can a cleaner see it, and it finds it locked
 
     def unlink_all(self, owner: str, but: Collection[int] = ()) -> None:
@@ -70,18 +82,28 @@ class Folder:
             for name in os.listdir(self.path):
                 if name.startswith(f"{owner}-") and name not in kept:
                     os.unlink(os.path.join(self.path, name))
+        if self._spill is not None:
+            self._spill.unlink_all(owner, but)
+
+    def unlink(self, owner: str, slot: int) -> None:
+        try:
+            os.unlink(slot_path(self.path, owner, slot))
+        except FileNotFoundError:
+            os.unlink(spilled_path(self.path, owner, slot))
 
     def holds(self, ref: ShmRef) -> bool:
         """Whether there is such a slot, and one that large: without opening it."""
         try:
             found = os.lstat(slot_path(self.path, ref.owner, ref.slot))
         except (OSError, BadSlot):
-            return False
-        return stat.S_ISREG(found.st_mode) and 0 <= ref.size <= found.st_size
+            return self._spill is not None and self._spill.holds(ref)
+        return stat.S_ISREG(found.st_mode) and 0 <= ref.start <= ref.start + ref.size <= found.st_size
 
     def close(self) -> None:
         _remove(self.path)
         os.close(self._lock)
+        if self._spill is not None:
+            self._spill.close()
 
 
 def shared_base() -> str:
@@ -90,6 +112,13 @@ def shared_base() -> str:
     import tempfile
 
     return tempfile.gettempdir()
+
+
+def spill_base() -> str:
+    """On disk; /tmp is memory on many machines."""
+    import tempfile
+
+    return "/var/tmp" if os.access("/var/tmp", os.W_OK | os.X_OK) else tempfile.gettempdir()
 
 
 def clean(base: str) -> int:
@@ -184,10 +213,13 @@ class Slots(ABC):
 
 
 class Pool(Slots):
-    """The slots of one owner, at most `limit_bytes` in all."""
+    """The slots of one owner, at most `limit_bytes` in memory and `spill_bytes` more on disk."""
 
-    def __init__(self, folder: str, owner: str, limit_bytes: int) -> None:
+    def __init__(self, folder: str, owner: str, limit_bytes: int, spill_bytes: int = 0) -> None:
         super().__init__(owner)
+        self.spilled_bytes = 0
+        self._spill_limit_bytes = spill_bytes if os.path.isdir(os.path.join(folder, _SPILL)) else 0
+        self._spilled: set[int] = set()
         self.used_bytes = 0  #: in slots that hold a value
         self.file_bytes = 0  #: in all slots, the idle ones included
         self._folder = folder
@@ -199,25 +231,50 @@ class Pool(Slots):
 
     def put(self, data: bytes | bytearray | memoryview) -> ShmRef | None:
         """A copy of `data` in a slot; None if there is no room, and then it must travel another way."""
-        size = len(data)
+        return self.put_parts([data])
+
+    def put_parts(self, parts: Sequence[bytes | bytearray | memoryview]) -> ShmRef | None:
+        """The same for data in several pieces, which then need not be put together before."""
+        size = sum(map(len, parts))
         room = max(INLINE_BYTES, 1 << (size - 1).bit_length()) if size else INLINE_BYTES
         idle = self._idle.get(room)
         slot = idle.pop() if idle else self._make(room)
-        if slot is None:
-            return None
-        self._maps[slot][:size] = data
+        if slot is not None:
+            self.used_bytes += room
+        else:
+            slot = self._make_on_disk(-(-size // _PAGE) * _PAGE)
+            if slot is None:
+                return None
+        at, mapped = 0, self._maps[slot]
+        for part in parts:
+            mapped[at : at + len(part)] = part
+            at += len(part)
         self._busy.add(slot)
-        self.used_bytes += room
         return ShmRef(self.owner, slot, size)
 
+    def _make_on_disk(self, room: int) -> int | None:
+        if self.spilled_bytes + room > self._spill_limit_bytes:
+            return None
+        slot = self._create(spilled_path(self._folder, self.owner, self._next), room)
+        if slot is not None:
+            self._spilled.add(slot)
+            self.spilled_bytes += room
+        return slot
+
     def _make(self, room: int) -> int | None:
-        if self.used_bytes + room > self._limit_bytes or self._next >= MAX_SLOT:
+        if self.used_bytes + room > self._limit_bytes:
             return None
         for size in sorted(self._idle, reverse=True):  # sizes that were in demand once give way, the largest first
             while self._idle[size] and self.file_bytes + room > self._limit_bytes:
                 self._drop(self._idle[size].pop())
+        slot = self._create(slot_path(self._folder, self.owner, self._next), room)
+        self.file_bytes += room if slot is not None else 0
+        return slot
+
+    def _create(self, path: str, room: int) -> int | None:
         slot = self._next
-        path = slot_path(self._folder, self.owner, slot)
+        if slot >= MAX_SLOT - 1:
+            return None
         try:
             file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
             try:
@@ -228,22 +285,29 @@ class Pool(Slots):
                 raise
             finally:
                 os.close(file)
-        except OSError:  # out of memory or of files: the value goes inline
+        except OSError:  # out of memory, disk or files: the value goes another way
             return None
         self._next += 1
-        self.file_bytes += room
         return slot
 
     def _drop(self, slot: int) -> None:
-        os.unlink(slot_path(self._folder, self.owner, slot))
+        on_disk = slot in self._spilled
+        os.unlink((spilled_path if on_disk else slot_path)(self._folder, self.owner, slot))
         room = self._maps.pop(slot)
-        self.file_bytes -= len(room)
+        if on_disk:
+            self._spilled.remove(slot)
+            self.spilled_bytes -= len(room)
+        else:
+            self.file_bytes -= len(room)
         room.close()
 
     def _recycle(self, slot: int, again: bool) -> None:
         if slot not in self._busy:
             raise BadSlot(f"slot {slot} of {self.owner} holds nothing")
         self._busy.remove(slot)
+        if slot in self._spilled:
+            self._drop(slot)
+            return
         room = len(self._maps[slot])
         self.used_bytes -= room
         if again:
@@ -279,14 +343,19 @@ class Reader:
             if len(self._maps) >= self._keep:
                 del self._maps[next(iter(self._maps))]  # unmapped when the last view of it goes
         self._maps[key] = room
-        if not 0 <= ref.size <= len(room):
-            raise BadSlot(f"slot {ref.slot} of {ref.owner} has {len(room)} bytes, not {ref.size}")
-        return memoryview(room).toreadonly()[: ref.size]
+        end = ref.start + ref.size
+        if not 0 <= ref.start <= end <= len(room):
+            raise BadSlot(f"slot {ref.slot} of {ref.owner} has {len(room)} bytes, not {end}")
+        return memoryview(room).toreadonly()[ref.start : end]
 
     def _open(self, ref: ShmRef) -> mmap.mmap:
         path = slot_path(self._folder, ref.owner, ref.slot)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                file = os.open(path, flags)
+            except FileNotFoundError:
+                file = os.open(spilled_path(self._folder, ref.owner, ref.slot), flags)
             try:
                 return _map(file, os.fstat(file).st_size, _READ)
             finally:

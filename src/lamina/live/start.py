@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lamina import policies
 from lamina.core.controller import Controller
 from lamina.core.policy import Dispatch
 from lamina.errors import BadValue
+from lamina.gpu import detect
+from lamina.gpu.opened import open_slicer
 from lamina.live.data import Data
 from lamina.live.emulated import EmulatedEngine, Pretence
+from lamina.live.engines import Engines
+from lamina.live.gpu_engine import GpuEngine
 from lamina.live.local import LocalEngine
 from lamina.live.loop import LiveLoop
+from lamina.live.statebook import Book
 from lamina.predict import devices, online, profile
 from lamina.predict.table import Table
 from lamina.predict.world import World
@@ -27,25 +32,55 @@ DEFAULT_POLICY = "edf"
 class Live:
     app: App
     loop: LiveLoop
+    book: Book = field(default_factory=lambda: Book(""))  #: of the state that functions keep
 
     async def start(self) -> None:
         await self.loop.start(self.app.deployed())
 
 
-def open_local(app_path: str, *, policy: Dispatch | None = None, profiles: Path | None = None, probe: bool = False) -> Live:
-    """On this machine, in worker processes. With `probe`, what has no profile is timed on its sample inputs when it is loaded."""
+def open_local(
+    app_path: str,
+    *,
+    policy: Dispatch | None = None,
+    profiles: Path | None = None,
+    probe: bool = False,
+    gpu: str = "no",
+) -> Live:
+    """On this machine: cores in worker processes, and the GPUs that `gpu` names ("auto": those there are).
+
+    With `probe`, what has no profile is timed on its sample inputs when it is loaded.
+    """
     app = load_app(app_path)
-    engine = LocalEngine(app_path)
+    engine = _engines(app, app_path, gpu)
     table = Table(read_profiles(app_path, profiles))
     if probe:  # what must not run twice does not run for nobody either
         functions = [function for function in app.functions.values() if function.spec.idempotent]
-        engine.unknown = {one.name for one in functions if not table.latency_us(one.name, engine.devices[0].kind, 1, 1)}
+        for part in engine.parts:
+            kind = part.devices[0].kind
+            part.unknown = {one.name for one in functions if not table.latency_us(one.name, kind, 1, 1)}
     predictor = online.Predictor(table)
     controller = Controller(policy or policies.build(DEFAULT_POLICY), predictor)
     data = Data(engine.pool, engine.reader, engine.release)
     loop = LiveLoop(controller, engine, data)
     engine.deadline_us = loop.deadline_us
-    return Live(app, loop)
+    engine.local.book = book = Book(app.name)
+    book.target_of = lambda call_id: run.call.target if (run := controller.state.runs.get(call_id)) is not None else ""
+    return Live(app, loop, book)
+
+
+def _engines(app: App, app_path: str, gpu: str) -> Engines:
+    local = LocalEngine(app_path)
+    if not any(function.spec.gpu != "no" for function in app.functions.values()):
+        gpu = "no"  # nobody asks for one
+    if gpu == "auto":
+        found = detect.devices_outside()
+    elif gpu == "no":
+        found = []
+    else:
+        slicer = open_slicer(gpu)
+        found = [(gpu, 0, slicer.device)]
+        slicer.close()
+    return Engines(local, [GpuEngine(app_path, device, name, local.ledger, ordinal=place) for name, place, device in found])
 
 
 def open_emulated(

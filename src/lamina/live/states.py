@@ -23,7 +23,7 @@ from lamina.live.frames import ErrorInfo, Stored
 INPUT = "input"
 """What the only parameter of such a workflow is called."""
 
-_UNSAID = {
+UNSAID = {
     "States.Timeout": "it took longer than TimeoutSeconds",
     "States.HeartbeatTimeout": "it was silent for longer than HeartbeatSeconds",
     "States.ExceedToleratedFailureThreshold": "more items failed than are tolerated",
@@ -65,6 +65,7 @@ class Story:
     started_us: int
     registers: dict[int, Register]
     errors: dict[tuple[int, str], ErrorInfo] = field(default_factory=dict)  #: the last of each state
+    now_us: int = 0  #: of a run that must come out the same when it is told again: the time of what it was told last
 
     def ending(self, failure: Fail | None) -> ErrorInfo | None:
         """What was said about the failure that ended the run."""
@@ -79,7 +80,7 @@ class Story:
         said = self.errors.get((fault.scope, fault.node))
         if said is not None and (said.type == fault.name or fault.name == TASK_FAILED):
             return said
-        return ErrorInfo(fault.name, _UNSAID.get(fault.name, "" if fault.error == fault.name else fault.error))
+        return ErrorInfo(fault.name, UNSAID.get(fault.name, "" if fault.error == fault.name else fault.error))
 
 
 class States:
@@ -93,11 +94,11 @@ class States:
     ) -> None:
         self._opened = opened
         self._wall_us = wall_us or (lambda: time.time_ns() // 1000)
-        self._rng = rng or random.Random()
+        self._rng = self._chance = rng or random.Random()
 
-    def open(self, call_id: str, flow: Flow, inputs: dict[str, Stored]) -> Story:
+    def open(self, call_id: str, flow: Flow, inputs: dict[str, Stored], began_us: int = 0) -> Story:
         given: Any = Sealed(next(iter(inputs.values()))) if inputs else {}
-        return Story(call_id, flow.name, given, self._wall_us(), {0: Register(given)})
+        return Story(call_id, flow.name, given, began_us or self._wall_us(), {0: Register(given)}, now_us=began_us)
 
     def result(self, story: Story) -> Any:
         """Perhaps sealed."""
@@ -113,6 +114,11 @@ class States:
         if register is not None and register.node == node:
             register.result = Sealed(value)
 
+    def outcome(self, story: Story, scope: int) -> Stored | None:
+        """The result of the step this scope is at, as it was put."""
+        register = story.registers.get(scope)
+        return register.result.stored if register is not None and isinstance(register.result, Sealed) else None
+
     # ---------------------------------------------------------------------- questions
 
     def answer(self, story: Story, question: Resolve, node: Node, first_scope: int) -> tuple[Resolved, int]:
@@ -121,8 +127,9 @@ class States:
         register = story.registers.get(question.scope)
         if register is None:  # cancelled since it was asked; nobody will read this
             return Resolved(*place, turn=question.turn), 0
+        self._rng = seeded(question) if story.now_us else self._chance
         if question.stage == "begin" and not question.attempt:
-            register.node, register.entered_us = node.name, self._wall_us()
+            register.node, register.entered_us = node.name, story.now_us or self._wall_us()
         try:
             if question.stage == "begin":
                 value, limits = self._begin(story, register, question, node, first_scope)
@@ -163,7 +170,7 @@ class States:
                 register.value = step.through(state, raw, context)
                 return way, ()
             case "Wait":
-                wait_us = step.wait_us(state, raw, context, self._wall_us())
+                wait_us = step.wait_us(state, raw, context, story.now_us or self._wall_us())
                 register.value = step.through(state, raw, context)
                 return wait_us, ()
             case "Succeed":
@@ -224,6 +231,12 @@ class States:
             "StateMachine": {"Id": story.name, "Name": story.name},
         }
         return context if register.item is None else step.with_item(context, *register.item)
+
+
+def seeded(question: Resolve) -> random.Random:
+    """Dice that fall the same way whenever this is asked again."""
+    asked = (question.call_id, question.scope, question.node, question.turn, question.stage, question.attempt)
+    return random.Random("/".join(map(str, asked)))
 
 
 def _bound(node: Node, given: Any) -> dict[str, Any]:

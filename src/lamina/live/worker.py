@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,15 +27,14 @@ from msgspec import Struct
 
 from lamina import values
 from lamina.errors import LaminaError, UnknownTarget
-from lamina.expr import Absent, Leaf, evaluate
 from lamina.live.cores import Cores
 from lamina.live.frames import (
-    MAX_FRAME_BYTES,
     Channel,
     Done,
+    Drop,
     ErrorInfo,
-    JobFrame,
     LoadFailed,
+    Piece,
     Ready,
     Release,
     RunBatch,
@@ -42,18 +42,15 @@ from lamina.live.frames import (
     Stop,
     Stored,
 )
-from lamina.live.shm import INLINE_BYTES, Pool, Reader
+from lamina.live.line import MAX_TRIES, Line, must_repeat
+from lamina.live.results import arguments, describe, packed
+from lamina.live.shm import Pool, Reader
 from lamina.sdk.context import Context, running
-from lamina.sdk.user_errors import user_trace
 
 if TYPE_CHECKING:
     from lamina.sdk.function import Function
     from lamina.sdk.runner import Runner
 
-_INLINE_BUDGET_BYTES = MAX_FRAME_BYTES // 2
-"""Results in one frame, when shared memory is full; the other half is room for error texts."""
-
-_MESSAGE_CHARS = 4_000
 _PR_SET_PDEATHSIG = 1
 
 
@@ -69,6 +66,7 @@ class Setup(Struct, frozen=True, forbid_unknown_fields=True):
     pool_bytes: int
     asked_us: int  #: when the load was asked for, on the monotonic clock
     fd: int = -1
+    spill_bytes: int = 0  #: on disk, for results that find no room in memory
     probe: bool = False  #: nobody knows how long it takes: look before it takes calls
 
 
@@ -78,9 +76,10 @@ class Worker:
         self._channel = channel
         self._runner = runner
         self._may_repeat = function.spec.idempotent
+        self._has_state = function.spec.max_batch == 1
         self._device = setup.device
         self._cores = cores
-        self._pool = Pool(setup.folder, setup.owner, setup.pool_bytes)
+        self._pool = Pool(setup.folder, setup.owner, setup.pool_bytes, setup.spill_bytes)
         self._reader = Reader(setup.folder)
 
     def serve(self, wake: int) -> None:
@@ -98,11 +97,22 @@ class Worker:
                     if ready and not self._channel.read():
                         return
                 case RunBatch():
-                    self._channel.send(self.run(frame))
+                    self.settle(frame)
                 case Release():
                     self.release(frame)
+                case Drop():
+                    pass  # what it was for has ended
                 case Stop():
                     return
+
+    def settle(self, batch: RunBatch) -> None:
+        """Run it, again if what it has read of the state was out of date by its end."""
+        for tries in range(1, MAX_TRIES + 1):
+            done = self.run(batch, may_repeat=self._may_repeat and tries < MAX_TRIES)
+            self._channel.send(done)
+            if not must_repeat(self._channel, done):
+                return
+            self.release(Release([result.slot for result in done.results if isinstance(result, ShmRef)]))
 
     def release(self, frame: Release) -> None:
         for slot in frame.retired:
@@ -110,48 +120,47 @@ class Worker:
         for slot in (*frame.slots, *frame.retired):
             self._pool.free(slot)
 
-    def run(self, batch: RunBatch) -> Done:
+    def run(self, batch: RunBatch, may_repeat: bool = False) -> Done:
         """All the time it takes is time on the slice: values are opened and packed there too."""
         started_ns = time.perf_counter_ns()
         units = self._cores.apply(batch.mask)
         shared = [stored for job in batch.jobs for _, stored in job.leaves if isinstance(stored, ShmRef)]
-        results = self._results(batch, units)
+        line = Line(self._channel, batch, self._has_state)
+        results = self._results(batch, units, line)
         kept = [ref for ref in shared if self._reader.is_viewed(ref)]
-        return Done(batch.batch_id, (time.perf_counter_ns() - started_ns) // 1000, results, kept)
+        device_us = (time.perf_counter_ns() - started_ns) // 1000
+        return Done(batch.batch_id, device_us, results, kept, line.changes(results, may_repeat))
 
-    def _results(self, batch: RunBatch, units: int) -> list[bytes | ShmRef | ErrorInfo]:
+    def _results(self, batch: RunBatch, units: int, line: Line) -> list[bytes | ShmRef | ErrorInfo]:
         """In a frame of its own: when it returns, nothing of ours refers to the inputs any more."""
         outputs: list[Any] = [None] * len(batch.jobs)
         calls: dict[int, dict[str, Any]] = {}
         for index, job in enumerate(batch.jobs):
             try:
                 if job.error is None:
-                    calls[index] = self._arguments(job)
+                    calls[index] = arguments(job, self._open)
                 else:
                     outputs[index] = job.error
             except Exception as error:
                 outputs[index] = error
         ends_s = min((job.deadline_us for job in batch.jobs if job.deadline_us), default=math.inf) / 1e6
         call_ids = tuple([job.call_id for job in batch.jobs])
-        with running(Context(units=units, batch=len(calls), call_ids=call_ids, device=self._device, ends_s=ends_s)):
+        self._runner.emit = self._emit_for(batch) if batch.jobs[0].in_pieces else None
+        context = Context(units, len(calls), call_ids, self._device, 0, ends_s, line.beat, line.transaction)
+        with running(context):
             for index, output in zip(calls, self._outputs(list(calls.values())), strict=True):
                 outputs[index] = output
-        return self._packed(outputs)
+        return packed(self._pool, outputs)
 
-    def _arguments(self, job: JobFrame) -> dict[str, Any]:
-        stored = dict(job.leaves)
-        opened: dict[Leaf, Any] = {}
+    def _emit_for(self, batch: RunBatch) -> Callable[[Any], bool]:
+        """Sends a piece of the answer; false when nobody wants more. Functions that yield have one call in a batch."""
+        job_id = batch.jobs[0].job_id
 
-        def look_up(leaf: Leaf) -> Any:
-            if leaf not in opened:
-                if leaf not in stored:
-                    raise Absent(f"no {' '.join(leaf).strip()}")
-                opened[leaf] = self._open(stored[leaf])
-            return opened[leaf]
+        def emit(piece: Any) -> bool:
+            self._channel.send(Piece(batch.batch_id, job_id, values.encode(piece)))
+            return not self._channel.is_dropped(job_id)
 
-        if job.args is None:
-            return {name: self._open(value) for (_, name), value in job.leaves}
-        return {name: evaluate(expr, look_up) for name, expr in job.args.items()}
+        return emit
 
     def _open(self, stored: Stored) -> Any:
         return values.decode(self._reader.view(stored) if isinstance(stored, ShmRef) else stored)
@@ -168,43 +177,6 @@ class Worker:
                 return [error] * len(calls)
         return [output for call in calls for output in self._outputs([call])]
 
-    def _packed(self, outputs: list[Any]) -> list[bytes | ShmRef | ErrorInfo]:
-        budget = _INLINE_BUDGET_BYTES
-        packed: list[bytes | ShmRef | ErrorInfo] = []
-        for output in outputs:
-            result: bytes | ShmRef | ErrorInfo | None
-            if isinstance(output, ErrorInfo):
-                result = output
-            elif isinstance(output, BaseException):
-                result = describe(output)
-            else:
-                try:
-                    blob = values.encode(output)
-                except Exception as error:
-                    result = describe(error)
-                else:
-                    result = self._pool.put(blob) if len(blob) > INLINE_BYTES else None
-                    if result is None and len(blob) <= budget:
-                        result = blob
-                        budget -= len(blob)
-                    if result is None:
-                        result = ErrorInfo("ResultTooBig", f"a result of {len(blob)} bytes finds no room to travel")
-            packed.append(result)
-        return packed
-
-
-def describe(error: BaseException) -> ErrorInfo:
-    try:
-        message = error.message if isinstance(error, LaminaError) else str(error)
-    except Exception:  # the user's class, the user's __str__
-        message = "(its text could not be read)"
-    return ErrorInfo(*(_clean(text) for text in (type(error).__name__, message[:_MESSAGE_CHARS], user_trace(error))))
-
-
-def _clean(text: str) -> str:
-    """Halves of surrogate pairs, say from an undecodable file name, cannot travel."""
-    return text.encode(errors="replace").decode()
-
 
 def load(setup: Setup) -> tuple[Function[..., Any], Runner]:
     from lamina.sdk.load import load_app
@@ -217,7 +189,7 @@ def load(setup: Setup) -> tuple[Function[..., Any], Runner]:
 
 def main(argument: str) -> int:
     setup = msgspec.json.decode(argument, type=Setup)
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which then tells us
     os.set_inheritable(setup.fd, False)
     channel = Channel(socket.socket(fileno=setup.fd))
@@ -266,7 +238,7 @@ def _on_sigterm(worker: Worker) -> int:
     return wake
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """A worker busy with a batch would not notice the end of its socket for as long as that lasts. The kernel goes by the
     thread that started it; that is the gateway's event loop, and they end together."""
     import ctypes

@@ -8,12 +8,18 @@ that waits or is sure to come, spread over all units, and then the run's own lon
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 from lamina.core.flow import Flow
 from lamina.core.lease import Device
 from lamina.core.lifecycle import Phase
 from lamina.core.policy import View
-from lamina.core.state import FunctionState
+from lamina.core.state import FunctionState, Instance
+from lamina.types import NEVER_US
+
+MANY = 16
+"""Of a function that stands in more places, so many, evenly chosen, speak for all: an arrival must not take longer the more
+devices there are."""
 
 
 def finish_in_us(view: View, function: FunctionState, count: int = 1) -> int:
@@ -23,7 +29,8 @@ def finish_in_us(view: View, function: FunctionState, count: int = 1) -> int:
     lanes = 0
     batch_us = last_us = 0
     free_in_us = -1
-    for instance in function.instances.values():
+    some = _some(function)
+    for instance in some:
         device = view.devices[instance.device]
         if not batch_us:
             first, first_units = device, instance.units
@@ -45,8 +52,11 @@ def finish_in_us(view: View, function: FunctionState, count: int = 1) -> int:
         else:
             continue
         free_in_us = soonest_us if free_in_us < 0 else min(free_in_us, soonest_us)
+        if not free_in_us and ahead <= spec.max_batch * lanes:
+            break  # at once, in the next batch
     if not lanes:
         return _cold_us(view, function, ahead)
+    lanes = lanes * len(function.instances) // len(some)
     rounds, rest = divmod(ahead - 1, spec.max_batch * lanes)
     joining = max(0, free_in_us) / max(1.0, function.meter.gap_us)  # who comes before it starts runs in the same batch
     if rounds or rest + joining >= spec.max_batch:
@@ -55,9 +65,38 @@ def finish_in_us(view: View, function: FunctionState, count: int = 1) -> int:
         last_us = view.latency_us(spec.name, first, rest + 1 + int(joining), first_units)
     others_us = 0
     if len(view.waiting) + len(view.held) > 1:
-        hosts = {instance.device for instance in function.instances.values()}
-        others_us = min(_pressure_us(view, [f for f in _busy(view) if f is not function], hosts).values(), default=0)
+        others_us = _least_pressure_us(view, function, some)
     return max(0, free_in_us) + rounds * batch_us + last_us + others_us
+
+
+def _some(function: FunctionState) -> list[Instance]:
+    """All its instances, or an even choice of them."""
+    instances = function.instances
+    return list(islice(instances.values(), 0, None, -(-len(instances) // MANY) or 1))
+
+
+def _least_pressure_us(view: View, function: FunctionState, places: list[Instance]) -> int:
+    """On which device of these do the others press least? One where nobody waits will do, and most often the first is one."""
+    others = [(other, _work(view, other)) for other in _busy(view) if other is not function]
+    least_us = NEVER_US
+    for place in places:
+        here = place.device
+        unit_us = sum([work * other.hosts[here] / len(other.instances) for other, work in others if here in other.hosts])
+        if not unit_us:
+            return 0
+        least_us = min(least_us, int(unit_us / view.devices[here].spec.units))
+    return least_us
+
+
+def _work(view: View, function: FunctionState) -> float:
+    """What waits for it or is sure to come, in full batches: units times microseconds."""
+    place = _place(view, function)
+    if place is None:
+        return 0.0
+    device, units = place
+    spec = function.spec
+    batches = (len(function.queue) + function.coming) / spec.max_batch
+    return batches * view.latency_us(spec.name, device, spec.max_batch, units) * units
 
 
 def _cold_us(view: View, function: FunctionState, ahead: int) -> int:
@@ -91,7 +130,7 @@ def flow_finish_us(view: View, flow: Flow) -> int:
     if not path_us:
         return 0
     busy = [view.functions[name] for name in dict.fromkeys([*view.waiting, *view.held, *flow.functions])]
-    homes = {name: {i.device for i in view.functions[name].instances.values()} or set(view.devices) for name in flow.functions}
+    homes = {name: view.functions[name].hosts.keys() or view.devices.keys() for name in flow.functions}
     pressure = _pressure_us(view, busy, set().union(*homes.values()))
     for device in pressure:
         pressure[device] += _running_us(view, view.devices[device])
@@ -144,13 +183,9 @@ def _pressure_us(view: View, functions: Iterable[FunctionState], devices: set[st
     full batches. A function that stands on several brings each its part."""
     load = dict.fromkeys(devices, 0.0)
     for function in functions:
-        jobs = len(function.queue) + function.coming
-        place = _place(view, function) if jobs else None
-        if place is not None:
-            device, units = place
-            spec = function.spec
-            hosts = {instance.device for instance in function.instances.values()} or devices
-            unit_us = jobs / spec.max_batch * view.latency_us(spec.name, device, spec.max_batch, units) * units / len(hosts)
+        if len(function.queue) or function.coming:
+            hosts = function.hosts.keys() or devices
+            unit_us = _work(view, function) / len(hosts)
             for host in hosts & devices:
                 load[host] += unit_us
     return {name: int(unit_us / view.devices[name].spec.units) for name, unit_us in load.items()}

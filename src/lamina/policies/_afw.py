@@ -19,12 +19,12 @@ from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, Drop, Hold, LoadOn, Opening, Start, View
 from lamina.core.queue import Job, Order
 from lamina.core.state import FunctionState
-from lamina.planner.afw import Key, Line, lines
 from lamina.planner.batching import together
 from lamina.planner.configs import Config
-from lamina.planner.invokers import Places, home, home_units, loadable, make_room
-from lamina.planner.tables import Knobs, Tables
-from lamina.planner.warm import bring_up, keep_alive
+from lamina.planner.esg.afw import Key, Line, lines
+from lamina.planner.esg.invokers import Places, home, home_units, loadable, make_room
+from lamina.planner.esg.tables import Knobs, Tables
+from lamina.planner.esg.warm import bring_up, keep_alive
 
 ROUND_US = 10_000
 """A round over all queues takes the published controller about that long: nothing is tried again sooner for nothing."""

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from lamina.core.flow import Flow
 from lamina.core.policy import View
 from lamina.core.queue import Job
-from lamina.planner.afw import MOST_KNOWN, Line, rounded
 from lamina.planner.configs import Config
+from lamina.planner.esg.afw import MOST_KNOWN, Line, rounded
 from lamina.planner.lookahead import NodePath
 from lamina.policies._afw import AfwPolicy
 

@@ -14,7 +14,7 @@ from lamina.core.lease import Device
 from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, LoadOn, UnloadOf, View
 from lamina.core.state import FunctionState, Instance
-from lamina.planner.reservations import Reservations, Slot
+from lamina.planner.thesis.reservations import Reservations, Slot
 from lamina.types import DeviceSpec, FunctionSpec
 
 

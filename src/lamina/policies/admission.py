@@ -27,9 +27,9 @@ from lamina.core.queue import Job, Order
 from lamina.core.run import Run
 from lamina.core.state import FunctionState, Instance
 from lamina.planner.batching import together
-from lamina.planner.booking import Booking, Grounds, batch_us, overdue_until_us, price
-from lamina.planner.placements import Placement, Shape, placements
-from lamina.planner.reservations import Reservations, Slot
+from lamina.planner.thesis.booking import Booking, Grounds, batch_us, overdue_until_us, price
+from lamina.planner.thesis.placements import Placement, Shape, placements
+from lamina.planner.thesis.reservations import Reservations, Slot
 from lamina.policies._kaas import in_debt_until_us
 from lamina.policies._keep import Keeper
 from lamina.types import NEVER_US, Call

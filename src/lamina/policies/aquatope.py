@@ -1,6 +1,6 @@
 """Aquatope (ASPLOS 2023), as ESG's authors compare with it: one configuration per step for ever, found off line.
 
-When a workflow is first seen, constrained Bayesian optimisation (`planner/bayes.py`) tries 10 random plans and then 20
+When a workflow is first seen, constrained Bayesian optimisation (`planner/esg/bayes.py`) tries 10 random plans and then 20
 rounds of 3, each trial a run with the profiled times and their spread, and keeps the cheapest that was in time. Nothing
 moves after that. Its warm pool (a neural forecast of arrivals) is not here: keep-alive and `prewarm` are.
 
@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from lamina.core.flow import Flow
 from lamina.core.policy import View
-from lamina.planner.bayes import minimise
 from lamina.planner.configs import Config
+from lamina.planner.esg.bayes import minimise
+from lamina.planner.esg.split import Run, functions_of, runs
+from lamina.planner.esg.spread import P99, along, times_run
+from lamina.planner.esg.tables import nearest
 from lamina.planner.lookahead import NodePath
-from lamina.planner.split import Run, functions_of, runs
-from lamina.planner.spread import P99, along, times_run
-from lamina.planner.tables import nearest
 from lamina.policies._fixed import FixedPolicy, Plan
 
 

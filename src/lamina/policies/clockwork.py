@@ -24,7 +24,7 @@ from lamina.core.queue import Job, Order
 from lamina.core.run import Run
 from lamina.core.state import Batch, FunctionState, Instance
 from lamina.planner.batching import largest_in_time, together
-from lamina.planner.reservations import Reservations, Slot
+from lamina.planner.thesis.reservations import Reservations, Slot
 from lamina.policies._kaas import in_debt_until_us, resident, whole_units
 from lamina.policies._keep import Keeper
 from lamina.types import NEVER_US, Call

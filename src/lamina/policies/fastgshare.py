@@ -19,12 +19,12 @@ from lamina.core.lease import Device
 from lamina.core.policy import Decision, LoadOn, UnloadOf, View
 from lamina.core.queue import Order
 from lamina.core.state import FunctionState, Instance
-from lamina.planner.budgets import budgets_us
-from lamina.planner.capability import WHOLE, Capability, Shape
+from lamina.planner.has.budgets import budgets_us
+from lamina.planner.has.capability import WHOLE, Capability, Shape
+from lamina.planner.has.rectangles import Packing, Rect
+from lamina.planner.has.refuge import take_refuge
+from lamina.planner.has.rows import Rates, hosts, pods_of, rows_of, shape_of, sizes_of
 from lamina.planner.pods import serve
-from lamina.planner.rectangles import Packing, Rect
-from lamina.planner.refuge import take_refuge
-from lamina.planner.rows import Rates, hosts, pods_of, rows_of, shape_of, sizes_of
 
 SHARES = (0.06, 0.12, 0.24, 0.5, 0.6, 0.8, 1.0)
 """Of a GPU, as the published profiles have them."""

@@ -1,18 +1,19 @@
 """The default: every batch in the cheapest way that is still in time.
 
 - At dispatch all configurations (batch, units, cores) on all devices with room are weighed at once, for a step of a workflow
-  together with the cheapest way to do the rest of it (`planner/weigh.py`). Small slices and full batches are what costs
+  together with the cheapest way to do the rest of it (`planner/cheapest/weigh.py`). Small slices and full batches are what costs
   least, so they are taken and waited for while the goal allows it; the tighter the goal, the larger the slice.
-- Who cannot be in time is refused on arrival and told what could be had (`planner/offer.py`). When more is asked than there
-  is, the calls that take most go first (`planner/price.py`): as many as can be are then answered in time.
+- Who cannot be in time is refused on arrival and told what could be had (`planner/cheapest/offer.py`). If more is asked than
+  there is, the calls that take most go first (`planner/cheapest/price.py`): as many as can be are then answered in time.
 - Late jobs that are still wanted give way to those that can be in time.
-- What stands where, ahead of demand and by worth: `planner/standing.py`.
+- What stands where, ahead of demand and by worth: `planner/cheapest/standing.py`.
 
 Where nobody states a goal a function gets the slice it asks for. Where nobody knows how long it takes, it is tried.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -22,17 +23,20 @@ from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, Drop, Hold, Promise, Start, View
 from lamina.core.queue import Job, Order
 from lamina.core.state import FunctionState
-from lamina.planner import why
-from lamina.planner.ahead import Plans
 from lamina.planner.batching import together, wait_until_us
+from lamina.planner.cheapest import why
+from lamina.planner.cheapest.ahead import Plans
+from lamina.planner.cheapest.allowance import allowance
+from lamina.planner.cheapest.kinds import Kinds
+from lamina.planner.cheapest.later import better_elsewhere
+from lamina.planner.cheapest.luck import Luck
+from lamina.planner.cheapest.menu import Pick
+from lamina.planner.cheapest.offer import Offers
+from lamina.planner.cheapest.price import Demand
+from lamina.planner.cheapest.seats import Menus, Seat, bookings, seats
+from lamina.planner.cheapest.standing import Standing
+from lamina.planner.cheapest.weigh import LOOP, NOTHING, Verdict, Weigh, cheapest, has_goal
 from lamina.planner.company import wait_for_company_us
-from lamina.planner.luck import Luck
-from lamina.planner.menu import Pick
-from lamina.planner.offer import Offers
-from lamina.planner.price import Demand
-from lamina.planner.seats import Menus, Seat, bookings, seats
-from lamina.planner.standing import Standing
-from lamina.planner.weigh import LOOP, NOTHING, Verdict, Weigh, cheapest, has_goal
 from lamina.types import NEVER_US, Call
 
 PASS_OVER = 1.1
@@ -46,25 +50,25 @@ class Policy:
     lead_us: int = 500  #: how long before a slice is free its next batch is committed
     margin: float = 0.05  #: of the expected time, kept spare at admission
     spare: float = 0.02  #: of a batch's time, kept spare when it is chosen
-    patience: float = 0.6  #: of the time a call has, what may be spent on waiting for company
+    patience: float = 0.8  #: of the time a call has, what may be spent on waiting for company
     period_us: int = 1_000_000  #: between two looks at what should stand where
     order: Order = field(default="due", init=False)
     any_size: bool = field(default=True, init=False)
     _menus: Menus = field(default_factory=Menus, init=False)
     _demand: Demand = field(default_factory=Demand, init=False)
+    _kinds: Kinds = field(init=False)
     _luck: Luck = field(default_factory=Luck, init=False)
     _plans: Plans = field(init=False)
     _weigh: Weigh = field(init=False)
     _offers: Offers = field(init=False)
     _standing: Standing = field(init=False)
     _coming: dict[str, None] = field(default_factory=dict, init=False)  #: functions a run will come to that stand nowhere
-    _wanted_us: dict[str, int] = field(default_factory=dict, init=False)  #: since when a function wants a slice and has none
-    _slot_us: dict[str, float] = field(default_factory=dict, init=False)  #: how long it had to wait for one of late
 
     def __post_init__(self) -> None:
         self._plans = Plans(self._menus)
         self._weigh = Weigh(self.spare, self.patience)
-        self._offers = Offers(self._menus, self._plans)
+        self._kinds = Kinds(self._menus)
+        self._offers = Offers(self._menus, self._plans, self._kinds)
         self._standing = Standing(period_us=self.period_us, menus=self._menus)
 
     # -------------------------------------------------------------------- admit
@@ -136,19 +140,23 @@ class Policy:
         if unknown is not None:
             yield from self._try(function, jobs, unknown)
             return
-        verdict = self._verdict(view, function, jobs, room, in_time) if room else NOTHING
+        if in_time:
+            room = self._worth(view, function, jobs[0], room)
+        cap = allowance(view, self._kinds, jobs[0]) if in_time else math.inf
+        verdict = self._verdict(view, function, jobs, room, in_time, cap) if room else NOTHING
         if verdict.until_us > now_us:
-            self._wanted_us.pop(name, None)
             self._luck.hope(name, len(jobs))
             yield Hold(name, verdict.until_us, verdict.company, firm=True)
         elif verdict.seat is None or verdict.pick is None:
-            self._wanted_us.setdefault(name, now_us)
             yield from self._book(view, function, jobs, in_time, fast_us)
+        elif elsewhere := self._elsewhere(view, function, jobs, verdict.seat, verdict.pick, in_time, cap):
+            yield from self._book(view, function, jobs, in_time, fast_us, elsewhere)
         else:
-            self._slot_us[name] = max(now_us - self._wanted_us.pop(name, now_us), 0.9 * self._slot_us.get(name, 0.0))
             yield from self._start(view, function, jobs, verdict.seat, verdict.pick, room)
 
-    def _verdict(self, view: View, function: FunctionState, jobs: list[Job], room: list[Seat], in_time: bool) -> Verdict:
+    def _verdict(
+        self, view: View, function: FunctionState, jobs: list[Job], room: list[Seat], in_time: bool, cap: float
+    ) -> Verdict:
         now_us, head, count = view.now_us, jobs[0], len(jobs)
         call = head.run.call
         slo_us = call.deadline_us - call.arrived_us
@@ -159,11 +167,15 @@ class Policy:
             return Verdict(*found) if found else NOTHING
         waiting = None
         if self._luck.trusts(function.spec.name):
-            waiting = self._weigh.waiting(view, function, head, count, self._slot_us.get(function.spec.name, 0.0))
+            waiting = self._weigh.waiting(view, function, head, count)
         ahead = self._plans.of(view, head)
         verdict = NOTHING
         if ahead is not None:
-            verdict = self._weigh.ahead(now_us, room, count, call.deadline_us - now_us, slo_us, waiting, ahead)
+            within_us = call.deadline_us - now_us
+            if cap < math.inf:
+                verdict = self._weigh.ahead(now_us, room, count, within_us, slo_us, waiting, ahead, cap)
+            if verdict is NOTHING:
+                verdict = self._weigh.ahead(now_us, room, count, within_us, slo_us, waiting, ahead)
         if verdict is NOTHING:
             verdict = self._weigh.alone(now_us, room, count, head.due_us - now_us, slo_us, waiting if ahead is None else None)
         return self._known_company(view, function, head, count, verdict)
@@ -199,12 +211,39 @@ class Policy:
             until_us = wait_until_us(now_us, function, count, function.spec.max_batch, latency_us, start_by_us)
         return verdict._replace(until_us=until_us, company=count + 1) if until_us > now_us else verdict
 
-    def _book(self, view: View, function: FunctionState, jobs: list[Job], in_time: bool, fast_us: int) -> Iterator[Decision]:
+    def _worth(self, view: View, function: FunctionState, head: Job, places: list[Seat]) -> list[Seat]:
+        """Without the kinds of devices that do not pay at this pace."""
+        if len(function.instances) < 2 or not has_goal(head):
+            return places
+        slo_us = head.run.call.deadline_us - head.run.call.arrived_us
+        dear = self._kinds.look(view, function, head.run.flow, slo_us, self._plans.of(view, head), self._demand.tight)
+        return [seat for seat in places if seat.device.spec.kind not in dear] if dear else places
+
+    def _elsewhere(
+        self, view: View, function: FunctionState, jobs: list[Job], seat: Seat, pick: Pick, in_time: bool, cap: float
+    ) -> list[Seat]:
+        if not in_time or not has_goal(jobs[0]) or (len(function.instances) < 2 and pick.cost <= cap):
+            return []
+        ahead = self._plans.of(view, jobs[0])
+        return better_elsewhere(view, self._menus, function, jobs, seat, pick, ahead, self.spare, cap)
+
+    def _book(
+        self,
+        view: View,
+        function: FunctionState,
+        jobs: list[Job],
+        in_time: bool,
+        fast_us: int,
+        only: list[Seat] | None = None,
+    ) -> Iterator[Decision]:
         """Nothing that is free would do: a place behind a running batch, committed just before that one ends."""
         now_us, head = view.now_us, jobs[0]
         end_us = head.due_us if in_time else head.expires_us
         again_us = min(view.no_opening_until_us(function), end_us - fast_us + 1)
-        for seat in sorted(bookings(view, self._menus, function, end_us - fast_us), key=lambda seat: seat.at_us):
+        places = only or bookings(view, self._menus, function, end_us - fast_us)
+        if in_time:
+            places = self._worth(view, function, head, places)
+        for seat in sorted(places, key=lambda seat: seat.at_us):
             seat = self._moved(view, jobs, seat)
             pick = seat.best(len(jobs), end_us - seat.at_us)
             if pick is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lamina.planner.elastic import Elastic
+from lamina.planner.applied.elastic import Elastic
 from lamina.planner.glet.model import POLICIES, Rules
 
 

@@ -6,7 +6,7 @@ new ones, least occupied device first; if it is below 30 %, quota is taken away,
 seconds. What a pod can do comes from the predictor: batches that are in time, one every G / quota.
 
 Source: HAS-GPU, Euro-Par 2025 (arXiv 2505.01968) and its code. Repaired here, and as published with `compat`
-(`planner/has_original.py`): the latency goal is compared; one filter per function, without a constant five calls a second on
+(`planner/has/original.py`): the latency goal is compared; one filter per function, without a constant five calls a second on
 top; occupancy is computed in fractions, so its order and limit bind; every device can be reached; rows must fit on a device;
 the smallest sufficient quota is taken, not the largest there is; scaling down stops before it goes too far.
 """
@@ -20,13 +20,13 @@ from lamina.core.lease import Device
 from lamina.core.policy import Decision, LoadOn, ResizeTo, UnloadOf, View
 from lamina.core.queue import Order
 from lamina.core.state import FunctionState, Instance
-from lamina.planner.budgets import budgets_us
-from lamina.planner.capability import WHOLE, Capability, Shape
-from lamina.planner.has_original import Original
-from lamina.planner.kalman import Kalman
+from lamina.planner.has.budgets import budgets_us
+from lamina.planner.has.capability import WHOLE, Capability, Shape
+from lamina.planner.has.kalman import Kalman
+from lamina.planner.has.original import Original
+from lamina.planner.has.refuge import Site, take_refuge
+from lamina.planner.has.rows import Rates, clear_units, hosts, occupancy, pods_of, row_with, rows_of, shape_of, sizes_of
 from lamina.planner.pods import serve
-from lamina.planner.refuge import Site, take_refuge
-from lamina.planner.rows import Rates, clear_units, hosts, occupancy, pods_of, row_with, rows_of, shape_of, sizes_of
 
 
 @dataclass(slots=True)

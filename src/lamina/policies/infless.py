@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from lamina.core.flow import Flow
 from lamina.core.policy import View
 from lamina.core.queue import Job
-from lamina.planner.afw import MOST_KNOWN, Line
 from lamina.planner.configs import Config, Configs
+from lamina.planner.esg.afw import MOST_KNOWN, Line
+from lamina.planner.esg.split import functions_of, split
+from lamina.planner.esg.tables import machine
 from lamina.planner.lookahead import NodePath
-from lamina.planner.split import functions_of, split
-from lamina.planner.tables import machine
 from lamina.policies._afw import AfwPolicy
 
 

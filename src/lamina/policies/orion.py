@@ -1,7 +1,7 @@
 """Orion (OSDI 2022), as ESG's authors adapt it: sizes for the whole call, found by descent before it begins.
 
 From the smallest sizes one step up at a time, the one that lowers the end-to-end 95th percentile most, until that is
-within the deadline (`planner/descent.py`); the percentile comes from the spread of the steps (`planner/spread.py`). The
+within the deadline (`planner/esg/descent.py`); the percentile comes from the spread of the steps (`planner/esg/spread.py`). The
 search is cut off after `rounds`, for a clock would make two runs differ. Calls of one workflow with the same time to spend
 get the same plan, so it is made once for all of them: the real one pays for its search with every call.
 """
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from lamina.core.flow import Flow
 from lamina.core.policy import View
-from lamina.planner.descent import descend
-from lamina.planner.split import functions_of, runs
-from lamina.planner.spread import Spread
+from lamina.planner.esg.descent import descend
+from lamina.planner.esg.split import functions_of, runs
+from lamina.planner.esg.spread import Spread
 from lamina.policies._fixed import FixedPolicy, Plan
 
 

@@ -13,10 +13,10 @@ from lamina.core.actions import Refuse
 from lamina.core.policy import Decision, View, Wake
 from lamina.core.queue import Order
 from lamina.core.state import FunctionState
-from lamina.planner.applied import Standing
-from lamina.planner.guests import Guests
-from lamina.planner.places import Cut, what_is
-from lamina.planner.rounds import Rounds
+from lamina.planner.applied.guests import Guests
+from lamina.planner.applied.places import Cut, what_is
+from lamina.planner.applied.rounds import Rounds
+from lamina.planner.applied.standing import Standing
 from lamina.types import Call, DeviceSpec, FunctionSpec
 
 RETRY_US = 5_000

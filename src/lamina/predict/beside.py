@@ -19,6 +19,8 @@ from msgspec import Struct
 
 from lamina.errors import BadValue
 from lamina.planner.neighbours import Running
+from lamina.predict.devices import PRESETS
+from lamina.predict.profile import Profile, Traits
 from lamina.predict.static import Record
 from lamina.predict.table import Table
 
@@ -29,17 +31,6 @@ PEAK = {"h200": 4800.0}
 
 Key = tuple[str, str]
 """Function, kind of device."""
-
-
-class Traits(Struct, frozen=True):
-    """What a neighbour feels of a function: bytes it moves in a batch, and how much of its weights may stay in a cache."""
-
-    parameter_bytes: float
-    fixed_bytes: float
-    item_bytes: float
-
-    def moved(self, batch: int) -> float:
-        return self.fixed_bytes + self.item_bytes * batch
 
 
 def traits(record: Record) -> Traits:
@@ -105,6 +96,21 @@ def shipped(kind: str) -> Line:
         return msgspec.json.decode(path.read_bytes(), type=Line)
     except OSError as error:
         raise BadValue(f"no fitted interference for device kind {kind!r}", hint="use the bandwidth model instead") from error
+
+
+def fitted_of(profiles: Iterable[Profile]) -> Fitted:
+    """From profiles that have traits, for the kinds of devices something was fitted for."""
+    known = [profile for profile in profiles if profile.traits is not None]
+    kinds = {profile.device for profile in known}
+    lines = {kind: shipped(kind) for kind in kinds if (SHIPPED / f"{kind}.json").exists()}
+    if not lines:
+        raise BadValue(
+            "no profile with traits for a device kind with fitted interference",
+            hint=f"there is {', '.join(sorted(path.stem for path in SHIPPED.glob('*.json')))}; or use the bandwidth model",
+        )
+    traits = {(profile.function, profile.device): profile.traits for profile in known if profile.traits is not None}
+    units = {kind: PRESETS[kind].units for kind in kinds if kind in PRESETS}
+    return Fitted(lines, traits, Table(known), units)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,50 +1,31 @@
-"""Makes a learned model (`learned.py`) from functions that were measured everywhere. Closed form: no epochs, no seed.
+"""Makes a learned model (`learned.py`) from functions that were measured everywhere. No epochs, no seed.
 
-Leaving one function out of a Gaussian process needs no second fit: the guess for it follows from the inverse that is there
-already. So the errors the model learns from are those of guesses that had not seen the function.
+There is nothing to train: the model is the measurements themselves. What is worked out here is where a new function should be
+probed: at the places after which the library's members, left out, are predicted best.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from lamina.errors import BadValue
-from lamina.predict.learned import Model, View, Weights, agreed, kernel, smooth, standard
+from lamina.predict import process
+from lamina.predict.learned import Library, Model
 from lamina.predict.static import VIEWS, Record, check
 
 if TYPE_CHECKING:
     from lamina.predict.learned import Array
 
-
-class Setting(NamedTuple):
-    """Of one view's process."""
-
-    length: float
-    linear: float  #: weight of the straight line
-    noise: float
-    far: float  #: features further out than this many standard deviations count as that far
-
-
-SETTINGS = {"totals": Setting(0.8, 3.0, 0.1, 3.0), "kinds": Setting(0.8, 3.0, 0.01, 8.0)}
-"""Chosen once, by ten-fold cross-validation over the functions of the H200 set; per fit they would follow its oddities."""
-
-FARTHEST = (
-    3.0  #: an error beyond that many times the expected one counts as this: one oddity must not shape the covariance of all
-)
-TYPICAL = 0.15  #: error of a guess, for the choice of probes
-COUNTS = (0, 1, 2, 3, 4, 5, 6, 8)  #: of probes for which the spread is calibrated
-COVER = 0.9
+PROBES = 5  #: places worked out; more are seldom worth their time
+WORTH = 0.003  #: part of the error that moving a probe must save
 
 
 def fit(
     device: str,
     records: Mapping[str, Record],
     times: Mapping[str, Mapping[tuple[int, int], float]],
-    probes: Sequence[tuple[int, int]] = (),
+    probes: Sequence[Sequence[tuple[int, int]]] | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> Model:
     """`times`: microseconds by function and (batch, units); every function on the same grid. No `probes`: they are chosen."""
@@ -63,104 +44,51 @@ def fit(
                 f"{name!r} is not measured on the whole grid", hint="every function at every batch size on every slice"
             )
     logs = np.log(np.array([[times[name][place] for place in grid] for name in names]))
-    mean = logs.mean(0)
-    features = {name: np.array([view(records[n]) for n in names]) for name, view in VIEWS.items()}
-    unfinished = _learn(device, batches, units, names, features, logs)
-    covariance = np.array(unfinished.covariance)
-    chosen = list(probes) or [grid[place] for place in telling(TYPICAL**2 * covariance + smooth(batches, units), max(COUNTS))]
-    scores: dict[int, list[Array]] = {count: [] for count in COUNTS}
-    for row, name in enumerate(names):  # the calibration knows nothing of the function it is made with
-        others = np.arange(len(names)) != row
-        left_out = {view: matrix[others] for view, matrix in features.items()}
-        model = Model(_learn(device, batches, units, [n for n in names if n != name], left_out, logs[others]))
-        for count in COUNTS:
-            mean, deviation = model.spread(records[name], {place: times[name][place] for place in chosen[:count]})
-            unseen = [place not in chosen[:count] for place in grid]
-            scores[count].append((np.abs(logs[row] - mean) / deviation)[unseen])
-    widen = {str(count): round(float(np.quantile(np.concatenate(found), COVER)), 4) for count, found in scores.items()}
-    return Model(msgspec.structs.replace(unfinished, widen=widen, probes=chosen, meta=dict(meta or {})))
-
-
-def _learn(
-    device: str, batches: list[int], units: list[int], names: list[str], features: Mapping[str, Array], logs: Array
-) -> Weights:
-    """All but the calibration."""
-    import numpy as np
-
-    mean = logs.mean(0)
-    made = [_process(name, features[name], logs - mean, setting) for name, setting in SETTINGS.items()]
-    guesses, unsure = agreed(np.array([m.left_out for m in made]), np.array([m.variances for m in made]))
-    errors = np.clip((logs - mean - guesses) / unsure[:, None], -FARTHEST, FARTHEST)
-    return Weights(
-        device=device,
-        batches=batches,
-        units=units,
-        functions=names,
-        mean=_short(mean),
-        views=[m.view() for m in made],
-        covariance=[_short(row) for row in errors.T @ errors / len(errors)],
-        widen={"0": 1.0},
-        probes=[],
+    features = {view: np.array([make(records[name]) for name in names]) for view, make in VIEWS.items()}
+    chosen = [[grid[place] for place in places] for places in telling(features, logs, PROBES)] if probes is None else probes
+    return Model(
+        Library(
+            device=device,
+            batches=batches,
+            units=units,
+            functions=names,
+            features={view: [_short(row) for row in rows] for view, rows in features.items()},
+            logs=[_short(row) for row in logs],
+            probes=[list(places) for places in chosen],
+            meta=dict(meta or {}),
+        )
     )
 
 
-def telling(covariance: Array, count: int) -> list[int]:
-    """Places of the grid to measure, one after another: each leaves the rest with the least spread."""
+def telling(features: Mapping[str, Array], logs: Array, most: int) -> list[list[int]]:
+    """Places of the grid to measure if it may be one, two, ... `most` of them: the best set found by adding one to the set
+    before, then moving one after another as long as that helps."""
+    anybody = {view: rows[0] for view, rows in features.items()}  # of a new function nothing is asked here
+    like = process.likeness(features, anybody)
+    everywhere = range(logs.shape[1])
+    found: list[list[int]] = []
+    chosen: list[int] = []
+    for _ in range(min(most, logs.shape[1] - 1)):
+        chosen = min(([*chosen, place] for place in everywhere if place not in chosen), key=lambda places: _off(like, logs, places))
+        least, moved = _off(like, logs, chosen), True
+        while moved:
+            moved = False
+            for turn in range(len(chosen)):
+                rest = chosen[:turn] + chosen[turn + 1 :]
+                best = min(([*rest, place] for place in everywhere if place not in rest), key=lambda places: _off(like, logs, places))
+                if (off := _off(like, logs, best)) < least * (1 - WORTH):
+                    chosen, least, moved = best, off, True
+        found.append(chosen)
+    return found
+
+
+def _off(like: process.Likeness, logs: Array, places: list[int]) -> float:
+    """Mean error of the members left out, at the places not probed."""
     import numpy as np
 
-    places: list[int] = []
-    for _ in range(count):
-        spreads = np.sqrt(np.maximum(np.diag(covariance), 0))
-        left = {
-            place: np.sqrt(np.maximum(np.diag(covariance) - covariance[place] ** 2 / covariance[place, place], 0)).sum()
-            for place in range(len(spreads))
-            if place not in places
-        }
-        best = min(left, key=lambda place: left[place])
-        covariance = covariance - np.outer(covariance[best], covariance[best]) / covariance[best, best]
-        places.append(best)
-    return places
-
-
-@dataclass(frozen=True, slots=True)
-class _Process:
-    """One view under one setting, and what it says of each function from all others."""
-
-    name: str
-    features: Array
-    inverse: Array
-    dual: Array
-    setting: Setting
-    left_out: Array
-    variances: Array
-    factor: float
-
-    def view(self) -> View:
-        center, scale, points = _standard(self.features, self.setting.far)
-        rows = [[_short(row) for row in matrix] for matrix in (points, self.dual, self.inverse)]
-        length, linear, noise, far = self.setting
-        return View(self.name, _short(center), _short(scale), rows[0], rows[1], rows[2], length, linear, noise, far, self.factor)
-
-
-def _standard(features: Array, far: float) -> tuple[Array, Array, Array]:
-    import numpy as np
-
-    center, scale = features.mean(0), features.std(0)
-    scale = np.where(scale < 1e-6, 1.0, scale)  # all alike: it tells nothing, and must not blow up for one that is not
-    return center, scale, standard(features, center, scale, far)
-
-
-def _process(name: str, features: Array, targets: Array, setting: Setting) -> _Process:
-    import numpy as np
-
-    length, linear, noise, far = setting
-    points = _standard(features, far)[2]
-    inverse: Array = np.linalg.inv(kernel(points, points, length, linear) + noise * np.eye(len(points))).astype(np.float64)
-    dual = inverse @ targets
-    believed = 1 / np.diag(inverse)
-    left_out = targets - dual * believed[:, None]
-    factor = float(np.median(((left_out - targets) ** 2).mean(1) / believed))  # the median: of oddities it knows nothing
-    return _Process(name, features, inverse, dual, setting, left_out, factor * believed, factor)
+    answer = process.probed(like, logs, places, logs[0, places])
+    unseen = [place for place in range(logs.shape[1]) if place not in places]
+    return float(np.abs(answer.left_out - logs)[:, unseen].mean())
 
 
 def _short(values: Array) -> list[float]:

@@ -23,6 +23,17 @@ class Point(Struct, frozen=True, kw_only=True):
     cores: int = 0  #: of the host that it had; 0: not measured by cores
 
 
+class Traits(Struct, frozen=True):
+    """What a neighbour feels of a function: bytes it moves in a batch, and how much of its weights may stay in a cache."""
+
+    parameter_bytes: float
+    fixed_bytes: float
+    item_bytes: float
+
+    def moved(self, batch: int) -> float:
+        return self.fixed_bytes + self.item_bytes * batch
+
+
 class Profile(Struct, frozen=True, kw_only=True):
     function: str
     device: str  #: kind of device
@@ -30,6 +41,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     load_us: int = 0
     memory_mib: int = 0
     bandwidth: float = 0.0  #: part of the peak memory bandwidth it asks for on the whole device; 0: not measured
+    traits: Traits | None = None  #: None: not known
     version: int = VERSION
     meta: dict[str, Any] = field(default_factory=dict)  #: driver, date, commit, source
 

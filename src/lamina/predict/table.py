@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 
 from lamina.planner.neighbours import Interference
-from lamina.predict.profile import Profile
+from lamina.predict.profile import Point, Profile
 
 LEAST_US = 0.001
 """Below any clock: a measured zero still has a logarithm."""
@@ -111,7 +111,8 @@ class Table:
     profiles: list[Profile]
     margin: float = 0.0  #: added to the median where a profile has no p99
     interference: Interference | None = None  #: what batches beside each other do; None: nobody knows
-    _plan: dict[tuple[str, str], _Layers] = field(default_factory=dict)
+    _measured: dict[tuple[str, str], Profile] = field(default_factory=dict)
+    _plan: dict[tuple[str, str], _Layers] = field(default_factory=dict)  #: made when first asked for: of many, few may be
     _typical: dict[tuple[str, str], _Layers] = field(default_factory=dict)
     _loads: dict[tuple[str, str], int] = field(default_factory=dict)
     _known: dict[tuple[str, str, int, int, int], int] = field(default_factory=dict)
@@ -120,25 +121,32 @@ class Table:
         for profile in self.profiles:
             key = (profile.function, profile.device)
             self._loads[key] = profile.load_us
-            if not profile.points:
-                continue
-            self._typical[key] = _layers((p.cores, p.batch, p.units, p.p50_us) for p in profile.points)
-            self._plan[key] = _layers(
-                (p.cores, p.batch, p.units, max(p.p99_us, p.p50_us * (1 + self.margin) if not p.p99_us else p.p50_us))
-                for p in profile.points
-            )
+            if profile.points:
+                self._measured[key] = profile
 
     def latency_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> int:
         key = (function, kind, batch, units, cores)
         us = self._known.get(key)
         if us is None:
-            layers = self._plan.get((function, kind))
+            layers = self._layers_of(self._plan, function, kind, self._to_plan_with_us)
             us = self._known[key] = math.ceil(_layer(layers, cores).at(batch, units)) if layers else 0
         return us
 
+    def _to_plan_with_us(self, point: Point) -> float:
+        return max(point.p99_us, point.p50_us) if point.p99_us else point.p50_us * (1 + self.margin)
+
+    def _layers_of(
+        self, made: dict[tuple[str, str], _Layers], function: str, kind: str, time_us: Callable[[Point], float]
+    ) -> _Layers | None:
+        layers = made.get((function, kind))
+        profile = self._measured.get((function, kind))
+        if layers is None and profile is not None:
+            layers = made[function, kind] = _layers((p.cores, p.batch, p.units, time_us(p)) for p in profile.points)
+        return layers
+
     def typical_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> float:
         """The median: what a simulated batch takes before noise."""
-        layers = self._typical.get((function, kind))
+        layers = self._layers_of(self._typical, function, kind, lambda point: point.p50_us)
         return _layer(layers, cores).at(batch, units) if layers else 0.0
 
     def load_us(self, function: str, kind: str) -> int:

@@ -23,7 +23,7 @@ class World:
     table: Table
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     noise: float = 0.05  #: sigma of the logarithm of the true time over the profiled one; 0: none at all
-    load_noise: float = 0.1
+    load_noise: float = 0.1  #: likewise, of loads; none either where there is no noise at all
     interference: Interference | None = None  #: None: batches beside each other do not feel each other
     _sigma: dict[tuple[str, str], float] = field(default_factory=dict)  #: of profiles that say how far times spread
     _medians: dict[tuple[str, str, int, int, int], tuple[float, float]] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class World:
         return max(1, round(known[0] * self._wobble(known[1])))
 
     def load_us(self, function: str, kind: str) -> int:
-        return round(self.table.load_us(function, kind) * self._wobble(self.load_noise))
+        return round(self.table.load_us(function, kind) * self._wobble(self.load_noise if self.noise else 0.0))
 
     def answer(self, node: Node, stage: str = "begin") -> int:
         """A question about data nobody has: the number of items about `expect`, the branch by its odds."""

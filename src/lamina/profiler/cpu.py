@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 import platform
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,6 +46,7 @@ class CpuBench:
         self._turn = 0  #: the sample the next batch begins with: all of them count, also in batches of one
         self._failed: dict[int, ErrorInfo] = {}
         self._peak_mib = 0
+        self.pieces: dict[str, Callable[[bytes], None]] = {}  #: nobody listens to parts of answers here
         self._engine = LocalEngine(app, [self.device])
         self._do(self._engine.start(self._events.put_nowait, self))
 

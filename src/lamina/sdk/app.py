@@ -6,6 +6,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 from weakref import WeakKeyDictionary
 
@@ -13,11 +14,16 @@ from msgspec.structs import replace
 
 from lamina.core.events import Deployed
 from lamina.errors import BadValue, UnknownTarget
+from lamina.sdk.context import context
+from lamina.sdk.cron import parse as parse_cron
 from lamina.sdk.function import Function
 from lamina.sdk.resources import CPU, GPU, SLO, Quota, Scale, whole
+from lamina.sdk.state import Memory, State, Transaction
+from lamina.sdk.triggers import Trigger, checked
 from lamina.sdk.user_errors import user_place
 from lamina.sdk.workflow import Workflow
 from lamina.types import FunctionSpec
+from lamina.units import parse_us
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 DEFAULT_URL = "http://127.0.0.1:8700"
@@ -37,6 +44,10 @@ class FunctionDecorator(Protocol):
     def __call__(self, target: type[Any], /) -> Function[..., Any]: ...
     @overload
     def __call__(self, target: Callable[P, R], /) -> Function[P, R]: ...
+
+
+class TriggerDecorator(Protocol):
+    def __call__(self, target: T, /) -> T: ...
 
 
 class WorkflowDecorator(Protocol):
@@ -50,6 +61,8 @@ class App:
         self.name = _checked(name, "app name")
         self.functions: dict[str, Function[..., Any]] = {}
         self.workflows: dict[str, Workflow[..., Any]] = {}
+        self.triggers: list[Trigger] = []
+        self._memory = Memory()  #: state of this process; a server has its own
         self._clients: dict[tuple[str, str], Client] = {}
         self._async_clients: WeakKeyDictionary[AbstractEventLoop, dict[tuple[str, str], AsyncClient]] = WeakKeyDictionary()
 
@@ -106,6 +119,44 @@ class App:
             return workflow
 
         return decorate
+
+    def every(self, interval: str, *, input: dict[str, Any] | None = None) -> TriggerDecorator:
+        """Starts what it decorates again and again: `@app.every("5m")`. A parameter `due` gets the time, as text."""
+        every_us = parse_us(interval, "every")
+        if every_us < 100_000:
+            raise BadValue(f"every: {interval!r} is too often", hint="at least 100ms")
+        return self._trigger(Trigger("every", "", every_us=every_us, input=input or {}))
+
+    def cron(self, times: str, *, zone: str = "UTC", input: dict[str, Any] | None = None) -> TriggerDecorator:
+        """Starts what it decorates at times of the day: `@app.cron("*/5 * * * *")`, `zone="Europe/Berlin"`."""
+        return self._trigger(Trigger("cron", "", cron=parse_cron(times, zone), input=input or {}))
+
+    def on_change(self, key: str, *, workflow: str = "", input: dict[str, Any] | None = None) -> TriggerDecorator:
+        """Starts what it decorates when state changes: of the app, or of a `workflow`; `*` in the key stands for anything.
+        Parameters `key`, `value` (None if it is gone) and `version` tell about the change."""
+        return self._trigger(Trigger("change", "", key=key, workflow=workflow, input=input or {}))
+
+    def _trigger(self, trigger: Trigger) -> TriggerDecorator:
+        def decorate(target: T) -> T:
+            if not isinstance(target, Function | Workflow) or target.app is not self:
+                raise BadValue(
+                    f"{user_place()}: a trigger starts functions and workflows of its app",
+                    hint="write it above @app.workflow() or @app.function()",
+                )
+            self.triggers.append(checked(trigger, target))
+            return target
+
+        return decorate
+
+    @property
+    def state(self) -> State:
+        """What all functions of the app share: see `lamina.sdk.state`. Outside of a step it is that of this process alone."""
+        return State(self.transaction, "app")
+
+    def transaction(self) -> AbstractContextManager[Transaction]:
+        """That of the step that is running here, or one of its own."""
+        running = context().transaction
+        return nullcontext(running) if running is not None else self._memory.transaction()
 
     def target(self, name: str) -> Function[..., Any] | Workflow[..., Any]:
         """The function or workflow of that name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
 import httptools
@@ -12,6 +12,7 @@ from lamina.errors import DeadlineExceeded, LaminaError, UnknownTarget, Unreacha
 from lamina.sdk import wire
 from lamina.sdk.binding import NOTHING, Param, bind
 from lamina.sdk.resources import whole
+from lamina.sdk.runs import POLL_MS, AsyncRun, RunStatus, key_of, run_request, start_request, started, status_of
 from lamina.sdk.wire import Answer, Request, Response
 from lamina.units import parse_us
 
@@ -20,9 +21,10 @@ class AsyncClient:
     """`async with AsyncClient("http://127.0.0.1:8700") as client`. Belongs to the loop it is first used on."""
 
     def __init__(self, url: str, *, token: str | None = None, timeout: str = "60s", max_connections: int = 256) -> None:
-        self._server = wire.server_at(url, token)
+        self.server = wire.server_at(url, token)
         self._timeout = timeout
         self._timeout_s = parse_us(timeout, "timeout") / 1e6
+        self.poll_ms = min(POLL_MS, round(500 * self._timeout_s))  #: longest time the server may keep us waiting for a result
         self._places = asyncio.Semaphore(whole(max_connections, "max_connections", 1))
         self._open: set[_Connection] = set()
         self._idle: list[_Connection] = []
@@ -86,15 +88,53 @@ class AsyncClient:
         kind = kind or self._kinds.get(name, "")
         try:
             for guess in (kind,) if kind else wire.KINDS:
-                request = wire.call_request(self._server, guess, name, inputs, deadline, priority, cost_limit)
-                answer = wire.answer_of(await self._send(request))
+                request = wire.call_request(self.server, guess, name, inputs, deadline, priority, cost_limit)
+                answer = wire.answer_of(await self.send(request))
                 if not isinstance(answer, UnknownTarget):
                     self._kinds[name] = guess
                     return answer
         except LaminaError as error:
             return error.with_traceback(None)
         self._kinds.pop(name, None)
-        return wire.unknown(self._server, name)
+        return wire.unknown(self.server, name)
+
+    async def start(
+        self,
+        name: str,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        deadline: str | None = None,
+        priority: int = 0,
+        cost_limit: float = 0.0,
+        kind: str = "",
+        idempotency_key: str = "",
+    ) -> AsyncRun:
+        """A run that the server keeps: it survives this process, and that one. The same key starts the same run once."""
+        kind, key = kind or self._kinds.get(name, ""), key_of(idempotency_key)
+        for guess in (kind,) if kind else wire.KINDS:
+            request = start_request(self.server, guess, name, inputs, deadline, priority, cost_limit, key)
+            id = started(self.server, name, await self.send(request))
+            if isinstance(id, LaminaError):
+                raise id
+            if id is not None:
+                self._kinds[name] = guess
+                return AsyncRun(self, id)
+        raise wire.unknown(self.server, name)
+
+    def run(self, id: str) -> AsyncRun:
+        """The run of that id, whoever started it."""
+        return AsyncRun(self, id)
+
+    async def runs(self, *, target: str = "", state: str = "") -> AsyncIterator[RunStatus]:
+        """All of them, the newest first, read as they are asked for."""
+        before = ""
+        while True:
+            page = await self.ask(run_request(self.server, "", "", query={"target": target, "state": state, "before": before}))
+            for shown in page["runs"]:
+                yield status_of(shown)
+            before = page["next"] or ""
+            if not before:
+                return
 
     # ------------------------------------------------------------------ reads
 
@@ -113,17 +153,21 @@ class AsyncClient:
         for about in [*await self.functions(), *await self.workflows()]:
             if about["name"] == name:
                 return bind([Param(one["name"], one["required"]) for one in about["inputs"]], body)
-        raise wire.unknown(self._server, name)
+        raise wire.unknown(self.server, name)
 
     async def _read(self, path: str) -> Any:
-        answer = wire.answer_of(await self._send(wire.read_request(self._server, path)))
+        return await self.ask(wire.read_request(self.server, path))
+
+    async def ask(self, request: Request) -> Any:
+        """What the server says to it; an error is raised."""
+        answer = wire.answer_of(await self.send(request))
         if isinstance(answer, LaminaError):
             raise answer
         return answer.value
 
     # ------------------------------------------------------------ connections
 
-    async def _send(self, request: Request) -> Response:
+    async def send(self, request: Request) -> Response:
         """As in `Client._send`; a call that is cancelled closes its connection, so that the server drops it too."""
         try:
             async with self._places, asyncio.timeout(self._timeout_s):
@@ -133,10 +177,10 @@ class AsyncClient:
                     response = await self._exchange(await self._connect(), request)
         except TimeoutError:
             raise DeadlineExceeded(
-                f"no answer from {self._server.url} within {self._timeout}", hint="give the client a longer timeout="
+                f"no answer from {self.server.url} within {self._timeout}", hint="give the client a longer timeout="
             ) from None
         if response is None:
-            raise Unreachable(f"{self._server.url} closed the connection without an answer", hint="see the server's log")
+            raise Unreachable(f"{self.server.url} closed the connection without an answer", hint="see the server's log")
         return response
 
     async def _exchange(self, connection: _Connection, request: Request) -> Response | None:
@@ -153,7 +197,7 @@ class AsyncClient:
 
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
-        server = self._server
+        server = self.server
         try:
             _, connection = await loop.create_connection(
                 lambda: _Connection(self), server.host, server.port, ssl=True if server.tls else None

@@ -67,7 +67,7 @@ class State(Piece):
         self.catchers: list[tuple[dict[str, Any], State]] = []
         self.functions: dict[str, Function[..., Any]] = {}
         self.branches: list[State] = []  #: first states of the machines inside
-        self.around: list[dict[str, Any]] = []  #: fields of those machines besides their states
+        self.around: dict[str, Any] = {}  #: of the machine that begins here: its fields besides its states
         self.body = "ItemProcessor"
         self.also: list[State] = []  #: where else its function may send it
 

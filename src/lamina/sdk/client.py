@@ -16,6 +16,7 @@ from lamina.sdk import wire
 from lamina.sdk.binding import NOTHING, Param, bind
 from lamina.sdk.calls import Call, Line
 from lamina.sdk.resources import whole
+from lamina.sdk.runs import POLL_MS, Run, RunStatus, key_of, run_request, start_request, started, status_of
 from lamina.sdk.wire import Answer, Request, Response
 from lamina.units import parse_us
 
@@ -27,9 +28,10 @@ class Client:
     """`Client("http://127.0.0.1:8700")`. `timeout` is how long to wait for the server's next word."""
 
     def __init__(self, url: str, *, token: str | None = None, timeout: str = "60s") -> None:
-        self._server = wire.server_at(url, token)
+        self.server = wire.server_at(url, token)
         self._timeout = timeout
         self._timeout_s = parse_us(timeout, "timeout") / 1e6
+        self.poll_ms = min(POLL_MS, round(500 * self._timeout_s))  #: longest time the server may keep us waiting for a result
         self._idle: list[http.client.HTTPConnection] = []
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
@@ -93,6 +95,44 @@ class Client:
                 self._pool = ThreadPoolExecutor(MAX_SPAWNED, thread_name_prefix="lamina-call")
             return self._spawn(self._pool, name, inputs, deadline, kind)
 
+    def start(
+        self,
+        name: str,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        deadline: str | None = None,
+        priority: int = 0,
+        cost_limit: float = 0.0,
+        kind: str = "",
+        idempotency_key: str = "",
+    ) -> Run:
+        """A run that the server keeps: it survives this process, and that one. The same key starts the same run once."""
+        kind, key = kind or self._kinds.get(name, ""), key_of(idempotency_key)
+        for guess in (kind,) if kind else wire.KINDS:
+            request = start_request(self.server, guess, name, inputs, deadline, priority, cost_limit, key)
+            id = started(self.server, name, self.send(request))
+            if isinstance(id, LaminaError):
+                raise id
+            if id is not None:
+                self._kinds[name] = guess
+                return Run(self, id)
+        raise wire.unknown(self.server, name)
+
+    def run(self, id: str) -> Run:
+        """The run of that id, whoever started it."""
+        return Run(self, id)
+
+    def runs(self, *, target: str = "", state: str = "") -> Iterator[RunStatus]:
+        """All of them, the newest first, read as they are asked for."""
+        before = ""
+        while True:
+            query = {"target": target, "state": state, "before": before}
+            page = self.ask(run_request(self.server, "", "", query=query))
+            yield from map(status_of, page["runs"])
+            before = page["next"] or ""
+            if not before:
+                return
+
     def map(
         self,
         name: str,
@@ -149,7 +189,7 @@ class Client:
         kind = kind or self._kinds.get(name, "")
         try:
             for guess in (kind,) if kind else wire.KINDS:
-                request = wire.call_request(self._server, guess, name, inputs, deadline, priority, cost_limit)
+                request = wire.call_request(self.server, guess, name, inputs, deadline, priority, cost_limit)
                 answer = wire.answer_of(self._send(request, line))
                 if not isinstance(answer, UnknownTarget):
                     self._kinds[name] = guess
@@ -157,7 +197,7 @@ class Client:
         except LaminaError as error:
             return error.with_traceback(None)
         self._kinds.pop(name, None)
-        return wire.unknown(self._server, name)
+        return wire.unknown(self.server, name)
 
     # ------------------------------------------------------------------ reads
 
@@ -168,6 +208,10 @@ class Client:
     def workflows(self) -> Any:
         return self._read("/v1/workflows")
 
+    def status(self) -> Any:
+        """Devices, functions and targets as they are now."""
+        return self._read("/v1/status")
+
     def health(self) -> Any:
         return self._read("/healthz")
 
@@ -176,15 +220,22 @@ class Client:
         for about in [*self.functions(), *self.workflows()]:
             if about["name"] == name:
                 return bind([Param(one["name"], one["required"]) for one in about["inputs"]], body)
-        raise wire.unknown(self._server, name)
+        raise wire.unknown(self.server, name)
 
     def _read(self, path: str) -> Any:
-        answer = wire.answer_of(self._send(wire.read_request(self._server, path), Line()))
+        return self.ask(wire.read_request(self.server, path))
+
+    def ask(self, request: Request) -> Any:
+        """What the server says to it; an error is raised."""
+        answer = wire.answer_of(self.send(request))
         if isinstance(answer, LaminaError):
             raise answer
         return answer.value
 
     # ------------------------------------------------------------ connections
+
+    def send(self, request: Request) -> Response:
+        return self._send(request, Line())
 
     def _send(self, request: Request, line: Line) -> Response:
         """A kept connection may have been closed by the server: if it drops before a byte of answer, once more on a new one."""
@@ -193,7 +244,7 @@ class Client:
         if response is None:
             response = self._exchange(self._connect(), request, line)
         if response is None:
-            raise Unreachable(f"{self._server.url} closed the connection without an answer", hint="see the server's log")
+            raise Unreachable(f"{self.server.url} closed the connection without an answer", hint="see the server's log")
         return response
 
     def _exchange(self, connection: http.client.HTTPConnection, request: Request, line: Line) -> Response | None:
@@ -203,7 +254,7 @@ class Client:
             line.hold(connection)
             try:
                 connection.request(request.method, request.path, request.body or None, request.headers)
-                if not self._server.tls and not connection.sock.recv(1, socket.MSG_PEEK):
+                if not self.server.tls and not connection.sock.recv(1, socket.MSG_PEEK):
                     raise ConnectionResetError
             except ConnectionError:
                 if line.cut:
@@ -216,12 +267,12 @@ class Client:
             return Response(answer.status, headers, body)
         except TimeoutError:
             raise DeadlineExceeded(
-                f"no answer from {self._server.url} within {self._timeout}", hint="give the client a longer timeout="
+                f"no answer from {self.server.url} within {self._timeout}", hint="give the client a longer timeout="
             ) from None
         except (OSError, http.client.HTTPException) as error:
             if line.cut:
                 raise Cancelled("cancelled by its caller") from None
-            raise Unreachable(f"the answer of {self._server.url} broke off: {error or type(error).__name__}") from None
+            raise Unreachable(f"the answer of {self.server.url} broke off: {error or type(error).__name__}") from None
         finally:
             if keep:
                 self._give_back(connection)
@@ -229,13 +280,13 @@ class Client:
                 connection.close()
 
     def _connect(self) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._server.tls else http.client.HTTPConnection
-        connection = kind(self._server.host, self._server.port, timeout=self._timeout_s)
+        kind = http.client.HTTPSConnection if self.server.tls else http.client.HTTPConnection
+        connection = kind(self.server.host, self.server.port, timeout=self._timeout_s)
         try:
             connection.connect()
         except OSError as error:
             connection.close()
-            raise Unreachable(f"no server at {self._server.url}: {error}", hint="start it with: lamina serve app.py") from None
+            raise Unreachable(f"no server at {self.server.url}: {error}", hint="start it with: lamina serve app.py") from None
         return connection
 
     def _take(self) -> http.client.HTTPConnection | None:

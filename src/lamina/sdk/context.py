@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
+
+from lamina.errors import BadValue
+from lamina.sdk.state import State, Transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,8 @@ class Context:
     device: str = ""
     host_cores: int = 0  #: CPU cores that go with a GPU slice; 0: the units are the cores
     ends_s: float = math.inf  #: `time.monotonic()` at which the most urgent request of the batch is due
+    beat: Callable[[], None] | None = None  #: tells the server that this batch is alive
+    transaction: Transaction | None = None  #: on the state, applied with the result
 
     @property
     def cores(self) -> int:
@@ -31,6 +36,18 @@ class Context:
     def remaining_ms(self) -> float:
         """Time left for the most urgent request; below zero once it is late, infinite without a deadline."""
         return (self.ends_s - time.monotonic()) * 1_000
+
+    def heartbeat(self) -> None:
+        """Say that this step is alive, for one that must do so now and then (`.heartbeat(5)`). Cheap; outside of one nothing."""
+        if self.beat is not None:
+            self.beat()
+
+    @property
+    def state(self) -> State:
+        """Of the workflow this step is part of; of the function, if that was called by itself. See `lamina.sdk.state`."""
+        if self.transaction is None:
+            raise BadValue("state: there is none outside of a step", hint="use app.state, or call the function with .local(...)")
+        return State(lambda: nullcontext(self.transaction), "workflow")
 
 
 _current: ContextVar[Context | None] = ContextVar("lamina_context", default=None)

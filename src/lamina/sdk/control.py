@@ -1,29 +1,83 @@
-"""`each` and `when`: loops and decisions that a workflow can be traced through. Outside of a trace they just happen."""
+"""Words a workflow can be recorded through: `each`, `when`, `gather`, `sleep`, `timeout`. Outside of one they just happen."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Callable
 from typing import Any
 
-from lamina.errors import BadFlow
-from lamina.sdk.symbols import Symbol
-from lamina.sdk.tracing import Tracer, mode
+from lamina.errors import BadFlow, LaminaError
+from lamina.sdk.recorder import Recorder
+from lamina.sdk.symbols import Pending, Symbol
+from lamina.sdk.tracing import Direct, Limits, Tracer, mode
 from lamina.sdk.user_errors import user_place
+from lamina.units import parse_us
 
 
-def each(body: Callable[[Any], Any], items: Any, *, expect: float | None = None) -> Any:
-    """`body` for every item, all at once; a list of the results in their order.
+def each(
+    body: Callable[[Any], Any],
+    items: Any,
+    *,
+    expect: float | None = None,
+    max_concurrency: int = 0,
+    tolerate: int | float | None = None,
+) -> Any:
+    """`body` for every item, all at once or `max_concurrency` at a time; a list of the results in their order.
 
+    It fails as soon as more items have than `tolerate` (a number, or a part below 1); those that failed are left out.
     `expect` is the usual number of items, which helps planning; it is known if `items` is a list of known length.
     """
     if not callable(body):
         raise BadFlow(f"{user_place()}: each needs something to call for every item", hint="write each(function, items)")
+    if max_concurrency < 0 or (tolerate is not None and (tolerate < 0 or (isinstance(tolerate, float) and tolerate > 1))):
+        raise BadFlow(
+            f"{user_place()}: each with max_concurrency={max_concurrency}, tolerate={tolerate}",
+            hint="numbers from 0 on; a part of the items as 0.1",
+        )
     where = mode.get()
-    if not isinstance(where, Tracer):
+    if isinstance(where, Tracer):
+        if expect is None:
+            expect = float(len(items)) if isinstance(items, list | tuple) else 4.0
+        return where.each(body, items, expect, Limits(max_concurrency, tolerate))
+    if isinstance(where, Direct) and where.is_async:
+        return _each_awaited(body, list(items), tolerate)
+    if tolerate is None:
         return [body(item) for item in items]
-    if expect is None:
-        expect = float(len(items)) if isinstance(items, list | tuple) else 4.0
-    return where.each(body, items, expect)
+    kept = _Kept(len(items), tolerate)
+    return [result for item in items for result in kept.of(body, item)]
+
+
+async def _each_awaited(body: Callable[[Any], Any], items: list[Any], tolerate: int | float | None) -> list[Any]:
+    kept = _Kept(len(items), tolerate)
+    found: list[Any] = []
+    for item in items:
+        try:
+            found.append(await _awaited(body(item)))
+        except Exception as error:
+            kept.failed(error)
+    return found
+
+
+class _Kept:
+    """Counts failures, and gives up at one too many."""
+
+    def __init__(self, count: int, tolerate: int | float | None) -> None:
+        self._spare = int(count * tolerate + 1e-9) if isinstance(tolerate, float) else tolerate or 0
+
+    def of(self, body: Callable[[Any], Any], item: Any) -> list[Any]:
+        try:
+            return [body(item)]
+        except LaminaError:
+            raise
+        except Exception as error:
+            self.failed(error)
+            return []
+
+    def failed(self, error: Exception) -> None:
+        self._spare -= 1
+        if self._spare < 0:
+            raise error
 
 
 def when(condition: Any, then: Any, otherwise: Any = None) -> Any:
@@ -32,6 +86,80 @@ def when(condition: Any, then: Any, otherwise: Any = None) -> Any:
     if not isinstance(where, Tracer) or not isinstance(condition, Symbol):
         return _value(then if _holds(condition) else otherwise)
     return where.when(condition, {"then": lambda: _value(then), "otherwise": lambda: _value(otherwise)})
+
+
+def gather(*parts: Any, wait_for: int | None = None) -> Any:
+    """All of them at once; a list of their results. With `wait_for`, of the first so many that end, in the order given, and
+    the rest is cancelled. To be awaited, in an `async def` workflow."""
+    if wait_for is not None and not 1 <= wait_for <= len(parts):
+        raise BadFlow(f"{user_place()}: gather waits for {wait_for} of {len(parts)}", hint="wait_for counts from 1 on")
+    where = mode.get()
+    if isinstance(where, Recorder) and not where.eager:
+        if len(parts) == 1 and isinstance(parts[0], Pending) and parts[0].what == "gather(*...)":
+            return Pending("gather(...)", parts[0].make)
+        return Pending("gather(...)", lambda: where.gather(list(parts), wait_for))
+    if isinstance(where, Tracer):
+        if wait_for is None:
+            return list(parts)  # in a plain def they run at once anyway
+        raise BadFlow(f"{user_place()}: gather(wait_for=...) in a plain def", hint="write async def, and await it")
+    return _gathered(parts, len(parts) if wait_for is None else wait_for)
+
+
+async def _gathered(parts: tuple[Any, ...], enough: int) -> list[Any]:
+    """In process one after the other, until enough have a result."""
+    found: list[Any] = []
+    kept = _Kept(len(parts), len(parts) - enough)
+    for part in parts:
+        if len(found) == enough:
+            if inspect.iscoroutine(part):
+                part.close()
+            continue
+        try:
+            found.append(await _awaited(part))
+        except Exception as error:
+            kept.failed(error)
+    return found
+
+
+def sleep(duration: str | float) -> Any:
+    """For "5s", or so many seconds: to be awaited. Nothing is held meanwhile."""
+    duration_us = _us(duration, "sleep")
+    where = mode.get()
+    if isinstance(where, Recorder):
+        return Pending("sleep(...)", lambda: where.wait(duration_us))
+    if isinstance(where, Tracer):
+        raise BadFlow(f"{user_place()}: sleep in a plain def", hint="write async def, and await it")
+    return asyncio.sleep(duration_us / 1e6)
+
+
+class Timeout:
+    """`async with timeout("5s"):` what is awaited inside must be done by then, or `TimeoutError` is raised."""
+
+    def __init__(self, duration_us: int) -> None:
+        self.duration_us = duration_us
+
+    async def __aenter__(self) -> Timeout:
+        self._limit = asyncio.timeout(self.duration_us / 1e6)
+        await self._limit.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._limit.__aexit__(*error)
+
+
+def timeout(duration: str | float) -> Timeout:
+    """A limit of time for several steps of an `async def` workflow; `.timeout(...)` of a function is one for a call."""
+    return Timeout(_us(duration, "timeout"))
+
+
+def _us(duration: Any, field: str) -> int:
+    if isinstance(duration, Symbol):
+        raise BadFlow(f"{user_place()}: {field} of a value that a workflow does not have yet", hint="write it as states")
+    return parse_us(duration, field) if isinstance(duration, str) else round(duration * 1_000_000)
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
 
 
 def _value(branch: Any) -> Any:

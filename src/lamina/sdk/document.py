@@ -47,7 +47,8 @@ class _Writer:
                 todo = [*state.following(), *todo]
         for state in line:
             self._name(state)
-        return {"StartAt": self._names[first], "States": {self._names[state]: self._state(state) for state in line}}
+        states = {self._names[state]: self._state(state) for state in line}
+        return {**first.around, "StartAt": self._names[first], "States": states}
 
     def _name(self, state: State) -> None:
         if state in self._names:
@@ -68,10 +69,9 @@ class _Writer:
             default = state.default.first if state.default is not None else state.next
             return written | ({"Default": self._names[default]} if default is not None else {})
         if state.kind == "Parallel":
-            around = state.around or [{}] * len(state.branches)
-            written["Branches"] = [{**more, **self.machine(inner)} for more, inner in zip(around, state.branches, strict=True)]
+            written["Branches"] = [self.machine(inner) for inner in state.branches]
         elif state.kind == "Map":
-            written[state.body] = {**(state.around[0] if state.around else {}), **self.machine(state.branches[0])}
+            written[state.body] = self.machine(state.branches[0])
         if state.catchers:
             written["Catch"] = [{**entry, "Next": self._names[then]} for entry, then in state.catchers]
         if state.kind in ("Succeed", "Fail"):

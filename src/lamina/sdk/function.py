@@ -12,11 +12,17 @@ import inspect
 import threading
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
+from msgspec.structs import replace
+
 from lamina.errors import BadValue
 from lamina.sdk.binding import Param, bind_arguments, defaults_of, params_of
 from lamina.sdk.context import Context, running
+from lamina.sdk.guarded import Errors, Guarded
 from lamina.sdk.remote import Remote
 from lamina.sdk.runner import Runner
+from lamina.sdk.symbols import Pending
+from lamina.sdk.tensors import Signature, signature_of
+from lamina.sdk.torch_model import TorchModel
 from lamina.sdk.tracing import Tracer, mode, plain_python
 from lamina.sdk.user_errors import clean
 from lamina.types import FunctionSpec
@@ -42,15 +48,26 @@ class Function(Remote, Generic[P, R]):
         self.is_class = inspect.isclass(target)
         if self.is_class:
             _check_class(target, place)
-        body = target.__call__ if self.is_class else target
-        if inspect.iscoroutinefunction(body) or inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
-            raise BadValue(f"{place}: async and generator functions are not supported yet", hint="write a plain def that returns")
-        signature_of = functools.partial(body, None) if self.is_class else body
-        self.params: tuple[Param, ...] = params_of(signature_of, place)
-        self.defaults: dict[str, Any] = defaults_of(signature_of)  #: per parameter, NOTHING where one is required
+        body = (target.pre if issubclass(target, TorchModel) else target.__call__) if self.is_class else target
+        if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
+            raise BadValue(f"{place}: async functions are not supported yet", hint="write a plain def that returns or yields")
+        self.streams = inspect.isgeneratorfunction(body)  #: it yields its answer in pieces
+        if self.streams:
+            if spec.max_batch > 1:
+                raise BadValue(f"{place}: a batched function that yields", hint="leave batch= out: it answers one at a time")
+            self.spec = replace(spec, idempotent=False)  # what was yielded cannot be taken back
+        without_self = functools.partial(body, None) if self.is_class else body
+        self.params: tuple[Param, ...] = params_of(without_self, place)
+        self.defaults: dict[str, Any] = defaults_of(without_self)  #: per parameter, NOTHING where one is required
+        self._body = body
         self._local: Runner | None = None
         self._lock = threading.RLock()
         functools.update_wrapper(self, target, updated=())
+
+    @functools.cached_property
+    def signature(self) -> Signature:
+        """Its inputs and outputs as tensors, as far as its annotations tell."""
+        return signature_of(self._body, self.params, wrapped=self.spec.max_batch > 1, streams=self.streams)
 
     @property
     def doc(self) -> str:
@@ -63,12 +80,31 @@ class Function(Remote, Generic[P, R]):
         where = mode.get()
         if isinstance(where, Tracer):
             return cast(R, where.task(self, bind_arguments(self.params, args, kwargs)))
+        if where is not None and where.is_async:
+            return cast(R, Pending(f"{self.name}(...)", lambda: self.once(*args, **kwargs)))
+        return cast(R, self.once(*args, **kwargs))
+
+    def once(self, *args: Any, **kwargs: Any) -> Any:
+        """A call that is made now, in plain Python or in a workflow that is computed in process."""
+        where = mode.get()
         if where is None and not self.is_class:
-            return cast(R, self.target(*args, **kwargs))
-        if where is not None and self.name in where.mocks:
+            return self.target(*args, **kwargs)
+        if where is not None and not isinstance(where, Tracer) and self.name in where.mocks:
             with plain_python():
-                return cast(R, where.mocks[self.name](*args, **kwargs))
-        return cast(R, self._one(bind_arguments(self.params, args, kwargs)))
+                return where.mocks[self.name](*args, **kwargs)
+        return self._one(bind_arguments(self.params, args, kwargs))
+
+    def retry(self, on: Errors = ("States.ALL",), **how: Any) -> Guarded:
+        """`f.retry([OSError], attempts=3, interval_s=1, backoff=2.0)(x)`: a step that is tried again. See `Guarded.retry`."""
+        return Guarded(self).retry(on, **how)
+
+    def timeout(self, duration: str | float) -> Guarded:
+        """`f.timeout("30s")(x)`: a step with a limit of time for each try."""
+        return Guarded(self).timeout(duration)
+
+    def heartbeat(self, duration: str | float) -> Guarded:
+        """`f.heartbeat("5s")(x)`: a step that must say now and then that it is alive."""
+        return Guarded(self).heartbeat(duration)
 
     def open(self) -> Runner:
         """A loaded instance. Raises `LoadFailed`, caused by the user's own error."""
@@ -79,12 +115,13 @@ class Function(Remote, Generic[P, R]):
         return self._one(self._inputs("local", args, kwargs))
 
     def _one(self, inputs: dict[str, Any]) -> Any:
-        with self._lock, plain_python(), running(Context(units=self.spec.cores)):
-            if self._local is None:
-                self._local = self.open()
-            result = self._local.run([inputs])[0]
-        if isinstance(result, Exception):
-            raise clean(result)
+        with self._lock, plain_python(), self.app.transaction() as changes:
+            with running(Context(units=self.spec.cores, transaction=changes)):
+                if self._local is None:
+                    self._local = self.open()
+                result = self._local.run([inputs])[0]
+            if isinstance(result, Exception):  # and nothing that it changed is kept
+                raise clean(result)
         return result
 
     def close(self) -> None:

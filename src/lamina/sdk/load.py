@@ -11,6 +11,7 @@ from types import ModuleType
 
 from lamina.errors import BadValue, LoadFailed
 from lamina.sdk.app import App
+from lamina.sdk.bundle import is_bundle, open_bundle
 from lamina.sdk.user_errors import clean, message_of
 
 _OURS = "__lamina_loaded__"
@@ -19,6 +20,8 @@ _OURS = "__lamina_loaded__"
 
 def load_app(target: str) -> App:
     """The app at "path/file.py", "path/file.py:name", "package.module" or "package.module:name"."""
+    if is_bundle(target):
+        return open_bundle(target)
     where, _, name = target.partition(":")
     module = _from_file(Path(where)) if where.endswith(".py") else _from_module(where)
     return _pick(module, where, name)

@@ -11,7 +11,7 @@ _LINKS = ("Next", "Choices", "Default", "Catch", "Branches", "Iterator", "ItemPr
 
 
 def rebuild(document: dict[str, Any]) -> State:
-    """The first state of a valid document; `build` of it gives the document again, but for its top-level fields."""
+    """The first state of a valid document; `build` of it gives the document again."""
     states = {name: _state(name, state) for name, state in document["States"].items()}
     for name, written in document["States"].items():
         state = states[name]
@@ -25,7 +25,9 @@ def rebuild(document: dict[str, Any]) -> State:
         for entry in written.get("Catch", ()):
             state.catchers.append(({key: value for key, value in entry.items() if key != "Next"}, states[entry["Next"]]))
         state.also = [states[name] for name in written.get("PotentialNext", ())]
-    return states[document["StartAt"]]
+    first = states[document["StartAt"]]
+    first.around = {key: value for key, value in document.items() if key not in ("States", "StartAt")}
+    return first
 
 
 def _state(name: str, written: dict[str, Any]) -> State:
@@ -33,6 +35,5 @@ def _state(name: str, written: dict[str, Any]) -> State:
     state = Choice(name, kept) if written["Type"] == "Choice" else State(written["Type"], name, kept)
     for inner in inner_machines(written):
         state.branches.append(rebuild(inner))
-        state.around.append({key: value for key, value in inner.items() if key not in ("States", "StartAt")})
     state.body = "Iterator" if "Iterator" in written else "ItemProcessor"
     return state

@@ -12,6 +12,7 @@ from lamina.sdk.tracing import Tracer, mode
 if TYPE_CHECKING:
     from lamina.sdk.app import App
     from lamina.sdk.calls import Call
+    from lamina.sdk.runs import Run
 
 
 class Remote:
@@ -36,6 +37,11 @@ class Remote:
         """One request, without waiting: the `Call` gives the result later."""
         inputs = self._inputs("spawn", args, kwargs)
         return self.app.client().spawn(self.name, inputs, kind=self.kind)
+
+    def submit(self, *args: Any, **kwargs: Any) -> Run:
+        """A run that the server keeps, whatever happens to it or to us: the `Run` gives the result later."""
+        inputs = self._inputs("submit", args, kwargs)
+        return self.app.client().start(self.name, inputs, kind=self.kind)
 
     def map(self, items: Iterable[Any], *, max_concurrency: int = 16, return_errors: bool = False) -> Iterator[Any]:
         """One request per item, at most `max_concurrency` at once; results in the order of the items.

@@ -6,11 +6,12 @@ that made it raise stands alone; a function that must not run twice (`idempotent
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import BadValue, LoadFailed
 from lamina.sdk.binding import NOTHING
+from lamina.sdk.torch_model import OpenModel, TorchModel
 from lamina.sdk.user_errors import clean, message_of
 
 if TYPE_CHECKING:
@@ -27,24 +28,30 @@ class Runner:
         self._may_rerun = function.spec.idempotent
         self._defaults = function.defaults
         self._closed = False
+        self._streams = function.streams
+        self.emit: Callable[[Any], bool] | None = None  #: takes what is yielded as it comes; false when no more is wanted
         self._instance: Any = None
+        self.model: OpenModel | None = None  #: of a `TorchModel`: whoever has a better place for the module than the host runs it
         self._call: Callable[..., Any] = function.target
         if function.is_class:
             try:
                 self._instance = self._call = function.target()
-                if hasattr(self._instance, "load"):
+                if isinstance(self._instance, TorchModel):
+                    self.model = OpenModel(self._instance)
+                elif hasattr(self._instance, "load"):
                     self._instance.load()
             except (Exception, SystemExit) as error:
                 raise LoadFailed(f"function {self.name!r} cannot be loaded: {message_of(error)}") from clean(error)
 
     def run(self, calls: list[Inputs]) -> list[Any]:
         """One entry per call: its result, or the exception that it ended with."""
-        if not self._batched:
+        if not self._batched and self.model is None:
             return [self._attempt(inputs) for inputs in calls]
         results: list[Any] = [self._missing(inputs) for inputs in calls]
         whole = [index for index, missing in enumerate(results) if missing is None]
         if whole:
-            for index, result in zip(whole, self._run_batch([calls[index] for index in whole]), strict=True):
+            run = self._run_batch if self.model is None else self.model.run
+            for index, result in zip(whole, run([calls[index] for index in whole]), strict=True):
                 results[index] = result
         return results
 
@@ -73,11 +80,21 @@ class Runner:
 
     def _attempt(self, inputs: Inputs) -> Any:
         try:
-            return self._call(**inputs)
+            return self._pieces(self._call(**inputs)) if self._streams else self._call(**inputs)
         except SystemExit as error:
             return RuntimeError(f"function {self.name!r} called sys.exit({error.code!r})")
         except Exception as error:
             return error
+
+    def _pieces(self, pieces: Generator[Any, Any, Any]) -> list[Any] | None:
+        """A list of them, unless somebody takes each as it comes."""
+        emit = self.emit
+        if emit is None:
+            return list(pieces)
+        for piece in pieces:
+            if not emit(piece):
+                pieces.close()
+        return None
 
     def _split(self, result: Any, count: int) -> list[Any]:
         if isinstance(result, str | bytes | dict) or not hasattr(result, "__len__"):

@@ -17,6 +17,7 @@ from typing import Any
 from lamina.errors import BadValue, LoadFailed
 from lamina.sdk.app import App
 from lamina.sdk.binding import bind
+from lamina.sdk.bundle import is_bundle, samples_of_bundle
 from lamina.sdk.user_errors import clean, message_of
 
 Inputs = dict[str, Any]
@@ -25,6 +26,8 @@ NAME = "examples"
 
 def samples_of(app: App, target: str) -> dict[str, list[Inputs]]:
     """By function. `target` is what the app was loaded from, a moment ago; empty if its file has no `examples()`."""
+    if is_bundle(target):
+        return samples_of_bundle(app, target)
     where = target.partition(":")[0]
     module = sys.modules.get(Path(where).stem if where.endswith(".py") else where)
     examples = getattr(module, NAME, None)

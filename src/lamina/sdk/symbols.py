@@ -6,14 +6,31 @@ loop, arithmetic) says so and names the way to do it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from lamina.errors import BadFlow
 from lamina.expr import Expr
 from lamina.sdk.user_errors import user_place
 
-_LEAVES = ("input", "node", "item")
+_LEAVES = ("input", "node", "item", "inside")
+
+
+class Pending:
+    """A call in a workflow that awaits. It is made, or recorded, where it is awaited."""
+
+    __slots__ = ("make", "what")
+
+    def __init__(self, what: str, make: Callable[[], Any]) -> None:
+        self.what = what
+        self.make = make
+
+    def __repr__(self) -> str:
+        return f"<{self.what}, not awaited>"
+
+    def __await__(self) -> Generator[None, None, Any]:
+        yield from ()
+        return self.make()
 
 
 class Symbol:
@@ -72,7 +89,7 @@ class Symbol:
         return Symbol([operator, self.form, form_of(other)])
 
     def __bool__(self) -> bool:
-        raise _cannot("decide on", "use when(condition, then, otherwise); combine conditions with & | ~, not and, or, not")
+        raise _cannot("decide on", "use when(condition, then, otherwise), with & | ~; or async def, where if can be recorded")
 
     def __iter__(self) -> Any:
         raise _cannot("loop over", "use each(function, items)")
@@ -123,6 +140,8 @@ def form_of(value: Any) -> Expr:
         )
     if type(value).__module__.partition(".")[0] == "numpy" and getattr(value, "shape", None) == ():
         value = value.item()
+    if isinstance(value, Pending):
+        raise BadFlow(f"{user_place()}: {value.what} is used before it is there", hint=f"write await {value.what}")
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return ["value", value]
     raise BadFlow(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lamina.core.flow import Choice, Each, Flow, Node, Pass, Task
+from lamina.core.retry import Guard
 from lamina.errors import BadFlow
 from lamina.expr import Expr
 from lamina.sdk.binding import NOTHING
@@ -27,9 +28,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """A workflow is being computed in process."""
+    """A workflow is being computed in process. In one that awaits, a call gives something to await."""
 
     mocks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    is_async: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of an each: how many items are under way at once, and how many (or which part of them) may fail."""
+
+    at_once: int = 0
+    tolerate: int | float | None = None
+
+
+NO_LIMITS = Limits()
 
 
 @dataclass(slots=True, eq=False)
@@ -78,10 +91,11 @@ class Tracer:
         self._functions = functions
         self._used: dict[str, int] = {}
         self._root = self._region = Region()
+        self._after: dict[Step, None] = {}  #: what every new step of this region waits for, whatever it uses
 
     # ------------------------------------------------- what user code calls
 
-    def task(self, function: Function[..., Any], inputs: dict[str, Any]) -> Symbol:
+    def task(self, function: Function[..., Any], inputs: dict[str, Any], guard: Guard | None = None) -> Any:
         if self._functions.get(function.name) is not function:
             raise BadFlow(
                 f"workflow {self.workflow!r} calls {function.name!r} of another app, {function.app.name!r}",
@@ -89,15 +103,20 @@ class Tracer:
             )
 
         def make(step: Step, next: tuple[str, ...], needs: int) -> Node:
-            return Task(step.name, function.name, next, needs, step.data)
+            return Task(step.name, function.name, next, needs, step.data, guard)
 
         step = self._step(function.name, make)
         step.data["args"] = {name: self._plain(form_of(value), step) for name, value in inputs.items()}
         return Symbol(["node", step])
 
-    def each(self, body: Callable[[Any], Any], items: Any, expect: float) -> Symbol:
+    def each(self, body: Callable[[Any], Any], items: Any, expect: float, limits: Limits = NO_LIMITS) -> Any:
+        """With a tolerance it asks at its end, to be told which items are missing."""
+        part = limits.tolerate if isinstance(limits.tolerate, float) else None
+        count = None if part is not None or limits.tolerate is None else int(limits.tolerate)
+        asks = limits.tolerate is not None
+
         def make(step: Step, next: tuple[str, ...], needs: int) -> Node:
-            return Each(step.name, inner, next, needs, expect, step.data)
+            return Each(step.name, inner, next, needs, expect, step.data, None, asks, limits.at_once, count, part)
 
         step = self._step("each", make)
         step.data["items"] = self._plain(form_of(items), step)
@@ -106,7 +125,7 @@ class Tracer:
         inner = self._flow(region, step.name, Slo(), result)
         return Symbol(["node", step])
 
-    def when(self, condition: Symbol, branches: Mapping[str, Callable[[], Any]]) -> Symbol:
+    def when(self, condition: Symbol, branches: Mapping[str, Callable[[], Any]]) -> Any:
         def make(step: Step, next: tuple[str, ...], needs: int) -> Node:
             return Choice(step.name, tuple(branch.first() for branch in step.inner), needs, (), step.data)
 
@@ -139,11 +158,12 @@ class Tracer:
     # ------------------------------------------------------------- regions
 
     def _inside(self, region: Region, body: Callable[[], Any]) -> Any:
-        outside, self._region = self._region, region
+        outside, after = self._region, self._after
+        self._region, self._after = region, {}
         try:
             return body()
         finally:
-            self._region = outside
+            self._region, self._after = outside, after
 
     def _step(self, name: str, make: Callable[[Step, tuple[str, ...], int], Node], region: Region | None = None) -> Step:
         """Names are unique over all regions: an expression finds a step outside its own by name alone."""
@@ -154,6 +174,8 @@ class Tracer:
         unique = name if count == 1 else f"{name}-{count}"
         self._used.setdefault(unique, 1)
         step = Step(unique, region or self._region, make)
+        if region is None:
+            step.waits_for.update(self._after)
         step.region.steps.append(step)
         return step
 
@@ -186,6 +208,9 @@ class Tracer:
         if head == "node":
             self._depend(form[1], user, where)
             return ["node", form[1].name, *form[2:]]
+        if head == "inside":  # of a block that has ended: its steps are seen from here, and it is what is waited for
+            self._depend(form[1], user, where)
+            return ["node", form[2].name, *form[3:]]
         if head == "item":
             if form[1] is where.scope:
                 return ["item", *form[2:]]
@@ -210,7 +235,7 @@ class Tracer:
                     hint="return it from the lambda, and use what each or when returns",
                 )
             user, where = where.owner, where.owner.region
-        if user is not None:
+        if user is not None and user is not used:
             user.waits_for[used] = None
 
 

@@ -12,6 +12,8 @@ import lamina
 
 _HOME = os.path.dirname(os.path.abspath(lamina.__file__)) + os.sep
 MAX_TRACE_CHARS = 20_000
+READS_A_LINE = "lamina_reads"
+"""A method of ours that works through user code: `node` is where it is in `self.file`."""
 
 E = TypeVar("E", bound=BaseException)
 
@@ -76,5 +78,7 @@ def user_place() -> str:
     """The line of user code that led here, as in "app.py:12"."""
     frame = sys._getframe(1)
     while frame.f_back is not None and is_ours(frame.f_code.co_filename):
+        if frame.f_code.co_name == READS_A_LINE:  # a workflow that is read, not run: its lines are no frames
+            return f"{os.path.basename(frame.f_locals['self'].file)}:{frame.f_locals['node'].lineno}"
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -28,6 +28,11 @@ _BY_CODE: dict[str, type[LaminaError]] = {
         errors.WorkerLost,
         errors.LoadFailed,
         errors.Cancelled,
+        errors.NotFound,
+        errors.Conflict,
+        errors.StoreDown,
+        errors.Unauthorized,
+        errors.Forbidden,
     )
 }
 _BY_STATUS: dict[int, type[LaminaError]] = {

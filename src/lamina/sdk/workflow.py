@@ -6,14 +6,17 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from lamina.core.flow import Flow
 from lamina.errors import BadFlow, BadValue, LaminaError
 from lamina.sdk.binding import Param, defaults_of, params_of
+from lamina.sdk.recorder import Recorder
 from lamina.sdk.remote import Remote
+from lamina.sdk.symbols import Pending
+from lamina.sdk.tensors import Signature, signature_of
 from lamina.sdk.tracing import Direct, Tracer, mode
-from lamina.sdk.user_errors import clean, message_of
+from lamina.sdk.user_errors import clean, message_of, user_place
 from lamina.types import Slo
 
 if TYPE_CHECKING:
@@ -34,11 +37,7 @@ class Workflow(Remote, Generic[P, R]):
 
     def __init__(self, app: App, target: Callable[P, R], name: str, slo: Slo, place: str) -> None:
         self.target = target
-        if inspect.iscoroutinefunction(target):
-            raise BadFlow(
-                f"{place}: an async def workflow is not supported yet",
-                hint="write a plain def; steps that do not use each other's results run at once anyway",
-            )
+        self.is_async = inspect.iscoroutinefunction(target)
         if not inspect.isfunction(target):
             raise BadFlow(f"{place}: a workflow is made of a plain function", hint="decorate a def")
         self.app = app
@@ -47,6 +46,11 @@ class Workflow(Remote, Generic[P, R]):
         self.place = place
         self.params: tuple[Param, ...] = params_of(target, place)
         functools.update_wrapper(self, target, updated=())
+
+    @cached_property
+    def signature(self) -> Signature:
+        """Its inputs and outputs as tensors, as far as its annotations tell."""
+        return signature_of(getattr(self, "target", None), self.params)  # states have none
 
     @property
     def doc(self) -> str:
@@ -57,12 +61,16 @@ class Workflow(Remote, Generic[P, R]):
 
     @cached_property
     def flow(self) -> Flow:
-        """The graph, traced when it is first asked for."""
-        tracer = Tracer(self.name, self.app.functions)
+        """The graph, traced or read when it is first asked for."""
+        tracer = Recorder(self.name, self.app.functions) if self.is_async else Tracer(self.name, self.app.functions)
         token = mode.set(tracer)
         try:
             body: Callable[..., Any] = self.target
             symbols = {name: tracer.parameter(name, default) for name, default in defaults_of(body).items()}
+            if isinstance(tracer, Recorder):
+                from lamina.sdk.reading import read
+
+                return tracer.finish(self.slo, read(body, tracer, symbols))
             return tracer.finish(self.slo, body(**symbols))
         except LaminaError:
             raise
@@ -75,10 +83,31 @@ class Workflow(Remote, Generic[P, R]):
             mode.reset(token)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Computes in process. Inside another workflow it is part of that one."""
-        if mode.get() is not None:
-            return self.target(*args, **kwargs)
-        return self._direct(Direct(), args, kwargs)
+        """Computes in process, an `async def` when awaited. Inside another workflow it is part of that one."""
+        where = mode.get()
+        if where is None:
+            if self.is_async:
+                return cast(R, self._awaited(Direct(is_async=True), args, kwargs))
+            return self._direct(Direct(), args, kwargs)
+        return cast(R, self._inside(where, args, kwargs))
+
+    def _inside(self, where: Tracer | Direct, args: Any, kwargs: Any) -> Any:
+        if isinstance(where, Recorder) and not where.eager:
+            if not self.is_async:
+                return Pending(f"{self.name}(...)", lambda: where.plainly(lambda: self.target(*args, **kwargs)))
+            from lamina.sdk.reading import read
+
+            given = inspect.signature(self.target).bind(*args, **kwargs)
+            given.apply_defaults()
+            return Pending(f"{self.name}(...)", lambda: read(self.target, where, given.arguments))
+        if self.is_async and not getattr(where, "is_async", False):
+            raise BadFlow(
+                f"{user_place()}: {self.name!r} is an async def, called in a plain def workflow",
+                hint="make the outer one an async def and await the inner one",
+            )
+        if isinstance(where, Direct) and where.is_async and not self.is_async:
+            return Pending(f"{self.name}(...)", lambda: self._direct(Direct(where.mocks), args, kwargs))
+        return self.target(*args, **kwargs)
 
     def local(self, *args: Any, mocks: Mapping[str, Callable[..., Any]] | None = None, **kwargs: Any) -> Any:
         """Computes in process, with the functions named in `mocks` replaced."""
@@ -87,6 +116,10 @@ class Workflow(Remote, Generic[P, R]):
         if unknown := sorted(mocks.keys() - self.app.functions.keys()):
             known = ", ".join(self.app.functions)
             raise BadValue(f"mocks: no function {unknown[0]!r} in app {self.app.name!r}", hint=f"there is {known}")
+        if self.is_async:
+            import asyncio
+
+            return asyncio.run(self._awaited(Direct(mocks, is_async=True), args, kwargs))
         return self._direct(Direct(mocks), args, kwargs)
 
     def to_asl(self, dialect: Dialect = "strict") -> dict[str, Any]:
@@ -116,6 +149,13 @@ class Workflow(Remote, Generic[P, R]):
         from lamina.sdk.states import from_asl
 
         return from_asl(source, **options)
+
+    async def _awaited(self, direct: Direct, args: Any, kwargs: Any) -> Any:
+        token = mode.set(direct)
+        try:
+            return await cast(Any, self.target(*args, **kwargs))
+        finally:
+            mode.reset(token)
 
     def _direct(self, direct: Direct, args: Any, kwargs: Any) -> R:
         token = mode.set(direct)

@@ -15,7 +15,7 @@ from itertools import islice
 from msgspec.structs import replace
 
 from lamina.core.flow import Flow, function_flow
-from lamina.planner.goals import function_goals_us, function_rates
+from lamina.planner.applied.goals import function_goals_us, function_rates
 from lamina.sim.scenario import Scenario
 from lamina.sim.workload import Load
 from lamina.types import Slo

@@ -27,7 +27,7 @@ from lamina.core.events import (
     InstanceReady,
     Resolved,
 )
-from lamina.core.run import Scope
+from lamina.core.scope import Scope
 from lamina.core.state import Batch, Instance
 from lamina.planner.neighbours import Running
 from lamina.predict.interference import Crowd

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 SUB_BITS = 7
 """A power of two is cut into 128 buckets, so the middle of a bucket is within 0.4 % of all that is in it."""
 
@@ -14,19 +16,14 @@ class Histogram:
     __slots__ = ("_counts", "count", "largest_us", "total_us")
 
     def __init__(self) -> None:
-        self._counts = [0] * 4096
+        self._counts: defaultdict[int, int] = defaultdict(int)  #: by bucket: most are empty, and there may be many histograms
         self.count = 0
         self.total_us = 0
         self.largest_us = 0
 
     def add(self, us: int) -> None:
         shift = us.bit_length() - SUB_BITS - 1
-        place = us if shift <= 0 else (shift << SUB_BITS) + (us >> shift)
-        try:
-            self._counts[place] += 1
-        except IndexError:
-            self._counts.extend([0] * (place + 1 - len(self._counts)))
-            self._counts[place] += 1
+        self._counts[us if shift <= 0 else (shift << SUB_BITS) + (us >> shift)] += 1
         self.count += 1
         self.total_us += us
         if us > self.largest_us:
@@ -58,16 +55,14 @@ class Histogram:
         return self.total_us / self.count if self.count else 0.0
 
     def join(self, other: Histogram) -> None:
-        if len(other._counts) > len(self._counts):
-            self._counts.extend([0] * (len(other._counts) - len(self._counts)))
-        for place, count in other._filled():
+        for place, count in other._counts.items():
             self._counts[place] += count
         self.count += other.count
         self.total_us += other.total_us
         self.largest_us = max(self.largest_us, other.largest_us)
 
     def _filled(self) -> list[tuple[int, int]]:
-        return [(place, count) for place, count in enumerate(self._counts) if count]
+        return sorted(self._counts.items())
 
     def _middle_us(self, place: int) -> float:
         if place < _EXACT:
@@ -80,24 +75,23 @@ class Histogram:
 class Series:
     """Something added up per stretch of time. When the run outgrows the stretches, they double."""
 
-    __slots__ = ("sums", "width_us")
+    __slots__ = ("_end_us", "sums", "width_us")
 
     def __init__(self, bins: int = 256, width_us: int = 1_000) -> None:
         self.sums = [0.0] * bins
         self.width_us = width_us
+        self._end_us = bins * width_us
 
     def add(self, at_us: int, amount: float = 1.0) -> None:
-        place = at_us // self.width_us
-        if place >= len(self.sums):
-            place = self._grow(at_us)
-        self.sums[place] += amount
+        if at_us >= self._end_us:
+            self._grow(at_us)
+        self.sums[at_us // self.width_us] += amount
 
     def add_span(self, start_us: int, end_us: int, per_us: float) -> None:
         """The same, spread over a stretch of time."""
-        width_us = self.width_us
-        if end_us >= width_us * len(self.sums):
+        if end_us >= self._end_us:
             self._grow(end_us)
-            width_us = self.width_us
+        width_us = self.width_us
         first = start_us // width_us
         last = end_us // width_us
         if first == last:
@@ -108,14 +102,14 @@ class Series:
             self.sums[place] += width_us * per_us
         self.sums[last] += (end_us - last * width_us) * per_us
 
-    def _grow(self, at_us: int) -> int:
+    def _grow(self, at_us: int) -> None:
         bins = len(self.sums)
-        while at_us // self.width_us >= bins:
+        while at_us >= self._end_us:
             self.width_us *= 2
+            self._end_us *= 2
             self.sums = [self.sums[i] + self.sums[i + 1] for i in range(0, bins, 2)] + [0.0] * (bins // 2)
-        return at_us // self.width_us
 
     def widen(self, width_us: int) -> None:
         """Make the stretches at least so wide, so that several series share one axis."""
         while self.width_us < width_us:
-            self._grow(self.width_us * len(self.sums))
+            self._grow(self._end_us)

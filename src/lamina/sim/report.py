@@ -43,22 +43,20 @@ class Report:
         self._targets = {name: _Target(slo) for name, slo in slos.items()}
         self._open: dict[str, _Target] = {}
         self._progress = progress
-        self.offered = 0
         self.last_us = 0  #: when the last call came
         self._over_time, self._good = Series(), Series()
 
     def count(self, calls: Iterable[Call]) -> Iterator[Call]:
         """The same calls, seen."""
-        targets, still_open, over_time = self._targets, self._open, self._over_time
+        targets, still_open, add, progress = self._targets, self._open, self._over_time.add, self._progress
         for number, call in enumerate(calls, 1):
             target = targets[call.target]
             target.offered += 1
             still_open[call.id] = target
-            over_time.add(call.arrived_us)
-            self.offered = number
             self.last_us = call.arrived_us
-            if number % _EVERY == 0 and self._progress is not None:
-                self._progress(number, call.arrived_us)
+            add(call.arrived_us)
+            if progress is not None and number % _EVERY == 0:
+                progress(number, call.arrived_us)
             yield call
 
     def on_end(self, now_us: int, ending: Ending) -> None:
@@ -77,6 +75,10 @@ class Report:
             target.refused[ending.reason] = target.refused.get(ending.reason, 0) + 1
         else:
             target.failed[ending.error] = target.failed.get(ending.error, 0) + 1
+
+    @property
+    def offered(self) -> int:
+        return sum(target.offered for target in self._targets.values())
 
     @property
     def unanswered(self) -> int:

@@ -10,8 +10,8 @@ from typing import Any
 from lamina.core.flow import Flow, Node, Task
 from lamina.lab.experiments._esg_world import APPLICATIONS, MODELS, SETTINGS, smallest_us, table
 from lamina.planner.build import plan
+from lamina.planner.esg.search import brute_force, esg_1q
 from lamina.planner.lookahead import Step
-from lamina.planner.search import brute_force, esg_1q
 
 THREE = "image-classification"
 TEN = [*MODELS, *list(MODELS)[:4]]

@@ -10,12 +10,12 @@ from itertools import product
 from typing import Any
 
 from lamina.lab import data
+from lamina.planner.fleet.packing import Packer
 from lamina.planner.glet import COMPAT, NETWORK_GBITS, POLICIES, REPAIRED, Catalogue, Planner, Task
 from lamina.planner.glet.capacity import Aborted
 from lamina.planner.glet.draft import Draft
 from lamina.planner.glet.model import SLACK_RPS
 from lamina.planner.glet.schedule import Wanted, schedule
-from lamina.planner.packing import Packer
 from lamina.predict import glet_world
 from lamina.predict.glet import read_catalogue
 from lamina.sim.scenario import Scenario

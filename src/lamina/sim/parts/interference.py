@@ -5,6 +5,9 @@ model = "bandwidth"            # from `bandwidth` of the profiles
 limit = 0.7
 
 [interference]
+model = "fitted"               # to measured co-locations; from `traits` of the profiles
+
+[interference]
 model = "linear"               # gpu-let's
 weights.2080ti = { own_l2 = 0.11, other_l2 = 0.72, own_dram = 0.35, other_dram = 0.09, base = 0.90 }
 use.resnet50.2080ti = { batch = [1, 32], l2 = [0.1, 0.4], dram = [0.1, 0.5] }
@@ -16,6 +19,7 @@ from collections.abc import Iterable
 
 from lamina.planner.glet.model import Weights
 from lamina.planner.neighbours import Interference
+from lamina.predict.beside import fitted_of
 from lamina.predict.interference import LIMIT, Linear, Use, bandwidth_of
 from lamina.predict.profile import Profile
 from lamina.sim.fields import Field, needed
@@ -25,13 +29,18 @@ _WEIGHTS = ("own_l2", "other_l2", "own_dram", "other_dram", "base")
 
 def read_interference(field: Field, profiles: Iterable[Profile], functions: Iterable[str]) -> Interference:
     fields = field.table("model", "limit", "weights", "use")
-    model = fields["model"].word("bandwidth", "linear") if "model" in fields else "bandwidth"
+    model = fields["model"].word("bandwidth", "fitted", "linear") if "model" in fields else "bandwidth"
     if model == "bandwidth":
         for key in ("weights", "use"):
             if key in fields:
                 raise fields[key].error("means nothing for bandwidth", 'model = "linear" takes weights and use')
         limit = fields["limit"].share() if "limit" in fields else LIMIT
         return bandwidth_of(profiles, limit)
+    if model == "fitted":
+        for key in ("limit", "weights", "use"):
+            if key in fields:
+                raise fields[key].error("means nothing for fitted", "it takes the traits of the profiles")
+        return fitted_of(profiles)
     if "limit" in fields:
         raise fields["limit"].error("means nothing for linear", 'model = "bandwidth" takes a limit')
     weights = {

@@ -1,0 +1,86 @@
+"""Does the server keep what its OpenAPI document says? Generated requests, none of which may be answered with a 5xx.
+
+`python -m benchmarks.contract [CASES]`: 10,000 by default. Needs schemathesis.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+
+from benchmarks.servers import free_port, started, wait_for
+
+APP = '''
+from typing import Annotated
+
+import numpy as np
+
+import lamina
+from lamina import Tensor
+
+app = lamina.App("contract")
+ONE = lamina.Scale(min=1, max=1)
+Row = Annotated[np.ndarray, Tensor("FP32", [4])]
+
+
+@app.function(scale=ONE)
+def echo(x):
+    return x
+
+
+@app.function(scale=ONE, batch=8)
+def double(x: list[Row]) -> list[Row]:
+    with np.errstate(over="ignore"):
+        return [2 * row for row in x]
+
+
+@app.function(scale=ONE)
+def shout(text: Annotated[list, Tensor("BYTES", [-1])]) -> Annotated[list, Tensor("BYTES", [-1])]:
+    return [word.upper() for word in text]
+
+
+@app.function(scale=ONE)
+def flip(mask: Annotated[np.ndarray, Tensor("BOOL", [2])], by: Annotated[np.ndarray, Tensor("INT64", [2])]) -> dict:
+    return {"mask": mask, "by": by}
+
+
+@app.workflow()
+def twice(x):
+    return echo(echo(x))
+'''
+
+
+def run(cases: int) -> tuple[int, str]:
+    """How many requests were made, and what was wrong with the answers."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "contract_app.py"
+        file.write_text(APP)
+        port = free_port()
+        command = [sys.executable, "-m", "lamina", "serve", str(file), "--port", str(port), "--json", "--store", "none"]
+        with started(command):
+            url = f"http://127.0.0.1:{port}"
+            wait_for(f"{url}/readyz", None)
+            with urllib.request.urlopen(f"{url}/openapi.json") as answer:
+                operations = answer.read().count(b'"operationId"')
+            each = max(1, -(-cases // operations))
+            test = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", "--seed", "1"]
+            test += ["--max-examples", str(each), "--checks", "not_a_server_error", "--phases", "examples,coverage,fuzzing"]
+            test += ["--mode", "all", "--suppress-health-check", "all", "--no-color"]
+            said = subprocess.run(test, capture_output=True, text=True, cwd=folder, check=False)
+        found = re.search(r"([\d,]+) generated", said.stdout)
+        made = int(found[1].replace(",", "")) if found else 0
+        return made, "" if said.returncode == 0 else said.stdout[-14000:] + said.stderr[-1000:]
+
+
+def main() -> None:
+    made, wrong = run(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000)
+    print(f"{made:,} requests generated; " + (wrong or "no 5xx"))
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

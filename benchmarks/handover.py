@@ -1,0 +1,113 @@
+"""A value from one step to the next: in shared memory, against copies through the gateway and against plain calls.
+
+`workflow` is the time of a workflow of two steps on real workers, loop and all but HTTP. `sockets` is the same with shared memory
+switched off: the value then travels to the gateway and on in frames. `client` is a client that calls one function, gets the
+value over HTTP and sends it to the other. `plain` is two Python calls. Medians; everything else in the run is the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+
+import lamina
+from benchmarks.report import Report
+from benchmarks.servers import APPS
+from lamina import policies, values
+from lamina.core.actions import Reply
+from lamina.core.controller import Controller
+from lamina.gateway.serve import open_gateway
+from lamina.live.data import Data
+from lamina.live.local import LocalEngine, LocalLimits
+from lamina.live.loop import Ending, LiveLoop
+from lamina.live.start import open_local
+from lamina.predict import online
+from lamina.predict.table import Table
+from lamina.sdk.load import load_app
+from lamina.types import Slo, call_for
+
+APP = str(APPS / "handover.py")
+SIZES = {"1 KB": 1_000, "600 KB": 600_000, "20 MB": 20_000_000}
+TRIES = {"1 KB": 300, "600 KB": 200, "20 MB": 40}
+GOAL_FROM = 600_000
+NO_MEMORY = LocalLimits(pool_bytes=0, worker_pool_bytes=0, spill_bytes=0, worker_spill_bytes=0)
+
+Times = dict[str, float]
+
+
+def run(report: Report) -> None:
+    shared = asyncio.run(_workflow(LocalLimits()))
+    sockets = asyncio.run(_workflow(NO_MEMORY))
+    client = asyncio.run(_client())
+    plain = _plain()
+    for name, size in SIZES.items():
+        details = {"workflow_ms": shared[name], "sockets_ms": sockets[name], "client_ms": client[name], "plain_ms": plain[name]}
+        goal = {"least": 3.0} if size >= GOAL_FROM else {}
+        report.add(f"{name}: copying through the gateway, of shared memory", client[name] / shared[name], "x", **goal, **details)
+        moved, copied = (times[name] - times["1 KB"] for times in (shared, sockets))
+        if size >= GOAL_FROM:
+            report.add(f"{name}: the copy alone, frames of shared memory", copied / max(moved, 1e-3), "x", least=3.0)
+        report.add(f"{name}: a workflow over two plain calls", shared[name] - plain[name], "ms")
+
+
+async def _workflow(limits: LocalLimits) -> Times:
+    app = load_app(APP)
+    engine = LocalEngine(APP, limits=limits)
+    controller = Controller(policies.build("edf"), online.Predictor(Table([])))
+    loop = LiveLoop(controller, engine, Data(engine.pool, engine.reader, engine.release))
+    await loop.start(app.deployed())
+    count = 0
+
+    async def once(size: int) -> None:
+        nonlocal count
+        count += 1
+        done: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        call = call_for(f"c{count}", "hand_over", loop.now_us(), Slo(timeout_us=60_000_000))
+        loop.submit(call, {"size": values.encode(size)}, done.set_result)
+        assert isinstance(await done, Reply)
+
+    try:
+        return {name: await _median(once, size, TRIES[name]) for name, size in SIZES.items()}
+    finally:
+        await loop.stop()
+
+
+async def _client() -> Times:
+    gateway = await open_gateway(open_local(APP))
+    try:
+        async with lamina.AsyncClient(gateway.url) as client:
+
+            async def once(size: int) -> None:
+                value = await client.call("make", {"size": size}, kind="functions")
+                await client.call("take", {"x": value}, kind="functions")
+
+            return {name: await _median(once, size, TRIES[name] // 2) for name, size in SIZES.items()}
+    finally:
+        await gateway.stop(5)
+
+
+def _plain() -> Times:
+    app = load_app(APP)
+    make, take = app.functions["make"], app.functions["take"]
+    found = {}
+    for name, size in SIZES.items():
+        times = []
+        for _ in range(100):
+            begin = time.perf_counter()
+            take(make(size))
+            times.append(time.perf_counter() - begin)
+        found[name] = statistics.median(times) * 1e3
+    return found
+
+
+async def _median(once: Callable[[int], Awaitable[None]], size: int, tries: int) -> float:
+    for _ in range(5):
+        await once(size)
+    times = []
+    for _ in range(tries):
+        begin = time.perf_counter()
+        await once(size)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times) * 1e3

@@ -1,0 +1,185 @@
+"""Who is this, and what may they do? All that is needed for an answer is in memory; what changes is written down first.
+
+One server writes a store at a time, so what it has read at its start and changed since is the truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from lamina.access import book, passwords
+from lamina.access.attempts import Attempts
+from lamina.access.records import Deed, Identity, Person, Secret, Token
+from lamina.errors import LaminaError, Unauthorized
+from lamina.store.base import Session, Store, Work
+from lamina.types import Tenant
+
+T = TypeVar("T")
+
+SESSION_S = 1_800
+"""Of people: long enough for a piece of work, short enough to be lost."""
+
+MOST_SESSIONS = 10_000
+AT_ONCE = 2
+"""Passwords checked at the same time: each takes a core and 64 MiB."""
+
+
+class Visit(Struct, frozen=True):
+    identity: Identity
+    until_us: int
+
+
+def wall_us() -> int:
+    return time.time_ns() // 1_000
+
+
+class Access:
+    def __init__(self, store: Store, now_us: Callable[[], int] = wall_us) -> None:
+        self._store = store
+        self.now_us = now_us
+        self.people: dict[str, Person] = {}
+        self.tokens: dict[str, Token] = {}  #: by digest
+        self.tenants: dict[str, Tenant] = {}
+        self.secrets: dict[str, Secret] = {}
+        self._visits: dict[str, Visit] = {}
+        self._attempts = Attempts()
+        self._slow = asyncio.Semaphore(AT_ONCE)
+        self.changed: list[Callable[[], None]] = []  #: called after every change
+
+    async def load(self) -> None:
+        def work(db: Session) -> tuple[dict[str, Person], dict[str, Token], dict[str, Tenant], dict[str, Secret]]:
+            return (
+                book.everything(db, Person),
+                book.everything(db, Token),
+                book.everything(db, Tenant),
+                book.everything(db, Secret),
+            )
+
+        self.people, tokens, self.tenants, self.secrets = await self.read(work)
+        self.tokens = {token.digest: token for token in tokens.values()}
+        for tell in self.changed:
+            tell()
+
+    def usable_tokens(self) -> int:
+        now_us = self.now_us()
+        return sum(token.expires_us > now_us for token in self.tokens.values())
+
+    def environment(self, tenant: str) -> dict[str, str]:
+        """The secrets of a tenant as its functions see them: `LAMINA_SECRET_NAME`."""
+        mine = [secret for secret in self.secrets.values() if secret.tenant == tenant]
+        return {f"LAMINA_SECRET_{re.sub(r'[^A-Z0-9]', '_', one.name.upper())}": one.value for one in mine}
+
+    def give_secrets(self, engine: Any, tenant_of: Callable[[str], str] = lambda function: "") -> None:
+        """Workers started from now on have them; those that stand keep what they were started with."""
+        local = getattr(engine, "local", engine)
+        if hasattr(local, "environment"):
+            local.environment = lambda function: self.environment(tenant_of(function))
+
+    # ---------------------------------------------------------------------- who
+
+    def who(self, token: str) -> Identity:
+        """Looked up by its hash: how long that takes says nothing about the token."""
+        digest = passwords.digest(token)
+        known = self.tokens.get(digest)
+        now_us = self.now_us()
+        if known is not None and hmac.compare_digest(known.digest, digest):
+            if known.expires_us <= now_us:
+                raise Unauthorized("the token has expired", hint="ask for a new one: lamina token create")
+            return known.identity()
+        visit = self._visits.get(digest)
+        if visit is None or visit.until_us <= now_us:
+            self._visits.pop(digest, None)
+            raise Unauthorized("nobody has this token", hint="log in again, or ask for a new one")
+        return visit.identity
+
+    async def log_in(self, name: str, password: str) -> tuple[str, Visit]:
+        """A token for a session, and whose it is."""
+        now_us = self.now_us()
+        self._attempts.check(name, now_us)
+        person = self.people.get(name)
+        known = person.password if person is not None else ""
+        async with self._slow:
+            right = await asyncio.to_thread(passwords.fits, password, known)
+        if not right or person is None:
+            self._attempts.failed(name, now_us)
+            await self.note(Identity("", name[:63], frozenset()), "log-in", ok=False)
+            raise Unauthorized("name or password is wrong", hint="who was invited signs up first")
+        self._attempts.succeeded(name)
+        token = passwords.drawn("lms")
+        visit = Visit(Identity(person.tenant, person.name, frozenset(person.scopes)), now_us + SESSION_S * 1_000_000)
+        while len(self._visits) >= MOST_SESSIONS:
+            del self._visits[next(iter(self._visits))]
+        self._visits[passwords.digest(token)] = visit
+        await self.note(visit.identity, "log-in")
+        return token, visit
+
+    def log_out(self, token: str) -> None:
+        self._visits.pop(passwords.digest(token), None)
+
+    def forget_visits(self, name: str) -> None:
+        self._visits = {key: visit for key, visit in self._visits.items() if visit.identity.name != name}
+
+    async def sign_up(self, name: str, password: str, code: str) -> None:
+        """With the code of an invitation, once."""
+        now_us = self.now_us()
+        self._attempts.check(name, now_us)
+        person = self.people.get(name)
+        given = passwords.digest(code)
+        if person is None or not person.code or not hmac.compare_digest(person.code, given) or person.code_until_us <= now_us:
+            self._attempts.failed(name, now_us)
+            raise Unauthorized("no such invitation", hint="ask for one: lamina user invite")
+        async with self._slow:
+            known = await asyncio.to_thread(passwords.hashed, password)
+        signed = Person(name=name, tenant=person.tenant, scopes=person.scopes, created_us=person.created_us, password=known)
+        who = Identity(person.tenant, name, frozenset(person.scopes))
+        await self.change(who, "sign-up", name, lambda db: book.put(db, signed, name, now_us))
+
+    # ------------------------------------------------------------------ changes
+
+    async def change(self, who: Identity, what: str, subject: str, work: Work[T], note: str = "") -> T:
+        """Done and written into the audit log in one transaction; then known here."""
+        deed = Deed(at_us=self.now_us(), who=who.name, tenant=who.tenant, what=what, subject=subject, note=note)
+        lot = secrets.token_hex(4)
+
+        def both(db: Session) -> T:
+            done = work(db)
+            book.record(db, deed, lot)
+            return done
+
+        done = await self.write(both)
+        await self.load()
+        return done
+
+    async def note(self, who: Identity, what: str, subject: str = "", *, ok: bool = True, note: str = "") -> None:
+        deed = Deed(at_us=self.now_us(), who=who.name, tenant=who.tenant, what=what, subject=subject, ok=ok, note=note)
+        lot = secrets.token_hex(4)
+        await self.write(lambda db: book.record(db, deed, lot))
+
+    def write(self, work: Work[T]) -> Awaitable[T]:
+        return _future(lambda done: self._store.write(work, done))
+
+    def read(self, work: Work[T]) -> Awaitable[T]:
+        return _future(lambda done: self._store.read(work, done))
+
+
+def _future(ask: Callable[[Callable[[T | LaminaError], None]], None]) -> Awaitable[T]:
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    def done(result: T | LaminaError) -> None:
+        if future.done():
+            return
+        if isinstance(result, LaminaError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    ask(done)
+    return future

@@ -1,0 +1,30 @@
+"""Wrong passwords make the next try wait: twice as long each time, for this name alone."""
+
+from __future__ import annotations
+
+from lamina.errors import Refused
+
+FREE = 5
+LONGEST_S = 300
+MOST_NAMES = 10_000
+
+
+class Attempts:
+    def __init__(self) -> None:
+        self._failed: dict[str, tuple[int, int]] = {}  #: how often in a row, and when next
+
+    def check(self, name: str, now_us: int) -> None:
+        _, until_us = self._failed.get(name, (0, 0))
+        if now_us < until_us:
+            wait_s = (until_us - now_us) / 1e6
+            raise Refused("too many wrong tries", reason="tries", retry_after_s=wait_s, hint=f"wait {wait_s:.0f} s")
+
+    def failed(self, name: str, now_us: int) -> None:
+        count = self._failed.get(name, (0, 0))[0] + 1
+        wait_s = min(LONGEST_S, 2 ** (count - FREE)) if count >= FREE else 0
+        while len(self._failed) >= MOST_NAMES:
+            del self._failed[next(iter(self._failed))]
+        self._failed[name] = (count, now_us + wait_s * 1_000_000)
+
+    def succeeded(self, name: str) -> None:
+        self._failed.pop(name, None)

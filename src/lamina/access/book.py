@@ -1,0 +1,70 @@
+"""Where access is written down: works for `Store.write` and `Store.read`, over small typed values by scope and key.
+
+A work may be run again, so whatever is drawn by lot is drawn before and handed in.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from lamina.access.records import Deed, Person, Secret, Token
+from lamina.errors import Conflict, NotFound
+from lamina.store import kv
+from lamina.store.base import Session
+from lamina.types import Tenant
+
+T = TypeVar("T", bound=Struct)
+
+_SCOPES: dict[type[Struct], str] = {
+    Person: "access/people",
+    Token: "access/tokens",
+    Tenant: "access/tenants",
+    Secret: "access/secrets",
+    Deed: "access/deeds",
+}
+_PAGE = 500
+
+
+def put(db: Session, record: Struct, key: str, now_us: int) -> None:
+    kv.put(db, _SCOPES[type(record)], key, "record", msgspec.json.encode(record), now_us)
+
+
+def add(db: Session, record: Struct, key: str, now_us: int) -> None:
+    if kv.get(db, _SCOPES[type(record)], key) is not None:
+        raise Conflict(f"{key!r} is there already", hint="choose another name, or remove it first")
+    put(db, record, key, now_us)
+
+
+def get(db: Session, kind: type[T], key: str) -> T | None:
+    entry = kv.get(db, _SCOPES[kind], key)
+    return None if entry is None else msgspec.json.decode(entry.value, type=kind)
+
+
+def remove(db: Session, kind: type[Struct], key: str) -> None:
+    if not kv.delete(db, _SCOPES[kind], key):
+        raise NotFound(f"no {kind.__name__.lower()} {key!r}", hint="list them to see what is there")
+
+
+def everything(db: Session, kind: type[T]) -> dict[str, T]:
+    """By key. Of these there are few: only deeds are many, and those are read in pages."""
+    found: dict[str, T] = {}
+    after = ""
+    while True:
+        page = kv.entries(db, _SCOPES[kind], after=after, limit=_PAGE)
+        found |= {entry.key: msgspec.json.decode(entry.value, type=kind) for entry in page}
+        if len(page) < _PAGE:
+            return found
+        after = page[-1].key
+
+
+def record(db: Session, deed: Deed, lot: str) -> None:
+    """In the same transaction as what was done. `lot` tells deeds of one microsecond apart."""
+    put(db, deed, f"{deed.at_us:020d}-{lot}", deed.at_us)
+
+
+def deeds(db: Session, after: str = "", limit: int = 100) -> list[tuple[str, Deed]]:
+    page = kv.entries(db, _SCOPES[Deed], after=after, limit=limit)
+    return [(entry.key, msgspec.json.decode(entry.value, type=Deed)) for entry in page]

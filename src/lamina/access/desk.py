@@ -1,0 +1,238 @@
+"""What an administrator can do, each in one place for the command line and for HTTP: check, write down, tell.
+
+An administrator of a tenant manages that tenant; one of none ("") manages all, and alone sets limits.
+"""
+
+from __future__ import annotations
+
+import secrets as lots
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from lamina.access import book, passwords
+from lamina.access.access import Access
+from lamina.access.records import (
+    MAX_SECRET_CHARS,
+    Identity,
+    Person,
+    Secret,
+    Token,
+    checked_name,
+    checked_scopes,
+    checked_tenant,
+)
+from lamina.errors import BadValue, Forbidden, NotFound
+from lamina.types import Tenant
+from lamina.units import parse_us
+
+Given = Mapping[str, Any]
+LONGEST_US = 10 * 365 * 86_400_000_000
+INVITED_US = 7 * 86_400_000_000
+
+
+class Desk:
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self.deeds: dict[str, Callable[[Identity, Given], Awaitable[Any]]] = {
+            "token/create": self._token_create,
+            "token/list": self._token_list,
+            "token/revoke": self._token_revoke,
+            "tenant/set": self._tenant_set,
+            "tenant/list": self._tenant_list,
+            "tenant/remove": self._tenant_remove,
+            "user/invite": self._user_invite,
+            "user/list": self._user_list,
+            "user/remove": self._user_remove,
+            "secret/set": self._secret_set,
+            "secret/list": self._secret_list,
+            "secret/remove": self._secret_remove,
+            "audit/list": self._audit_list,
+        }
+
+    async def do(self, who: Identity, what: str, given: Given) -> Any:
+        deed = self.deeds.get(what)
+        if deed is None:
+            raise NotFound(f"nothing called {what[:60]!r} can be done here", hint=f"there is {', '.join(self.deeds)}")
+        if "admin" not in who.scopes:
+            raise Forbidden(f"{who.name} may not administer", hint="this takes the scope admin")
+        return await deed(who, given)
+
+    # -------------------------------------------------------------------- tokens
+
+    async def _token_create(self, who: Identity, given: Given) -> Any:
+        tenant = self._tenant_of(who, given)
+        name = checked_name(given.get("name", "token"), "name")
+        scopes = checked_scopes(given.get("scopes", ["invoke", "read"]))
+        now_us = self._access.now_us()
+        life_us = parse_us(str(given.get("expires", "30d")), "expires")
+        if not 0 < life_us <= LONGEST_US:
+            raise BadValue(f"expires: {given.get('expires')!r} is not a time from now on", hint="such as 30d")
+        text = passwords.drawn("lmt")
+        token = Token(
+            id=lots.token_hex(4),
+            digest=passwords.digest(text),
+            name=name,
+            tenant=tenant,
+            scopes=scopes,
+            created_us=now_us,
+            created_by=who.name,
+            expires_us=now_us + life_us,
+        )
+        await self._access.change(
+            who, "token/create", token.id, lambda db: book.add(db, token, token.id, now_us), f"{tenant}: {' '.join(scopes)}"
+        )
+        return {**_shown_token(token), "token": text}
+
+    async def _token_list(self, who: Identity, given: Given) -> Any:
+        return [_shown_token(token) for token in self._access.tokens.values() if _sees(who, token.tenant)]
+
+    async def _token_revoke(self, who: Identity, given: Given) -> Any:
+        token_id = str(given.get("id", ""))
+        found = [token for token in self._access.tokens.values() if token.id == token_id and _sees(who, token.tenant)]
+        if not found:
+            raise NotFound(f"no token {token_id[:40]!r}", hint="lamina token list")
+        await self._access.change(who, "token/revoke", token_id, lambda db: book.remove(db, Token, token_id))
+        return {"revoked": token_id}
+
+    # ------------------------------------------------------------------- tenants
+
+    async def _tenant_set(self, who: Identity, given: Given) -> Any:
+        _operator(who)
+        try:
+            tenant = checked_tenant(msgspec.convert(dict(given), Tenant))
+        except msgspec.ValidationError as error:
+            raise BadValue(f"tenant: {error}") from None
+        now_us = self._access.now_us()
+        limits = msgspec.json.encode(tenant).decode()
+        await self._access.change(who, "tenant/set", tenant.name, lambda db: book.put(db, tenant, tenant.name, now_us), limits)
+        return msgspec.to_builtins(tenant)
+
+    async def _tenant_list(self, who: Identity, given: Given) -> Any:
+        return [msgspec.to_builtins(tenant) for tenant in self._access.tenants.values() if _sees(who, tenant.name)]
+
+    async def _tenant_remove(self, who: Identity, given: Given) -> Any:
+        """With its tokens and its people: nobody is left who could call in its name."""
+        _operator(who)
+        name = checked_name(given.get("name"), "name")
+        tokens = [token.id for token in self._access.tokens.values() if token.tenant == name]
+        people = [person.name for person in self._access.people.values() if person.tenant == name]
+
+        def work(db: Any) -> None:
+            book.remove(db, Tenant, name)
+            for token_id in tokens:
+                book.remove(db, Token, token_id)
+            for person in people:
+                book.remove(db, Person, person)
+
+        await self._access.change(who, "tenant/remove", name, work)
+        for person in people:
+            self._access.forget_visits(person)
+        return {"removed": name, "tokens": len(tokens), "people": len(people)}
+
+    # -------------------------------------------------------------------- people
+
+    async def _user_invite(self, who: Identity, given: Given) -> Any:
+        tenant = self._tenant_of(who, given)
+        name = checked_name(given.get("name"), "name")
+        scopes = checked_scopes(given.get("scopes", ["invoke", "read"]))
+        now_us = self._access.now_us()
+        code = passwords.drawn("lmi")
+        person = Person(
+            name=name,
+            tenant=tenant,
+            scopes=scopes,
+            created_us=now_us,
+            code=passwords.digest(code),
+            code_until_us=now_us + INVITED_US,
+        )
+        await self._access.change(
+            who, "user/invite", name, lambda db: book.add(db, person, name, now_us), f"{tenant}: {' '.join(scopes)}"
+        )
+        return {**_shown_person(person), "code": code}
+
+    async def _user_list(self, who: Identity, given: Given) -> Any:
+        return [_shown_person(person) for person in self._access.people.values() if _sees(who, person.tenant)]
+
+    async def _user_remove(self, who: Identity, given: Given) -> Any:
+        name = checked_name(given.get("name"), "name")
+        person = self._access.people.get(name)
+        if person is None or not _sees(who, person.tenant):
+            raise NotFound(f"no user {name!r}", hint="lamina user list")
+        await self._access.change(who, "user/remove", name, lambda db: book.remove(db, Person, name))
+        self._access.forget_visits(name)
+        return {"removed": name}
+
+    # ------------------------------------------------------------------- secrets
+
+    async def _secret_set(self, who: Identity, given: Given) -> Any:
+        tenant = self._tenant_of(who, given)
+        name = checked_name(given.get("name"), "name")
+        value = given.get("value")
+        if not isinstance(value, str) or not 1 <= len(value) <= MAX_SECRET_CHARS:
+            raise BadValue(f"value: not a text of 1 to {MAX_SECRET_CHARS} characters")
+        now_us = self._access.now_us()
+        secret = Secret(tenant=tenant, name=name, value=value, changed_us=now_us)
+        await self._access.change(who, "secret/set", name, lambda db: book.put(db, secret, f"{tenant}/{name}", now_us), tenant)
+        return {"tenant": tenant, "name": name}
+
+    async def _secret_list(self, who: Identity, given: Given) -> Any:
+        """Names alone: what is in them is never told again."""
+        return [
+            {"tenant": secret.tenant, "name": secret.name, "changed_us": secret.changed_us}
+            for secret in self._access.secrets.values()
+            if _sees(who, secret.tenant)
+        ]
+
+    async def _secret_remove(self, who: Identity, given: Given) -> Any:
+        tenant = self._tenant_of(who, given)
+        name = checked_name(given.get("name"), "name")
+        await self._access.change(who, "secret/remove", name, lambda db: book.remove(db, Secret, f"{tenant}/{name}"), tenant)
+        return {"removed": name}
+
+    # --------------------------------------------------------------------- audit
+
+    async def _audit_list(self, who: Identity, given: Given) -> Any:
+        after, limit = str(given.get("after", "")), given.get("limit", 100)
+        if not isinstance(limit, int) or not 1 <= limit <= 1_000:
+            raise BadValue(f"limit: {str(limit)[:40]!r} is not from 1 to 1000")
+        page = await self._access.read(lambda db: book.deeds(db, after, limit))
+        return [{"key": key, **msgspec.to_builtins(deed)} for key, deed in page if _sees(who, deed.tenant)]
+
+    def _tenant_of(self, who: Identity, given: Given) -> str:
+        """Whose it is to be: the administrator's own tenant, or for one of none, any that exists."""
+        tenant = given.get("tenant", who.tenant)
+        if tenant == "" and not who.tenant:
+            return ""
+        tenant = checked_name(tenant, "tenant")
+        if not _sees(who, tenant):
+            raise Forbidden(f"{who.name} administers tenant {who.tenant!r} alone")
+        if tenant not in self._access.tenants:
+            raise NotFound(f"no tenant {tenant!r}", hint=f"make it first: lamina tenant set {tenant}")
+        return tenant
+
+
+def _operator(who: Identity) -> None:
+    if who.tenant:
+        raise Forbidden(f"{who.name} administers tenant {who.tenant!r} alone", hint="ask who runs this server")
+
+
+def _sees(who: Identity, tenant: str) -> bool:
+    return not who.tenant or who.tenant == tenant
+
+
+def _shown_token(token: Token) -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.to_builtins(token)
+    del shown["digest"]
+    return shown
+
+
+def _shown_person(person: Person) -> dict[str, Any]:
+    return {
+        "name": person.name,
+        "tenant": person.tenant,
+        "scopes": list(person.scopes),
+        "signed_up": bool(person.password),
+        "created_us": person.created_us,
+    }

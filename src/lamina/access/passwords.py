@@ -1,0 +1,57 @@
+"""Hashes: slow ones (argon2id) for what people choose, a plain SHA-256 for what we draw, which nobody can guess."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from functools import cache
+from typing import TYPE_CHECKING
+
+from lamina.errors import BadValue
+
+if TYPE_CHECKING:
+    from argon2 import PasswordHasher
+
+LEAST_CHARS, MOST_CHARS = 10, 256
+
+
+@cache
+def _hasher() -> PasswordHasher:
+    try:
+        from argon2 import PasswordHasher
+    except ImportError:
+        raise BadValue("people need argon2 to log in, and it is not installed", hint="pip install 'lamina[access]'") from None
+    return PasswordHasher()
+
+
+def hashed(password: str) -> str:
+    """Takes tens of milliseconds, on purpose."""
+    if not LEAST_CHARS <= len(password) <= MOST_CHARS:
+        raise BadValue(f"password: {len(password)} characters", hint=f"{LEAST_CHARS} to {MOST_CHARS}")
+    return _hasher().hash(password)
+
+
+@cache
+def _nobody() -> str:
+    return _hasher().hash(secrets.token_hex(16))
+
+
+def fits(password: str, known: str) -> bool:
+    """Against no hash at all it takes as long, and fails: how long an answer takes must not tell who exists."""
+    from argon2.exceptions import VerificationError
+
+    if len(password) > MOST_CHARS:
+        return False
+    try:
+        return _hasher().verify(known or _nobody(), password) and bool(known)
+    except VerificationError:
+        return False
+
+
+def drawn(prefix: str) -> str:
+    """A new token: 256 bits."""
+    return f"{prefix}_{secrets.token_urlsafe(32)}"
+
+
+def digest(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,124 @@
+"""Numbers to be drawn beside the steps of a flow: their time, the slack they leave, and the batch they have or could have.
+
+From profiles: a step's slack is what is left of the goal on the longest way through it, and the batch the largest whose
+extra time fits into that. From a run: what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from statistics import median
+from typing import Any
+
+from msgspec import Struct
+
+from lamina.asl.timeline import show
+from lamina.core.flow import Flow, inner_flows, ways_on
+
+Time = Callable[[str, int], int]
+"""Of a batch of a function, in microseconds; 0: nobody knows."""
+
+
+class Figure(Struct, frozen=True):
+    """`critical`: nothing takes longer than the way it is on."""
+
+    text: str
+    critical: bool = False
+
+
+def planned(flow: Flow, time_us: Time, batches: Mapping[str, int]) -> dict[str, Figure]:
+    """Per step, inner flows included. `batches` are the largest the functions take."""
+    goal_us = flow.slo.latency_us
+    through = _through(flow, lambda function: time_us(function, 1))
+    longest_us = max(through.values(), default=0)
+    found: dict[str, Figure] = {}
+    for task in flow.tasks():
+        alone_us = time_us(task.function, 1)
+        if not alone_us:
+            found[task.name] = Figure("no profile")
+            continue
+        slack_us = goal_us - through[task.name]
+        most = batches.get(task.function, 1)
+        sizes = sorted({most, *(2**n for n in range(most.bit_length()) if 2**n <= most)})
+        fitting = [size for size in sizes if not goal_us or time_us(task.function, size) - alone_us <= max(0, slack_us)]
+        said = [show(alone_us)]
+        if goal_us:
+            said.append(f"slack {show(slack_us)}" if slack_us >= 0 else f"late by {show(-slack_us)}")
+        said.append(f"batch {max(fitting, default=1)}")
+        found[task.name] = Figure(" · ".join(said), through[task.name] >= longest_us)
+    return found
+
+
+def _through(flow: Flow, task_us: Callable[[str], int], before_us: int = 0, after_us: int = 0) -> dict[str, int]:
+    """Per step, the longest time from the start of everything to its end by a way that leads through it."""
+    heads, tails = _heads(flow, task_us), flow.tails(task_us)
+    found: dict[str, int] = {}
+    for name, node in flow.nodes.items():
+        span_us = flow.span_us(name, task_us) - tails[name]
+        found[name] = before_us + heads[name] + span_us + tails[name] + after_us
+        for inner in inner_flows(node):
+            below = _through(inner, task_us, before_us + heads[name], tails[name] + after_us)
+            found |= {step: min(us, found[name]) for step, us in below.items()}  # a quorum does not wait for its slowest
+    return found
+
+
+def _heads(flow: Flow, task_us: Callable[[str], int]) -> dict[str, int]:
+    """Per node, the longest time from the start of the flow to its own; a loop counts once, and errors only where nothing else
+    leads."""
+    order: list[str] = []
+    state: dict[str, int] = {}
+    closing: set[tuple[str, str]] = set()
+    for root in flow.start:
+        stack = [(root, iter(ways_on(flow.nodes[root])))] if root not in state else []
+        state.setdefault(root, 1)
+        while stack:
+            name, rest = stack[-1]
+            for later in rest:
+                if state.get(later) == 1:
+                    closing.add((name, later))
+                elif later not in state:
+                    state[later] = 1
+                    stack.append((later, iter(ways_on(flow.nodes[later]))))
+                    break
+            else:
+                state[name] = 2
+                order.append(name)
+                stack.pop()
+    tails = flow.tails(task_us)
+    usual, todo = set(flow.start), list(flow.start)
+    while todo:
+        fresh = [later for later in flow.nodes[todo.pop()].next if later not in usual]
+        usual.update(fresh)
+        todo += fresh
+    heads = dict.fromkeys(flow.nodes, 0)
+    for name in reversed(order):
+        end_us = heads[name] + flow.span_us(name, task_us) - tails[name]
+        for later in ways_on(flow.nodes[name]):
+            if (name, later) not in closing and (later in flow.nodes[name].next or later not in usual):
+                heads[later] = max(heads[later], end_us)
+    return heads
+
+
+def observed(flow: Flow, events: Iterable[Mapping[str, Any]], deadline_us: int = 0) -> dict[str, Figure]:
+    """Per step, from the history of a run: the median of its calls, the slack after the last of them, the usual batch."""
+    known = list(events)
+    tasks = {task.name for task in flow.tasks()}
+    by_step: dict[str, list[Mapping[str, Any]]] = {}
+    for event in known:
+        if event["kind"] == "step" and event["step"] in tasks:
+            by_step.setdefault(event["step"], []).append(event)
+    found: dict[str, Figure] = {}
+    for name, calls in by_step.items():
+        ran = [call["ended_us"] - (call.get("began_us") or call["ended_us"]) for call in calls]
+        said = [(f"{len(calls)} x " if len(calls) > 1 else "") + show(round(median(ran)))]
+        waited = median((call.get("began_us") or call["ended_us"]) - call["queued_us"] for call in calls)
+        if waited >= 1_000:
+            said.append(f"queued {show(round(waited))}")
+        if deadline_us:
+            slack_us = deadline_us - max(call["ended_us"] for call in calls)
+            said.append(f"slack {show(slack_us)}" if slack_us >= 0 else f"late by {show(-slack_us)}")
+        said.append(f"batch {median(call.get('batch') or 1 for call in calls):g}")
+        found[name] = Figure(" · ".join(said), any(not call.get("ok") for call in calls))
+    for task in flow.tasks():
+        found.setdefault(task.name, Figure("not run"))
+    return found

@@ -1,0 +1,23 @@
+"""`lamina audit`: who did what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from lamina.cli._admin import administer, json_option, show, store_option, url_option, when
+
+
+@click.command()
+@click.option("--after", default="", help="Only what came after the line with this key.")
+@click.option("--limit", default=100, show_default=True, help="At most so many lines, from the oldest.")
+@url_option
+@store_option
+@json_option
+def command(after: str, limit: int, admin_url: str, place: str | None, as_json: bool) -> None:
+    """The audit log: log-ins, tokens, tenants, secrets and deployments, in order."""
+    rows: list[dict[str, Any]] = administer("audit/list", {"after": after, "limit": limit}, admin_url, place)
+    rows = [{**row, "at": when(row["at_us"]), "result": "done" if row["ok"] else "FAILED"} for row in rows]
+    columns = {"at": "WHEN", "who": "WHO", "what": "WHAT", "subject": "OF", "result": "", "note": "NOTE", "key": "KEY"}
+    show(rows, columns, as_json, "nothing yet")

@@ -1,0 +1,101 @@
+"""`lamina draw FILE WORKFLOW`: the steps of a workflow as a picture, with the time, slack and batch of each."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lamina.cli._shared import DEFAULT_URL
+from lamina.errors import BadValue
+
+
+@click.command()
+@click.argument("file", metavar="FILE[:APP]")
+@click.argument("workflow", required=False)
+@click.option("--profiles", type=click.Path(path_type=Path), help="Folder of profiles; default: `profiles` beside the app.")
+@click.option("--device", "kind", help="Kind of device to plan for; default: the first one there are profiles of.")
+@click.option("--run", "run_id", metavar="RUN", help="Show what was measured in this run instead.")
+@click.option("--url", default=lambda: os.environ.get("LAMINA_URL", DEFAULT_URL), help=f"Its server; default {DEFAULT_URL}.")
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path), help="File to write; default: WORKFLOW.svg. - is standard output."
+)
+def command(
+    file: str,
+    workflow: str | None,
+    profiles: Path | None,
+    kind: str | None,
+    run_id: str | None,
+    url: str,
+    output: Path | None,
+) -> int:
+    """Draw a workflow as SVG, with the time, slack and batch of each step: planned, or of a run."""
+    from lamina.asl.draw import draw_flow
+    from lamina.sdk.load import load_app
+
+    app = load_app(file)
+    flow = _chosen(app, workflow).flow
+    if run_id is not None:
+        notes, subtitle = _measured(flow, run_id, url)
+    else:
+        notes, subtitle = _planned(app, flow, file, profiles, kind)
+    picture = draw_flow(flow, notes, subtitle)
+    if str(output) == "-":
+        click.echo(picture, nl=False)
+        return 0
+    path = output or Path(f"{flow.name}.svg")
+    path.write_text(picture)
+    click.echo(f"wrote {path}", err=True)
+    return 0
+
+
+def _chosen(app: Any, name: str | None) -> Any:
+    from lamina.sdk.workflow import Workflow
+
+    if name is None:
+        if len(app.workflows) != 1:
+            raise BadValue(f"app {app.name!r} has {len(app.workflows)} workflows", hint=f"name one: {', '.join(app.workflows)}")
+        name = next(iter(app.workflows))
+    found = app.target(name)
+    if not isinstance(found, Workflow):
+        raise BadValue(f"{name!r} is a function", hint="draw a workflow")
+    return found
+
+
+def _planned(app: Any, flow: Any, file: str, folder: Path | None, kind: str | None) -> tuple[Any, str]:
+    from lamina.asl.figures import planned
+    from lamina.live.start import read_profiles
+    from lamina.predict.devices import PRESETS
+    from lamina.predict.table import Table
+    from lamina.units import show_us
+
+    found = read_profiles(file, folder)
+    goal = f"goal {show_us(flow.slo.latency_us)}" if flow.slo.latency_us else "no goal"
+    if not found:
+        return {}, f"{goal}; no profiles"
+    kinds = list(dict.fromkeys(one.device for one in found if one.function in flow.functions)) or [found[0].device]
+    if kind is not None and kind not in kinds:
+        raise BadValue(f"--device {kind!r}: no profiles of it", hint=f"there are {', '.join(kinds)}")
+    kind = kind or kinds[0]
+    table, device = Table(found), PRESETS.get(kind)
+
+    def time_us(function: str, batch: int) -> int:
+        units = app.functions[function].spec.units_on(device) if device is not None else 1
+        return round(table.typical_us(function, kind, batch, units))
+
+    batches = {name: function.spec.max_batch for name, function in app.functions.items()}
+    return planned(flow, time_us, batches), f"{goal}; planned with medians on {kind}"
+
+
+def _measured(flow: Any, run_id: str, url: str) -> tuple[Any, str]:
+    from lamina.asl.figures import observed
+    from lamina.sdk.client import Client
+
+    with Client(url, token=os.environ.get("LAMINA_TOKEN") or None) as client:
+        run = client.run(run_id)
+        state, events = run.status().state, run.history()
+    began_us = next((event["at_us"] for event in events if event["kind"] == "began"), events[0]["at_us"])
+    goal_us = flow.slo.latency_us
+    return observed(flow, events, began_us + goal_us if goal_us else 0), f"run {run_id}, {state}: measured"

@@ -1,0 +1,26 @@
+"""`lamina logs [NAME]`: what functions print."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+import click
+import msgspec
+
+from lamina.cli._admin import follow, json_option, url_option, when
+
+
+@click.command()
+@click.argument("name", required=False, default="")
+@click.option("--follow", "-f", "on", is_flag=True, help="Go on as more comes; Ctrl-C stops.")
+@click.option("--tail", default=100, show_default=True, help="Start with so many of the last lines.")
+@url_option
+@json_option
+def command(name: str, on: bool, tail: int, admin_url: str, as_json: bool) -> None:
+    """Lines that functions have printed; NAME is a function or one of its instances."""
+    asked = {"function": name, "tail": tail, "follow": int(on)}
+    for line in follow(f"/v1/logs?{urlencode(asked)}", admin_url):
+        if as_json:
+            click.echo(msgspec.json.encode(line).decode())
+        else:
+            click.echo(f"{when(int(line['at'] * 1e6))} {line['instance']:20} {line['text']}")

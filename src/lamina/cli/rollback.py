@@ -1,0 +1,18 @@
+"""`lamina rollback APP`: back to a version before."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from lamina.cli._admin import ask, url_option
+
+
+@click.command()
+@click.argument("app")
+@click.option("--to", "version", type=int, help="Which version; default: the one before. 0 is what the server was started with.")
+@url_option
+def command(app: str, version: int | None, admin_url: str) -> None:
+    """Serve an earlier version again, without a lost call."""
+    about = ask("POST", f"/v1/apps/{app}/rollback", admin_url, msgspec.json.encode({"version": version}))
+    click.echo(f"{app} version {about['version']} {about['state']}")

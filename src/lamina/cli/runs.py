@@ -1,0 +1,173 @@
+"""`lamina runs`: what the server keeps: list, show, draw, cancel and try again."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from lamina.cli._shared import DEFAULT_URL
+
+_STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "queued": "dim"}
+
+
+def _url(function: Any) -> Any:
+    default = lambda: os.environ.get("LAMINA_URL", DEFAULT_URL)  # noqa: E731
+    return click.option("--url", default=default, help=f"Server; default {DEFAULT_URL}.")(function)
+
+
+def _json(function: Any) -> Any:
+    return click.option("--json", "as_json", is_flag=True, help="As JSON.")(function)
+
+
+@click.group()
+def command() -> None:
+    """Runs the server keeps: started with `Prefer: respond-async`, client.start(...) or .submit(...)."""
+
+
+@command.command()
+@click.option("--target", default="", help="Only runs of this function or workflow.")
+@click.option("--state", default="", help="Only those queued, running, succeeded, failed or cancelled.")
+@click.option("--limit", "-n", default=20, show_default=True, type=click.IntRange(1, 500), help="How many, the newest first.")
+@_url
+@_json
+def ls(target: str, state: str, limit: int, url: str, as_json: bool) -> int:
+    """List runs, the newest first."""
+    from lamina.sdk.runs import run_request
+
+    with _client(url) as client:
+        page = client.ask(run_request(client.server, "", "", query={"target": target, "state": state, "limit": limit}))
+    if as_json:
+        click.echo(msgspec.json.encode(page["runs"]).decode())
+        return 0
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("run", "target", "state", "started", "took", "retries"):
+        table.add_column(column, justify="right" if column in ("took", "retries") else "left", no_wrap=True)
+    for run in page["runs"]:
+        style = _STYLES.get(run["state"], "")
+        state_text = f"[{style}]{run['state']}[/]"
+        table.add_row(run["id"], run["target"], state_text, _clock(run["created_us"]), _took(run), str(run.get("retries", "")))
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console.print(table)
+    if page["next"]:
+        console.print(f"there are more; --limit shows up to 500, GET /v1/runs?before={page['next']} the rest", style="dim")
+    return 0
+
+
+@command.command()
+@click.argument("run_id", metavar="RUN")
+@_url
+@_json
+def show(run_id: str, url: str, as_json: bool) -> int:
+    """Show one run and its steps."""
+    from lamina.asl.timeline import show as show_us
+
+    with _client(url) as client:
+        run, events = _both(client, run_id)
+    if as_json:
+        click.echo(msgspec.json.encode({**run, "events": events}).decode())
+        return 0
+    click.echo(f"run      {run['id']}\ntarget   {run['target']} ({run['kind']})\nstate    {run['state']}")
+    click.echo(f"started  {_clock(run['created_us'])}\ntook     {_took(run)}")
+    if problem := run.get("problem"):
+        click.echo(f"problem  {problem.get('detail') or problem.get('code')}")
+        if problem.get("step"):
+            click.echo(f"at step  {problem['step']}")
+    first_us = events[0]["at_us"]
+    for event in events:
+        at = f"+{show_us((event.get('began_us') or event['at_us']) - first_us)}"
+        click.echo(f"  {at:>12}  {_line(event)}")
+    return 0
+
+
+@command.command()
+@click.argument("run_id", metavar="RUN")
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="File to write; default: RUN.svg. - is standard output.")
+@_url
+def trace(run_id: str, output: Path | None, url: str) -> int:
+    """Draw the timeline of a run as SVG."""
+    from lamina.asl.timeline import draw_timeline
+
+    with _client(url) as client:
+        run, events = _both(client, run_id)
+    picture = draw_timeline(f"{run['target']}  {run['id']}", events)
+    if str(output) == "-":
+        click.echo(picture, nl=False)
+        return 0
+    path = output or Path(f"{run_id}.svg")
+    path.write_text(picture)
+    click.echo(f"wrote {path}", err=True)
+    return 0
+
+
+@command.command()
+@click.argument("run_ids", metavar="RUN...", nargs=-1, required=True)
+@_url
+def cancel(run_ids: tuple[str, ...], url: str) -> int:
+    """Cancel runs, queued or under way."""
+    with _client(url) as client:
+        for run_id in run_ids:
+            click.echo(f"{run_id} {client.run(run_id).cancel().state}")
+    return 0
+
+
+@command.command()
+@click.argument("run_ids", metavar="RUN...", nargs=-1, required=True)
+@_url
+def retry(run_ids: tuple[str, ...], url: str) -> int:
+    """Have failed or cancelled runs go on from where they stopped; finished steps are not run again."""
+    with _client(url) as client:
+        for run_id in run_ids:
+            click.echo(f"{run_id} {client.run(run_id).retry().state}")
+    return 0
+
+
+def _client(url: str) -> Any:
+    from lamina.sdk.client import Client
+
+    return Client(url, token=os.environ.get("LAMINA_TOKEN") or None)
+
+
+def _both(client: Any, run_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    from lamina.sdk.runs import run_request
+
+    return client.ask(run_request(client.server, run_id, "")), client.run(run_id).history()
+
+
+def _clock(us: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(us / 1e6))
+
+
+def _took(run: dict[str, Any]) -> str:
+    from lamina.asl.timeline import show as show_us
+
+    end_us = run.get("ended_us") or time.time_ns() // 1000
+    return show_us(max(0, end_us - run["created_us"]))
+
+
+def _line(event: dict[str, Any]) -> str:
+    from lamina.asl.timeline import show as show_us
+
+    if event["kind"] == "ended":
+        return f"ended: {event['state']}"
+    if event["kind"] not in ("step", "wait", "pause", "timeout"):
+        return str(event["kind"]).replace("-", " ")
+    where = event["step"] + (f" [{event['scope']}]" if event["scope"] else "")
+    spent = show_us(event["ended_us"] - (event.get("began_us") or event["ended_us"]))
+    if event["kind"] != "step":
+        return f"{event['kind']} {where} {spent}"
+    said = f"{where}  {spent}"
+    if event.get("slice"):
+        said += f" on {event['slice']}, batch {event['batch']}"
+    if not event["ok"]:
+        said += f"  failed: {event['error']}" + (" (tried again)" if event.get("undone") else "")
+    return said

@@ -1,0 +1,25 @@
+"""`lamina scale FUNCTION`: how many instances may stand."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from lamina.cli._admin import ask, url_option
+from lamina.units import parse_us
+
+
+@click.command()
+@click.argument("function")
+@click.option("--min", "least", type=int, help="Instances that always stand.")
+@click.option("--max", "most", type=int, help="Instances at most.")
+@click.option("--idle", help="How long one without work stays, such as 60s.")
+@url_option
+def command(function: str, least: int | None, most: int | None, idle: str | None, admin_url: str) -> None:
+    """Change how many instances of a function may stand; it holds until it is changed again."""
+    idle_us = parse_us(idle, "--idle") if idle else None
+    given = {key: value for key, value in (("min", least), ("max", most), ("idle_us", idle_us)) if value is not None}
+    if not given:
+        raise click.UsageError("nothing to change: give --min, --max or --idle")
+    now = ask("POST", f"/v1/functions/{function}/terms", admin_url, msgspec.json.encode(given))
+    click.echo(f"{function}: {now['min']} to {now['max']} instances")

@@ -1,0 +1,52 @@
+"""`lamina secret`: what functions need and nobody may read."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from lamina.cli._admin import administer, json_option, show, store_option, url_option, when
+
+
+@click.group()
+def command() -> None:
+    """Secrets: set, list and remove them; functions find them in LAMINA_SECRET_NAME."""
+
+
+@command.command(name="set")
+@click.argument("name")
+@click.option("--tenant", default="", help="Whose functions get it; default: the server's own.")
+@url_option
+@store_option
+def set_(name: str, tenant: str, admin_url: str, place: str | None) -> None:
+    """Asks for the value, or reads it from a pipe: what is typed on a command line is seen by others."""
+    if sys.stdin.isatty():
+        value = click.prompt("value", hide_input=True, err=True)
+    else:
+        value = sys.stdin.read().rstrip("\n")
+    administer("secret/set", {"name": name, "value": value, "tenant": tenant}, admin_url, place)
+    click.echo(f"secret {name}; instances started from now on have it")
+
+
+@command.command(name="list")
+@url_option
+@store_option
+@json_option
+def list_(admin_url: str, place: str | None, as_json: bool) -> None:
+    """Their names, and never what is in them."""
+    rows: list[dict[str, Any]] = administer("secret/list", {}, admin_url, place)
+    rows = [{**row, "changed": when(row["changed_us"])} for row in rows]
+    show(rows, {"name": "NAME", "tenant": "TENANT", "changed": "CHANGED"}, as_json, "no secrets")
+
+
+@command.command()
+@click.argument("name")
+@click.option("--tenant", default="", help="Whose it is.")
+@url_option
+@store_option
+def remove(name: str, tenant: str, admin_url: str, place: str | None) -> None:
+    """Instances that stand keep it until they end."""
+    administer("secret/remove", {"name": name, "tenant": tenant}, admin_url, place)
+    click.echo(f"removed {name}")

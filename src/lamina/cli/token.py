@@ -1,0 +1,60 @@
+"""`lamina token`: what programs show at the door."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+
+from lamina.cli._admin import administer, json_option, show, store_option, url_option, when
+
+
+@click.group()
+def command() -> None:
+    """Tokens: make, list and revoke them."""
+
+
+@command.command()
+@click.argument("name")
+@click.option(
+    "--scope", "scopes", multiple=True, default=("invoke", "read"), show_default=True, help="invoke, deploy, read, admin."
+)
+@click.option("--tenant", default="", help="Whose calls they are; default: the server's own.")
+@click.option("--expires", default="30d", show_default=True, help="How long it is good for.")
+@url_option
+@store_option
+@json_option
+def create(
+    name: str, scopes: tuple[str, ...], tenant: str, expires: str, admin_url: str, place: str | None, as_json: bool
+) -> None:
+    """A new token. It is shown once: only its hash is kept."""
+    given = {"name": name, "scopes": list(scopes), "tenant": tenant, "expires": expires}
+    made = administer("token/create", given, admin_url, place)
+    if as_json:
+        click.echo(msgspec.json.encode(made).decode())
+        return
+    click.echo(made["token"])
+    click.echo(f"token {made['id']}, may {', '.join(made['scopes'])} until {when(made['expires_us'])}; not shown again", err=True)
+
+
+@command.command(name="list")
+@url_option
+@store_option
+@json_option
+def list_(admin_url: str, place: str | None, as_json: bool) -> None:
+    """All tokens, without what would open a door."""
+    rows: list[dict[str, Any]] = administer("token/list", {}, admin_url, place)
+    rows = [{**row, "expires": when(row["expires_us"])} for row in rows]
+    columns = {"id": "ID", "name": "NAME", "tenant": "TENANT", "scopes": "MAY", "expires": "EXPIRES", "created_by": "BY"}
+    show(rows, columns, as_json, "no tokens")
+
+
+@command.command()
+@click.argument("id")
+@url_option
+@store_option
+def revoke(id: str, admin_url: str, place: str | None) -> None:
+    """A token that opens nothing any more, from now on."""
+    administer("token/revoke", {"id": id}, admin_url, place)
+    click.echo(f"revoked {id}")

@@ -1,0 +1,145 @@
+"""`lamina top`: slices and their owners, what functions hold and use, and how calls fare, live in a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import click
+
+from lamina.cli._shared import DEFAULT_URL
+
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+
+
+@click.command()
+@click.option("--url", default=lambda: os.environ.get("LAMINA_URL", DEFAULT_URL), help=f"Server; default {DEFAULT_URL}.")
+@click.option("--every", default=1.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds between two looks.")
+@click.option("--once", is_flag=True, help="One look, then end: for scripts.")
+def command(url: str, every: float, once: bool) -> int:
+    """Watch a running server: slices, owners, shares, memory, bandwidth, queues, and p99 against the goal."""
+    from rich.console import Console
+
+    from lamina.sdk.client import Client
+
+    with Client(url) as client:
+        if once:
+            console = Console() if sys.stdout.isatty() else Console(width=120)
+            console.print(page(client.status()))
+            return 0
+        from rich.live import Live
+
+        with Live(page(client.status()), auto_refresh=False, screen=True) as live:
+            try:
+                while True:
+                    time.sleep(every)
+                    live.update(page(client.status()), refresh=True)
+            except KeyboardInterrupt:
+                return 0
+
+
+def page(status: dict[str, Any]) -> Any:
+    """Everything, as rich draws it."""
+    from rich.console import Group
+
+    letters = {function["name"]: _LETTERS[i % len(_LETTERS)] for i, function in enumerate(status["functions"])}
+    return Group(_devices(status, letters), "", _functions(status, letters), "", _targets(status))
+
+
+def _table(title: str, *columns: str) -> Any:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        left = column.startswith("<")
+        table.add_column(column.lstrip("<"), justify="left" if left else "right", no_wrap=left)
+    return table
+
+
+def _devices(status: dict[str, Any], letters: dict[str, str]) -> Any:
+    table = _table(
+        f"{status['calls']} calls in flight",
+        "<device", "<kind", "<units: A runs, . is kept, - free", "leased", "memory MiB", "weights", "bandwidth", "restarts",
+    )  # fmt: skip
+    for device in status["devices"]:
+        executor = device["executor"] or {}
+        used_mib = executor.get("device_used_mib") or device["memory_used_mib"]
+        table.add_row(
+            device["id"],
+            device["kind"],
+            units_of(device, letters),
+            f"{device['leased']}/{device['units']}",
+            f"{used_mib}/{device['memory_mib']}",
+            str(executor.get("weights_mib", "")),
+            "" if device["bandwidth"] is None else f"{100 * device['bandwidth']:.0f} %",
+            str(executor.get("restarts", "")),
+        )
+    return table
+
+
+def units_of(device: dict[str, Any], letters: dict[str, str]) -> str:
+    """One sign per unit: who runs there, who has a home there, or nobody."""
+    signs = ["-"] * device["units"]
+    for home in device["homes"]:
+        _paint(signs, home["mask"], ".")
+    for slice_ in device["slices"]:
+        _paint(signs, slice_["mask"], letters.get(slice_["function"], "?"))
+    return "".join(signs)
+
+
+def _paint(signs: list[str], mask: int, sign: str) -> None:
+    for unit in range(len(signs)):
+        if mask >> unit & 1:
+            signs[unit] = sign
+
+
+def _functions(status: dict[str, Any], letters: dict[str, str]) -> Any:
+    table = _table(
+        f"shares of the devices in the last {status['window_s']:g} s",
+        "<", "<function", "<instances", "queue", "held", "used", "batches/s", "calls/s", "per batch",
+    )  # fmt: skip
+    for function in status["functions"]:
+        phases = [f"{one['device']}:{one['phase']}" for one in function["instances"]]
+        batches, jobs = function["batches_per_s"], function["jobs_per_s"]
+        table.add_row(
+            letters[function["name"]],
+            function["name"],
+            " ".join(phases) or "-",
+            str(function["queue"]),
+            f"{100 * function['held']:.1f} %",
+            f"{100 * function['used']:.1f} %",
+            f"{batches:g}",
+            f"{jobs:g}",
+            f"{jobs / batches:.1f}" if batches else "",
+        )
+    return table
+
+
+def _targets(status: dict[str, Any]) -> Any:
+    table = _table(
+        "calls of the last minute", "<target", "<kind", "answers", "per s", "p50 ms", "p99 ms", "goal ms", "in time", "<"
+    )
+    for target in status["targets"]:
+        if not target["answers"]:
+            table.add_row(target["name"], target["kind"], "0", "", "", "", _number(target["slo_ms"]), "", "")
+            continue
+        late = target["slo_ms"] is not None and target["p99_ms"] > target["slo_ms"]
+        table.add_row(
+            target["name"],
+            target["kind"],
+            str(target["answers"]),
+            f"{target['per_s']:g}",
+            _number(target["p50_ms"]),
+            _number(target["p99_ms"]),
+            _number(target["slo_ms"]),
+            f"{100 * target['met']:.1f} %",
+            "[red]p99 over the goal[/red]" if late else "",
+        )
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}" if value < 1000 else f"{value:.0f}"

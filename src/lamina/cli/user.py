@@ -1,0 +1,49 @@
+"""`lamina user`: people who log in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from lamina.cli._admin import administer, json_option, show, store_option, url_option
+
+
+@click.group()
+def command() -> None:
+    """People: invite, list and remove them."""
+
+
+@command.command()
+@click.argument("name")
+@click.option(
+    "--scope", "scopes", multiple=True, default=("invoke", "read"), show_default=True, help="invoke, deploy, read, admin."
+)
+@click.option("--tenant", default="", help="Where they belong; default: to who runs the server.")
+@url_option
+@store_option
+def invite(name: str, scopes: tuple[str, ...], tenant: str, admin_url: str, place: str | None) -> None:
+    """A code for somebody to sign up with, within seven days."""
+    made = administer("user/invite", {"name": name, "scopes": list(scopes), "tenant": tenant}, admin_url, place)
+    click.echo(made["code"])
+    click.echo(f"{name} signs up with: lamina login {name} --sign-up CODE", err=True)
+
+
+@command.command(name="list")
+@url_option
+@store_option
+@json_option
+def list_(admin_url: str, place: str | None, as_json: bool) -> None:
+    """Everybody who was invited."""
+    rows: list[dict[str, Any]] = administer("user/list", {}, admin_url, place)
+    show(rows, {"name": "NAME", "tenant": "TENANT", "scopes": "MAY", "signed_up": "SIGNED UP"}, as_json, "nobody")
+
+
+@command.command()
+@click.argument("name")
+@url_option
+@store_option
+def remove(name: str, admin_url: str, place: str | None) -> None:
+    """They are logged out at once."""
+    administer("user/remove", {"name": name}, admin_url, place)
+    click.echo(f"removed {name}")

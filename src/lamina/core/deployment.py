@@ -1,0 +1,55 @@
+"""Functions and workflows come, or come again in a new form: all of them, or none if anything is wrong."""
+
+from __future__ import annotations
+
+from lamina.core.events import Deployed
+from lamina.core.flow import function_flow
+from lamina.core.lines import Lines
+from lamina.core.queue import Order, Queue
+from lamina.core.quota import bucket_for
+from lamina.core.state import FunctionState, State
+from lamina.errors import BadFlow
+from lamina.types import FunctionSpec
+
+
+def check(state: State, event: Deployed) -> None:
+    """What is wrong is said before anything is changed."""
+    functions = state.functions.keys() | {spec.name for spec in event.functions}
+    for flow in event.flows:
+        flow.check()
+        if flow.name in functions:
+            raise BadFlow(f"{flow.name!r} is a function and a workflow", hint="give one of them another name")
+        for name in flow.functions:
+            if name not in functions:
+                raise BadFlow(f"workflow {flow.name!r} calls {name!r}, which is not deployed")
+    for spec in event.functions:
+        if spec.name in state.flows and spec.name not in state.functions:
+            raise BadFlow(f"{spec.name!r} is a workflow already", hint="give the function another name")
+
+
+def deploy(now_us: int, state: State, lines: Lines, order: Order, event: Deployed) -> None:
+    for spec in event.functions:
+        known = state.functions.get(spec.name)
+        if known is None:
+            known = state.functions[spec.name] = FunctionState(spec, Queue(spec.name, order))
+        else:
+            _renew(state, lines, known, spec)
+        known.bucket = bucket_for(spec.quota, known.bucket, now_us)
+        state.flows[spec.name] = function_flow(spec.name, spec.slo)
+        if spec.scale.min:
+            lines.cold[spec.name] = None
+    for flow in event.flows:
+        state.flows[flow.name] = flow
+
+
+def _renew(state: State, lines: Lines, known: FunctionState, spec: FunctionSpec) -> None:
+    """What stands goes on under the new terms; a second chance for what kept crashing."""
+    known.spec = spec
+    known.crashes = known.not_before_us = 0
+    for instance in known.instances.values():
+        device = state.devices[instance.device]
+        if instance.id in device.homes:
+            device.keep(instance.id, device.homes[instance.id], spec.lend, instance.quota)
+        else:
+            instance.units = spec.units_on(device.spec)
+        lines.stir(device)

@@ -1,0 +1,136 @@
+"""Jobs of one function from several tenants: each has lanes of its own, and lanes are merged by who has had least.
+
+What is taken together is handed out most urgent first, as policies expect of a queue: fairness says *who* is in the next n,
+the policy's own order says in which order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heapify, heappop, heapreplace
+
+from lamina.core.accounts import Books
+from lamina.core.queue import Job, Order, Queue
+
+
+class FairQueue(Queue):
+    def __init__(self, function: str, order: Order, books: Books, jobs: Iterable[Job] = ()) -> None:
+        super().__init__(function, order)
+        self.job_us = 1.0  #: of a whole device, for one job: as measured
+        self._books = books
+        self._lanes: dict[str, dict[int, Queue]] = {}  #: by tenant, then by priority
+        self._count = 0
+        self._merged: list[Job] = []
+        self._merged_at = -1
+        for job in jobs:
+            self.add(job)
+
+    def __len__(self) -> int:
+        if self._books.asking is None:
+            return self._count
+        return sum(count for _, count in self._ahead())
+
+    def add(self, job: Job) -> None:
+        call = job.run.call
+        lanes = self._lanes.setdefault(call.tenant, {})
+        lane = lanes.get(call.priority)
+        if lane is None:
+            lane = lanes[call.priority] = Queue(self.function, self.order)
+        lane.add(job)
+        self._count += 1
+        self._merged_at = -1
+
+    def remove(self, job: Job) -> None:
+        call = job.run.call
+        lanes = self._lanes[call.tenant]
+        lane = lanes[call.priority]
+        lane.remove(job)
+        self._count -= 1
+        self._merged_at = -1
+        if not len(lane):
+            del lanes[call.priority]
+            if not lanes:
+                del self._lanes[call.tenant]
+
+    def remove_first(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            self.remove(job)
+
+    def head(self) -> Job:
+        return self._next(1)[0]
+
+    def first(self, count: int) -> list[Job]:
+        return sorted(self._next(count), key=self._key)
+
+    def some(self, start: int, count: int) -> list[Job]:
+        return self.first(start + count)[start:]
+
+    def jobs(self) -> list[Job]:
+        return self.first(self._count)
+
+    def due_before(self, due_us: int) -> int:
+        if self._books.asking is None:
+            return sum(lane.due_before(due_us) for lanes in self._lanes.values() for lane in lanes.values())
+        return sum(min(count, lane.due_before(due_us)) for lane, count in self._ahead())
+
+    def _key(self, job: Job) -> tuple[int, int]:
+        return (job.due_us if self.order == "due" else job.id, job.id)
+
+    def _next(self, count: int) -> list[Job]:
+        """The next `count` jobs, by whose turn it is."""
+        count = min(count, self._count)
+        if self._merged_at == self._books.turn and len(self._merged) >= count:
+            return self._merged[:count]
+        if len(self._lanes) == 1:
+            self._merged = _in_order(next(iter(self._lanes.values())), count)
+        else:
+            self._merged = self._merge(count)
+        self._merged_at = self._books.turn
+        return self._merged
+
+    def _merge(self, count: int) -> list[Job]:
+        heap: list[tuple[float, int, int, int, list[Job], float]] = []
+        for tenant, lanes in self._lanes.items():
+            account = self._books.of(tenant)
+            jobs = _in_order(lanes, count)
+            heap.append((account.used_us, *self._key(jobs[0]), 0, jobs, self.job_us / account.spec.weight))
+        heapify(heap)
+        taken: list[Job] = []
+        while len(taken) < count:
+            used_us, _, _, place, jobs, step_us = heap[0]
+            taken.append(jobs[place])
+            place += 1
+            if place < len(jobs):
+                heapreplace(heap, (used_us + step_us, *self._key(jobs[place]), place, jobs, step_us))
+            else:
+                heappop(heap)
+        return taken
+
+    def _ahead(self) -> Iterable[tuple[Queue, int]]:
+        """Of each lane, how many would be served before the job that is asked for."""
+        account = self._books.asking
+        assert account is not None
+        mine = self._lanes.get(account.spec.name, {})
+        before = [lane for priority, lane in mine.items() if priority >= self._books.asking_priority]
+        end_us = account.used_us + (sum(map(len, before)) + 1) * self.job_us / account.spec.weight
+        for lane in before:
+            yield lane, len(lane)
+        for tenant, lanes in self._lanes.items():
+            if lanes is mine:
+                continue
+            other = self._books.of(tenant)
+            room = max(0, int((end_us - other.used_us) * other.spec.weight / self.job_us))
+            for lane in lanes.values():
+                count = min(len(lane), room)
+                room -= count
+                yield lane, count
+
+
+def _in_order(lanes: dict[int, Queue], count: int) -> list[Job]:
+    """Of one tenant: higher priorities first."""
+    if len(lanes) == 1:
+        return next(iter(lanes.values())).first(count)
+    jobs: list[Job] = []
+    for priority in sorted(lanes, reverse=True):
+        jobs += lanes[priority].first(count - len(jobs))
+    return jobs

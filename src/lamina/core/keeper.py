@@ -1,0 +1,110 @@
+"""Runs that must not be lost: what moves them on is put aside until it is written down, and told again after a restart.
+
+A durable run goes through three doors only: the outcome of a job, a timer that is due, and its own begin. The first two become
+a `Note`, which the controller asks to be kept (`Keep`) and acts on when it is (`Kept`); in between the job is in no queue and
+in no batch. Because a note takes effect at the time written on it, and notes do so in the order in which they are written, a
+run that begins again and is told the same notes is where it was: same scopes, same tries, same timers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from lamina.core.actions import Action, Keep
+from lamina.core.notes import Note
+from lamina.core.queue import ASIDE, Job
+from lamina.core.run import Run
+from lamina.core.scope import Visit
+from lamina.core.state import Batch
+from lamina.core.timers import Purpose
+
+if TYPE_CHECKING:
+    from lamina.core.course import Course
+
+
+class Keeper:
+    def __init__(self, course: Course, out: list[Action]) -> None:
+        self._course = course
+        self._out = out
+
+    def outcome(self, run: Run, job: Job, batch: Batch | None, error: str = "", name: str = "") -> None:
+        """A job has ended."""
+        run.jobs[job.id] = job
+        job.batch_id = ASIDE
+        visit = run.visits.get(job.visit)
+        note = Note(
+            "failed" if error else "done",
+            self._course.now_us,
+            job.scope,
+            job.node,
+            job.visit,
+            visit.attempt if visit is not None else 0,
+            job.id,
+            error,
+            name,
+            function=job.function,
+            queued_us=job.enqueued_us,
+            began_us=batch.started_us if batch is not None else 0,
+            slice=run.slice,
+            batch=len(batch.jobs) if batch is not None else 0,
+        )
+        self._out.append(Keep(run.call.id, note))
+
+    def due(self, run: Run, visit: Visit, purpose: Purpose) -> None:
+        course = self._course
+        if run.asleep is not None:  # it has been told already, or will be when the run is awake
+            course.timers.set(course.now_us + 10_000, run, visit, purpose)
+            return
+        if purpose == "heartbeat" and not course.has_begun(run, visit):
+            course.timers.set(course.now_us + visit.heartbeat_us, run, visit, purpose)
+            return
+        visit.timers[purpose] = 0  # still under way, and no entry of the heap is for it
+        place = (visit.scope.id, visit.node.name, visit.id, visit.attempt)
+        self._out.append(Keep(run.call.id, Note("due", course.now_us, *place, purpose=purpose, queued_us=visit.since_us)))
+
+    def kept(self, run: Run, note: Note) -> bool:
+        """False: nobody waits for this; which is as it should be for what was overtaken by something kept before it."""
+        course = self._course
+        course.now_us = note.at_us
+        if note.kind == "due":
+            visit = run.visits.get(note.visit)
+            if visit is None or visit.attempt != note.attempt or visit.timers.pop(note.purpose, None) is None:
+                return False
+            if note.purpose == "resume":
+                course.resume(run, visit)
+            else:
+                course.too_late(run, visit, note.purpose)
+            return True
+        job = self._job(run, note)
+        if job is None:
+            return False
+        del run.jobs[job.id]
+        if note.kind == "done":
+            course.moved(run, job)
+        else:
+            course.broke(run, job, note.error, note.name)
+        return True
+
+    def _job(self, run: Run, note: Note) -> Job | None:
+        if run.asleep is None:
+            return run.jobs.get(note.job_id)
+        waiting = run.asleep.get(note.place, [])
+        while waiting:  # of two that are alike it does not matter which
+            job = waiting.pop()
+            if job.id in run.jobs:
+                return job
+        return None
+
+    def awake(self, run: Run, again_us: int, join: Callable[[Job], None]) -> None:
+        """Begin what is to be done. Limits of time that ran while nobody tried count from when somebody did again."""
+        run.asleep = None
+        course = self._course
+        for job in run.jobs.values():
+            job.batch_id = 0
+            join(job)
+        for visit in run.visits.values():
+            if visit.since_us < again_us:
+                for purpose, limit_us in (("timeout", visit.timeout_us), ("heartbeat", visit.heartbeat_us)):
+                    if purpose in visit.timers:
+                        course.timers.set(again_us + limit_us, run, visit, "timeout" if purpose == "timeout" else "heartbeat")

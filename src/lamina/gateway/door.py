@@ -1,0 +1,83 @@
+"""Who is at the door? A token in `Authorization: Bearer ...`, and nowhere else: an address is written into logs.
+
+Whoever is on this machine may come in without one where the server listens on loopback alone. A wrong token is refused there
+too: somebody who shows one means it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+
+from lamina.access.access import Access
+from lamina.access.records import Identity
+from lamina.core.events import Event, TenantSet
+from lamina.errors import BadValue, Forbidden, Unauthorized
+from lamina.gateway.caller import LOCAL, Caller, Scope
+from lamina.gateway.heads import Request
+from lamina.types import Tenant
+
+_BEARER = b"bearer "
+MAX_TOKEN_BYTES = 512
+
+
+class Door:
+    """`guarded`: nobody comes in without a token."""
+
+    def __init__(self, access: Access | None = None, *, guarded: bool = False) -> None:
+        self._access = access
+        self.guarded = guarded
+
+    def allow(self, request: Request, scope: Scope) -> Caller:
+        header = request.headers.get(b"authorization")
+        if header is None and not self.guarded:
+            return LOCAL
+        who = self.who(header)
+        if scope not in who.scopes:
+            raise Forbidden(f"this token may not {scope}", hint=f"it may {', '.join(sorted(who.scopes)) or 'nothing'}")
+        return Caller(who.tenant, who.name, who.scopes)
+
+    def who(self, header: bytes | None) -> Identity:
+        if header is None:
+            raise Unauthorized("no token", hint="send Authorization: Bearer TOKEN")
+        if header[:7].lower() != _BEARER or len(header) > MAX_TOKEN_BYTES:
+            raise Unauthorized("authorization: not a bearer token", hint="send Authorization: Bearer TOKEN")
+        if self._access is None:
+            raise Unauthorized("nobody has this token", hint="this server has none: start it with --store")
+        return self._access.who(header[7:].strip().decode("latin-1"))
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_host(host: str, access: Access | None = None) -> bool:
+    """May it listen there? Anybody who can reach a port can use it, so beyond this machine it takes tokens. True: guarded."""
+    if is_loopback(host):
+        return False
+    if access is None or not access.usable_tokens():
+        raise BadValue(
+            f"host: {host!r} is not a loopback address, and nobody has a token",
+            hint="make one: lamina token create NAME --store PATH; then serve with --store PATH",
+        )
+    return True
+
+
+def keep_limits(access: Access, post: Callable[[Event], None]) -> None:
+    """The controller knows the limits of all tenants, now and after every change."""
+    told: dict[str, Tenant] = {}
+
+    def tell() -> None:
+        for name in told.keys() - access.tenants.keys():
+            del told[name]
+            post(TenantSet(Tenant(name=name)))
+        for name, tenant in access.tenants.items():
+            if told.get(name) != tenant:
+                told[name] = tenant
+                post(TenantSet(tenant))
+
+    access.changed.append(tell)
+    tell()

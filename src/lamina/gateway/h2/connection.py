@@ -1,0 +1,476 @@
+"""One HTTP/2 connection (RFC 9113), server side, for services that read requests and write answers in pieces.
+
+Everything a client can make us hold is bounded: header blocks, open streams, bytes of requests (through the windows: what a
+stream or a connection may send is given back when it has been dealt with, not before), answers it does not read, and frames
+that cost us something and it nothing. Who breaks the rules of the connection gets GOAWAY, of a stream RST_STREAM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from msgspec import Struct
+
+from lamina.gateway.h2.hpack import BadBlock, Decoder
+
+log = logging.getLogger("lamina")
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+END_STREAM = ACK = 0x1
+END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
+NO_ERROR, PROTOCOL_ERROR, INTERNAL_ERROR, FLOW_CONTROL_ERROR = 0, 1, 2, 3
+STREAM_CLOSED, FRAME_SIZE_ERROR, REFUSED_STREAM, CANCEL, COMPRESSION_ERROR = 5, 6, 7, 8, 9
+ENHANCE_YOUR_CALM = 11
+_MAX_WINDOW = 2**31 - 1
+_DEFAULT_WINDOW = 65_535
+
+
+class H2Limits(Struct, frozen=True, kw_only=True):
+    streams: int = 256
+    head_bytes: int = 8 * 2**10
+    headers: int = 100
+    frame_bytes: int = 2**18
+    stream_window: int = 33 * 2**20  #: what one request may have on the way
+    connection_window: int = 64 * 2**20
+    unread_bytes: int = 32 * 2**20  #: of an answer in pieces that its reader does not take
+    nuisances: int = 1_000  #: frames in a second that only cost us
+    body_idle_s: float = 30.0
+    write_s: float = 30.0
+
+
+class Receiver(Protocol):
+    """What a service makes of a stream. All of it is called on the loop's thread."""
+
+    def data(self, piece: bytes) -> None: ...
+
+    def ended(self) -> None:
+        """The request is whole."""
+
+    def gone(self) -> None:
+        """The client has left it; nothing is to be sent any more."""
+
+
+Service = Callable[["Stream", dict[bytes, bytes]], Receiver]
+
+
+class Broken(Exception):
+    def __init__(self, code: int, what: str) -> None:
+        super().__init__(what)
+        self.code = code
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return b"%s%c%c%s%s" % (len(payload).to_bytes(3, "big"), kind, flags, stream.to_bytes(4, "big"), payload)
+
+
+class Stream:
+    """One request and its answer: `begin`, any number of `send`, `end`."""
+
+    __slots__ = (
+        "_begun",
+        "_connection",
+        "_out",
+        "_trailers",
+        "has_begun",
+        "held",
+        "id",
+        "is_over",
+        "receive_left",
+        "receiver",
+        "sends_until",
+        "since",
+    )
+
+    def __init__(self, connection: Connection, id: int, window: int) -> None:
+        self._connection = connection
+        self.id = id
+        self.receiver: Receiver | None = None
+        self.held = 0  #: bytes of its request that were not given back
+        self.receive_left = connection.limits.stream_window
+        self.sends_until = window  #: bytes the client would take
+        self.since = connection.now_s  #: when its request last moved
+        self.is_over = False
+        self.has_begun = False
+        self._begun = b""
+        self._out = bytearray()
+        self._trailers = b""
+
+    def begin(self, headers: bytes) -> None:
+        """`headers` is an encoded block; it goes out with what follows."""
+        self.has_begun = True
+        self._begun = frame(HEADERS, END_HEADERS, self.id, headers)
+
+    def send(self, data: bytes) -> None:
+        if self.is_over:
+            return
+        self._out += data
+        self.flush()
+        if (
+            len(self._out) > self._connection.limits.unread_bytes
+            or self._connection.unsent > self._connection.limits.unread_bytes
+        ):
+            self.reset(CANCEL)
+
+    def end(self, data: bytes, trailers: bytes) -> None:
+        """The last of it; `trailers` is an encoded block."""
+        if self.is_over:
+            return
+        connection = self._connection
+        self._trailers = frame(HEADERS, END_HEADERS | END_STREAM, self.id, trailers)
+        size = len(data)
+        if not self._out and size <= min(self.sends_until, connection.sends_until, connection.frame_most):
+            connection.sends_until -= size
+            body = frame(DATA, 0, self.id, data) if data else b""
+            connection.write(self._begun + body + self._trailers)
+            connection.close_stream(self)
+            return
+        self._out += data
+        self.flush()
+
+    def flush(self) -> None:
+        """As much as the windows allow."""
+        connection = self._connection
+        parts = [self._begun]
+        self._begun = b""
+        while self._out:
+            size = min(len(self._out), self.sends_until, connection.sends_until, connection.frame_most)
+            if size <= 0:
+                break
+            parts.append(frame(DATA, 0, self.id, bytes(self._out[:size])))
+            del self._out[:size]
+            self.sends_until -= size
+            connection.sends_until -= size
+        if not self._out and self._trailers:
+            parts.append(self._trailers)
+        connection.write(b"".join(parts))
+        if not self._out and self._trailers:
+            connection.close_stream(self)
+
+    def credit(self, size: int) -> None:
+        """So much of its request has been dealt with, and as much again may come."""
+        if not self.is_over and size:
+            self.held -= size
+            self._connection.credit(size)
+            self.receive_left += size
+            self._connection.write(frame(WINDOW_UPDATE, 0, self.id, size.to_bytes(4, "big")))
+
+    def reset(self, code: int) -> None:
+        if not self.is_over:
+            self._connection.write(frame(RST_STREAM, 0, self.id, code.to_bytes(4, "big")))
+            self._connection.drop_stream(self)
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._out)
+
+
+class Connection(asyncio.Protocol):
+    def __init__(self, service: Service, limits: H2Limits, everybody: set[Connection], now_s: float) -> None:
+        self.limits = limits
+        self.sends_until = _DEFAULT_WINDOW
+        self.frame_most = 16_384
+        self.now_s = now_s
+        self.streams: dict[int, Stream] = {}
+        self._service = service
+        self._everybody = everybody
+        self._transport: asyncio.Transport | None = None
+        self._buffer = b""
+        self._is_greeted = self._is_closing = False
+        self._headers = Decoder(limits.head_bytes, limits.headers)
+        self._block: tuple[int, int, bytearray] | None = None  #: stream, flags and bytes of headers that go on
+        self._last = 0
+        self._stream_window = _DEFAULT_WINDOW  #: the client's, for new streams
+        self._received = 0  #: of the window that was not given back
+        self._returned = 0  #: dealt with, and not yet told
+        self._nuisances = 0
+        self._blocked_s = 0.0
+
+    # ----------------------------------------------------------- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._everybody.add(self)
+        limits = self.limits
+        settings = b"".join(
+            number.to_bytes(2, "big") + value.to_bytes(4, "big")
+            for number, value in ((3, limits.streams), (4, limits.stream_window), (5, limits.frame_bytes), (6, limits.head_bytes))
+        )
+        more = (limits.connection_window - _DEFAULT_WINDOW).to_bytes(4, "big")
+        self.write(frame(SETTINGS, 0, 0, settings) + frame(WINDOW_UPDATE, 0, 0, more))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._everybody.discard(self)
+        self._transport = None
+        for stream in list(self.streams.values()):
+            self.drop_stream(stream)
+
+    def pause_writing(self) -> None:
+        self._blocked_s = self.now_s
+
+    def resume_writing(self) -> None:
+        self._blocked_s = 0.0
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_closing and not self.streams:
+            return
+        if self._buffer:
+            data = self._buffer + data
+        at, end = 0, len(data)
+        try:
+            if not self._is_greeted:
+                if data[: len(PREFACE)] != PREFACE[:end]:
+                    raise Broken(PROTOCOL_ERROR, "not HTTP/2")
+                if end < len(PREFACE):
+                    self._buffer = data
+                    return
+                self._is_greeted = True
+                at = len(PREFACE)
+            while end - at >= 9:
+                size = data[at] << 16 | data[at + 1] << 8 | data[at + 2]
+                if size > self.limits.frame_bytes:
+                    raise Broken(FRAME_SIZE_ERROR, "frame too large")
+                stop = at + 9 + size
+                if stop > end:
+                    break
+                stream = int.from_bytes(data[at + 5 : at + 9], "big") & 0x7FFFFFFF
+                self._frame(data[at + 3], data[at + 4], stream, data[at + 9 : stop])
+                at = stop
+        except Broken as error:
+            self.go_away(error.code, str(error))
+            return
+        self._buffer = data[at:]
+
+    # -------------------------------------------------------------------- frames
+
+    def _frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if self._block is not None and (kind != CONTINUATION or stream != self._block[0]):
+            raise Broken(PROTOCOL_ERROR, "headers must go on")
+        if kind == DATA:
+            self._data(flags, stream, payload)
+        elif kind == HEADERS:
+            self._head(flags, stream, payload)
+        elif kind == WINDOW_UPDATE:
+            self._window(stream, payload)
+        elif kind == SETTINGS:
+            self._settings(flags, stream, payload)
+        elif kind == PING:
+            self._nuisance()
+            if len(payload) != 8 or stream:
+                raise Broken(FRAME_SIZE_ERROR, "bad ping")
+            if not flags & ACK:
+                self.write(frame(PING, ACK, 0, payload))
+        elif kind == RST_STREAM:
+            self._nuisance()
+            if len(payload) != 4 or not stream or stream > self._last:
+                raise Broken(PROTOCOL_ERROR, "bad reset")
+            if stream in self.streams:
+                self.drop_stream(self.streams[stream])
+        elif kind == CONTINUATION:
+            self._continue(flags, payload)
+        elif kind == PUSH_PROMISE:
+            raise Broken(PROTOCOL_ERROR, "clients do not push")
+        elif kind == PRIORITY:
+            self._nuisance()
+
+    def _head(self, flags: int, stream: int, payload: bytes) -> None:
+        payload = _unpadded(flags, payload)
+        if flags & HAS_PRIORITY:
+            payload = payload[5:]
+        known = self.streams.get(stream)
+        if not stream % 2 or (known is None and stream <= self._last) or (known is not None and not flags & END_STREAM):
+            raise Broken(PROTOCOL_ERROR, "headers out of turn")
+        self._last = max(self._last, stream)
+        if flags & END_HEADERS:
+            self._open(stream, flags, payload)
+        else:
+            self._block = (stream, flags, bytearray(payload))
+
+    def _continue(self, flags: int, payload: bytes) -> None:
+        if self._block is None:
+            raise Broken(PROTOCOL_ERROR, "nothing to go on with")
+        stream, first_flags, block = self._block
+        block += payload
+        self._nuisance()
+        if len(block) > self.limits.head_bytes:
+            raise Broken(ENHANCE_YOUR_CALM, "headers too large")
+        if flags & END_HEADERS:
+            self._block = None
+            self._open(stream, first_flags, bytes(block))
+
+    def _open(self, number: int, flags: int, block: bytes) -> None:
+        try:
+            headers = self._headers.decode(block)
+        except BadBlock as error:
+            raise Broken(COMPRESSION_ERROR, str(error)) from None
+        known = self.streams.get(number)
+        if known is not None:  # trailers, which say nothing we need
+            self._ended(known)
+            return
+        stream = Stream(self, number, self._stream_window)
+        if headers is None or len(self.streams) >= self.limits.streams or self._is_closing:
+            self._nuisance()
+            stream.reset(ENHANCE_YOUR_CALM if headers is None else REFUSED_STREAM)
+            return
+        self.streams[number] = stream
+        try:
+            stream.receiver = self._service(stream, dict(headers))
+        except Exception:
+            log.exception("a request could not be taken")
+            stream.reset(INTERNAL_ERROR)
+            return
+        if flags & END_STREAM:
+            self._ended(stream)
+
+    def _data(self, flags: int, number: int, payload: bytes) -> None:
+        size = len(payload)
+        if not number or number > self._last:
+            raise Broken(PROTOCOL_ERROR, "data out of turn")
+        self._received += size
+        if self._received > self.limits.connection_window:
+            raise Broken(FLOW_CONTROL_ERROR, "more than the window")
+        stream = self.streams.get(number)
+        if stream is None:  # it was reset, and the client does not know yet
+            self.credit(size)
+            return
+        if not size and not flags & END_STREAM:
+            self._nuisance()
+        stream.receive_left -= size
+        if stream.receive_left < 0:
+            stream.reset(FLOW_CONTROL_ERROR)
+            return
+        stream.since = self.now_s
+        receiver = stream.receiver
+        assert receiver is not None
+        stream.held += size
+        if size:
+            receiver.data(_unpadded(flags, payload))
+        if flags & END_STREAM and not stream.is_over:
+            self._ended(stream)
+
+    def _ended(self, stream: Stream) -> None:
+        stream.since = 0.0
+        self.credit(stream.held)  # it is whole, and about to be taken
+        stream.held = 0
+        assert stream.receiver is not None
+        stream.receiver.ended()
+
+    def _window(self, number: int, payload: bytes) -> None:
+        more = int.from_bytes(payload, "big") & 0x7FFFFFFF
+        if len(payload) != 4 or not more:
+            raise Broken(PROTOCOL_ERROR, "bad window")
+        if not number:
+            self.sends_until += more
+            if self.sends_until > _MAX_WINDOW:
+                raise Broken(FLOW_CONTROL_ERROR, "window too large")
+            for stream in [one for one in self.streams.values() if one.has_unsent]:
+                stream.flush()
+            return
+        found = self.streams.get(number)
+        if found is not None:
+            found.sends_until += more
+            if found.sends_until > _MAX_WINDOW:
+                found.reset(FLOW_CONTROL_ERROR)
+            elif found.has_unsent:
+                found.flush()
+
+    def _settings(self, flags: int, number: int, payload: bytes) -> None:
+        self._nuisance()
+        if number or len(payload) % 6 or (flags & ACK and payload):
+            raise Broken(FRAME_SIZE_ERROR, "bad settings")
+        if flags & ACK:
+            return
+        for at in range(0, len(payload), 6):
+            name = int.from_bytes(payload[at : at + 2], "big")
+            value = int.from_bytes(payload[at + 2 : at + 6], "big")
+            if name == 4:
+                if value > _MAX_WINDOW:
+                    raise Broken(FLOW_CONTROL_ERROR, "window too large")
+                for stream in self.streams.values():
+                    stream.sends_until += value - self._stream_window
+                self._stream_window = value
+            elif name == 5:
+                if not 16_384 <= value <= 2**24 - 1:
+                    raise Broken(PROTOCOL_ERROR, "bad frame size")
+                self.frame_most = min(value, 2**20)
+        self.write(frame(SETTINGS, ACK, 0))
+        for stream in [one for one in self.streams.values() if one.has_unsent]:
+            stream.flush()
+
+    # --------------------------------------------------------------------- parts
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None and data:
+            self._transport.write(data)
+
+    @property
+    def unsent(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def credit(self, size: int) -> None:
+        """Given back in large pieces: one frame for many requests."""
+        self._returned += size
+        if self._returned >= self.limits.connection_window // 4:
+            self._received -= self._returned
+            self.write(frame(WINDOW_UPDATE, 0, 0, self._returned.to_bytes(4, "big")))
+            self._returned = 0
+
+    def close_stream(self, stream: Stream) -> None:
+        """It has had its answer."""
+        self.credit(stream.held)
+        stream.held = 0
+        stream.is_over = True
+        self.streams.pop(stream.id, None)
+        if self._is_closing and not self.streams and self._transport is not None:
+            self._transport.close()
+
+    def drop_stream(self, stream: Stream) -> None:
+        """It will have none."""
+        receiver, stream.receiver = stream.receiver, None
+        self.close_stream(stream)
+        if receiver is not None:
+            receiver.gone()
+
+    def go_away(self, code: int = NO_ERROR, what: str = "") -> None:
+        """Nothing new; with an error, nothing at all any more."""
+        if self._transport is None:
+            return
+        if not self._is_closing:
+            self._is_closing = True
+            told = self._last.to_bytes(4, "big") + code.to_bytes(4, "big") + what.encode()
+            self.write(frame(GOAWAY, 0, 0, told))
+        if code != NO_ERROR or not self.streams:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _nuisance(self) -> None:
+        self._nuisances += 1
+        if self._nuisances > self.limits.nuisances:
+            raise Broken(ENHANCE_YOUR_CALM, "too much of that")
+
+    def sweep(self, now_s: float) -> None:
+        """Once a second."""
+        self.now_s = now_s
+        self._nuisances = 0
+        if self._transport is None:
+            return
+        if self._blocked_s and now_s - self._blocked_s > self.limits.write_s:
+            self._transport.abort()
+            return
+        for stream in list(self.streams.values()):
+            if stream.since and now_s - stream.since > self.limits.body_idle_s:
+                stream.reset(CANCEL)
+
+
+def _unpadded(flags: int, payload: bytes) -> bytes:
+    if not flags & PADDED:
+        return payload
+    if not payload or payload[0] >= len(payload):
+        raise Broken(PROTOCOL_ERROR, "bad padding")
+    return payload[1 : len(payload) - payload[0]]

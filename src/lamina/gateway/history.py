@@ -1,0 +1,43 @@
+"""The story of a run for people and plots: what was kept of it, as events in the order of time.
+
+An event has a `kind` ("accepted", "began", "step", "wait", "pause", "timeout", "tried-again", "ended"), and microseconds since
+1970. Of steps: `queued_us`, `began_us`, `ended_us`, where they ran and in what company; `undone` ones failed the run and were
+tried again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lamina.store.runs import OVER, Kept, RunRow
+
+
+def events_of(row: RunRow, notes: list[Kept]) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = [{"kind": "accepted", "at_us": row.created_us}]
+    if row.began_us:
+        events.append({"kind": "began", "at_us": row.began_us})
+    events += [_event(kept) for kept in notes]
+    if row.again_us:
+        events.append({"kind": "tried-again", "at_us": row.again_us, "times": row.retries})
+    if row.state in OVER:
+        events.append({"kind": "ended", "at_us": row.ended_us, "state": row.state})
+    return sorted(events, key=lambda event: event.get("ended_us") or event["at_us"])
+
+
+def _event(kept: Kept) -> dict[str, Any]:
+    note = kept.note
+    event: dict[str, Any] = {"kind": "step", "at_us": note.at_us, "step": note.node, "scope": note.scope}
+    if note.attempt:
+        event["attempt"] = note.attempt
+    if note.kind == "due":
+        event["kind"] = "timeout" if note.purpose != "resume" else "pause" if note.attempt else "wait"
+        event |= {"began_us": note.queued_us, "ended_us": note.at_us}
+        return event
+    event |= {"function": note.function, "ok": note.kind == "done", "queued_us": note.queued_us, "ended_us": note.at_us}
+    if note.began_us:
+        event |= {"began_us": note.began_us, "slice": note.slice, "batch": note.batch}
+    if note.error:
+        event["error"] = note.name or note.error
+    if kept.undone:
+        event["undone"] = True
+    return event

@@ -1,0 +1,162 @@
+"""The routes of management, on a listener of their own: none of them can be reached where calls come in.
+
+Every one names the scope it takes. What takes time (a password, the store, an upload) is done beside, not on, the loop's turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from lamina.access.access import Access
+from lamina.access.desk import Desk
+from lamina.access.records import Identity
+from lamina.errors import BadValue, LaminaError, NotFound, Refused, Unauthorized
+from lamina.gateway import wire
+from lamina.gateway.caller import Scope
+from lamina.gateway.deploys import Deploys
+from lamina.gateway.door import Door
+from lamina.gateway.heads import Request
+from lamina.gateway.http import Exchange
+from lamina.gateway.output import Output
+
+log = logging.getLogger("lamina")
+
+Given = dict[str, Any]
+Work = Coroutine[Any, Any, Any]
+
+
+class Manage:
+    def __init__(self, access: Access, door: Door, desk: Desk, deploys: Deploys, output: Output) -> None:
+        self._access, self._door, self._desk, self._deploys, self._output = access, door, desk, deploys, output
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def handle(self, request: Request, exchange: Exchange) -> None:
+        try:
+            work = self._route(request, exchange)
+        except LaminaError as error:
+            self._problem(exchange, error)
+            return
+        if work is not None:
+            task = asyncio.create_task(self._answer(work, exchange))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _route(self, request: Request, exchange: Exchange) -> Work | None:
+        """Decoded exactly once, which is to say not at all: no name has a character that needs it."""
+        parts = request.path.decode("latin-1").split("/")[1:]
+        match (request.method, *parts):
+            case ("GET", "healthz"):
+                exchange.respond(200, b'{"status":"ok"}')
+                return None
+            case ("POST", "v1", "auth", "log-in"):
+                given = _body(request)
+                return self._log_in(_text(given, "name"), _text(given, "password"))
+            case ("POST", "v1", "auth", "sign-up"):
+                given = _body(request)
+                return self._sign_up(_text(given, "name"), _text(given, "password"), _text(given, "code"))
+            case ("POST", "v1", "auth", "log-out"):
+                return self._log_out(request)
+            case ("GET", "v1", "whoami"):
+                return _now(_shown(self._who(request, "read")))
+            case ("POST", "v1", "admin", noun, verb):
+                return self._desk.do(self._who(request, "admin"), f"{noun}/{verb}", _body(request))
+            case ("GET", "v1", "apps"):
+                return _now(self._deploys.listed(self._who(request, "read")))
+            case ("PUT", "v1", "apps", app):
+                who = self._who(request, "deploy")
+                sha256, entry = request.header(b"lamina-sha256"), request.header(b"lamina-entry")
+                return self._deploys.deploy(who, app, request.body, sha256.decode("latin-1"), entry.decode("latin-1"))
+            case ("GET", "v1", "apps", app, "history"):
+                return self._deploys.history(self._who(request, "read"), app)
+            case ("POST", "v1", "apps", app, "rollback"):
+                who, version = self._who(request, "deploy"), _body(request).get("version")
+                if version is not None and (not isinstance(version, int) or isinstance(version, bool)):
+                    raise BadValue(f"version: {str(version)[:40]!r} is not a number")
+                return self._deploys.rollback(who, app, version)
+            case ("POST", "v1", "functions", function, "terms"):
+                return self._deploys.change(self._who(request, "deploy"), function, _body(request))
+            case ("GET", "v1", "logs"):
+                self._output.serve(request, exchange, self._seen(self._who(request, "read")))
+                return None
+            case _:
+                self._who(request, "read")
+                raise NotFound("nothing at this address", hint="docs/access.md and docs/deploy.md list what there is")
+
+    def _who(self, request: Request, scope: Scope) -> Identity:
+        caller = self._door.allow(request, scope)
+        return Identity(caller.tenant, caller.name, caller.scopes)
+
+    def _seen(self, who: Identity) -> Callable[[str], bool]:
+        """Whose output may this one read?"""
+        if not who.tenant:
+            return lambda function: True
+        mine = {f["name"] for app in self._deploys.listed(who) if app["tenant"] == who.tenant for f in app["functions"]}
+        return lambda function: function in mine
+
+    async def _log_in(self, name: str, password: str) -> Given:
+        token, visit = await self._access.log_in(name, password)
+        left_s = (visit.until_us - self._access.now_us()) // 1_000_000
+        return {"token": token, "expires_s": left_s, **_shown(visit.identity)}
+
+    async def _sign_up(self, name: str, password: str, code: str) -> Given:
+        await self._access.sign_up(name, password, code)
+        return {"name": name}
+
+    async def _log_out(self, request: Request) -> Given:
+        header = request.header(b"authorization")
+        self._door.who(header or None)
+        self._access.log_out(header[7:].strip().decode("latin-1"))
+        return {"logged_out": True}
+
+    async def _answer(self, work: Work, exchange: Exchange) -> None:
+        try:
+            exchange.respond(200, msgspec.json.encode(await work))
+        except LaminaError as error:
+            self._problem(exchange, error)
+        except Exception:
+            problem = wire.plain_problem(500, "it failed; the log says why, under this id", code="internal")
+            log.exception("management request %s failed", problem.id)
+            exchange.respond(500, problem.body(), wire.PROBLEM, problem.headers())
+
+    def _problem(self, exchange: Exchange, error: LaminaError) -> None:
+        problem = wire.error_problem(error)
+        if isinstance(error, Refused):
+            problem.reason, problem.retry_after_s = error.reason, error.retry_after_s
+        exchange.respond(problem.status, problem.body(), wire.PROBLEM, problem.headers())
+
+    async def stop(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def _now(value: Any) -> Any:
+    return value
+
+
+def _shown(who: Identity) -> Given:
+    return {"name": who.name, "tenant": who.tenant, "scopes": sorted(who.scopes)}
+
+
+def _body(request: Request) -> Given:
+    if not request.body:
+        return {}
+    try:
+        given = msgspec.json.decode(request.body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise BadValue("body: not JSON") from None
+    if not isinstance(given, dict):
+        raise BadValue("body: not a JSON object")
+    return given
+
+
+def _text(given: Given, field: str) -> str:
+    value = given.get(field)
+    if not isinstance(value, str) or not 1 <= len(value) <= 1_000:
+        raise Unauthorized(f"{field}: not given", hint="send name and password as JSON")
+    return value

@@ -1,0 +1,76 @@
+"""What the protocol tells of the server and its models: metadata, configuration, index. REST and gRPC say the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lamina
+from lamina.gateway.oip.models import TEXT_SHAPE, Catalogue, Model, dtype_of
+from lamina.sdk.tensors import Port
+
+EXTENSIONS = [
+    "binary_tensor_data",
+    "generate",
+    "model_configuration",
+    "model_repository",
+    "parameters",
+    "schedule_policy",
+    "statistics",
+]
+
+
+def server() -> dict[str, Any]:
+    return {"name": "lamina", "version": lamina.__version__, "extensions": EXTENSIONS}
+
+
+def metadata(catalogue: Catalogue, model: Model) -> dict[str, Any]:
+    def told(port: Port) -> dict[str, Any]:
+        return {"name": port.name, "datatype": dtype_of(port), "shape": list(model.shape(port))}
+
+    return {
+        "name": model.name,
+        "versions": sorted(catalogue.models[model.name]),
+        "platform": model.signature.platform,
+        "inputs": [told(port) for port in model.signature.inputs],
+        "outputs": [told(port) for port in model.signature.outputs],
+    }
+
+
+def config(catalogue: Catalogue, model: Model) -> dict[str, Any]:
+    """As in a model repository's config.pbtxt."""
+
+    def told(port: Port) -> dict[str, Any]:
+        dtype = dtype_of(port)
+        dims = list(port.tensor.shape) if port.tensor is not None else list(TEXT_SHAPE)
+        return {"name": port.name, "data_type": "TYPE_STRING" if dtype == "BYTES" else f"TYPE_{dtype}", "dims": dims}
+
+    platform, spec = model.signature.platform, model.spec
+    found: dict[str, Any] = {
+        "name": model.name,
+        "platform": platform,
+        "backend": platform.partition("_")[0],
+        "version_policy": {"latest": {"num_versions": len(catalogue.models[model.name])}},
+        "max_batch_size": spec.max_batch if spec is not None and model.batched else 0,
+        "input": [told(port) if port.required else {**told(port), "optional": True} for port in model.signature.inputs],
+        "output": [told(port) for port in model.signature.outputs],
+        "model_transaction_policy": {"decoupled": model.signature.streams},
+        "parameters": {},
+    }
+    if spec is not None:
+        kind = "KIND_GPU" if spec.gpu == "must" else "KIND_AUTO" if spec.gpu == "may" else "KIND_CPU"
+        found["instance_group"] = [{"name": model.target, "kind": kind, "count": spec.scale.max}]
+    if model.batched:
+        found["dynamic_batching"] = {"preferred_batch_size": [found["max_batch_size"]]}
+    if model.about.slo.latency_us:
+        found["parameters"]["slo"] = {"string_value": f"{model.about.slo.latency_us}us"}
+    return found
+
+
+def index(catalogue: Catalogue, only_ready: bool, tenant: str) -> list[dict[str, str]]:
+    found = []
+    for model in catalogue.seen_by(tenant):
+        reason = catalogue.unloaded.get(model.name)
+        if reason is None or not only_ready:
+            state = "READY" if reason is None else "UNAVAILABLE"
+            found.append({"name": model.name, "version": model.version, "state": state, "reason": reason or ""})
+    return found

@@ -1,0 +1,114 @@
+"""The body of an inference request and of its answer: JSON, or JSON with raw tensors behind it.
+
+Which of the two it is, `Inference-Header-Content-Length` says and nothing else: clients send JSON without a content type.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from lamina.errors import BadValue
+from lamina.gateway.oip.models import Model
+from lamina.gateway.oip.numbers import to_list, to_raw
+from lamina.gateway.oip.tensors import Given, Output, count
+
+LENGTH = b"inference-header-content-length"
+Parameters = dict[str, Any]
+
+
+class _Input(Struct):
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: Parameters = {}
+    data: Raw = Raw()
+
+
+class _Wanted(Struct):
+    name: str
+    parameters: Parameters = {}
+
+
+class _Request(Struct):
+    inputs: list[_Input] = []
+    id: str = ""
+    parameters: Parameters = {}
+    outputs: list[_Wanted] = []
+
+
+class Asked(Struct):
+    """A request taken apart. `binary` are the outputs to be sent raw; None: all."""
+
+    id: str
+    parameters: Parameters
+    inputs: list[Given]
+    wanted: list[str]
+    binary: frozenset[str] | None
+
+
+_decoder = msgspec.json.Decoder(_Request)
+
+
+def read(body: bytes, header_length: bytes) -> Asked:
+    raw = memoryview(body)
+    head = body
+    if header_length:
+        size = int(header_length) if header_length.isdigit() and len(header_length) < 16 else -1
+        if not 0 <= size <= len(body):
+            raise BadValue(f"{LENGTH.decode()}: {header_length[:20].decode('latin-1')!r} is no length in {len(body)} bytes")
+        head, raw = body[:size], raw[size:]
+    else:
+        raw = raw[:0]
+    try:
+        request = _decoder.decode(head)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise BadValue(f"body: not an inference request: {error}") from None
+    inputs = []
+    at = 0
+    for one in request.inputs:
+        size = one.parameters.get("binary_data_size", -1)
+        if size == -1:
+            if not len(bytes(one.data)):
+                raise BadValue(f"{one.name[:80]}: no data", hint="give data, or binary_data_size and the bytes behind the JSON")
+            inputs.append(Given(one.name, one.datatype, one.shape, to_raw(one.name[:80], one.datatype, one.data)))
+            continue
+        if type(size) is not int or size < 0 or at + size > len(raw):
+            raise BadValue(f"{one.name[:80]}: binary_data_size {str(size)[:20]!r}; {len(raw) - at} bytes are left")
+        inputs.append(Given(one.name, one.datatype, one.shape, raw[at : at + size]))
+        at += size
+    if at != len(raw):
+        raise BadValue(f"body: {len(raw) - at} bytes that belong to no input")
+    return Asked(request.id, request.parameters, inputs, [one.name for one in request.outputs], _binary(request))
+
+
+def _binary(request: _Request) -> frozenset[str] | None:
+    by_default = request.parameters.get("binary_data_output") is True
+    if not request.outputs:
+        return None if by_default else frozenset()
+    if any("classification" in one.parameters for one in request.outputs):
+        raise BadValue("outputs: classification is not served", hint="ask for the scores, and sort them")
+    return frozenset(one.name for one in request.outputs if one.parameters.get("binary_data", by_default) is True)
+
+
+def write(model: Model, asked: Asked, outputs: list[Output]) -> tuple[bytes, bytes, bytes]:
+    """Body, content type, and a header line that says where the JSON ends."""
+    tail: list[Any] = []
+    told = []
+    for output in outputs:
+        shown: dict[str, Any] = {"name": output.name, "datatype": output.dtype, "shape": output.shape}
+        if asked.binary is None or output.name in asked.binary:
+            shown["parameters"] = {"binary_data_size": len(output.data)}
+            tail.append(output.data)
+        else:
+            shown["data"] = to_list(output.name, output.dtype, output.data, count(output.shape))
+        told.append(shown)
+    answer = {"model_name": model.name, "model_version": model.version, "outputs": told}
+    if asked.id:
+        answer["id"] = asked.id
+    head = msgspec.json.encode(answer)
+    if not tail:
+        return head, b"application/json", b""
+    return b"".join((head, *tail)), b"application/octet-stream", b"inference-header-content-length: %d\r\n" % len(head)

@@ -1,0 +1,17 @@
+"""Problems in the protocol's words."""
+
+from __future__ import annotations
+
+import msgspec
+
+from lamina.gateway import wire
+from lamina.gateway.http import Exchange
+
+
+def error_text(problem: wire.Problem) -> str:
+    offer = f"; in {problem.offer_ms:g} ms it could" if problem.offer_ms else ""
+    return f"{problem.detail or problem.title}{offer}{f' ({problem.hint})' if problem.hint else ''}"
+
+
+def refuse(exchange: Exchange, problem: wire.Problem) -> None:
+    exchange.respond(problem.status, msgspec.json.encode({"error": error_text(problem)}), wire.JSON, problem.headers())

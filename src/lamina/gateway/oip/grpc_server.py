@@ -1,0 +1,249 @@
+"""gRPC on the gateway's own event loop: messages with a length in front, headers before and a status after them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from lamina.errors import BadValue, LaminaError
+from lamina.gateway.h2.connection import Connection, H2Limits, Stream
+from lamina.gateway.h2.hpack import encode
+from lamina.gateway.oip.packed import opened
+from lamina.gateway.oip.rpc import Context, Rpc, Trouble
+
+CONNECTIONS = 1_000
+SWEEP_S = 1.0
+_UNITS_US = {b"H": 3_600_000_000, b"M": 60_000_000, b"S": 1_000_000, b"m": 1_000, b"u": 1, b"n": 0.001}
+_TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
+_OK_HEAD = encode([(b":status", b"200"), (b"content-type", b"application/grpc")])
+_OK_TAIL = encode([(b"grpc-status", b"0")])
+_INVALID, _UNIMPLEMENTED, _EXHAUSTED = 3, 12, 8
+
+
+class GrpcServer:
+    def __init__(self, rpc: Rpc, body_limit: int) -> None:
+        self.rpc = rpc
+        self.body_limit = body_limit
+        self._limits = H2Limits(stream_window=body_limit + 2**20, connection_window=2 * body_limit + 2**21)
+        self._connections: set[Connection] = set()
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        service = f"/{rpc.schema.package}.GRPCInferenceService/"
+        self.methods: dict[bytes, tuple[str, Callable[[bytes], Any], bool]] = {
+            f"{service}{name}".encode(): (name, rpc.schema[asks].FromString, any(streams))
+            for name, asks, _, *streams in rpc.schema.methods
+        }
+
+    async def start(self, host: str, port: int, secured: ssl.SSLContext | None = None) -> int:
+        loop = asyncio.get_running_loop()
+
+        def accept() -> asyncio.Protocol:
+            if len(self._connections) >= CONNECTIONS:
+                return _Busy()
+            return Connection(self._open, self._limits, self._connections, loop.time())
+
+        try:
+            self._server = await loop.create_server(accept, host, port, ssl=secured)
+        except OSError as error:
+            raise BadValue(f"--grpc-port: cannot listen on {host}:{port}: {error.strerror}", hint="choose another port") from None
+        self._sweep()
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    async def stop(self, grace_s: float) -> None:
+        if self._server is not None:
+            self._server.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in list(self._connections):
+            connection.go_away()
+        end_s = asyncio.get_running_loop().time() + grace_s
+        while self._connections and asyncio.get_running_loop().time() < end_s:
+            await asyncio.sleep(0.01)
+        for connection in list(self._connections):
+            connection.abort()
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        for connection in list(self._connections):
+            connection.sweep(loop.time())
+        self._sweeper = loop.call_later(SWEEP_S, self._sweep)
+
+    def _open(self, stream: Stream, headers: dict[bytes, bytes]) -> _Call:
+        return _Call(self, stream, headers)
+
+
+class _Busy(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+class _Call:
+    """One method call. `_buffer` is what has come of the next message."""
+
+    __slots__ = (
+        "_buffer",
+        "_cancels",
+        "_context",
+        "_encoding",
+        "_is_ended",
+        "_messages",
+        "_method",
+        "_open",
+        "_server",
+        "_stream",
+    )
+
+    def __init__(self, server: GrpcServer, stream: Stream, headers: dict[bytes, bytes]) -> None:
+        self._server = server
+        self._stream = stream
+        self._buffer = bytearray()
+        self._cancels: set[Callable[[], None]] = set()
+        self._is_ended = False
+        self._open = 0  #: requests of a stream that are not answered
+        self._messages = 0
+        self._encoding = headers.get(b"grpc-encoding", b"identity")
+        self._context = Context(headers, _timeout_us(headers.get(b"grpc-timeout", b"")))
+        self._method = server.methods.get(headers.get(b":path", b""))
+        if not headers.get(b"content-type", b"").startswith(b"application/grpc") or headers.get(b":method") != b"POST":
+            stream.end(b"", encode([(b":status", b"415")]))
+        elif self._method is None:
+            self._fail(Trouble(_UNIMPLEMENTED, "no such method"))
+
+    # ------------------------------------------------------------- the stream's side
+
+    def data(self, piece: bytes) -> None:
+        if self._method is None or self._stream.is_over:
+            return
+        self._buffer += piece
+        buffer = self._buffer
+        while len(buffer) >= 5:
+            size = int.from_bytes(buffer[1:5], "big")
+            if size > self._server.body_limit:
+                self._fail(Trouble(_EXHAUSTED, f"a message of {size} bytes; at most {self._server.body_limit} are taken"))
+                return
+            if len(buffer) < 5 + size:
+                return
+            is_packed, message = buffer[0], bytes(buffer[5 : 5 + size])
+            del buffer[: 5 + size]
+            self._messages += 1
+            self._take(is_packed, message)
+
+    def ended(self) -> None:
+        self._is_ended = True
+        if self._method is None or self._stream.is_over:
+            return
+        if self._buffer or (not self._messages and not self._method[2]):
+            self._fail(Trouble(_INVALID, "the request ends too soon"))
+        self._maybe_done()
+
+    def gone(self) -> None:
+        for cancel in list(self._cancels):
+            cancel()
+        self._cancels.clear()
+
+    # --------------------------------------------------------------------- messages
+
+    def _take(self, is_packed: int, message: bytes) -> None:
+        if not is_packed:
+            self._handle(message, len(message))
+            return
+        size = len(message)
+
+        def then(found: bytes | LaminaError) -> None:
+            if isinstance(found, LaminaError):
+                self._fail(Trouble(_EXHAUSTED if found.status == 413 else _INVALID, found.message))
+            else:
+                self._handle(found, size)
+
+        try:
+            opened(message, self._encoding, self._server.body_limit, then)
+        except LaminaError as error:
+            self._fail(Trouble(_UNIMPLEMENTED, error.message))
+
+    def _handle(self, message: bytes, size: int) -> None:
+        assert self._method is not None
+        name, parse, in_stream = self._method
+        if self._stream.is_over:
+            return
+        try:
+            parsed = parse(message)
+        except Exception:  # protobuf's own; what it says speaks of its insides
+            self._fail(Trouble(_INVALID, "not a message of this method"))
+            return
+        if in_stream:
+            self._ask(parsed, size)
+        elif self._messages > 1:
+            self._fail(Trouble(_INVALID, "one request was expected"))
+        else:
+            cancel = self._server.rpc.unary(name, parsed, self._context, self._answer)
+            if cancel is not None and not self._stream.is_over:
+                self._cancels.add(cancel)
+
+    def _answer(self, said: Any) -> None:
+        if isinstance(said, Trouble):
+            self._fail(said)
+        else:
+            self._stream.begin(_OK_HEAD)
+            self._stream.end(_framed(said), _OK_TAIL)
+
+    # ------------------------------------------------------------------ bidirectional
+
+    def _ask(self, message: Any, size: int) -> None:
+        """Requests are taken as they come, and answered as they end, each with its id."""
+        self._open += 1
+        cancel: Callable[[], None] | None = None
+        is_over = False
+
+        def done() -> None:
+            nonlocal is_over
+            is_over = True
+            self._open -= 1
+            if cancel is not None:
+                self._cancels.discard(cancel)
+            self._stream.credit(size + 5)
+            self._maybe_done()
+
+        cancel = self._server.rpc.stream(message, self._context, self._piece, done)
+        if cancel is not None and not is_over:
+            self._cancels.add(cancel)
+
+    def _piece(self, said: Any) -> None:
+        stream = self._stream
+        if not stream.has_begun:
+            stream.begin(_OK_HEAD)
+        stream.send(_framed(said))
+
+    def _maybe_done(self) -> None:
+        stream = self._stream
+        if self._method is not None and self._method[2] and self._is_ended and not self._open and not stream.is_over:
+            if not stream.has_begun:
+                stream.begin(_OK_HEAD)
+            stream.end(b"", _OK_TAIL)
+
+    def _fail(self, trouble: Trouble) -> None:
+        stream = self._stream
+        status = [(b"grpc-status", b"%d" % trouble.code), (b"grpc-message", _escaped(trouble.text))]
+        if stream.has_begun:
+            stream.end(b"", encode(status))
+        else:
+            stream.end(b"", encode([(b":status", b"200"), (b"content-type", b"application/grpc"), *status]))
+        self.gone()
+
+
+def _framed(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return b"\x00" + len(data).to_bytes(4, "big") + data
+
+
+def _escaped(text: str) -> bytes:
+    """Percent-encoded, as gRPC wants it."""
+    return b"".join(b"%c" % byte if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte for byte in text.encode()[:4_096])
+
+
+def _timeout_us(text: bytes) -> int:
+    found = _TIMEOUT.fullmatch(text)
+    return max(1, int(int(found[1]) * _UNITS_US[found[2]])) if found else 0

@@ -1,0 +1,93 @@
+"""The models of this server: what is deployed, seen through the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from lamina.errors import UnknownTarget
+from lamina.gateway.api import Api, Target
+from lamina.sdk.tensors import RESULT, Port, Signature
+from lamina.types import FunctionSpec
+
+TEXT_SHAPE = (1,)
+"""A value as JSON text is one element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """`batched`: the first axis of every tensor counts requests, and each row is a call of its own."""
+
+    name: str
+    version: str
+    about: Target
+    signature: Signature
+    spec: FunctionSpec | None  #: of a function
+    batched: bool
+    ports: dict[str, Port] = field(compare=False)  #: inputs by name
+
+    @property
+    def target(self) -> str:
+        """What is called."""
+        return self.about.name
+
+    def shape(self, port: Port) -> tuple[int, ...]:
+        """As clients see it."""
+        inner = tuple(port.tensor.shape) if port.tensor is not None else TEXT_SHAPE
+        return (-1, *inner) if self.batched else inner
+
+
+def dtype_of(port: Port) -> str:
+    return port.tensor.dtype if port.tensor is not None else "BYTES"
+
+
+def model_of(target: Target, spec: FunctionSpec | None) -> Model:
+    """One whose tensors nobody has told takes and gives JSON text."""
+    signature = target.signature
+    if signature is None:
+        signature = Signature(tuple(Port(one.name, None, one.required) for one in target.params), (Port(RESULT),))
+    batched = spec is not None and spec.max_batch > 1
+    ports = {port.name: port for port in signature.inputs}
+    return Model(signature.model or target.name, signature.version, target, signature, spec, batched, ports)
+
+
+class Catalogue:
+    """By name, then by version; the highest version is meant where none is named. Made anew when what is deployed changes."""
+
+    def __init__(self, api: Api, spec_of: Callable[[str], FunctionSpec | None]) -> None:
+        self._api = api
+        self._spec_of = spec_of
+        self._seen: list[Target] | None = None
+        self._models: dict[str, dict[str, Model]] = {}
+        self.unloaded: dict[str, str] = {}  #: names that were unloaded, and why
+
+    @property
+    def models(self) -> dict[str, dict[str, Model]]:
+        if self._api.targets is not self._seen:
+            self._seen = self._api.targets
+            self._models = {}
+            for target in self._seen:
+                model = model_of(target, self._spec_of(target.name) if target.kind == "function" else None)
+                self._models.setdefault(model.name, {})[model.version] = model
+        return self._models
+
+    def find(self, name: str, version: str, tenant: str) -> Model:
+        versions = self.models.get(name)
+        if versions is None or not newest(versions).about.seen_by(tenant):
+            raise UnknownTarget(f"no model {name[:80]!r}", hint="POST /v2/repository/index lists them")
+        if not version:
+            return newest(versions)
+        if version not in versions:
+            raise UnknownTarget(f"model {name!r} has no version {version[:80]!r}", hint=f"there is {', '.join(versions)}")
+        return versions[version]
+
+    def seen_by(self, tenant: str) -> list[Model]:
+        versions = (model for versions in self.models.values() for model in versions.values())
+        return [model for model in versions if model.about.seen_by(tenant)]
+
+    def is_loaded(self, model: Model) -> bool:
+        return model.name not in self.unloaded
+
+
+def newest(versions: dict[str, Model]) -> Model:
+    return versions[max(versions, key=lambda version: (int(version) if version.isdigit() else 0, version))]

@@ -1,0 +1,200 @@
+"""Requests of the protocol as calls: one per row, all or nothing.
+
+Whoever asks gets an `Answer` or a `Problem` through `on_answer`, once, on the loop's thread. The rows of a request are calls like
+any others, so that they share batches with whatever else is waiting; if one of them cannot be answered, the rest are cancelled.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lamina.core.actions import Fail, Refuse, Reply
+from lamina.errors import BadValue, Cancelled, LaminaError
+from lamina.gateway import wire
+from lamina.gateway.api import Api
+from lamina.gateway.caller import LOCAL, Caller
+from lamina.gateway.metrics import Metrics
+from lamina.gateway.oip.check import check
+from lamina.gateway.oip.models import Catalogue, Model
+from lamina.gateway.oip.rows import Misshapen, inputs_of, outputs_of
+from lamina.gateway.oip.stats import Statistics
+from lamina.gateway.oip.tensors import Given, Output
+from lamina.gateway.wire import Problem
+from lamina.live.loop import Ending, LiveLoop
+from lamina.types import call_for
+
+log = logging.getLogger("lamina")
+
+MAX_TIMEOUT_US = 86_400_000_000
+FIRST_CLASS = 10
+"""The protocol counts priorities from 1, the most urgent, with 0 for the default; ours go from 10 down to -10."""
+
+
+@dataclass(slots=True)
+class Question:
+    model: Model
+    inputs: Sequence[Given]
+    wanted: Sequence[str] = ()  #: outputs by name; empty: all
+    timeout_us: int = 0
+    priority: int = 0
+    caller: Caller = LOCAL
+
+
+@dataclass(slots=True)
+class Answer:
+    outputs: list[Output]
+    reply: Reply
+
+
+OnAnswer = Callable[[Answer | Problem], None]
+OnPiece = Callable[[list[Output]], None]
+
+
+def wishes(parameters: Mapping[str, Any]) -> tuple[int, int]:
+    """Time to answer in microseconds, and priority as we count it, from the parameters of a request; 0 where there is none."""
+    timeout_us = _whole(parameters, "timeout")
+    level = _whole(parameters, "priority")
+    return min(timeout_us, MAX_TIMEOUT_US), max(-FIRST_CLASS, FIRST_CLASS + 1 - level) if level else 0
+
+
+def _whole(parameters: Mapping[str, Any], name: str) -> int:
+    value = parameters.get(name, 0)
+    if type(value) is str and value.isdecimal() and len(value) < 20:
+        value = int(value)
+    if type(value) is not int or not 0 <= value < 2**64:
+        raise BadValue(f"parameters.{name}: {str(value)[:40]!r} is not a whole number from 0")
+    return value
+
+
+class Serving:
+    def __init__(self, api: Api, loop: LiveLoop, catalogue: Catalogue, metrics: Metrics) -> None:
+        self.api = api
+        self.loop = loop
+        self.catalogue = catalogue
+        self.metrics = metrics
+        self.statistics = Statistics()
+        self._prefix = secrets.token_hex(4)
+        self._count = 0
+
+    def infer(self, question: Question, on_answer: OnAnswer, on_piece: OnPiece | None = None) -> Callable[[], None]:
+        """Returns how to cancel it. What is wrong with the request itself is raised."""
+        model = question.model
+        if self.api.closing:
+            raise Cancelled("shutting down", hint="try another server")
+        if model.name in self.catalogue.unloaded:
+            raise BadValue(f"model {model.name!r} is not loaded", hint=f"POST /v2/repository/models/{model.name}/load")
+        rows = check(model, question.inputs, question.wanted)
+        calls = inputs_of(model, question.inputs, rows)
+        asked = _Asked(self, question, len(calls), on_answer, on_piece is not None)
+        loop = self.loop
+        now_us = loop.now_us() - self.api.lag_us
+        size_bytes = sum([len(given.data) for given in question.inputs]) // len(calls)
+        for row, inputs in enumerate(calls):
+            self._count += 1
+            call = call_for(
+                f"{self._prefix}v{self._count:x}",
+                model.target,
+                now_us,
+                model.about.slo,
+                deadline_us=now_us + question.timeout_us if question.timeout_us else 0,
+                tenant=question.caller.tenant,
+                priority=question.priority,
+                size_bytes=size_bytes,
+            )
+            asked.ids.append(call.id)
+            if on_piece is not None:
+                loop.data.pieces[call.id] = asked.pieces_to(on_piece)
+            loop.submit(call, inputs, asked.ending_of(row))
+            if asked.is_over:  # refused at once: so would the others be
+                break
+        return asked.cancel
+
+
+@dataclass(slots=True)
+class _Asked:
+    """One request and what has come back for it."""
+
+    serving: Serving
+    question: Question
+    left: int
+    on_answer: OnAnswer
+    in_pieces: bool = False  #: what it gives has gone out already
+    is_over: bool = False
+    ids: list[str] = field(default_factory=list)
+    blobs: list[bytes] = field(default_factory=list)
+
+    def ending_of(self, row: int) -> Callable[[Ending], None]:
+        if self.left == 1 and not row:
+            return self._only_ended
+        if not self.blobs:
+            self.blobs = [b""] * self.left
+        return lambda ending: self._row_ended(row, ending)
+
+    def pieces_to(self, on_piece: OnPiece) -> Callable[[Any], None]:
+        model, wanted = self.question.model, self.question.wanted
+
+        def take(blob: Any) -> None:
+            if self.is_over:
+                return
+            try:
+                on_piece(outputs_of(model, [blob], wanted))
+            except (Misshapen, LaminaError) as error:
+                self._finish(_misshapen(model, error, self.ids[0]))
+                self.cancel()
+
+        return take
+
+    def cancel(self) -> None:
+        self.is_over = True
+        for call_id in self.ids:
+            self.serving.loop.cancel(call_id)
+
+    def _only_ended(self, ending: Ending) -> None:
+        """Nothing is copied: its value is there until this returns."""
+        self.serving.metrics.ended(self.question.model.target, ending, self.question.caller.tenant)
+        if type(ending) is Reply:
+            self._answer([] if self.in_pieces else [self.serving.loop.data.result(ending.call_id)], ending)
+        else:
+            self._fail(ending)  # type: ignore[arg-type]
+
+    def _row_ended(self, row: int, ending: Ending) -> None:
+        self.serving.metrics.ended(self.question.model.target, ending, self.question.caller.tenant)
+        if type(ending) is not Reply:
+            self._fail(ending)  # type: ignore[arg-type]
+            return
+        self.blobs[row] = bytes(self.serving.loop.data.result(ending.call_id))
+        self.left -= 1
+        if not self.left:
+            self._answer(self.blobs, ending)
+
+    def _answer(self, blobs: Sequence[Any], reply: Reply) -> None:
+        if self.is_over:
+            return
+        question = self.question
+        self.serving.statistics.answered(question.model, reply, len(self.ids))
+        try:
+            outputs = outputs_of(question.model, blobs, question.wanted) if blobs else []
+        except (Misshapen, LaminaError) as error:
+            self._finish(_misshapen(question.model, error, reply.call_id))
+            return
+        self._finish(Answer(outputs, reply))
+
+    def _fail(self, ending: Fail | Refuse) -> None:
+        if self.is_over:
+            return
+        self.serving.statistics.failed(self.question.model)
+        self._finish(self.serving.api.ending_problem(ending))
+        self.cancel()
+
+    def _finish(self, said: Answer | Problem) -> None:
+        self.is_over = True
+        self.on_answer(said)
+
+
+def _misshapen(model: Model, error: Exception, call_id: str) -> Problem:
+    log.warning("call %s: %s gave what it does not promise: %s", call_id, model.target, error)
+    return wire.plain_problem(500, f"the result is not what the model promises: {error}", code="function-failed", id=call_id)

@@ -1,0 +1,68 @@
+"""What functions print, kept for a while and handed to whoever follows it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from urllib.parse import parse_qsl
+
+import msgspec
+from msgspec import Struct
+
+from lamina.errors import BadValue
+from lamina.gateway.heads import Request
+from lamina.gateway.http import Exchange
+
+KEPT_LINES = 10_000
+MAX_CHARS = 4_000
+KIND = b"application/x-ndjson"
+
+
+class Line(Struct, frozen=True):
+    at: float  #: seconds since 1970
+    function: str
+    instance: str
+    text: str
+
+
+class Output:
+    def __init__(self) -> None:
+        self._lines: deque[Line] = deque(maxlen=KEPT_LINES)
+        self._followers: dict[Exchange, Callable[[Line], bool]] = {}
+
+    def add(self, function: str, instance: str, text: str) -> None:
+        line = Line(time.time(), function, instance, text[:MAX_CHARS])
+        self._lines.append(line)
+        for exchange, wants in list(self._followers.items()):
+            if wants(line):
+                exchange.push(_encoded(line))
+
+    def serve(self, request: Request, exchange: Exchange, sees: Callable[[str], bool]) -> None:
+        """`?function=NAME&tail=100&follow=1`: the last lines, and with `follow` those to come."""
+        asked = dict(parse_qsl(request.query.decode("latin-1"), max_num_fields=10))
+        tail = asked.get("tail", "100")
+        if not tail.isdecimal() or int(tail) > KEPT_LINES:
+            raise BadValue(f"tail: {tail[:40]!r} is not a number up to {KEPT_LINES}")
+        name = asked.get("function", "")
+
+        def wants(line: Line) -> bool:
+            return sees(line.function) and name in ("", line.function, line.instance)
+
+        found = [line for line in self._lines if wants(line)]
+        exchange.begin(200, KIND)
+        exchange.push(b"".join(_encoded(line) for line in found[max(0, len(found) - int(tail)) :]))
+        if asked.get("follow") != "1":
+            exchange.end()
+            return
+        self._followers[exchange] = wants
+        exchange.on_gone = lambda: self._followers.pop(exchange, None) and None
+
+    def stop(self) -> None:
+        for exchange in list(self._followers):
+            exchange.end()
+        self._followers.clear()
+
+
+def _encoded(line: Line) -> bytes:
+    return msgspec.json.encode(line) + b"\n"

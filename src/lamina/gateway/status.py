@@ -1,0 +1,121 @@
+"""`GET /v1/status`: devices with their slices and owners, functions with what they hold and use, targets with their goals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import msgspec
+
+from lamina.core.lease import Device, mask_label
+from lamina.core.state import FunctionState, State
+from lamina.gateway.recent import Recent, Share
+from lamina.live.engines import Engines
+from lamina.live.loop import LiveLoop
+from lamina.types import Slo
+
+
+class Target(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def slo(self) -> Slo: ...
+
+
+def status(loop: LiveLoop, recent: Recent, targets: Iterable[Target]) -> dict[str, Any]:
+    state, now_us = loop.controller.state, loop.now_us()
+    span_s, shares = recent.shares(now_us)
+    return {
+        "calls": len(state.runs),
+        "devices": [_device(state, loop, device, now_us) for device in state.devices.values()],
+        "functions": [_function(state, function, shares, span_s) for function in state.functions.values()],
+        "targets": [
+            {
+                "name": target.name,
+                "kind": target.kind,
+                "slo_ms": target.slo.latency_us / 1000 or None,
+                **recent.calls(now_us, target.name),
+            }
+            for target in targets
+        ],
+        "window_s": round(span_s, 1),
+    }
+
+
+def _device(state: State, loop: LiveLoop, device: Device, now_us: int) -> dict[str, Any]:
+    batches = {batch.id: batch for batch in state.batches.values() if batch.device is device}
+    slices = [
+        {
+            "slice": mask_label(device.spec.id, mask),
+            "mask": mask,
+            "function": batches[batch_id].instance.function,
+            "jobs": len(batches[batch_id].jobs),
+            "for_ms": (now_us - batches[batch_id].started_us) / 1000,
+        }
+        for batch_id, mask in device.running.items()
+        if batch_id in batches
+    ]
+    homes = [
+        {"mask": mask, "function": state.instances[owner].function, "lent": owner in device.lent, "time": device.shares[owner]}
+        for owner, mask in device.homes.items()
+    ]
+    return {
+        "id": device.spec.id,
+        "kind": device.spec.kind,
+        "family": device.spec.family,
+        "units": device.spec.units,
+        "leased": device.busy.bit_count(),
+        "slices": slices,
+        "homes": homes,
+        "memory_mib": device.spec.memory_mib,
+        "memory_used_mib": device.memory_used_mib,
+        "bandwidth": _bandwidth(loop, device, [batch.instance.function for batch in batches.values()]),
+        "executor": _executor(loop, device.spec.id),
+    }
+
+
+def _bandwidth(loop: LiveLoop, device: Device, running: list[str]) -> float | None:
+    """Part of the peak memory bandwidth that the functions running now ask for; None where no profile says."""
+    known = getattr(loop.controller.predictor, "bandwidth", None)
+    if known is None or not running:
+        return None
+    demands = [known(function, device.spec.kind) for function in dict.fromkeys(running)]
+    return round(sum(demands), 3) if any(demands) else None
+
+
+def _executor(loop: LiveLoop, device: str) -> dict[str, Any] | None:
+    """What the process that owns a GPU said last."""
+    gpus = loop.engine.gpus if isinstance(loop.engine, Engines) else []
+    for gpu in gpus:
+        if gpu.device.id == device:
+            said = msgspec.structs.asdict(gpu.usage) if gpu.usage is not None else {}
+            return {"pid": gpu.pid, "restarts": gpu.restarts, **said}
+    return None
+
+
+def _function(state: State, function: FunctionState, shares: dict[tuple[str, str], Share], span_s: float) -> dict[str, Any]:
+    name = function.spec.name
+    held = used = 0.0
+    batches = jobs = 0
+    for (device, owner), share in shares.items():
+        if owner == name and device in state.devices:
+            whole = state.devices[device].spec.units * span_s * 1e6
+            held += share.held / whole
+            used += share.used / whole
+            batches += share.batches
+            jobs += share.jobs
+    return {
+        "name": name,
+        "queue": len(function.queue),
+        "held": round(held, 4),
+        "used": round(used, 4),
+        "batches_per_s": round(batches / span_s, 1),
+        "jobs_per_s": round(jobs / span_s, 1),
+        "memory_mib": function.spec.memory_mib,
+        "instances": [
+            {"id": i.id, "device": i.device, "phase": i.phase.value, "batches": len(i.batches), "quota": i.quota}
+            for i in function.instances.values()
+        ],
+    }

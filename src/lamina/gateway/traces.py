@@ -1,0 +1,167 @@
+"""Spans of calls and their steps, put together from what the loop does anyway.
+
+A call that is traced has a span from arrival to answer, below the caller's own where a `traceparent` (W3C Trace Context) came
+with it, and one span for each of its steps, from the start of the batch to its end. Nothing is measured twice and the core
+knows nothing of it: the events and actions already say everything. What is not traced costs a look into a dict.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from lamina.core.actions import Action, Fail, Refuse, Reply, StartBatch
+from lamina.core.events import BatchFailed, BatchFinished, Event, InstanceLost
+
+_PARENT = re.compile(rb"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})\Z")
+MOST_OPEN = 100_000
+_ENDINGS = (Reply, Fail, Refuse)
+
+
+class Parent(Struct, frozen=True):
+    """Whose part a call is, as the caller says."""
+
+    trace_id: int
+    span_id: int
+    sampled: bool
+
+
+def parse(header: bytes) -> Parent | None:
+    """A `traceparent` header; None if there is none that can be used, which is no error: tracing never fails a call."""
+    found = _PARENT.match(header.strip())
+    if found is None:
+        return None
+    trace_id, span_id, flags = (int(part, 16) for part in found.groups())
+    return Parent(trace_id, span_id, bool(flags & 1)) if trace_id and span_id else None
+
+
+class Span(Struct, frozen=True):
+    """Times are on the loop's clock; whoever exports them knows what o'clock it is."""
+
+    name: str
+    trace_id: int
+    span_id: int
+    parent_id: int  #: 0: the first of its trace
+    begin_us: int
+    end_us: int
+    attributes: dict[str, Any]
+    error: str = ""
+    is_call: bool = False
+
+
+class _Open(Struct):
+    target: str
+    trace_id: int
+    span_id: int
+    parent_id: int
+    begin_us: int
+
+
+class _Batch(Struct, frozen=True):
+    action: StartBatch
+    begin_us: int
+
+
+class Traces:
+    """`emit` gets finished spans. `ratio` of the calls without a `traceparent` are traced; with one, the caller decides."""
+
+    def __init__(self, emit: Callable[[Span], None], *, ratio: float = 0.0, seed: int | None = None) -> None:
+        self._emit = emit
+        self._ratio = ratio
+        self._rng = random.Random(seed)
+        self._open: dict[str, _Open] = {}
+        self._batches: dict[int, _Batch] = {}
+
+    def begin(self, call_id: str, target: str, now_us: int, header: bytes) -> bool:
+        """Before the call is handed in; says whether it is traced."""
+        parent = parse(header) if header else None
+        wanted = parent.sampled if parent is not None else self._rng.random() < self._ratio
+        if not wanted or len(self._open) >= MOST_OPEN:
+            return False
+        trace_id = parent.trace_id if parent else self._rng.getrandbits(128) or 1
+        self._open[call_id] = _Open(target, trace_id, self._new_id(), parent.span_id if parent else 0, now_us)
+        return True
+
+    def parent_of(self, call_id: str) -> str:
+        """The `traceparent` that work on behalf of this call is to carry; empty if it is not traced."""
+        call = self._open.get(call_id)
+        return f"00-{call.trace_id:032x}-{call.span_id:016x}-01" if call else ""
+
+    def watch(self, now_us: int, event: Event, actions: list[Action]) -> None:
+        if not self._open:
+            return
+        kind = type(event)
+        if kind is BatchFinished:
+            self._finished(now_us, event)  # type: ignore[arg-type]
+        elif kind is BatchFailed:
+            self._given_up(now_us, event.batch_id, event.reason)  # type: ignore[union-attr]
+        elif kind is InstanceLost:
+            lost = [number for number, batch in self._batches.items() if batch.action.instance == event.instance]  # type: ignore[union-attr]
+            for number in lost:
+                self._given_up(now_us, number, event.reason)  # type: ignore[union-attr]
+        for action in actions:
+            if type(action) is StartBatch:
+                if any(job.call_id in self._open for job in action.jobs):
+                    self._batches[action.batch_id] = _Batch(action, now_us)
+            elif isinstance(action, _ENDINGS):
+                self._ended(now_us, action)
+
+    def _finished(self, now_us: int, event: BatchFinished) -> None:
+        batch = self._batches.pop(event.batch_id, None)
+        if batch is None:
+            return
+        # A booked batch was decided on before its slice was free: what the device measured says when it really began.
+        begin_us = max(batch.begin_us, now_us - event.device_us)
+        for place, job in enumerate(batch.action.jobs):
+            outcome = event.outcomes[place] if event.outcomes else None
+            error = "" if outcome is None or outcome.ok else outcome.name or outcome.error
+            self._step(batch, job.call_id, job.node, begin_us, now_us, error, event.device_us)
+
+    def _given_up(self, now_us: int, batch_id: int, reason: str) -> None:
+        batch = self._batches.pop(batch_id, None)
+        if batch is not None:
+            for job in batch.action.jobs:
+                self._step(batch, job.call_id, job.node, batch.begin_us, now_us, reason, 0)
+
+    def _step(self, batch: _Batch, call_id: str, node: str, begin_us: int, end_us: int, error: str, device_us: int) -> None:
+        call = self._open.get(call_id)
+        if call is None:
+            return
+        action = batch.action
+        attributes = {
+            "lamina.function": action.function,
+            "lamina.batch.id": action.batch_id,
+            "lamina.batch.size": len(action.jobs),
+            "lamina.device": action.device,
+            "lamina.units": action.mask.bit_count(),
+            "lamina.instance": action.instance,
+            "lamina.predicted_us": action.predicted_us,
+            "lamina.device_us": device_us,
+        }
+        self._emit(Span(node, call.trace_id, self._new_id(), call.span_id, begin_us, end_us, attributes, error))
+
+    def _ended(self, now_us: int, ending: Reply | Fail | Refuse) -> None:
+        call = self._open.pop(ending.call_id, None)
+        if call is None:
+            return
+        attributes: dict[str, Any] = {"lamina.call.id": ending.call_id, "lamina.target": call.target}
+        error = ""
+        if isinstance(ending, Reply):
+            attributes |= {
+                "lamina.late": ending.late,
+                "lamina.queue_us": ending.queue_us,
+                "lamina.cost": ending.cost,
+                "lamina.cold_us": ending.cold_us,
+                "lamina.retries": ending.retries,
+            }
+        else:
+            error = ending.error if isinstance(ending, Fail) else f"refused: {ending.reason}"
+        span = Span(call.target, call.trace_id, call.span_id, call.parent_id, call.begin_us, now_us, attributes, error, True)
+        self._emit(span)
+
+    def _new_id(self) -> int:
+        return self._rng.getrandbits(64) or 1

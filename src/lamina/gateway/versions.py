@@ -1,0 +1,132 @@
+"""What has been deployed, version by version: written down, so that any of them can be served again."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from lamina.errors import BadValue, NoCapacity
+from lamina.gateway.api import Target
+from lamina.live.describe import Manifest
+from lamina.sdk.app import NAME
+from lamina.store import kv
+from lamina.store.base import Session
+from lamina.types import FunctionSpec, Scale, Tenant
+
+MOST_FUNCTIONS = 1_000
+
+
+class Version(Struct, frozen=True, kw_only=True):
+    app: str
+    number: int
+    sha256: str
+    entry: str
+    bytes: int
+    tenant: str
+    by: str
+    at_us: int  #: since 1970
+
+
+class Terms(Struct, frozen=True, kw_only=True):
+    """What an operator has changed about a function, whatever its code says."""
+
+    scale: Scale | None = None
+    cores: int | None = None
+    share: float | None = None
+    memory_mib: int | None = None
+    round: int = 0  #: of changes that take new instances
+
+    def of(self, spec: FunctionSpec) -> FunctionSpec:
+        changes = {
+            "scale": self.scale,
+            "cores": self.cores,
+            "share": self.share,
+            "memory_mib": self.memory_mib,
+            "version": f"{spec.version}+{self.round}" if self.round else None,
+        }
+        return msgspec.structs.replace(spec, **{name: value for name, value in changes.items() if value is not None})
+
+
+class Served(Struct, kw_only=True):
+    """An app as it is being served. Number 0 is the one the server was started with."""
+
+    app: str
+    number: int
+    tenant: str
+    path: str
+    manifest: Manifest
+
+    def functions(self, terms: dict[str, Terms]) -> list[FunctionSpec]:
+        tag = str(self.number) if self.number else ""
+        specs = [msgspec.structs.replace(spec, version=tag) for spec in self.manifest.functions]
+        return [terms[spec.name].of(spec) if spec.name in terms else spec for spec in specs]
+
+    def targets(self) -> list[Target]:
+        about = {one.name: one for one in self.manifest.about}
+        parts = [("function", spec.name, spec.slo) for spec in self.manifest.functions]
+        parts += [("workflow", flow.name, flow.slo) for flow in self.manifest.flows]
+        return [
+            Target(name, kind, about[name].params, slo, about[name].doc, self.tenant, about[name].signature)
+            for kind, name, slo in parts
+        ]
+
+
+def check_manifest(manifest: Manifest, app: str, others: list[Served]) -> None:
+    """What an app says of itself is not to be relied on."""
+    if manifest.app != app:
+        raise BadValue(f"package: it holds the app {manifest.app[:80]!r}, not {app!r}", hint="deploy it under its own name")
+    names = [spec.name for spec in manifest.functions] + [flow.name for flow in manifest.flows]
+    if not 1 <= len(names) <= MOST_FUNCTIONS:
+        raise BadValue(f"package: {len(names)} functions and workflows", hint=f"1 to {MOST_FUNCTIONS}")
+    known = {one.name for one in manifest.about}
+    taken = {target.name: other.app for other in others for target in other.targets()}
+    for name in names:
+        if not NAME.fullmatch(name) or name not in known:
+            raise BadValue(f"package: {name[:80]!r} cannot be a name", hint="up to 63 of a-z 0-9 . _ -")
+        if name in taken:
+            raise BadValue(f"{name!r} belongs to the app {taken[name]!r}", hint="give one of them another name")
+    for spec in manifest.functions:
+        if spec.max_batch < 1 or spec.memory_mib < 0 or not 0 <= spec.scale.min <= max(1, spec.scale.max) or spec.max_queue < 1:
+            raise BadValue(f"package: {spec.name!r} asks for what makes no sense")
+
+
+def check_quota(tenant: Tenant | None, specs: list[FunctionSpec]) -> None:
+    """All the instances it may ever have must fit into the tenant's memory."""
+    if tenant is None or not tenant.memory_mib:
+        return
+    asked = sum(spec.memory_mib * spec.scale.max for spec in specs)
+    if asked > tenant.memory_mib:
+        raise NoCapacity(
+            f"tenant {tenant.name!r} may have {tenant.memory_mib} MiB; its functions ask for up to {asked} MiB",
+            hint="lower scale.max or memory, or ask for a larger quota",
+        )
+
+
+# ------------------------------------------------------------------ written down
+
+
+def save(db: Session, version: Version) -> None:
+    kv.put(db, f"deploy/{version.app}", f"{version.number:08d}", "version", msgspec.json.encode(version), version.at_us)
+
+
+def make_current(db: Session, app: str, number: int, now_us: int) -> None:
+    kv.put(db, "deploy", app, "number", str(number).encode(), now_us)
+
+
+def history(db: Session, app: str) -> list[Version]:
+    """Newest first, the last hundred."""
+    found = kv.entries(db, f"deploy/{app}", limit=100_000)
+    return [msgspec.json.decode(entry.value, type=Version) for entry in reversed(found[-100:])]
+
+
+def current(db: Session) -> dict[str, int]:
+    return {entry.key: int(entry.value) for entry in kv.entries(db, "deploy", limit=10_000)}
+
+
+def save_terms(db: Session, function: str, terms: Terms, now_us: int) -> None:
+    kv.put(db, "deploy-terms", function, "terms", msgspec.json.encode(terms), now_us)
+
+
+def all_terms(db: Session) -> dict[str, Terms]:
+    found = kv.entries(db, "deploy-terms", limit=100_000)
+    return {entry.key: msgspec.json.decode(entry.value, type=Terms) for entry in found}

@@ -1,0 +1,41 @@
+"""A slicer by name, and the executor that goes with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lamina.errors import BadValue
+from lamina.gpu.executor import Executor, on_gpu
+from lamina.types import SliceLimits
+
+CATALOGUE = SliceLimits(aligned=True, batches_per_instance=0)
+"""Slices of any size that start at a multiple of it: 45 on an H200 instead of 120, so that graphs for them can be had."""
+
+NAMES = ("green", "mig", "cpu", "null")
+
+
+def open_slicer(name: str, ordinal: int = 0) -> Any:
+    """Slices inside this process. Imports CUDA only where the name asks for it."""
+    match name:
+        case "green":
+            from lamina.gpu.green import GreenSlicer
+
+            return GreenSlicer(ordinal, limits=CATALOGUE)
+        case "mig":
+            from lamina.gpu.mig import MigSlicer
+
+            return MigSlicer(limits=CATALOGUE)
+        case "cpu":
+            from lamina.gpu.cpu import CpuSlicer
+
+            return CpuSlicer()
+        case "null":
+            from lamina.gpu.null import NullSlicer
+
+            return NullSlicer()
+    raise BadValue(f"no slicer {name!r} for an executor", hint=f"there are {', '.join(NAMES)}")
+
+
+def open_executor(slicer: Any, weights_mib: int = 0) -> Executor:
+    """On a GPU with graphs and weights that move; on its twins without."""
+    return on_gpu(slicer, weights_mib=weights_mib) if hasattr(slicer, "driver") else Executor(slicer)

@@ -1,0 +1,95 @@
+"""What is in an app, found out in a process of its own: `python -m lamina.live.describe APP FILE` writes it as JSON.
+
+Importing an app runs its code, and whoever may deploy is not thereby trusted with the gateway's memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from lamina.core.flow import Flow
+from lamina.errors import LaminaError, LoadFailed
+from lamina.sdk.binding import Param
+from lamina.sdk.tensors import Signature
+from lamina.types import FunctionSpec
+
+PATIENCE_S = 60.0
+MAX_BYTES = 16 * 2**20
+
+
+class Described(Struct, frozen=True):
+    """A function or a workflow, as callers see it."""
+
+    name: str
+    params: tuple[Param, ...]
+    doc: str = ""
+    signature: Signature | None = None
+
+
+class Manifest(Struct, frozen=True):
+    app: str
+    functions: tuple[FunctionSpec, ...]
+    flows: tuple[Flow, ...]
+    about: tuple[Described, ...]
+    error: str = ""
+    hint: str = ""
+
+
+async def describe(app: str, out: Path) -> Manifest:
+    """Of the app at `app`; it may take a minute and what it writes is read with care."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "lamina.live.describe", app, str(out)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        await asyncio.wait_for(process.wait(), PATIENCE_S)
+    except TimeoutError:
+        raise LoadFailed(
+            f"importing the app took longer than {PATIENCE_S:g} s", hint="load models in load(), not at import"
+        ) from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+    try:
+        if out.stat().st_size > MAX_BYTES:
+            raise LoadFailed(f"the app describes itself in more than {MAX_BYTES >> 20} MiB")
+        manifest = msgspec.json.decode(out.read_bytes(), type=Manifest)
+    except (OSError, msgspec.MsgspecError):
+        raise LoadFailed("importing the app ended its process", hint="try it here first: lamina run FILE NAME") from None
+    if manifest.error:
+        raise LoadFailed(manifest.error, hint=manifest.hint)
+    return manifest
+
+
+def manifest_of(app: str) -> Manifest:
+    from lamina.sdk.load import load_app
+
+    try:
+        found = load_app(app)
+        deployed = found.deployed()
+    except LaminaError as error:
+        return Manifest("", (), (), (), error.message, error.hint)
+    about = [Described(one.name, one.params, one.doc, one.signature) for one in found.functions.values()]
+    about += [Described(one.name, one.params, one.doc, one.signature) for one in found.workflows.values()]
+    return Manifest(found.name, deployed.functions, deployed.flows, tuple(about))
+
+
+def main() -> None:
+    app, out = sys.argv[1:]
+    Path(out).write_bytes(msgspec.json.encode(manifest_of(app)))
+
+
+if __name__ == "__main__":
+    main()

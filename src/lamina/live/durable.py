@@ -1,0 +1,446 @@
+"""Runs that outlive this process: accepted when they are on disk, fed to the controller as it has room, ended once.
+
+The store holds every run; memory holds those that are being worked on, and no more than `ROOM` of them, so that ten thousand
+waiting runs cost a decision nothing. What moves a run on is written down before it takes effect (see `core.keeper`), so after
+a crash a run begins again, is told what it was told before, and goes on from there; what was under way is done again.
+
+Times in the store are those of the wall; the controller's begin when it does. `_origin_us` is what lies between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from lamina import values
+from lamina.core.actions import Fail, Keep, Refuse, Reply
+from lamina.core.events import Awake, CallResumed, Kept
+from lamina.core.flow import Flow
+from lamina.core.notes import Note
+from lamina.errors import Conflict, LaminaError
+from lamina.live.feeder import Feeder
+from lamina.live.loop import Ending, LiveLoop
+from lamina.store import runs as stored
+from lamina.store.base import Done, Session, Store, Work
+from lamina.store.runs import Fed, RunRow
+from lamina.types import NEVER_US, Call
+
+log = logging.getLogger("lamina")
+
+ROOM, JOBS = 512, 4_096
+"""Runs in memory that have work to do, and the jobs they may bring to one function: enough to fill any batch, few enough to
+search, and fewer than make a queue full for callers who wait."""
+
+LOOK_S = 0.2
+"""Runs that only wait leave room for others; so often it is looked how many do."""
+
+SWEEP_S = 60.0
+KEEP_US = 7 * 86_400_000_000
+"""How long a run that has ended is remembered, with its result."""
+
+LATER = ("queue-full", "quota", "share")
+"""Refusals that mean: not now."""
+
+
+Beside = tuple[Work[None], Callable[[], None]]
+
+
+def _nothing(db: Session) -> None:
+    pass
+
+
+def _both(first: Work[None], second: Work[None]) -> Work[None]:
+    def work(db: Session) -> None:
+        first(db)
+        second(db)
+
+    return work
+
+
+_NOTHING: Beside = (_nothing, lambda: None)
+
+
+@dataclass(slots=True)
+class _Held:
+    row: RunRow
+    number: int  #: of its last note
+    weight: float  #: jobs it may bring to one function
+    writing: int = 0  #: notes on their way to the disk
+
+
+class Durable:
+    """`describe` makes what clients are told of an ending without a result. `beside` is asked, by call, scope and node, for more
+    to be written in one transaction with the outcome of a step, and for what is to be done when that is on disk."""
+
+    def __init__(
+        self, loop: LiveLoop, store: Store, describe: Callable[[Fail | Refuse], bytes], *, keep_us: int = KEEP_US
+    ) -> None:
+        self.store = store
+        self.keep_us = keep_us
+        self.on_end: Callable[[str, Ending, str], None] = lambda target, ending, tenant: None
+        self.beside: Callable[[str, int, str], Beside | None] = lambda call_id, scope, node: None
+        self._loop = loop
+        self._describe = describe
+        self._held: dict[str, _Held] = {}
+        self.feeder = Feeder(store, self._begin, self._has_room)
+        self._weight = 0.0
+        self._started = self._closing = False
+        self._telling = ("", 0)  #: the run that is told something just now, and the number of that note
+        self._cancelled: set[str] = set()
+        self._waiters: dict[str, list[Callable[[], None]]] = {}
+        self._flows: dict[str, tuple[Flow, str, bytes]] = {}
+        self._begun: list[str] = []
+        self._last_us = 0
+        self._origin_us = time.time_ns() // 1000 - loop.now_us()
+        loop.keep = self._keep
+
+    def start(self) -> None:
+        """Take up what was left. Does not wait for the store. Called again, it does nothing."""
+        if self._started:
+            return
+        self._started = True
+        self.store.write(stored.recover, self._recovered, must=True)
+        self._look()
+        self._sweep()
+
+    def wall_us(self) -> int:
+        return self._origin_us + self._loop.now_us()
+
+    def holds(self, id: str) -> bool:
+        return id in self._held
+
+    # --------------------------------------------------------------------- accepting
+
+    def accept(self, row: RunRow, inputs: dict[str, bytes], key: str, digest: str, done: Done[RunRow]) -> None:
+        """A new run, without id and times. `done` gets it once it is on disk, or the one its key was used for before."""
+        self.start()
+        if self.store.down is not None:
+            done(self.store.down)
+            return
+        row = msgspec.structs.replace(row, id=self._new_id(), state="queued", created_us=self.wall_us())
+        name, body = self._flow_id(row.target) if row.kind == "workflow" else ("", b"")
+        row = msgspec.structs.replace(row, flow=name)
+        packed = msgspec.msgpack.encode(inputs)
+
+        def work(db: Session) -> RunRow:
+            if name:
+                stored.add_flow(db, name, body)
+            return stored.accept(db, row, packed, key, digest)
+
+        def on_disk(accepted: RunRow | LaminaError) -> None:
+            done(accepted)
+            if isinstance(accepted, RunRow) and accepted.id == row.id:
+                self.feeder.arrived(row, packed)
+
+        self.store.write(work, on_disk)
+
+    def _new_id(self) -> str:
+        """Later ones sort behind earlier ones, whatever the clock does."""
+        self._last_us = max(self._last_us + 1, self.wall_us())
+        return f"{self._last_us:014x}{secrets.token_hex(5)}"
+
+    def _flow_id(self, target: str) -> tuple[str, bytes]:
+        flow = self._loop.controller.state.flows[target]
+        known = self._flows.get(target)
+        if known is None or known[0] is not flow:
+            body = values.encode(flow)
+            known = self._flows[target] = (flow, hashlib.blake2b(body, digest_size=12).hexdigest(), body)
+        return known[1], known[2]
+
+    # ---------------------------------------------------------------------- beginning
+
+    def _recovered(self, found: tuple[dict[int, int], str] | LaminaError) -> None:
+        if isinstance(found, LaminaError):
+            log.error("runs left by an earlier server cannot be taken up: %s", found)
+            return
+        counts, newest = found
+        self._last_us = max(self._last_us, int(newest[:14] or "0", 16))
+        if counts:
+            log.warning("taking up %d runs that had not ended", sum(counts.values()))
+        self.feeder.found(counts)
+
+    def _look(self) -> None:
+        self.feeder.feed(look=True)
+        self._later(LOOK_S, self._look)
+
+    def _has_room(self, look: bool) -> bool:
+        if self._weight < JOBS and len(self._held) < ROOM:
+            return True
+        if look:  # those that only wait leave their room to others
+            runs = self._loop.controller.state.runs
+            busy = [held for id, held in self._held.items() if id not in runs or runs[id].jobs]
+            return len(busy) < ROOM and sum(held.weight for held in busy) < JOBS
+        return False
+
+    def _hold(self, row: RunRow, number: int) -> None:
+        flow = self._loop.controller.state.flows.get(row.target)
+        weight = max([1.0, *flow.visits.values()]) if flow is not None else 1.0
+        self._held[row.id] = _Held(row, number, weight)
+        self._weight += weight
+
+    def _let_go(self, id: str) -> _Held:
+        held = self._held.pop(id)
+        self._weight -= held.weight
+        return held
+
+    def _begin(self, fed: Fed) -> None:
+        row = fed.row
+        if row.id in self._held:
+            return
+        number = fed.last
+        if row.deadline_us and row.deadline_us <= self.wall_us():
+            self._hold(row, number)
+            self._ended(Fail(row.id, "deadline"))
+            return
+        current = self._loop.controller.state.flows.get(row.target)
+        if not row.began_us or row.kind == "function":
+            self._start(fed, number)
+        elif current is not None and self._flow_id(row.target)[0] == row.flow:
+            self._resume(fed, number, current, None)
+        else:  # the app has changed; the run ends as it began
+            self._hold(row, number)
+            self.store.read(lambda db: stored.flow(db, row.flow), lambda body: self._resume_old(fed, number, body))
+
+    def _call(self, row: RunRow, began_us: int) -> Call:
+        until_us = row.deadline_us - self._origin_us if row.deadline_us else NEVER_US
+        began_us -= self._origin_us
+        wishes = (row.tenant, row.priority, row.cost_limit, row.size_bytes)
+        return Call(row.id, row.target, began_us, until_us, until_us, *wishes, durable=True)
+
+    def _start(self, fed: Fed, number: int) -> None:
+        row, began_us = fed.row, self.wall_us()
+        self._hold(row, number)
+        if row.target not in self._loop.controller.state.flows:
+            self._ended(Refuse(row.id, "unknown"))
+            return
+        self._loop.submit(self._call(row, began_us), _inputs(fed), self._ended, began_us)
+        if row.id in self._held:
+            self._held[row.id].row = msgspec.structs.replace(row, state="running", began_us=row.began_us or began_us)
+            self._note_begun(row.id, began_us)
+
+    def _note_begun(self, id: str, now_us: int) -> None:
+        """Together with all that begin in this turn of the loop."""
+        if not self._begun:
+            asyncio.get_running_loop().call_soon(self._write_begun, now_us)
+        self._begun.append(id)
+
+    def _write_begun(self, now_us: int) -> None:
+        ids, self._begun = self._begun, []
+        self.store.write(lambda db: stored.begin(db, ids, now_us), must=True)
+
+    def _resume_old(self, fed: Fed, number: int, body: bytes | LaminaError | None) -> None:
+        self._let_go(fed.row.id)
+        if fed.row.id in self._cancelled:
+            self._cancelled.discard(fed.row.id)
+            self._hold(fed.row, number)
+            self._ended(Fail(fed.row.id, "cancelled"))
+            return
+        try:
+            assert isinstance(body, bytes)
+            flow = msgspec.convert(values.decode(body), Flow)
+        except (AssertionError, LaminaError, msgspec.MsgspecError):
+            self._hold(fed.row, number)
+            self._ended(Refuse(fed.row.id, "unknown"))
+            return
+        self._resume(fed, number, flow, flow)
+
+    def _resume(self, fed: Fed, number: int, flow: Flow, old: Flow | None) -> None:
+        row, loop = fed.row, self._loop
+        self._hold(msgspec.structs.replace(row, state="running"), number)
+        again_us = row.again_us - self._origin_us if row.again_us else 0
+        loop.resume(CallResumed(self._call(row, row.began_us), old, again_us), flow, _inputs(fed), self._ended, row.began_us)
+        for kept in fed.kept:
+            if row.id not in self._held:
+                return
+            loop.data.recall(row.id, kept.note, kept.value)
+            self._tell(row.id, kept.number, _shifted(kept.note, -self._origin_us))
+        loop.post(Awake(row.id, again_us))
+        if row.id in self._held:
+            self._note_begun(row.id, row.began_us)
+
+    # ----------------------------------------------------------------------- on the way
+
+    def _keep(self, action: Keep) -> None:
+        held = self._held.get(action.call_id)
+        if held is None:
+            return
+        held.number += 1
+        held.writing += 1
+        id, number, note = action.call_id, held.number, action.note
+        value = self._loop.data.outcome(id, note)
+        written = _shifted(note, self._origin_us)
+        work: Work[None] = stored.keep(id, number, written, value)
+        also, then = self.beside(id, note.scope, note.node) or _NOTHING
+        if also is not _nothing:
+            work = _both(work, also)
+
+        def on_disk(error: LaminaError | None) -> None:
+            held.writing -= 1
+            if error is None:
+                then()
+            if self._held.get(id) is not held:
+                return
+            if error is not None:
+                log.error("run %s: a step cannot be kept: %s", id, error)
+                self._loop.cancel(id)
+            elif not self._closing:
+                self._tell(id, number, note)
+
+        self.store.write(work, on_disk, must=True)
+
+    def _tell(self, id: str, number: int, note: Note) -> None:
+        self._telling = (id, number)
+        self._loop.data.told(id, self._origin_us + note.at_us)
+        self._loop.post(Kept(id, note))
+        self._telling = ("", 0)
+
+    # ---------------------------------------------------------------------------- ends
+
+    def _ended(self, ending: Ending) -> None:
+        id = ending.call_id
+        held = self._let_go(id)
+        if isinstance(ending, Refuse) and ending.reason in LATER:
+            self._later(max(0.05, ending.retry_after_us / 1e6), lambda: self.feeder.again(id))
+            return
+        called_off = isinstance(ending, Fail) and ending.error == "cancelled"
+        if called_off and self._closing and id not in self._cancelled:
+            return  # it goes on after the next start
+        self.on_end(held.row.target, ending, held.row.tenant)
+        record = self._record(ending, "cancelled" if called_off else "failed")
+        fatal = self._telling[1] if record.state == "failed" and self._telling[0] == id else 0
+        also, then = self.beside(id, 0, "") or _NOTHING  # of a run of one step, which is not kept but ended
+
+        def work(db: Session) -> None:
+            if stored.end(db, id, record, fatal):
+                also(db)
+
+        is_plain = not fatal and also is _nothing
+
+        def on_disk(error: LaminaError | None) -> None:
+            if error is not None:
+                log.error("run %s: its end cannot be kept: %s", id, error)
+            then()
+            self._wake(id)
+
+        self.store.write(stored.plain_end(id, record) if is_plain else work, on_disk, must=True)
+        self.feeder.feed()
+
+    def _record(self, ending: Ending, otherwise: str) -> stored.Ending:
+        now_us = self.wall_us()
+        if isinstance(ending, Reply):
+            about = msgspec.json.encode(ending)
+            return stored.Ending("succeeded", now_us, bytes(self._loop.data.result(ending.call_id)), None, about)
+        return stored.Ending(otherwise, now_us, None, self._describe(ending))
+
+    def _wake(self, id: str) -> None:
+        for waiter in self._waiters.pop(id, []):
+            waiter()
+
+    def when_over(self, id: str, waiter: Callable[[], None]) -> Callable[[], None]:
+        """Called once the end of this run is on disk; what is returned takes that back."""
+        self._waiters.setdefault(id, []).append(waiter)
+
+        def leave() -> None:
+            with contextlib.suppress(KeyError, ValueError):
+                self._waiters[id].remove(waiter)
+                if not self._waiters[id]:
+                    del self._waiters[id]
+
+        return leave
+
+    def cancel(self, id: str, done: Done[None]) -> None:
+        """Under way or not; a run that is over stays as it is."""
+        if id in self._held:
+            self._cancelled.add(id)
+            self.when_over(id, lambda: done(None))
+            self._loop.cancel(id)
+            if id not in self._held:
+                self._cancelled.discard(id)
+            return
+        record = self._record(Fail(id, "cancelled"), "cancelled")
+
+        def work(db: Session) -> None:
+            if not stored.end(db, id, record):
+                raise Conflict(f"run {id!r} is {stored.get(db, id).state}", hint="only what is queued or running is cancelled")
+
+        def on_disk(error: LaminaError | None) -> None:
+            if error is None:
+                self.feeder.withdraw(id)
+                self._wake(id)
+                if id in self._held:  # fetched meanwhile
+                    self._loop.cancel(id)
+            done(error)
+
+        self.store.write(work, on_disk)
+
+    def again(self, id: str, done: Done[RunRow]) -> None:
+        """Have a run that failed or was cancelled tried again, from where it did."""
+        now_us = self.wall_us()
+
+        def on_disk(row: RunRow | LaminaError) -> None:
+            if isinstance(row, RunRow):
+                self.feeder.again(id)
+            done(row)
+
+        self.store.write(lambda db: stored.again(db, id, now_us), on_disk)
+
+    # ---------------------------------------------------------------------- and the rest
+
+    def _sweep(self) -> None:
+        before_us = self.wall_us() - self.keep_us
+
+        def swept(count: int | LaminaError) -> None:
+            if isinstance(count, int) and count >= 500:
+                self._sweep_now(before_us, swept)
+
+        if self.store.down is None:
+            self._sweep_now(before_us, swept)
+        self._later(SWEEP_S, self._sweep)
+
+    def _sweep_now(self, before_us: int, swept: Done[int]) -> None:
+        self.store.write(lambda db: stored.sweep(db, before_us), swept)
+
+    def _later(self, wait_s: float, then: Callable[[], None]) -> None:
+        if not self._closing:
+            asyncio.get_running_loop().call_later(wait_s, self._fire, then)
+
+    def _fire(self, then: Callable[[], None]) -> None:
+        if not self._closing:
+            then()
+
+    async def stop(self, grace_s: float) -> None:
+        """Steps that run may end, and are kept; then runs are left as they are, for the next start."""
+        self._closing = self.feeder.closed = True
+        until_s = time.monotonic() + grace_s
+        while self._busy() and time.monotonic() < until_s and self.store.down is None:
+            await asyncio.sleep(0.01)
+        for id in list(self._held):
+            self._loop.cancel(id)
+        await self.store.close()
+
+    def _busy(self) -> bool:
+        state = self._loop.controller.state
+        if any(held.writing for held in self._held.values()):
+            return True
+        return any(job.run.call.durable for batch in state.batches.values() if batch.started_us >= 0 for job in batch.jobs)
+
+
+def _inputs(fed: Fed) -> dict[str, bytes]:
+    return msgspec.msgpack.decode(fed.inputs, type=dict[str, bytes])
+
+
+def _shifted(note: Note, by_us: int) -> Note:
+    return msgspec.structs.replace(
+        note,
+        at_us=note.at_us + by_us,
+        queued_us=note.queued_us + by_us if note.queued_us else 0,
+        began_us=note.began_us + by_us if note.began_us else 0,
+    )

@@ -1,0 +1,78 @@
+"""Several engines as one: cores in worker processes, and a process for each GPU. The loop sees devices and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lamina.core.actions import Action, DropJob, Kill, Load, Resize, StartBatch, Unload
+from lamina.core.events import Event
+from lamina.live.frames import ErrorInfo
+from lamina.live.gpu_engine import GpuEngine
+from lamina.live.local import LocalEngine
+from lamina.types import DeviceSpec
+
+
+class Engines:
+    """All of them share the books of one ledger, so a value made by one is read by another where it lies."""
+
+    def __init__(self, local: LocalEngine, gpus: list[GpuEngine]) -> None:
+        self.local, self.gpus = local, gpus
+        self.load_errors: dict[str, ErrorInfo] = local.load_errors
+        self.pool, self.reader, self.release = local.pool, local.reader, local.release
+        self._of_device: dict[str, LocalEngine | GpuEngine] = {gpu.device.id: gpu for gpu in gpus}
+        self._of_instance: dict[str, LocalEngine | GpuEngine] = {}
+        self.parts: list[LocalEngine | GpuEngine] = [local, *gpus]
+        for gpu in gpus:
+            gpu.load_errors = local.load_errors
+
+    @property
+    def devices(self) -> list[DeviceSpec]:
+        return [device for engine in self.parts for device in engine.devices]
+
+    @property
+    def deadline_us(self) -> Callable[[str], int]:
+        return self.local.deadline_us
+
+    @deadline_us.setter
+    def deadline_us(self, asked: Callable[[str], int]) -> None:
+        for engine in self.parts:
+            engine.deadline_us = asked
+
+    async def start(self, post: Callable[[Event], None], data: Any) -> None:
+        for engine in self.parts:
+            await engine.start(post, data)
+
+    def perform(self, action: Action) -> None:
+        match action:
+            case StartBatch():
+                self._start(action)
+            case Load():
+                self._of_instance[action.instance] = self._on(action.device)
+                self._on(action.device).perform(action)
+            case Unload():
+                self._of_instance.pop(action.instance, self.local).perform(action)
+            case Kill() | Resize():
+                self._of_instance.get(action.instance, self.local).perform(action)
+            case DropJob():
+                for engine in self.parts:
+                    engine.perform(action)
+            case _:
+                pass
+
+    def _on(self, device: str) -> LocalEngine | GpuEngine:
+        return self._of_device.get(device, self.local)
+
+    def _start(self, action: StartBatch) -> None:
+        """A value that is on a device and needed elsewhere is brought here first; that is rare, and the batch waits for it."""
+        engine = self._on(action.device)
+        for gpu in self.gpus:
+            if gpu is not engine and (refs := gpu.missing(action)):
+                gpu.fetch(refs, lambda: self._start(action))
+                return
+        engine.perform(action)
+
+    async def stop(self, grace_s: float) -> None:
+        for gpu in self.gpus:
+            await gpu.stop(grace_s)
+        await self.local.stop(grace_s)  # the last, for it owns the shared memory

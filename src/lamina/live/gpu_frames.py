@@ -1,0 +1,118 @@
+"""What a gateway and the executor of a GPU say to each other, in the manner of `frames`: one process, many functions."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from lamina.live.frames import (
+    Done,
+    ErrorInfo,
+    FrameReader,
+    JobFrame,
+    Natural,
+    Release,
+    ShmRef,
+    Slot,
+    Stop,
+)
+
+
+class GpuSetup(Struct, frozen=True, forbid_unknown_fields=True):
+    """What an executor is started with, as JSON on its command line."""
+
+    app: str
+    device: str
+    slicer: str  #: "green", "mig", or a twin without a GPU: "null", "cpu"
+    folder: str
+    owner: str
+    values_owner: str  #: under which values that stay on the device are counted
+    pool_bytes: int
+    ordinal: int = 0
+    weights_mib: int = 0  #: of the device for weights; 0: four fifths
+    fd: int = -1
+
+
+class LoadOne(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=10):
+    instance: str
+    function: str
+    mask: Natural  #: its standing slice, 0 if it has none
+    asked_us: Natural
+    probe: bool = False
+
+
+class UnloadOne(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=11):
+    instance: str
+
+
+class RunOn(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=12):
+    """A batch. `after` is one whose slice it takes over; `keep` says whose results may stay on the device, job by job."""
+
+    batch_id: Natural
+    instance: str
+    mask: Natural
+    after: Natural
+    jobs: list[JobFrame]
+    keep: list[bool]
+
+
+class Fetch(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=13):
+    """Somebody else needs this value of the device."""
+
+    slot: Slot
+
+
+class Forget(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=14):
+    """Values on the device nobody needs any more."""
+
+    slots: list[Slot]
+
+
+class Up(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=20):
+    """The device is open."""
+
+    pid: Natural
+    memory_mib: Natural
+
+
+class Loaded(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=21):
+    instance: str
+    load_us: Natural
+    probes: list[tuple[Natural, Natural, Natural]] = []
+
+
+class NotLoaded(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=22):
+    instance: str
+    error: ErrorInfo
+
+
+class Unloaded(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=23):
+    instance: str
+
+
+class Fetched(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=24):
+    slot: Slot
+    value: bytes | ShmRef | ErrorInfo
+
+
+class Usage(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=25):
+    """What the executor holds at this moment, in MiB, and what it has done: for people who watch."""
+
+    weights_mib: Natural
+    device_used_mib: Natural
+    graphs: Natural
+    evictions: Natural
+
+
+ToExecutor = LoadOne | UnloadOne | RunOn | Fetch | Forget | Release | Stop
+FromExecutor = Up | Loaded | NotLoaded | Unloaded | Done | Fetched | Usage
+
+
+def gateway_reader() -> FrameReader[FromExecutor]:
+    """What a gateway reads from an executor."""
+    return FrameReader(msgspec.msgpack.Decoder(FromExecutor))
+
+
+def executor_reader() -> FrameReader[ToExecutor]:
+    """What an executor reads from its gateway."""
+    return FrameReader(msgspec.msgpack.Decoder(ToExecutor))

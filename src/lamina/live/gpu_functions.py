@@ -1,0 +1,146 @@
+"""Functions inside the executor of a GPU: how one is opened, and what it does with a batch.
+
+Two kinds. A `TorchModel` is a module: its batches go to the executor, which replays graphs and never waits. Anything else is
+a callable: it runs in a thread of its slice, with the slice's stream current, and may wait for the device as long as it
+likes without holding up anybody else.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from lamina.sdk.context import Context, running
+from lamina.sdk.function import Function
+from lamina.sdk.runner import Runner
+from lamina.sdk.torch_model import OpenModel, TorchModel, to_numpy
+
+PREPARED_BLOCKS = 16
+"""Slices of its usual size for which graphs are made before anybody asks; further ones when they are used."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A function that is loaded here."""
+
+    instance: str
+    function: Function[..., Any]
+    runner: Runner
+    mask: int  #: a slice as it will usually get: its home, or the first of its size
+    maker: ThreadPoolExecutor  #: the thread that makes its graphs
+    to_make: list[tuple[int, int]] = field(default_factory=list)  #: (bucket, mask), when there is time
+    making: set[tuple[int, int]] = field(default_factory=set)
+    parked: dict[tuple[int, int], list[Any]] = field(default_factory=dict)  #: batches that wait for a graph
+    warm: set[int] = field(default_factory=set)  #: buckets the maker has met; its own
+    row_bytes: int = 0  #: of one result, once one has been seen
+    is_leaving: bool = False
+    batches: set[int] = field(default_factory=set)
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        return buckets_for(self.function.spec.max_batch)
+
+    @property
+    def first_buckets(self) -> tuple[int, ...]:
+        """Enough to serve any batch, padded."""
+        return tuple(dict.fromkeys((1, self.buckets[-1])))
+
+    @property
+    def model(self) -> OpenModel | None:
+        return self.runner.model
+
+    @property
+    def takes_device_values(self) -> bool:
+        """May it be given what is on the device? A user's own `pre` wants arrays of the host."""
+        return self.model is not None and type(self.model.model).pre is TorchModel.pre
+
+
+def buckets_for(most: int) -> tuple[int, ...]:
+    """Powers of two, and the largest batch itself."""
+    sizes = [1]
+    while sizes[-1] * 2 < most:
+        sizes.append(sizes[-1] * 2)
+    return (*sizes, most) if most > 1 else (1,)
+
+
+def host_work(model: OpenModel) -> Callable[..., Any]:
+    """The module on arrays of the host, for executors without a GPU."""
+    import torch
+
+    def work(*arrays: Any) -> Any:
+        with torch.inference_mode():
+            output = model.module(*[torch.from_numpy(array) for array in arrays])
+        if isinstance(output, tuple | list):
+            return tuple(to_numpy(part) for part in output)
+        return to_numpy(output)
+
+    return work
+
+
+def usual_mask(function: Function[..., Any], slicer: Any, home: int) -> int:
+    return home or (1 << function.spec.units_on(slicer.device)) - 1
+
+
+def likely_masks(slicer: Any, mask: int, home: int) -> list[int]:
+    """The slices a function will meet: its home, or the blocks of its usual size."""
+    from lamina.gpu.slicer import blocks
+
+    if home:
+        return [home]
+    same = [block for block in blocks(slicer.device) if block.bit_count() == mask.bit_count()]
+    return same[:PREPARED_BLOCKS]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A batch for a callable."""
+
+    batch_id: int
+    runner: Runner
+    calls: Sequence[dict[str, Any]]
+    context: Context
+
+
+class Lane:
+    """The thread of one slice. Results come back by `done(batch_id, device_us, outputs)`, called in this thread."""
+
+    def __init__(self, slice_: Any, done: Callable[[int, int, list[Any]], None]) -> None:
+        self._slice = slice_
+        self._done = done
+        self._todo: queue.SimpleQueue[Piece] = queue.SimpleQueue()
+        threading.Thread(target=self._work, daemon=True, name=f"slice-{slice_.mask:x}").start()
+
+    def put(self, piece: Piece) -> None:
+        self._todo.put(piece)
+
+    def _work(self) -> None:
+        while True:
+            piece = self._todo.get()
+            started_ns = time.perf_counter_ns()
+            try:
+                with self._slice, running(piece.context):
+                    outputs = [on_host(output) for output in piece.runner.run(list(piece.calls))]
+                    self._settle()
+            except BaseException as error:  # SystemExit too: a function may end its call, not its executor
+                outputs = [error] * len(piece.calls)
+            self._done(piece.batch_id, (time.perf_counter_ns() - started_ns) // 1000, outputs)
+
+    def _settle(self) -> None:
+        """What it started and did not wait for is part of its time."""
+        stream = getattr(self._slice, "torch_stream", None)
+        if stream is not None:
+            stream.synchronize()
+
+
+def on_host(value: Any) -> Any:
+    """Tensors as arrays, wherever they are in a value."""
+    if isinstance(value, dict):
+        return {key: on_host(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [on_host(inner) for inner in value]
+    return to_numpy(value) if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach") else value

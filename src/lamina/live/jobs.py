@@ -1,0 +1,72 @@
+"""What every engine does with jobs: their arguments on the way in, their results on the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from lamina.core.actions import JobRef
+from lamina.core.events import JobOutcome
+from lamina.errors import BadValue, LaminaError
+from lamina.expr import Expr, Leaf
+from lamina.live.frames import ErrorInfo, JobFrame, ShmRef, Stored
+from lamina.live.ledger import Ledger
+
+_OK = JobOutcome()
+_BAD_INPUT = JobOutcome(ok=False, error="bad-value")
+
+
+class JobInput(Protocol):
+    """How a job's arguments are made, and of which values."""
+
+    @property
+    def args(self) -> dict[str, Expr] | None: ...
+
+    @property
+    def leaves(self) -> list[tuple[Leaf, Stored]]: ...
+
+
+class Data(Protocol):
+    """Whoever keeps the values of all runs."""
+
+    @property
+    def pieces(self) -> Mapping[str, Callable[[bytes], None]]: ...
+
+    def inputs(self, job: JobRef, /) -> JobInput: ...
+
+    def put(self, job: JobRef, value: Stored, /) -> None: ...
+
+    def put_error(self, job: JobRef, error: ErrorInfo, /) -> None: ...
+
+
+def job_frame(data: Data, ledger: Ledger, job: JobRef, reads: list[ShmRef], deadline_us: int, device: str = "") -> JobFrame:
+    """The job as it travels; what its batch will look into is noted in `reads`. Values of `device` need not leave it."""
+    try:
+        given = data.inputs(job)
+        leaves = [(leaf, ledger.pin(stored, reads, device)) for leaf, stored in given.leaves]
+    except LaminaError as error:
+        return JobFrame(job.id, job.call_id, None, [], error=ErrorInfo(type(error).__name__, error.message))
+    return JobFrame(job.id, job.call_id, given.args, leaves, deadline_us, in_pieces=job.call_id in data.pieces)
+
+
+def deliver(
+    data: Data,
+    jobs: Sequence[JobRef],
+    wanted: Sequence[bool],
+    results: Sequence[bytes | ShmRef | ErrorInfo],
+    free: Callable[[ShmRef], None],
+) -> tuple[JobOutcome, ...]:
+    """Hand over what is wanted and `free` the rest; the outcomes for the controller, none if all went well."""
+    outcomes = []
+    for job, is_wanted, result in zip(jobs, wanted, results, strict=True):
+        if isinstance(result, ErrorInfo):
+            outcomes.append(_BAD_INPUT if result.type == BadValue.__name__ else JobOutcome(False, "function-failed", result.type))
+            if is_wanted:
+                data.put_error(job, result)
+            continue
+        outcomes.append(_OK)
+        if is_wanted:
+            data.put(job, result)
+        elif isinstance(result, ShmRef):
+            free(result)
+    return () if all(outcome.ok for outcome in outcomes) else tuple(outcomes)

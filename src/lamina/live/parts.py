@@ -1,0 +1,59 @@
+"""A value encoded in pieces: what is large stays where it is until it is copied once, to where it is read.
+
+`values.encode` makes one text of a value, which copies an array several times on the way. The pieces put together are the
+same text; a test keeps it so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from lamina import values
+
+LARGE_BYTES = 32 * 1024
+"""Copying less costs less than taking it apart."""
+
+Part = bytes | memoryview
+
+
+def encoded_parts(value: Any) -> list[Part]:
+    """Raises `BadValue` for what cannot travel, like `values.encode`."""
+    parts: list[Part] = []
+    _add(value, parts, 0)
+    return parts if len(parts) > 1 else [bytes(parts[0])]
+
+
+def _add(value: Any, parts: list[Part], depth: int) -> None:
+    kind = type(value)
+    if kind is bytes and len(value) >= LARGE_BYTES:
+        parts += [_head(len(value), (0xC4, 0xC5, 0xC6)), memoryview(value)]
+    elif kind is dict and depth < 2 and len(value) < 16 and all(type(key) is str for key in value):
+        parts.append(bytes([0x80 | len(value)]))
+        for key, inner in value.items():
+            parts.append(values.encode(key))
+            _add(inner, parts, depth + 1)
+    elif kind in (list, tuple) and depth < 2 and len(value) < 16:
+        parts.append(bytes([0x90 | len(value)]))
+        for inner in value:
+            _add(inner, parts, depth + 1)
+    elif _is_large_array(value):
+        head = msgspec.msgpack.encode((value.dtype.name, list(value.shape)))
+        head = len(head).to_bytes(2, "little") + head
+        size = len(head) + value.nbytes
+        parts += [_head(size, (0xC7, 0xC8, 0xC9)) + bytes([values.TENSOR]) + head, memoryview(value.reshape(-1).view("u1"))]
+    else:
+        parts.append(values.encode(value))
+
+
+def _head(size: int, kinds: tuple[int, int, int]) -> bytes:
+    """How msgpack begins something of this length."""
+    width = 0 if size < 2**8 else 1 if size < 2**16 else 2
+    return bytes([kinds[width]]) + size.to_bytes(1 << width, "big")
+
+
+def _is_large_array(value: Any) -> bool:
+    if type(value).__module__ != "numpy" or type(value).__name__ != "ndarray" or value.nbytes < LARGE_BYTES:
+        return False
+    return bool(value.flags.c_contiguous and value.dtype.isnative and value.dtype.name in values.DTYPES)

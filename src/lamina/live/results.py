@@ -1,0 +1,75 @@
+"""A job's arguments out of a frame, and its result into one: the same in every process that runs functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lamina.errors import LaminaError
+from lamina.expr import Absent, Leaf, evaluate
+from lamina.live.frames import MAX_FRAME_BYTES, DeviceRef, ErrorInfo, JobFrame, ShmRef, Stored
+from lamina.live.parts import encoded_parts
+from lamina.live.shm import INLINE_BYTES, Pool
+from lamina.sdk.user_errors import user_trace
+
+_INLINE_BUDGET_BYTES = MAX_FRAME_BYTES // 2
+"""Results in one frame, when shared memory is full; the other half is room for error texts."""
+
+_MESSAGE_CHARS = 4_000
+
+
+def arguments(job: JobFrame, open_value: Callable[[Stored], Any]) -> dict[str, Any]:
+    """Each value is opened at most once, and only if an expression asks for it."""
+    stored = dict(job.leaves)
+    opened: dict[Leaf, Any] = {}
+
+    def look_up(leaf: Leaf) -> Any:
+        if leaf not in opened:
+            if leaf not in stored:
+                raise Absent(f"no {' '.join(leaf).strip()}")
+            opened[leaf] = open_value(stored[leaf])
+        return opened[leaf]
+
+    if job.args is None:
+        return {name: open_value(value) for (_, name), value in job.leaves}
+    return {name: evaluate(expr, look_up) for name, expr in job.args.items()}
+
+
+def packed(pool: Pool, outputs: list[Any]) -> list[bytes | ShmRef | DeviceRef | ErrorInfo]:
+    """One result per output. What cannot travel fails alone."""
+    budget = _INLINE_BUDGET_BYTES
+    results: list[bytes | ShmRef | DeviceRef | ErrorInfo] = []
+    for output in outputs:
+        result: bytes | ShmRef | DeviceRef | ErrorInfo | None
+        if isinstance(output, ErrorInfo | DeviceRef):
+            result = output
+        elif isinstance(output, BaseException):
+            result = describe(output)
+        else:
+            try:
+                parts = encoded_parts(output)
+            except Exception as error:
+                result = describe(error)
+            else:
+                size = sum(map(len, parts))
+                result = pool.put_parts(parts) if size > INLINE_BYTES else None
+                if result is None and size <= budget:
+                    result = b"".join(parts)
+                    budget -= size
+                if result is None:
+                    result = ErrorInfo("ResultTooBig", f"a result of {size} bytes finds no room to travel")
+        results.append(result)
+    return results
+
+
+def describe(error: BaseException) -> ErrorInfo:
+    try:
+        message = error.message if isinstance(error, LaminaError) else str(error)
+    except Exception:  # the user's class, the user's __str__
+        message = "(its text could not be read)"
+    return ErrorInfo(*(_clean(text) for text in (type(error).__name__, message[:_MESSAGE_CHARS], user_trace(error))))
+
+
+def _clean(text: str) -> str:
+    """Halves of surrogate pairs, say from an undecodable file name, cannot travel."""
+    return text.encode(errors="replace").decode()

@@ -1,0 +1,146 @@
+"""The state of an app and its workflows, as the gateway keeps it: in memory for whoever asks, in the store for ever.
+
+A step's changes come with its result and are checked against what it has read; they are applied here at once and given to the
+store together with that result, in one transaction. So after a crash either both are there or neither, and then the step
+runs again. Changes somebody watches are announced in the same way.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import Struct
+
+from lamina.errors import LaminaError
+from lamina.sdk.state import UNKNOWN, Cell, Op, Place, applied
+from lamina.store import kv, outbox
+from lamina.store.base import Session, Store
+
+CHANGES = "changes"
+"""Topic of changes that start something."""
+
+Step = tuple[str, int, str]
+"""Call, scope and node: whose result the changes come with."""
+
+
+class Write(Struct, frozen=True, array_like=True):
+    """One key as it is now; `value` is None if it is gone. `starts` are the targets that its change starts."""
+
+    scope: str
+    key: str
+    kind: str
+    value: bytes | None
+    version: int
+    starts: tuple[str, ...] = ()
+    at_us: int = 0  #: since 1970
+
+    @property
+    def letter(self) -> str:
+        return f"{self.scope}/{self.key}/{self.at_us}"
+
+
+@dataclass(slots=True)
+class Watch:
+    """Changes of keys that match `pattern` start `target`."""
+
+    scope: str
+    pattern: str
+    target: str
+
+
+@dataclass(slots=True)
+class Book:
+    """`is_durable` tells whether somebody will take the changes of a call's steps and store them with their results."""
+
+    app: str
+    target_of: Callable[[str], str] = lambda call_id: ""
+    is_durable: Callable[[str], bool] = lambda call_id: False
+    changed: Callable[[list[Write]], None] = lambda writes: None  #: told of changes that start something, once they are safe
+    store: Store | None = None
+    down: LaminaError | None = None  #: why nobody knows what the state is
+    watches: list[Watch] = field(default_factory=list)
+    cells: dict[Place, Cell] = field(default_factory=dict)
+    _pending: dict[str, dict[Step, list[Write]]] = field(default_factory=dict)
+
+    def load(self, cells: Iterable[kv.Entry]) -> None:
+        self.cells |= {(one.scope, one.key): Cell(one.kind, one.value, one.version) for one in cells}
+
+    def place(self, call_id: str, scope: str, key: str) -> Place:
+        """A step says "app" or "workflow"; which one follows from its call."""
+        return (f"app/{self.app}" if scope == "app" else f"workflow/{self.target_of(call_id)}"), key
+
+    def read(self, place: Place) -> Cell:
+        return self.cells.get(place, Cell()) if self.down is None else UNKNOWN
+
+    def commit(self, step: Step, reads: Sequence[tuple[str, str, int]], ops: Sequence[Op]) -> LaminaError | bool:
+        """False: something it has read is not so any more. An error: its changes make no sense."""
+        call_id = step[0]
+        if self.down is not None:
+            return self.down
+        if any(self.read(self.place(call_id, scope, key)).version != version for scope, key, version in reads):
+            return False
+        fresh: dict[Place, Cell] = {}
+        try:
+            for op in ops:
+                place = self.place(call_id, op.scope, op.key)
+                fresh[place] = applied(fresh.get(place) or self.read(place), op)
+        except LaminaError as error:
+            return error
+        if writes := self._apply(fresh):
+            if self.is_durable(call_id):
+                self._pending.setdefault(call_id, {})[step] = writes
+            else:
+                self._persist(writes)
+        return True
+
+    def put(self, place: Place, cell: Cell) -> None:
+        """From outside of any step."""
+        self._persist(self._apply({place: cell}))
+
+    def beside(self, call_id: str, scope: int, node: str) -> tuple[Callable[[Session], None], Callable[[], None]] | None:
+        """What is to be stored with the result of this step, and done when it is; without a node, of all that are left."""
+        mine = self._pending.get(call_id, {})
+        found = [mine.pop(step) for step in list(mine) if not node or step == (call_id, scope, node)]
+        if not mine:
+            self._pending.pop(call_id, None)
+        writes = [write for one in found for write in one]
+        return (lambda db: stored(db, writes), lambda: self.settled(writes)) if writes else None
+
+    def settled(self, writes: list[Write]) -> None:
+        if starting := [write for write in writes if write.starts]:
+            self.changed(starting)
+
+    def _apply(self, fresh: dict[Place, Cell]) -> list[Write]:
+        now_us = time.time_ns() // 1000
+        writes = []
+        for (scope, key), cell in fresh.items():
+            if cell.value == self.read((scope, key)).value:
+                continue
+            starts = tuple(w.target for w in self.watches if w.scope == scope and fnmatch.fnmatchcase(key, w.pattern))
+            writes.append(Write(scope, key, cell.kind, cell.value, cell.version, starts, now_us))
+        self.cells |= fresh
+        return writes
+
+    def _persist(self, writes: list[Write]) -> None:
+        if self.store is None:
+            self.settled(writes)
+        elif writes:
+            self.store.write(lambda db: stored(db, writes), lambda _: self.settled(writes), must=True)
+
+
+def stored(db: Session, writes: list[Write]) -> None:
+    """Work for the store: the changes, and letters for what they start. Doing it twice is doing it once."""
+    for write in writes:
+        if write.value is None:
+            kv.delete(db, write.scope, write.key)
+        else:
+            known = kv.get(db, write.scope, write.key)
+            if known is not None and known.kind != write.kind:  # it was deleted and made anew in one go
+                kv.delete(db, write.scope, write.key)
+            kv.put(db, write.scope, write.key, write.kind, write.value, write.at_us)
+        if write.starts:
+            outbox.send(db, outbox.Letter(CHANGES, write.letter, write.at_us, msgspec.msgpack.encode(write)))

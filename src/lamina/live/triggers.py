@@ -1,0 +1,214 @@
+"""Clocks and changes of state that start workflows.
+
+Every start has a key of its own, made of the trigger and the time or change it is for. With a store a start is a durable run
+accepted under that key, so asking twice starts once: what was due when the server died is asked for again when it is back. A
+time that passed while no server ran is made up for once. Without a store a start is an ordinary call, and dies with the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from lamina import values
+from lamina.core.actions import Fail, Reply
+from lamina.errors import LaminaError
+from lamina.live.durable import Durable
+from lamina.live.loop import Ending, LiveLoop
+from lamina.live.statebook import CHANGES, Book, Watch, Write
+from lamina.sdk.app import App
+from lamina.sdk.triggers import Trigger
+from lamina.store import kv, outbox
+from lamina.store.base import Session, Store
+from lamina.store.runs import RunRow
+from lamina.types import Slo, call_for
+
+log = logging.getLogger("lamina")
+
+SCOPE = "triggers"
+LOOK_S = 30.0
+"""Clocks are set and machines sleep: so often, at least, it is looked what time it is."""
+
+PATIENT = Slo(timeout_us=24 * 3_600_000_000)
+
+Started = Callable[[LaminaError | None], None]
+Start = Callable[[str, dict[str, bytes], str, Started], None]
+"""Target, inputs, key, and whom to tell when it is certain to run, or why it will not."""
+
+
+class Triggers:
+    def __init__(self, triggers: list[Trigger], book: Book, start: Start, store: Store | None) -> None:
+        self._triggers = {trigger.name: trigger for trigger in triggers}
+        self._book = book
+        self._start = start
+        self._store = store
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self.started = 0
+
+    def open(self) -> None:
+        """Needs a running loop. State has been read by now."""
+        for name, trigger in self._triggers.items():
+            if trigger.kind == "change":
+                scope = f"workflow/{trigger.workflow}" if trigger.workflow else f"app/{self._book.app}"
+                self._book.watches.append(Watch(scope, trigger.key, name))
+        self._book.changed = self._changed
+        clocks = [trigger for trigger in self._triggers.values() if trigger.kind != "change"]
+        if self._store is None or not self._store.exists:
+            for trigger in clocks:
+                self._wind(trigger, _now_us())
+            return
+        self._store.read(lambda db: (kv.entries(db, SCOPE, limit=10_000), outbox.due(db, CHANGES, _now_us(), 10_000)), self._left)
+
+    def close(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._book.changed = lambda writes: None
+
+    def _left(self, found: tuple[list[kv.Entry], list[outbox.Letter]] | LaminaError) -> None:
+        """What an earlier server had in hand."""
+        if isinstance(found, LaminaError):
+            log.error("triggers: what was due cannot be read, and is not made up for: %s", found)
+            found = ([], [])
+        entries, letters = found
+        last_us = {entry.key: int(values.decode(entry.value)) for entry in entries}
+        for trigger in self._triggers.values():
+            if trigger.kind != "change":
+                self._wind(trigger, last_us.get(trigger.name, _now_us()))
+        self._changed([msgspec.msgpack.decode(letter.body, type=Write) for letter in letters])
+
+    # ------------------------------------------------------------------------ clocks
+
+    def _wind(self, trigger: Trigger, last_us: int) -> None:
+        due_us = trigger.next_us(last_us)
+        delay_s = min(LOOK_S, max(0.0, (due_us - _now_us()) / 1e6))
+        self._timers[trigger.name] = asyncio.get_running_loop().call_later(delay_s, self._strike, trigger, last_us, due_us)
+
+    def _strike(self, trigger: Trigger, last_us: int, due_us: int) -> None:
+        now_us = _now_us()
+        if due_us > now_us:
+            self._wind(trigger, last_us)
+            return
+        due = datetime.fromtimestamp(due_us / 1e6, UTC).isoformat().replace("+00:00", "Z")
+
+        def done(error: LaminaError | None) -> None:
+            self._told(trigger, error)
+            if error is None and self._store is not None:
+                self._store.write(lambda db: _remember(db, trigger.name, due_us), must=True)
+
+        self._wind(trigger, max(due_us, now_us))  # what was missed is made up for once
+        self._begin(trigger, {"due": due}, due_us, done)
+
+    # ----------------------------------------------------------------------- changes
+
+    def _changed(self, writes: list[Write]) -> None:
+        for write in writes:
+            value = values.decode(write.value) if write.value is not None else None
+            told = {"key": write.key, "value": value, "version": write.version}
+            left = [self._triggers[name] for name in write.starts if name in self._triggers]
+            waiting = len(left)
+
+            def done(error: LaminaError | None, write: Write = write) -> None:
+                nonlocal waiting
+                waiting -= 1
+                if error is not None:
+                    log.error("triggers: a change of %r starts nothing: %s", write.key, error)
+                if waiting <= 0 and self._store is not None:
+                    self._store.write(lambda db: outbox.drop(db, CHANGES, write.letter), must=True)
+
+            for trigger in left:
+                self._begin(trigger, told, write.at_us, done)
+            if not left:
+                done(None)
+
+    def _begin(self, trigger: Trigger, told: dict[str, Any], at_us: int, done: Started) -> None:
+        self.started += 1
+        inputs = {name: values.encode(value) for name, value in trigger.inputs(told).items()}
+        key = hashlib.blake2b(f"{trigger.name}/{told.get('key', '')}/{at_us}".encode(), digest_size=16).hexdigest()
+        self._start(trigger.target, inputs, f"trigger-{key}", done)
+
+    def _told(self, trigger: Trigger, error: LaminaError | None) -> None:
+        if error is not None:
+            log.error("triggers: %s is not started: %s", trigger.name, error)
+
+
+def durably(durable: Durable, app: App) -> Start:
+    def start(target: str, inputs: dict[str, bytes], key: str, done: Started) -> None:
+        kind = "workflow" if target in app.workflows else "function"
+        size = sum(map(len, inputs.values()))
+        row = RunRow("", kind, target, "", "", 0, 0.0, size, 0, 0, 0, 0, "")
+        durable.accept(row, inputs, key, key, lambda found: done(found if isinstance(found, LaminaError) else None))
+
+    return start
+
+
+def at_once(loop: LiveLoop) -> Start:
+    def start(target: str, inputs: dict[str, bytes], key: str, done: Started) -> None:
+        def ended(ending: Ending) -> None:
+            if not isinstance(ending, Reply):
+                said = ending.error if isinstance(ending, Fail) else ending.reason
+                log.warning("%s, started by itself, came to nothing: %s", target, said)
+
+        loop.submit(call_for(key, target, loop.now_us(), PATIENT), inputs, ended)
+        done(None)
+
+    return start
+
+
+async def open_state(app: App, book: Book, loop: LiveLoop, durable: Durable | None) -> Triggers:
+    """The state as it was left, and whatever starts by itself from now on."""
+    store = durable.store if durable is not None else None
+    if durable is not None and store is not None:
+        book.store = store
+        book.is_durable = durable.holds
+        durable.beside = book.beside
+        if store.exists:
+            scopes = [f"app/{app.name}", *(f"workflow/{name}" for name in (*app.functions, *app.workflows))]
+            await _loaded(book, store, scopes)
+    start = durably(durable, app) if durable is not None else at_once(loop)
+    triggers = Triggers(app.triggers, book, start, store)
+    triggers.open()
+    return triggers
+
+
+async def _loaded(book: Book, store: Store, scopes: list[str]) -> None:
+    read: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def done(found: list[kv.Entry] | LaminaError) -> None:
+        if isinstance(found, LaminaError):
+            book.down = found
+            log.error("state: cannot be read now, and steps that need it will fail: %s", found)
+            asyncio.get_running_loop().call_later(1.0, ask)
+        else:
+            book.down = None
+            book.load(found)
+        if not read.done():
+            read.set_result(None)
+
+    def ask() -> None:
+        store.read(lambda db: [entry for scope in scopes for entry in _all(db, scope)], done)
+
+    ask()
+    await read
+
+
+def _all(db: Session, scope: str) -> list[kv.Entry]:
+    found: list[kv.Entry] = []
+    while page := kv.entries(db, scope, after=found[-1].key if found else "", limit=1_000):
+        found += page
+    return found
+
+
+def _remember(db: Session, name: str, due_us: int) -> None:
+    kv.put(db, SCOPE, name, "value", values.encode(due_us), _now_us())
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

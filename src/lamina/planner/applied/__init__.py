@@ -1,0 +1,1 @@
+"""From a plan of slices and rounds to instances that stand and take turns."""

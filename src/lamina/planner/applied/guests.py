@@ -1,0 +1,141 @@
+"""Whoever has jobs and no place in a plan is served all the same: plainly, first come, first served, on what is free.
+
+A guest gets one instance, where that puts out those who have been idle longest. Room is made only at the cost of those who
+have nothing to do, or whose first job came after the guest's: whoever waits longest comes next, so nobody waits for ever. It
+runs on units no standing slice needs at the moment, or on a slice of its own where the device, or its owner, asks for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+
+from lamina.core.lease import Device
+from lamina.core.lifecycle import Phase
+from lamina.core.policy import Decision, Drop, Hold, LoadOn, Opening, Start, UnloadOf, View
+from lamina.core.state import FunctionState, Instance
+from lamina.planner.applied.standing import unused, waits_since_us
+from lamina.planner.batching import largest_in_time, together
+from lamina.types import NEVER_US
+
+
+@dataclass(slots=True)
+class Guests:
+    waiting: bool = False  #: somebody has no instance that could serve it, nor one that comes up
+
+    def steps(self, view: View, housed: Callable[[FunctionState], bool]) -> Iterator[Decision]:
+        """An instance for everybody who has work and is not `housed`; to be called again while somebody is `waiting`."""
+        self.waiting = False
+        guests = [view.functions[name] for name in (*view.waiting, *view.held)]
+        guests = [function for function in guests if not housed(function)]
+        for function in sorted(guests, key=lambda one: (waits_since_us(one), one.spec.name)):
+            yield from self._lodge(view, function)
+            if not any(_serves(view, function, one) for one in function.instances.values()):
+                self.waiting = True
+
+    def lacking(self, view: View, housed: Callable[[FunctionState], bool]) -> bool:
+        """Is there somebody new that `steps` could do something for?"""
+        return any(
+            not housed(function) and not any(_serves(view, function, one) for one in function.instances.values())
+            for function in view.waiting.values()
+        )
+
+    def _lodge(self, view: View, function: FunctionState) -> Iterator[Decision]:
+        for instance in list(function.instances.values()):
+            if _serves(view, function, instance):
+                return
+            if instance.phase is not Phase.DRAINING:
+                yield UnloadOf(instance.id)  # homes given since have left it no units, or a new version runs elsewhere
+        if view.now_us < function.not_before_us:
+            return
+        best: tuple[tuple[int, int, int, int], Device, list[Instance]] | None = None
+        for place, device in enumerate(view.devices.values()):
+            going = _in_the_way(view, function, device)
+            if going is not None:
+                missed = sum(len(view.functions[one.function].queue) > 0 for one in going)
+                free_mib = device.spec.memory_mib - device.memory_used_mib
+                key = (missed, max((one.used_us for one in going), default=-1), -free_mib, place)
+                best = min(best, (key, device, going), key=lambda one: one[0]) if best else (key, device, going)
+        if best is None:
+            return
+        _, device, going = best
+        for instance in going:
+            if instance.phase is not Phase.DRAINING:
+                yield UnloadOf(instance.id)
+        if _fits(function, device, ()):
+            yield LoadOn(function.spec.name, device.spec.id, _home_units(function, device))
+
+
+def serve(view: View, function: FunctionState, apart: Collection[str]) -> Iterator[Decision]:
+    """Its first jobs, as many as are there and in time, wherever there is an opening; not on the instances in `apart`."""
+    for opening in view.openings(function):
+        if opening.instance.id in apart or opening.after is not None:
+            continue
+        yield from _fill(view, function, opening)
+        if not len(function.queue):
+            return
+    yield Hold(function.spec.name, view.no_opening_until_us(function), NEVER_US)
+
+
+def _fill(view: View, function: FunctionState, opening: Opening) -> Iterator[Decision]:
+    spec, queue = function.spec, function.queue
+
+    def latency_us(count: int) -> int:
+        run_us = view.latency_us(spec.name, opening.device, count, opening.units, opening.cores)
+        return run_us + view.transfer_us(queue.first(count), opening.device)
+
+    while len(queue):
+        jobs = together(queue.first(spec.max_batch))
+        count = largest_in_time(len(jobs), jobs[0].expires_us - view.now_us, latency_us)
+        if count:
+            ends_us = view.now_us + latency_us(count)
+            yield Start([job for job in jobs[:count] if job.expires_us >= ends_us], opening)
+            return
+        yield Drop(jobs[0])  # not even alone; those behind it move up
+
+
+def _serves(view: View, function: FunctionState, instance: Instance) -> bool:
+    """It could run something, or will once it is loaded."""
+    device = view.devices[instance.device]
+    if instance.phase not in (Phase.LOADING, Phase.WARM) or instance.killed or not function.spec.fits_family(device.spec.family):
+        return False
+    if instance.id in device.homes:
+        return True
+    return device.spec.limits.per_batch and device.spare(instance.units, borrow=True) != 0
+
+
+def _in_the_way(view: View, function: FunctionState, device: Device) -> list[Instance] | None:
+    """Who would have to go for it to be loaded here, those who are going included; None if it cannot be."""
+    spec = function.spec
+    if not spec.fits_family(device.spec.family) or spec.memory_mib > device.spec.memory_mib:
+        return None
+    there = [view.instances[name] for name in device.instances]
+    going = [one for one in there if one.phase is Phase.DRAINING]
+    if _fits(function, device, ()):
+        return []
+    since_us = waits_since_us(function)
+    spared = [one for one in there if one.phase is Phase.WARM and waits_since_us(view.functions[one.function]) > since_us]
+    spared = [one for one in spared if not len(view.functions[one.function].queue) or not unused(one)]
+    spared.sort(key=lambda one: (-waits_since_us(view.functions[one.function]), len(one.batches) > 0, one.used_us, one.id))
+    while not _fits(function, device, going):
+        if not spared:
+            return None
+        going.append(spared.pop(0))
+    return going
+
+
+def _fits(function: FunctionState, device: Device, going: Collection[Instance]) -> bool:
+    spec = function.spec
+    if not spec.fits_family(device.spec.family):
+        return False
+    if device.memory_used_mib - sum(one.memory_mib for one in going) + spec.memory_mib > device.spec.memory_mib:
+        return False
+    home_units = _home_units(function, device)
+    mask = device.spare(home_units or spec.units_on(device.spec), [one.id for one in going], borrow=not home_units)
+    return device.allows(mask)
+
+
+def _home_units(function: FunctionState, device: Device) -> int:
+    """A slice of its own, where nothing else is possible or its owner asks for it."""
+    needed = function.spec.home or not device.spec.limits.per_batch
+    return function.spec.units_on(device.spec) if needed else 0

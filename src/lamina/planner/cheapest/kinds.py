@@ -1,0 +1,96 @@
+"""Which kinds of devices pay for a function, at the pace its jobs come?
+
+A lone job may be cheapest on a few cores and a batch on a GPU. So a function stands on both, and the pace decides: once
+company comes while a batch runs, a kind that is slower than another and, with that company, dearer as well is not used any
+more, nor counted on. Whoever took it only because it is free would come too late to the next step, and keep those from it
+who have no choice.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from lamina.core.flow import Flow
+from lamina.core.policy import View
+from lamina.core.state import FunctionState
+from lamina.planner.cheapest.ahead import Ahead
+from lamina.planner.cheapest.menu import Menu, Pick
+from lamina.planner.cheapest.seats import Menus
+from lamina.types import NEVER_US
+
+LOOK_US = 200_000
+"""Arrivals are counted over so long a time: calmer than what a meter says."""
+
+FRESH_US = 50_000
+NONE: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class Kinds:
+    menus: Menus
+    _seen: dict[str, tuple[int, int, float]] = field(default_factory=dict)  #: arrivals, when, and gap at the last look
+    _dear: dict[str, tuple[int, int, frozenset[str]]] = field(default_factory=dict)  #: until when, for which goal, which
+
+    def gap_us(self, now_us: int, function: FunctionState) -> float:
+        """Time between two of its jobs, on average."""
+        name, count = function.spec.name, function.meter.count
+        known = self._seen.get(name)
+        if known is None or now_us - known[1] >= LOOK_US:
+            gap_us = (now_us - known[1]) / max(1, count - known[0]) if known else 0.0
+            known = self._seen[name] = (count, now_us, gap_us)
+        return max(1.0, known[2] or function.meter.gap_us)
+
+    def dear(self, name: str) -> frozenset[str]:
+        """Those that did not pay when it was served last."""
+        known = self._dear.get(name)
+        return known[2] if known is not None else NONE
+
+    def look(
+        self, view: View, function: FunctionState, flow: Flow, slo_us: int, ahead: Ahead | None, tight: bool
+    ) -> frozenset[str]:
+        """Those that do not pay now, for calls with this goal. While more is asked than there is (`tight`) a dear answer is
+        better than none, unless it is in the way of steps that have no other place."""
+        name = function.spec.name
+        if len(function.instances) < 2:
+            self._dear.pop(name, None)
+            return NONE
+        known = self._dear.get(name)
+        if known is None or view.now_us >= known[0] or slo_us != known[1]:
+            dear = self._beaten(view, function, slo_us, ahead)
+            if dear and tight and not any(_only_on(view, view.functions[step], dear) for step in flow.functions):
+                dear = NONE
+            known = self._dear[name] = (view.now_us + FRESH_US, slo_us, dear)
+        return known[2]
+
+    def _beaten(self, view: View, function: FunctionState, slo_us: int, ahead: Ahead | None) -> frozenset[str]:
+        devices = {view.devices[one.device].spec.kind: view.devices[one.device] for one in function.instances.values()}
+        if len(devices) < 2:
+            return NONE
+        gap_us = self.gap_us(view.now_us, function)
+        found = {kind: usual(self.menus.of(view, function, on), gap_us, slo_us, ahead) for kind, on in devices.items()}
+        return frozenset(
+            kind for kind, (cost, us) in found.items() if any(other < cost and sooner < us for other, sooner in found.values())
+        )
+
+
+def _only_on(view: View, function: FunctionState, kinds: frozenset[str]) -> bool:
+    return all(view.devices[one.device].spec.kind in kinds for one in function.instances.values())
+
+
+def usual(menu: Menu, gap_us: float, slo_us: int, ahead: Ahead | None) -> tuple[float, int]:
+    """Cost, with all that comes after, and time of a batch with the company that comes while one job runs alone."""
+
+    def total(pick: Pick) -> float:
+        if ahead is None:
+            return pick.cost if pick.time_us <= slo_us else math.inf
+        return pick.cost + ahead.step.after.cost_within(slo_us - pick.time_us)
+
+    cost, time_us = math.inf, NEVER_US
+    alone = min(menu.shelf(1, menu.sizes[-1], menu.hands[-1])[1], key=total, default=None)
+    if alone is not None:
+        count = min(menu.most, 1 + int(alone.time_us / gap_us))
+        for pick in menu.shelf(count, menu.sizes[-1], menu.hands[-1])[1]:
+            if total(pick) < cost:
+                cost, time_us = total(pick), pick.time_us
+    return cost, time_us

@@ -1,0 +1,158 @@
+"""Where a batch of a function could go: its warm instances and how much room there is on the device of each, and what
+running batches will leave behind."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from lamina.core.lease import Device, find_run
+from lamina.core.lifecycle import Phase
+from lamina.core.policy import Opening, View
+from lamina.core.state import Batch, FunctionState, Instance
+from lamina.planner.cheapest.menu import Menu, Pick, Shelf, cores_on, roomiest, sizes_on
+from lamina.types import DeviceSpec
+
+CHECK_US = 1_000_000
+"""How often a menu is held against what is predicted now."""
+
+
+class Seat(NamedTuple):
+    """Room for one batch. Of a standing slice all is taken: it is paid for already."""
+
+    instance: Instance
+    device: Device
+    menu: Menu
+    free: int  #: units it may have, as a mask
+    units: int  #: of the largest block among them
+    cores: int
+    home: bool
+    at_us: int
+    after: Batch | None = None  #: it is there when that one ends
+    moving_us: int = 0  #: to bring the input of one job over
+    exact: bool = False  #: no fewer units than these
+
+    def shelf(self, count: int) -> Shelf:
+        """What could be run here, fastest first."""
+        return self.menu.shelf(count, -self.units if self.exact else self.units, self.cores)
+
+    def best(self, count: int, within_us: int) -> Pick | None:
+        """The cheapest that is done within this time."""
+        times, picks = self.shelf(count)
+        place = bisect_right(times, within_us)
+        while place and self.moving_us and self.time_us(picks[place - 1]) > within_us:
+            place -= 1
+        return picks[place - 1] if place else None
+
+    def time_us(self, pick: Pick) -> int:
+        return pick.time_us + pick.batch * self.moving_us
+
+    def cost(self, pick: Pick) -> float:
+        """While inputs are moved the slice is held."""
+        return pick.cost * (1 + pick.batch * self.moving_us / pick.time_us) if self.moving_us else pick.cost
+
+    def opening(self, pick: Pick) -> Opening:
+        limits = self.device.spec.limits
+        mask = self.free if self.home else find_run(self.free, pick.units, limits.aligned, self.device.spec.units)
+        return Opening(self.instance, self.device, mask, self.after, self.at_us, pick.cores)
+
+
+@dataclass(slots=True)
+class Menus:
+    """One menu per function and kind of device, made anew when predictions have moved."""
+
+    _menus: dict[tuple[str, tuple[object, ...]], Menu] = field(default_factory=dict)
+    _shapes: dict[str, tuple[DeviceSpec, tuple[object, ...]]] = field(default_factory=dict)
+
+    def of(self, view: View, function: FunctionState, device: Device) -> Menu:
+        key = (function.spec.name, self._shape(device.spec))
+        menu = self._menus.get(key)
+        now_us = view.now_us
+        if menu is not None and menu.known and now_us - menu.checked_us < CHECK_US:
+            return menu
+        if menu is None or menu.stale() or menu.most != function.spec.max_batch:
+            menu = self._menus[key] = self._make(view, function, device)
+        menu.checked_us = now_us
+        return menu
+
+    def forget(self, function: str) -> None:
+        for key in [key for key in self._menus if key[0] == function]:
+            del self._menus[key]
+
+    def _shape(self, spec: DeviceSpec) -> tuple[object, ...]:
+        """All that times and prices depend on: devices that share it share their menus."""
+        known = self._shapes.get(spec.id)
+        if known is None or known[0] is not spec:
+            shape = (spec.kind, spec.units, spec.limits, spec.price_per_s, spec.cores, spec.core_price_per_s)
+            known = self._shapes[spec.id] = (spec, shape)
+        return known[1]
+
+    def _make(self, view: View, function: FunctionState, device: Device) -> Menu:
+        spec, predictor, kind, name = function.spec, view.predictor, device.spec.kind, function.spec.name
+
+        def latency_us(batch: int, units: int, cores: int) -> int:
+            return predictor.latency_us(name, kind, batch, units, cores)
+
+        return Menu(latency_us, spec.max_batch, sizes_on(spec, device.spec), cores_on(spec, device.spec), device.spec)
+
+
+def seats(view: View, menus: Menus, function: FunctionState) -> list[Seat]:
+    """One per instance that could take a batch at once."""
+    now_us = view.now_us
+    found: list[Seat] = []
+    if function.bucket and function.bucket.ready_us(now_us) > now_us:
+        return found
+    devices = view.devices
+    for instance in function.instances.values():
+        if instance.phase is not Phase.WARM or (instance.bucket and instance.bucket.ready_us(now_us) > now_us):
+            continue
+        device = devices[instance.device]
+        spec = device.spec
+        if device.busy == device.everything:
+            continue
+        cores = device.cores_free if spec.cores else 0
+        if (spec.cores and not cores) or not instance.has_room(function.batches_at_once(device)):
+            continue
+        menu = menus.of(view, function, device)
+        home = device.homes.get(instance.id, 0) if device.homes else 0
+        if home and not home & device.busy:
+            found.append(Seat(instance, device, menu, home, home.bit_count(), cores, True, now_us, exact=True))
+        elif spec.limits.per_batch:
+            free = device.everything & ~device.busy
+            if device.homes:
+                free &= ~view.kept_from(instance, device)
+            units = roomiest(free, menu.sizes, spec.limits.aligned, spec.units) if free else 0
+            if units:
+                found.append(Seat(instance, device, menu, free, units, cores, False, now_us))
+    return found
+
+
+def bookings(view: View, menus: Menus, function: FunctionState, before_us: int) -> list[Seat]:
+    """What running batches that end by `before_us` leave behind. A home is lent for one batch, so not for the next."""
+    now_us = view.now_us
+    found: list[Seat] = []
+    for instance in function.instances.values():
+        if instance.phase is not Phase.WARM:
+            continue
+        device = view.devices[instance.device]
+        limits = device.spec.limits
+        if instance.has_room(function.batches_at_once(device)):
+            candidates = [view.batches[batch_id] for batch_id in device.running]
+        elif len(instance.batches) > instance.running:
+            continue  # one booked batch per instance is enough to keep it busy
+        else:
+            candidates = list(instance.batches.values())
+        home, foreign = device.homes.get(instance.id, 0), device.homes_but(instance.id)
+        menu = menus.of(view, function, device)
+        for batch in candidates:
+            at_us = max(now_us, batch.ends_us)
+            if batch.follower is not None or at_us > before_us or batch.mask & foreign:
+                continue
+            if batch.mask == home:
+                found.append(Seat(instance, device, menu, home, home.bit_count(), batch.cores, True, at_us, batch, exact=True))
+            elif limits.per_batch:
+                units = roomiest(batch.mask, menu.sizes, limits.aligned, device.spec.units)
+                if units:
+                    found.append(Seat(instance, device, menu, batch.mask, units, batch.cores, False, at_us, batch))
+    return found

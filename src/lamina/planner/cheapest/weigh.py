@@ -1,0 +1,260 @@
+"""Which configuration now, and is it better to wait for company? One look at everything that could be had.
+
+    in time     its own time, and for a step of a workflow the time of all that comes after it
+    cost        of its slice, and of the cheapest way to do the rest in the time that is left (`ahead.py`)
+    rush        the fuller a device, the dearer is a long stay on it: who comes next would have to wait for its end
+    waiting     a larger batch costs less per request; it takes the time until its jobs are here
+
+Waiting costs nothing but time, so a batch that is expected to fill is waited for while the goal allows it. Kept free of
+that: `spare` of the time it will take, and a part of the whole time of a call (all but `patience` of it). A lone request does
+not wait for company that does not come: the gap between arrivals grows while nobody arrives. Clients in a loop call again
+when they are answered, not before; for them, and on standing slices, which are paid for whether they are used or not,
+`batching.py` says what to wait for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from lamina.core.lease import Device
+from lamina.core.policy import View
+from lamina.core.queue import Job
+from lamina.core.state import FunctionState
+from lamina.planner.cheapest.ahead import Ahead
+from lamina.planner.cheapest.menu import Menu, Pick
+from lamina.planner.cheapest.seats import Seat
+from lamina.types import NEVER_US
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+GAIN = 0.03
+"""Company that saves less than this is not waited for."""
+
+RUSH = 1.0
+"""Times its price: what more than half the time of a call costs besides on a full device. Who comes next waits that long."""
+
+CROWD = 0.1
+"""Of the time of a workflow, what is kept spare on a full device besides: its later steps will have to wait for a slice."""
+
+LONGEST = 3
+"""Times a batch takes that its first job may wait for company."""
+
+LOOP = 0.5
+"""So many callers who come back at once make it a loop."""
+
+
+class Verdict(NamedTuple):
+    """Take `pick` at `seat`; or first wait until `until_us`, unless there are `company` jobs before."""
+
+    seat: Seat | None
+    pick: Pick | None
+    until_us: int = 0
+    company: int = 0
+
+
+NOTHING = Verdict(None, None)
+
+
+class Waiting(NamedTuple):
+    """How company comes, and what must stay free of the time a call has."""
+
+    gap_us: float
+    slo_us: int
+    impatience: float
+    since_us: int  #: the first of them waits since then
+
+    def kept_us(self, fastest_us: int) -> int:
+        return int(self.impatience * max(0, self.slo_us - fastest_us))
+
+    def until_us(self, now_us: int, latest_us: int, missing: int, time_us: int) -> int:
+        """As late as can be, but no longer than three times what it should take, nor, all in all, than a few such batches
+        take: a generous goal is no leave to make everybody wait for it."""
+        return min(latest_us, self.since_us + LONGEST * time_us, now_us + int(3 * missing * self.gap_us) + 50)
+
+
+@dataclass(frozen=True, slots=True)
+class Weigh:
+    spare: float
+    patience: float
+
+    def waiting(self, view: View, function: FunctionState, job: Job, count: int) -> Waiting | None:
+        """None: there is nobody to wait for, or no goal that says for how long."""
+        meter = function.meter
+        if count >= function.spec.max_batch or meter.gap_us >= NEVER_US or meter.echo > LOOP or not has_goal(job):
+            return None
+        call = job.run.call
+        gap_us = max(meter.gap_us, float(view.now_us - meter.last_us))
+        return Waiting(gap_us, call.deadline_us - call.arrived_us, 1 - self.patience, job.enqueued_us)
+
+    def alone(self, now_us: int, seats: list[Seat], count: int, within_us: int, slo_us: int, waiting: Waiting | None) -> Verdict:
+        """A function by itself, or a step by its own due time."""
+        found = cheapest(seats, count, int(within_us / (1 + self.spare)), slo_us) or cheapest(seats, count, within_us)
+        if found is None:
+            return NOTHING
+        seat, pick = found
+        if waiting is None or pick.batch < count or seat.exact:
+            return Verdict(seat, pick)
+        menu = seat.menu
+        least, target = pick.cost * (1 - GAIN), None
+        rest_us = within_us - waiting.kept_us(pick.time_us)
+        more = 1
+        while True:
+            batch = min(count + more, menu.most)
+            time_us = int((rest_us - (batch - count) * waiting.gap_us) / (1 + self.spare))
+            if time_us <= 0:
+                break
+            tried = menu.best(batch, time_us)
+            if tried is not None and tried.batch > count and tried.cost < least:
+                least, target = tried.cost, tried
+            if batch == menu.most:
+                break
+            more *= 2
+        if target is None:
+            return Verdict(seat, pick)
+        latest_us = now_us + rest_us - int(target.time_us * (1 + self.spare))
+        return Verdict(seat, pick, waiting.until_us(now_us, latest_us, target.batch - count, target.time_us), target.batch)
+
+    def ahead(
+        self,
+        now_us: int,
+        seats: list[Seat],
+        count: int,
+        budget_us: int,
+        slo_us: int,
+        waiting: Waiting | None,
+        ahead: Ahead,
+        cap: float = math.inf,
+    ) -> Verdict:
+        """A step with others after it; `budget_us` is for all of them, `cap` what a job of this step may cost."""
+        import numpy as np
+
+        step = ahead.step
+        configs = step.configs
+        room = tuple(_room(seats, menu) for menu in ahead.menus)
+        allowed = _allowed(ahead, count if waiting is None else -count, room)
+        by_kind = [_least_busy(seats, menu) ** 2 for menu in ahead.menus]
+        busy = min(by_kind)
+        delay_us = None
+        kept_us = 0
+        if cap < math.inf:
+            allowed = allowed & (configs.cost <= cap)
+            if waiting is not None and not (allowed & (configs.batch <= count)).any():
+                waiting = waiting._replace(impatience=0.0)  # too dear without company: nothing is lost by waiting to the last
+        if waiting is not None:
+            kept_us = int((1 + busy) * waiting.kept_us(int(configs.time_us.min()) + step.after.fastest_us))
+            over = np.maximum(configs.batch - count, 0)
+            delay_us = (over * waiting.gap_us).astype(np.int64)
+            delay_us[over > 0] += kept_us
+        if any(seat.moving_us for seat in seats):
+            moving_us = np.array([_least_moving_us(seats, menu) for menu in ahead.menus])[ahead.kind]
+            moving_us = moving_us * configs.batch
+            delay_us = moving_us if delay_us is None else delay_us + moving_us
+        rush = None
+        if max(by_kind):
+            price = np.array(by_kind)[ahead.kind] if len(by_kind) > 1 else busy
+            rush = (ahead.held / max(1, slo_us) + ahead.squeeze) * price
+        careful_us = int(budget_us / (1 + self.spare + CROWD * busy))
+        ranking = step.query(careful_us, allowed=allowed, delay_us=delay_us, extra_cost=rush)
+        if not ranking.fits:
+            ranking = step.query(budget_us, allowed=allowed, delay_us=delay_us, extra_cost=rush)
+            if not ranking.fits:
+                return NOTHING
+        best = ranking.best
+        target = ahead.picks[best]
+        if target.batch > count:
+            now = next((int(row) for row in ranking.order[: ranking.fits] if configs.batch[row] <= count), -1)
+            if now < 0 or ranking.totals[best] < (1 - GAIN) * ranking.totals[now]:
+                assert waiting is not None
+                left_us = careful_us - target.time_us - kept_us
+                times = step.after.time_us
+                place = int(times.searchsorted(left_us - int((target.batch - count) * waiting.gap_us), side="right"))
+                latest_us = now_us + left_us - (int(times[place - 1]) if place else 0)
+                until_us = waiting.until_us(now_us, latest_us, target.batch - count, target.time_us)
+                if until_us > now_us:
+                    return Verdict(None, None, until_us, target.batch)
+            if now < 0:
+                return self.ahead(now_us, seats, count, budget_us, slo_us, None, ahead, cap)
+            best, target = now, ahead.picks[now]
+        menu = ahead.menus[int(ahead.kind[best])]
+        fitting = [seat for seat in seats if seat.menu is menu and seat.units >= target.units and seat.cores >= target.cores]
+        if not fitting:
+            return NOTHING
+        return Verdict(min(fitting, key=lambda seat: seat.moving_us), self._all_of(menu, target, count))
+
+    def _all_of(self, menu: Menu, pick: Pick, count: int) -> Pick:
+        """Of large batches not every size is weighed: a few jobs more that fit into the spare time are not left behind."""
+        if pick.batch < count <= menu.most and count < pick.batch + max(1, pick.batch // 8):
+            us = menu.latency_us(count, pick.units, pick.cores)
+            if us <= pick.time_us * (1 + self.spare):
+                return Pick(pick.cost * us / pick.time_us * pick.batch / count, us, count, pick.units, pick.cores)
+        return pick
+
+
+def has_goal(job: Job) -> bool:
+    """Did anybody say how long it may take? A time after which it is given up is no goal."""
+    call, slo = job.run.call, job.run.flow.slo
+    return call.deadline_us < NEVER_US and (slo.latency_us > 0 or call.deadline_us - call.arrived_us < slo.timeout_us)
+
+
+def cheapest(seats: list[Seat], count: int, within_us: int, slo_us: int = 0) -> tuple[Seat, Pick] | None:
+    """Standing slices first. `slo_us` is for the rush: on a full device a stay of that length costs twice its price."""
+    best: tuple[Seat, Pick] | None = None
+    least: tuple[bool, float, Pick] | None = None
+    for seat in seats:
+        pick = seat.best(count, within_us)
+        if pick is None:
+            continue
+        cost = seat.cost(pick)
+        half_us = slo_us // 2
+        if slo_us and pick.time_us > half_us and not seat.exact and seat.device.busy:
+            rush = RUSH * seat.device.busy.bit_count() / seat.device.spec.units / slo_us
+            cost *= 1 + rush * (pick.time_us - half_us)
+            slowest = pick
+            for other in seat.shelf(count)[1]:
+                if other is slowest:
+                    break
+                tried = seat.cost(other) * (1 + rush * max(0, other.time_us - half_us))
+                if tried < cost and seat.time_us(other) <= within_us:
+                    pick, cost = other, tried
+        rank = (not seat.home, cost, pick)
+        if least is None or rank < least:
+            best, least = (seat, pick), rank
+    return best
+
+
+def _allowed(ahead: Ahead, count: int, room: tuple[tuple[int, int], ...]) -> NDArray[np.bool_]:
+    """No batch larger than the queue (a negative count: unless waited for), no slice larger than there is room for."""
+    found = ahead.masks.get((count, room))
+    if found is None:
+        import numpy as np
+
+        configs = ahead.step.configs
+        units, cores = np.array(room, np.int64).T
+        found = (configs.units <= units[ahead.kind]) & (configs.cpus <= cores[ahead.kind]) & (configs.batch <= abs(count))
+        if count < 0:
+            found |= configs.batch > -count
+        ahead.masks[count, room] = found
+    return found
+
+
+def _least_busy(seats: list[Seat], menu: Menu) -> float:
+    return min((_busy(seat.device) for seat in seats if seat.menu is menu), default=1.0)
+
+
+def _busy(device: Device) -> float:
+    """Of units or of cores, whichever there is less left of."""
+    busy = device.busy.bit_count() / device.spec.units
+    return max(busy, 1 - device.cores_free / device.spec.cores) if device.spec.cores else busy
+
+
+def _room(seats: list[Seat], menu: Menu) -> tuple[int, int]:
+    mine = [(seat.units, seat.cores) for seat in seats if seat.menu is menu]
+    return max(mine, default=(0, 0))
+
+
+def _least_moving_us(seats: list[Seat], menu: Menu) -> int:
+    return min((seat.moving_us for seat in seats if seat.menu is menu), default=0)

@@ -1,0 +1,108 @@
+"""What was weighed, as a line of JSON for `lamina explain`. Made only when somebody asks: it costs more than the decision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from lamina.core.lease import mask_label
+from lamina.core.policy import View
+from lamina.core.queue import Job
+from lamina.planner.cheapest.ahead import Ahead
+from lamina.planner.cheapest.menu import Pick
+from lamina.planner.cheapest.seats import Seat
+from lamina.types import NEVER_US
+
+MOST = 8
+"""Alternatives told."""
+
+
+def started(view: View, jobs: list[Job], seat: Seat, pick: Pick, room: list[Seat], ahead: Ahead | None) -> str:
+    """The batch that starts, and the best of what else there was."""
+    head = jobs[0]
+    call = head.run.call
+    end_us = call.deadline_us if ahead is not None else head.due_us
+    budget_us = end_us - seat.at_us
+    options: list[tuple[float, dict[str, Any]]] = []
+    for menu in {id(other.menu): other.menu for other in [seat, *room]}.values():
+        here = [other for other in room if other.menu is menu] or [seat]
+        for batch in sorted({1, min(len(jobs), menu.most), pick.batch, menu.most}):
+            options += [_option(row, here, len(jobs), budget_us, ahead) for row in menu.rows(batch)]
+    options.sort(key=lambda option: option[0])
+    chosen = _shown(pick, seat, budget_us, ahead)
+    total = chosen["total"]
+    shown: list[dict[str, Any]] = []
+    for _, option in options:
+        same = (option["batch"], option["units"], option["cores"]) == (pick.batch, pick.units, pick.cores)
+        if same or len(shown) >= MOST:
+            continue
+        option["why_not"] = option["why_not"] or _dearer(option["total"], total)
+        shown.append(option)
+    said = {
+        "budget_ms": None if end_us >= NEVER_US else budget_us / 1000,
+        "waiting": len(jobs),
+        "waited_ms": (view.now_us - head.enqueued_us) / 1000,
+        "chosen": chosen | {"slice": mask_label(seat.device.spec.id, seat.opening(pick).mask)},
+        "because": _because(seat, shown),
+        "alternatives": shown,
+    }
+    return msgspec.json.encode(said).decode()
+
+
+def refused(finish_us: int, reserve_us: int, margin: float, allowed_us: int, heavy: bool) -> str:
+    said = {
+        "expected_ms": finish_us / 1000,
+        "margin": margin,
+        "reserve_ms": reserve_us / 1000,
+        "allowed_ms": allowed_us / 1000,
+        "because": "more is asked than there is, and calls that take most are refused first" if heavy else "it would be too late",
+    }
+    return msgspec.json.encode(said).decode()
+
+
+def _option(row: Pick, here: list[Seat], count: int, budget_us: int, ahead: Ahead | None) -> tuple[float, dict[str, Any]]:
+    roomiest = max(here, key=lambda seat: (seat.units, seat.cores))
+    shown = _shown(row, roomiest, budget_us, ahead)
+    late_us = roomiest.time_us(row) + (ahead.step.after.fastest_us if ahead is not None else 0) - budget_us
+    why_not = ""
+    if row.batch > count:
+        why_not = f"only {count} wait"
+    elif late_us > 0:
+        why_not = f"{late_us / 1000:.1f} ms too late"
+    elif row.units > roomiest.units or row.cores > roomiest.cores:
+        why_not = f"only {roomiest.units} units in one block" if row.units > roomiest.units else f"only {roomiest.cores} cores"
+    elif roomiest.exact and row.units != roomiest.units:
+        why_not = f"its slice has {roomiest.units} units"
+    return (shown["total"] if shown["total"] is not None else float("inf")), shown | {"why_not": why_not}
+
+
+def _shown(row: Pick, seat: Seat, budget_us: int, ahead: Ahead | None) -> dict[str, Any]:
+    total: float | None = row.cost
+    if ahead is not None:
+        rest = ahead.step.after.cost_within(budget_us - seat.time_us(row))
+        total = row.cost + rest if rest < float("inf") else None
+    return {
+        "batch": row.batch,
+        "units": row.units,
+        "cores": row.cores,
+        "device": seat.device.spec.kind,
+        "time_ms": row.time_us / 1000,
+        "cost": row.cost,
+        "total": total,
+    }
+
+
+def _dearer(total: float | None, chosen: float | None) -> str:
+    if total is None or not chosen:
+        return "the rest would be too late"
+    more = total / chosen - 1
+    return f"{more:.0%} dearer" if more >= 0.005 else "as good" if more >= 0 else "a longer stay on a device that fills up"
+
+
+def _because(seat: Seat, shown: list[dict[str, Any]]) -> str:
+    if seat.home:
+        return "its standing slice is free, and paid for"
+    if seat.after is not None:
+        return f"the first slice to be free, behind batch {seat.after.id}"
+    return "the cheapest of those in time" if shown else "the only way there is"

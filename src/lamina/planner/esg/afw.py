@@ -1,0 +1,73 @@
+"""Application-function-wise queues (ESG): the jobs of one step of one workflow, apart from those of others that call the
+same function. A batch is made of one of them, because its jobs have the same work before and after them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from lamina.core.flow import Flow
+from lamina.core.queue import Job
+from lamina.core.run import ROOT
+from lamina.core.state import FunctionState
+from lamina.planner.esg.split import inside_of
+from lamina.planner.lookahead import NodePath
+
+MOST_SEEN = 1_024
+"""Jobs of one function that are looked at in one visit: more than can be started at once on any machine we know."""
+
+MOST_KNOWN = 4_096
+"""Answers that are kept by goal: callers may ask for any time they like, and memory is not theirs to spend."""
+
+Key = tuple[str, NodePath]
+
+
+@dataclass(slots=True)
+class Line:
+    """Jobs of one step of one workflow, in the order of its function's queue."""
+
+    function: FunctionState
+    flow: Flow
+    path: NodePath
+    jobs: list[Job] = field(default_factory=list)
+
+    @property
+    def key(self) -> Key:
+        return self.flow.name, self.path
+
+    def tidy(self) -> None:
+        """Forget those who have been started or have gone."""
+        self.jobs = [job for job in self.jobs if not job.batch_id and job.id in job.run.jobs]
+
+
+def path_of(job: Job) -> NodePath:
+    """Where its step is in the workflow: the names of what it is inside of, then its own."""
+    if job.scope == ROOT:
+        return (job.node,)
+    scope = job.run.scopes[job.scope]
+    names = [job.node]
+    while scope.parent is not None:
+        names.append(inside_of(scope.parent.flow.nodes[scope.each], scope.id - scope.family))
+        scope = scope.parent
+    return tuple(reversed(names))
+
+
+def rounded(goal_us: int, grain: float) -> int:
+    """Down to steps of this factor, so that goals nearly the same have one answer; 0: as it is."""
+    if not grain or goal_us < 1:
+        return goal_us
+    base = math.log1p(grain)
+    return min(goal_us, int(math.exp(base * math.floor(math.log(goal_us) / base))))
+
+
+def lines(function: FunctionState) -> list[Line]:
+    """Those of one function that are not empty, the one whose first job is first in front."""
+    found: dict[tuple[int, NodePath], Line] = {}
+    for job in function.queue.first(MOST_SEEN):
+        path, flow = path_of(job), job.run.flow
+        line = found.get((id(flow), path))
+        if line is None:
+            line = found[id(flow), path] = Line(function, flow, path)
+        line.jobs.append(job)
+    return list(found.values())

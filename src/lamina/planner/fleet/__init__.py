@@ -1,0 +1,1 @@
+"""How many devices, cut into which slices: the offline side of `lamina plan`."""

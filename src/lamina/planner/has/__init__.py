@@ -1,0 +1,1 @@
+"""Pods with a slice and a quota, as HAS-GPU and FaST-GShare scale them."""

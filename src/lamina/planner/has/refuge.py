@@ -1,0 +1,86 @@
+"""A pod for somebody no plan covers. Whoever has work and nobody to do it gets the place its author asked for, or what there is.
+
+A planner finds nothing for a function without a profile, nor where every slice is taken or no device has the size it likes
+best. None of these is a reason to let calls wait until they are late. Pods that nobody needs go for it if they must, even
+those that should always be there: they come back when there is room again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+from lamina.core.lease import Device
+from lamina.core.lifecycle import Phase
+from lamina.core.policy import Decision, LoadOn, UnloadOf, View
+from lamina.core.state import FunctionState, Instance
+from lamina.planner.has.capability import WHOLE, Shape
+from lamina.planner.has.rows import pods_of, quota_of, sizes_of
+
+LEAST_QUOTA = 10
+"""Percent of the time on a row: with less of it, nobody would call it served."""
+
+Site = tuple[Device, Shape, str]
+"""Where a new pod could go: device, shape, and the pod whose row it shares ("" for a row of its own)."""
+
+
+def take_refuge(view: View, function: FunctionState) -> Iterator[Decision]:
+    """One pod if it has work and none; nothing if there is no place even without those nobody needs."""
+    if not len(function.queue) or pods_of(function) or view.now_us < function.not_before_us:
+        return
+    site = _anywhere(view, function)
+    if site is None:
+        yield from _make_room(view, function)
+        site = _anywhere(view, function)
+    if site is not None:
+        device, shape, beside = site
+        yield LoadOn(function.spec.name, device.spec.id, shape.units, shape.quota / WHOLE, beside)
+
+
+def _anywhere(view: View, function: FunctionState) -> Site | None:
+    """A row of its own, as large as it asks for, else nearly so; else the most time that any row has left."""
+    found = [site for device in view.devices.values() if (site := _place(view, function, device, {}))]
+    return min(
+        found, key=lambda site: (site[2] != "", site[0].spec.family != "gpu", -site[1].area, site[0].spec.id), default=None
+    )
+
+
+def _place(view: View, function: FunctionState, device: Device, going: dict[str, int]) -> Site | None:
+    """On this device, were the pods `going` (with their memory) gone."""
+    spec = function.spec
+    memory_mib = device.memory_used_mib - sum(going.values()) + spec.memory_mib
+    if not spec.fits_family(device.spec.family) or memory_mib > device.spec.memory_mib:
+        return None
+    wish = spec.units_on(device.spec)
+    own = [size for size in sizes_of(device) if device.allows(device.spare(size, going))]
+    if own:
+        return device, Shape(min(own, key=lambda size: (size < wish, abs(size - wish))), WHOLE), ""
+    left = _time_left(view, device, going)
+    beside = max(left, key=lambda pod: (left[pod], pod), default="")
+    return (device, Shape(view.instances[beside].units, left[beside]), beside) if beside else None
+
+
+def _time_left(view: View, device: Device, going: Container[str]) -> dict[str, int]:
+    """By the first pod of each row: the quota nobody has, if it is worth having."""
+    rows: dict[int, list[Instance]] = {}
+    for name, mask in device.homes.items():
+        if name not in going:
+            rows.setdefault(mask, []).append(view.instances[name])
+    left = {pods[0].id: WHOLE - sum(quota_of(pod) for pod in pods) for pods in rows.values()}
+    return {pod: quota for pod, quota in left.items() if quota >= LEAST_QUOTA}
+
+
+def _make_room(view: View, function: FunctionState) -> Iterator[Decision]:
+    """Pods without work go, those above what is to stand always first, then the longest unused; no more than it takes."""
+
+    def worth(pod: Instance) -> tuple[bool, int, str]:
+        owner = view.functions[pod.function]
+        return len(pods_of(owner)) <= owner.spec.scale.min, max(pod.used_us, pod.since_us), pod.id
+
+    for device in view.devices.values():
+        going: dict[str, int] = {}
+        for pod in sorted((view.instances[name] for name in device.instances), key=worth):
+            if pod.phase is Phase.WARM and not pod.batches and not len(view.functions[pod.function].queue):
+                going[pod.id] = pod.memory_mib
+                if _place(view, function, device, going) is not None:
+                    yield from [UnloadOf(name) for name in going]
+                    return

@@ -1,0 +1,1 @@
+"""Placements over CPU and GPU reserved over time, for admission control."""

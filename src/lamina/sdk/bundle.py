@@ -1,0 +1,164 @@
+"""Models without code, and an app they are added to where there is one: what `lamina serve --model` serves.
+
+Gateway and workers load the same app from the same text. For a bundle that is a path whose last part holds what is in it, so
+that what belongs beside an app, such as profiles, is looked for in its folder.
+"""
+
+from __future__ import annotations
+
+import base64
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from lamina.errors import BadValue
+from lamina.sdk.model_repository import DEFAULT_BATCH, Entry
+from lamina.sdk.resources import SLO
+from lamina.sdk.tensors import NUMPY, Port, Signature, Tensor
+from lamina.types import FunctionSpec, Scale
+
+if TYPE_CHECKING:
+    from lamina.sdk.app import App
+    from lamina.sdk.onnx_file import Found
+
+MARK = "models="
+
+
+class Bundle(Struct, frozen=True):
+    entries: list[Entry]
+    file: str = ""  #: an app besides
+
+    def target(self, folder: Path) -> str:
+        return str(folder / (MARK + base64.urlsafe_b64encode(msgspec.json.encode(self)).decode()))
+
+
+def is_bundle(target: str) -> bool:
+    return Path(target).name.startswith(MARK)
+
+
+def read_bundle(target: str) -> Bundle:
+    text = Path(target).name.removeprefix(MARK)
+    try:
+        return msgspec.json.decode(base64.urlsafe_b64decode(text), type=Bundle)
+    except (msgspec.MsgspecError, ValueError):
+        raise BadValue(f"{MARK}...: not readable", hint="use lamina serve --model NAME=FILE") from None
+
+
+def entry_of(text: str) -> Entry:
+    """NAME=FILE, as on the command line."""
+    name, equals, path = text.partition("=")
+    if not equals or not name or not path:
+        raise BadValue(f"--model: {text!r} is not NAME=FILE")
+    if not Path(path).exists():
+        raise BadValue(f"--model: no file {path!r}")
+    return Entry(name=name, path=str(Path(path).resolve()))
+
+
+def open_bundle(target: str) -> App:
+    from lamina.sdk.app import App
+    from lamina.sdk.load import load_app
+
+    bundle = read_bundle(target)
+    app = load_app(bundle.file) if bundle.file else App("models")
+    newest = {entry.name: entry.version for entry in bundle.entries}
+    for entry in bundle.entries:
+        add_model(app, entry, newest[entry.name] == entry.version)
+    return app
+
+
+def samples_of_bundle(app: App, target: str) -> dict[str, list[dict[str, Any]]]:
+    """Zeros of the right shape: enough to see how long a model takes. Unknown lengths are 1."""
+    import numpy
+
+    from lamina.sdk.model_function import ModelFunction
+    from lamina.sdk.samples import samples_of
+
+    bundle = read_bundle(target)
+    found = samples_of(app, bundle.file) if bundle.file else {}
+    for function in app.functions.values():
+        if isinstance(function, ModelFunction):
+            tensors = {port.name: port.tensor for port in function.signature.inputs if port.tensor is not None}
+            if all(tensor.dtype != "BYTES" for tensor in tensors.values()):
+                zeros = {
+                    name: numpy.zeros([max(1, size) for size in tensor.shape], NUMPY[tensor.dtype])
+                    for name, tensor in tensors.items()
+                }
+                found[function.name] = [zeros]
+    return found
+
+
+def add_model(app: App, entry: Entry, is_newest: bool = True) -> None:
+    """The newest version has the model's name; older ones have their number behind it."""
+    from lamina.sdk.model_function import ModelFunction
+
+    name = entry.name if is_newest else f"{entry.name}.v{entry.version}"
+    app.claim(name, entry.path)
+    found, make = _opened(Path(entry.path))
+    signature, batched = configured(entry, found)
+    max_batch = (entry.max_batch or DEFAULT_BATCH) if batched else 1
+    spec = FunctionSpec(
+        name=name,
+        max_batch=max_batch,
+        cores=entry.cores,
+        memory_mib=entry.memory_mib,
+        scale=Scale(min=1, max=max(1, entry.instances)),
+        slo=SLO(entry.slo or None).spec(),
+    )
+    signature = replace(signature, model=entry.name, version=entry.version)
+    app.functions[name] = ModelFunction(app, spec, signature, partial(make, signature, batched), entry.path)
+
+
+def configured(entry: Entry, found: Found) -> tuple[Signature, bool]:
+    """What the file says, as the configuration wants it; they must agree."""
+    signature, batched = found.signature, found.batched
+    if entry.max_batch is not None and bool(entry.max_batch) != batched:
+        if entry.max_batch and all(_may_lead(port) for port in (*signature.inputs, *signature.outputs)):
+            signature = replace(signature, inputs=_tails(signature.inputs), outputs=_tails(signature.outputs))
+        elif batched:
+            signature = replace(signature, inputs=_led(signature.inputs), outputs=_led(signature.outputs))
+        else:
+            raise BadValue("max_batch_size: the file has no batch axis", hint="write max_batch_size: 0")
+        batched = not batched
+    _agree(entry.inputs, signature.inputs, "input")
+    _agree(entry.outputs, signature.outputs, "output")
+    return signature, batched
+
+
+def _may_lead(port: Port) -> bool:
+    return port.tensor is not None and bool(port.tensor.shape) and port.tensor.shape[0] == -1
+
+
+def _tails(ports: tuple[Port, ...]) -> tuple[Port, ...]:
+    return tuple(
+        replace(port, tensor=Tensor(port.tensor.dtype, port.tensor.shape[1:])) for port in ports if port.tensor is not None
+    )
+
+
+def _led(ports: tuple[Port, ...]) -> tuple[Port, ...]:
+    return tuple(
+        replace(port, tensor=Tensor(port.tensor.dtype, (-1, *port.tensor.shape))) for port in ports if port.tensor is not None
+    )
+
+
+def _agree(wanted: dict[str, tuple[str, list[int]]], ports: tuple[Port, ...], what: str) -> None:
+    known = {port.name: port.tensor for port in ports if port.tensor is not None}
+    for name, (dtype, dims) in wanted.items():
+        if name not in known:
+            raise BadValue(f"{what} {name!r}: the file has none", hint=f"there is {', '.join(known)}")
+        tensor = known[name]
+        fits = len(dims) == len(tensor.shape) and all(-1 in (a, b) or a == b for a, b in zip(dims, tensor.shape, strict=True))
+        if dtype != tensor.dtype or not fits:
+            raise BadValue(f"{what} {name!r}: {dtype} {dims}, but the file has {tensor.dtype} {list(tensor.shape)}")
+
+
+def _opened(path: Path) -> tuple[Found, Any]:
+    if path.suffix == ".onnx":
+        from lamina.sdk.onnx_file import read_onnx
+        from lamina.sdk.onnx_rows import OnnxRows
+
+        return read_onnx(path), partial(OnnxRows, path)
+    raise BadValue(f"{path}: no kind of model that can be served", hint="an .onnx file")

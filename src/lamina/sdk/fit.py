@@ -1,0 +1,58 @@
+"""Values as an annotation says they are, whatever way they came: a list out of JSON is the array that was asked for, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lamina.errors import BadValue
+from lamina.sdk.tensors import NUMPY, Tensor
+
+_FITS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
+"""By kind of what is wanted, the kinds that can become it without a loss that nobody asked for."""
+
+
+def fit(name: str, tensor: Tensor, value: Any) -> Any:
+    if tensor.dtype == "BYTES":
+        return _texts(name, value, tensor.shape)
+    import numpy
+
+    try:
+        array = numpy.asarray(value)
+    except (ValueError, OverflowError):  # lists of different lengths; numbers no array has room for
+        raise _unfit(name, tensor, "a list of lists that is no array") from None
+    wanted = numpy.dtype(NUMPY[tensor.dtype])
+    if array.dtype != wanted:
+        if array.size and array.dtype.kind not in _FITS[wanted.kind]:
+            raise _unfit(name, tensor, f"{type(value).__name__} of {array.dtype}")
+        if wanted.kind in "iu" and array.size:
+            bounds = numpy.iinfo(wanted)
+            if int(array.min()) < bounds.min or int(array.max()) > bounds.max:
+                raise _unfit(name, tensor, "a number out of its range")
+        with numpy.errstate(over="ignore"):
+            array = array.astype(wanted)
+    _check(name, tensor, array.shape)
+    return array
+
+
+def _texts(name: str, value: Any, shape: Sequence[int]) -> Any:
+    """Text becomes bytes, in lists as deep as the shape has dimensions."""
+    if not shape:
+        if isinstance(value, str):
+            return value.encode()
+        if isinstance(value, bytes):
+            return value
+        raise BadValue(f"{name}: {type(value).__name__} where text or bytes are needed")
+    if not isinstance(value, list) or (shape[0] >= 0 and len(value) != shape[0]):
+        raise BadValue(f"{name}: not a list of {shape[0] if shape[0] >= 0 else 'texts'}")
+    return [_texts(name, inner, shape[1:]) for inner in value]
+
+
+def _check(name: str, tensor: Tensor, shape: Sequence[int]) -> None:
+    wanted = tensor.shape
+    if len(shape) != len(wanted) or any(size not in (-1, has) for has, size in zip(shape, wanted, strict=True)):
+        raise BadValue(f"{name}: shape {list(shape)} where {list(wanted)} is needed")
+
+
+def _unfit(name: str, tensor: Tensor, what: str) -> BadValue:
+    return BadValue(f"{name}: {what}, which is not {tensor.dtype}")

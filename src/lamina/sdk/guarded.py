@@ -1,0 +1,97 @@
+"""A function with care around its calls, as one step of a workflow: `tag.retry([OSError], attempts=3).timeout(30)(image)`.
+
+The words are the builder's. In process the tries are made at once, without pauses, and time limits are not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from lamina.core.retry import ALL, TIMEOUT, Guard, Retrier, matches
+from lamina.errors import BadFlow
+from lamina.sdk.binding import bind_arguments
+from lamina.sdk.symbols import Pending
+from lamina.sdk.tracing import Tracer, mode
+from lamina.sdk.user_errors import user_place
+from lamina.units import parse_us
+
+if TYPE_CHECKING:
+    from lamina.sdk.function import Function
+
+Errors = Sequence[str | type[BaseException]]
+
+
+class Guarded:
+    """Each word gives another one, so that they can be kept and combined."""
+
+    def __init__(self, function: Function[..., Any], guard: Guard | None = None) -> None:
+        self._function = function
+        self._guard = guard or Guard()
+
+    def __repr__(self) -> str:
+        return f"<{self._function.name!r} with {self._guard}>"
+
+    def retry(
+        self,
+        on: Errors = (ALL,),
+        *,
+        attempts: int = 3,
+        interval_s: float = 1,
+        backoff: float = 2.0,
+        max_delay_s: float | None = None,
+        jitter: bool = False,
+    ) -> Guarded:
+        """Try again after these errors, with growing pauses. The first retry that knows an error counts."""
+        if attempts < 0 or interval_s < 0 or backoff < 1:
+            raise BadFlow(
+                f"{user_place()}: retry with attempts={attempts}, interval_s={interval_s}, backoff={backoff}",
+                hint="attempts and interval_s from 0 on, backoff from 1 on",
+            )
+        pause = (round(interval_s * 1e6), attempts, backoff, round((max_delay_s or 0) * 1e6), jitter)
+        return Guarded(self._function, replace(self._guard, retry=(*self._guard.retry, Retrier(names_of(on), *pause))))
+
+    def timeout(self, duration: str | float) -> Guarded:
+        """Of one try, waiting for a free worker included: "30s", or seconds."""
+        return Guarded(self._function, replace(self._guard, timeout_us=_us(duration, "timeout")))
+
+    def heartbeat(self, duration: str | float) -> Guarded:
+        """The longest silence while it runs; `context().heartbeat()` breaks it."""
+        return Guarded(self._function, replace(self._guard, heartbeat_us=_us(duration, "heartbeat")))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        where = mode.get()
+        if isinstance(where, Tracer):
+            return where.task(self._function, bind_arguments(self._function.params, args, kwargs), self._guard)
+        if where is not None and where.is_async:
+            return Pending(f"{self._function.name}(...)", lambda: self._try(args, kwargs))
+        return self._try(args, kwargs)
+
+    def _try(self, args: Any, kwargs: Any) -> Any:
+        used = [0] * len(self._guard.retry)
+        while True:
+            try:
+                return self._function.once(*args, **kwargs)
+            except Exception as error:
+                index = next((i for i, r in enumerate(self._guard.retry) if matches(r.errors, type(error).__name__)), -1)
+                if index < 0 or used[index] >= self._guard.retry[index].attempts:
+                    raise
+                used[index] += 1
+
+
+def names_of(on: Errors) -> tuple[str, ...]:
+    """Errors by name: of a class, of its own name; `TimeoutError` also stands for a limit of time that was passed."""
+    if isinstance(on, str) or not isinstance(on, Sequence):
+        raise BadFlow(f"{user_place()}: on={on!r}", hint='give a list: on=["States.Timeout", ValueError]')
+    found: list[str] = []
+    for error in on:
+        found.append(error if isinstance(error, str) else error.__name__)
+        if error is TimeoutError:
+            found.append(TIMEOUT)
+    return tuple(found)
+
+
+def _us(duration: str | float, field: str) -> int:
+    return parse_us(duration, field) if isinstance(duration, str) else round(duration * 1_000_000)

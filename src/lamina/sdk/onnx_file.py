@@ -1,0 +1,163 @@
+"""What an ONNX file says of itself: names, dtypes and shapes of its inputs and outputs, read without loading the model.
+
+The file is a protobuf message; five of its message types have what is needed, and everything else, weights above all, is stepped
+over. So the gateway knows a model without onnxruntime, and without its memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from lamina.errors import BadValue
+from lamina.sdk.tensors import Port, Signature, Tensor
+
+_DTYPES = {
+    1: "FP32",
+    2: "UINT8",
+    3: "INT8",
+    4: "UINT16",
+    5: "INT16",
+    6: "INT32",
+    7: "INT64",
+    8: "BYTES",
+    9: "BOOL",
+    10: "FP16",
+    11: "FP64",
+    12: "UINT32",
+    13: "UINT64",
+}
+_VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
+_GRAPH = 7
+_INITIALIZER, _INPUT, _OUTPUT = 5, 11, 12
+
+
+class Found(Struct, frozen=True):
+    """`batched`: the first axis of everything is of one and the same unknown length, and left out of the shapes."""
+
+    signature: Signature
+    batched: bool
+
+
+def read_onnx(path: Path) -> Found:
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole, memoryview(whole) as view:
+            return _model(view, path.name)
+    except (OSError, ValueError, IndexError) as error:  # an empty file cannot be mapped either
+        raise BadValue(f"{path}: no ONNX model: {error}", hint="give the path of an .onnx file") from None
+
+
+class _Value(Struct, frozen=True):
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]  #: a name stands for a length that is not known; "" if it has none
+
+
+def _model(view: memoryview, name: str) -> Found:
+    graph = next((value for number, value in _fields(view) if number == _GRAPH and isinstance(value, memoryview)), None)
+    if graph is None:
+        raise BadValue(f"{name}: no ONNX model: it has no graph")
+    inputs, outputs, constants = [], [], set()
+    with graph:
+        for number, value in _fields(graph):
+            if isinstance(value, memoryview):
+                with value:
+                    if number == _INPUT:
+                        inputs.append(_value(value))
+                    elif number == _OUTPUT:
+                        outputs.append(_value(value))
+                    elif number == _INITIALIZER:
+                        constants.add(_text(value, 8))
+    inputs = [one for one in inputs if one.name not in constants]
+    firsts = {one.shape[0] if one.shape else 0 for one in (*inputs, *outputs)}
+    batched = bool(inputs) and len(firsts - {""}) <= 1 and all(isinstance(first, str) for first in firsts)
+    signature = Signature(_ports(inputs, batched, name), _ports(outputs, batched, name), "onnxruntime_onnx")
+    return Found(signature, batched)
+
+
+def _ports(found: list[_Value], batched: bool, name: str) -> tuple[Port, ...]:
+    ports = []
+    for one in found:
+        if one.dtype not in _DTYPES.values():
+            raise BadValue(f"{name}: {one.name!r} is of ONNX type {one.dtype}, which cannot be served")
+        shape = [size if isinstance(size, int) else -1 for size in one.shape]
+        ports.append(Port(one.name, Tensor(one.dtype, shape[1:] if batched else shape)))
+    return tuple(ports)
+
+
+def _value(info: memoryview) -> _Value:
+    """name = 1, type = 2; the type is a tensor's (1) with elem_type = 1 and shape = 2, a list of dimensions (1)."""
+    name, dtype = "", "none"
+    shape: list[int | str] = []
+    for number, value in _fields(info):
+        if number == 1 and isinstance(value, memoryview):
+            name = bytes(value).decode()
+        elif number == 2 and isinstance(value, memoryview):
+            for kind, tensor in _fields(value):
+                if kind == 1 and isinstance(tensor, memoryview):
+                    dtype, shape = _tensor(tensor)
+    return _Value(name, dtype, tuple(shape))
+
+
+def _tensor(tensor: memoryview) -> tuple[str, list[int | str]]:
+    dtype = "none"
+    shape: list[int | str] = []
+    for number, value in _fields(tensor):
+        if number == 1 and isinstance(value, int):
+            dtype = _DTYPES.get(value, str(value))
+        elif number == 2 and isinstance(value, memoryview):
+            shape = [_length(one) for kind, one in _fields(value) if kind == 1 and isinstance(one, memoryview)]
+    return dtype, shape
+
+
+def _length(dimension: memoryview) -> int | str:
+    for number, value in _fields(dimension):
+        if number == 1 and isinstance(value, int):
+            return value if value < 2**63 else ""
+        if number == 2 and isinstance(value, memoryview):
+            return bytes(value).decode()
+    return ""
+
+
+def _text(message: memoryview, wanted: int) -> str:
+    for number, value in _fields(message):
+        if number == wanted and isinstance(value, memoryview):
+            return bytes(value).decode()
+    return ""
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Number and value of each field: an int, or the bytes of what has a length."""
+    at, end = 0, len(message)
+    while at < end:
+        tag, at = _varint(message, at)
+        kind = tag & 7
+        if kind == _VARINT:
+            number, at = _varint(message, at)
+            yield tag >> 3, number
+        elif kind == _BYTES:
+            size, at = _varint(message, at)
+            if at + size > end:
+                raise ValueError("it ends too soon")
+            yield tag >> 3, message[at : at + size]
+            at += size
+        elif kind in (_EIGHT, _FOUR):
+            at += 8 if kind == _EIGHT else 4
+        else:
+            raise ValueError("not protobuf")
+
+
+def _varint(message: memoryview, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = message[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("not protobuf")

@@ -1,0 +1,282 @@
+"""What a workflow that awaits becomes: the same steps and regions as any other, and an order among them.
+
+`await` means what it means in Python: what comes after it starts when it has ended; `gather` starts several at once. Ways
+that part (`if`, `except`) are regions of the flow they part in, and meet again in a step that takes whichever comes. What
+`try` or `timeout` surrounds is a block: an each of one item, so that a failure in it, or its end, is one event. Its
+values are seen from outside by the names of its steps, and are never copied for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from lamina.core.flow import Choice, Each, Fail, Flow, Node, Parallel, Wait
+from lamina.core.retry import Catcher, Guard
+from lamina.errors import BadFlow
+from lamina.expr import Expr
+from lamina.sdk.symbols import Pending, Symbol, form_of
+from lamina.sdk.tracing import NO_LIMITS, Limits, Region, Step, Tracer
+from lamina.sdk.user_errors import user_place
+from lamina.types import Slo
+
+MAX_STEPS = 5_000
+"""Of one workflow: ways that part and return at different places are recorded twice, and must end some time."""
+
+Errors = tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a piece of code ends: it goes on (with these variables), returns a value, or raises."""
+
+    status: Literal["on", "return", "raise"] = "on"
+    value: Any = None
+    env: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Path:
+    """One of several ways. `guard` is true, or at least there, only where it was taken; the last of several needs none."""
+
+    region: Region
+    guard: Expr | None
+    after: dict[Step, None]
+    outcome: Outcome
+
+
+Body = Callable[[], Outcome]
+
+
+class Recorder(Tracer):
+    """Calls are pending until they are awaited, except in a plain `def` workflow that is part of this one (`eager`)."""
+
+    eager = False
+
+    def task(self, function: Any, inputs: dict[str, Any], guard: Guard | None = None) -> Any:
+        def make() -> Symbol:
+            return self._ended(Tracer.task(self, function, inputs, guard))
+
+        return make() if self.eager else Pending(f"{function.name}(...)", make)
+
+    def each(self, body: Callable[[Any], Any], items: Any, expect: float, limits: Limits = NO_LIMITS) -> Any:
+        def one(item: Any) -> Any:
+            return made(body(item))
+
+        def make() -> Symbol:
+            return self._ended(Tracer.each(self, one, items, expect, limits))
+
+        return make() if self.eager else Pending("each(...)", make)
+
+    def when(self, condition: Symbol, branches: Any) -> Any:
+        found = {name: (lambda branch=branch: made(branch())) for name, branch in branches.items()}
+        return self._ended(Tracer.when(self, condition, found))
+
+    def plainly(self, target: Callable[[], Any]) -> Any:
+        """A plain def workflow inside this one: its steps run as their values arrive; what follows waits for all of them."""
+        known, eager, self.eager = len(self._region.steps), self.eager, True
+        try:
+            result = target()
+        finally:
+            self.eager = eager
+        self._after = dict.fromkeys(self._region.steps[known:]) or self._after
+        return result
+
+    def _ended(self, symbol: Symbol) -> Symbol:
+        """What comes next waits for it."""
+        if not self.eager:
+            self._after = {symbol.form[1]: None}
+        return symbol
+
+    # ---------------------------------------------------------------- several at once
+
+    def gather(self, parts: list[Any], wait_for: int | None) -> Any:
+        if wait_for is not None:
+            return self._quorum(parts, wait_for)
+        before, after, results = self._after, dict[Step, None](), []
+        for part in parts:
+            self._after = dict(before)
+            results.append(made(part))
+            after.update(self._after)
+        self._after = after or before
+        return results
+
+    def _quorum(self, parts: list[Any], wait_for: int) -> Symbol:
+        flows: list[Flow] = []
+
+        def make(step: Step, next: tuple[str, ...], needs: int) -> Node:
+            return Parallel(step.name, tuple(flows), next, needs, wait_for, step.data, None, asks=True)
+
+        step = self._step("gather", make)
+        for number, part in enumerate(parts, 1):
+            region = Region(step)
+            result = self._inside(region, lambda part=part: made(part))  # type: ignore[misc]
+            flows.append(self._flow(region, f"{step.name}.{number}", Slo(), result))
+        return self._ended(Symbol(["node", step]))
+
+    # ------------------------------------------------------------------- one by itself
+
+    def wait(self, duration_us: int) -> None:
+        self._after = {self._step("sleep", lambda step, next, needs: Wait(step.name, next, needs, duration_us)): None}
+
+    def fail(self, error: str, cause: str) -> None:
+        self._step("raise", lambda step, next, needs: Fail(step.name, error, cause, needs))
+
+    # ------------------------------------------------------------------ ways that part
+
+    def choose(self, condition: Symbol, bodies: tuple[Body, Body], names: Iterable[str]) -> Outcome:
+        """One of two; `names` are the variables that are looked at later."""
+
+        def make(step: Step, next: tuple[str, ...], needs: int) -> Node:
+            return Choice(step.name, tuple(branch.first() for branch in step.inner), needs, (), step.data)
+
+        step = self._step("if", make)
+        step.data["rules"] = [self._plain(condition.form, step)]
+        guards = (condition.form, ["not", condition.form])
+        return self._joined(step, [self._path(step, guard, body) for guard, body in zip(guards, bodies, strict=True)], names)
+
+    def block(
+        self,
+        name: str,
+        guard: Guard,
+        body: Body,
+        names: Iterable[str],
+        handlers: list[tuple[Errors, Callable[[Symbol], Outcome]]],
+        then: Callable[[Outcome], Outcome],
+        catches: Iterable[str] = (),
+    ) -> Outcome:
+        """`body` as one thing that may fail or take too long. A handler goes on after errors of its names, with what was
+        said about them; `then` goes on after the body. `catches` says how each handler was written."""
+        names = list(names)
+
+        def make(step: Step, next: tuple[str, ...], needs: int) -> Node:
+            if not handlers:
+                return Each(step.name, inner, next, needs, 1.0, step.data, guard)
+            caught = zip((errors for errors, _ in handlers), step.inner, strict=False)
+            catch = tuple(Catcher(errors, region.first()) for errors, region in caught)
+            ways = Guard(guard.retry, catch, guard.timeout_us, guard.heartbeat_us)
+            return Each(step.name, inner, step.inner[-1].first(), needs, 1.0, step.data, ways, asks=True)
+
+        step = self._step(name, make)
+        step.data["items"] = ["value", [None]]
+        if handlers:
+            step.data["catches"] = list(catches)
+        region = Region(step)
+        outcome: Outcome = self._inside(region, body)
+        shown = self._shown(step, region, outcome, names)
+        inner = self._flow(region, step.name, Slo(), None)
+        if outcome.status == "raise" and not handlers:
+            return outcome
+        if not handlers:
+            self._after = {step: None}
+            return then(shown)
+        paths = [self._caught(step, handle) for _, handle in handlers]
+        paths.append(self._path(step, None, (lambda: shown) if outcome.status == "raise" else lambda: then(shown)))
+        return self._joined(step, paths, names)
+
+    def _shown(self, step: Step, region: Region, outcome: Outcome, names: list[str]) -> Outcome:
+        """The same, as it is seen from outside."""
+        shows: list[str] = []
+        step.data["block"] = shows
+
+        def outward(name: str, value: Any) -> Any:
+            form = form_of(value) if _travels(value) else ["value", None]
+            if form[0] == "value":
+                return value
+            end = self._pass(name, form, region)
+            shows.append(end.name)
+            return Symbol(["inside", step, end])
+
+        env = {name: outward(name, value) if name in names else value for name, value in outcome.env.items()}
+        value = outward("result", outcome.value) if outcome.status == "return" else None
+        return Outcome(outcome.status, value, env)
+
+    def _caught(self, owner: Step, handle: Callable[[Symbol], Outcome]) -> Path:
+        def body() -> Outcome:
+            caught = self._pass("caught", ["value", None], self._region)
+            caught.data = {}  # what was said about the error: there only if it was caught
+            found.append(caught)
+            self._after = {caught: None}
+            return handle(Symbol(["node", caught]))
+
+        found: list[Step] = []
+        path = self._path(owner, None, body)
+        path.guard = ["node", found[0]]
+        return path
+
+    def _path(self, owner: Step, guard: Expr | None, body: Body) -> Path:
+        region = Region(owner, is_scope=False)
+        owner.inner.append(region)
+
+        def run() -> tuple[Outcome, dict[Step, None]]:
+            outcome = body()
+            return outcome, self._after
+
+        outcome, after = self._inside(region, run)
+        if len(self._used) > MAX_STEPS:
+            raise BadFlow(
+                f"{user_place()}: workflow {self.workflow!r} has more than {MAX_STEPS} steps",
+                hint="returns inside of nested ifs repeat what follows them; return at the end",
+            )
+        return Path(region, guard, after, outcome)
+
+    def _joined(self, owner: Step, paths: list[Path], names: Iterable[str]) -> Outcome:
+        """The ways meet again, except those that raise."""
+        going = [path for path in paths if path.outcome.status != "raise"]
+        for path in paths:
+            if path.outcome.status == "raise" and not path.region.steps:
+                self._pass("end", ["value", None], path.region)
+        if not going:
+            return Outcome("raise")
+        if len({path.outcome.status for path in going}) > 1:
+            raise BadFlow(
+                f"{user_place()}: some ways return here and others go on",
+                hint="inside of try and timeout return on every way or on none; or keep the value and return it afterwards",
+            )
+        ends = []
+        for path in going:
+            end = self._pass("end", ["value", None], path.region)
+            end.waits_for.update(path.after)
+            ends.append(end)
+        self._after = {self._either("joined", ends, ["value", None], owner.region): None}
+        if going[0].outcome.status == "return":
+            return Outcome("return", self._one_of(owner, "result", [(path, path.outcome.value) for path in going]))
+        env = dict(going[-1].outcome.env)
+        for name in names:
+            found = [(path, path.outcome.env[name]) for path in going if name in path.outcome.env]
+            if found:
+                env[name] = self._one_of(owner, name, found)
+        return Outcome(env=env)
+
+    def _one_of(self, owner: Step, name: str, found: list[tuple[Path, Any]]) -> Any:
+        """The value a variable has after the ways have met."""
+        first = found[0][1]
+        if all(value is first for _, value in found) and len(found) > 1:
+            return first
+        ends = []
+        for path, value in found:
+            form = form_of(value)
+            ends.append(self._pass(name, form if path.guard is None else ["when", path.guard, form], path.region))
+        return Symbol(["node", self._either(name, ends, ["first", *(["node", end.name] for end in ends)], owner.region)])
+
+    def _either(self, name: str, ends: list[Step], form: Expr, region: Region) -> Step:
+        merged = self._pass(name, ["value", None], region)
+        merged.data["value"] = form
+        merged.waits_for = dict.fromkeys(ends)
+        merged.any_of = True
+        return merged
+
+
+def made(part: Any) -> Any:
+    """Of something awaited, what it gives."""
+    return part.make() if isinstance(part, Pending) else part
+
+
+def _travels(value: Any) -> bool:
+    """Whether it is, or holds, something a step made: other things are known when the workflow is recorded."""
+    if isinstance(value, list | tuple):
+        return any(_travels(one) for one in value)
+    if isinstance(value, dict):
+        return any(_travels(one) for one in value.values())
+    return isinstance(value, Symbol | Pending)

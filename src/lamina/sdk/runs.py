@@ -1,0 +1,197 @@
+"""Handles for runs the server keeps: `client.start(...)` gives one, `client.run(id)` finds one again, from anywhere.
+
+Starting always goes with an idempotency key, the caller's or a fresh one: a request that has to be sent twice, because a
+connection broke, still starts one run.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+from lamina.errors import BadValue, LaminaError, UnknownTarget
+from lamina.sdk import wire
+from lamina.sdk.wire import Request, Response, Server
+from lamina.units import parse_us
+
+if TYPE_CHECKING:
+    from lamina.sdk.async_client import AsyncClient
+    from lamina.sdk.client import Client
+
+POLL_MS = 20_000
+"""How long the server is asked to wait for a result before it says that there is none yet."""
+
+OVER = ("succeeded", "failed", "cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """Times are seconds since 1970, 0.0 where there is none yet."""
+
+    id: str
+    state: str  #: queued, running, succeeded, failed or cancelled
+    kind: str
+    target: str
+    created_s: float = 0.0
+    began_s: float = 0.0
+    ended_s: float = 0.0
+    retries: int = 0
+    cost: float = 0.0
+    error: str = ""  #: what it failed with
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in OVER
+
+
+def status_of(shown: Mapping[str, Any]) -> RunStatus:
+    problem = shown.get("problem") or {}
+    created_s, began_s, ended_s = (shown.get(f"{what}_us", 0) / 1e6 for what in ("created", "began", "ended"))
+    place = (shown["id"], shown["state"], shown["kind"], shown["target"])
+    said = str(problem.get("detail") or problem.get("code") or "")
+    return RunStatus(*place, created_s, began_s, ended_s, shown.get("retries", 0), shown.get("cost", 0.0), said)
+
+
+class Run:
+    """A run, for threads. The server keeps it whatever becomes of this object."""
+
+    def __init__(self, client: Client, id: str) -> None:
+        self._client = client
+        self.id = id
+
+    def __repr__(self) -> str:
+        return f"<run {self.id}>"
+
+    def status(self) -> RunStatus:
+        return status_of(self._client.ask(self._request("")))
+
+    def result(self, timeout: str | None = None) -> Any:
+        """Waits for the result, or raises what the run failed with. `TimeoutError` after `timeout`, such as "5s"."""
+        patience = _Patience(timeout, self._client.poll_ms)
+        while True:
+            answer = self._client.send(self._request("result", wait_ms=patience.next_ms()))
+            if answer.status != 202:
+                return _settled(answer)
+            patience.check()
+
+    def history(self) -> list[dict[str, Any]]:
+        """What has happened so far; times are microseconds since 1970."""
+        events: list[dict[str, Any]] = self._client.ask(self._request("history"))["events"]
+        return events
+
+    def cancel(self) -> RunStatus:
+        return status_of(self._client.ask(self._request("cancel", "POST")))
+
+    def retry(self) -> RunStatus:
+        """Has a run that failed or was cancelled go on from where it did; steps that are done are not done again."""
+        return status_of(self._client.ask(self._request("retry", "POST")))
+
+    def _request(self, verb: str, method: str = "GET", **query: int) -> Request:
+        return run_request(self._client.server, self.id, verb, method, query)
+
+
+class AsyncRun:
+    """A run, for asyncio."""
+
+    def __init__(self, client: AsyncClient, id: str) -> None:
+        self._client = client
+        self.id = id
+
+    def __repr__(self) -> str:
+        return f"<run {self.id}>"
+
+    async def status(self) -> RunStatus:
+        return status_of(await self._client.ask(self._request("")))
+
+    async def result(self, timeout: str | None = None) -> Any:
+        """Waits for the result, or raises what the run failed with. `TimeoutError` after `timeout`, such as "5s"."""
+        patience = _Patience(timeout, self._client.poll_ms)
+        while True:
+            answer = await self._client.send(self._request("result", wait_ms=patience.next_ms()))
+            if answer.status != 202:
+                return _settled(answer)
+            patience.check()
+
+    async def history(self) -> list[dict[str, Any]]:
+        """What has happened so far; times are microseconds since 1970."""
+        events: list[dict[str, Any]] = (await self._client.ask(self._request("history")))["events"]
+        return events
+
+    async def cancel(self) -> RunStatus:
+        return status_of(await self._client.ask(self._request("cancel", "POST")))
+
+    async def retry(self) -> RunStatus:
+        """Has a run that failed or was cancelled go on from where it did; steps that are done are not done again."""
+        return status_of(await self._client.ask(self._request("retry", "POST")))
+
+    def _request(self, verb: str, method: str = "GET", **query: int) -> Request:
+        return run_request(self._client.server, self.id, verb, method, query)
+
+
+class _Patience:
+    def __init__(self, timeout: str | None, poll_ms: int) -> None:
+        self._timeout = timeout
+        self._poll_ms = max(1, poll_ms)
+        self._until_s = None if timeout is None else time.monotonic() + parse_us(timeout, "timeout") / 1e6
+
+    def next_ms(self) -> int:
+        if self._until_s is None:
+            return self._poll_ms
+        return max(1, min(self._poll_ms, round((self._until_s - time.monotonic()) * 1000)))
+
+    def check(self) -> None:
+        if self._until_s is not None and time.monotonic() >= self._until_s:
+            raise TimeoutError(f"not done within {self._timeout}")
+
+
+def start_request(
+    server: Server,
+    kind: str,
+    name: str,
+    inputs: Mapping[str, Any] | None,
+    deadline: str | None,
+    priority: int,
+    cost_limit: float,
+    key: str,
+) -> Request:
+    request = wire.call_request(server, kind, name, inputs, deadline, priority, cost_limit)
+    request.headers["prefer"] = "respond-async"
+    request.headers["idempotency-key"] = key
+    return request
+
+
+def key_of(given: str) -> str:
+    if not given:
+        return uuid.uuid4().hex
+    if len(given) > 255 or not (given.isascii() and given.isprintable()):
+        raise BadValue(f"idempotency_key: {given[:40]!r} cannot be used", hint="up to 255 printable ASCII characters")
+    return given
+
+
+def run_request(server: Server, id: str, verb: str, method: str = "GET", query: Mapping[str, Any] | None = None) -> Request:
+    path = f"{server.base}/v1/runs" + (f"/{quote(id, safe='')}" if id else "") + (f"/{verb}" if verb else "")
+    asked = {name: value for name, value in (query or {}).items() if value}
+    return Request(method, f"{path}?{urlencode(asked)}" if asked else path, server.headers())
+
+
+def started(server: Server, name: str, response: Response) -> str | LaminaError | None:
+    """The id of the run; None if there is nothing of that name and kind."""
+    answer = wire.answer_of(response)
+    if isinstance(answer, UnknownTarget):
+        return None
+    if isinstance(answer, LaminaError):
+        return answer
+    if response.status != 202 or not isinstance(answer.value, dict):
+        return LaminaError(f"{server.url} answered {name!r} at once: it keeps no runs", hint="is it an older Lamina?")
+    return str(answer.value["id"])
+
+
+def _settled(response: Response) -> Any:
+    answer = wire.answer_of(response)
+    if isinstance(answer, LaminaError):
+        raise answer
+    return answer.value

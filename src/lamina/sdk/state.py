@@ -1,0 +1,266 @@
+"""State that outlives calls: values, counters, sets and maps by key, of an app (`app.state`) or a workflow (`context().state`).
+
+    seen = app.state.counter("pages")
+    seen.add(1)
+
+Inside of a step everything happens in one transaction, which is applied together with the step's result, and not at all if
+the step fails or nobody waits for it any more. What was read must still be so by then; otherwise the step runs again. `add` and
+the like need no read, so many steps may count at once. Outside of a step each change is made at once, in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
+
+from msgspec import Struct
+
+from lamina import values
+from lamina.errors import BadValue, Conflict, StoreDown
+
+MAX_KEY_CHARS = 512
+MAX_VALUE_BYTES = 2**20
+
+Kind = Literal["value", "counter", "set", "map"]
+Place = tuple[str, str]
+"""Scope and key. The scope is "app" or "workflow" for whoever runs, and has a name added by whoever keeps it."""
+
+
+class Op(Struct, frozen=True, array_like=True):
+    """One change; `arg` is an encoded value."""
+
+    scope: str
+    key: str
+    kind: Kind
+    verb: Literal["put", "delete", "add", "discard"]
+    arg: bytes = b""
+
+
+class Cell(Struct, frozen=True, array_like=True):
+    """What is at a place. `value` is None if nothing is; `version` counts its changes."""
+
+    kind: str = ""
+    value: bytes | None = None
+    version: int = 0
+
+
+UNKNOWN = Cell("unknown")
+"""The store cannot be read, so nobody knows."""
+
+
+class Keeper(Protocol):
+    def read(self, place: Place) -> Cell: ...
+
+
+def applied(cell: Cell, op: Op) -> Cell:
+    """What is there after a change. A key keeps its kind until it is deleted."""
+    if op.verb == "delete" and op.kind != "map":
+        return Cell("", None, cell.version + 1)
+    if cell.value is not None and cell.kind != op.kind:
+        raise Conflict(f"state: {op.key!r} is a {cell.kind}, not a {op.kind}", hint="delete it first, or use another key")
+    return Cell(op.kind, _changed(cell, op), cell.version + 1)
+
+
+def _changed(cell: Cell, op: Op) -> bytes:
+    if op.kind == "value":
+        return op.arg
+    arg = values.decode(op.arg)
+    now: Any = values.decode(cell.value) if cell.value is not None else {"counter": 0, "set": [], "map": {}}[op.kind]
+    if op.kind == "counter":
+        return values.encode(now + arg)
+    if op.kind == "set":
+        rest = [one for one in now if one != arg]
+        return values.encode(now if op.verb == "add" and arg in now else [*rest, arg] if op.verb == "add" else rest)
+    others = {key: value for key, value in now.items() if key != arg[0]}
+    return values.encode({**others, arg[0]: arg[1]} if op.verb == "put" else others)
+
+
+class Transaction:
+    """What one step reads and changes. It sees its own changes; others do when it is applied."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._cells: dict[Place, Cell] = {}
+        self.reads: dict[Place, int] = {}
+        self.ops: list[Op] = []
+
+    def read(self, scope: str, key: str, kind: Kind) -> Any:
+        """Decoded, or None if there is nothing."""
+        place = (scope, _checked(key))
+        cell = self._cells.get(place) or self._keeper.read(place)
+        if cell.kind == UNKNOWN.kind:
+            raise StoreDown("state: the store cannot be read now", hint="try again later")
+        self._cells[place] = cell
+        self.reads[place] = cell.version
+        for op in self.ops:
+            if (op.scope, op.key) == place:
+                cell = applied(cell, op)
+        if cell.value is not None and cell.kind != kind:
+            raise Conflict(f"state: {key!r} is a {cell.kind}, not a {kind}", hint="delete it first, or use another key")
+        return None if cell.value is None else values.decode(cell.value)
+
+    def change(self, op: Op) -> None:
+        _checked(op.key)
+        if len(op.arg) > MAX_VALUE_BYTES:
+            raise BadValue(f"state: a value of {len(op.arg)} bytes at {op.key!r}", hint=f"at most {MAX_VALUE_BYTES}; use a file")
+        self.ops.append(op)
+
+
+class Refusal(Transaction):
+    """Where there can be no transaction."""
+
+    def __init__(self, why: str, hint: str) -> None:
+        self._why, self._hint = why, hint
+        self.reads, self.ops = {}, []
+
+    def read(self, scope: str, key: str, kind: Kind) -> Any:
+        raise BadValue(self._why, hint=self._hint)
+
+    def change(self, op: Op) -> None:
+        raise BadValue(self._why, hint=self._hint)
+
+
+class Memory:
+    """State of this process alone: for tests, notebooks and whatever runs outside of a server."""
+
+    def __init__(self) -> None:
+        self._cells: dict[Place, Cell] = {}
+
+    def read(self, place: Place) -> Cell:
+        return self._cells.get(place, Cell())
+
+    def apply(self, transaction: Transaction) -> None:
+        fresh = dict(self._cells)
+        for op in transaction.ops:
+            fresh[op.scope, op.key] = applied(fresh.get((op.scope, op.key), Cell()), op)
+        self._cells = fresh
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """Applied at its end, unless that is an error."""
+        transaction = Transaction(self)
+        yield transaction
+        self.apply(transaction)
+
+
+Open = Callable[[], Any]
+"""A context manager around the transaction to use: the step's, or one of its own."""
+
+
+class State:
+    """Keys and values: JSON types, bytes and tensors, up to 1 MiB each."""
+
+    def __init__(self, open: Open, scope: str) -> None:
+        self._open = open
+        self._scope = scope
+
+    def get(self, key: str, default: Any = None) -> Any:
+        found = self._read(key, "value")
+        return default if found is None else found
+
+    def __getitem__(self, key: str) -> Any:
+        if (found := self._read(key, "value")) is None:
+            raise KeyError(key)
+        return found
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if value is None:
+            raise BadValue(f"state: None at {key!r}", hint="use del to remove a key")
+        self._change(key, "value", "put", value)
+
+    def __delitem__(self, key: str) -> None:
+        self._change(key, "value", "delete")
+
+    def __contains__(self, key: str) -> bool:
+        return self._read(key, "value") is not None
+
+    def counter(self, key: str) -> Counter:
+        return Counter(self, key)
+
+    def set(self, key: str) -> Set:
+        return Set(self, key)
+
+    def map(self, key: str) -> Map:
+        return Map(self, key)
+
+    def _read(self, key: str, kind: Kind) -> Any:
+        with self._open() as transaction:
+            return transaction.read(self._scope, key, kind)
+
+    def _change(self, key: str, kind: Kind, verb: Literal["put", "delete", "add", "discard"], arg: Any = None) -> None:
+        with self._open() as transaction:
+            transaction.change(Op(self._scope, key, kind, verb, values.encode(arg)))
+
+
+class Counter:
+    """A number that many may add to at once."""
+
+    def __init__(self, state: State, key: str) -> None:
+        self._state, self._key = state, key
+
+    def add(self, by: int | float = 1) -> None:
+        self._state._change(self._key, "counter", "add", by)
+
+    @property
+    def value(self) -> int | float:
+        found: int | float | None = self._state._read(self._key, "counter")
+        return 0 if found is None else found
+
+
+class Set:
+    """Things that are there once, in the order they came."""
+
+    def __init__(self, state: State, key: str) -> None:
+        self._state, self._key = state, key
+
+    def add(self, item: Any) -> None:
+        self._state._change(self._key, "set", "add", item)
+
+    def discard(self, item: Any) -> None:
+        self._state._change(self._key, "set", "discard", item)
+
+    @property
+    def items(self) -> list[Any]:
+        return self._state._read(self._key, "set") or []
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self.items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+class Map:
+    """Entries by name; changing one of them needs no look at the others."""
+
+    def __init__(self, state: State, key: str) -> None:
+        self._state, self._key = state, key
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._state._change(self._key, "map", "put", [_checked(name), value])
+
+    def __delitem__(self, name: str) -> None:
+        self._state._change(self._key, "map", "delete", [_checked(name)])
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.entries.get(name, default)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.entries[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        return self._state._read(self._key, "map") or {}
+
+
+def _checked(key: str) -> str:
+    if not isinstance(key, str) or not 1 <= len(key) <= MAX_KEY_CHARS:
+        raise BadValue(f"state: key {str(key)[:60]!r}", hint=f"a text of 1 to {MAX_KEY_CHARS} characters")
+    return key

@@ -1,0 +1,134 @@
+"""`class Classify(lamina.TorchModel)`: a torch module as a function, without the lines in between.
+
+The user says what the module is (`load`), how a request becomes tensors (`pre`) and how a row of the output becomes an
+answer (`post`). Batching, padding, devices, CUDA graphs and paging of weights are then ours: on a GPU the module runs as a
+graph on whatever slice a batch is given, on a CPU it runs as it is, on the cores of its slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lamina.errors import BadValue
+from lamina.sdk.weights_file import load_weights
+
+Inputs = dict[str, Any]
+
+
+class TorchModel:
+    """`example` of what `load` returns is a batch of one: a tensor, or a tuple of them for a module with several inputs."""
+
+    weights: str = ""  #: a .safetensors file, read into the module after `load`
+
+    def load(self) -> tuple[Any, Any]:
+        """(module, example)."""
+        raise NotImplementedError("write load(self): it returns a torch module and an example input, a batch of one")
+
+    def pre(self, x: Any) -> Any:
+        """One request's inputs as an array without the batch dimension, or a tuple of them; its parameters are the function's."""
+        return x
+
+    def post(self, row: Any) -> Any:
+        """One answer from one row of the output, a numpy array, or a tuple of them."""
+        return row
+
+    def __call__(self, **inputs: Any) -> Any:
+        raise BadValue("a TorchModel is called with whole batches", hint="use .local(...) or a client")
+
+
+class OpenModel:
+    """A loaded one: the module ready for inference, on the host."""
+
+    def __init__(self, model: TorchModel) -> None:
+        self.model = model
+        loaded = model.load()
+        if not isinstance(loaded, tuple) or len(loaded) != 2:
+            raise BadValue(
+                f"{type(model).__name__}.load returned {type(loaded).__name__}", hint="return (module, example), a batch of one"
+            )
+        self.module, example = loaded
+        self.example: tuple[Any, ...] = tuple(example) if isinstance(example, tuple | list) else (example,)
+        if hasattr(self.module, "eval"):
+            self.module.eval().requires_grad_(False)
+        if model.weights:
+            load_weights(self.module, model.weights)
+        self.has_post = type(model).post is not TorchModel.post
+
+    def rows(self, calls: Sequence[Inputs]) -> list[Any]:
+        """Each request prepared: a tuple of arrays, or the exception its inputs ended with."""
+        return [self._row(inputs) for inputs in calls]
+
+    def answers(self, rows: Sequence[Any]) -> list[Any]:
+        """One answer, or exception, per row of the output."""
+        if not self.has_post:
+            return list(rows)
+        return [self._answer(row) for row in rows]
+
+    def run(self, calls: Sequence[Inputs]) -> list[Any]:
+        """The whole way on the host, in one batch; a request that cannot be prepared fails alone."""
+        results = self.rows(calls)
+        good = [index for index, row in enumerate(results) if not isinstance(row, Exception)]
+        if good:
+            try:
+                answers: list[Any] = self.answers(self.forward([results[index] for index in good]))
+            except Exception as error:
+                answers = [error] * len(good)
+            for index, answer in zip(good, answers, strict=True):
+                results[index] = answer
+        return results
+
+    def forward(self, rows: Sequence[tuple[Any, ...]]) -> list[Any]:
+        import numpy as np
+        import torch
+
+        with torch.inference_mode():
+            inputs = [
+                torch.as_tensor(np.stack([np.asarray(row[place]) for row in rows])).to(part.dtype)
+                for place, part in enumerate(self.example)
+            ]
+            return rows_of(self.module(*inputs), len(rows))
+
+    def _row(self, inputs: Inputs) -> Any:
+        try:
+            row = self.model.pre(**inputs)
+            parts = tuple(row) if isinstance(row, tuple) else (row,)
+            if len(parts) != len(self.example):
+                raise BadValue(f"pre gave {len(parts)} inputs, the module takes {len(self.example)}")
+            return tuple(_checked(part, example) for part, example in zip(parts, self.example, strict=True))
+        except Exception as error:
+            return error
+
+    def _answer(self, row: Any) -> Any:
+        try:
+            return self.model.post(row)
+        except Exception as error:
+            return error
+
+
+def rows_of(output: Any, count: int) -> list[Any]:
+    """One entry per request of a batch's output on the host, as numpy has it."""
+    parts = output if isinstance(output, tuple | list) else (output,)
+    columns = [to_numpy(part[:count]) for part in parts]
+    return list(zip(*columns, strict=True)) if parts is output else list(columns[0])
+
+
+def to_numpy(tensor: Any) -> Any:
+    """A torch tensor as numpy has it, on the host; bfloat16, which numpy does not have, as float32."""
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+
+
+def _checked(part: Any, example: Any) -> Any:
+    """Arrays of the right shape before they meet others in a batch; tensors that are on a device already stay there."""
+    import numpy as np
+
+    if hasattr(part, "is_cuda") or hasattr(part, "ready"):
+        return part
+    array = np.asarray(part)
+    if array.dtype.kind not in "biuf":
+        raise BadValue(f"input of type {type(part).__name__}, not numbers", hint="write pre(self, ...): it returns an array")
+    wanted = tuple(example.shape[1:])
+    if array.shape != wanted:
+        raise BadValue(f"input of shape {list(array.shape)}, the module takes {list(wanted)}")
+    return array

@@ -1,0 +1,62 @@
+"""What starts a workflow by itself: a clock (`@app.every`, `@app.cron`) or a change of state (`@app.on_change`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from lamina.errors import BadValue
+from lamina.sdk.binding import bind_named
+from lamina.sdk.cron import Cron
+from lamina.sdk.remote import Remote
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """`key` is a pattern (`*` stands for anything) of the keys of the app's state, or of that of `workflow`."""
+
+    kind: Literal["every", "cron", "change"]
+    target: str
+    every_us: int = 0
+    cron: Cron | None = None
+    key: str = ""
+    workflow: str = ""
+    input: dict[str, Any] = field(default_factory=dict)
+    takes: tuple[str, ...] = ()  #: of what a trigger tells, the parameters its target has
+
+    @property
+    def name(self) -> str:
+        """The same after a restart, and different for triggers that mean different things."""
+        when = (
+            self.cron.text if self.cron is not None else f"{self.every_us}us" if self.every_us else f"{self.workflow}:{self.key}"
+        )
+        return f"{self.kind}/{self.target}/{when}"
+
+    def next_us(self, after_us: int) -> int:
+        """When a clock next starts it. Intervals count from 1970, so that a restart does not move them."""
+        return self.cron.after_us(after_us) if self.cron is not None else (after_us // self.every_us + 1) * self.every_us
+
+    def inputs(self, told: dict[str, Any]) -> dict[str, Any]:
+        """What the target is called with: what was given, and of what is `told` what it has parameters for."""
+        if self.takes == ("input",):
+            return {"input": {**told, **self.input}}
+        return {**{name: told[name] for name in self.takes if name in told}, **self.input}
+
+
+TOLD = {"every": ("due",), "cron": ("due",), "change": ("key", "value", "version")}
+"""What a trigger tells its target."""
+
+
+def checked(trigger: Trigger, target: Remote) -> Trigger:
+    """With the parameters it fills in; the target must be able to do with these."""
+    names = [param.name for param in target.params]
+    takes = ("input",) if names == ["input"] else tuple(name for name in TOLD[trigger.kind] if name in names)
+    made = Trigger(trigger.kind, target.name, trigger.every_us, trigger.cron, trigger.key, trigger.workflow, trigger.input, takes)
+    try:
+        bind_named(target.params, made.inputs(dict.fromkeys(TOLD[trigger.kind])))
+    except BadValue as error:
+        told = ", ".join(TOLD[trigger.kind])
+        raise BadValue(
+            f"{target.name!r} cannot be started by itself: {error.message}", hint=f"it is told {told}; give the rest with input="
+        ) from None
+    return made

@@ -1,0 +1,1 @@
+"""What must survive a restart: SQLite by default, PostgreSQL by URL."""

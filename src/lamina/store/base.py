@@ -1,0 +1,86 @@
+"""The store as the rest of the platform sees it.
+
+Work is a plain function of a `Session`, run on the store's own thread: `store.write(lambda db: kv.put(db, ...), done)`. Works
+that arrive while the disk is busy become one transaction (group commit): all of them or none. `done` is called on the loop's
+thread, and only when the work is on disk. A work may therefore be run more than once, and must have no effect but through its
+session.
+
+When nothing can be written (disk full, locked, read-only, server away) the store is down: works that may be refused fail at
+once with `StoreDown`, those that must not be lost are kept, in their order, and done when it is up again. It comes up by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from lamina.errors import LaminaError, StoreDown
+
+T = TypeVar("T")
+
+Row = Sequence[Any]
+Value = str | bytes | int | float | None
+
+
+class Session(Protocol):
+    """One transaction. SQL is the subset both back ends speak, with `?` for values; blobs are bytes."""
+
+    def rows(self, sql: str, *values: Value) -> list[Row]: ...
+
+    def run(self, sql: str, *values: Value) -> int:
+        """How many rows it changed."""
+        ...
+
+    def many(self, sql: str, rows: Iterable[Sequence[Value]]) -> None: ...
+
+
+class Statement:
+    """A work that is one statement, and whose result nobody asks for. Those with the same text, between two works of other kinds,
+    are given to the database together; so they must not depend on each other's order."""
+
+    __slots__ = ("sql", "values")
+
+    def __init__(self, sql: str, *values: Value) -> None:
+        self.sql = sql
+        self.values = values
+
+    def __call__(self, db: Session) -> None:
+        db.run(self.sql, *self.values)
+
+
+Work = Callable[[Session], T]
+Done = Callable[[T | LaminaError], None]
+"""Gets what the work returned, or why it could not be done. An error is given, not raised."""
+
+
+class Store(Protocol):
+    @property
+    def name(self) -> str:
+        """Where it is, for people: a path, or a URL without its password."""
+        ...
+
+    @property
+    def exists(self) -> bool:
+        """Has anything been written here before? If not, it is made when it is first used, and not sooner."""
+        ...
+
+    @property
+    def down(self) -> StoreDown | None:
+        """Why nothing can be written now; None: it can."""
+        ...
+
+    def start(self) -> None:
+        """From the loop that `done` is to be called on. Does not wait: a store that cannot be opened is down, for now."""
+        ...
+
+    def write(self, work: Work[T], done: Done[T] | None = None, *, must: bool = False) -> None:
+        """`must`: not to be refused when the store is down, but kept until it is up again."""
+        ...
+
+    def read(self, work: Work[T], done: Done[T]) -> None:
+        """Sees what was written before; does not wait for writers."""
+        ...
+
+    async def close(self) -> None:
+        """After everything written so far; gives up what cannot be written now."""
+        ...

@@ -1,0 +1,108 @@
+"""PostgreSQL, through psycopg 3. Several servers may share a database if each has a schema of its own (`search_path`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from lamina.errors import BadValue, StoreDown
+from lamina.store.base import Row, Value
+from lamina.store.schema import bring_up
+
+CONNECT_S = 3
+LOCK = 0x1A_311A  #: with the schema, the number of the lock that says who writes here
+
+
+@cache
+def _theirs(sql: str) -> str:
+    return sql.replace("?", "%s")
+
+
+class PostgresConnection:
+    def __init__(self, url: str, *, read_only: bool = False) -> None:
+        psycopg = _psycopg()
+        self._db: Any = psycopg.connect(url, autocommit=True, connect_timeout=CONNECT_S, application_name="lamina")
+        if read_only:
+            self._db.execute("SET default_transaction_read_only = on")
+        else:  # whatever the server's default is: a 202 promises this much
+            self._db.execute("SET synchronous_commit = on")
+
+    def rows(self, sql: str, *values: Value) -> list[Row]:
+        found: list[Row] = self._db.execute(_theirs(sql), values).fetchall()
+        return found
+
+    def run(self, sql: str, *values: Value) -> int:
+        changed: int = self._db.execute(_theirs(sql), values or None).rowcount
+        return changed
+
+    def many(self, sql: str, rows: Iterable[Sequence[Value]]) -> None:
+        with self._db.cursor() as cursor:
+            cursor.executemany(_theirs(sql), rows)
+
+    def begin(self) -> None:
+        self._db.execute("BEGIN")
+
+    def commit(self) -> None:
+        self._db.execute("COMMIT")
+
+    def rollback(self) -> None:
+        if self._db.info.transaction_status:
+            self._db.execute("ROLLBACK")
+
+    def close(self) -> None:
+        self._db.close()
+
+
+class Postgres:
+    def __init__(self, url: str) -> None:
+        _psycopg()
+        self._url = url
+
+    @property
+    def name(self) -> str:
+        parts = urlsplit(self._url)
+        place = parts.netloc.rpartition("@")[2]
+        return urlunsplit((parts.scheme, place, parts.path, "", ""))
+
+    @property
+    def exists(self) -> bool:
+        return True
+
+    def writer(self) -> PostgresConnection:
+        connection = PostgresConnection(self._url)
+        try:
+            lock = connection.rows("SELECT pg_try_advisory_lock(?, hashtext(current_schema()))", LOCK)
+            if not lock[0][0]:
+                raise StoreDown(
+                    f"store {self.name}: another server uses it", hint="stop that one, or give this one a schema of its own"
+                )
+            connection.begin()
+            bring_up(connection, "BYTEA")
+            connection.commit()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def reader(self) -> PostgresConnection:
+        return PostgresConnection(self._url, read_only=True)
+
+    def ailment(self, error: Exception) -> StoreDown | None:
+        psycopg = _psycopg()
+        if isinstance(error, StoreDown):
+            return error
+        errors = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError)
+        if isinstance(error, errors) or getattr(error, "sqlstate", None) in ("25006", "42501"):  # read-only; not allowed
+            said = str(error).strip().split("\n")[0]
+            return StoreDown(f"store {self.name}: {said}", hint="see to the database; it is tried again by itself")
+        return None
+
+
+def _psycopg() -> Any:
+    try:
+        import psycopg
+    except ImportError:
+        raise BadValue("store: PostgreSQL needs psycopg", hint="pip install 'lamina[postgres]'") from None
+    return psycopg

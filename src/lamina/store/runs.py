@@ -1,0 +1,244 @@
+"""Durable runs as they are stored. All are works for `Store.write` and `Store.read`.
+
+A run is queued, running (in some server's memory), or over. It is written when it is accepted, noted at every step, and ended
+once: what has a terminal state keeps it, unless somebody has a failed run tried again. Identifiers sort by age.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from lamina.core.notes import Note
+from lamina.errors import Conflict, NotFound
+from lamina.store.base import Session, Statement, Value
+
+OPEN = ("queued", "running")
+OVER = ("succeeded", "failed", "cancelled")
+STATES = OPEN + OVER
+
+
+class RunRow(Struct, frozen=True):
+    """Times are microseconds since 1970; 0: not yet, or none."""
+
+    id: str
+    kind: str  #: "function" or "workflow"
+    target: str
+    tenant: str
+    state: str
+    priority: int
+    cost_limit: float
+    size_bytes: int
+    created_us: int
+    deadline_us: int
+    began_us: int
+    ended_us: int
+    flow: str  #: of a workflow: which one, of those it may have been since
+    retries: int = 0  #: by hand
+    again_us: int = 0  #: when that last was
+
+
+_COLUMNS = ", ".join(RunRow.__struct_fields__)
+_OPEN = "state IN ('queued', 'running')"
+_encode = msgspec.msgpack.Encoder().encode
+_decode_note = msgspec.msgpack.Decoder(Note).decode
+
+
+class Kept(Struct, frozen=True):
+    """A note, and the value that came with it."""
+
+    number: int
+    note: Note
+    value: bytes | None
+    undone: bool = False  #: the run failed by it, and was tried again
+
+
+class Ending(Struct, frozen=True):
+    state: str
+    ended_us: int
+    result: bytes | None = None
+    problem: bytes | None = None  #: as it is told to clients, JSON
+    about: bytes | None = None  #: latency, cost and so on, JSON
+
+
+# -------------------------------------------------------------------------- accepting
+
+
+def accept(db: Session, row: RunRow, inputs: bytes, key: str, digest: str) -> RunRow:
+    """The run: a new one, or the one this key was used for before."""
+    known = _by_key(db, row.tenant, key) if key else None
+    if known is None:
+        values = [getattr(row, field) for field in RunRow.__struct_fields__]
+        marks = ", ".join("?" * (len(values) + 3))
+        db.run(
+            f"INSERT INTO runs ({_COLUMNS}, inputs, idempotency_key, digest) VALUES ({marks})",
+            *(*values, inputs, key or None, digest),
+        )
+        return row
+    if known[1] != digest:
+        raise Conflict(f"idempotency-key: {key[:80]!r} was used for another call", hint="use a new key for a new call")
+    return get(db, known[0])
+
+
+def _by_key(db: Session, tenant: str, key: str) -> tuple[str, str] | None:
+    found = db.rows("SELECT id, digest FROM runs WHERE tenant = ? AND idempotency_key = ?", tenant, key)
+    return (found[0][0], found[0][1]) if found else None
+
+
+def add_flow(db: Session, id: str, body: bytes) -> None:
+    db.run("INSERT INTO flows (id, body) VALUES (?, ?) ON CONFLICT (id) DO NOTHING", id, body)
+
+
+def flow(db: Session, id: str) -> bytes | None:
+    found = db.rows("SELECT body FROM flows WHERE id = ?", id)
+    return found[0][0] if found else None
+
+
+# ---------------------------------------------------------------------------- feeding
+
+
+def recover(db: Session) -> tuple[dict[int, int], str]:
+    """At the start of a server: what ran is queued again. How many there are by priority, and the newest id of all."""
+    db.run("UPDATE runs SET state = 'queued' WHERE state = 'running'")
+    counts = {row[0]: row[1] for row in db.rows("SELECT priority, count(*) FROM runs WHERE state = 'queued' GROUP BY priority")}
+    return counts, db.rows("SELECT max(id) FROM runs")[0][0] or ""
+
+
+class Fed(Struct, frozen=True):
+    row: RunRow
+    inputs: bytes
+    kept: list[Kept]  #: what it has been told already
+    last: int = 0  #: number of the last note, undone ones included
+
+
+def take(db: Session, priority: int, after: str, limit: int) -> list[Fed]:
+    """The oldest that are queued, behind `after`."""
+    found = db.rows(
+        f"SELECT {_COLUMNS}, inputs FROM runs WHERE state = 'queued' AND priority = ? AND id > ? ORDER BY id LIMIT ?",
+        *(priority, after, limit),
+    )
+    return [_fed(db, row) for row in found]
+
+
+def take_one(db: Session, id: str) -> Fed | None:
+    found = db.rows(f"SELECT {_COLUMNS}, inputs FROM runs WHERE state = 'queued' AND id = ?", id)
+    return _fed(db, found[0]) if found else None
+
+
+def _fed(db: Session, found: Sequence[Value]) -> Fed:
+    row = RunRow(*found[:-1])  # type: ignore[arg-type]
+    inputs = found[-1]
+    assert isinstance(inputs, bytes)
+    if not row.began_us:
+        return Fed(row, inputs, [])
+    last = db.rows("SELECT max(number) FROM notes WHERE run = ?", row.id)[0][0] or 0
+    return Fed(row, inputs, notes(db, row.id), last)
+
+
+def begin(db: Session, ids: Sequence[str], now_us: int) -> None:
+    db.many(
+        "UPDATE runs SET state = 'running', began_us = CASE WHEN began_us = 0 THEN ? ELSE began_us END"
+        " WHERE id = ? AND state = 'queued'",
+        [(now_us, id) for id in ids],
+    )
+
+
+# ------------------------------------------------------------------------ on the way
+
+
+def keep(id: str, number: int, note: Note, value: bytes | None) -> Statement:
+    return Statement(
+        "INSERT INTO notes (run, number, body, value, undone) VALUES (?, ?, ?, ?, 0) ON CONFLICT (run, number) DO NOTHING",
+        *(id, number, _encode(note), value),
+    )
+
+
+def notes(db: Session, id: str, *, all: bool = False, values: bool = True) -> list[Kept]:
+    """In their order; with `all` also what was undone."""
+    value = "value" if values else "NULL"
+    undone = "" if all else " AND undone = 0"
+    found = db.rows(f"SELECT number, body, {value}, undone FROM notes WHERE run = ?{undone} ORDER BY number", id)
+    return [Kept(row[0], _decode_note(row[1]), row[2], row[3] > 0) for row in found]
+
+
+_END = f"UPDATE runs SET state = ?, ended_us = ?, result = ?, problem = ?, about = ? WHERE id = ? AND {_OPEN}"
+
+
+def end(db: Session, id: str, ending: Ending, fatal: int = 0) -> bool:
+    """Once. `fatal` is the number of the note it failed by, which is the one to undo when it is tried again; 0: none."""
+    changed = db.run(_END, *_ended(id, ending))
+    if changed and fatal:
+        db.run("UPDATE notes SET undone = -1 WHERE run = ? AND number = ?", id, fatal)
+    return bool(changed)
+
+
+def plain_end(id: str, ending: Ending) -> Statement:
+    """The same, for the many that end and leave nothing else to be done."""
+    return Statement(_END, *_ended(id, ending))
+
+
+def _ended(id: str, ending: Ending) -> tuple[Value, ...]:
+    return ending.state, ending.ended_us, ending.result, ending.problem, ending.about, id
+
+
+def again(db: Session, id: str, now_us: int) -> RunRow:
+    """A run that did not succeed is queued again, less the note it failed by."""
+    row = get(db, id)
+    if row.state not in ("failed", "cancelled"):
+        raise Conflict(f"run {id!r} is {row.state}", hint="only runs that failed or were cancelled are tried again")
+    deadline_us = row.deadline_us if row.deadline_us > now_us else 0
+    db.run("UPDATE notes SET undone = 1 WHERE run = ? AND undone = -1", id)
+    db.run(
+        "UPDATE runs SET state = 'queued', ended_us = 0, result = NULL, problem = NULL, about = NULL, deadline_us = ?,"
+        " retries = retries + 1, again_us = ? WHERE id = ?",
+        *(deadline_us, now_us, id),
+    )
+    return get(db, id)
+
+
+# ---------------------------------------------------------------------------- looking
+
+
+def get(db: Session, id: str) -> RunRow:
+    found = db.rows(f"SELECT {_COLUMNS} FROM runs WHERE id = ?", id)
+    if not found:
+        raise missing(id)
+    return RunRow(*found[0])
+
+
+def ending(db: Session, id: str) -> tuple[RunRow, Ending]:
+    found = db.rows(f"SELECT {_COLUMNS}, result, problem, about FROM runs WHERE id = ?", id)
+    if not found:
+        raise missing(id)
+    row = RunRow(*found[0][:-3])
+    return row, Ending(row.state, row.ended_us, *found[0][-3:])
+
+
+def page(db: Session, tenant: str, *, target: str = "", state: str = "", before: str = "", limit: int = 50) -> list[RunRow]:
+    """The newest first, of one tenant or of all; `before` is the last id of the page before."""
+    wanted: list[tuple[str, Value]] = [("1 = ?", 1)]
+    if tenant:
+        wanted.append(("tenant = ?", tenant))
+    if target:
+        wanted.append(("target = ?", target))
+    if state:
+        wanted.append(("state = ?", state))
+    if before:
+        wanted.append(("id < ?", before))
+    where = " AND ".join(condition for condition, _ in wanted)
+    found = db.rows(f"SELECT {_COLUMNS} FROM runs WHERE {where} ORDER BY id DESC LIMIT ?", *(value for _, value in wanted), limit)
+    return [RunRow(*row) for row in found]
+
+
+def sweep(db: Session, before_us: int, limit: int = 500) -> int:
+    """Forget runs that ended before then; returns how many, at most `limit`."""
+    old = [row[0] for row in db.rows("SELECT id FROM runs WHERE ended_us > 0 AND ended_us < ? LIMIT ?", before_us, limit)]
+    db.many("DELETE FROM notes WHERE run = ?", [(id,) for id in old])
+    db.many("DELETE FROM runs WHERE id = ?", [(id,) for id in old])
+    return len(old)
+
+
+def missing(id: str) -> NotFound:
+    return NotFound(f"no run {id[:80]!r}", hint="GET /v1/runs lists them; those that ended long ago are forgotten")

@@ -1,0 +1,308 @@
+"""One thread that writes, with group commit, and one that reads; any SQL back end underneath.
+
+While one transaction is on its way to the disk, works gather; together they are the next one. So the cost of a sync is shared
+by all who arrived during the one before, and nobody waits for a timer. A work that fails for a reason of its own must not harm
+its company: then each is done again in a transaction of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from typing import Any, Protocol, TypeVar
+
+from lamina.errors import LaminaError, StoreDown
+from lamina.store.base import Done, Session, Statement, Value, Work
+
+log = logging.getLogger("lamina")
+
+T = TypeVar("T")
+
+RETRY_S = 0.25
+"""How often a store that is down is tried."""
+
+PATIENCE_S = 5.0
+
+TURN_S = 0.001
+"""How long the loop is kept by what is told in one go."""
+
+GROUP = 2_000
+"""Works in one transaction, at most: the first of them must not wait for ever."""
+
+
+class Connection(Session, Protocol):
+    def begin(self) -> None: ...
+
+    def commit(self) -> None: ...
+
+    def rollback(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    """Opens connections. Each is used by the thread that opened it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def exists(self) -> bool: ...
+
+    def writer(self) -> Connection:
+        """Ready to be used: tables made, and nobody else writes here."""
+        ...
+
+    def reader(self) -> Connection: ...
+
+    def ailment(self, error: Exception) -> StoreDown | None:
+        """What is wrong with the store, if this error says so; None if it is the fault of what was asked."""
+        ...
+
+
+_Entry = tuple[Work[Any], Done[Any] | None, bool]
+_Told = tuple[Done[Any], Any, bool]
+
+
+class ThreadedStore:
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._gathered: list[_Entry] = []
+        self._writes: queue.SimpleQueue[list[_Entry] | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[list[_Entry] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._down: StoreDown | None = None
+        self._told: deque[_Told] = deque()
+        self._told_first: deque[_Told] = deque()
+        self._tried = threading.Event()  #: it has been opened, or could not be
+        self.transactions = 0
+        self.works = 0
+
+    @property
+    def name(self) -> str:
+        return self._backend.name
+
+    @property
+    def exists(self) -> bool:
+        return self._backend.exists
+
+    @property
+    def down(self) -> StoreDown | None:
+        return self._down
+
+    def start(self) -> None:
+        if not self._threads:
+            self._loop = asyncio.get_running_loop()
+            for target in (self._write_all, self._read_all):
+                thread = threading.Thread(target=target, name=f"lamina-store-{target.__name__.strip('_')}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def write(self, work: Work[T], done: Done[T] | None = None, *, must: bool = False) -> None:
+        self.start()
+        if self._down is not None and not must:
+            self._tell([(done, self._down, False)] if done is not None else [])
+            return
+        if not self._gathered:  # one parcel per turn of the loop: waking another thread costs more than most works
+            assert self._loop is not None
+            self._loop.call_soon(self._send)
+        self._gathered.append((work, done, must))
+
+    def _send(self) -> None:
+        if self._gathered:
+            self._writes.put(self._gathered)
+            self._gathered = []
+
+    def read(self, work: Work[T], done: Done[T]) -> None:
+        self.start()
+        self._reads.put([(work, done, False)])
+
+    async def close(self) -> None:
+        threads, self._threads = self._threads, []
+        self._send()
+        for thread, entries in zip(reversed(threads), (self._reads, self._writes), strict=False):  # the writer tidies up, last
+            entries.put(None)
+            await asyncio.get_running_loop().run_in_executor(None, thread.join)
+
+    # ------------------------------------------------------------------- writing
+
+    def _write_all(self) -> None:
+        connection: Connection | None = None
+        pending: deque[_Entry] = deque()
+        is_open = True
+        while is_open or pending:
+            is_open = self._gather(pending, connection is None) and is_open
+            try:
+                if connection is None:
+                    connection = self._backend.writer()
+                    self._tried.set()
+                elif self._down is not None and not pending:
+                    self._group(connection, [(_touch, None, False)])
+                while pending:
+                    self._commit(connection, pending)
+                self._is_up()
+            except Exception as error:
+                self._fail(error, pending)
+                _close(connection)
+                connection = None
+                if not is_open:
+                    break
+        _close(connection)
+
+    def _gather(self, pending: deque[_Entry], is_new: bool) -> bool:
+        """All that has come; waits for something to do, or for the time to try again. False: no more will come."""
+        until_s = time.monotonic() + RETRY_S
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if self._down is not None:
+                    entries = self._writes.get(timeout=max(0.0, until_s - time.monotonic()))
+                else:
+                    entries = self._writes.get(block=not pending and not is_new)
+                if entries is None:
+                    return False
+                pending.extend(entries)
+        return True
+
+    def _commit(self, connection: Connection, pending: deque[_Entry]) -> None:
+        """As many as make a group. They leave `pending` when they are on disk, so that a failure finds them there."""
+        group = [pending[i] for i in range(min(GROUP, len(pending)))]
+        try:
+            told = self._group(connection, group)
+        except Exception as error:
+            if self._backend.ailment(error) is not None:
+                raise
+            connection.rollback()
+            for entry in group:
+                self._alone(connection, entry)
+                pending.popleft()
+            return
+        for _ in group:
+            pending.popleft()
+        self._tell(told)
+
+    def _alone(self, connection: Connection, entry: _Entry) -> None:
+        try:
+            self._tell(self._group(connection, [entry]))
+        except Exception as error:
+            if self._backend.ailment(error) is not None:
+                raise
+            connection.rollback()
+            if entry[1] is not None:
+                self._tell([(entry[1], _as_ours(error), entry[2])])
+
+    def _group(self, connection: Connection, group: list[_Entry]) -> list[_Told]:
+        connection.begin()
+        told: list[tuple[Done[Any] | None, Any, bool]] = []
+        statements: dict[str, list[tuple[Value, ...]]] = {}
+        for work, done, must in group:
+            if isinstance(work, Statement):
+                statements.setdefault(work.sql, []).append(work.values)
+                told.append((done, None, must))
+            else:
+                _run_all(connection, statements)
+                told.append((done, work(connection), must))
+        _run_all(connection, statements)
+        connection.commit()
+        self.transactions += 1
+        self.works += len(group)
+        return [(done, result, must) for done, result, must in told if done is not None]
+
+    def _is_up(self) -> None:
+        if self._down is not None:
+            log.warning("store %s: it can be written again", self.name)
+            self._down = None
+
+    def _fail(self, error: Exception, pending: deque[_Entry]) -> None:
+        ailment = self._backend.ailment(error)
+        if ailment is None:
+            log.error("store %s: a defect", self.name, exc_info=error)
+            ailment = StoreDown("store: it cannot be used", hint="see the server's log")
+        if self._down is None:
+            log.warning("%s", ailment)
+        self._down = ailment
+        self._tried.set()
+        refused = [(done, ailment, False) for _, done, must in pending if not must and done is not None]
+        kept = [entry for entry in pending if entry[2]]
+        pending.clear()
+        pending.extend(kept)
+        self._tell(refused)
+
+    # ------------------------------------------------------------------- reading
+
+    def _read_all(self) -> None:
+        connection: Connection | None = None
+        while (entries := self._reads.get()) is not None:
+            work, done, _ = entries[0]
+            assert done is not None
+            try:
+                if connection is None:
+                    self._tried.wait(PATIENCE_S)  # somebody must have made the tables
+                    connection = self._backend.reader()
+                self._tell([(done, work(connection), False)])
+            except Exception as error:
+                ailment = self._backend.ailment(error)
+                if ailment is not None:
+                    _close(connection)
+                    connection = None
+                elif connection is not None:
+                    connection.rollback()
+                self._tell([(done, ailment or _as_ours(error), False)])
+        _close(connection)
+
+    def _tell(self, told: list[_Told]) -> None:
+        if told and self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has gone: nobody is left to be told
+                self._loop.call_soon_threadsafe(self._hear, told)
+
+    def _hear(self, told: list[_Told]) -> None:
+        if not self._told and not self._told_first:
+            asyncio.get_running_loop().call_soon(self._deliver)
+        for one in told:
+            (self._told if one[2] else self._told_first).append(one)
+
+    def _deliver(self) -> None:
+        """A few, in their order, and then it is somebody else's turn: what follows from a write may be work. Answers to what may
+        be refused go first: clients wait for them."""
+        until_s = time.perf_counter() + TURN_S
+        while self._told or self._told_first:
+            done, result, _ = (self._told_first or self._told).popleft()
+            try:
+                done(result)
+            except Exception:
+                log.exception("what followed from a write failed")
+            if time.perf_counter() >= until_s:
+                break
+        if self._told or self._told_first:
+            asyncio.get_running_loop().call_soon(self._deliver)
+
+
+def _run_all(db: Session, statements: dict[str, list[tuple[Value, ...]]]) -> None:
+    for sql, rows in statements.items():
+        db.many(sql, rows)
+    statements.clear()
+
+
+def _touch(db: Session) -> int:
+    """The least that must reach the disk."""
+    return db.run("UPDATE meta SET value = value WHERE name = 'version'")
+
+
+def _as_ours(error: Exception) -> LaminaError:
+    if isinstance(error, LaminaError):
+        return error
+    log.error("a work for the store failed", exc_info=error)
+    return LaminaError("the store could not do this", hint="see the server's log")
+
+
+def _close(connection: Connection | None) -> None:
+    if connection is not None:
+        with contextlib.suppress(Exception):
+            connection.rollback()
+        with contextlib.suppress(Exception):
+            connection.close()

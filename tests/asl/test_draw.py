@@ -1,0 +1,142 @@
+"""Pictures of flows: the numbers beside steps, and what is left out so that the rest can be seen."""
+
+from __future__ import annotations
+
+from typing import Any
+from xml.etree import ElementTree
+
+import lamina
+from lamina.asl.draw import draw_flow
+from lamina.asl.figures import Figure, observed, planned
+
+app = lamina.App("drawn")
+
+
+@app.function(batch=8)
+def fast(x):
+    return x
+
+
+@app.function(batch=8)
+def slow(x):
+    return x
+
+
+@app.function()
+def join(a, b):
+    return a
+
+
+@app.function()
+def stranger(x):
+    return x
+
+
+MS = 1_000
+TIMES = {"fast": 5, "slow": 20, "join": 10, "stranger": 0}
+
+
+def time_us(function: str, batch: int) -> int:
+    return TIMES[function] * MS * (1 + batch) // 2
+
+
+def figures(body: Any, slo: str = "100ms") -> dict[str, str]:
+    made = app.workflow(name="w", slo=slo)(body)
+    del app.workflows["w"]
+    found = planned(made.flow, time_us, {"fast": 8, "slow": 8, "join": 1})
+    return {name: figure.text + (" !" if figure.critical else "") for name, figure in found.items()}
+
+
+def test_slack_is_what_is_left_on_the_longest_way_through_a_step():
+    assert figures(lambda x: join(fast(x), slow(x))) == {
+        "fast": "5 ms · slack 85 ms · batch 8",
+        "slow": "20 ms · slack 70 ms · batch 8 !",
+        "join": "10 ms · slack 70 ms · batch 1 !",
+    }
+
+
+def test_a_batch_is_as_large_as_the_slack_allows():
+    assert figures(lambda x: slow(fast(x)), "50ms")["slow"] == "20 ms · slack 25 ms · batch 2 !"
+
+
+def test_a_way_that_is_too_long_says_by_how_much():
+    assert figures(lambda x: slow(slow(x)), "30ms")["slow"] == "20 ms · late by 10 ms · batch 1 !"
+
+
+def test_what_runs_inside_of_an_each_has_the_slack_of_the_whole():
+    found = figures(lambda xs: join(lamina.each(lambda x: slow(fast(x)), xs), 1))
+    assert found["slow"] == "20 ms · slack 65 ms · batch 4 !"
+
+
+def test_a_quorum_does_not_wait_for_its_slowest():
+    async def body(x):
+        return await lamina.gather(fast(x), fast(x), slow(x), wait_for=2)
+
+    assert figures(body)["slow"] == "20 ms · slack 95 ms · batch 8 !"
+
+
+def test_a_step_without_a_profile_says_so():
+    assert figures(lambda x: stranger(x)) == {"stranger": "no profile"}
+
+
+def test_a_run_shows_what_was_measured():
+    flow = app.workflow(name="w")(lambda x: join(fast(x), slow(x))).flow
+    del app.workflows["w"]
+    step = {"kind": "step", "scope": 0, "ok": True, "queued_us": 1_000 * MS, "batch": 2}
+    events: list[dict[str, Any]] = [
+        {"kind": "began", "at_us": 1_000 * MS},
+        {**step, "step": "fast", "began_us": 1_000 * MS, "ended_us": 1_004 * MS},
+        {**step, "step": "fast", "began_us": 1_010 * MS, "ended_us": 1_016 * MS},
+        {**step, "step": "slow", "began_us": 1_000 * MS, "ended_us": 1_030 * MS, "ok": False},
+    ]
+    assert observed(flow, events, deadline_us=1_025 * MS) == {
+        "fast": Figure("2 x 5 ms · queued 5 ms · slack 9 ms · batch 2"),
+        "slow": Figure("30 ms · late by 5 ms · batch 2", critical=True),
+        "join": Figure("not run"),
+    }
+
+
+def words(svg: str) -> list[str]:
+    return ["".join(found.itertext()) for found in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def ways(svg: str) -> int:
+    return svg.count('<path class="way')
+
+
+def test_steps_that_only_pass_values_on_are_not_drawn():
+    @app.workflow()
+    async def w(x):
+        y = await fast(x)
+        if y > 3:
+            z = await slow(y)
+        else:
+            z = y
+        return await join(z, y)
+
+    del app.workflows["w"]
+    picture = draw_flow(w.flow, {"slow": Figure("20 ms", critical=True)}, "goal none")
+    assert words(picture) == ["wgoal none", "fast", "if", "choice", "slow", "20 ms", "join", "fast > 3", "otherwise"]
+    assert ways(picture) == 4
+    assert picture.count('class="box hot"') == 1
+
+
+def test_a_way_that_follows_from_others_is_not_drawn():
+    made = app.workflow(name="w")(lambda x: join(slow(fast(x)), fast(x)))
+    del app.workflows["w"]
+    assert ways(draw_flow(made.flow)) == 3
+
+
+def test_where_errors_lead_and_where_not_are_two_ways():
+    @app.workflow()
+    async def w(x):
+        try:
+            y = await fast(x)
+        except (ValueError, KeyError):
+            y = await slow(x)
+        return await join(y, x)
+
+    del app.workflows["w"]
+    picture = draw_flow(w.flow)
+    assert "(ValueError, KeyError)" in words(picture)
+    assert (ways(picture), picture.count("way caught")) == (3, 1)

@@ -1,0 +1,82 @@
+"""A server with management beside it, for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lamina import policies
+from lamina.access.desk import Desk
+from lamina.access.records import Identity
+from lamina.gateway import package
+from lamina.gateway.admin import Admin, open_access, open_admin
+from lamina.gateway.serve import Gateway, open_gateway
+from lamina.live.start import open_local
+from lamina.store.open import open_store
+from tests.serving import Answer, Browser
+
+ROOT = Identity()
+
+
+@dataclass
+class Managed:
+    gateway: Gateway
+    admin: Admin
+
+    async def ask(self, method: str, path: str, body: bytes = b"", token: str = "", **headers: str) -> Answer:
+        """Of the management listener."""
+        async with Browser(self.admin.port) as browser:
+            return await browser.ask(method, path, body, "application/json", **_with(token, headers))
+
+    async def call(self, path: str, value: Any = None, token: str = "", method: str = "POST", **headers: str) -> Answer:
+        """Of the listener for calls."""
+        async with Browser(self.gateway.port) as browser:
+            body = json.dumps(value).encode() if value is not None else b""
+            return await browser.ask(method, path, body, "application/json", **_with(token, headers))
+
+    async def deploy(self, app: str, source: str, token: str = "") -> Answer:
+        body = zipped({"app.py": source.encode()})
+        return await self.ask("PUT", f"/v1/apps/{app}", body, token, lamina_sha256=package.digest(body), lamina_entry="app.py")
+
+    async def token(self, *scopes: str, tenant: str = "", **limits: Any) -> str:
+        desk = Desk(self.admin.access)
+        if tenant and tenant not in self.admin.access.tenants:
+            await desk.do(ROOT, "tenant/set", {"name": tenant, **limits})
+        made = await desk.do(ROOT, "token/create", {"name": "t", "scopes": list(scopes), "tenant": tenant})
+        token: str = made["token"]
+        return token
+
+
+def _with(token: str, headers: dict[str, str]) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}", **headers} if token else headers
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    import io
+    import zipfile
+
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return out.getvalue()
+
+
+@contextlib.asynccontextmanager
+async def managed(app: Path, folder: Path, *, policy: str = "edf") -> AsyncIterator[Managed]:
+    """Uploads and the store are kept in `folder`, so that a second server there finds what the first one left."""
+    store = open_store(str(folder / "store.db"))
+    access = await open_access(store)
+    live = open_local(str(app), policy=policies.build(policy))
+    gateway = await open_gateway(live, port=0, access=access)
+    admin = await open_admin(gateway, access, file=str(app), folder=folder / "apps")
+    try:
+        yield Managed(gateway, admin)
+    finally:
+        await admin.stop()
+        await gateway.stop(5)
+        await store.close()

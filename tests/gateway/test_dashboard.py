@@ -1,0 +1,50 @@
+"""The dashboard and the alert rules speak of metrics that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from lamina import policies
+from lamina.core.controller import Controller
+from lamina.gateway.metrics import Metrics
+from lamina.predict.table import Table
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+NAME = re.compile(r"\blamina_[a-z_]+")
+FILES = {
+    "dashboard": (DEPLOY / "grafana" / "lamina.json").read_text(),
+    "rules": (DEPLOY / "prometheus" / "lamina.rules.yml").read_text(),
+}
+
+
+def existing() -> set[str]:
+    metrics = Metrics(Controller(policies.build("edf"), Table([])))
+    names: set[str] = set()
+    for family in metrics.registry.collect():
+        suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(family.type, [""])
+        names |= {family.name + suffix for suffix in suffixes}
+    return names
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_metric_it_names_exists(file: str) -> None:
+    assert set(NAME.findall(FILES[file])) <= existing()
+
+
+def test_every_metric_is_on_the_dashboard() -> None:
+    shown = set(NAME.findall(FILES["dashboard"]))
+    stems = {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in shown}
+    assert {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in existing()} <= stems
+
+
+def test_panels_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in json.loads(FILES["dashboard"])["panels"]:
+        place = panel["gridPos"]
+        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert not cells & taken
+        taken |= cells

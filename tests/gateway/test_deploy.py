@@ -1,0 +1,176 @@
+"""Apps come to a running server, take over, and go back, while calls go on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from lamina.gateway import package
+from tests.gateway.managed import Managed, managed, zipped
+from tests.serving import Browser, run
+
+pytestmark = pytest.mark.live
+
+APP = """
+import lamina
+app = lamina.App("shop")
+
+@app.function(scale=lamina.Scale(min=1, max=2), slo=lamina.SLO("2s"))
+def price(x):
+    return ["{version}", x]
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    path = tmp_path / "app.py"
+    path.write_text(APP.format(version="v0"))
+    return path
+
+
+async def settled(server: Managed) -> dict[str, object]:
+    while True:
+        (about,) = (await server.ask("GET", "/v1/apps")).json
+        if about["state"] == "serving":
+            return dict(about)
+        await asyncio.sleep(0.02)
+
+
+def test_a_rolling_update_under_load_loses_no_call(app: Path, tmp_path: Path) -> None:
+    async def work() -> tuple[list[tuple[int, str]], dict[str, object]]:
+        async with managed(app, tmp_path / "kept") as server:
+            answers: list[tuple[int, str]] = []
+            done = asyncio.Event()
+
+            async def load() -> None:
+                async with Browser(server.gateway.port) as browser:
+                    while not done.is_set():
+                        answer = await browser.post("/v1/functions/price", 1)
+                        answers.append((answer.status, answer.json[0] if answer.status == 200 else str(answer.json)))
+
+            clients = [asyncio.create_task(load()) for _ in range(4)]
+            while not answers:
+                await asyncio.sleep(0.01)
+            for version in ("v1", "v2"):
+                assert (await server.deploy("shop", APP.format(version=version))).status == 200
+                about = await settled(server)
+                while answers[-1][1] != version:
+                    await asyncio.sleep(0.01)
+            done.set()
+            await asyncio.gather(*clients)
+            return answers, about
+
+    answers, about = run(work)
+    assert {status for status, _ in answers} == {200}
+    seen = list(dict.fromkeys(version for _, version in answers))
+    assert seen == ["v0", "v1", "v2"] and about["version"] == 2
+
+
+def test_a_version_can_be_taken_back_and_another_server_finds_what_was_served_last(app: Path, tmp_path: Path) -> None:
+    async def work() -> list[object]:
+        said: list[object] = []
+        async with managed(app, tmp_path / "kept") as server:
+            for version in ("v1", "v2"):
+                await server.deploy("shop", APP.format(version=version))
+                await settled(server)
+            history = (await server.ask("GET", "/v1/apps/shop/history")).json
+            said.append([(one["number"], one["current"]) for one in history])
+            await server.ask("POST", "/v1/apps/shop/rollback", b"{}")
+            await settled(server)
+            said.append((await server.call("/v1/functions/price", 1)).json)
+        async with managed(app, tmp_path / "kept") as server:
+            said.append((await server.call("/v1/functions/price", 1)).json)
+        return said
+
+    assert run(work) == [[(2, True), (1, False)], ["v1", 1], ["v1", 1]]
+
+
+def test_a_version_that_cannot_be_loaded_is_taken_back_by_itself(app: Path, tmp_path: Path) -> None:
+    broken = APP.format(version="v1").replace(
+        "def price(x):\n", "class price:\n    def load(self):\n        1 / 0\n    def __call__(self, x):\n"
+    )
+
+    async def work() -> tuple[dict[str, object], object]:
+        async with managed(app, tmp_path / "kept") as server:
+            while (await server.call("/readyz", method="GET")).status != 200:
+                await asyncio.sleep(0.02)
+            await server.deploy("shop", broken.replace('return ["v1", x]', '    return ["v1", x]'))
+            while not (about := (await server.ask("GET", "/v1/apps")).json[0])["failed"]:
+                await asyncio.sleep(0.02)
+            return about, (await server.call("/v1/functions/price", 1)).json
+
+    about, answer = run(work)
+    assert about["version"] == 0 and "ZeroDivisionError" in str(about["failed"])
+    assert answer == ["v0", 1]
+
+
+def test_a_second_app_comes_beside_the_first(app: Path, tmp_path: Path) -> None:
+    other = APP.replace('"shop"', '"bank"').replace("price", "rate").format(version="b")
+
+    async def work() -> list[object]:
+        async with managed(app, tmp_path / "kept") as server:
+            assert (await server.deploy("bank", other)).status == 200
+            clash = await server.deploy("third", other.replace('"bank"', '"third"'))
+            return [(await server.call("/v1/functions/rate", 2)).json, clash.status, clash.json["detail"]]
+
+    assert run(work) == [["b", 2], 400, "'rate' belongs to the app 'bank'"]
+
+
+def test_what_cannot_fit_is_refused_with_what_is_missing_and_the_best_offer(app: Path, tmp_path: Path) -> None:
+    huge = APP.format(version="v1").replace("slo=", 'cpu=lamina.CPU(1, memory="900TiB"), slo=')
+
+    async def work() -> dict[str, object]:
+        async with managed(app, tmp_path / "kept") as server:
+            answer = await server.deploy("shop", huge)
+            return dict(answer.json)
+
+    problem = run(work)
+    assert problem["code"] == "no-capacity"
+    assert "MiB on one device" in str(problem["detail"]) and "best offer: memory up to" in str(problem["hint"])
+
+
+def test_functions_are_scaled_where_they_stand(app: Path, tmp_path: Path) -> None:
+    async def work() -> list[object]:
+        async with managed(app, tmp_path / "kept") as server:
+            await server.ask("POST", "/v1/functions/price/terms", b'{"min": 2}')
+            while (await settled(server))["functions"][0]["ready"] < 2:  # type: ignore[index]
+                await asyncio.sleep(0.02)
+            wrong = await server.ask("POST", "/v1/functions/price/terms", b'{"min": 9}')
+            return [wrong.status, wrong.json["detail"]]
+
+    assert run(work) == [400, "scale: min 9 and max 2 make no sense"]
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "headers", "says"),
+    [
+        ("shop", b"not a zip", {}, "not a zip"),
+        ("shop", zipped({"app.py": b"x"})[:-30], {}, "not a zip"),
+        ("shop", zipped({"app.py": b"1 / 0"}), {}, "ZeroDivisionError"),
+        ("shop", zipped({"app.py": b"import os; os._exit(3)"}), {}, "ended its process"),
+        ("shop", zipped({"app.py": b"x"}), {"lamina_sha256": "0" * 64}, "another hash"),
+        ("shop", zipped({"app.py": b"x"}), {"lamina_entry": "../app.py"}, "no Python file"),
+        ("shop", zipped({"app.py": b"x"}), {"lamina_entry": "main.py"}, "no 'main.py'"),
+        ("..", zipped({"app.py": b"x"}), {}, "cannot be used"),
+        ("%2e%2e%2fshop", zipped({"app.py": b"x"}), {}, "cannot be used"),
+        ("UPPER", zipped({"app.py": b"x"}), {}, "cannot be used"),
+        ("a" * 64, zipped({"app.py": b"x"}), {}, "cannot be used"),
+        ("other", zipped({"app.py": APP.format(version="v").encode()}), {}, "not 'other'"),
+    ],
+)
+def test_bad_packages_change_nothing(
+    app: Path, tmp_path: Path, name: str, body: bytes, headers: dict[str, str], says: str
+) -> None:
+    async def work() -> tuple[int, dict[str, object], object]:
+        async with managed(app, tmp_path / "kept") as server:
+            given = {"lamina_sha256": package.digest(body), "lamina_entry": "app.py", **headers}
+            answer = await server.ask("PUT", f"/v1/apps/{name}", body, **given)
+            return answer.status, dict(answer.json), (await server.call("/v1/functions/price", 1)).json
+
+    status, problem, after = run(work)
+    assert status in (400, 503) and says in json.dumps(problem), problem
+    assert after == ["v0", 1]
+    assert not [path for path in (tmp_path / "kept" / "apps").rglob("*") if path.is_dir() and path.name.isdecimal()]

@@ -1,0 +1,126 @@
+"""Traces: what happened to a call, as spans in the caller's own trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lamina.core.actions import Fail, JobRef, Refuse, Reply, StartBatch
+from lamina.core.events import BatchFinished, InstanceLost, JobOutcome, Tick
+from lamina.gateway.traces import Span, Traces, parse
+
+HEADER = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+TRACE, CALLER = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
+
+
+def started(batch_id: int, *calls: str) -> StartBatch:
+    jobs = tuple(JobRef(number, call, 0, "resize") for number, call in enumerate(calls))
+    return StartBatch(batch_id, "resize", "resize-1", "gpu0", 0b11, jobs, 900)
+
+
+@pytest.fixture
+def spans() -> list[Span]:
+    return []
+
+
+@pytest.fixture
+def traces(spans: list[Span]) -> Traces:
+    return Traces(spans.append, seed=1)
+
+
+def test_a_step_hangs_below_its_call_and_the_call_below_the_caller(traces: Traces, spans: list[Span]) -> None:
+    traces.begin("c1", "thumbnail", 100, HEADER)
+    traces.watch(200, Tick(), [started(1, "c1")])
+    traces.watch(1200, BatchFinished(1, 1000), [Reply("c1", 1100, late=False)])
+    step, call = spans
+    assert (call.trace_id, call.parent_id, call.begin_us, call.end_us) == (TRACE, CALLER, 100, 1200)
+    assert (step.trace_id, step.parent_id, step.begin_us, step.end_us) == (TRACE, call.span_id, 200, 1200)
+
+
+def test_a_booked_batch_begins_when_the_device_began_it(traces: Traces, spans: list[Span]) -> None:
+    traces.begin("c1", "thumbnail", 0, HEADER)
+    traces.watch(200, Tick(), [started(1, "c1")])
+    traces.watch(5000, BatchFinished(1, 1000), [])
+    assert spans[0].begin_us == 4000
+
+
+def test_calls_batched_together_get_a_span_each_in_their_own_traces(traces: Traces, spans: list[Span]) -> None:
+    other = HEADER.replace(b"0af7", b"0af8")
+    traces.begin("c1", "thumbnail", 0, HEADER)
+    traces.begin("c2", "thumbnail", 0, other)
+    traces.watch(1, Tick(), [started(1, "c1", "c2", "untraced")])
+    traces.watch(9, BatchFinished(1, 5), [])
+    assert len({span.trace_id for span in spans}) == len(spans) == 2
+
+
+def test_a_job_that_failed_says_what_was_raised(traces: Traces, spans: list[Span]) -> None:
+    traces.begin("c1", "thumbnail", 0, HEADER)
+    traces.watch(1, Tick(), [started(1, "c1")])
+    traces.watch(9, BatchFinished(1, 5, (JobOutcome(False, "function-failed", "KeyError"),)), [Fail("c1", "function-failed")])
+    assert [span.error for span in spans] == ["KeyError", "function-failed"]
+
+
+def test_a_lost_worker_ends_the_spans_of_its_batches(traces: Traces, spans: list[Span]) -> None:
+    traces.begin("c1", "thumbnail", 0, HEADER)
+    traces.watch(1, Tick(), [started(1, "c1")])
+    traces.watch(9, InstanceLost("resize-1"), [])
+    assert [(span.name, span.error) for span in spans] == [("resize", "worker-lost")]
+
+
+def test_a_refusal_is_a_span_with_its_reason(traces: Traces, spans: list[Span]) -> None:
+    traces.begin("c1", "thumbnail", 0, HEADER)
+    traces.watch(3, Tick(), [Refuse("c1", "deadline")])
+    assert spans[0].error == "refused: deadline"
+
+
+def test_the_caller_decides_whether_it_is_traced(traces: Traces) -> None:
+    always = Traces(lambda span: None, ratio=1.0)
+    assert not always.begin("c1", "f", 0, HEADER[:-1] + b"0")
+    assert always.begin("c2", "f", 0, b"")
+    assert not traces.begin("c3", "f", 0, b"")
+
+
+def test_work_on_behalf_of_a_call_carries_its_span(traces: Traces, spans: list[Span]) -> None:
+    traces.begin("c1", "f", 0, HEADER)
+    carried = parse(traces.parent_of("c1").encode())
+    traces.watch(3, Tick(), [Reply("c1", 3, late=False)])
+    assert carried is not None
+    assert (carried.trace_id, carried.span_id) == (spans[0].trace_id, spans[0].span_id)
+    assert traces.parent_of("c1") == ""
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"nonsense",
+        b"01" + HEADER[2:],
+        HEADER + b"-x",
+        HEADER.upper(),
+        b"00-" + b"0" * 32 + HEADER[35:],
+        HEADER[:36] + b"0" * 16 + b"-01",
+    ],
+)
+def test_a_header_that_makes_no_sense_is_no_parent(header: bytes) -> None:
+    assert parse(header) is None
+
+
+def test_spans_reach_an_exporter_with_their_ids_and_times() -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from lamina.gateway.otel import Otel
+
+    kept = InMemorySpanExporter()
+    otel = Otel("", "shop", loop_now_us=0, exporter=kept)
+    traces = Traces(otel.emit, seed=1)
+    traces.begin("c1", "thumbnail", 100, HEADER)
+    traces.watch(400, Tick(), [Reply("c1", 300, late=True)])
+    otel._processor.force_flush()
+    (span,) = kept.get_finished_spans()
+    otel.close()
+    context: Any = span.get_span_context()
+    assert (context.trace_id, span.parent.span_id, span.end_time - span.start_time) == (TRACE, CALLER, 300_000)
+    assert span.attributes["lamina.late"] is True
+    assert span.resource.attributes["service.name"] == "shop"

@@ -1,0 +1,163 @@
+"""State and triggers on real servers: what was changed stays, what was started starts once, whatever happens to the server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lamina
+from lamina.gateway.serve import Gateway, open_gateway
+from lamina.live.start import open_local
+from lamina.store.open import open_store
+from tests.serving import run, write_app
+
+pytestmark = pytest.mark.live
+
+APP = """
+import lamina
+
+app = lamina.App("triggered")
+one = lamina.Scale(max=1)
+
+
+@app.function(scale=one)
+def mark(key, value):
+    app.state.map("seen")[key] = value
+    app.state.counter("marks").add(1)
+
+
+@app.on_change("page/*")
+@app.workflow()
+async def changed(key, value):
+    await mark(key, value)
+
+
+@app.every("100ms")
+@app.function(scale=one)
+def tick(due):
+    app.state.counter("ticks").add(1)
+
+
+@app.function(scale=one)
+def write(n):
+    app.state[f"page/{n}"] = n
+
+
+@app.function(scale=one)
+def add(x):
+    app.state.counter("sum").add(x)
+    app.state.set("added").add(x)
+    return x
+
+
+@app.workflow()
+async def add_twice(x):
+    await add(x)
+    return await add(x)
+
+
+@app.function(scale=one)
+def look():
+    state = app.state
+    return {
+        "seen": state.map("seen").entries,
+        "marks": state.counter("marks").value,
+        "ticks": state.counter("ticks").value,
+        "sum": state.counter("sum").value,
+        "added": len(state.set("added")),
+    }
+"""
+
+
+@asynccontextmanager
+async def serving(folder: Path, kept: bool = True) -> AsyncIterator[tuple[Gateway, lamina.AsyncClient]]:
+    path = write_app(folder, APP)
+    store = open_store(str(folder / "runs.db")) if kept else None
+    gateway = await open_gateway(open_local(str(path)), store=store)
+    try:
+        async with lamina.AsyncClient(gateway.url) as client:
+            yield gateway, client
+    finally:
+        await gateway.stop(5)
+
+
+async def until(client: lamina.AsyncClient, **wanted: Any) -> dict[str, Any]:
+    """Looks until the state is at least so far; the test's own limit ends it otherwise."""
+    while True:
+        seen: dict[str, Any] = await client.call("look", {})
+        if all(seen[name] >= value for name, value in wanted.items()):
+            return seen
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_change_starts_what_watches_it_once_and_a_clock_goes_on(tmp_path: Path, kept: bool):
+    async def work() -> dict[str, Any]:
+        async with serving(tmp_path, kept) as (_, client):
+            for n in (1, 2, 2, 3):  # putting the same again changes nothing
+                await client.call("write", {"n": n})
+            return await until(client, marks=3, ticks=3)
+
+    seen = run(work)
+    assert (seen["seen"], seen["marks"]) == ({"page/1": 1, "page/2": 2, "page/3": 3}, 3)
+
+
+def test_state_is_there_after_a_restart_and_changes_are_not_told_again(tmp_path: Path):
+    async def work(n: int) -> dict[str, Any]:
+        async with serving(tmp_path) as (_, client):
+            await client.call("write", {"n": n})
+            return await until(client, marks=n)
+
+    run(lambda: work(1))
+    seen = run(lambda: work(2))
+    assert (seen["seen"], seen["marks"]) == ({"page/1": 1, "page/2": 2}, 2)
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    path = write_app(folder, APP)
+    command = [sys.executable, "-m", "lamina", "serve", str(path), "--port", "0", "--json", "--store", str(folder / "runs.db")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield process, json.loads(process.stdout.readline())["url"]
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def post(url: str, body: Any, **headers: str) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json", **headers})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.loads(answer.read())
+
+
+def get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return json.loads(answer.read())
+
+
+def test_what_steps_change_is_applied_once_whenever_the_server_is_killed(tmp_path: Path):
+    count = 30
+    with server(tmp_path) as (process, url):
+        for x in range(count):
+            post(f"{url}/v1/workflows/add_twice", x, prefer="respond-async")
+        while post(f"{url}/v1/functions/look", None)["added"] < 3:
+            time.sleep(0.01)
+        process.kill()
+    with server(tmp_path) as (process, url):
+        while any(get(f"{url}/v1/runs?state={state}")["runs"] for state in ("queued", "running")):
+            time.sleep(0.02)
+        assert post(f"{url}/v1/functions/look", None)["sum"] == 2 * sum(range(count))

@@ -1,0 +1,188 @@
+"""State: what a transaction sees, what it leaves behind, and what two of them may not do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lamina
+from lamina import values
+from lamina.errors import BadValue, Conflict
+from lamina.live.statebook import Book
+from lamina.sdk.state import Cell, Op, Transaction, applied
+from lamina.testing import Runtime
+
+
+@pytest.fixture
+def app() -> lamina.App:
+    return lamina.App("stateful")
+
+
+def test_values_come_back_as_they_were_put(app: lamina.App):
+    app.state["k"] = {"a": [1, b"x", None]}
+    assert app.state["k"] == {"a": [1, b"x", None]}
+
+
+def test_what_is_not_there_has_a_default_or_is_an_error(app: lamina.App):
+    assert app.state.get("k", 3) == 3
+    assert "k" not in app.state
+    with pytest.raises(KeyError):
+        app.state["k"]
+
+
+def test_what_is_deleted_is_gone(app: lamina.App):
+    app.state["k"] = 1
+    del app.state["k"]
+    assert "k" not in app.state
+
+
+def test_a_counter_counts(app: lamina.App):
+    app.state.counter("n").add(2)
+    app.state.counter("n").add(-5)
+    assert app.state.counter("n").value == -3
+
+
+def test_a_set_holds_things_once_in_their_order(app: lamina.App):
+    for item in ("b", "a", "b", "c"):
+        app.state.set("s").add(item)
+    app.state.set("s").discard("a")
+    assert list(app.state.set("s")) == ["b", "c"]
+
+
+def test_a_map_changes_entry_by_entry(app: lamina.App):
+    names = app.state.map("m")
+    names["a"], names["b"] = 1, 2
+    del names["a"]
+    assert (names.entries, names.get("a"), names["b"]) == ({"b": 2}, None, 2)
+
+
+def test_a_key_keeps_its_kind(app: lamina.App):
+    app.state.counter("k").add(1)
+    with pytest.raises(Conflict, match="'k' is a counter, not a set"):
+        app.state.set("k").add(1)
+
+
+@pytest.mark.parametrize("key", ["", "x" * 513, 5])
+def test_a_key_that_cannot_be_one_is_refused(app: lamina.App, key: Any):
+    with pytest.raises(BadValue, match="state: key"):
+        app.state[key] = 1
+
+
+def test_a_value_that_is_too_large_is_refused(app: lamina.App):
+    with pytest.raises(BadValue, match="a value of"):
+        app.state["k"] = bytes(2**20 + 1)
+
+
+def test_a_function_that_fails_has_changed_nothing(app: lamina.App):
+    @app.function()
+    def f(x):
+        app.state["k"] = x
+        lamina.context().state["own"] = x
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        f.local(1)
+    assert "k" not in app.state
+
+
+def test_a_function_sees_what_it_has_changed(app: lamina.App):
+    @app.function()
+    def f(x):
+        app.state.counter("n").add(x)
+        return app.state.counter("n").value
+
+    assert (f.local(2), f.local(3), app.state.counter("n").value) == (2, 5, 5)
+
+
+def test_a_run_in_virtual_time_keeps_what_its_steps_change(app: lamina.App):
+    @app.function()
+    def f(x):
+        app.state.counter("n").add(x)
+        if x > 2:
+            raise ValueError("too much")
+
+    @app.workflow()
+    async def w(xs):
+        await lamina.each(f, xs, tolerate=5)
+
+    Runtime(app).call("w", [1, 2, 3, 4])
+    assert app.state.counter("n").value == 3
+
+
+def test_the_state_of_a_step_needs_a_step():
+    with pytest.raises(BadValue, match="none outside of a step"):
+        lamina.context().state  # noqa: B018
+
+
+# ------------------------------------------------------------------------------------------------------------- the gateway
+
+STEP = ("call-1", 0, "f")
+
+
+def put(key: str, value: Any) -> Op:
+    return Op("app", key, "value", "put", values.encode(value))
+
+
+def test_what_was_read_must_still_be_so():
+    book = Book("a")
+    assert book.commit(STEP, [("app", "k", 0)], [put("k", 1)]) is True
+    assert book.commit(STEP, [("app", "k", 0)], [put("k", 2)]) is False
+    assert book.read(("app/a", "k")) == Cell("value", values.encode(1), 1)
+
+
+def test_who_has_read_nothing_is_never_out_of_date():
+    book = Book("a")
+    for _ in range(3):
+        assert book.commit(STEP, [], [Op("app", "n", "counter", "add", values.encode(1))]) is True
+    assert values.decode(book.read(("app/a", "n")).value or b"") == 3
+
+
+def test_changes_that_make_no_sense_are_all_left_out():
+    book = Book("a")
+    verdict = book.commit(STEP, [], [put("k", 1), Op("app", "k", "counter", "add", values.encode(1))])
+    assert isinstance(verdict, Conflict)
+    assert book.read(("app/a", "k")) == Cell()
+
+
+def test_a_key_that_was_deleted_and_made_anew_is_not_what_was_read():
+    book = Book("a")
+    book.commit(STEP, [], [put("k", 1)])
+    book.commit(STEP, [], [Op("app", "k", "value", "delete")])
+    book.commit(STEP, [], [put("k", 1)])
+    assert book.commit(STEP, [("app", "k", 1)], [put("k", 2)]) is False
+
+
+ops = st.sampled_from(
+    [
+        Op("app", "k", "counter", "add", values.encode(2)),
+        Op("app", "k", "counter", "add", values.encode(-1)),
+        Op("app", "k", "counter", "delete"),
+    ]
+)
+
+
+@given(st.lists(ops, max_size=8))
+def test_a_transaction_sees_what_will_be(changes: list[Op]):
+    book = Book("a")
+
+    class Keeper:
+        def read(self, place: tuple[str, str]) -> Cell:
+            return book.read(book.place("call-1", *place))
+
+    transaction = Transaction(Keeper())
+    for op in changes:
+        transaction.change(op)
+    seen = transaction.read("app", "k", "counter")
+    book.commit(STEP, [], changes)
+    found = book.read(("app/a", "k")).value
+    assert seen == (None if found is None else values.decode(found))
+
+
+def test_a_version_counts_every_change():
+    cell = Cell()
+    for op in (put("k", 1), put("k", 2), Op("app", "k", "value", "delete")):
+        cell = applied(cell, op)
+    assert cell == Cell("", None, 3)

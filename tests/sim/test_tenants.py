@@ -1,0 +1,85 @@
+"""A tenant at ten times its quota must not move another's p99 by more than a quarter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lamina.core.actions import Action, Reply
+from lamina.core.events import CallArrived, Event, TenantSet
+from lamina.sim.run import run
+from lamina.sim.scenario import parse
+from lamina.types import Tenant
+
+WARM_US = 2_000_000  #: what arrives sooner waits for instances, and tells nothing
+
+SCENARIO = """
+[scenario]
+name = "tenants"
+duration = "8s"
+seed = 5
+policy = "{policy}"
+
+[[device]]
+kind = "h200"
+
+[[function]]
+name = "f"
+share = "1/4"
+max_batch = 8
+memory = "700MiB"
+scale = {{ min = 1, max = 4 }}
+load = "100ms"
+slo = "60ms"
+[function.profile.h200]
+batch    = [  1,   8]
+p50_ms.4 = [2.5, 6.0]
+
+[[load]]
+target = "f"
+rate = 400
+tenant = "quiet"
+
+[[load]]
+target = "f"
+rate = {noisy}
+tenant = "noisy"
+"""
+
+
+def quiet_times(policy: str, noisy: int, quota: int) -> tuple[list[int], int]:
+    """Latencies of the quiet tenant once all is warm, sorted; and how many calls of the noisy one were answered."""
+    owners: dict[str, str] = {}
+    times: list[int] = []
+    noisy_answers = 0
+
+    def watch(now_us: int, event: Event, actions: list[Action]) -> None:
+        nonlocal noisy_answers
+        if type(event) is CallArrived and now_us >= WARM_US:
+            owners[event.call.id] = event.call.tenant
+        for action in actions:
+            if type(action) is Reply and action.call_id in owners:
+                if owners[action.call_id] == "quiet":
+                    times.append(action.latency_us)
+                else:
+                    noisy_answers += 1
+
+    scenario = parse(SCENARIO.format(policy=policy, noisy=noisy), Path("tenants.toml"))
+    run(scenario, faults=[(0, TenantSet(Tenant(name="noisy", rate_per_s=quota)))], watch=watch)
+    return sorted(times), noisy_answers
+
+
+@pytest.mark.parametrize("policy", ["edf", "fifo", "frontier"])
+def test_ten_times_the_quota_moves_nobody_else_s_p99_by_more_than_a_quarter(policy: str) -> None:
+    (within, _), (beyond, noisy) = quiet_times(policy, 400, 400), quiet_times(policy, 4_000, 400)
+    assert len(beyond) == pytest.approx(len(within), rel=0.005), "and none of its calls is lost"
+    assert beyond[int(0.99 * len(beyond))] <= 1.25 * within[int(0.99 * len(within))]
+    assert noisy == pytest.approx(400 * 6, rel=0.05), "it gets what is its own"
+
+
+@pytest.mark.parametrize("policy", ["edf", "frontier"])
+def test_a_flood_without_any_quota_costs_a_quiet_tenant_none_of_its_calls(policy: str) -> None:
+    alone, _ = quiet_times(policy, 1, 0)
+    flooded, _ = quiet_times(policy, 4_800, 0)
+    assert len(flooded) >= 0.995 * len(alone)

@@ -1,0 +1,172 @@
+"""When the disk is full, the file locked or read-only: refused at once, kept where it must be, and up again by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+
+from lamina.errors import StoreDown
+from lamina.store import kv
+from lamina.store.base import Session, Store
+from lamina.store.sqlite import Sqlite, SqliteConnection
+from lamina.store.threads import ThreadedStore
+from tests.store.kit import read, within, written
+
+
+def put(key: str, size: int = 1):
+    return lambda db: kv.put(db, "app/a", key, "value", b"x" * size, 1)
+
+
+def values_of(db: Session) -> list[str]:
+    return [entry.key for entry in kv.entries(db, "app/a", limit=1000)]
+
+
+async def until(reached) -> None:
+    while not reached():
+        await asyncio.sleep(0.01)
+
+
+def test_on_a_full_disk_new_work_is_refused_and_what_must_be_kept_waits(tmp_path: Path):
+    backend = Sqlite(tmp_path / "s.db", max_pages=40)
+
+    async def work(store: Store) -> tuple[object, list[str], object]:
+        kept = written(store, put("big", 400_000), must=True)
+        await until(lambda: store.down is not None)
+        refused = await written(store, put("new"))
+        readable = await read(store, values_of)
+        backend.max_pages = 1_000_000
+        assert await kept == 1
+        return refused, readable, await written(store, put("after"))
+
+    refused, readable, after = within(ThreadedStore(backend), work)
+    assert isinstance(refused, StoreDown) and "full" in refused.message
+    assert readable == []
+    assert after == 1
+    assert sqlite3.connect(backend.path).execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_locked_file_never_stops_the_loop(tmp_path: Path):
+    path = tmp_path / "s.db"
+
+    async def work(store: Store) -> tuple[object, float, object]:
+        await written(store, put("first"))
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        gaps = []
+        told = written(store, put("second"))
+        while not told.done():  # type: ignore[attr-defined]
+            before_s = time.monotonic()
+            await asyncio.sleep(0.001)
+            gaps.append(time.monotonic() - before_s)
+        other.execute("ROLLBACK")
+        other.close()
+        await until(lambda: store.down is None)
+        return await told, min(gaps), await written(store, put("third"))
+
+    refused, gap_s, third = within(ThreadedStore(Sqlite(path)), work)
+    assert isinstance(refused, StoreDown) and "locked" in refused.message
+    assert gap_s < 0.05
+    assert third == 1
+
+
+class ReadOnly(Sqlite):
+    """As if the file were, until it is not."""
+
+    is_read_only = True
+
+    def writer(self) -> SqliteConnection:
+        return SqliteConnection(self.path, read_only=True) if self.is_read_only else super().writer()
+
+
+def test_a_read_only_file_is_named_as_such_and_used_when_it_is_not(tmp_path: Path):
+    backend = ReadOnly(tmp_path / "s.db")
+    within(ThreadedStore(Sqlite(backend.path)), _first)
+
+    async def work(store: Store) -> tuple[object, object]:
+        refused = await written(store, put("new"))
+        backend.is_read_only = False
+        await until(lambda: store.down is None)
+        return refused, await written(store, put("new"))
+
+    refused, version = within(ThreadedStore(backend), work)
+    assert isinstance(refused, StoreDown) and "readonly" in refused.message
+    assert version == 1
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+
+    async def work(store: Store) -> object:
+        return await written(store, put("k"))
+
+    told = within(ThreadedStore(Sqlite(tmp_path / "file" / "s.db")), work)
+    assert isinstance(told, StoreDown) and "hint" in str(told)
+
+
+async def _first(store: Store) -> None:
+    await written(store, put("k"))
+
+
+def test_a_file_that_is_no_database_is_not_touched(tmp_path: Path):
+    path = tmp_path / "s.db"
+    path.write_text("my poems, the only copy of them" * 100)
+
+    async def work(store: Store) -> object:
+        return await written(store, put("k"))
+
+    told = within(ThreadedStore(Sqlite(path)), work)
+    assert isinstance(told, StoreDown) and "not a database" in told.message
+    assert path.read_text().startswith("my poems")
+
+
+def test_tables_of_a_newer_version_are_left_alone(tmp_path: Path):
+    path = tmp_path / "s.db"
+    within(ThreadedStore(Sqlite(path)), _first)
+    with sqlite3.connect(path) as file:
+        file.execute("UPDATE meta SET value = '99'")
+
+    async def work(store: Store) -> object:
+        return await written(store, put("k"))
+
+    assert "newer" in str(within(ThreadedStore(Sqlite(path)), work))
+
+
+class PowerCut(Sqlite):
+    """The n-th commit comes to nothing, and nothing after it reaches the disk either."""
+
+    def __init__(self, path: Path, at: int) -> None:
+        super().__init__(path)
+        self.left = at
+
+    def writer(self) -> SqliteConnection:
+        connection = super().writer()
+        commit = connection.commit
+
+        def maybe() -> None:
+            self.left -= 1
+            if self.left < 0:
+                connection.rollback()
+                raise sqlite3.OperationalError("disk I/O error")
+            commit()
+
+        connection.commit = maybe  # type: ignore[method-assign]
+        return connection
+
+
+@pytest.mark.parametrize("at", range(8))
+def test_whatever_commit_fails_all_that_was_acknowledged_is_there(tmp_path: Path, at: int):
+    path = tmp_path / "s.db"
+
+    async def work(store: Store) -> list[str]:
+        return [f"k{number}" for number in range(8) if await written(store, put(f"k{number}")) == 1]
+
+    acknowledged = within(ThreadedStore(PowerCut(path, at)), work)
+    file = sqlite3.connect(path)
+    assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    found = [row[0] for row in file.execute("SELECT name FROM state ORDER BY name")]
+    assert found == acknowledged == [f"k{number}" for number in range(at)]
+    file.close()

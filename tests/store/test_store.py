@@ -1,0 +1,110 @@
+"""What a store promises, on both back ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from lamina.errors import BadValue, Conflict, LaminaError, StoreDown
+from lamina.store import kv, outbox
+from lamina.store.base import Session, Store
+from lamina.store.open import open_store
+from lamina.store.threads import ThreadedStore
+from tests.store.kit import read, within, written
+
+
+def put(key: str, value: bytes = b"v"):
+    return lambda db: kv.put(db, "app/a", key, "value", value, 1)
+
+
+def keys(db: Session) -> list[str]:
+    return [entry.key for entry in kv.entries(db, "app/a")]
+
+
+def test_what_was_written_is_read_and_survives_a_restart(place: str):
+    async def first(store: Store) -> None:
+        assert await written(store, put("k", b"\x00\xff")) == 1
+        assert await written(store, put("k", b"two")) == 2
+
+    async def second(store: Store) -> kv.Entry:
+        return await read(store, lambda db: kv.get(db, "app/a", "k"))
+
+    within(place, first)
+    entry = within(place, second)
+    assert (entry.value, entry.version, entry.kind) == (b"two", 2, "value")
+
+
+def test_works_of_one_turn_share_a_transaction(place: str):
+    async def work(store: Store) -> tuple[int, int]:
+        assert isinstance(store, ThreadedStore)
+        await written(store, put("first"))
+        before = store.transactions
+        await asyncio.gather(*(written(store, put(f"k{number}")) for number in range(200)))
+        return store.transactions - before, len(await read(store, keys))
+
+    transactions, count = within(place, work)
+    assert count == 100  # a page
+    assert transactions <= 20
+
+
+def test_a_work_that_fails_harms_no_other(place: str):
+    def bad(db: Session) -> None:
+        kv.put(db, "app/a", "half", "value", b"", 1)
+        raise Conflict("no")
+
+    async def work(store: Store) -> tuple[list[object], list[str]]:
+        told = await asyncio.gather(written(store, put("a")), written(store, bad), written(store, put("b")))
+        return told, await read(store, keys)
+
+    told, found = within(place, work)
+    assert [isinstance(one, LaminaError) for one in told] == [False, True, False]
+    assert found == ["a", "b"]
+
+
+def test_a_key_keeps_its_kind(place: str):
+    async def work(store: Store) -> object:
+        await written(store, put("k"))
+        return await written(store, lambda db: kv.put(db, "app/a", "k", "counter", b"", 1))
+
+    assert isinstance(within(place, work), Conflict)
+
+
+def test_a_letter_is_sent_once_and_delivered_in_time(place: str):
+    letters = [outbox.Letter("t", key, due_us, b"") for key, due_us in (("late", 20), ("soon", 10), ("soon", 5))]
+
+    async def work(store: Store) -> tuple[list[bool], list[str], int | None]:
+        sent = [await written(store, lambda db, one=one: outbox.send(db, one)) for one in letters]
+        due = [one.key for one in await read(store, lambda db: outbox.due(db, "t", 15))]
+        await written(store, lambda db: outbox.drop(db, "t", "soon"))
+        return sent, due, await read(store, lambda db: outbox.next_us(db, "t"))
+
+    assert within(place, work) == ([True, True, False], ["soon"], 20)
+
+
+def test_a_second_server_is_kept_out_until_the_first_has_gone(place: str):
+    async def work(first: Store) -> tuple[object, object]:
+        await written(first, put("k"))
+        second = open_store(place)
+        second.start()
+        try:
+            refused = await written(second, put("other"))
+            await first.close()
+            return refused, await written(second, put("other"), must=True)
+        finally:
+            await second.close()
+
+    refused, version = within(place, work)
+    assert isinstance(refused, StoreDown)
+    assert version == 1
+
+
+@pytest.mark.parametrize("place", ["", "mysql://x", "postgresqlx://"])
+def test_an_impossible_place_is_named(place: str):
+    with pytest.raises(BadValue, match="store"):
+        open_store(place)
+
+
+def test_a_password_is_not_shown():
+    pytest.importorskip("psycopg")
+    assert "secret" not in open_store("postgresql://me:secret@host/db").name
