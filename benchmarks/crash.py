@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.postgres import private_server
 from benchmarks.report import Report
 from benchmarks.servers import APPS, free_port, wait_for
 from lamina import values
@@ -78,7 +79,7 @@ class Gateway:
         self.started_us = time.time_ns() // 1000
         self.process = subprocess.Popen([*command, "--store", self.store], env=env, stdout=subprocess.DEVNULL, stderr=log)
         log.close()
-        wait_for(f"{self.url}/v1/functions/plain", f'"s{self.generation}"'.encode())
+        wait_for(f"{self.url}/v1/functions/plain", f'"s{self.generation}"'.encode(), limit_s=120.0)
         return time.monotonic() - began_s
 
     def kill(self) -> None:
@@ -226,23 +227,23 @@ def _judge(witness: Witness, folder: Path, left: Left) -> None:
 
 
 def run(report: Report, runs: int = 10_000, kills: int = 20) -> None:
-    stores = {"SQLite": ""}
-    from benchmarks.postgres import private_server
-
+    with tempfile.TemporaryDirectory() as place:
+        tell(
+            report, "SQLite", crash(str(Path(place) / "runs.db"), Path(place), runs=runs, kills=kills, step_s=0.02, pause_s=0.4)
+        )
     with tempfile.TemporaryDirectory() as place, private_server() as url:
         if url:
-            stores["PostgreSQL"] = url
-        for name, store in stores.items():
-            folder = Path(place) / name
-            folder.mkdir()
-            seen = crash(store or str(folder / "runs.db"), folder, runs=runs, kills=kills, step_s=0.004)
-            queued = sorted(seen.queued)
-            report.add(f"{name}: gateways killed", float(seen.kills), "", runs=runs, queued=queued, took_s=round(seen.took_s, 1))
-            report.add(f"{name}: accepted and lost", float(seen.lost), "runs", most=0, accepted=len(seen.accepted))
-            report.add(f"{name}: doubled", float(seen.doubled + seen.wrong), "steps", most=0, done_again_under_way=seen.again)
-            slowest = max(seen.answer_s[1:], default=0.0)
-            report.add(f"{name}: first answer after a restart, worst", slowest, "s", most=2.0, all=_rounded(seen.answer_s[1:]))
-            report.add(f"{name}: first run ended after a restart, worst", max(seen.run_s), "s", all=_rounded(seen.run_s))
+            tell(report, "PostgreSQL", crash(url, Path(place), runs=runs, kills=kills, step_s=0.02, pause_s=0.4))
+
+
+def tell(report: Report, name: str, seen: Witness) -> None:
+    queued = sorted(seen.queued)
+    report.add(f"{name}: gateways killed", float(seen.kills), "", queued=queued, took_s=round(seen.took_s, 1))
+    report.add(f"{name}: accepted and lost", float(seen.lost), "runs", most=0, accepted=len(seen.accepted))
+    report.add(f"{name}: doubled", float(seen.doubled + seen.wrong), "steps", most=0, done_again_under_way=seen.again)
+    slowest = max(seen.answer_s[1:], default=0.0)
+    report.add(f"{name}: first answer after a restart, worst", slowest, "s", most=2.0, all=_rounded(seen.answer_s[1:]))
+    report.add(f"{name}: first run ended after a restart, worst", max(seen.run_s), "s", all=_rounded(seen.run_s))
 
 
 def _rounded(times_s: list[float]) -> list[float]:

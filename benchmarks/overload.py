@@ -33,6 +33,7 @@ def _measure(report: Report, batch: int, factors: tuple[float, ...], seconds: fl
             result = open_loop(target, BODY, factor * capacity, seconds, SLO_MS)
             offered = result.offered / result.seconds
             shape = {"offered": offered, "ok_p99_ms": result.ok_p99_ms, "unanswered": result.unanswered}
+            shape["sent_late_p99_ms"] = result.sent_late_p99_ms  # by the generator, which shares the cores
             if factor < 1:
                 report.add(f"  {factor:g}x: in time, of the offered", result.in_time / result.offered, "x", least=0.99, **shape)
                 continue

@@ -162,7 +162,7 @@ def _trees(points: Any, logs: Any, asked: Any, grid: list[Any]) -> Any:
         return np.column_stack([np.repeat(inputs, len(places), axis=0), np.tile(places, (len(inputs), 1))])
 
     settings = {
-        "objective": "l1", "num_leaves": 15, "learning_rate": 0.08, "min_data_in_leaf": 20, "feature_fraction": 0.5, "seed": 0,
+        "objective": "huber", "alpha": 0.1, "num_leaves": 15, "learning_rate": 0.08, "min_data_in_leaf": 20, "feature_fraction": 0.5, "seed": 0,
         "monotone_constraints": [0] * points.shape[1] + [1, -1], "verbosity": -1, "num_threads": 2,
     }  # fmt: skip
     model = lightgbm.train(settings, lightgbm.Dataset(rows(points), logs.reshape(-1)), 300)

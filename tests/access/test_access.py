@@ -28,8 +28,8 @@ class Clock:
 
 
 @contextlib.asynccontextmanager
-async def opened(folder: Path, clock: Clock | None = None) -> AsyncIterator[tuple[Access, Desk]]:
-    store = open_store(str(folder / "store.db"))
+async def opened(at: Path | str, clock: Clock | None = None) -> AsyncIterator[tuple[Access, Desk]]:
+    store = open_store(at if isinstance(at, str) else str(at / "store.db"))
     access = Access(store, clock or Clock())
     await access.load()
     try:
@@ -38,9 +38,9 @@ async def opened(folder: Path, clock: Clock | None = None) -> AsyncIterator[tupl
         await store.close()
 
 
-def test_a_token_opens_what_its_scopes_say_and_is_shown_once(tmp_path: Path) -> None:
+def test_a_token_opens_what_its_scopes_say_and_is_shown_once(place: str) -> None:
     async def work() -> None:
-        async with opened(tmp_path) as (access, desk):
+        async with opened(place) as (access, desk):
             made = await desk.do(ROOT, "token/create", {"name": "ci", "scopes": ["deploy"], "expires": "1h"})
             assert access.who(made["token"]).scopes == {"deploy"}
             listed = await desk.do(ROOT, "token/list", {})
@@ -77,10 +77,10 @@ def test_expired_revoked_and_unknown_tokens_are_nobody_s(tmp_path: Path) -> None
     asyncio.run(work())
 
 
-def test_who_was_invited_signs_up_once_logs_in_and_is_forgotten_after_a_while(tmp_path: Path) -> None:
+def test_who_was_invited_signs_up_once_logs_in_and_is_forgotten_after_a_while(place: str) -> None:
     async def work() -> None:
         clock = Clock()
-        async with opened(tmp_path, clock) as (access, desk):
+        async with opened(place, clock) as (access, desk):
             code = (await desk.do(ROOT, "user/invite", {"name": "ada", "scopes": ["admin"]}))["code"]
             with pytest.raises(Unauthorized):
                 await access.sign_up("ada", PASSWORD, "lmi_wrong")
@@ -121,9 +121,9 @@ def test_passwords_have_bounds(tmp_path: Path, password: str) -> None:
     asyncio.run(work())
 
 
-def test_an_administrator_of_a_tenant_manages_that_tenant_alone(tmp_path: Path) -> None:
+def test_an_administrator_of_a_tenant_manages_that_tenant_alone(place: str) -> None:
     async def work() -> None:
-        async with opened(tmp_path) as (_, desk):
+        async with opened(place) as (_, desk):
             for name in ("acme", "other"):
                 await desk.do(ROOT, "tenant/set", {"name": name, "rate_per_s": 10.0})
             await desk.do(ROOT, "secret/set", {"name": "key", "value": "v", "tenant": "other"})
@@ -161,10 +161,10 @@ def test_secrets_go_in_and_never_come_out(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
-def test_the_audit_log_says_who_did_what_in_order(tmp_path: Path) -> None:
+def test_the_audit_log_says_who_did_what_in_order(place: str) -> None:
     async def work() -> None:
         clock = Clock()
-        async with opened(tmp_path, clock) as (access, desk):
+        async with opened(place, clock) as (access, desk):
             await desk.do(ROOT, "tenant/set", {"name": "acme"})
             clock.now_us += 1
             await desk.do(Identity("acme", "boss"), "token/create", {"name": "t"})
@@ -211,9 +211,9 @@ def test_what_makes_no_sense_is_named(tmp_path: Path, deed: str, given: dict[str
     asyncio.run(work())
 
 
-def test_a_name_is_given_once_and_a_removed_tenant_takes_its_tokens_along(tmp_path: Path) -> None:
+def test_a_name_is_given_once_and_a_removed_tenant_takes_its_tokens_along(place: str) -> None:
     async def work() -> None:
-        async with opened(tmp_path) as (access, desk):
+        async with opened(place) as (access, desk):
             await desk.do(ROOT, "tenant/set", {"name": "acme"})
             await desk.do(ROOT, "user/invite", {"name": "ada", "tenant": "acme"})
             with pytest.raises(Conflict):

@@ -19,7 +19,7 @@ from lamina.gateway.http import Limits
 from lamina.gateway.serve import open_gateway
 from lamina.live.start import open_local
 from tests.gateway.managed import managed
-from tests.serving import Browser, request, run, served, write_app
+from tests.serving import Browser, raw, request, run, served, write_app
 
 pytestmark = pytest.mark.live
 
@@ -231,3 +231,40 @@ def test_what_waits_for_somebody_who_has_left_is_never_begun(tmp_path: Path) -> 
 
     run(work)
     assert len(begun) - 2 <= 3, "of 300 that left, at most 1 % were worked for"
+
+
+def test_a_thousand_mutated_requests_to_management_change_nothing_and_crash_nothing(app: Path, tmp_path: Path) -> None:
+    rng = random.Random(SEED)
+    allowed = {200, 400, 401, 403, 404, 405, 408, 411, 413, 414, 415, 422, 429, 431, 503, 504}
+    paths = ["/v1/admin/token/list", "/v1/admin/user/list", "/v1/apps", "/v1/whoami", "/v1/logs?tail=5", "/v1/auth/log-out"]
+
+    def mutated() -> bytes:
+        body = json.dumps({"name": "x", "limit": 5, "after": "k", "deep": [[1]]}).encode()
+        data = bytearray(request(rng.choice(["POST", "GET", "PUT", "DELETE"]), rng.choice(paths), body))
+        for _ in range(rng.randint(1, 4)):
+            at = rng.randrange(len(data))
+            match rng.randrange(4):
+                case 0:
+                    data[at] ^= 1 << rng.randrange(8)
+                case 1:
+                    del data[at : at + rng.randint(1, 30)]
+                case 2:
+                    data[at:at] = bytes(rng.randrange(256) for _ in range(rng.randint(1, 20)))
+                case _:
+                    data[at:at] = data[at : at + 40] * rng.randint(1, 20)
+            data = data or bytearray(b"x")
+        return bytes(data)
+
+    async def work() -> tuple[set[int], int]:
+        async with managed(app, tmp_path / "kept") as server:
+            statuses: set[int] = set()
+            for _ in range(12):
+                answers = await asyncio.gather(*(raw(server.admin.port, mutated(), 0.05) for _ in range(84)))
+                statuses |= {answer.status for answer in answers if answer is not None}
+                assert (await server.ask("GET", "/v1/whoami")).status == 200
+            access = server.admin.access
+            return statuses, len(access.tokens) + len(access.people) + len(access.tenants) + len(access.secrets)
+
+    statuses, made = run(work)
+    assert statuses <= allowed, f"seed {SEED}: {statuses - allowed}"
+    assert made == 0

@@ -66,6 +66,16 @@ def slow(seconds):
     time.sleep(seconds)
     return os.getpid()
 
+@app.function(gpu="1/8", idempotent=False)
+def stuck(x):
+    while x == "spin":
+        pass
+    return x
+
+@app.function(gpu=lamina.GPU("1/8", isolated=True))
+def alone():
+    return os.getpid()
+
 @app.workflow()
 def stays(x):
     return Narrow(Widen(x))
@@ -104,13 +114,20 @@ async def tell(gateway: Gateway) -> dict[str, Any]:
         said["stayed"], said["fetched"] = stayed, fetched
         said["leaves"] = await browser.post("/v1/workflows/leaves", [1, 2, 3, 4])
         said["pid"] = await browser.post("/v1/functions/slow", 0)
+        said["alone"] = await browser.post("/v1/functions/alone", {})
         late = asyncio.create_task(browser.post("/v1/functions/slow", 0.3))
         while not gpu._batches:
             await asyncio.sleep(0.01)
         os.kill(gpu.pid, signal.SIGKILL)
         said["after"] = await late
         said["again"] = await other.post("/v1/workflows/stays", [1, 2, 3, 4])
+        said["still"] = await other.post("/v1/functions/alone", {})
         said["status"] = (await other.ask("GET", "/v1/status")).json
+        await other.post("/v1/functions/stuck", "not")
+        gateway.loop.controller._mishaps._hang_floor_us = 300_000
+        said["stuck"] = await other.post("/v1/functions/stuck", "spin")
+        gateway.loop.controller._mishaps._hang_floor_us = 5_000_000
+        said["unstuck"] = await other.post("/v1/functions/stuck", "not")
     said["left"] = (set(gpu._executor.values.held), set(gpu._executor.slots.held)) if gpu._executor else None
     gateway.loop.controller.state.check()
     return said
@@ -171,6 +188,14 @@ def test_a_lost_executor_is_replaced_and_its_batch_retried(story: dict[str, Any]
 
 def test_all_functions_come_back_after_the_executor_was_lost(story: dict[str, Any]):
     assert body(story["again"]) == body(story["stays"])
+
+
+def test_a_function_that_hangs_is_ended_with_its_executor_and_all_goes_on(story: dict[str, Any]):
+    assert (story["stuck"].status, body(story["unstuck"])) == (503, "not")
+
+
+def test_an_isolated_function_has_a_process_of_its_own_and_does_not_feel_the_loss(story: dict[str, Any]):
+    assert body(story["alone"]) == body(story["still"]) != body(story["pid"])
 
 
 def test_no_value_stays_behind_when_its_run_has_ended(story: dict[str, Any]):

@@ -19,7 +19,7 @@ import lamina
 from lamina.gateway.serve import Gateway, open_gateway
 from lamina.live.start import open_local
 from lamina.store.open import open_store
-from tests.serving import run, write_app
+from tests.serving import Answer, Browser, run, write_app
 
 pytestmark = pytest.mark.live
 
@@ -121,6 +121,34 @@ def test_state_is_there_after_a_restart_and_changes_are_not_told_again(tmp_path:
     run(lambda: work(1))
     seen = run(lambda: work(2))
     assert (seen["seen"], seen["marks"]) == ({"page/1": 1, "page/2": 2}, 2)
+
+
+def test_state_can_be_looked_at_and_changed_from_outside(tmp_path: Path):
+    async def work() -> list[Answer]:
+        async with serving(tmp_path) as (gateway, client), Browser(gateway.port) as browser:
+            answers = [
+                await browser.ask("PUT", "/v1/state/page%2F7", b"[7]"),
+                await browser.ask("GET", "/v1/state/page%2F7"),
+                await browser.ask("PUT", "/v1/state/page%2F7", b"8", if_match='"5"'),
+                await browser.ask("GET", "/v1/state?prefix=page"),
+            ]
+            await until(client, marks=1)  # who watches it was told
+            answers += [
+                await browser.ask("GET", "/v1/state/seen"),
+                await browser.ask("DELETE", "/v1/state/page%2F7"),
+                await browser.ask("GET", "/v1/state/page%2F7"),
+                await browser.ask("GET", "/v1/state/page%2F7?workflow=changed"),
+                await browser.ask("POST", "/v1/state/page%2F7", b"1"),
+                await browser.ask("GET", "/v1/state?what=1"),
+            ]
+            return answers
+
+    put, got, stale, listed, seen, deleted, gone, other, wrong, odd = run(work)
+    assert (put.status, put.json) == (200, {"key": "page/7", "version": 1})
+    assert got.json == {"key": "page/7", "kind": "value", "version": 1, "value": [7]}
+    assert [one["key"] for one in listed.json["keys"]] == ["page/7"]
+    assert seen.json["value"] == {"page/7": [7]}
+    assert [answer.status for answer in (stale, deleted, gone, other, wrong, odd)] == [409, 204, 404, 404, 405, 400]
 
 
 @contextmanager

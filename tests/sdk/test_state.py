@@ -128,31 +128,31 @@ def put(key: str, value: Any) -> Op:
 
 def test_what_was_read_must_still_be_so():
     book = Book("a")
-    assert book.commit(STEP, [("app", "k", 0)], [put("k", 1)]) is True
-    assert book.commit(STEP, [("app", "k", 0)], [put("k", 2)]) is False
+    assert book.commit("f", STEP, [("app", "k", 0)], [put("k", 1)]) is True
+    assert book.commit("f", STEP, [("app", "k", 0)], [put("k", 2)]) is False
     assert book.read(("app/a", "k")) == Cell("value", values.encode(1), 1)
 
 
 def test_who_has_read_nothing_is_never_out_of_date():
     book = Book("a")
     for _ in range(3):
-        assert book.commit(STEP, [], [Op("app", "n", "counter", "add", values.encode(1))]) is True
+        assert book.commit("f", STEP, [], [Op("app", "n", "counter", "add", values.encode(1))]) is True
     assert values.decode(book.read(("app/a", "n")).value or b"") == 3
 
 
 def test_changes_that_make_no_sense_are_all_left_out():
     book = Book("a")
-    verdict = book.commit(STEP, [], [put("k", 1), Op("app", "k", "counter", "add", values.encode(1))])
+    verdict = book.commit("f", STEP, [], [put("k", 1), Op("app", "k", "counter", "add", values.encode(1))])
     assert isinstance(verdict, Conflict)
     assert book.read(("app/a", "k")) == Cell()
 
 
 def test_a_key_that_was_deleted_and_made_anew_is_not_what_was_read():
     book = Book("a")
-    book.commit(STEP, [], [put("k", 1)])
-    book.commit(STEP, [], [Op("app", "k", "value", "delete")])
-    book.commit(STEP, [], [put("k", 1)])
-    assert book.commit(STEP, [("app", "k", 1)], [put("k", 2)]) is False
+    book.commit("f", STEP, [], [put("k", 1)])
+    book.commit("f", STEP, [], [Op("app", "k", "value", "delete")])
+    book.commit("f", STEP, [], [put("k", 1)])
+    assert book.commit("f", STEP, [("app", "k", 1)], [put("k", 2)]) is False
 
 
 ops = st.sampled_from(
@@ -170,13 +170,13 @@ def test_a_transaction_sees_what_will_be(changes: list[Op]):
 
     class Keeper:
         def read(self, place: tuple[str, str]) -> Cell:
-            return book.read(book.place("call-1", *place))
+            return book.read(book.place("f", "call-1", *place))
 
     transaction = Transaction(Keeper())
     for op in changes:
         transaction.change(op)
     seen = transaction.read("app", "k", "counter")
-    book.commit(STEP, [], changes)
+    book.commit("f", STEP, [], changes)
     found = book.read(("app/a", "k")).value
     assert seen == (None if found is None else values.decode(found))
 

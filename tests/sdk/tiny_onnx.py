@@ -36,3 +36,22 @@ def model(nodes: list[tuple[str, list[str], str]], inputs: list[str], outputs: l
     graph += b"".join(_bytes(11, _tensor_info(name)) for name in inputs)
     graph += b"".join(_bytes(12, _tensor_info(name)) for name in outputs)
     return _int(1, 8) + _bytes(7, graph) + _bytes(8, _int(2, 13))
+
+
+Shapes = dict[str, list[int | str]]
+
+
+def shaped(nodes: list[tuple[str, list[str], str]], inputs: Shapes, outputs: Shapes) -> bytes:
+    """The same with shapes: a length is a number, or a name for one that is not known."""
+
+    def info(name: str, lengths: list[int | str]) -> bytes:
+        shape = b"".join(_bytes(1, _int(1, one) if isinstance(one, int) else _bytes(2, one)) for one in lengths)
+        return _bytes(1, name) + _bytes(2, _bytes(1, _int(1, FLOAT) + _bytes(2, shape)))
+
+    graph = b""
+    for operator, sources, target in nodes:
+        graph += _bytes(1, b"".join(_bytes(1, source) for source in sources) + _bytes(2, target) + _bytes(4, operator))
+    graph += _bytes(2, "shaped")
+    graph += b"".join(_bytes(11, info(name, shape)) for name, shape in inputs.items())
+    graph += b"".join(_bytes(12, info(name, shape)) for name, shape in outputs.items())
+    return _int(1, 8) + _bytes(7, graph) + _bytes(8, _int(2, 13))

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from lamina import plugins
 from lamina.core.actions import Action, Reply
-from lamina.core.events import CallArrived, Event, TenantSet
+from lamina.core.events import CallArrived, Event
 from lamina.sim.run import run
 from lamina.sim.scenario import parse
-from lamina.types import Tenant
 
 WARM_US = 2_000_000  #: what arrives sooner waits for instances, and tells nothing
 
@@ -65,8 +65,10 @@ def quiet_times(policy: str, noisy: int, quota: int) -> tuple[list[int], int]:
                 else:
                     noisy_answers += 1
 
-    scenario = parse(SCENARIO.format(policy=policy, noisy=noisy), Path("tenants.toml"))
-    run(scenario, faults=[(0, TenantSet(Tenant(name="noisy", rate_per_s=quota)))], watch=watch)
+    text = SCENARIO.format(policy=policy, noisy=noisy)
+    if quota:
+        text += f'[[tenant]]\nname = "noisy"\nrate = {quota}\n'
+    run(parse(text if quota else text.replace('"8s"', '"4s"'), Path("tenants.toml")), watch=watch)
     return sorted(times), noisy_answers
 
 
@@ -76,6 +78,24 @@ def test_ten_times_the_quota_moves_nobody_else_s_p99_by_more_than_a_quarter(poli
     assert len(beyond) == pytest.approx(len(within), rel=0.005), "and none of its calls is lost"
     assert beyond[int(0.99 * len(beyond))] <= 1.25 * within[int(0.99 * len(within))]
     assert noisy == pytest.approx(400 * 6, rel=0.05), "it gets what is its own"
+
+
+@pytest.mark.parametrize("policy", [name for name in plugins.names("policies") if name != "planned"])  # that one needs a plan
+def test_every_policy_shares_without_breaking_a_rule(policy: str) -> None:
+    """Two tenants, one with priorities, and all invariants are checked after every event."""
+    text = SCENARIO.format(policy=policy, noisy=300).replace('"8s"', '"1s"').replace("rate = 400", "rate = 100\npriority = 2")
+    owners: dict[str, str] = {}
+    answered: dict[str, int] = {"quiet": 0, "noisy": 0}
+
+    def watch(now_us: int, event: Event, actions: list[Action]) -> None:
+        if type(event) is CallArrived:
+            owners[event.call.id] = event.call.tenant
+        for action in actions:
+            if type(action) is Reply:
+                answered[owners[action.call_id]] += 1
+
+    run(parse(text, Path("tenants.toml")), watch=watch, check=True)
+    assert answered["quiet"] > 0 and answered["noisy"] > 0
 
 
 @pytest.mark.parametrize("policy", ["edf", "frontier"])

@@ -11,6 +11,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -28,6 +29,7 @@ SESSION_S = 1_800
 """Of people: long enough for a piece of work, short enough to be lost."""
 
 MOST_SESSIONS = 10_000
+DAY_US = 86_400_000_000
 AT_ONCE = 2
 """Passwords checked at the same time: each takes a core and 64 MiB."""
 
@@ -52,7 +54,9 @@ class Access:
         self._visits: dict[str, Visit] = {}
         self._attempts = Attempts()
         self._slow = asyncio.Semaphore(AT_ONCE)
+        self._loaded = False
         self.changed: list[Callable[[], None]] = []  #: called after every change
+        self.spent: dict[str, float] = {}  #: units x microseconds of tenants with a daily limit, as saved before this start
 
     async def load(self) -> None:
         def work(db: Session) -> tuple[dict[str, Person], dict[str, Token], dict[str, Tenant], dict[str, Secret]]:
@@ -65,6 +69,9 @@ class Access:
 
         self.people, tokens, self.tenants, self.secrets = await self.read(work)
         self.tokens = {token.digest: token for token in tokens.values()}
+        if not self._loaded:
+            self._loaded = True
+            self.spent = await self.read(lambda db: book.spent(db, self.now_us() - DAY_US))
         for tell in self.changed:
             tell()
 
@@ -141,6 +148,12 @@ class Access:
         signed = Person(name=name, tenant=person.tenant, scopes=person.scopes, created_us=person.created_us, password=known)
         who = Identity(person.tenant, name, frozenset(person.scopes))
         await self.change(who, "sign-up", name, lambda db: book.put(db, signed, name, now_us))
+
+    def save_spent(self, spent: dict[str, float]) -> None:
+        """Best effort: what is lost by a crash is at most what was spent since the last time."""
+        now_us = self.now_us()
+        for tenant, unit_us in spent.items():
+            self._store.write(partial(book.save_spent, tenant=tenant, unit_us=unit_us, now_us=now_us))
 
     # ------------------------------------------------------------------ changes
 

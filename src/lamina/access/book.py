@@ -65,6 +65,15 @@ def record(db: Session, deed: Deed, lot: str) -> None:
     put(db, deed, f"{deed.at_us:020d}-{lot}", deed.at_us)
 
 
+def save_spent(db: Session, tenant: str, unit_us: float, now_us: int) -> None:
+    kv.put(db, "access/spent", tenant, "unit_us", str(round(unit_us)).encode(), now_us)
+
+
+def spent(db: Session, since_us: int) -> dict[str, float]:
+    """Units x microseconds by tenant, as last saved, if that is not too long ago."""
+    return {one.key: float(one.value) for one in kv.entries(db, "access/spent", limit=100_000) if one.changed_us >= since_us}
+
+
 def deeds(db: Session, after: str = "", limit: int = 100) -> list[tuple[str, Deed]]:
     page = kv.entries(db, _SCOPES[Deed], after=after, limit=limit)
     return [(entry.key, msgspec.json.decode(entry.value, type=Deed)) for entry in page]

@@ -50,6 +50,8 @@ def _format(_rng: random.Random, template: Any, *args: Any) -> str:
             if not left:
                 raise Wrong("more {} than values for them")
             value = left.pop(0)
+            if isinstance(value, list | dict):
+                raise Wrong(f"an {kind_of(value)} has no place in a text; use States.JsonToString")
             parts.append(value if isinstance(value, str) else compact(value))
             at += 2
         elif template[at] in "{}":

@@ -65,6 +65,19 @@ def ask(method: str, path: str, url: str, body: bytes = b"", headers: Mapping[st
         return msgspec.json.decode(answer.read())
 
 
+def until_served(about: dict[str, Any], url: str) -> dict[str, Any]:
+    """Wait while the version that was asked for takes over; what is said of the app then."""
+    import time
+
+    name, version = about["app"], about["version"]
+    while about["state"] == "rolling" and about["version"] == version:
+        time.sleep(0.1)
+        about = next(one for one in ask("GET", "/v1/apps", url) if one["app"] == name)
+    if about["state"] == "halted" or about["version"] != version:
+        raise errors.LoadFailed(about["failed"] or f"version {version} of {name!r} cannot be loaded", hint="lamina logs")
+    return about
+
+
 def follow(path: str, url: str) -> Iterator[Any]:
     """Lines of JSON, as they come."""
     with _answer("GET", path, url, b"", {}) as answer:
@@ -84,14 +97,16 @@ def _answer(method: str, path: str, url: str, body: bytes, headers: Mapping[str,
     token = os.environ.get("LAMINA_TOKEN") or _remembered().get(url, "")
     shown = {"authorization": f"Bearer {token}"} if token else {}
     try:
-        connection.request(method, path, body, {"content-type": "application/json", **shown, **headers})
+        connection.request(method, path, body, {"content-type": "application/json", "connection": "close", **shown, **headers})
         answer = connection.getresponse()
     except (OSError, http.client.HTTPException) as error:
+        connection.close()
         raise Unreachable(
             f"no management at {url}: {error}", hint="start the server with --admin-port, or name it with --admin-url"
         ) from None
     if answer.status != 200:
-        raise _problem(answer.status, answer.read())
+        with answer:
+            raise _problem(answer.status, answer.read())
     return answer
 
 

@@ -33,7 +33,7 @@ def command(
     from lamina.sdk.client import Client
 
     given, by_name = parse_inputs(body, file, named)
-    with Client(url) as client:
+    with Client(url, token=os.environ.get("LAMINA_TOKEN")) as client:
         if not by_name:
             given = client.bind(name, given)
         answer = client.call_detailed(name, given, deadline=deadline)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 
-from lamina.cli._admin import ask, json_option, url_option
-from lamina.errors import LoadFailed
+from lamina.cli._admin import ask, json_option, until_served, url_option
 
 
 @click.command()
@@ -27,17 +24,13 @@ def command(path: Path, app: str | None, no_wait: bool, admin_url: str, as_json:
     name = app or _name_of(path if path.is_file() else path / entry)
     headers = {"lamina-sha256": package.digest(body), "lamina-entry": entry, "content-type": "application/zip"}
     about = ask("PUT", f"/v1/apps/{name}", admin_url, body, headers)
-    version = about["version"]
-    while not no_wait and about["state"] == "rolling" and about["version"] == version:
-        time.sleep(0.1)
-        about = _about(name, admin_url)
+    if not no_wait:
+        about = until_served(about, admin_url)
     if as_json:
         click.echo(msgspec.json.encode(about).decode())
-    if about["state"] == "halted" or about["version"] != version:
-        raise LoadFailed(about["failed"] or f"version {version} of {name!r} cannot be loaded", hint=f"lamina logs {name}")
-    if not as_json:
-        names = ", ".join([one["name"] for one in about["functions"]] + about["workflows"])
-        click.echo(f"{name} version {version} {about['state']}: {names}")
+        return 0
+    names = ", ".join([one["name"] for one in about["functions"]] + about["workflows"])
+    click.echo(f"{name} version {about['version']} {about['state']}: {names}")
     return 0
 
 
@@ -45,8 +38,3 @@ def _name_of(path: Path) -> str:
     from lamina.sdk.load import load_app
 
     return load_app(str(path)).name
-
-
-def _about(name: str, url: str) -> dict[str, Any]:
-    apps: list[dict[str, Any]] = ask("GET", "/v1/apps", url)
-    return next(one for one in apps if one["app"] == name)

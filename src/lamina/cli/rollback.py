@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import msgspec
 
-from lamina.cli._admin import ask, url_option
+from lamina.cli._admin import ask, until_served, url_option
 
 
 @click.command()
@@ -15,4 +15,5 @@ from lamina.cli._admin import ask, url_option
 def command(app: str, version: int | None, admin_url: str) -> None:
     """Serve an earlier version again, without a lost call."""
     about = ask("POST", f"/v1/apps/{app}/rollback", admin_url, msgspec.json.encode({"version": version}))
+    about = until_served(about, admin_url)
     click.echo(f"{app} version {about['version']} {about['state']}")

@@ -17,6 +17,7 @@ from typing import Any
 
 from lamina.core import deployment
 from lamina.core import events as ev
+from lamina.core.accounts import Books
 from lamina.core.actions import Action, AddDevice, DropJob, Fail, Refuse, Reply, WakeAt
 from lamina.core.alarm import Alarm
 from lamina.core.course import MAX_ITEMS as MAX_ITEMS
@@ -139,6 +140,11 @@ class Controller:
         said = out[:]
         out.clear()
         return said
+
+    @property
+    def books(self) -> Books:
+        """What tenants have had."""
+        return self._fair.books
 
     @property
     def resume_us(self) -> int:

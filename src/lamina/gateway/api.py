@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from lamina.core.actions import Fail, Refuse, Reply
-from lamina.errors import BadValue, LaminaError, StoreDown, UnknownTarget
+from lamina.errors import BadValue, Forbidden, LaminaError, StoreDown, UnknownTarget
 from lamina.gateway import wire
 from lamina.gateway.caller import LOCAL, Caller, Scope
 from lamina.gateway.closed import Closed
@@ -81,7 +81,7 @@ class Api:
             b"/v1/workflows": lambda caller: self._listing("workflow", caller),
             b"/v1/status": lambda caller: self._status(),
             b"/metrics": lambda caller: (metrics.text(), b"text/plain; version=0.0.4; charset=utf-8"),
-            b"/openapi.json": lambda caller: (msgspec.json.encode(openapi()), wire.JSON),
+            b"/openapi.json": lambda caller: (msgspec.json.encode(self._seen_paths(openapi(), caller)), wire.JSON),
             b"/healthz": lambda caller: (b'{"status":"ok"}', wire.JSON),
         }
 
@@ -119,6 +119,8 @@ class Api:
                 _refuse_method(exchange, b"GET, HEAD")
             elif read is not None:
                 caller = LOCAL if request.path == b"/healthz" else self.allow(request, "read")
+                if caller.tenant and request.path in (b"/v1/status", b"/metrics"):
+                    raise Forbidden("what is told of all tenants is for who runs the server", hint="this token is a tenant's")
                 body, kind = read(caller)
                 exchange.respond(200, body, kind)
             elif self.closing or not self.ready():
@@ -159,7 +161,7 @@ class Api:
             del self._closed[door]
         try:
             if b"prefer" in request.headers and wants_async(request):
-                self._call_later(target, request, exchange)
+                self._call_later(target, request, exchange, caller)
                 return
             deadline_us, priority, cost_limit = _wishes(request, now_us)
             inputs = wire.inputs_of(request, target.params) if parsed is None else parsed.take()
@@ -197,19 +199,20 @@ class Api:
                     self.problem(exchange, wire.error_problem(error, call_id))
                     return
                 exchange.respond(200, body, kind, wire.reply_headers(ending))
+            elif type(ending) is Refuse and ending.reason == "deadline" and _WISHES.isdisjoint(request.headers):
+                closed = self._closed[door] = Closed(loop.turn, now_us + min(ending.retry_after_us, CLOSED_US), ending)
+                closed.answer(exchange, call_id)
             else:
                 assert not isinstance(ending, Reply)
                 self.problem(exchange, self.ending_problem(ending))
-                if type(ending) is Refuse and ending.reason == "deadline" and _WISHES.isdisjoint(request.headers):
-                    self._closed[door] = Closed(loop.turn, now_us + min(ending.retry_after_us, CLOSED_US), ending)
 
         loop.submit(call, inputs, on_end)
 
-    def _call_later(self, target: Target, request: Request, exchange: Exchange) -> None:
+    def _call_later(self, target: Target, request: Request, exchange: Exchange, caller: Caller) -> None:
         if self.runs is None:
             raise StoreDown("this server keeps no runs", hint="start it with --store, or call without Prefer: respond-async")
         wall_us = time.time_ns() // 1000
-        self.runs.accept(target, request, exchange, self.allow(request, "invoke"), _wishes(request, wall_us))
+        self.runs.accept(target, request, exchange, caller, _wishes(request, wall_us))
 
     def ending_problem(self, ending: Fail | Refuse) -> wire.Problem:
         """What is said of a call that ended without a result; what its own code said is in the log in any case."""
@@ -229,6 +232,13 @@ class Api:
     def _listing(self, kind: str, caller: Caller) -> tuple[bytes, bytes]:
         seen = [target for target in self._calls.values() if target.kind == kind and target.seen_by(caller.tenant)]
         return msgspec.json.encode([_about(target) for target in seen]), wire.JSON
+
+    def _seen_paths(self, document: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        hidden = {target.name for target in self.targets if not target.seen_by(caller.tenant)}
+        if not hidden:
+            return document
+        paths = document["paths"].items()
+        return {**document, "paths": {path: about for path, about in paths if not hidden & {*path.split("/")}}}
 
     def _status(self) -> tuple[bytes, bytes]:
         return msgspec.json.encode(status(self._loop, self._metrics.recent, self._calls.values())), wire.JSON

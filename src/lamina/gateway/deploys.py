@@ -201,10 +201,6 @@ class Deploys:
         """Would it all fit?"""
         state = self._gateway.loop.controller.state
         specs = served.functions(self.terms)
-        if any(spec.gpu == "must" for spec in specs) and hasattr(self._gateway.loop.engine, "local"):
-            raise Conflict(
-                "functions that need a GPU cannot be deployed to a running server yet", hint="restart it: lamina serve FILE"
-            )
         others = [spec for one in self.served.values() if one.app != served.app for spec in one.functions(self.terms)]
         check_room([device.spec for device in state.devices.values()], others, specs)
         mine = [one for one in self.served.values() if one.tenant == served.tenant and one.app != served.app]
@@ -217,15 +213,17 @@ class Deploys:
         before = self.served.get(served.app)
         specs = served.functions(self.terms)
         gone = _retired(before, specs, gateway.loop.controller.state.functions) if before is not None else []
-        local = getattr(gateway.loop.engine, "local", gateway.loop.engine)
-        paths: dict[str, str] = getattr(local, "apps", {})
-        was = dict(paths)
-        paths.update({spec.name: served.path for spec in specs if served.path})
+        engine = gateway.loop.engine
+        places: list[dict[str, str]] = [part.apps for part in getattr(engine, "parts", [engine]) if hasattr(part, "apps")]
+        before_paths = [dict(place) for place in places]
+        for place in places:
+            place.update({spec.name: served.path for spec in specs if served.path})
         try:
             gateway.loop.post(Deployed((*specs, *gone), served.manifest.flows))
         except BaseException:
-            paths.clear()
-            paths.update(was)
+            for place, was in zip(places, before_paths, strict=True):
+                place.clear()
+                place.update(was)
             raise
         self.served[served.app] = served
         self.failed.pop(served.app, None)

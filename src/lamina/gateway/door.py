@@ -6,15 +6,16 @@ too: somebody who shows one means it.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
-from collections.abc import Callable
 
 from lamina.access.access import Access
 from lamina.access.records import Identity
-from lamina.core.events import Event, TenantSet
+from lamina.core.events import TenantSet
 from lamina.errors import BadValue, Forbidden, Unauthorized
 from lamina.gateway.caller import LOCAL, Caller, Scope
 from lamina.gateway.heads import Request
+from lamina.live.loop import LiveLoop
 from lamina.types import Tenant
 
 _BEARER = b"bearer "
@@ -66,8 +67,12 @@ def check_host(host: str, access: Access | None = None) -> bool:
     return True
 
 
-def keep_limits(access: Access, post: Callable[[Event], None]) -> None:
-    """The controller knows the limits of all tenants, now and after every change."""
+SAVE_EVERY_S = 30.0
+
+
+def keep_limits(access: Access, loop: LiveLoop) -> None:
+    """The controller knows the limits of all tenants, now and after every change; what they have had of a day survives it."""
+    post, books = loop.post, loop.controller.books
     told: dict[str, Tenant] = {}
 
     def tell() -> None:
@@ -77,7 +82,13 @@ def keep_limits(access: Access, post: Callable[[Event], None]) -> None:
         for name, tenant in access.tenants.items():
             if told.get(name) != tenant:
                 told[name] = tenant
-                post(TenantSet(tenant))
+                post(TenantSet(tenant, access.spent.pop(name, 0.0)))
+
+    def save() -> None:
+        limited = [name for name, tenant in access.tenants.items() if tenant.unit_s_per_day]
+        access.save_spent({name: books.of(name).day.total_us for name in limited})
+        asyncio.get_running_loop().call_later(SAVE_EVERY_S, save)
 
     access.changed.append(tell)
     tell()
+    asyncio.get_running_loop().call_later(SAVE_EVERY_S, save)

@@ -105,6 +105,7 @@ class Exchange:
         if self.streaming and piece:
             self.answer = (self.answer or b"") + (b"%x\r\n%s\r\n" % (len(piece), piece) if self.keep_alive else piece)
             self._connection.answered()
+            self._connection.bound(len(self.answer))
 
     def end(self) -> None:
         if self.streaming:
@@ -313,6 +314,12 @@ class Connection(asyncio.Protocol):
             if not self._reading:
                 self._reading = True
                 transport.resume_reading()
+
+    def bound(self, waiting: int) -> None:
+        """Pieces that nobody reads are not kept without end."""
+        transport = self.transport
+        if transport is not None and waiting + transport.get_write_buffer_size() > self.limits.body_bytes:
+            transport.abort()
 
     def _enter(self, phase: str) -> None:
         self.phase = phase

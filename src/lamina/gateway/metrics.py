@@ -13,6 +13,7 @@ from lamina.core.controller import Controller
 from lamina.core.events import BatchFinished, Event
 from lamina.gateway.recent import Recent
 from lamina.live.loop import Ending
+from lamina.predict.online import Predictor
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -26,6 +27,7 @@ class _Now(Collector):
 
     def __init__(self, controller: Controller) -> None:
         self._state = controller.state
+        self._predictor = controller.predictor
 
     def collect(self) -> Iterator[Metric]:
         queued = GaugeMetricFamily("lamina_queue_jobs", "Jobs waiting", labels=["function"])
@@ -46,7 +48,14 @@ class _Now(Collector):
             units.add_metric([name], device.spec.units)
             memory.add_metric([name], device.memory_used_mib * 2**20)
             room.add_metric([name], device.spec.memory_mib * 2**20)
-        yield from (queued, standing, leased, units, memory, room)
+        stale = GaugeMetricFamily(
+            "lamina_stale_profile_ratio", "Observed over profiled time, where a profile no longer holds", labels=["function", "kind"]
+        )
+        if isinstance(self._predictor, Predictor):
+            ratios = {(one.function, one.kind): one.ratio for one in self._predictor.stale()}
+            for labels, ratio in ratios.items():
+                stale.add_metric(list(labels), ratio)
+        yield from (queued, standing, leased, units, memory, room, stale)
 
 
 class _PerTarget:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from lamina.core.controller import Controller
 from lamina.core.lifecycle import Phase
 from lamina.gateway import wire
 from lamina.gateway.api import Api, Target
+from lamina.gateway.bill import Bill
 from lamina.gateway.door import Door, keep_limits
 from lamina.gateway.door import check_host as check_host
 from lamina.gateway.http import Limits, Server
@@ -21,6 +23,7 @@ from lamina.gateway.oip.mount import Oip, mount
 from lamina.gateway.oip.paths import paths as v2_paths
 from lamina.gateway.openapi import document
 from lamina.gateway.runs import Runs
+from lamina.gateway.state import StateSite
 from lamina.gateway.tls import context
 from lamina.gateway.traces import Traces
 from lamina.live.durable import KEEP_US, Durable
@@ -42,6 +45,7 @@ class Gateway:
     api: Api
     server: Server
     metrics: Metrics
+    bill: Bill
     host: str
     port: int
     oip: Oip
@@ -70,13 +74,14 @@ class Gateway:
             await self.durable.stop(grace_s)
             grace_s = max(0.1, until_s - asyncio.get_running_loop().time())
         left = await self.loop.drain(grace_s)
+        self.bill.flush()
         if self.durable is not None:
             await self.durable.store.close()  # with what those calls have changed of the state
         if self.hub is not None:
             await self.hub.stop()
         await self.oip.stop(0.5)
         await self.server.stop()
-        await self.loop.stop()
+        await self.loop.stop(min(5.0, grace_s))
         return left
 
 
@@ -126,7 +131,7 @@ async def open_gateway(
         access.give_secrets(loop.engine)
     await live.start()
     if access is not None:
-        keep_limits(access, loop.post)
+        keep_limits(access, loop)
     durable = None
     if store is not None:
         durable = Durable(loop, store, lambda ending: api.ending_problem(ending).body(), keep_us=keep_us)
@@ -134,7 +139,10 @@ async def open_gateway(
         api.runs = Runs(api, durable)
         if store.exists:
             durable.start()
+    bill = Bill(api, store, time.time)
+    metrics.on_ended.append(bill.ended)
     triggers = await open_state(app, live.book, loop, durable)
+    StateSite(api, live.book)
     _watch_lag(api)
     hub = None
     if ingress:
@@ -145,7 +153,7 @@ async def open_gateway(
         bound = await server.start(host, port, **secured, **options)
     if grpc_port is not None:
         await oip.open_grpc(host, grpc_port, tls)
-    return Gateway(app, loop, api, server, metrics, host, bound, oip, durable, triggers, hub, tls is not None)
+    return Gateway(app, loop, api, server, metrics, bill, host, bound, oip, durable, triggers, hub, tls is not None)
 
 
 def _all(*watches: Watch | None) -> Watch:

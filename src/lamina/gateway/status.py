@@ -12,6 +12,7 @@ from lamina.core.state import FunctionState, State
 from lamina.gateway.recent import Recent, Share
 from lamina.live.engines import Engines
 from lamina.live.loop import LiveLoop
+from lamina.planner.neighbours import KnowsDemand, known_interference
 from lamina.types import Slo
 
 
@@ -46,7 +47,7 @@ def status(loop: LiveLoop, recent: Recent, targets: Iterable[Target]) -> dict[st
 
 def _device(state: State, loop: LiveLoop, device: Device, now_us: int) -> dict[str, Any]:
     batches = {batch.id: batch for batch in state.batches.values() if batch.device is device}
-    slices = [
+    slices: list[dict[str, Any]] = [
         {
             "slice": mask_label(device.spec.id, mask),
             "mask": mask,
@@ -71,18 +72,20 @@ def _device(state: State, loop: LiveLoop, device: Device, now_us: int) -> dict[s
         "homes": homes,
         "memory_mib": device.spec.memory_mib,
         "memory_used_mib": device.memory_used_mib,
-        "bandwidth": _bandwidth(loop, device, [batch.instance.function for batch in batches.values()]),
+        "bandwidth": _bandwidth(loop, device, [(one["function"], one["mask"].bit_count()) for one in slices]),
         "executor": _executor(loop, device.spec.id),
     }
 
 
-def _bandwidth(loop: LiveLoop, device: Device, running: list[str]) -> float | None:
-    """Part of the peak memory bandwidth that the functions running now ask for; None where no profile says."""
-    known = getattr(loop.controller.predictor, "bandwidth", None)
-    if known is None or not running:
+def _bandwidth(loop: LiveLoop, device: Device, running: list[tuple[str, int]]) -> float | None:
+    """Part of the peak memory bandwidth that the batches running now ask for; None where no profile says."""
+    model: object = known_interference(loop.controller.predictor)
+    if not isinstance(model, KnowsDemand):
         return None
-    demands = [known(function, device.spec.kind) for function in dict.fromkeys(running)]
-    return round(sum(demands), 3) if any(demands) else None
+    kind, units = device.spec.kind, device.spec.units
+    if not any(place == kind for _, place in model.demand):
+        return None
+    return round(sum(model.demand.get((function, kind), 0.0) * count / units for function, count in running), 3)
 
 
 def _executor(loop: LiveLoop, device: str) -> dict[str, Any] | None:

@@ -85,10 +85,14 @@ class MpsDaemon:
     def end_client(self, process: subprocess.Popen[bytes]) -> None:
         """Its work is stopped by the daemon, which may be killed for; only then the process is killed."""
         if process.poll() is None:
-            for server in self.servers():
-                self.ask(f"terminate_client {server} {process.pid}")
+            self.terminate(process.pid)
             process.kill()
         process.wait()
+
+    def terminate(self, pid: int) -> None:
+        """Stop the work of this client; its process may be killed afterwards."""
+        for server in self.servers():
+            self.ask(f"terminate_client {server} {pid}")
 
     def close(self) -> None:
         process, self._process = self._process, None

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import secrets
 import time
@@ -20,18 +19,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from lamina import values
 from lamina.core.actions import Fail, Keep, Refuse, Reply
-from lamina.core.events import Awake, CallResumed, Kept
-from lamina.core.flow import Flow
+from lamina.core.events import Kept
 from lamina.core.notes import Note
 from lamina.errors import Conflict, LaminaError
 from lamina.live.feeder import Feeder
 from lamina.live.loop import Ending, LiveLoop
+from lamina.live.starter import Starter, shifted
 from lamina.store import runs as stored
 from lamina.store.base import Done, Session, Store, Work
 from lamina.store.runs import Fed, RunRow
-from lamina.types import NEVER_US, Call
 
 log = logging.getLogger("lamina")
 
@@ -92,14 +89,14 @@ class Durable:
         self._held: dict[str, _Held] = {}
         self.feeder = Feeder(store, self._begin, self._has_room)
         self._weight = 0.0
+        self._deferred = 0  #: runs refused for the moment: as long as there are many, no others are fetched
         self._started = self._closing = False
         self._telling = ("", 0)  #: the run that is told something just now, and the number of that note
         self._cancelled: set[str] = set()
         self._waiters: dict[str, list[Callable[[], None]]] = {}
-        self._flows: dict[str, tuple[Flow, str, bytes]] = {}
-        self._begun: list[str] = []
         self._last_us = 0
         self._origin_us = time.time_ns() // 1000 - loop.now_us()
+        self._starter = Starter(loop, store, self._origin_us, self.holds, self._tell, self._ended)
         loop.keep = self._keep
 
     def start(self) -> None:
@@ -126,7 +123,7 @@ class Durable:
             done(self.store.down)
             return
         row = msgspec.structs.replace(row, id=self._new_id(), state="queued", created_us=self.wall_us())
-        name, body = self._flow_id(row.target) if row.kind == "workflow" else ("", b"")
+        name, body = self._starter.flow_id(row.target) if row.kind == "workflow" else ("", b"")
         row = msgspec.structs.replace(row, flow=name)
         packed = msgspec.msgpack.encode(inputs)
 
@@ -147,14 +144,6 @@ class Durable:
         self._last_us = max(self._last_us + 1, self.wall_us())
         return f"{self._last_us:014x}{secrets.token_hex(5)}"
 
-    def _flow_id(self, target: str) -> tuple[str, bytes]:
-        flow = self._loop.controller.state.flows[target]
-        known = self._flows.get(target)
-        if known is None or known[0] is not flow:
-            body = values.encode(flow)
-            known = self._flows[target] = (flow, hashlib.blake2b(body, digest_size=12).hexdigest(), body)
-        return known[1], known[2]
-
     # ---------------------------------------------------------------------- beginning
 
     def _recovered(self, found: tuple[dict[int, int], str] | LaminaError) -> None:
@@ -172,7 +161,7 @@ class Durable:
         self._later(LOOK_S, self._look)
 
     def _has_room(self, look: bool) -> bool:
-        if self._weight < JOBS and len(self._held) < ROOM:
+        if self._weight < JOBS and len(self._held) + self._deferred < ROOM:
             return True
         if look:  # those that only wait leave their room to others
             runs = self._loop.controller.state.runs
@@ -192,79 +181,9 @@ class Durable:
         return held
 
     def _begin(self, fed: Fed) -> None:
-        row = fed.row
-        if row.id in self._held:
-            return
-        number = fed.last
-        if row.deadline_us and row.deadline_us <= self.wall_us():
-            self._hold(row, number)
-            self._ended(Fail(row.id, "deadline"))
-            return
-        current = self._loop.controller.state.flows.get(row.target)
-        if not row.began_us or row.kind == "function":
-            self._start(fed, number)
-        elif current is not None and self._flow_id(row.target)[0] == row.flow:
-            self._resume(fed, number, current, None)
-        else:  # the app has changed; the run ends as it began
-            self._hold(row, number)
-            self.store.read(lambda db: stored.flow(db, row.flow), lambda body: self._resume_old(fed, number, body))
-
-    def _call(self, row: RunRow, began_us: int) -> Call:
-        until_us = row.deadline_us - self._origin_us if row.deadline_us else NEVER_US
-        began_us -= self._origin_us
-        wishes = (row.tenant, row.priority, row.cost_limit, row.size_bytes)
-        return Call(row.id, row.target, began_us, until_us, until_us, *wishes, durable=True)
-
-    def _start(self, fed: Fed, number: int) -> None:
-        row, began_us = fed.row, self.wall_us()
-        self._hold(row, number)
-        if row.target not in self._loop.controller.state.flows:
-            self._ended(Refuse(row.id, "unknown"))
-            return
-        self._loop.submit(self._call(row, began_us), _inputs(fed), self._ended, began_us)
-        if row.id in self._held:
-            self._held[row.id].row = msgspec.structs.replace(row, state="running", began_us=row.began_us or began_us)
-            self._note_begun(row.id, began_us)
-
-    def _note_begun(self, id: str, now_us: int) -> None:
-        """Together with all that begin in this turn of the loop."""
-        if not self._begun:
-            asyncio.get_running_loop().call_soon(self._write_begun, now_us)
-        self._begun.append(id)
-
-    def _write_begun(self, now_us: int) -> None:
-        ids, self._begun = self._begun, []
-        self.store.write(lambda db: stored.begin(db, ids, now_us), must=True)
-
-    def _resume_old(self, fed: Fed, number: int, body: bytes | LaminaError | None) -> None:
-        self._let_go(fed.row.id)
-        if fed.row.id in self._cancelled:
-            self._cancelled.discard(fed.row.id)
-            self._hold(fed.row, number)
-            self._ended(Fail(fed.row.id, "cancelled"))
-            return
-        try:
-            assert isinstance(body, bytes)
-            flow = msgspec.convert(values.decode(body), Flow)
-        except (AssertionError, LaminaError, msgspec.MsgspecError):
-            self._hold(fed.row, number)
-            self._ended(Refuse(fed.row.id, "unknown"))
-            return
-        self._resume(fed, number, flow, flow)
-
-    def _resume(self, fed: Fed, number: int, flow: Flow, old: Flow | None) -> None:
-        row, loop = fed.row, self._loop
-        self._hold(msgspec.structs.replace(row, state="running"), number)
-        again_us = row.again_us - self._origin_us if row.again_us else 0
-        loop.resume(CallResumed(self._call(row, row.began_us), old, again_us), flow, _inputs(fed), self._ended, row.began_us)
-        for kept in fed.kept:
-            if row.id not in self._held:
-                return
-            loop.data.recall(row.id, kept.note, kept.value)
-            self._tell(row.id, kept.number, _shifted(kept.note, -self._origin_us))
-        loop.post(Awake(row.id, again_us))
-        if row.id in self._held:
-            self._note_begun(row.id, row.began_us)
+        if fed.row.id not in self._held:
+            self._hold(fed.row, fed.last)
+            self._starter.begin(fed, self.wall_us())
 
     # ----------------------------------------------------------------------- on the way
 
@@ -276,7 +195,7 @@ class Durable:
         held.writing += 1
         id, number, note = action.call_id, held.number, action.note
         value = self._loop.data.outcome(id, note)
-        written = _shifted(note, self._origin_us)
+        written = shifted(note, self._origin_us)
         work: Work[None] = stored.keep(id, number, written, value)
         also, then = self.beside(id, note.scope, note.node) or _NOTHING
         if also is not _nothing:
@@ -308,7 +227,8 @@ class Durable:
         id = ending.call_id
         held = self._let_go(id)
         if isinstance(ending, Refuse) and ending.reason in LATER:
-            self._later(max(0.05, ending.retry_after_us / 1e6), lambda: self.feeder.again(id))
+            self._deferred += 1
+            self._later(max(0.05, ending.retry_after_us / 1e6), lambda: self._no_longer_deferred(id))
             return
         called_off = isinstance(ending, Fail) and ending.error == "cancelled"
         if called_off and self._closing and id not in self._cancelled:
@@ -333,11 +253,18 @@ class Durable:
         self.store.write(stored.plain_end(id, record) if is_plain else work, on_disk, must=True)
         self.feeder.feed()
 
+    def _no_longer_deferred(self, id: str) -> None:
+        self._deferred -= 1
+        self.feeder.again(id)
+
     def _record(self, ending: Ending, otherwise: str) -> stored.Ending:
         now_us = self.wall_us()
         if isinstance(ending, Reply):
-            about = msgspec.json.encode(ending)
-            return stored.Ending("succeeded", now_us, bytes(self._loop.data.result(ending.call_id)), None, about)
+            try:
+                result = bytes(self._loop.data.result(ending.call_id))
+                return stored.Ending("succeeded", now_us, result, None, msgspec.json.encode(ending))
+            except LaminaError as error:  # its result is made of what is not there
+                ending = Fail(ending.call_id, error.code)
         return stored.Ending(otherwise, now_us, None, self._describe(ending))
 
     def _wake(self, id: str) -> None:
@@ -362,8 +289,9 @@ class Durable:
             self._cancelled.add(id)
             self.when_over(id, lambda: done(None))
             self._loop.cancel(id)
-            if id not in self._held:
-                self._cancelled.discard(id)
+            if id in self._held:  # not begun yet
+                self._ended(Fail(id, "cancelled"))
+            self._cancelled.discard(id)
             return
         record = self._record(Fail(id, "cancelled"), "cancelled")
 
@@ -424,23 +352,9 @@ class Durable:
             await asyncio.sleep(0.01)
         for id in list(self._held):
             self._loop.cancel(id)
-        await self.store.close()
 
     def _busy(self) -> bool:
         state = self._loop.controller.state
         if any(held.writing for held in self._held.values()):
             return True
         return any(job.run.call.durable for batch in state.batches.values() if batch.started_us >= 0 for job in batch.jobs)
-
-
-def _inputs(fed: Fed) -> dict[str, bytes]:
-    return msgspec.msgpack.decode(fed.inputs, type=dict[str, bytes])
-
-
-def _shifted(note: Note, by_us: int) -> Note:
-    return msgspec.structs.replace(
-        note,
-        at_us=note.at_us + by_us,
-        queued_us=note.queued_us + by_us if note.queued_us else 0,
-        began_us=note.began_us + by_us if note.began_us else 0,
-    )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 from lamina.core.actions import Action, DropJob, Kill, Load, Resize, StartBatch, Unload
 from lamina.core.events import Event
+from lamina.gpu.mps import MpsSlicer
 from lamina.live.frames import ErrorInfo
 from lamina.live.gpu_engine import GpuEngine
 from lamina.live.local import LocalEngine
@@ -16,8 +18,8 @@ from lamina.types import DeviceSpec
 class Engines:
     """All of them share the books of one ledger, so a value made by one is read by another where it lies."""
 
-    def __init__(self, local: LocalEngine, gpus: list[GpuEngine]) -> None:
-        self.local, self.gpus = local, gpus
+    def __init__(self, local: LocalEngine, gpus: list[GpuEngine], mps: MpsSlicer | None = None) -> None:
+        self.local, self.gpus, self.mps = local, gpus, mps
         self.load_errors: dict[str, ErrorInfo] = local.load_errors
         self.pool, self.reader, self.release = local.pool, local.reader, local.release
         self._of_device: dict[str, LocalEngine | GpuEngine] = {gpu.device.id: gpu for gpu in gpus}
@@ -48,8 +50,9 @@ class Engines:
             case StartBatch():
                 self._start(action)
             case Load():
-                self._of_instance[action.instance] = self._on(action.device)
-                self._on(action.device).perform(action)
+                isolated = action.function in self.local.isolated
+                self._of_instance[action.instance] = self.local if isolated else self._on(action.device)
+                self._of_instance[action.instance].perform(action)
             case Unload():
                 self._of_instance.pop(action.instance, self.local).perform(action)
             case Kill() | Resize():
@@ -65,7 +68,7 @@ class Engines:
 
     def _start(self, action: StartBatch) -> None:
         """A value that is on a device and needed elsewhere is brought here first; that is rare, and the batch waits for it."""
-        engine = self._on(action.device)
+        engine = self._of_instance.get(action.instance) or self._on(action.device)
         for gpu in self.gpus:
             if gpu is not engine and (refs := gpu.missing(action)):
                 gpu.fetch(refs, lambda: self._start(action))
@@ -76,3 +79,5 @@ class Engines:
         for gpu in self.gpus:
             await gpu.stop(grace_s)
         await self.local.stop(grace_s)  # the last, for it owns the shared memory
+        if self.mps is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self.mps.close)

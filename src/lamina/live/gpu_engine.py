@@ -87,6 +87,7 @@ class GpuEngine:
         self.unknown: set[str] = set()
         self.usage: Usage | None = None  #: what the executor said last
         self.restarts = -1  #: of the process; the first start is none
+        self.apps: dict[str, str] = {}  #: by function: where it is loaded from now, if not from `app`
         self._app, self._slicer, self._ordinal = app, slicer, ordinal
         self._ledger = ledger
         self._limits = limits or LocalLimits()
@@ -212,7 +213,8 @@ class GpuEngine:
 
     def _send_load(self, instance: _Instance) -> None:
         load = instance.load
-        self._send(LoadOne(load.instance, load.function, load.mask, clock_us(), load.function in self.unknown))
+        app = self.apps.get(load.function, "")
+        self._send(LoadOne(load.instance, load.function, load.mask, clock_us(), load.function in self.unknown, app))
 
     def _overdue(self, instance: _Instance) -> None:
         said = ErrorInfo("LoadTimeout", f"not loaded within {self._limits.load_s:g} s")

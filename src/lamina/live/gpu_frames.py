@@ -30,6 +30,7 @@ class GpuSetup(Struct, frozen=True, forbid_unknown_fields=True):
     pool_bytes: int
     ordinal: int = 0
     weights_mib: int = 0  #: of the device for weights; 0: four fifths
+    is_spare: bool = False  #: get ready, and leave the device alone until `Go`
     fd: int = -1
 
 
@@ -39,6 +40,7 @@ class LoadOne(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, 
     mask: Natural  #: its standing slice, 0 if it has none
     asked_us: Natural
     probe: bool = False
+    app: str = ""  #: where it is to be found, if not where the executor was started from
 
 
 class UnloadOne(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=11):
@@ -66,6 +68,10 @@ class Forget(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, t
     """Values on the device nobody needs any more."""
 
     slots: list[Slot]
+
+
+class Go(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=15):
+    """To a spare: the device is yours."""
 
 
 class Up(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=20):
@@ -104,7 +110,7 @@ class Usage(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, ta
     evictions: Natural
 
 
-ToExecutor = LoadOne | UnloadOne | RunOn | Fetch | Forget | Release | Stop
+ToExecutor = Go | LoadOne | UnloadOne | RunOn | Fetch | Forget | Release | Stop
 FromExecutor = Up | Loaded | NotLoaded | Unloaded | Done | Fetched | Usage
 
 

@@ -75,7 +75,7 @@ class _Open:
 
 
 class GpuWorker:
-    def __init__(self, setup: GpuSetup, channel: Channel, slicer: Any, executor: Executor) -> None:
+    def __init__(self, setup: GpuSetup, channel: Channel, slicer: Any, executor: Executor, app: Any = None) -> None:
         self.leaving = False
         self.wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._setup, self._channel = setup, channel
@@ -83,7 +83,7 @@ class GpuWorker:
         self._is_gpu = hasattr(slicer, "driver")
         self._pool = Pool(setup.folder, setup.owner, setup.pool_bytes)
         self._reader = Reader(setup.folder)
-        self._app: Any = None
+        self._apps: dict[str, Any] = {}  #: by path: a new version of an app comes beside the old one
         self._held: dict[str, Held] = {}
         self._open: dict[int, _Open] = {}
         self._tickets: dict[int, int] = {}
@@ -153,7 +153,7 @@ class GpuWorker:
         """In its maker's thread: everything slow that touches nothing of ours."""
         try:
             with self._loading:  # users' code: seeds and imports are the whole process's
-                function = self._function(frame.function)
+                function = self._function(frame.function, frame.app or self._setup.app)
                 runner = function.open()
             staged = self._executor.stage(runner.model.module) if runner.model is not None and self._is_gpu else None
         except BaseException as error:
@@ -163,14 +163,14 @@ class GpuWorker:
         held = Held(frame.instance, function, runner, usual_mask(function, self._slicer, frame.mask), maker)
         self.call_soon(lambda: self._adopt(frame, held, staged))
 
-    def _function(self, name: str) -> Any:
-        if self._app is None:
+    def _function(self, name: str, app: str) -> Any:
+        if app not in self._apps:
             from lamina.sdk.load import load_app
 
-            self._app = load_app(self._setup.app)
-        function = self._app.functions.get(name)
+            self._apps[app] = load_app(app)
+        function = self._apps[app].functions.get(name)
         if function is None:
-            raise UnknownTarget(f"no function {name!r} in {self._setup.app}")
+            raise UnknownTarget(f"no function {name!r} in {app}")
         return function
 
     def _adopt(self, frame: LoadOne, held: Held, staged: Any) -> None:
@@ -473,6 +473,23 @@ def _on_host(value: Any) -> Any:
     return value
 
 
+def _wait_as_spare(setup: GpuSetup, channel: Channel) -> Any:
+    """Everything that can be done without the device, and then nothing until it is free: imports take most of a restart."""
+    from lamina.sdk.load import load_app
+
+    app = None
+    with contextlib.suppress(Exception):  # whoever loads a function of it says what is wrong
+        import torch  # noqa: F401
+
+        app = load_app(setup.app)
+    while (frame := channel.waiting()) is None:
+        if not channel.read():
+            raise BrokenPipeError
+    if not isinstance(frame, Go):
+        raise BrokenPipeError
+    return app
+
+
 def main(argument: str) -> int:
     setup = msgspec.json.decode(argument, type=GpuSetup)
     die_with_parent()
@@ -483,8 +500,9 @@ def main(argument: str) -> int:
     sys.setswitchinterval(_SWITCH_S)
     faulthandler.register(signal.SIGUSR1)  # what is it doing? every thread says so on stderr
     try:
+        app = _wait_as_spare(setup, channel) if setup.is_spare else None
         slicer = open_slicer(setup.slicer, setup.ordinal)
-        worker = GpuWorker(setup, channel, slicer, open_executor(slicer, setup.weights_mib))
+        worker = GpuWorker(setup, channel, slicer, open_executor(slicer, setup.weights_mib), app)
         signal.set_wakeup_fd(worker._woken, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, lambda *_: setattr(worker, "leaving", True))
         channel.send(Up(os.getpid(), slicer.device.memory_mib))

@@ -106,6 +106,8 @@ class LocalEngine:
         self._app = app
         self.apps: dict[str, str] = {}  #: by function: where it is loaded from now, if not from there
         self.environment: Callable[[str], dict[str, str]] = lambda function: {}  #: for workers of a function: secrets, say
+        self.isolated: dict[str, dict[str, str]] = {}  #: functions on a GPU in processes of their own, and what holds them there
+        self.end_client: Callable[[int], None] | None = None  #: to be called, in a thread, before one of these is killed
         self.on_line: Callable[[str, str, str], None] | None = None  #: (function, instance, line): who reads what they print
         self._taps: set[Tap] = set()
         self._limits = limits = limits or LocalLimits()
@@ -153,16 +155,17 @@ class LocalEngine:
             app=self.apps.get(action.function, self._app),
             function=action.function,
             device=action.device,
-            mask=action.mask,
+            mask=self._cores_of(action.function, action.mask),
             folder=self.ledger.folder.path,
             owner=worker.slots.owner,
             pool_bytes=self._limits.worker_pool_bytes,
             spill_bytes=self._limits.worker_spill_bytes,
             asked_us=clock_us(),
-            probe=action.function in self.unknown,
+            probe=action.function in self.unknown and action.function not in self.isolated,
         )
         tap = self._tap(action) if self.on_line is not None else None
-        kind = Kind(environment=self.environment(action.function), output=tap.fd if tap is not None else None)
+        environment = {**self.isolated.get(action.function, {}), **self.environment(action.function)}
+        kind = Kind(environment=environment, output=tap.fd if tap is not None else None)
         try:
             process = WorkerProcess(
                 self._loop, setup, lambda frame: self._frame(worker, frame), lambda: self._lost(worker), kind=kind
@@ -207,8 +210,18 @@ class LocalEngine:
     def _end(self, worker: _Worker, reason: str) -> None:
         """`InstanceLost` follows when it is dead, and no sooner: until then it uses its cores."""
         worker.lost_because = worker.lost_because or reason
-        if worker.process is not None:
-            worker.process.kill()
+        process = worker.process
+        if process is None:
+            return
+        if self.end_client is not None and worker.load.function in self.isolated:
+            ending = self._loop.run_in_executor(None, self.end_client, process.pid)
+            ending.add_done_callback(lambda _: process.kill())
+        else:
+            process.kill()
+
+    def _cores_of(self, function: str, mask: int) -> int:
+        """Units of a GPU are no cores: who is isolated there keeps those it has."""
+        return 0 if function in self.isolated else mask
 
     def _lost(self, worker: _Worker) -> None:
         """Called once for each worker, whatever ended it."""
@@ -239,7 +252,7 @@ class LocalEngine:
         reads: list[ShmRef] = []
         jobs = [job_frame(self._data, self.ledger, job, reads, self.deadline_us(job.call_id)) for job in action.jobs]
         try:
-            wire = pack(RunBatch(action.batch_id, action.mask, jobs))
+            wire = pack(RunBatch(action.batch_id, self._cores_of(action.function, action.mask), jobs))
         except FrameError as error:
             log.warning("batch %d of %s is not sent: %s", action.batch_id, action.function, error)
             self.ledger.unpin(reads)
@@ -305,7 +318,8 @@ class LocalEngine:
                 batch = worker.batches.get(frame.batch_id)
                 call_id = batch.action.jobs[0].call_id if batch is not None else ""
                 assert worker.process is not None
-                worker.process.send(pack(StateIs(self.book.read(self.book.place(call_id, frame.scope, frame.key)))))
+                place = self.book.place(worker.load.function, call_id, frame.scope, frame.key)
+                worker.process.send(pack(StateIs(self.book.read(place))))
 
     def _piece(self, worker: _Worker, piece: Piece) -> None:
         """Who yields is alive, however long it takes; the controller hears of that now and then."""
@@ -349,7 +363,8 @@ class LocalEngine:
         job = batch.action.jobs[0]
         verdict: LaminaError | bool = True
         if job.id in self._wanted:
-            verdict = self.book.commit((job.call_id, job.scope, job.node), changes.reads, changes.ops)
+            step = (job.call_id, job.scope, job.node)
+            verdict = self.book.commit(batch.action.function, step, changes.reads, changes.ops)
         again = verdict is False and changes.may
         if changes.reads:
             assert worker.process is not None

@@ -11,6 +11,7 @@ from lamina.core.controller import Controller
 from lamina.core.policy import Dispatch
 from lamina.errors import BadValue
 from lamina.gpu import detect
+from lamina.gpu.mps import MpsSlicer
 from lamina.gpu.opened import open_slicer
 from lamina.live.data import Data
 from lamina.live.emulated import EmulatedEngine, Pretence
@@ -20,12 +21,16 @@ from lamina.live.local import LocalEngine
 from lamina.live.loop import LiveLoop
 from lamina.live.statebook import Book
 from lamina.predict import devices, online, profile
+from lamina.predict.interference import bandwidth_of
 from lamina.predict.table import Table
 from lamina.predict.world import World
 from lamina.sdk.app import App
 from lamina.sdk.load import load_app
+from lamina.types import DeviceSpec
 
 DEFAULT_POLICY = "edf"
+ON_GPU = {"LAMINA_TORCH_DEVICE": "cuda"}
+"""Where a `TorchModel` runs that is alone in its process."""
 
 
 @dataclass(slots=True)
@@ -52,7 +57,8 @@ def open_local(
     """
     app = load_app(app_path)
     engine = _engines(app, app_path, gpu)
-    table = Table(read_profiles(app_path, profiles))
+    known = read_profiles(app_path, profiles)
+    table = Table(known, interference=bandwidth_of(known))
     if probe:  # what must not run twice does not run for nobody either
         functions = [function for function in app.functions.values() if function.spec.idempotent]
         for part in engine.parts:
@@ -80,7 +86,30 @@ def _engines(app: App, app_path: str, gpu: str) -> Engines:
         slicer = open_slicer(gpu)
         found = [(gpu, 0, slicer.device)]
         slicer.close()
-    return Engines(local, [GpuEngine(app_path, device, name, local.ledger, ordinal=place) for name, place, device in found])
+    mps, environment = _isolate(app, local, found)
+    gpus = [
+        GpuEngine(app_path, device, name, local.ledger, ordinal=place, environment=environment) for name, place, device in found
+    ]
+    return Engines(local, gpus, mps)
+
+
+def _isolate(app: App, local: LocalEngine, found: list[tuple[str, int, DeviceSpec]]) -> tuple[MpsSlicer | None, dict[str, str]]:
+    """Functions that asked for a process of their own on the GPU get one, under MPS where there is a real one.
+
+    The executor must then be a client of the same daemon: processes that are not take turns on the device instead of sharing it.
+    """
+    alone = [function for function in app.functions.values() if function.isolated]
+    if not alone or not found:
+        return None, {}
+    name, _, device = found[0]
+    mps = MpsSlicer(device) if name in ("green", "mig") else None
+    for function in alone:
+        mask = (1 << function.spec.units_on(device)) - 1
+        local.isolated[function.name] = {**mps.environment(mask, function.spec.memory_mib), **ON_GPU} if mps is not None else {}
+    if mps is None:
+        return None, {}
+    local.end_client = mps.daemon.terminate
+    return mps, dict(mps.daemon.environment)
 
 
 def open_emulated(

@@ -57,6 +57,7 @@ class Book:
     """`is_durable` tells whether somebody will take the changes of a call's steps and store them with their results."""
 
     app: str
+    apps: dict[str, str] = field(default_factory=dict)  #: by function, of apps that were deployed later
     target_of: Callable[[str], str] = lambda call_id: ""
     is_durable: Callable[[str], bool] = lambda call_id: False
     changed: Callable[[list[Write]], None] = lambda writes: None  #: told of changes that start something, once they are safe
@@ -69,24 +70,24 @@ class Book:
     def load(self, cells: Iterable[kv.Entry]) -> None:
         self.cells |= {(one.scope, one.key): Cell(one.kind, one.value, one.version) for one in cells}
 
-    def place(self, call_id: str, scope: str, key: str) -> Place:
-        """A step says "app" or "workflow"; which one follows from its call."""
-        return (f"app/{self.app}" if scope == "app" else f"workflow/{self.target_of(call_id)}"), key
+    def place(self, function: str, call_id: str, scope: str, key: str) -> Place:
+        """A step says "app" or "workflow"; which one follows from its function and its call."""
+        return (f"app/{self.apps.get(function, self.app)}" if scope == "app" else f"workflow/{self.target_of(call_id)}"), key
 
     def read(self, place: Place) -> Cell:
         return self.cells.get(place, Cell()) if self.down is None else UNKNOWN
 
-    def commit(self, step: Step, reads: Sequence[tuple[str, str, int]], ops: Sequence[Op]) -> LaminaError | bool:
+    def commit(self, function: str, step: Step, reads: Sequence[tuple[str, str, int]], ops: Sequence[Op]) -> LaminaError | bool:
         """False: something it has read is not so any more. An error: its changes make no sense."""
         call_id = step[0]
         if self.down is not None:
             return self.down
-        if any(self.read(self.place(call_id, scope, key)).version != version for scope, key, version in reads):
+        if any(self.read(self.place(function, call_id, scope, key)).version != version for scope, key, version in reads):
             return False
         fresh: dict[Place, Cell] = {}
         try:
             for op in ops:
-                place = self.place(call_id, op.scope, op.key)
+                place = self.place(function, call_id, op.scope, op.key)
                 fresh[place] = applied(fresh.get(place) or self.read(place), op)
         except LaminaError as error:
             return error

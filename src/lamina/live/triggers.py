@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -44,29 +44,45 @@ Start = Callable[[str, dict[str, bytes], str, Started], None]
 
 
 class Triggers:
-    def __init__(self, triggers: list[Trigger], book: Book, start: Start, store: Store | None) -> None:
-        self._triggers = {trigger.name: trigger for trigger in triggers}
+    def __init__(self, book: Book, start: Start, store: Store | None) -> None:
+        self._triggers: dict[str, Trigger] = {}
+        self._apps: dict[str, list[str]] = {}
+        self._last_us: dict[str, int] = {}  #: when a clock last struck, or would have
+        self._is_open = False
         self._book = book
         self._start = start
         self._store = store
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.started = 0
 
+    def set_app(self, app: str, triggers: Sequence[Trigger]) -> None:
+        """These are the triggers of this app from now on; clocks that stay go on as they were."""
+        for name in self._apps.pop(app, []):
+            self._triggers.pop(name, None)
+            if (timer := self._timers.pop(name, None)) is not None:
+                timer.cancel()
+        self._book.watches = [watch for watch in self._book.watches if watch.target in self._triggers]
+        self._apps[app] = [trigger.name for trigger in triggers]
+        for trigger in triggers:
+            self._triggers[trigger.name] = trigger
+            if trigger.kind == "change":
+                scope = f"workflow/{trigger.workflow}" if trigger.workflow else f"app/{app}"
+                self._book.watches.append(Watch(scope, trigger.key, trigger.name))
+            elif self._is_open:
+                self._wind(trigger, self._last_us.get(trigger.name, _now_us()))
+
     def open(self) -> None:
         """Needs a running loop. State has been read by now."""
-        for name, trigger in self._triggers.items():
-            if trigger.kind == "change":
-                scope = f"workflow/{trigger.workflow}" if trigger.workflow else f"app/{self._book.app}"
-                self._book.watches.append(Watch(scope, trigger.key, name))
         self._book.changed = self._changed
-        clocks = [trigger for trigger in self._triggers.values() if trigger.kind != "change"]
         if self._store is None or not self._store.exists:
-            for trigger in clocks:
-                self._wind(trigger, _now_us())
-            return
-        self._store.read(lambda db: (kv.entries(db, SCOPE, limit=10_000), outbox.due(db, CHANGES, _now_us(), 10_000)), self._left)
+            self._left(([], []))
+        else:
+            self._store.read(
+                lambda db: (kv.entries(db, SCOPE, limit=10_000), outbox.due(db, CHANGES, _now_us(), 10_000)), self._left
+            )
 
     def close(self) -> None:
+        self._is_open = False
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -78,10 +94,11 @@ class Triggers:
             log.error("triggers: what was due cannot be read, and is not made up for: %s", found)
             found = ([], [])
         entries, letters = found
-        last_us = {entry.key: int(values.decode(entry.value)) for entry in entries}
+        self._is_open = True
+        self._last_us |= {entry.key: int(values.decode(entry.value)) for entry in entries}
         for trigger in self._triggers.values():
             if trigger.kind != "change":
-                self._wind(trigger, last_us.get(trigger.name, _now_us()))
+                self._wind(trigger, self._last_us.get(trigger.name, _now_us()))
         self._changed([msgspec.msgpack.decode(letter.body, type=Write) for letter in letters])
 
     # ------------------------------------------------------------------------ clocks
@@ -103,6 +120,7 @@ class Triggers:
             if error is None and self._store is not None:
                 self._store.write(lambda db: _remember(db, trigger.name, due_us), must=True)
 
+        self._last_us[trigger.name] = max(due_us, now_us)
         self._wind(trigger, max(due_us, now_us))  # what was missed is made up for once
         self._begin(trigger, {"due": due}, due_us, done)
 
@@ -139,9 +157,9 @@ class Triggers:
             log.error("triggers: %s is not started: %s", trigger.name, error)
 
 
-def durably(durable: Durable, app: App) -> Start:
+def durably(durable: Durable, loop: LiveLoop) -> Start:
     def start(target: str, inputs: dict[str, bytes], key: str, done: Started) -> None:
-        kind = "workflow" if target in app.workflows else "function"
+        kind = "function" if target in loop.controller.state.functions else "workflow"
         size = sum(map(len, inputs.values()))
         row = RunRow("", kind, target, "", "", 0, 0.0, size, 0, 0, 0, 0, "")
         durable.accept(row, inputs, key, key, lambda found: done(found if isinstance(found, LaminaError) else None))
@@ -170,15 +188,15 @@ async def open_state(app: App, book: Book, loop: LiveLoop, durable: Durable | No
         book.is_durable = durable.holds
         durable.beside = book.beside
         if store.exists:
-            scopes = [f"app/{app.name}", *(f"workflow/{name}" for name in (*app.functions, *app.workflows))]
-            await _loaded(book, store, scopes)
-    start = durably(durable, app) if durable is not None else at_once(loop)
-    triggers = Triggers(app.triggers, book, start, store)
+            await _loaded(book, store)
+    start = durably(durable, loop) if durable is not None else at_once(loop)
+    triggers = Triggers(book, start, store)
+    triggers.set_app(app.name, app.triggers)
     triggers.open()
     return triggers
 
 
-async def _loaded(book: Book, store: Store, scopes: list[str]) -> None:
+async def _loaded(book: Book, store: Store) -> None:
     read: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def done(found: list[kv.Entry] | LaminaError) -> None:
@@ -193,17 +211,17 @@ async def _loaded(book: Book, store: Store, scopes: list[str]) -> None:
             read.set_result(None)
 
     def ask() -> None:
-        store.read(lambda db: [entry for scope in scopes for entry in _all(db, scope)], done)
+        store.read(_all, done)
 
     ask()
     await read
 
 
-def _all(db: Session, scope: str) -> list[kv.Entry]:
-    found: list[kv.Entry] = []
-    while page := kv.entries(db, scope, after=found[-1].key if found else "", limit=1_000):
-        found += page
-    return found
+def _all(db: Session) -> list[kv.Entry]:
+    rows = db.rows(
+        "SELECT scope, name, kind, value, version, changed_us FROM state WHERE scope LIKE 'app/%' OR scope LIKE 'workflow/%'"
+    )
+    return [kv.Entry(*row) for row in rows]
 
 
 def _remember(db: Session, name: str, due_us: int) -> None:

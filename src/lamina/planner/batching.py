@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lamina.core.queue import Job
-from lamina.core.state import FunctionState
+from lamina.core.state import Batch, FunctionState, echo_us
 from lamina.types import NEVER_US
 
 QUIET_GAPS = 3.0
@@ -43,6 +43,13 @@ def wait_until_us(
     return min(start_by_us, meter.last_us + max(50, int(QUIET_GAPS * meter.gap_us)) + 1)
 
 
+def ask_again_at(now_us: int, function: FunctionState, count: int) -> int:
+    """With how many jobs to look again: when half of those expected back are here; else at the next."""
+    meter = function.meter
+    missing = round(meter.echo * meter.answered) - meter.echoed if now_us < meter.echo_until_us else 0
+    return count + max(1, missing // 2)
+
+
 def _worth_waiting(count: int, most: int, alone_us: int, gap_us: float, latency_us: Callable[[int], int]) -> bool:
     more = 1
     while True:
@@ -58,6 +65,14 @@ def echo_pays(count: int, most: int, missing: int, wait_us: int, latency_us: Cal
     """Is it worth waiting for callers who are about to call again?"""
     joined = min(most, count + missing)
     return joined > count and joined * latency_us(count) > count * (latency_us(joined) + wait_us)
+
+
+def echo_is_better(function: FunctionState, before: Batch, count: int, latency_us: Callable[[int], int]) -> bool:
+    """Book nothing behind a batch whose callers will be back at once: with them the next batch is worth more."""
+    if before.instance.function != function.spec.name or not before.predicted_us:
+        return False
+    missing = round(function.meter.echo * len(before.jobs))
+    return echo_pays(count, function.spec.max_batch, missing, echo_us(before.predicted_us), latency_us)
 
 
 def book_at_us(ends_us: int, count: int, most: int, lead_us: int) -> int:

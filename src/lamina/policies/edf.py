@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from lamina.core.actions import Refuse
 from lamina.core.policy import Decision, Drop, Hold, Opening, Promise, Start, View
 from lamina.core.queue import Job, Order
-from lamina.core.state import Batch, FunctionState, echo_us
+from lamina.core.state import FunctionState
 from lamina.planner.backlog import finish_in_us, flow_finish_us
-from lamina.planner.batching import book_at_us, echo_pays, largest_in_time, together, wait_until_us
+from lamina.planner.batching import ask_again_at, book_at_us, echo_is_better, largest_in_time, together, wait_until_us
 from lamina.planner.company import wait_for_company_us
 from lamina.types import NEVER_US, Call
 
@@ -80,7 +80,7 @@ class Policy:
                 yield Hold(spec.name, hold_us, count + 1)
                 return
         if opening.after is not None:
-            if self.wait and self._echo_is_better(function, opening.after, count, latency_us):
+            if self.wait and echo_is_better(function, opening.after, count, latency_us):
                 yield Hold(spec.name, max(now_us + 1, min(start_by_us, NEVER_US)), spec.max_batch)
                 return
             at_us = min(book_at_us(opening.at_us, count, spec.max_batch, self.lead_us), start_by_us)
@@ -90,7 +90,7 @@ class Policy:
         elif self.wait and count == len(queue) and head.due_us < NEVER_US:
             hold_us = wait_until_us(now_us, function, count, spec.max_batch, latency_us, start_by_us)
             if hold_us > now_us:
-                yield Hold(spec.name, hold_us, count + 1)
+                yield Hold(spec.name, hold_us, ask_again_at(now_us, function, count))
                 return
         yield Start(jobs[:count], opening)
 
@@ -113,10 +113,3 @@ class Policy:
                 break
             given_up += 1
         return jobs[:best]
-
-    def _echo_is_better(self, function: FunctionState, before: Batch, count: int, latency_us: Callable[[int], int]) -> bool:
-        """Book nothing behind a batch whose callers will be back at once: with them the next batch is worth more."""
-        if before.instance.function != function.spec.name or not before.predicted_us:
-            return False
-        missing = round(function.meter.echo * len(before.jobs))
-        return echo_pays(count, function.spec.max_batch, missing, echo_us(before.predicted_us), latency_us)

@@ -23,7 +23,7 @@ from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, Drop, Hold, Promise, Start, View
 from lamina.core.queue import Job, Order
 from lamina.core.state import FunctionState
-from lamina.planner.batching import together, wait_until_us
+from lamina.planner.batching import book_at_us, echo_is_better, together, wait_until_us
 from lamina.planner.cheapest import why
 from lamina.planner.cheapest.ahead import Plans
 from lamina.planner.cheapest.allowance import allowance
@@ -246,12 +246,22 @@ class Policy:
         for seat in sorted(places, key=lambda seat: seat.at_us):
             seat = self._moved(view, jobs, seat)
             pick = seat.best(len(jobs), end_us - seat.at_us)
-            if pick is not None:
-                if seat.at_us - self.lead_us <= now_us:
-                    yield from self._start(view, function, jobs, seat, pick, [seat])
-                    return
-                again_us = min(again_us, seat.at_us - self.lead_us)
+            if pick is None or self._echo_first(function, seat, pick):
+                continue
+            book_us = book_at_us(seat.at_us, pick.batch, function.spec.max_batch, self.lead_us)
+            if book_us <= now_us:
+                yield from self._start(view, function, jobs, seat, pick, [seat])
+                return
+            again_us = min(again_us, book_us)
         yield Hold(function.spec.name, max(now_us + 1, again_us), NEVER_US)
+
+    def _echo_first(self, function: FunctionState, seat: Seat, pick: Pick) -> bool:
+        """Will the callers of the batch before be back at once, and worth waiting for?"""
+
+        def latency_us(batch: int) -> int:
+            return seat.menu.latency_us(batch, pick.units, pick.cores)
+
+        return seat.after is not None and echo_is_better(function, seat.after, pick.batch, latency_us)
 
     def _start(
         self, view: View, function: FunctionState, jobs: list[Job], seat: Seat, pick: Pick, room: list[Seat]

@@ -10,12 +10,17 @@ A machine that is slower from now on (another clock, another driver) is another 
 them apart (CUSUM): each observation adds how far it is from the mean, in mean deviations, less one and at most three, so
 that noise adds up to nothing, one outlier is not enough and three in a row are. What was seen since the sum left zero then
 is the new level.
+
+A profile has an interval of its own: from its median to the time it plans with, and as far to the other side. If most of what is
+seen lies outside, the profile is stale: `stale()` names it, so that somebody measures again, and until then plans have
+a wider margin, since a profile that is wrong where it can be seen may be wrong in its shape too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
 from lamina.planner.neighbours import Interference
 from lamina.predict.table import Table
@@ -28,6 +33,21 @@ ALLOWED = 1.0  #: mean deviations an observation may be off before it counts tow
 FARTHEST = 3.0  #: and no more than this many count
 CHANGED = 5.5  #: sum of what counted that makes a change of level
 SETTLED = 4  #: observations before a change can be told from a beginning
+OUTSIDE = 0.5  #: share of observations outside of a profile's interval that makes it stale
+ENOUGH = 8  #: observations before that can be said
+NARROWEST = 0.05  #: an interval is no narrower than this to either side
+WIDER = 0.1  #: of a stale profile, on top of the deviation seen
+
+
+class Stale(NamedTuple):
+    """A profile that no longer says what is seen."""
+
+    function: str
+    kind: str
+    units: int
+    cores: int
+    ratio: float  #: observed over profiled time
+    outside: float  #: share of what was seen lately that lies outside of its interval
 
 
 @dataclass(slots=True)
@@ -88,6 +108,30 @@ class _Mean:
     @property
     def plan(self) -> float:
         return self.mean + WIDEN * self.deviation
+
+
+@dataclass(slots=True)
+class _Ratio:
+    """Of observed to profiled time, and how often that leaves the profile's own interval."""
+
+    mean: _Mean
+    seen: int = 0
+    outside: float = 0.0
+
+    def add(self, ratio: float, widest: float) -> None:
+        """`widest`: how many times its median the profile plans with."""
+        self.seen += 1
+        widest = max(widest, 1 + NARROWEST)
+        left = not 1 / widest <= ratio <= widest
+        self.outside += max(STEP, 1 / self.seen) * (left - self.outside)
+
+    @property
+    def stale(self) -> bool:
+        return self.seen >= ENOUGH and self.outside > OUTSIDE
+
+    @property
+    def plan(self) -> float:
+        return self.mean.plan * (1 + WIDER) if self.stale else self.mean.plan
 
 
 @dataclass(slots=True)
@@ -163,7 +207,7 @@ class Predictor:
 
     base: Table = field(default_factory=lambda: Table([]))
     _curves: dict[tuple[str, str, int, int], _Curve] = field(default_factory=dict)
-    _ratios: dict[tuple[str, str, int, int], _Mean] = field(default_factory=dict)
+    _ratios: dict[tuple[str, str, int, int], _Ratio] = field(default_factory=dict)
     _loads: dict[tuple[str, str], float] = field(default_factory=dict)
 
     @property
@@ -182,8 +226,13 @@ class Predictor:
     @property
     def changes(self) -> int:
         """How often a time has changed for good, over everything learnt so far."""
-        learnt = [*self._ratios.values(), *(size for curve in self._curves.values() for size in curve.sizes.values())]
+        learnt = [*(ratio.mean for ratio in self._ratios.values()), *(size for curve in self._curves.values() for size in curve.sizes.values())]
         return sum(mean.changes for mean in learnt)
+
+    def stale(self) -> list[Stale]:
+        """Profiles to measure again."""
+        found = sorted(key for key, ratio in self._ratios.items() if ratio.stale)
+        return [Stale(*key, ratio=self._ratios[key].mean.mean, outside=self._ratios[key].outside) for key in found]
 
     def load_us(self, function: str, kind: str) -> int:
         return int(self._loads.get((function, kind), 0.0)) or self.base.load_us(function, kind)
@@ -194,10 +243,13 @@ class Predictor:
         profiled = self.base.typical_us(function, kind, batch, units, cores)
         if not profiled:
             self._curves.setdefault(key, _Curve()).add(batch, float(device_us))
-        elif key in self._ratios:
-            self._ratios[key].add(device_us / profiled)
+            return
+        ratio = device_us / profiled
+        if key in self._ratios:
+            self._ratios[key].mean.add(ratio)
         else:
-            self._ratios[key] = _Mean(device_us / profiled, 2 * FIRST, device_us / profiled)
+            self._ratios[key] = _Ratio(_Mean(ratio, 2 * FIRST, ratio))
+        self._ratios[key].add(ratio, self.base.latency_us(function, kind, batch, units, cores) / profiled)
 
     def observe_load(self, function: str, kind: str, load_us: int) -> None:
         key = (function, kind)
@@ -210,4 +262,4 @@ class Predictor:
                 curve.relax()
         for (name, _, _, _), ratio in self._ratios.items():
             if name == function:
-                ratio.relax()
+                ratio.mean.relax()

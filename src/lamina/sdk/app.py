@@ -99,6 +99,7 @@ class App:
             target_name = name or (_snake(target.__name__) if isinstance(target, type) else target.__name__)
             self.claim(target_name, place)
             function: Function[..., Any] = Function(self, target, spec(target_name), place)
+            function.isolated = isinstance(gpu, GPU) and gpu.isolated
             self.functions[target_name] = function
             return function
 
@@ -129,7 +130,8 @@ class App:
 
     def cron(self, times: str, *, zone: str = "UTC", input: dict[str, Any] | None = None) -> TriggerDecorator:
         """Starts what it decorates at times of the day: `@app.cron("*/5 * * * *")`, `zone="Europe/Berlin"`."""
-        return self._trigger(Trigger("cron", "", cron=parse_cron(times, zone), input=input or {}))
+        parse_cron(times, zone)
+        return self._trigger(Trigger("cron", "", cron=times, zone=zone, input=input or {}))
 
     def on_change(self, key: str, *, workflow: str = "", input: dict[str, Any] | None = None) -> TriggerDecorator:
         """Starts what it decorates when state changes: of the app, or of a `workflow`; `*` in the key stands for anything.
@@ -259,8 +261,8 @@ def _function_spec(
         share=gpu.part if gpu else 0.0,
         gpu="no" if gpu is None else "must" if gpu.required else "may",
         memory_mib=max(cpu.memory_mib, gpu.memory_mib if gpu else 0),
-        home=home,
-        lend=lend,
+        home=home or (gpu is not None and gpu.isolated),  # its share is fixed when its process starts
+        lend=lend and not (gpu is not None and gpu.isolated),
         quota=(quota or Quota(limit=time_limit)).spec(),
         scale=(scale or Scale()).spec(),
         slo=_slo(slo).spec(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
+from functools import lru_cache
 
 from lamina.errors import BadValue
 
@@ -52,6 +53,7 @@ class Cron:
         return in_month or in_week if self.either_day else in_month and in_week
 
 
+@lru_cache(maxsize=256)
 def parse(text: str, zone: str = "UTC") -> Cron:
     parts = text.split()
     if len(parts) != len(_FIELDS):

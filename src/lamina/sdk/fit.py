@@ -1,4 +1,4 @@
-"""Values as an annotation says they are, whatever way they came: a list out of JSON is the array that was asked for, or refused."""
+"""Values as an annotation says they are, whatever way they came: a list out of JSON becomes the array, or is refused."""
 
 from __future__ import annotations
 

@@ -45,6 +45,7 @@ class Function(Remote, Generic[P, R]):
         self.spec = spec
         self.name = spec.name
         self.place = place
+        self.isolated = False  #: a process of its own on the GPU
         self.is_class = inspect.isclass(target)
         if self.is_class:
             _check_class(target, place)

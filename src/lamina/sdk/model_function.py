@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lamina.errors import BadValue
 from lamina.sdk.binding import NOTHING, Param
 from lamina.sdk.function import Function
-from lamina.sdk.tensors import NUMPY, Port, Signature
+from lamina.sdk.tensors import Port, Signature
 from lamina.types import FunctionSpec
 
 if TYPE_CHECKING:
     from lamina.sdk.app import App
+
+
+def _stand_in() -> None:
+    """There is no code to look at."""
 
 
 class ModelFunction(Function[..., Any]):
@@ -27,18 +29,12 @@ class ModelFunction(Function[..., Any]):
         make: Callable[[], Any],
         place: str,
     ) -> None:
-        self.app = app
-        self.spec = spec
-        self.name = spec.name
+        super().__init__(app, _stand_in, spec, place)
         self.target = make
-        self.place = place
         self.is_class = True
-        self.streams = False
         self.signature = signature
         self.params = tuple(Param(port.name, port.required) for port in signature.inputs)
         self.defaults = {port.name: NOTHING if port.required else None for port in signature.inputs}
-        self._local = None
-        self._lock = threading.RLock()
 
     @property
     def doc(self) -> str:
@@ -93,20 +89,14 @@ class Rows:
 
 
 def _array(port: Port, value: Any) -> Any:
+    """The runner has made the tensor; text is objects here."""
     import numpy
 
     assert port.tensor is not None, "a model file's inputs are tensors"
-    try:
-        if port.tensor.dtype == "BYTES":
-            array = numpy.array(value, dtype=object)
-            return numpy.vectorize(lambda one: one.decode() if isinstance(one, bytes) else str(one), otypes=[object])(array)
-        array = numpy.asarray(value)
-        wanted = NUMPY[port.tensor.dtype]
-        return (
-            array if array.dtype == wanted else array.astype(wanted, casting="same_kind" if array.dtype.kind != "O" else "unsafe")
-        )
-    except (TypeError, ValueError, OverflowError) as error:
-        raise BadValue(f"{port.name}: not {port.tensor.dtype}: {error}") from None
+    if port.tensor.dtype != "BYTES":
+        return value
+    held = numpy.array(value, dtype=object)
+    return numpy.vectorize(lambda one: one.decode("utf-8", "replace"), otypes=[object])(held) if held.size else held
 
 
 def _plain(array: Any) -> Any:

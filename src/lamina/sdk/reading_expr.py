@@ -295,7 +295,7 @@ class Expressions:
                 found.append(self.lamina_reads(node, env))
                 continue
             value = self.lamina_reads(node.value, env)
-            found += [value] if isinstance(value, Many) else value
+            found += [value] if isinstance(value, Many) else list(value)
         return found
 
 

@@ -91,6 +91,7 @@ class GPU:
     """Part of a GPU one batch wants. Unless `required`, the function may run on a CPU where there is no GPU.
 
     `share` is how wide the slice is, `limit` how much of the time it may be used, `memory` what an instance needs.
+    `isolated` code gets a process of its own there, with its share and memory fixed for its life: for what may crash.
     """
 
     share: str | float = 1.0
@@ -98,6 +99,7 @@ class GPU:
     limit: str | float | None = None
     memory: str | None = None
     required: bool = False
+    isolated: bool = False
 
     def __post_init__(self) -> None:
         _ = self.part, self.time_limit, self.memory_mib

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.errors import BadValue, LoadFailed
 from lamina.sdk.binding import NOTHING
+from lamina.sdk.fit import fit
 from lamina.sdk.torch_model import OpenModel, TorchModel
 from lamina.sdk.user_errors import clean, message_of
 
@@ -29,6 +30,7 @@ class Runner:
         self._defaults = function.defaults
         self._closed = False
         self._streams = function.streams
+        self._tensors = {port.name: port.tensor for port in function.signature.inputs if port.tensor is not None}
         self.emit: Callable[[Any], bool] | None = None  #: takes what is yielded as it comes; false when no more is wanted
         self._instance: Any = None
         self.model: OpenModel | None = None  #: of a `TorchModel`: whoever has a better place for the module than the host runs it
@@ -46,9 +48,9 @@ class Runner:
     def run(self, calls: list[Inputs]) -> list[Any]:
         """One entry per call: its result, or the exception that it ended with."""
         if not self._batched and self.model is None:
-            return [self._attempt(inputs) for inputs in calls]
-        results: list[Any] = [self._missing(inputs) for inputs in calls]
-        whole = [index for index, missing in enumerate(results) if missing is None]
+            return [self._unfit(inputs) or self._attempt(inputs) for inputs in calls]
+        results: list[Any] = [self._missing(inputs) or self._unfit(inputs) for inputs in calls]
+        whole = [index for index, wrong in enumerate(results) if wrong is None]
         if whole:
             run = self._run_batch if self.model is None else self.model.run
             for index, result in zip(whole, run([calls[index] for index in whole]), strict=True):
@@ -66,6 +68,16 @@ class Runner:
         for name, default in self._defaults.items():
             if default is NOTHING and name not in inputs:
                 return BadValue(f"missing parameter {name!r}")
+        return None
+
+    def _unfit(self, inputs: Inputs) -> Exception | None:
+        """Makes tensors of what was annotated as such."""
+        try:
+            for name, tensor in self._tensors.items():
+                if name in inputs and self.model is None:  # a TorchModel has its own way
+                    inputs[name] = fit(name, tensor, inputs[name])
+        except BadValue as error:
+            return error
         return None
 
     def _run_batch(self, calls: list[Inputs]) -> list[Any]:

@@ -87,7 +87,7 @@ class Transaction:
 
     def read(self, scope: str, key: str, kind: Kind) -> Any:
         """Decoded, or None if there is nothing."""
-        place = (scope, _checked(key))
+        place = (scope, checked_key(key))
         cell = self._cells.get(place) or self._keeper.read(place)
         if cell.kind == UNKNOWN.kind:
             raise StoreDown("state: the store cannot be read now", hint="try again later")
@@ -101,9 +101,8 @@ class Transaction:
         return None if cell.value is None else values.decode(cell.value)
 
     def change(self, op: Op) -> None:
-        _checked(op.key)
-        if len(op.arg) > MAX_VALUE_BYTES:
-            raise BadValue(f"state: a value of {len(op.arg)} bytes at {op.key!r}", hint=f"at most {MAX_VALUE_BYTES}; use a file")
+        checked_key(op.key)
+        checked_size(op.key, op.arg)
         self.ops.append(op)
 
 
@@ -241,10 +240,10 @@ class Map:
         self._state, self._key = state, key
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._state._change(self._key, "map", "put", [_checked(name), value])
+        self._state._change(self._key, "map", "put", [checked_key(name), value])
 
     def __delitem__(self, name: str) -> None:
-        self._state._change(self._key, "map", "delete", [_checked(name)])
+        self._state._change(self._key, "map", "delete", [checked_key(name)])
 
     def get(self, name: str, default: Any = None) -> Any:
         return self.entries.get(name, default)
@@ -260,7 +259,13 @@ class Map:
         return self._state._read(self._key, "map") or {}
 
 
-def _checked(key: str) -> str:
+def checked_key(key: str) -> str:
     if not isinstance(key, str) or not 1 <= len(key) <= MAX_KEY_CHARS:
         raise BadValue(f"state: key {str(key)[:60]!r}", hint=f"a text of 1 to {MAX_KEY_CHARS} characters")
     return key
+
+
+def checked_size(key: str, blob: bytes) -> bytes:
+    if len(blob) > MAX_VALUE_BYTES:
+        raise BadValue(f"state: a value of {len(blob)} bytes at {key!r}", hint=f"at most {MAX_VALUE_BYTES}; use a file")
+    return blob

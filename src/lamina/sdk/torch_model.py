@@ -7,6 +7,7 @@ graph on whatever slice a batch is given, on a CPU it runs as it is, on the core
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,6 +54,9 @@ class OpenModel:
             self.module.eval().requires_grad_(False)
         if model.weights:
             load_weights(self.module, model.weights)
+        self._device = os.environ.get("LAMINA_TORCH_DEVICE", "cpu")
+        if self._device != "cpu":  # alone in its process
+            self.module.to(self._device)
         self.has_post = type(model).post is not TorchModel.post
 
     def rows(self, calls: Sequence[Inputs]) -> list[Any]:
@@ -84,7 +88,7 @@ class OpenModel:
 
         with torch.inference_mode():
             inputs = [
-                torch.as_tensor(np.stack([np.asarray(row[place]) for row in rows])).to(part.dtype)
+                torch.as_tensor(np.stack([np.asarray(row[place]) for row in rows])).to(self._device, part.dtype)
                 for place, part in enumerate(self.example)
             ]
             return rows_of(self.module(*inputs), len(rows))

@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from lamina.errors import BadValue
+from lamina.sdk import cron
 from lamina.sdk.binding import bind_named
-from lamina.sdk.cron import Cron
 from lamina.sdk.remote import Remote
 
 
-@dataclass(frozen=True, slots=True)
-class Trigger:
+class Trigger(Struct, frozen=True):
     """`key` is a pattern (`*` stands for anything) of the keys of the app's state, or of that of `workflow`."""
 
     kind: Literal["every", "cron", "change"]
     target: str
     every_us: int = 0
-    cron: Cron | None = None
+    cron: str = ""
+    zone: str = "UTC"
     key: str = ""
     workflow: str = ""
-    input: dict[str, Any] = field(default_factory=dict)
+    input: dict[str, Any] = {}
     takes: tuple[str, ...] = ()  #: of what a trigger tells, the parameters its target has
 
     @property
     def name(self) -> str:
         """The same after a restart, and different for triggers that mean different things."""
-        when = (
-            self.cron.text if self.cron is not None else f"{self.every_us}us" if self.every_us else f"{self.workflow}:{self.key}"
-        )
-        return f"{self.kind}/{self.target}/{when}"
+        whens = {"cron": f"{self.cron} {self.zone}", "every": f"{self.every_us}us", "change": f"{self.workflow}:{self.key}"}
+        return f"{self.kind}/{self.target}/{whens[self.kind]}"
 
     def next_us(self, after_us: int) -> int:
         """When a clock next starts it. Intervals count from 1970, so that a restart does not move them."""
-        return self.cron.after_us(after_us) if self.cron is not None else (after_us // self.every_us + 1) * self.every_us
+        if self.kind == "cron":
+            return cron.parse(self.cron, self.zone).after_us(after_us)
+        return (after_us // self.every_us + 1) * self.every_us
 
     def inputs(self, told: dict[str, Any]) -> dict[str, Any]:
         """What the target is called with: what was given, and of what is `told` what it has parameters for."""
@@ -51,7 +53,7 @@ def checked(trigger: Trigger, target: Remote) -> Trigger:
     """With the parameters it fills in; the target must be able to do with these."""
     names = [param.name for param in target.params]
     takes = ("input",) if names == ["input"] else tuple(name for name in TOLD[trigger.kind] if name in names)
-    made = Trigger(trigger.kind, target.name, trigger.every_us, trigger.cron, trigger.key, trigger.workflow, trigger.input, takes)
+    made = replace(trigger, target=target.name, takes=takes)
     try:
         bind_named(target.params, made.inputs(dict.fromkeys(TOLD[trigger.kind])))
     except BadValue as error:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from lamina import policies
 from lamina.core.actions import Action
 from lamina.core.controller import Controller
-from lamina.core.events import Deployed, DeviceJoined, Event
+from lamina.core.events import Deployed, DeviceJoined, Event, TenantSet
 from lamina.core.policy import Dispatch, Predictor
 from lamina.predict.online import Predictor as Online
 from lamina.predict.table import Table
@@ -51,7 +51,8 @@ def controller_of(scenario: Scenario) -> Controller:
 
 def setup_of(scenario: Scenario) -> list[Event]:
     joined: list[Event] = [DeviceJoined(device) for device in scenario.devices]
-    return [*joined, Deployed(functions=scenario.functions, flows=scenario.flows)]
+    limits: list[Event] = [TenantSet(tenant) for tenant in scenario.tenants]
+    return [*joined, *limits, Deployed(functions=scenario.functions, flows=scenario.flows)]
 
 
 def run(

@@ -25,10 +25,11 @@ from lamina.sim.parts.devices import read_devices
 from lamina.sim.parts.functions import read_functions, read_slo
 from lamina.sim.parts.interference import read_interference
 from lamina.sim.parts.loads import read_load
+from lamina.sim.parts.tenants import read_tenant
 from lamina.sim.parts.workflows import build_flow
 from lamina.sim.toml_lines import find_lines
 from lamina.sim.workload import Load
-from lamina.types import NEVER_US, DeviceSpec, FunctionSpec, Slo
+from lamina.types import NEVER_US, DeviceSpec, FunctionSpec, Slo, Tenant
 
 _SECTIONS = {
     "scenario": True,
@@ -38,6 +39,7 @@ _SECTIONS = {
     "workflow": False,
     "load": True,
     "interference": False,
+    "tenant": False,
 }
 _ABOUT = ("name", "seed", "duration", "calls", "policy", "predictor", "noise", "boot")
 
@@ -61,6 +63,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     boot_us: int = 30_000_000  #: from asking for a device to having it
     templates: dict[str, DeviceSpec] = {}  #: kinds a policy may ask for, and
     spare: dict[str, int] = {}  #: how many of each
+    tenants: tuple[Tenant, ...] = ()  #: those with limits, or a weight of their own
     interference: Interference | None = None  #: what batches beside each other do to each other; None: nothing
 
     def slo_of(self, target: str) -> Slo:
@@ -128,6 +131,7 @@ def _scenario(root: Field, folder: Path) -> Scenario:
         options=options,
         templates=templates,
         spare=spare,
+        tenants=tuple(read_tenant(row) for row in top["tenant"].items()) if "tenant" in top else (),
         interference=read_interference(top["interference"], profiles, [one.name for one in functions])
         if "interference" in top
         else None,

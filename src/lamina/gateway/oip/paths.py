@@ -28,7 +28,7 @@ def paths(catalogue: Catalogue) -> dict[str, Any]:
     found = {
         "/v2": {"get": _read("v2_server", "About this server")},
         "/v2/health/live": {"get": _read("v2_live", "The process is alive")},
-        "/v2/health/ready": {"get": _read("v2_ready", "It takes calls", "503")},
+        "/v2/health/ready": {"get": _read("v2_ready", "It takes calls")},
         "/v2/models/stats": {"get": _read("v2_stats", "Statistics of all models")},
         "/v2/repository/index": {"post": _index()},
     }
@@ -37,7 +37,7 @@ def paths(catalogue: Catalogue) -> dict[str, Any]:
         base = f"/v2/models/{name}"
         found |= {
             base: {"get": _read(f"v2_metadata_{name}", f"Inputs and outputs of {name}")},
-            f"{base}/ready": {"get": _read(f"v2_ready_{name}", f"Is {name} loaded?", "503")},
+            f"{base}/ready": {"get": _read(f"v2_ready_{name}", f"Is {name} loaded?")},
             f"{base}/config": {"get": _read(f"v2_config_{name}", f"Configuration of {name}")},
             f"{base}/stats": {"get": _read(f"v2_stats_{name}", f"Statistics of {name}")},
             f"{base}/infer": {"post": _infer(model)},

@@ -115,9 +115,9 @@ class Rest:
             exchange.respond(200, _encode(what(self._api.allow(request, "read").tenant)))
 
     def _health(self, request: Request, exchange: Exchange, word: str, is_well: bool, more: dict[str, Any] | None = None) -> None:
-        """With a body: some clients look at the status alone, some at the word. Nobody needs a token to ask."""
+        """With a body: some clients look at the status alone, some at the word."""
         if self._need(request, exchange, "GET", "HEAD"):
-            exchange.respond(200 if is_well else 503, _encode({**(more or {}), word: is_well}))
+            exchange.respond(200 if is_well else 400, _encode({**(more or {}), word: is_well}))
 
     # ---------------------------------------------------------------- repository
 

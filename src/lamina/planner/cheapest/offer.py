@@ -23,7 +23,7 @@ from lamina.planner.cheapest.seats import Menus
 FRESH_US = 1_000
 """How long a look at all queues is good for: one per arrival would cost as much as there are functions."""
 
-PACKED = 0.8
+PACKED = 0.7
 """Part of a device that work with a deadline can fill in time: what is left over comes from batches that do not fit together."""
 
 HOSTS = 16

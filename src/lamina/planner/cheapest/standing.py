@@ -22,6 +22,7 @@ from lamina.core.state import FunctionState, Instance
 from lamina.planner.cheapest.menu import Pick
 from lamina.planner.cheapest.offer import economical
 from lamina.planner.cheapest.seats import Menus
+from lamina.planner.neighbours import Running, known_interference, within_bandwidth
 from lamina.types import NEVER_US
 
 HOT, APART = 0.6, 0.15
@@ -281,8 +282,12 @@ class Standing(ScaleToLoad):
 
 
 def neighbours_ok(view: View, function: FunctionState, device: Device) -> bool:
-    """May it stand beside those that are there? What profiles say about memory bandwidth will be weighed here."""
-    return True
+    """May it stand beside those that are there, as far as the memory's bandwidth goes?"""
+    units = device.spec.units
+    others = [view.instances[name] for name in device.instances]
+    beside = [Running(one.function, 1, one.units / units) for one in others if one.function != function.spec.name]
+    newcomer = Running(function.spec.name, 1, function.spec.units_on(device.spec) / units)
+    return within_bandwidth(known_interference(view.predictor), newcomer, beside, device.spec.kind)
 
 
 def _roomy(function: FunctionState, device: Device) -> bool:

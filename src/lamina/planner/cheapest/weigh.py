@@ -145,7 +145,7 @@ class Weigh:
             if waiting is not None and not (allowed & (configs.batch <= count)).any():
                 waiting = waiting._replace(impatience=0.0)  # too dear without company: nothing is lost by waiting to the last
         if waiting is not None:
-            kept_us = int((1 + busy) * waiting.kept_us(int(configs.time_us.min()) + step.after.fastest_us))
+            kept_us = int((1 + 2 * busy) * waiting.kept_us(int(configs.time_us.min()) + step.after.fastest_us))
             over = np.maximum(configs.batch - count, 0)
             delay_us = (over * waiting.gap_us).astype(np.int64)
             delay_us[over > 0] += kept_us

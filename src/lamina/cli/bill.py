@@ -1,0 +1,56 @@
+"""`lamina bill`: what calls have cost."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+import msgspec
+
+from lamina.cli._admin import ask, json_option
+from lamina.cli._shared import DEFAULT_URL
+
+
+@click.command()
+@click.option("--from", "first", metavar="DAY", help="First day, 2026-05-01; default: the first of this month.")
+@click.option("--to", "last", metavar="DAY", help="Last day; default: today.")
+@click.option("--by", default="tenant,target", show_default=True, help="Add up by these: day, tenant, target.")
+@click.option("--url", default=lambda: os.environ.get("LAMINA_URL", DEFAULT_URL), help=f"Server; default {DEFAULT_URL}.")
+@json_option
+def command(first: str | None, last: str | None, by: str, url: str, as_json: bool) -> None:
+    """Calls and their cost, by tenant, target and day."""
+    from urllib.parse import urlencode
+
+    query = {name: value for name, value in (("from", first), ("to", last), ("by", by)) if value}
+    found: dict[str, Any] = ask("GET", f"/v1/bill?{urlencode(query)}", url)
+    if as_json:
+        click.echo(msgspec.json.encode(found).decode())
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, title=f"{found['from']} to {found['to']}", title_justify="left")
+    for name in found["by"]:
+        table.add_column(name)
+    for name in ("answered", "in time", "refused", "failed", "cost", "per 1,000"):
+        table.add_column(name, justify="right")
+    for row in [*found["rows"], *_sum(found)]:
+        calls, met, cost = row["calls"], row["met"], row["cost"]
+        figures = [f"{calls:,}", f"{100 * met / calls:.1f} %" if calls else "-", f"{row['refused']:,}", f"{row['failed']:,}"]
+        figures += [f"{cost:.6g}", f"{1000 * cost / calls:.4g}" if calls else "-"]
+        table.add_row(*(row.get(name) or "-" for name in found["by"]), *figures)
+    Console().print(table)
+
+
+def _sum(found: dict[str, Any]) -> list[dict[str, Any]]:
+    rows = found["rows"]
+    if len(rows) < 2 or not found["by"]:
+        return []
+    return [
+        {
+            found["by"][0]: "all",
+            **{name: sum(row[name] for row in rows) for name in ("calls", "met", "refused", "failed", "cost")},
+        }
+    ]

@@ -1,0 +1,131 @@
+"""`GET /v1/bill`: what calls have cost, by day, tenant and target.
+
+Counted in memory and written down every few seconds, so a bill costs a call next to nothing. A crash loses at most what was
+spent since; what must not be lost are the calls, not their count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+
+from lamina.core.actions import Refuse, Reply
+from lamina.errors import BadValue, LaminaError
+from lamina.gateway import wire
+from lamina.gateway.api import Api
+from lamina.gateway.heads import Request
+from lamina.gateway.http import Exchange
+from lamina.live.loop import Ending
+from lamina.store import bills
+from lamina.store.base import Session, Store
+from lamina.store.bills import Key, Spent
+
+EVERY_S = 5.0
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}\Z")
+_BY = ("day", "tenant", "target")
+
+
+class Bill:
+    """Without a store it knows what happened since it was made, and nothing of the time before."""
+
+    def __init__(self, api: Api, store: Store | None, wall_s: Callable[[], float]) -> None:
+        self._api = api
+        self._store = store
+        self._wall_s = wall_s
+        self._fresh: dict[Key, Spent] = {}
+        self._day = ""
+        self._day_ends_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        api.sites[b"/v1/bill"] = self.handle
+
+    def ended(self, target: str, ending: Ending, tenant: str) -> None:
+        now_s = self._wall_s()
+        if now_s >= self._day_ends_s:
+            self._day = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%d")
+            self._day_ends_s = (now_s // 86_400 + 1) * 86_400
+        key = Key(self._day, tenant, target)
+        spent = self._fresh.get(key)
+        if spent is None:
+            spent = self._fresh[key] = Spent()
+        if type(ending) is Reply:
+            spent.calls += 1
+            spent.met += not ending.late
+            spent.cost += ending.cost
+        elif type(ending) is Refuse:
+            spent.refused += 1
+        else:
+            spent.failed += 1
+        if self._timer is None and self._store is not None:
+            self._timer = asyncio.get_running_loop().call_later(EVERY_S, self.flush)
+
+    def flush(self) -> None:
+        """A store nobody has used yet is not made for this alone, unless somebody is to pay."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        store = self._store
+        if store is None or not self._fresh or not (store.exists or any(key.tenant for key in self._fresh)):
+            return
+        fresh, self._fresh = self._fresh, {}
+        now_us = int(self._wall_s() * 1e6)
+
+        def done(result: LaminaError | None) -> None:
+            if isinstance(result, LaminaError):  # it is counted with what comes next
+                for key, spent in fresh.items():
+                    self._fresh.setdefault(key, Spent()).add(spent)
+
+        store.write(lambda db: bills.add(db, fresh, now_us), done)
+
+    # ---------------------------------------------------------------------- asking
+
+    def handle(self, request: Request, exchange: Exchange) -> None:
+        if request.method not in ("GET", "HEAD"):
+            raise BadValue(f"method: {request.method} is not for this address", hint="GET it")
+        caller = self._api.allow(request, "read")
+        query = parse_qs(request.query.decode("latin-1"))
+        today = datetime.fromtimestamp(self._wall_s(), UTC).strftime("%Y-%m-%d")
+        first, last = _day(query, "from", today[:8] + "01"), _day(query, "to", today)
+        by = [part for part in query.get("by", ["tenant,target"])[0].split(",") if part]
+        for part in by:
+            if part not in _BY:
+                raise BadValue(f"by: {part[:40]!r} is none of {', '.join(_BY)}", hint="by=tenant,target")
+        tenant = caller.tenant or None  # nobody sees another's
+
+        def answer(found: list[tuple[Key, Spent]] | LaminaError) -> None:
+            if isinstance(found, LaminaError):
+                self._api.problem(exchange, wire.error_problem(found))
+                return
+            fresh = [(key, spent) for key, spent in self._fresh.items() if first <= key.day <= last]
+            rows = _grouped(found + [pair for pair in fresh if tenant is None or pair[0].tenant == tenant], by)
+            exchange.respond(200, msgspec.json.encode({"from": first, "to": last, "by": by, "rows": rows}))
+
+        def work(db: Session) -> list[tuple[Key, Spent]]:
+            return bills.read(db, first, last, tenant)
+
+        if self._store is not None and self._store.exists:
+            self._store.read(work, answer)
+        else:
+            answer([])
+
+
+def _day(query: dict[str, list[str]], name: str, default: str) -> str:
+    day = query.get(name, [default])[0]
+    if not _DAY.match(day):
+        raise BadValue(f"{name}: {day[:40]!r} is not a day", hint=f"write {name}={default}")
+    return day
+
+
+def _grouped(pairs: list[tuple[Key, Spent]], by: list[str]) -> list[dict[str, Any]]:
+    totals: dict[tuple[str, ...], Spent] = {}
+    for key, spent in pairs:
+        totals.setdefault(tuple(getattr(key, part) for part in by), Spent()).add(spent)
+    return [
+        {**dict(zip(by, names, strict=True)), **msgspec.structs.asdict(spent)}
+        for names, spent in sorted(totals.items(), key=lambda e: e[0])
+    ]

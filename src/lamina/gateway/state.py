@@ -1,0 +1,118 @@
+"""The state of the app over HTTP: keys listed, looked at, put and deleted under /v1/state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+from lamina import values
+from lamina.errors import BadValue, Conflict, NotFound
+from lamina.gateway import wire
+from lamina.gateway.heads import Request
+from lamina.gateway.http import Exchange
+from lamina.live.statebook import Book
+from lamina.sdk.state import Cell, Op, Place, applied, checked_key, checked_size
+
+if TYPE_CHECKING:
+    from lamina.gateway.api import Api
+
+PREFIX = b"/v1/state"
+MOST_KEYS = 1_000
+_KNOWN = ("workflow", "prefix", "after")
+
+
+class StateSite:
+    """`?workflow=NAME` means the state of that workflow; without it, that of the app."""
+
+    def __init__(self, api: Api, book: Book) -> None:
+        self._api = api
+        self._book = book
+        self._verbs: dict[str, Callable[[Place, Request, Exchange], None]] = {
+            "GET": self._get,
+            "HEAD": self._get,
+            "PUT": self._put,
+            "DELETE": self._delete,
+        }
+        api.sites[PREFIX] = self.handle
+
+    def handle(self, request: Request, exchange: Exchange) -> None:
+        query = _query(request)
+        if self._book.down is not None:
+            raise self._book.down
+        scope = f"workflow/{query['workflow']}" if query.get("workflow") else f"app/{self._book.app}"
+        rest = request.path[len(PREFIX) :]
+        if rest and not rest.startswith(b"/"):
+            raise NotFound("nothing at this address", hint="GET /v1/state lists the keys")
+        key = unquote(rest[1:].decode("latin-1"), errors="strict") if len(rest) > 1 else ""
+        if request.method not in (self._verbs if key else ("GET", "HEAD")):
+            problem = wire.plain_problem(405, "this method is not for this address", hint="GET, PUT and DELETE of a key")
+            self._api.problem(exchange, problem)
+            return
+        self._api.allow(request, "read" if request.method in ("GET", "HEAD") else "invoke")
+        if key:
+            self._verbs[request.method]((scope, checked_key(key)), request, exchange)
+        else:
+            self._list(scope, query, exchange)
+
+    def _list(self, scope: str, query: dict[str, str], exchange: Exchange) -> None:
+        prefix, after = query.get("prefix", ""), query.get("after", "")
+        found = sorted(
+            (key, cell)
+            for (where, key), cell in self._book.cells.items()
+            if where == scope and cell.value is not None and key.startswith(prefix) and key > after
+        )
+        shown = [
+            {"key": key, "kind": cell.kind, "version": cell.version, "bytes": len(cell.value or b"")}
+            for key, cell in found[:MOST_KEYS]
+        ]
+        more = found[MOST_KEYS - 1][0] if len(found) > MOST_KEYS else None
+        exchange.respond(200, msgspec.json.encode({"scope": scope, "keys": shown, "next": more}))
+
+    def _get(self, place: Place, request: Request, exchange: Exchange) -> None:
+        cell = self._there(place)
+        assert cell.value is not None
+        head = msgspec.json.encode({"key": place[1], "kind": cell.kind, "version": cell.version})
+        body = head[:-1] + b',"value":' + values.to_json(values.decode(cell.value)) + b"}"
+        exchange.respond(200, body, wire.JSON, b'etag: "%d"\r\n' % cell.version)
+
+    def _put(self, place: Place, request: Request, exchange: Exchange) -> None:
+        value = values.from_json(request.body)
+        if value is None:
+            raise BadValue("body: null is no value", hint="DELETE removes a key")
+        known = self._book.read(place)
+        self._matches(place, known, request)
+        op = Op("", place[1], "value", "put", checked_size(place[1], values.encode(value)))
+        self._book.put(place, applied(known, op))
+        exchange.respond(200, msgspec.json.encode({"key": place[1], "version": self._book.read(place).version}))
+
+    def _delete(self, place: Place, request: Request, exchange: Exchange) -> None:
+        known = self._there(place)
+        self._matches(place, known, request)
+        self._book.put(place, applied(known, Op("", place[1], "value", "delete")))
+        exchange.respond(204, b"")
+
+    def _there(self, place: Place) -> Cell:
+        cell = self._book.read(place)
+        if cell.value is None:
+            raise NotFound(f"no key {place[1]!r} in the state of {place[0]}", hint="GET /v1/state lists the keys")
+        return cell
+
+    def _matches(self, place: Place, cell: Cell, request: Request) -> None:
+        """`if-match: "3"`: only if it is still as it was seen."""
+        wanted = request.header(b"if-match").strip(b' "')
+        if wanted and wanted != b"%d" % cell.version:
+            raise Conflict(f"{place[1]!r} has version {cell.version} now", hint="look again before changing it")
+
+
+def _query(request: Request) -> dict[str, str]:
+    try:
+        found = dict(parse_qsl(request.query.decode("ascii"), keep_blank_values=True, max_num_fields=8))
+    except ValueError:
+        raise BadValue("query: it cannot be read", hint="NAME=VALUE&NAME=VALUE, percent-encoded") from None
+    for name in found:
+        if name not in _KNOWN:
+            raise BadValue(f"query: {name[:40]!r} means nothing here", hint=f"known: {', '.join(_KNOWN)}")
+    return found

@@ -1,0 +1,57 @@
+"""What was spent: calls and cost by day, tenant and target. Works for `Store.write` and `Store.read`."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from lamina.store import kv
+from lamina.store.base import Session
+
+_SCOPE = "bill"
+
+
+class Key(Struct, frozen=True, order=True):
+    day: str  #: 2026-05-17, in UTC
+    tenant: str
+    target: str
+
+    def text(self) -> str:
+        return "/".join((self.day, self.tenant, self.target))
+
+
+class Spent(Struct):
+    calls: int = 0  #: answered ones
+    met: int = 0
+    refused: int = 0
+    failed: int = 0
+    cost: float = 0.0
+
+    def add(self, other: Spent) -> None:
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+def add(db: Session, spent: dict[Key, Spent], now_us: int) -> None:
+    for key, more in spent.items():
+        found = kv.get(db, _SCOPE, key.text())
+        total = msgspec.json.decode(found.value, type=Spent) if found else Spent()
+        total.add(more)
+        kv.put(db, _SCOPE, key.text(), "spent", msgspec.json.encode(total), now_us)
+
+
+def read(db: Session, first: str, last: str, tenant: str | None = None) -> list[tuple[Key, Spent]]:
+    """Days from `first` to `last`, both included; of one tenant, or of all."""
+    found: list[tuple[Key, Spent]] = []
+    after = first
+    while True:
+        page = kv.entries(db, _SCOPE, after=after, limit=1_000)
+        for entry in page:
+            key = Key(*entry.key.split("/", 2))
+            if key.day > last:
+                return found
+            if tenant is None or key.tenant == tenant:
+                found.append((key, msgspec.json.decode(entry.value, type=Spent)))
+        if len(page) < 1_000:
+            return found
+        after = page[-1].key

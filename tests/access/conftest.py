@@ -1,0 +1,6 @@
+"""Both kinds of store."""
+
+from __future__ import annotations
+
+from tests.store.conftest import place as place
+from tests.store.conftest import postgres_url as postgres_url

@@ -1,0 +1,186 @@
+"""The protocol over REST, against a real server: what fits is answered, and nothing that does not is a 5xx."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lamina.gateway.serve import Gateway
+from tests.gateway.oip.apps import APP
+from tests.serving import Answer, Browser, run, served, write_app
+
+pytestmark = pytest.mark.live
+
+Script = Callable[[Browser, Gateway], Awaitable[Any]]
+
+
+def serve(folder: Path, script: Script, app: str = APP) -> Any:
+    async def main() -> Any:
+        async with served(write_app(folder, app)) as gateway, Browser(gateway.port) as browser:
+            return await script(browser, gateway)
+
+    return run(main)
+
+
+def tensor(name: str, dtype: str, shape: list[int], data: Any) -> dict[str, Any]:
+    return {"name": name, "datatype": dtype, "shape": shape, "data": data}
+
+
+ROW = tensor("x", "FP32", [1, 4], [1, 2, 3, 4])
+HOSTILE: dict[str, Any] = {
+    "no inputs": {},
+    "a list": [],
+    "a number": 7,
+    "inputs of another kind": {"inputs": 7},
+    "an unknown input": {"inputs": [tensor("y", "FP32", [1, 4], [1, 2, 3, 4])]},
+    "an unknown dtype": {"inputs": [tensor("x", "FP8", [1, 4], [1, 2, 3, 4])]},
+    "another dtype": {"inputs": [tensor("x", "INT32", [1, 4], [1, 2, 3, 4])]},
+    "too few": {"inputs": [tensor("x", "FP32", [1, 4], [1, 2, 3])]},
+    "too many": {"inputs": [tensor("x", "FP32", [1, 4], [1, 2, 3, 4, 5])]},
+    "text": {"inputs": [tensor("x", "FP32", [1, 4], ["1", "2", "3", "4"])]},
+    "null": {"inputs": [tensor("x", "FP32", [1, 4], None)]},
+    "no data": {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4]}]},
+    "a negative length": {"inputs": [tensor("x", "FP32", [-1, 4], [])]},
+    "a length of another kind": {"inputs": [tensor("x", "FP32", ["1", 4], [1, 2, 3, 4])]},
+    "a product over 2^63": {"inputs": [tensor("x", "FP32", [2**62, 4], [1, 2, 3, 4])]},
+    "a length over 2^64": {"inputs": [tensor("x", "FP32", [2**70, 4], [1, 2, 3, 4])]},
+    "a batch of 1e9": {"inputs": [tensor("x", "FP32", [10**9, 4], [1, 2, 3, 4])]},
+    "no rows": {"inputs": [tensor("x", "FP32", [0, 4], [])]},
+    "rank 0": {"inputs": [tensor("x", "FP32", [], [1])]},
+    "rank 33": {"inputs": [tensor("x", "FP32", [1] * 33, [1])]},
+    "twice": {"inputs": [ROW, ROW]},
+    "an unknown output": {"inputs": [ROW], "outputs": [{"name": "z"}]},
+    "one output a thousand times": {"inputs": [ROW], "outputs": [{"name": "output"}] * 1000},
+    "bytes that are not there": {"inputs": [{**ROW, "parameters": {"binary_data_size": 16}}]},
+    "a size of another kind": {"inputs": [{**ROW, "parameters": {"binary_data_size": "16"}}]},
+    "a timeout of another kind": {"inputs": [ROW], "parameters": {"timeout": "soon"}},
+    "a negative priority": {"inputs": [ROW], "parameters": {"priority": -1}},
+    "parameters of another kind": {"inputs": [ROW], "parameters": 7},
+}
+
+
+def test_nothing_wrong_with_a_request_is_the_servers_fault_and_no_worker_hears_of_it(tmp_path: Path) -> None:
+    async def script(browser: Browser, gateway: Gateway) -> dict[str, Answer]:
+        return {name: await browser.post("/v2/models/double/infer", body) for name, body in HOSTILE.items()}
+
+    for name, answer in serve(tmp_path, script).items():
+        assert answer.status == 400, (name, answer.body)
+        assert list(answer.json) == ["error"] and answer.json["error"], name
+
+
+BINARY = (
+    json.dumps({"inputs": [{**ROW, "parameters": {"binary_data_size": 16}, "data": None}]}).replace(', "data": null', "").encode()
+)
+RAW = struct.pack("<4f", 1, 2, 3, 4)
+LENGTHS = {"": 400, "0": 400, "-1": 400, "x": 400, "9" * 30: 400, str(len(BINARY) + 1): 400, str(len(BINARY)): 200}
+
+
+def test_the_length_of_the_header_is_believed_only_if_it_fits(tmp_path: Path) -> None:
+    async def script(browser: Browser, gateway: Gateway) -> dict[str, int]:
+        found = {}
+        for length in LENGTHS:
+            headers = {"Inference_Header_Content_Length": length}
+            answer = await browser.ask("POST", "/v2/models/double/infer", BINARY + RAW, "application/json", **headers)
+            found[length] = answer.status
+        return found
+
+    assert serve(tmp_path, script) == LENGTHS
+
+
+def test_requests_that_wait_together_run_as_one_batch(tmp_path: Path) -> None:
+    async def script(browser: Browser, gateway: Gateway) -> int:
+        await browser.post("/v2/models/double/infer", {"inputs": [ROW]})
+        others = [Browser(gateway.port) for _ in range(8)]
+        asking = []
+        for other in others:
+            await other.__aenter__()
+            asking.append(other.post("/v2/models/double/infer", {"inputs": [ROW]}))
+        answers = await asyncio.gather(*asking)
+        for other in others:
+            await other.__aexit__()
+        return max(int(answer.headers["lamina-batch"]) for answer in answers)
+
+    assert serve(tmp_path, script) > 1
+
+
+def test_the_rows_of_a_request_are_one_batch(tmp_path: Path) -> None:
+    async def script(browser: Browser, gateway: Gateway) -> Any:
+        await browser.post("/v2/models/double/infer", {"inputs": [ROW]})
+        answer = await browser.post("/v2/models/double/infer", {"inputs": [tensor("x", "FP32", [3, 4], list(range(12)))]})
+        assert answer.json["outputs"][0] == tensor("output", "FP32", [3, 4], [2.0 * n for n in range(12)])
+        stats = (await browser.ask("GET", "/v2/models/double/stats")).json["model_stats"][0]
+        return stats["inference_count"], sum(size["batch_size"] * size["compute_infer"]["count"] for size in stats["batch_stats"])
+
+    assert serve(tmp_path, script) == (4, 4)
+
+
+def test_a_gzip_bomb_is_refused_at_the_limit_of_a_body(tmp_path: Path) -> None:
+    bomb = gzip.compress(bytes(40 * 2**20), 1)
+
+    async def script(browser: Browser, gateway: Gateway) -> Answer:
+        return await browser.ask("POST", "/v2/models/double/infer", bomb, Content_Encoding="gzip")
+
+    answer = serve(tmp_path, script)
+    assert answer.status == 413 and "error" in answer.json
+
+
+def test_a_function_that_breaks_its_promise_is_to_blame(tmp_path: Path) -> None:
+    async def script(browser: Browser, gateway: Gateway) -> Answer:
+        return await browser.post("/v2/models/liar/infer", {"inputs": [tensor("x", "FP32", [1], [1])]})
+
+    answer = serve(tmp_path, script)
+    assert answer.status == 500 and "promises" in answer.json["error"]
+
+
+def test_a_typed_function_gets_arrays_from_plain_json_too(tmp_path: Path) -> None:
+    async def script(browser: Browser, gateway: Gateway) -> tuple[Any, int]:
+        good = await browser.post("/v1/functions/double", [1, 2, 3, 4])
+        bad = await browser.post("/v1/functions/double", [1, 2, 3])
+        return good.json, bad.status
+
+    assert serve(tmp_path, script) == ([2, 4, 6, 8], 422)
+
+
+def test_an_unloaded_model_gives_up_its_instances_and_comes_back(tmp_path: Path) -> None:
+    async def script(browser: Browser, gateway: Gateway) -> list[Any]:
+        ask = {"inputs": [ROW]}
+        await browser.post("/v2/models/double/infer", ask)
+        instances = gateway.loop.controller.state.functions["double"].instances
+        await browser.post("/v2/repository/models/double/unload", {})
+        while instances:
+            await asyncio.sleep(0.01)
+        refused = await browser.post("/v2/models/double/infer", ask)
+        index = (await browser.ask("POST", "/v2/repository/index", b'{"ready": true}')).json
+        await browser.post("/v2/repository/models/double/load", {})
+        again = await browser.post("/v2/models/double/infer", ask)
+        return [refused.status, "double" in [one["name"] for one in index], again.status, len(instances)]
+
+    assert serve(tmp_path, script) == [400, False, 200, 1]
+
+
+def test_files_and_settings_are_not_taken_from_clients(tmp_path: Path) -> None:
+    async def script(browser: Browser, gateway: Gateway) -> int:
+        body = {"parameters": {"config": "{}", "file:1/model.onnx": "AAAA"}}
+        return (await browser.post("/v2/repository/models/double/load", body)).status
+
+    assert serve(tmp_path, script) == 400
+
+
+def test_errors_of_addresses_and_methods_are_the_protocols(tmp_path: Path) -> None:
+    async def script(browser: Browser, gateway: Gateway) -> list[tuple[int, list[str]]]:
+        asked = [("GET", "/v2/nowhere"), ("GET", "/v2/models/none"), ("GET", "/v2/models/double/versions/7"), ("PUT", "/v2")]
+        asked += [("GET", "/v2/models/double/infer"), ("POST", "/v2/models/double"), ("GET", "/v2/models/../double")]
+        found = []
+        for method, path in asked:
+            answer = await browser.ask(method, path)
+            found.append((answer.status, list(answer.json)))
+        return found
+
+    assert serve(tmp_path, script) == [(status, ["error"]) for status in (404, 404, 404, 405, 405, 405, 404)]

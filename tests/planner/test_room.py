@@ -1,0 +1,67 @@
+"""Room for what must always stand, checked before anything is deployed."""
+
+from __future__ import annotations
+
+import pytest
+
+from lamina.errors import NoCapacity
+from lamina.planner.room import check_room
+from lamina.types import DeviceSpec, FunctionSpec, Scale
+
+GPU = DeviceSpec(id="gpu0", kind="h200", units=16, memory_mib=1_000)
+CPU = DeviceSpec(id="cpu0", kind="cpu", units=4, memory_mib=500, family="cpu")
+
+
+def function(name: str, *, count: int = 1, share: float = 0.25, memory_mib: int = 100, home: bool = False) -> FunctionSpec:
+    return FunctionSpec(name=name, gpu="must", share=share, memory_mib=memory_mib, home=home, scale=Scale(min=count, max=8))
+
+
+def refused(*coming: FunctionSpec, standing: tuple[FunctionSpec, ...] = (), devices: tuple[DeviceSpec, ...] = (GPU,)) -> str:
+    with pytest.raises(NoCapacity) as error:
+        check_room(devices, standing, coming)
+    return f"{error.value.message} | {error.value.hint}"
+
+
+def test_what_fits_is_let_in() -> None:
+    check_room([GPU, CPU], [function("a", home=True)], [function("b", count=3, home=True)])
+
+
+def test_sixty_and_sixty_percent_are_too_much_for_one_gpu() -> None:
+    said = refused(function("b", share=0.6, home=True), standing=(function("a", share=0.6, home=True),))
+    assert said == (
+        "no room for instance 1 of 1 of 'b': it lacks 10 units of its own (most left on one device: 6)"
+        " | best offer: up to 6 units and 900 MiB"
+    )
+
+
+def test_two_gpus_have_room_for_both() -> None:
+    second = DeviceSpec(id="gpu1", kind="h200", units=16, memory_mib=1_000)
+    check_room([GPU, second], [function("a", share=0.6, home=True)], [function("b", share=0.6, home=True)])
+
+
+def test_the_offer_says_how_many_instances_would_fit() -> None:
+    assert "instance 3 of 8 of 'a': it lacks 400 MiB (most left on one device: 200) | best offer: min=2" in refused(
+        function("a", count=8, memory_mib=400)
+    )
+
+
+def test_what_needs_no_standing_instance_needs_no_room_now() -> None:
+    check_room([GPU], [function("a", count=2, memory_mib=500)], [function("b", count=0, memory_mib=900)])
+
+
+def test_larger_than_any_device_is_refused_even_when_nothing_stands() -> None:
+    assert "needs 2000 MiB on one device; the largest here has 1000 MiB | best offer: memory up to 1000 MiB" in refused(
+        function("a", count=0, memory_mib=2_000)
+    )
+
+
+def test_without_a_gpu_it_says_so() -> None:
+    assert "'a' needs a GPU; the devices here are cpu" in refused(function("a"), devices=(CPU,))
+
+
+def test_units_on_one_device_and_memory_on_another_are_no_place() -> None:
+    full = function("m", memory_mib=1_000, share=0.01)
+    owned = function("u", memory_mib=10, share=1.0, home=True)
+    second = DeviceSpec(id="gpu1", kind="h200", units=16, memory_mib=1_000)
+    said = refused(function("a", share=0.5, home=True, memory_mib=995), standing=(owned, full), devices=(GPU, second))
+    assert "it lacks" in said
