@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.servers import free_port, started, wait_for
 
-APP = '''
+APP = """
 from typing import Annotated
 
 import numpy as np
@@ -51,7 +51,7 @@ def flip(mask: Annotated[np.ndarray, Tensor("BOOL", [2])], by: Annotated[np.ndar
 @app.workflow()
 def twice(x):
     return echo(echo(x))
-'''
+"""
 
 
 def run(cases: int) -> tuple[int, str]:

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from benchmarks.load import closed
+from statistics import median
+
+from benchmarks.load import closed, in_turns
 from benchmarks.report import Report
 from benchmarks.servers import floor, lamina
 
 BODY = '{"x": [1, 2, 3, 4]}'
-SECONDS = 4.0
+SECONDS = 1.5
 
 
 def run(report: Report) -> None:
-    with floor("echo", BODY.encode()) as url:
-        floors = {c: closed(url, BODY, c, SECONDS) for c in (1, 16, 64)}
-    with lamina("echo.py") as url:
+    with floor("echo", BODY.encode()) as plain, lamina("echo.py") as url:
         target = f"{url}/v1/functions/echo"
         closed(target, BODY, 16, 1)
-        ours = {c: closed(target, BODY, c, SECONDS) for c in (1, 16, 64)}
-        status = {c: closed(f"{url}/v1/functions/nope", BODY, c, 2) for c in (16,)}
-    for c in (16, 64):
-        report.add(
-            f"echo, {c} connections, of the floor's rate",
-            ours[c].rate / floors[c].rate,
-            "x",
-            least=0.25,
-            ours=ours[c].rate,
-            floor=floors[c].rate,
-            p99_ms=ours[c].p99_ms,
-        )
-    report.add("echo, 1 connection, median", ours[1].p50_ms, "ms", most=0.6, floor=floors[1].p50_ms)
+        alone = in_turns(target, plain, BODY, 1, SECONDS)
+        ours = {c: in_turns(target, plain, BODY, c, SECONDS) for c in (16, 64)}
+        http = in_turns(f"{url}/v1/functions/nope", plain, BODY, 16, SECONDS)
+    for c, pair in ours.items():
+        report.add(f"echo, {c} connections, of the floor's rate", median(pair.ratios), "x", least=0.25, **pair.details())
+    medians = sorted(one.p50_ms for one in alone.ours)
+    floor_ms = median(one.p50_ms for one in alone.floor)
     report.add(
-        "HTTP server alone (404), 16 connections, of the floor's rate",
-        status[16].rate / floors[16].rate,
-        "x",
-        ours=status[16].rate,
+        "echo, 1 connection, median", median(medians), "ms", most=0.6, quickest=medians[0], slowest=medians[-1], floor=floor_ms
     )
+    report.add("HTTP server alone (404), 16 connections, of the floor's rate", median(http.ratios), "x", **http.details())

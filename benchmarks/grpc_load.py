@@ -98,7 +98,8 @@ async def _closed(address: str, path: str, message: bytes, connections: int, sec
     times: list[float] = []
     until = time.perf_counter() + seconds
     made = [
-        (await loop.create_connection(lambda: _Client(block, message, until, times), host, int(port)))[1] for _ in range(connections)
+        (await loop.create_connection(lambda: _Client(block, message, until, times), host, int(port)))[1]
+        for _ in range(connections)
     ]
     while not all(client.done for client in made) and time.perf_counter() < until + 5:
         await asyncio.sleep(0.01)

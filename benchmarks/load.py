@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, field
+from statistics import median
 from urllib.parse import urlsplit
 
 
@@ -34,6 +35,32 @@ def closed(url: str, body: str, connections: int, seconds: float) -> Result:
         return _wrk(url, body, connections, seconds)
     command = [sys.executable, "-m", "benchmarks.load", "closed", url, body, str(connections), str(seconds)]
     return Result(**json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+
+
+@dataclass
+class Pair:
+    """Two servers measured in turns: a machine whose speed changes from second to second changes for both."""
+
+    ours: list[Result]
+    floor: list[Result]
+
+    @property
+    def ratios(self) -> list[float]:
+        """Of the rates, slowest first."""
+        return sorted(ours.rate / floor.rate for ours, floor in zip(self.ours, self.floor, strict=True))
+
+    def details(self) -> dict[str, float]:
+        least, *_, most = self.ratios
+        shown = {"lowest": least, "highest": most, "ours": median(one.rate for one in self.ours)}
+        return shown | {"floor": median(one.rate for one in self.floor), "p99_ms": median(one.p99_ms for one in self.ours)}
+
+
+def in_turns(ours: str, floor: str, body: str, connections: int, seconds: float, rounds: int = 3) -> Pair:
+    pair = Pair([], [])
+    for _ in range(rounds):
+        pair.floor.append(closed(floor, body, connections, seconds))
+        pair.ours.append(closed(ours, body, connections, seconds))
+    return pair
 
 
 def _wrk(url: str, body: str, connections: int, seconds: float) -> Result:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.prediction [h200] [neighbours] [speed] [v100 FOLDER]`: how good the predictors are, and how fast.
+"""`python -m benchmarks.prediction [h200] [learners] [neighbours] [profiling] [speed] [v100 FOLDER]`: how good the predictors are, and how fast.
 
 Writes what it found into results/prediction.json (parts not asked for stay as they are) and plots into docs/img. Functions
 that are predicted are never among those learnt from. The comparison with boosted trees needs `lightgbm`; it is left out without.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import platform
+import random
 import sys
 import timeit
 from collections.abc import Callable
@@ -21,7 +22,13 @@ from benchmarks.train_predictor import Times, records, tenants, times
 from lamina.predict import beside, learned
 from lamina.predict.dense import dense
 from lamina.predict.fit import fit
+from lamina.predict.devices import preset
+from lamina.predict.profile import Profile, read_all
 from lamina.predict.static import VIEWS
+from lamina.predict.table import Table
+from lamina.profiler.bench import Run
+from lamina.profiler.make import to_points
+from lamina.profiler.measure import Measuring
 
 RESULT = Path("results/prediction.json")
 PLOTS = Path("docs/img")
@@ -61,7 +68,6 @@ def h200() -> dict[str, Any]:
         families.setdefault(family(name), set()).add(name)
     found["families"] = {"number": len(families)} | crossed(static, measured, list(families.values()))[0]
     print("families", {count: [found["families"][str(count)][k] for k in ("mape", "median", "covered")] for count in COUNTS})
-    found["learners"] = learners(static, measured)
     return found
 
 
@@ -106,8 +112,9 @@ def _one(model: learned.Model, static: Any, points: dict[tuple[int, int], float]
     return np.abs(grid.mid / truth - 1)[unseen], ((grid.low <= truth) & (truth <= grid.high))[unseen]
 
 
-def learners(static: dict[str, Any], measured: Times) -> dict[str, dict[str, list[float]]]:
-    """Others on the same folds (first seed) with the same probes: mean and median error."""
+def learners() -> dict[str, dict[str, list[float]]]:
+    """Others on the same folds (first seed), with the probes that suit ours: mean and median error."""
+    static, measured = records(), times()
     names, grid = sorted(measured), sorted(measured[min(measured)])
     logs = np.log([[measured[name][place] for place in grid] for name in names])
     features = np.array([VIEWS["totals"](static[n]) + VIEWS["kinds"](static[n]) for n in names])
@@ -163,9 +170,9 @@ def _trees(points: Any, logs: Any, asked: Any, grid: list[Any]) -> Any:
 
     settings = {
         "objective": "huber", "alpha": 0.1, "num_leaves": 15, "learning_rate": 0.08, "min_data_in_leaf": 20, "feature_fraction": 0.5, "seed": 0,
-        "monotone_constraints": [0] * points.shape[1] + [1, -1], "verbosity": -1, "num_threads": 2,
+        "monotone_constraints": [0] * points.shape[1] + [1, -1], "verbosity": -1, "num_threads": 1,
     }  # fmt: skip
-    model = lightgbm.train(settings, lightgbm.Dataset(rows(points), logs.reshape(-1)), 300)
+    model = lightgbm.train(settings, lightgbm.Dataset(rows(points), logs.reshape(-1)), 200)
     return np.array(model.predict(rows(asked))).reshape(len(asked), -1)
 
 
@@ -220,6 +227,39 @@ def _mean(known: list[Any]) -> Callable[[Any], float]:
 
 def _nothing(known: list[Any]) -> Callable[[Any], float]:
     return lambda row: 1.0
+
+
+class _Replay:
+    """A bench that takes as long as was measured on the H200, give or take 2 %; its clock is the device's."""
+
+    device = preset("h200")
+
+    def __init__(self, table: Table, name: str) -> None:
+        self.table, self.name, self.rng, self.now_s = table, name, random.Random(1), 0.0
+
+    def run(self, batch: int, units: int) -> Run:
+        us = self.table.typical_us(self.name, "h200", batch, units) * self.rng.gauss(1, 0.02)
+        self.now_s += us / 1e6
+        return Run(us)
+
+
+def profiling() -> dict[str, Any]:
+    """Device time the profiler needs until it claims 5 %, and how far it is off then, on replayed measurements."""
+    found: dict[str, Any] = {}
+    for profile in read_all(Path("profiles/h200")):
+        bench = _Replay(Table([profile]), profile.function)
+        outcome = Measuring(bench, 64, 0.05, 60.0, clock_s=lambda bench=bench: bench.now_s).go()  # type: ignore[arg-type,misc]
+        made = Table([Profile(function="f", device="h200", points=to_points(outcome.runs))])
+        off = [
+            abs(made.typical_us("f", "h200", p.batch, p.units) / bench.table.typical_us(profile.function, "h200", p.batch, p.units) - 1)
+            for p in profile.points
+        ]
+        found[profile.function] = {
+            "device_s": round(outcome.spent_s, 2), "points": len(outcome.runs), "reached": outcome.reached,
+            "mean": _round(np.mean(off)), "p90": _round(np.quantile(off, 0.9)),
+        }  # fmt: skip
+        print(profile.function, found[profile.function], flush=True)
+    return found
 
 
 def speed() -> dict[str, Any]:
@@ -288,7 +328,7 @@ def _round(value: Any) -> float:
 def main() -> None:
     asked = sys.argv[1:] or ["h200", "neighbours", "speed"]
     found = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    for name, run in (("h200", h200), ("neighbours", neighbours), ("speed", speed)):
+    for name, run in (("h200", h200), ("learners", learners), ("neighbours", neighbours), ("profiling", profiling), ("speed", speed)):
         if name in asked:
             found[name] = run()
     if "v100" in asked:

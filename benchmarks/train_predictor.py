@@ -1,7 +1,7 @@
 """`python -m benchmarks.train_predictor`: the models that come with the package, from the measurements in data/h200.
 
-Writes `src/lamina/predict/models/h200.json` (latency), `models/neighbours/h200.json` (co-location) and `profiles/h200`. Takes seconds, has no
-seed: nothing is drawn. Needs numpy and nothing else.
+Writes `src/lamina/predict/models/h200.json` (latency), `models/neighbours/h200.json` (co-location) and
+`profiles/h200`. Takes seconds, has no seed: nothing is drawn. Needs numpy and nothing else.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def tenants() -> list[tuple[str, str, beside.Side, Sequence[beside.Side], float]
 
 
 def profiles() -> list[Profile]:
-    """Some of the models as profiles a scenario can use. A device there has 16 units; the last was measured with the 15th."""
+    """Some of the models as profiles a scenario can use."""
     made = []
     for name in PROFILED:
         row = records()[name]
@@ -78,21 +78,20 @@ def profiles() -> list[Profile]:
         points = [
             Point(
                 batch=int(cell["batch"]),
-                units=16 if cell["units"] == "15" else int(cell["units"]),
+                units=int(cell["units"]),
                 p50_us=float(cell["p50_us"]),
                 p99_us=float(cell["p99_us"]),
             )
             for cell in cells
         ]
         traits = beside.traits(row)
-        fastest_us = min(point.p50_us for point in points if (point.batch, point.units) == (8, 16))
         made.append(
             Profile(
                 function=name,
                 device="h200",
                 points=sorted(points, key=lambda point: (point.units, point.batch)),
                 memory_mib=row["peak_mib"]["64"],
-                bandwidth=round(traits.moved(8) / fastest_us / 1e3 / beside.PEAK["h200"], 4),
+                bandwidth=round(beside.demand(traits, "h200", points), 4),
                 traits=traits,
                 meta={"source": "data/h200", "machine": "NVIDIA H200", "date": "2026-11-15"},
             )

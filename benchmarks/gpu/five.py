@@ -96,6 +96,10 @@ def run(bench: Bench, factors: tuple[int, ...] = (3, 5, 10)) -> None:
                 p99_ms=outcome.percentile(0.99) / 1e3 if outcome else 0,
                 refused=outcome.refused if outcome else 0,
                 late=outcome.late if outcome else 0,
+                units_busy=outcome.unit_us / outcome.wall_us / 15 if outcome else 0,
+                host_busy=outcome.busy_us / outcome.wall_us if outcome else 0,
+                longest_turn_us=outcome.longest_turn_us if outcome else 0,
+                missed=str(_missed(outcome)) if outcome else "",
                 wishes=str(list(wishes.values())) if mode == "lamina" else "",
                 took_s=time.monotonic() - begin,
             )
@@ -111,6 +115,12 @@ def run(bench: Bench, factors: tuple[int, ...] = (3, 5, 10)) -> None:
         bench.report.add(
             f"{factor}x solo: lamina against the best other", capacities[factor, "lamina"] / max(1, best), "x", **goal
         )
+
+
+def _missed(outcome: Any) -> dict[str, float]:
+    """Of each model, the part that was not in time: who sets the limit?"""
+    part = outcome.sent / len(FIVE)
+    return {name: round(1 - outcome.by_function[name] / part, 3) for name in FIVE}
 
 
 def setting(bench: Bench, mode: str, goals: dict[str, int], wishes: dict[str, int], profile_list: list[Profile]) -> Any:

@@ -30,6 +30,11 @@ class Outcome:
     latencies_us: list[int] = field(default_factory=list)
     batches: int = 0
     items: int = 0
+    device_us: int = 0  #: on slices, all batches together
+    unit_us: int = 0  #: the same, times the units each had
+    longest_turn_us: int = 0  #: how long an event may have had to wait for the loop
+    busy_us: int = 0  #: in turns that had something to do
+    wall_us: int = 1
 
     @property
     def attained(self) -> float:
@@ -61,6 +66,7 @@ class InProcess:
         self.specs = {spec.name: spec for spec in functions}
         self._ticks: list[int] = []
         self._batches: dict[int, int] = {}
+        self._units: dict[int, int] = {}
         self._begin_ns = time.perf_counter_ns()
         self._todo: list[Any] = []
         self._calls = 0
@@ -84,6 +90,9 @@ class InProcess:
         for done in self.executor.poll():
             batch = self._batches.pop(done.ticket, None)
             if batch is not None:
+                units = self._units.pop(batch, 1)
+                self.outcome.device_us += done.device_us
+                self.outcome.unit_us += units * done.device_us
                 self._handle(BatchFinished(batch, done.device_us) if done.error is None else BatchFailed(batch, "failed"))
         now_us = self.now_us()
         if self._ticks and self._ticks[0] <= now_us:
@@ -106,6 +115,7 @@ class InProcess:
                 self._batches[self.executor.submit(action.function, [self.items[action.function]] * count, mask)] = (
                     action.batch_id
                 )
+                self._units[action.batch_id] = mask.bit_count()
                 outcome.batches += 1
                 outcome.items += count
             elif kind is WakeAt:
@@ -155,12 +165,18 @@ class InProcess:
         ends_us = begin_us + seconds * 1e6
         while heap[0][0] < ends_us:
             at_us, name = heap[0]
-            if at_us <= self.now_us():
+            turned_us, events = self.now_us(), self.outcome.batches + len(self._batches)
+            if at_us <= turned_us:
                 heapq.heapreplace(heap, (at_us + rng.expovariate(rates[name]) * 1e6, name))
                 self.call(name, int(at_us))
                 if self.now_us() - at_us > 500_000:  # hopeless: the loop itself cannot follow
                     break
             self.turn()
+            took_us = self.now_us() - turned_us
+            if events != self.outcome.batches + len(self._batches):
+                self.outcome.busy_us += took_us
+            self.outcome.longest_turn_us = max(self.outcome.longest_turn_us, took_us)
+        self.outcome.wall_us = max(1, self.now_us() - begin_us)
         self.finish()
         return self.outcome
 

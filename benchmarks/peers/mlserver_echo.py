@@ -1,4 +1,7 @@
-"""The same echo in MLServer; run by its own Python: `mlserver_echo.py HTTP_PORT GRPC_PORT`."""
+"""The same echo in MLServer; run by its own Python: `mlserver_echo.py HTTP_PORT GRPC_PORT WORKERS`.
+
+Its default is one worker process; with none the model runs inside the server.
+"""
 
 import asyncio
 import sys
@@ -19,9 +22,9 @@ class Echo(MLModel):
 
 
 async def main() -> None:
-    http_port, grpc_port = map(int, sys.argv[1:])
+    http_port, grpc_port, workers = map(int, sys.argv[1:])
     settings = Settings(
-        host="127.0.0.1", http_port=http_port, grpc_port=grpc_port, metrics_endpoint=None, parallel_workers=0, debug=False
+        host="127.0.0.1", http_port=http_port, grpc_port=grpc_port, metrics_endpoint=None, parallel_workers=workers, debug=False
     )
     server = MLServer(settings)
     await server.start([ModelSettings(name="echo", implementation=Echo)])

@@ -15,7 +15,12 @@ def echo(x: np.ndarray) -> dict[str, np.ndarray]:
 
 http_port, grpc_port = map(int, sys.argv[1:])
 config = TritonConfig(
-    http_address="127.0.0.1", http_port=http_port, grpc_address="127.0.0.1", grpc_port=grpc_port, allow_metrics=False, log_verbose=0
+    http_address="127.0.0.1",
+    http_port=http_port,
+    grpc_address="127.0.0.1",
+    grpc_port=grpc_port,
+    allow_metrics=False,
+    log_verbose=0,
 )
 with Triton(config=config) as triton:
     triton.bind(

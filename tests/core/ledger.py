@@ -96,7 +96,7 @@ class Ledger:
 
     def asked(self, now_us: int, event: ev.Event, actions: list[do.Action]) -> None:
         """Everything the controller said to this event."""
-        arrival = event.call if isinstance(event, ev.CallArrived) else None
+        arrival = event.call if isinstance(event, ev.CallArrived | ev.CallResumed) else None
         refused = [action for action in actions if isinstance(action, do.Refuse)]
         if arrival is not None:
             assert len(refused) <= 1, "refused twice"

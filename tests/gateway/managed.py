@@ -17,7 +17,7 @@ from lamina.gateway.admin import Admin, open_access, open_admin
 from lamina.gateway.serve import Gateway, open_gateway
 from lamina.live.start import open_local
 from lamina.store.open import open_store
-from tests.serving import Answer, Browser
+from tests.serving import Answer, Browser, read_answer, request
 
 ROOT = Identity()
 
@@ -30,7 +30,9 @@ class Managed:
     async def ask(self, method: str, path: str, body: bytes = b"", token: str = "", **headers: str) -> Answer:
         """Of the management listener."""
         async with Browser(self.admin.port) as browser:
-            return await browser.ask(method, path, body, "application/json", **_with(token, headers))
+            data = request(method, path, body, "application/json", **_with(token, headers))
+            browser.writer.write(data.replace(b"Host: test", b"Host: 127.0.0.1", 1))
+            return await read_answer(browser.reader)
 
     async def call(self, path: str, value: Any = None, token: str = "", method: str = "POST", **headers: str) -> Answer:
         """Of the listener for calls."""
@@ -67,11 +69,11 @@ def zipped(files: dict[str, bytes]) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def managed(app: Path, folder: Path, *, policy: str = "edf") -> AsyncIterator[Managed]:
+async def managed(app: Path, folder: Path, *, policy: str = "edf", gpu: str = "no") -> AsyncIterator[Managed]:
     """Uploads and the store are kept in `folder`, so that a second server there finds what the first one left."""
     store = open_store(str(folder / "store.db"))
     access = await open_access(store)
-    live = open_local(str(app), policy=policies.build(policy))
+    live = open_local(str(app), policy=policies.build(policy), gpu=gpu)
     gateway = await open_gateway(live, port=0, access=access)
     admin = await open_admin(gateway, access, file=str(app), folder=folder / "apps")
     try:

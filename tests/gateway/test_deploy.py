@@ -107,6 +107,22 @@ def test_a_version_that_cannot_be_loaded_is_taken_back_by_itself(app: Path, tmp_
     assert answer == ["v0", 1]
 
 
+def test_a_new_version_takes_over_on_a_gpu_too(app: Path, tmp_path: Path) -> None:
+    """On the null twin of a device: the same executor process, without one."""
+    source = APP.replace("slo=", "gpu=lamina.GPU(0.5), slo=")
+    app.write_text(source.format(version="v0"))
+
+    async def work() -> list[object]:
+        async with managed(app, tmp_path / "kept", gpu="null") as server:
+            before = (await server.call("/v1/functions/price", 1)).json
+            assert (await server.deploy("shop", source.format(version="v1"))).status == 200
+            await settled(server)
+            answer = await server.call("/v1/functions/price", 1)
+            return [before, answer.json, answer.headers["lamina-slice"].split("/")[0]]
+
+    assert run(work) == [["v0", 1], ["v1", 1], "null0"]
+
+
 def test_a_second_app_comes_beside_the_first(app: Path, tmp_path: Path) -> None:
     other = APP.replace('"shop"', '"bank"').replace("price", "rate").format(version="b")
 

@@ -15,7 +15,7 @@ from lamina.gateway.serve import check_host, open_gateway
 from lamina.live.start import open_local
 from lamina.store.open import open_store
 from tests.gateway.managed import ROOT, managed
-from tests.serving import Browser, run, write_app
+from tests.serving import Browser, raw, run, write_app
 
 pytestmark = pytest.mark.live
 
@@ -125,6 +125,30 @@ def test_nothing_of_management_can_be_reached_where_calls_come_in(app: Path, tmp
     assert run(work) == {404}
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "same-site"},
+    ],
+)
+def test_a_page_from_elsewhere_in_a_browser_on_this_machine_cannot_manage(
+    app: Path, tmp_path: Path, headers: dict[str, str]
+) -> None:
+    async def work() -> tuple[int, int]:
+        async with managed(app, tmp_path / "kept") as server:
+            answer = await server.ask("POST", "/v1/admin/token/create", b'{"name": "t"}', **headers)
+            rebound = b"GET /v1/apps HTTP/1.1\r\nHost: evil.example:8701\r\n\r\n"
+            other = await raw(server.admin.port, rebound)
+            assert other is not None and not server.admin.access.tokens
+            return answer.status, other.status
+
+    assert run(work) == (403, 403)
+
+
 def test_a_tenant_sees_and_calls_what_is_its_own_and_what_is_everybody_s(app: Path, tmp_path: Path) -> None:
     source = 'import lamina\napp = lamina.App("mine")\n@app.function(scale=lamina.Scale(max=1))\ndef own(x):\n    return x\n'
 
@@ -190,7 +214,7 @@ def test_what_functions_print_can_be_followed(app: Path, tmp_path: Path) -> None
             await server.deploy("loud", source)
             await server.call("/v1/functions/shout", "one")
             reader, writer = await asyncio.open_connection("127.0.0.1", server.admin.port)
-            writer.write(b"GET /v1/logs?function=shout&follow=1 HTTP/1.1\r\nHost: a\r\n\r\n")
+            writer.write(b"GET /v1/logs?function=shout&follow=1 HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await server.call("/v1/functions/shout", "two")
             seen = b""
             while b'"two"' not in seen:

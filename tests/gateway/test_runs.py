@@ -171,6 +171,7 @@ def test_a_function_started_now_gives_its_result_later(client: Client):
     status = run.status()
     assert (status.state, status.kind, status.target) == ("succeeded", "function", "double")
     assert 0 < status.created_s <= status.began_s <= status.ended_s
+    assert [event["kind"] for event in run.history()] == ["accepted", "began", "step", "ended"]
 
 
 def test_a_workflow_tells_what_it_did_and_when(client: Client):
@@ -309,6 +310,13 @@ def test_memory_holds_some_runs_and_the_store_the_others(server: Server, client:
 
     assert asyncio.run(work()) == [2 * number for number in range(ROOM + 300)]
     assert most <= ROOM
+
+
+def test_the_metrics_tell_of_runs_and_of_their_store(server: Server, client: Client):
+    client.start("double", {"x": 9}).result("100s")
+    assert server.gateway is not None
+    text = server.on_loop(server.gateway.metrics.text).decode()
+    assert 'lamina_runs{state="queued"} 0.0' in text and "lamina_store_up 1.0" in text
 
 
 def test_a_server_that_stops_leaves_its_runs_to_the_next_one(own: Server):

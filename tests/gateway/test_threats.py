@@ -240,7 +240,8 @@ def test_a_thousand_mutated_requests_to_management_change_nothing_and_crash_noth
 
     def mutated() -> bytes:
         body = json.dumps({"name": "x", "limit": 5, "after": "k", "deep": [[1]]}).encode()
-        data = bytearray(request(rng.choice(["POST", "GET", "PUT", "DELETE"]), rng.choice(paths), body))
+        plain = request(rng.choice(["POST", "GET", "PUT", "DELETE"]), rng.choice(paths), body)
+        data = bytearray(plain.replace(b"Host: test", b"Host: localhost"))
         for _ in range(rng.randint(1, 4)):
             at = rng.randrange(len(data))
             match rng.randrange(4):

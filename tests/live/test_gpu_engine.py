@@ -21,7 +21,7 @@ from lamina.live.start import open_local
 from tests.serving import Answer, Browser, run, write_app
 
 pytest.importorskip("torch", reason="torch is not installed")
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 APP = """
 import numpy, os, time
@@ -114,14 +114,14 @@ async def tell(gateway: Gateway) -> dict[str, Any]:
         said["stayed"], said["fetched"] = stayed, fetched
         said["leaves"] = await browser.post("/v1/workflows/leaves", [1, 2, 3, 4])
         said["pid"] = await browser.post("/v1/functions/slow", 0)
-        said["alone"] = await browser.post("/v1/functions/alone", {})
+        said["alone"] = await browser.post("/v1/functions/alone", None)
         late = asyncio.create_task(browser.post("/v1/functions/slow", 0.3))
         while not gpu._batches:
             await asyncio.sleep(0.01)
         os.kill(gpu.pid, signal.SIGKILL)
         said["after"] = await late
         said["again"] = await other.post("/v1/workflows/stays", [1, 2, 3, 4])
-        said["still"] = await other.post("/v1/functions/alone", {})
+        said["still"] = await other.post("/v1/functions/alone", None)
         said["status"] = (await other.ask("GET", "/v1/status")).json
         await other.post("/v1/functions/stuck", "not")
         gateway.loop.controller._mishaps._hang_floor_us = 300_000

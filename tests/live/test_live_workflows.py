@@ -50,6 +50,14 @@ def fail(item, path):
 
 
 @app.function(scale=one)
+def unknown(path):
+    """Nobody knows yet how long it takes, so nobody refuses it."""
+    with open(path, "a") as file:
+        file.write("x")
+    time.sleep(0.6)
+
+
+@app.function(scale=one)
 def left(before):
     return [*before, lamina.context().remaining_ms()]
 
@@ -114,7 +122,7 @@ async def all_of(items, path):
 @app.workflow(slo=lamina.SLO("700ms"))
 async def in_time(path):
     for _ in [1, 2, 3]:
-        await work(0.3, False, path)
+        await unknown(path)
 
 
 @app.workflow()
@@ -182,7 +190,7 @@ def test_an_each_ends_when_more_have_failed_than_it_tolerates(client: lamina.Cli
 def test_what_is_left_of_a_late_run_is_not_run(client: lamina.Client, tmp_path: Path):
     with pytest.raises(DeadlineExceeded):
         call(client, "in_time", path=str(tmp_path / "ran"))
-    assert len((tmp_path / "ran").read_text()) <= 3
+    assert len((tmp_path / "ran").read_text()) <= 2  # of three
 
 
 # ------------------------------------------------------------------------------------------------------------------ state

@@ -563,7 +563,7 @@ def test_an_array_the_user_keeps_does_not_change_under_them(play: Play) -> None:
 
 def test_a_batch_too_big_for_a_frame_may_be_tried_smaller(app: str, shm: Path) -> None:
     async def main() -> None:
-        async with staged(app, shm, LocalLimits(pool_bytes=0)) as stage:
+        async with staged(app, shm, LocalLimits(pool_bytes=0, spill_bytes=0)) as stage:
             instance = await stage.load("echo")
             batch = stage.start(instance, {"x": bytes(33 * 2**20)}, {"x": bytes(33 * 2**20)})
             assert await stage.event() == BatchFailed(batch, "frame-too-big")
@@ -673,6 +673,8 @@ class Given:
     args, leaves = None, [(("input", "path"), values.encode(sys.argv[3]))]
 
 class Data:
+    pieces = {}
+
     def inputs(self, job):
         return Given
 

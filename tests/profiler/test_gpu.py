@@ -20,6 +20,18 @@ seen: list[int] = []
 
 
 @app.function(gpu=lamina.GPU(), batch=12)
+class Twice(lamina.TorchModel):
+    """As good a module as any for an executor without a GPU."""
+
+    def load(self) -> Any:
+        def module(rows: Any) -> Any:
+            seen.append(len(rows))
+            return rows * 2
+
+        return module, np.ones((1, 3))
+
+
+@app.function(gpu=lamina.GPU(), batch=12)
 def double(x: Any) -> Any:
     seen.append(len(x))
     return [row * 2 for row in x]
@@ -33,42 +45,38 @@ def choke(x: Any) -> Any:
 ROW = np.ones(3)
 
 
-def bench(name: str = "double", sample: Any = ROW) -> GpuBench:
-    return GpuBench(app.functions[name], [{"x": sample}], Executor(NullSlicer(null_device(4))))
-
-
-def test_a_batch_runs_in_the_bucket_it_will_be_served_in() -> None:
-    stand = bench()
+def bench(name: str = "twice", sample: Any = ROW) -> GpuBench:
+    stand = GpuBench(app.functions[name], [{"x": sample}], Executor(NullSlicer(null_device(4))))
     stand.load()
     seen.clear()
-    run = stand.run(5, 2)
+    return stand
+
+
+@pytest.mark.parametrize(("batch", "bucket"), [(5, 8), (12, 12), (1, 1)])
+def test_a_batch_of_a_model_runs_in_the_bucket_it_will_be_served_in(batch: int, bucket: int) -> None:
+    run = bench().run(batch, 2)
     assert isinstance(run, Run) and run.us >= 0
-    assert set(seen) == {8}
+    assert set(seen) == {bucket}
 
 
-def test_the_last_bucket_is_the_largest_batch() -> None:
-    stand = bench()
-    stand.load()
-    seen.clear()
-    stand.run(12, 4)
-    assert set(seen) == {12}
+def test_a_callable_runs_as_it_is() -> None:
+    bench("double").run(5, 2)
+    assert seen == [5]
 
 
-def test_it_measures_as_any_other_bench_does() -> None:
-    stand = bench()
-    assert stand.load() > 0
+@pytest.mark.parametrize("name", ["twice", "double"])
+def test_it_measures_as_any_other_bench_does(name: str) -> None:
+    stand = bench(name)
     outcome = Measuring(stand, 12, target=0.5, budget_s=60.0).go()
     assert {(1, 1), (12, 4)} <= outcome.runs.keys()
     stand.close()
 
 
 def test_an_error_of_the_function_comes_through() -> None:
-    stand = bench("choke")
-    stand.load()
     with pytest.raises(ValueError, match="too hot"):
-        stand.run(1, 1)
+        bench("choke").run(1, 1)
 
 
-def test_a_sample_that_is_no_array_is_refused_with_advice() -> None:
-    with pytest.raises(BadValue, match="'x' is no number"):
+def test_a_sample_the_model_cannot_take_is_refused_with_advice() -> None:
+    with pytest.raises(BadValue, match="not numbers"):
         bench(sample="a page")

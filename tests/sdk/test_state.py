@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import lamina
 from lamina import values
-from lamina.errors import BadValue, Conflict
-from lamina.live.statebook import Book
+from lamina.errors import BadValue, Conflict, StoreDown
+from lamina.live.statebook import Book, Watch
 from lamina.sdk.state import Cell, Op, Transaction, applied
 from lamina.testing import Runtime
 
@@ -153,6 +153,41 @@ def test_a_key_that_was_deleted_and_made_anew_is_not_what_was_read():
     book.commit("f", STEP, [], [Op("app", "k", "value", "delete")])
     book.commit("f", STEP, [], [put("k", 1)])
     assert book.commit("f", STEP, [("app", "k", 1)], [put("k", 2)]) is False
+
+
+def test_an_app_that_was_deployed_later_has_state_of_its_own():
+    book = Book("first", apps={"g": "second"})
+    book.commit("f", STEP, [], [put("k", 1)])
+    book.commit("g", STEP, [], [put("k", 2)])
+    assert [values.decode(book.read((scope, "k")).value or b"") for scope in ("app/first", "app/second")] == [1, 2]
+
+
+def test_putting_what_is_there_changes_nothing_for_those_who_watch():
+    told: list[Any] = []
+    book = Book("a", watches=[Watch("app/a", "k*", "w")], changed=told.extend)
+    for value in (1, 1, 2):
+        book.commit("f", STEP, [], [put("key", value)])
+    book.commit("f", STEP, [], [put("other", 1)])
+    assert [(write.key, write.starts, values.decode(write.value)) for write in told] == [("key", ("w",), 1), ("key", ("w",), 2)]
+
+
+def test_while_the_store_cannot_be_read_nothing_is_made_up():
+    book = Book("a", down=StoreDown("no"))
+    assert isinstance(book.commit("f", STEP, [], [put("k", 1)]), StoreDown)
+    with pytest.raises(StoreDown):
+        Transaction(book).read("app/a", "k", "value")
+
+
+def test_changes_of_a_durable_run_wait_for_its_result():
+    told: list[Any] = []
+    book = Book("a", is_durable=lambda call_id: True, watches=[Watch("app/a", "k", "w")], changed=told.extend)
+    book.commit("f", STEP, [], [put("k", 1)])
+    assert told == [] and book.beside("call-1", 0, "another") is None
+    found = book.beside(*STEP)
+    assert found is not None
+    found[1]()
+    assert [write.key for write in told] == ["k"]
+    assert book.beside(*STEP) is None
 
 
 ops = st.sampled_from(

@@ -17,6 +17,7 @@ from lamina.cli._shared import DEFAULT_URL, parse_inputs, show_value
 @click.option("--input", "named", multiple=True, metavar="NAME=JSON|@FILE", help="One input by name; repeatable.")
 @click.option("--url", default=lambda: os.environ.get("LAMINA_URL", DEFAULT_URL), help=f"Server; default {DEFAULT_URL}.")
 @click.option("--deadline", metavar="TIME", help='Answer within this time, such as "50ms", or refuse.')
+@click.option("--async", "later", is_flag=True, help="Do not wait: start a run that the server keeps, and print its id.")
 @click.option("--quiet", "-q", is_flag=True, help="Only the result, no line about the call.")
 @click.option("--json", "as_json", is_flag=True, help="Result and details as one JSON object.")
 def command(
@@ -26,6 +27,7 @@ def command(
     named: tuple[str, ...],
     url: str,
     deadline: str | None,
+    later: bool,
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -36,6 +38,9 @@ def command(
     with Client(url, token=os.environ.get("LAMINA_TOKEN")) as client:
         if not by_name:
             given = client.bind(name, given)
+        if later:
+            click.echo(client.start(name, given, deadline=deadline).id)
+            return 0
         answer = client.call_detailed(name, given, deadline=deadline)
     if as_json:
         from lamina import values

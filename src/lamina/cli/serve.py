@@ -209,6 +209,8 @@ def _introduce(gateway: Any, policy: str, label: str) -> None:
         goal = show_us(target.slo.latency_us) if target.slo.latency_us else "none"
         inputs = ", ".join(param.name for param in target.params)
         click.echo(f"  {target.kind:9} {target.name}({inputs})   SLO {goal}")
+    if gateway.durable is not None:
+        click.echo(f"  runs      kept in {gateway.durable.store.name}")
     if gateway.oip.grpc_port:
         click.echo(f"  gRPC      {gateway.host}:{gateway.oip.grpc_port}")
     click.echo(f"listening on {gateway.url}   (Ctrl-C stops)")

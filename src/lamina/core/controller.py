@@ -182,6 +182,39 @@ class Controller:
             self._outlook.begin(run)
             self._course.begin(run)
 
+    def _call_resumed(self, event: ev.CallResumed) -> None:
+        """It was accepted once, and that holds: nobody is asked again."""
+        call, state = event.call, self.state
+        flow = event.flow or state.flows.get(call.target)
+        if flow is None or call.id in state.runs or any(name not in state.functions for name in flow.functions):
+            self._out.append(Refuse(call.id, "duplicate" if call.id in state.runs else "unknown"))
+            return
+        if self._fair.on or call.tenant != self._fair.only or call.priority != 0:
+            self._fair.arrived(self.now_us, call)
+            self._fair.answered(self.now_us, True)
+        run = Run(call, flow)
+        run.asleep = {}
+        state.runs[call.id] = run
+        self._alarm.watch(call)
+        self._outlook.begin(run)
+        self._course.now_us = call.arrived_us
+        self._course.begin(run, event.again_us)
+
+    def _kept(self, event: ev.Kept) -> None:
+        run = self.state.runs.get(event.call_id)
+        if run is not None:
+            self._course.keeper.kept(run, event.note)
+
+    def _awake(self, event: ev.Awake) -> None:
+        run = self.state.runs.get(event.call_id)
+        if run is not None and run.asleep is not None:
+            self._course.keeper.awake(run, event.again_us, self._join)
+
+    def _join(self, job: Job) -> None:
+        function = self.state.functions[job.function]
+        function.meter.mark(self.now_us)
+        self._lines.join(function, job)
+
     def _verdict(self, call: Call, flow: Flow) -> Promise | Refuse | None:
         state = self.state
         for name in flow.functions:
@@ -298,39 +331,6 @@ class Controller:
                 batch.heard_us = self.now_us
 
     # ---------------------------------------------------------------- batches
-
-    def _call_resumed(self, event: ev.CallResumed) -> None:
-        """It was accepted once, and that holds: nobody is asked again."""
-        call, state = event.call, self.state
-        flow = event.flow or state.flows.get(call.target)
-        if flow is None or call.id in state.runs or any(name not in state.functions for name in flow.functions):
-            self._out.append(Refuse(call.id, "duplicate" if call.id in state.runs else "unknown"))
-            return
-        if self._fair.on or call.tenant != self._fair.only or call.priority != 0:
-            self._fair.arrived(self.now_us, call)
-            self._fair.answered(self.now_us, True)
-        run = Run(call, flow)
-        run.asleep = {}
-        state.runs[call.id] = run
-        self._alarm.watch(call)
-        self._outlook.begin(run)
-        self._course.now_us = call.arrived_us
-        self._course.begin(run, event.again_us)
-
-    def _kept(self, event: ev.Kept) -> None:
-        run = self.state.runs.get(event.call_id)
-        if run is not None:
-            self._course.keeper.kept(run, event.note)
-
-    def _awake(self, event: ev.Awake) -> None:
-        run = self.state.runs.get(event.call_id)
-        if run is not None and run.asleep is not None:
-            self._course.keeper.awake(run, event.again_us, self._join)
-
-    def _join(self, job: Job) -> None:
-        function = self.state.functions[job.function]
-        function.meter.mark(self.now_us)
-        self._lines.join(function, job)
 
     def _batch_finished(self, event: ev.BatchFinished) -> None:
         batch = self.state.batches.get(event.batch_id)

@@ -72,7 +72,7 @@ async def open_admin(
     output: Output | None = None,
 ) -> Admin:
     """`file` is the app the server was started with, `folder` where uploads are kept; without one they go with the server."""
-    door = Door(access, guarded=check_host(host, access))
+    door = Door(access, guarded=check_host(host, access), wary=True)
     own = None if folder is not None else Path(tempfile.mkdtemp(prefix="lamina-apps-"))
     deploys = Deploys(gateway, access, folder or own or Path(), file)
     output = output or listen(gateway.loop.engine)

@@ -45,7 +45,7 @@ class Deploys:
         app = gateway.app
         deployed = app.deployed()
         about = [Described(target.name, target.params, target.doc, target.signature) for target in gateway.api.targets]
-        first = Manifest(app.name, deployed.functions, deployed.flows, tuple(about))
+        first = Manifest(app.name, deployed.functions, deployed.flows, tuple(about), triggers=tuple(app.triggers))
         self._first = Served(app=app.name, number=0, tenant="", path=file, manifest=first)
         self.served: dict[str, Served] = {app.name: self._first}
         self.failed: dict[str, str] = {}  #: by app: why the last version was taken back
@@ -225,6 +225,8 @@ class Deploys:
                 place.clear()
                 place.update(was)
             raise
+        if gateway.triggers is not None:
+            gateway.triggers.set_app(served.app, served.manifest.triggers, [spec.name for spec in specs])
         self.served[served.app] = served
         self.failed.pop(served.app, None)
         gateway.api.set_targets([target for one in self.served.values() for target in one.targets()])

@@ -23,15 +23,19 @@ MAX_TOKEN_BYTES = 512
 
 
 class Door:
-    """`guarded`: nobody comes in without a token."""
+    """`guarded`: nobody comes in without a token. `wary`: nor does a page in somebody's browser that was sent here by another."""
 
-    def __init__(self, access: Access | None = None, *, guarded: bool = False) -> None:
+    def __init__(self, access: Access | None = None, *, guarded: bool = False, wary: bool = False) -> None:
         self._access = access
         self.guarded = guarded
+        self._wary = wary
 
     def allow(self, request: Request, scope: Scope) -> Caller:
         header = request.headers.get(b"authorization")
         if header is None and not self.guarded:
+            changes = scope in ("deploy", "admin")
+            if ((self._wary or changes) and _from_a_page(request)) or (self._wary and not _for_here(request)):
+                raise Forbidden("this was sent by a page from somewhere else", hint="send Authorization: Bearer TOKEN")
             return LOCAL
         who = self.who(header)
         if scope not in who.scopes:
@@ -46,6 +50,21 @@ class Door:
         if self._access is None:
             raise Unauthorized("nobody has this token", hint="this server has none: start it with --store")
         return self._access.who(header[7:].strip().decode("latin-1"))
+
+
+def _from_a_page(request: Request) -> bool:
+    """Browsers say where a page comes from; one of our own is from where it asks."""
+    origin = request.headers.get(b"origin")
+    if origin is not None and origin.partition(b"://")[2] != request.header(b"host"):
+        return True
+    return request.headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
+
+
+def _for_here(request: Request) -> bool:
+    """A name of somebody else's that leads here is still somebody else's."""
+    named = request.header(b"host").decode("latin-1")
+    host = named[: named.rindex("]") + 1] if "]" in named else named.partition(":")[0]
+    return is_loopback(host.strip("[]"))
 
 
 def is_loopback(host: str) -> bool:

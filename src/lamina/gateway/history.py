@@ -9,14 +9,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from lamina.core.actions import Reply
 from lamina.store.runs import OVER, Kept, RunRow
 
 
-def events_of(row: RunRow, notes: list[Kept]) -> list[dict[str, Any]]:
+def events_of(row: RunRow, notes: list[Kept], reply: Reply | None = None) -> list[dict[str, Any]]:
+    """`reply` is how it ended, if well: of a function, which has one step and no notes, all there is to tell."""
     events: list[dict[str, Any]] = [{"kind": "accepted", "at_us": row.created_us}]
     if row.began_us:
         events.append({"kind": "began", "at_us": row.began_us})
     events += [_event(kept) for kept in notes]
+    if row.kind == "function" and reply is not None:
+        times = {"queued_us": row.began_us, "began_us": row.began_us + reply.queue_us, "ended_us": row.ended_us}
+        place = {"function": row.target, "ok": True, "slice": reply.slice, "batch": reply.batch}
+        events.append({"kind": "step", "at_us": row.ended_us, "step": row.target, "scope": 0, **place, **times})
     if row.again_us:
         events.append({"kind": "tried-again", "at_us": row.again_us, "times": row.retries})
     if row.state in OVER:

@@ -192,8 +192,10 @@ class Runs:
 
     def _history(self, row: RunRow, request: Request, exchange: Exchange) -> None:
         def work(db: Session) -> bytes:
-            events = events_of(stored.get(db, row.id), stored.notes(db, row.id, all=True, values=False))
-            return msgspec.json.encode(about(row) | {"events": events})
+            now, ending = stored.ending(db, row.id)
+            reply = None if ending.about is None else msgspec.json.decode(ending.about, type=Reply)
+            events = events_of(now, stored.notes(db, row.id, all=True, values=False), reply)
+            return msgspec.json.encode(about(now) | {"events": events})
 
         self._durable.store.read(work, lambda body: self._body(exchange, 200, body))
 

@@ -22,6 +22,7 @@ from lamina.gateway.metrics import Metrics
 from lamina.gateway.oip.mount import Oip, mount
 from lamina.gateway.oip.paths import paths as v2_paths
 from lamina.gateway.openapi import document
+from lamina.gateway.run_metrics import RunsNow
 from lamina.gateway.runs import Runs
 from lamina.gateway.state import StateSite
 from lamina.gateway.tls import context
@@ -137,6 +138,7 @@ async def open_gateway(
         durable = Durable(loop, store, lambda ending: api.ending_problem(ending).body(), keep_us=keep_us)
         durable.on_end = metrics.ended
         api.runs = Runs(api, durable)
+        metrics.registry.register(RunsNow(durable))
         if store.exists:
             durable.start()
     bill = Bill(api, store, time.time)

@@ -14,6 +14,7 @@ For kernels of one's own, `rest="unit"` makes them one more unit, the last.
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any, Literal
 
 from lamina.gpu.driver import CudaError, Driver, NoGpu, open_driver
@@ -134,6 +135,9 @@ class GreenSlicer:
         return {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", str(self._ordinal))}
 
     def close(self) -> None:
+        if "torch" in sys.modules and self._catalogue.made:  # it must not be left on a stream that is no more
+            cuda: Any = sys.modules["torch"].cuda
+            cuda.set_stream(cuda.default_stream(self._ordinal))
         for made in self._catalogue.drain():
             made.destroy()
 

@@ -19,6 +19,7 @@ from lamina.core.flow import Flow
 from lamina.errors import LaminaError, LoadFailed
 from lamina.sdk.binding import Param
 from lamina.sdk.tensors import Signature
+from lamina.sdk.triggers import Trigger
 from lamina.types import FunctionSpec
 
 PATIENCE_S = 60.0
@@ -41,6 +42,7 @@ class Manifest(Struct, frozen=True):
     about: tuple[Described, ...]
     error: str = ""
     hint: str = ""
+    triggers: tuple[Trigger, ...] = ()
 
 
 async def describe(app: str, out: Path) -> Manifest:
@@ -83,7 +85,7 @@ def manifest_of(app: str) -> Manifest:
         return Manifest("", (), (), (), error.message, error.hint)
     about = [Described(one.name, one.params, one.doc, one.signature) for one in found.functions.values()]
     about += [Described(one.name, one.params, one.doc, one.signature) for one in found.workflows.values()]
-    return Manifest(found.name, deployed.functions, deployed.flows, tuple(about))
+    return Manifest(found.name, deployed.functions, deployed.flows, tuple(about), triggers=tuple(found.triggers))
 
 
 def main() -> None:

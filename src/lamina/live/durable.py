@@ -32,9 +32,9 @@ from lamina.store.runs import Fed, RunRow
 
 log = logging.getLogger("lamina")
 
-ROOM, JOBS = 512, 4_096
-"""Runs in memory that have work to do, and the jobs they may bring to one function: enough to fill any batch, few enough to
-search, and fewer than make a queue full for callers who wait."""
+ROOM, JOBS, BYTES = 512, 4_096, 256 * 2**20
+"""Runs in memory that have work to do, the jobs they may bring to one function, and their inputs: enough to fill any batch, few
+enough to search, and fewer than make a queue full for callers who wait."""
 
 LOOK_S = 0.2
 """Runs that only wait leave room for others; so often it is looked how many do."""
@@ -88,7 +88,7 @@ class Durable:
         self._describe = describe
         self._held: dict[str, _Held] = {}
         self.feeder = Feeder(store, self._begin, self._has_room)
-        self._weight = 0.0
+        self._weight, self._bytes = 0.0, 0
         self._deferred = 0  #: runs refused for the moment: as long as there are many, no others are fetched
         self._started = self._closing = False
         self._telling = ("", 0)  #: the run that is told something just now, and the number of that note
@@ -110,6 +110,11 @@ class Durable:
 
     def wall_us(self) -> int:
         return self._origin_us + self._loop.now_us()
+
+    @property
+    def running(self) -> int:
+        """Runs in memory."""
+        return len(self._held)
 
     def holds(self, id: str) -> bool:
         return id in self._held
@@ -161,9 +166,9 @@ class Durable:
         self._later(LOOK_S, self._look)
 
     def _has_room(self, look: bool) -> bool:
-        if self._weight < JOBS and len(self._held) + self._deferred < ROOM:
+        if self._weight < JOBS and self._bytes < BYTES and len(self._held) + self._deferred < ROOM:
             return True
-        if look:  # those that only wait leave their room to others
+        if look and self._bytes < BYTES:  # those that only wait leave their room to others
             runs = self._loop.controller.state.runs
             busy = [held for id, held in self._held.items() if id not in runs or runs[id].jobs]
             return len(busy) < ROOM and sum(held.weight for held in busy) < JOBS
@@ -174,10 +179,12 @@ class Durable:
         weight = max([1.0, *flow.visits.values()]) if flow is not None else 1.0
         self._held[row.id] = _Held(row, number, weight)
         self._weight += weight
+        self._bytes += row.size_bytes
 
     def _let_go(self, id: str) -> _Held:
         held = self._held.pop(id)
         self._weight -= held.weight
+        self._bytes -= held.row.size_bytes
         return held
 
     def _begin(self, fed: Fed) -> None:

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from lamina.errors import LaminaError
 from lamina.store import runs as stored
 from lamina.store.base import Store
-from lamina.store.runs import Fed, RunRow
+from lamina.store.runs import Fed, Portion, RunRow
 
-PORTION = 128
-"""Runs fetched from the store at a time."""
+PORTION, PORTION_BYTES = 128, 32 * 2**20
+"""Runs fetched from the store at a time, and what their inputs may come to."""
 
 AGAIN_S = 1.0
 """After the store could not be read."""
@@ -95,13 +95,17 @@ class Feeder:
             return
         after, expected = self._cursor.get(priority, ""), self._unfed[priority]
         self._fetching = True
-        self._store.read(lambda db: stored.take(db, priority, after, PORTION), lambda some: self._came(priority, expected, some))
+        self._store.read(
+            lambda db: stored.take(db, priority, after, PORTION, PORTION_BYTES),
+            lambda portion: self._came(priority, expected, portion),
+        )
 
-    def _came(self, priority: int, expected: int, some: list[Fed] | LaminaError) -> None:
-        if isinstance(some, LaminaError):
+    def _came(self, priority: int, expected: int, portion: Portion | LaminaError) -> None:
+        if isinstance(portion, LaminaError):
             asyncio.get_running_loop().call_later(AGAIN_S, self._done, [])
             return
-        gone = expected if len(some) < PORTION else len(some)  # fewer than there were: the others have been cancelled
+        some = portion.runs
+        gone = expected if portion.is_last else len(some)  # if there were to be more, they have been cancelled
         self._unfed[priority] = max(0, self._unfed[priority] - gone)
         if some:
             self._cursor[priority] = some[-1].row.id

@@ -21,6 +21,7 @@ from lamina.live.gpu_frames import (
     Fetched,
     Forget,
     FromExecutor,
+    Go,
     GpuSetup,
     Loaded,
     LoadOne,
@@ -40,6 +41,9 @@ from lamina.live.timer import clock_us
 from lamina.types import DeviceSpec
 
 log = logging.getLogger("lamina")
+
+SPARE_AFTER_S = 3.0
+"""From a device being open until a spare process gets ready behind it: first those who wait for functions."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +97,7 @@ class GpuEngine:
         self._limits = limits or LocalLimits()
         self._kind = Kind("lamina.live.gpu_worker", gateway_reader, environment or {})
         self._executor: _Executor | None = None
+        self._spare: _Executor | None = None
         self._processes: set[WorkerProcess] = set()
         self._instances: dict[str, _Instance] = {}
         self._batches: dict[int, _Batch] = {}
@@ -114,7 +119,7 @@ class GpuEngine:
         self._loop = asyncio.get_running_loop()
         self._post = post
         self._data = data
-        self._spawn()  # opening a device takes seconds: it need not wait for the first load
+        self._take_over()  # opening a device takes seconds: it need not wait for the first load
 
     def perform(self, action: Action) -> None:
         match action:
@@ -135,10 +140,20 @@ class GpuEngine:
 
     # -------------------------------------------------------------- the process
 
-    def _spawn(self) -> _Executor:
-        executor = _Executor(self._ledger.open_worker(), self._ledger.open_device(lambda slot: executor.forgotten.append(slot)))
-        self._executor = executor
+    def _take_over(self) -> None:
+        """A process for the device: the spare one, which needs a second, or a fresh one, which needs ten."""
         self.restarts += 1
+        spare, self._spare = self._spare, None
+        self._executor = spare or self._spawn()
+        if spare is not None:
+            self._send(Go())
+
+    def _make_spare(self) -> None:
+        if not self._is_stopping and self._spare is None and self._executor is not None:
+            self._spare = self._spawn(is_spare=True)
+
+    def _spawn(self, is_spare: bool = False) -> _Executor:
+        executor = _Executor(self._ledger.open_worker(), self._ledger.open_device(lambda slot: executor.forgotten.append(slot)))
         setup = GpuSetup(
             app=self._app,
             device=self.device.id,
@@ -148,6 +163,7 @@ class GpuEngine:
             values_owner=executor.values.owner,
             pool_bytes=self._limits.worker_pool_bytes,
             ordinal=self._ordinal,
+            is_spare=is_spare,
         )
         try:
             process = WorkerProcess(
@@ -164,8 +180,12 @@ class GpuEngine:
 
     def _lost(self, executor: _Executor) -> None:
         """Called once for each life of the process, whatever ended it."""
-        if self._executor is executor:
-            self._executor = None
+        if self._spare is executor:
+            self._spare = None
+            self._ledger.orphan(executor.slots)
+            self._ledger.close_device(executor.values)
+            return
+        self._executor = None
         self.usage = None
         for batch in list(self._batches.values()):
             self._close(batch)
@@ -179,7 +199,7 @@ class GpuEngine:
         for fetched in [then for waiting in executor.fetching.values() for then in waiting]:
             fetched()
         if executor.is_up:
-            self._spawn()
+            self._take_over()
         for name, instance in instances.items():
             if instance.overdue is not None:
                 instance.overdue.cancel()
@@ -204,7 +224,7 @@ class GpuEngine:
         if self._is_stopping:
             return
         if self._executor is None:
-            self._spawn()
+            self._take_over()
         instance = self._instances[action.instance] = _Instance(action)
         instance.overdue = self._loop.call_later(self._limits.load_s, self._overdue, instance)
         executor = self._executor
@@ -335,6 +355,7 @@ class GpuEngine:
                 self._not_loaded(frame)
             case Up():
                 executor.is_up = True
+                self._loop.call_later(SPARE_AFTER_S, self._make_spare)
                 for instance in self._instances.values():
                     self._send_load(instance)
             case Fetched():
@@ -395,6 +416,8 @@ class GpuEngine:
         for instance in self._instances.values():
             if instance.overdue is not None:
                 instance.overdue.cancel()
+        if self._spare is not None and self._spare.process is not None:
+            self._spare.process.kill()
         executor = self._executor
         if executor is not None and executor.process is not None:
             if executor.is_up and not self._batches:

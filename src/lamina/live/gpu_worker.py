@@ -8,6 +8,7 @@ retried.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import math
@@ -34,6 +35,7 @@ from lamina.live.gpu_frames import (
     Fetch,
     Fetched,
     Forget,
+    Go,
     GpuSetup,
     Loaded,
     LoadOne,
@@ -83,7 +85,7 @@ class GpuWorker:
         self._is_gpu = hasattr(slicer, "driver")
         self._pool = Pool(setup.folder, setup.owner, setup.pool_bytes)
         self._reader = Reader(setup.folder)
-        self._apps: dict[str, Any] = {}  #: by path: a new version of an app comes beside the old one
+        self._apps: dict[str, Any] = {setup.app: app} if app is not None else {}  #: by path: new versions come beside old ones
         self._held: dict[str, Held] = {}
         self._open: dict[int, _Open] = {}
         self._tickets: dict[int, int] = {}

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -55,8 +55,9 @@ class Triggers:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.started = 0
 
-    def set_app(self, app: str, triggers: Sequence[Trigger]) -> None:
-        """These are the triggers of this app from now on; clocks that stay go on as they were."""
+    def set_app(self, app: str, triggers: Sequence[Trigger], functions: Iterable[str] = ()) -> None:
+        """These are the triggers of this app, and its functions, from now on; clocks that stay go on as they were."""
+        self._book.apps.update(dict.fromkeys(functions, app))
         for name in self._apps.pop(app, []):
             self._triggers.pop(name, None)
             if (timer := self._timers.pop(name, None)) is not None:
@@ -218,9 +219,8 @@ async def _loaded(book: Book, store: Store) -> None:
 
 
 def _all(db: Session) -> list[kv.Entry]:
-    rows = db.rows(
-        "SELECT scope, name, kind, value, version, changed_us FROM state WHERE scope LIKE 'app/%' OR scope LIKE 'workflow/%'"
-    )
+    sql = "SELECT scope, name, kind, value, version, changed_us FROM state WHERE scope LIKE ? OR scope LIKE ?"
+    rows = db.rows(sql, "app/%", "workflow/%")
     return [kv.Entry(*row) for row in rows]
 
 

@@ -23,7 +23,7 @@ from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, Drop, Hold, Promise, Start, View
 from lamina.core.queue import Job, Order
 from lamina.core.state import FunctionState
-from lamina.planner.batching import book_at_us, echo_is_better, together, wait_until_us
+from lamina.planner.batching import QUIET_GAPS, book_at_us, echo_is_better, together, wait_until_us
 from lamina.planner.cheapest import why
 from lamina.planner.cheapest.ahead import Plans
 from lamina.planner.cheapest.allowance import allowance
@@ -278,7 +278,9 @@ class Policy:
             self._menus.forget(function.spec.name)
             yield Hold(function.spec.name, view.now_us + 1, NEVER_US)
             return
-        self._luck.start(function.spec.name, len(chosen))
+        meter, direct = function.meter, chosen[0].run.flow.single is not None
+        silent = direct and len(chosen) < function.spec.max_batch and view.now_us - meter.last_us > QUIET_GAPS * meter.gap_us
+        self._luck.start(function.spec.name, len(chosen), silent)
         said = why.started(view, jobs, seat, pick, room, self._plans.of(view, jobs[0])) if view.explaining else ""
         yield Start(chosen, seat.opening(pick), said)
 

@@ -20,7 +20,7 @@ from msgspec import Struct
 from lamina.errors import BadValue
 from lamina.planner.neighbours import Running
 from lamina.predict.devices import PRESETS
-from lamina.predict.profile import Profile, Traits
+from lamina.predict.profile import Point, Profile, Traits
 from lamina.predict.static import Record
 from lamina.predict.table import Table
 
@@ -38,6 +38,14 @@ def traits(record: Record) -> Traits:
     once, eight = (record[f"read_bytes_b{batch}"] + record[f"written_bytes_b{batch}"] for batch in (1, 8))
     item = max(0.0, (eight - once) / 7)
     return Traits(float(max(1, record["param_bytes"])), float(max(1.0, once - item)), item)
+
+
+def demand(traits: Traits, kind: str, points: Sequence[Point]) -> float:
+    """Part of the peak bandwidth asked for on the whole device, at the batch that asks for most; 0 where the peak is not known."""
+    if kind not in PEAK or not points:
+        return 0.0
+    most = max(point.units for point in points)
+    return max(traits.moved(point.batch) / point.p50_us / 1e3 / PEAK[kind] for point in points if point.units == most)
 
 
 class Side(Struct, frozen=True):

@@ -11,10 +11,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from lamina.planner.glet.model import Weights
 from lamina.planner.neighbours import Interference, Running
 from lamina.predict.profile import Profile
+
+if TYPE_CHECKING:
+    from lamina.planner.glet.model import Weights  # a whole planner, which a server need not load
 
 LIMIT = 0.7
 """Part of the peak bandwidth that may be asked for before it hurts."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from lamina.predict.profile import Traits
 from lamina.types import DeviceSpec
 
 Place = tuple[int, int]
@@ -36,6 +37,13 @@ class Bench(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class KnowsTraits(Protocol):
+    """A bench that can say what neighbours feel of the function."""
+
+    def traits(self) -> Traits | None: ...
 
 
 def ladder(most: int) -> list[int]:

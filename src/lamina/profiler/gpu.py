@@ -1,21 +1,26 @@
-"""A bench of GPU slices, by the executor that serves there: graphs, buckets and all.
+"""A bench of GPU slices, as serving uses them: a `TorchModel` in the executor, as graphs in padded batches, timed on the device;
+any other function as a callable in the thread of its slice, timed until its stream is empty.
 
-The executor works on batches as arrays, so every input of the function must be a number or an array of one shape, and every
-result an array. On the host twin of the executor's runtime the same bench runs without a GPU.
+On the host twin of the executor's runtime the same bench runs without a GPU.
 """
 
 from __future__ import annotations
 
+import queue
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from lamina.errors import BadValue, LaminaError
-from lamina.gpu.executor import BUCKETS, Executor
+from lamina.gpu.executor import Executor
+from lamina.live.gpu_functions import Lane, Piece, buckets_for, host_work
+from lamina.predict.profile import Traits
 from lamina.profiler.bench import Run
+from lamina.sdk.context import Context
 from lamina.sdk.function import Function
 from lamina.sdk.runner import Runner
+from lamina.sdk.torch_model import OpenModel
 
 _GIVE_UP_S = 60.0
 
@@ -25,35 +30,39 @@ class GpuBench:
         self.device = executor.slicer.device
         self._function = function
         self._executor = executor
-        self._names = [param.name for param in function.params if param.name in samples[0]]
-        self._items = [_arrays(function.name, inputs, self._names) for inputs in samples]
-        most = function.spec.max_batch
-        self._buckets = tuple(sorted({*(size for size in BUCKETS if size < most), most}))
+        self._samples = samples
+        self._items: list[Any] = []  #: of a model: samples as its `pre` makes them
+        self._buckets = buckets_for(function.spec.max_batch)
         self._on_gpu = getattr(executor.slicer, "driver", None) is not None
         self._prepared: set[tuple[int, int]] = set()
         self._runner: Runner | None = None
+        self._lanes: dict[int, Lane] = {}
+        self._done: queue.SimpleQueue[tuple[int, list[Any]]] = queue.SimpleQueue()
         self._turn = 0  #: the sample the next batch begins with
 
     def load(self) -> int:
         begin_ns = time.perf_counter_ns()
-        runner = self._runner = self._function.open()
-        example = tuple(self._as_tensor(part)[None] for part in self._items[0])
-
-        def work(*columns: Any) -> Any:
-            calls = [dict(zip(self._names, row, strict=True)) for row in zip(*columns, strict=True)]
-            return self._stacked(runner.run(calls))
-
-        self._executor.load(self._function.name, work, example, buckets=self._buckets)
+        self._runner = self._function.open()
+        if (model := self._runner.model) is not None:
+            self._items = [_good(row) for row in model.rows(self._samples)]
+            work = host_work(model) if hasattr(model.module, "parameters") and not self._on_gpu else model.module
+            self._executor.load(self._function.name, work, model.example, buckets=self._buckets)
         return (time.perf_counter_ns() - begin_ns) // 1000
 
     def run(self, batch: int, units: int) -> Run:
+        assert self._runner is not None
         mask = (1 << units) - 1
+        turns = range(self._turn, self._turn + batch)
+        self._turn += batch
+        if self._runner.model is None:
+            return self._called([self._samples[turn % len(self._samples)] for turn in turns], mask)
         bucket = next(size for size in self._buckets if size >= batch)
         if (bucket, mask) not in self._prepared:  # a graph, as a served function has after its first batches
             self._executor.prepare(self._function.name, [mask], [bucket])
             self._prepared.add((bucket, mask))
-        items = [self._items[(self._turn + number) % len(self._items)] for number in range(batch)]
-        self._turn += batch
+        return self._replayed([self._items[turn % len(self._items)] for turn in turns], mask)
+
+    def _replayed(self, items: list[Any], mask: int) -> Run:
         ticket = self._executor.submit(self._function.name, items, mask)
         ends_s = time.monotonic() + _GIVE_UP_S
         while time.monotonic() < ends_s:
@@ -62,11 +71,41 @@ class GpuBench:
                     if finished.error is not None:
                         raise finished.error
                     return Run(float(finished.device_us))
-        raise LaminaError(f"a batch of {batch} on {units} units has not come back in {_GIVE_UP_S:g} s")
+        raise self._late(len(items))
+
+    def _called(self, calls: list[dict[str, Any]], mask: int) -> Run:
+        if mask not in self._lanes:
+            self._lanes[mask] = Lane(self._executor.slicer.slice(mask), lambda _, us, outputs: self._done.put((us, outputs)))
+        assert self._runner is not None
+        context = Context(units=mask.bit_count(), batch=len(calls), device=self.device.id)
+        self._lanes[mask].put(Piece(0, self._runner, calls, context))
+        try:
+            took_us, outputs = self._done.get(timeout=_GIVE_UP_S)
+        except queue.Empty:
+            raise self._late(len(calls)) from None
+        for output in outputs:
+            _good(output)
+        return Run(float(took_us))
+
+    def _late(self, batch: int) -> LaminaError:
+        return LaminaError(f"a batch of {batch} has not come back in {_GIVE_UP_S:g} s", hint="smaller samples, or a larger slice")
 
     def memory_mib(self) -> int:
         torch = sys.modules.get("torch")
         return int(torch.cuda.max_memory_reserved()) >> 20 if self._on_gpu and torch is not None else 0
+
+    def traits(self) -> Traits | None:
+        """Bytes a batch moves, as far as the operators of a model tell; None for anything else."""
+        model: OpenModel | None = self._runner.model if self._runner is not None else None
+        if model is None or not hasattr(model.module, "parameters"):
+            return None
+        from lamina.predict.beside import traits
+        from lamina.profiler.trace import trace
+
+        try:
+            return traits(trace(self._function.name, model.module, model.example))
+        except BadValue:
+            return None
 
     def about(self) -> dict[str, Any]:
         driver = getattr(self._executor.slicer, "driver", None)
@@ -80,24 +119,11 @@ class GpuBench:
             self._runner.close()
         self._executor.slicer.close()
 
-    def _as_tensor(self, part: Any) -> Any:
-        if not self._on_gpu:
-            return part
-        import torch
 
-        return torch.from_numpy(part)
-
-    def _stacked(self, outputs: list[Any]) -> Any:
-        for output in outputs:
-            if isinstance(output, Exception):
-                raise output
-        if self._on_gpu:
-            import torch
-
-            return torch.stack([output if torch.is_tensor(output) else torch.as_tensor(output) for output in outputs])
-        import numpy as np
-
-        return np.stack([np.asarray(output) for output in outputs])
+def _good(value: Any) -> Any:
+    if isinstance(value, BaseException):
+        raise value
+    return value
 
 
 def _driver_version() -> str:
@@ -114,16 +140,3 @@ def open_gpu(function: Function[..., Any], samples: list[dict[str, Any]]) -> Gpu
     from lamina.gpu.green import GreenSlicer
 
     return GpuBench(function, samples, on_gpu(GreenSlicer()))
-
-
-def _arrays(function: str, inputs: dict[str, Any], names: list[str]) -> tuple[Any, ...]:
-    import numpy as np
-
-    found = tuple(np.asarray(inputs[name]) for name in names)
-    for name, array in zip(names, found, strict=True):
-        if array.dtype.kind not in "biuf":
-            raise BadValue(
-                f"function {function!r}: its sample {name!r} is no number and no array",
-                hint="on a GPU, batches are arrays: profile it with --device cpu, or give arrays",
-            )
-    return found

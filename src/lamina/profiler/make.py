@@ -13,8 +13,9 @@ from typing import Any
 
 import lamina
 from lamina.predict import profile as profiles
-from lamina.predict.profile import Point, Profile
-from lamina.profiler.bench import Bench, Place
+from lamina.predict.beside import demand
+from lamina.predict.profile import Point, Profile, Traits
+from lamina.profiler.bench import Bench, KnowsTraits, Place
 from lamina.profiler.measure import Outcome
 from lamina.profiler.record import Record
 from lamina.profiler.surrogate import without_stalls
@@ -50,12 +51,20 @@ def to_profile(function: str, bench: Bench, outcome: Outcome, record: Record, ta
         "spent_s": round(sum(ended.spent_s for ended in record.sessions), 1),
         "unsure": round(outcome.unsure, 4),
         "target": target,
-        "bandwidth": "not measured: it takes the device's own counters, which need rights a worker does not have",
     }
+    points = to_points(outcome.runs)
+    traits: Traits | None = bench.traits() if isinstance(bench, KnowsTraits) else None
+    meta["bandwidth"] = (
+        "from the bytes its operators move, as if nothing were cached"
+        if traits is not None
+        else "not measured: it takes the device's own counters, which need rights a worker does not have"
+    )
     return Profile(
         function=function,
         device=bench.device.kind,
-        points=to_points(outcome.runs),
+        points=points,
+        traits=traits,
+        bandwidth=round(demand(traits, bench.device.kind, points), 4) if traits is not None else 0.0,
         load_us=statistics.median_low(record.loads_us) if record.loads_us else 0,
         memory_mib=max((ended.memory_mib for ended in record.sessions), default=0),
         meta=meta,

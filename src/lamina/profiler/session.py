@@ -55,6 +55,17 @@ class Result:
     dropped: str  #: why earlier runs were not used
 
 
+def function_of(spec: str) -> tuple[Path, Function[..., Any]]:
+    """The one that "FILE:function" names, and the file."""
+    where, _, name = spec.rpartition(":")
+    if not where:
+        raise BadValue(f"{spec!r} names no function", hint="write FILE:FUNCTION")
+    app = load_app(where)
+    if name not in app.functions:
+        raise BadValue(f"no function {name!r} in {where}", hint=f"there is {', '.join(app.functions) or 'none'}")
+    return Target(where, app.functions[name], []).file, app.functions[name]
+
+
 def targets(spec: str, bodies: list[Any]) -> list[Target]:
     """From "FILE", "FILE:function" or "FILE:APP:function". Without a function: all that have samples."""
     where, _, rest = spec.partition(":")

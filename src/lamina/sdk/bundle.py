@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lamina.sdk.onnx_file import Found
 
 MARK = "models="
+MAX_ROWS = 1_024
 
 
 class Bundle(Struct, frozen=True):
@@ -99,7 +100,7 @@ def add_model(app: App, entry: Entry, is_newest: bool = True) -> None:
     app.claim(name, entry.path)
     found, make = _opened(Path(entry.path))
     signature, batched = configured(entry, found)
-    max_batch = (entry.max_batch or DEFAULT_BATCH) if batched else 1
+    max_batch = min(entry.max_batch or DEFAULT_BATCH, found.most or MAX_ROWS) if batched else 1
     spec = FunctionSpec(
         name=name,
         max_batch=max_batch,
@@ -161,4 +162,15 @@ def _opened(path: Path) -> tuple[Found, Any]:
         from lamina.sdk.onnx_rows import OnnxRows
 
         return read_onnx(path), partial(OnnxRows, path)
-    raise BadValue(f"{path}: no kind of model that can be served", hint="an .onnx file")
+    if path.suffix == ".pt2":
+        from lamina.sdk.pt2_file import read_pt2
+        from lamina.sdk.torch_rows import TorchRows, exported
+
+        found = read_pt2(path)
+        return found, partial(TorchRows, partial(exported, path), found.least)
+    if path.suffix == ".safetensors":
+        from lamina.sdk.torch_rows import TorchRows, read_safetensors
+
+        found, build = read_safetensors(path)
+        return found, partial(TorchRows, build, found.least)
+    raise BadValue(f"{path}: no kind of model that can be served", hint="an .onnx, .pt2 or .safetensors file")

@@ -40,6 +40,8 @@ class Found(Struct, frozen=True):
 
     signature: Signature
     batched: bool
+    least: int = 1  #: rows it can be run with
+    most: int = 0  #: 0: any number
 
 
 def read_onnx(path: Path) -> Found:

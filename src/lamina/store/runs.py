@@ -113,13 +113,26 @@ class Fed(Struct, frozen=True):
     last: int = 0  #: number of the last note, undone ones included
 
 
-def take(db: Session, priority: int, after: str, limit: int) -> list[Fed]:
-    """The oldest that are queued, behind `after`."""
-    found = db.rows(
-        f"SELECT {_COLUMNS}, inputs FROM runs WHERE state = 'queued' AND priority = ? AND id > ? ORDER BY id LIMIT ?",
-        *(priority, after, limit),
-    )
-    return [_fed(db, row) for row in found]
+class Portion(Struct, frozen=True):
+    runs: list[Fed]
+    is_last: bool  #: there are no more behind them
+
+
+def take(db: Session, priority: int, after: str, limit: int, limit_bytes: int) -> Portion:
+    """The oldest that are queued, behind `after`: as many as are asked for, or as fit, but at least one."""
+    queued = "FROM runs WHERE state = 'queued' AND priority = ? AND id > ?"
+    sizes = db.rows(f"SELECT id, size_bytes {queued} ORDER BY id LIMIT ?", *(priority, after, limit))
+    total, count = 0, 0
+    for _, size in sizes:
+        total += size
+        if count and total > limit_bytes:
+            break
+        count += 1
+    if not count:
+        return Portion([], True)
+    until = sizes[count - 1][0]
+    found = db.rows(f"SELECT {_COLUMNS}, inputs {queued} AND id <= ? ORDER BY id", *(priority, after, until))
+    return Portion([_fed(db, row) for row in found], count == len(sizes) < limit)
 
 
 def take_one(db: Session, id: str) -> Fed | None:

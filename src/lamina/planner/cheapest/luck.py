@@ -1,9 +1,10 @@
 """Does company come when it is waited for? Owner of that record, per function.
 
-The pace of arrivals promises company; clients who call again only when they are answered do not keep the promise: the longer
-they are made to wait, the later the next one comes. Nobody tells the two apart but the outcome, so that is what counts:
-every wait that ends as it began halves the trust, every one that was joined restores some of it, and so does every batch of
-several that nobody waited for.
+The pace of arrivals promises company; clients who call again only when they are answered do not keep the promise: all of
+them come at once, and then nobody, however long they are made to wait. Nobody tells the two apart but the outcome, so that
+is what counts. A wait that ends as it began halves the trust, one that was joined restores some of it, and so does a batch
+of several that nobody waited for. A wait that ends in silence was in vain: the next batches go at once, twice as many each
+time it happens again.
 """
 
 from __future__ import annotations
@@ -13,25 +14,41 @@ from dataclasses import dataclass, field
 LEAST = 0.2
 """Trust below which nobody is waited for."""
 
+MOST = 64
+"""Batches after which a wait is tried again at the latest."""
+
+
+@dataclass(slots=True)
+class _Record:
+    trust: float = 1.0
+    hoped: int = 0  #: how many there were when the wait began
+    skip: int = 0  #: batches to go without waiting
+    penalty: int = 1
+
 
 @dataclass(slots=True)
 class Luck:
-    _trust: dict[str, float] = field(default_factory=dict)
-    _hoped: dict[str, int] = field(default_factory=dict)  #: how many there were when the wait began
+    _records: dict[str, _Record] = field(default_factory=dict)
 
     def trusts(self, function: str) -> bool:
-        return self._trust.get(function, 1.0) >= LEAST
+        record = self._records.get(function)
+        return record is None or (record.trust >= LEAST and not record.skip)
 
     def hope(self, function: str, count: int) -> None:
         """So many wait for more."""
-        self._hoped.setdefault(function, count)
+        record = self._records.setdefault(function, _Record())
+        record.hoped = record.hoped or count
 
-    def start(self, function: str, count: int) -> None:
-        """A batch of so many starts."""
-        trust = self._trust.get(function, 1.0)
-        hoped = self._hoped.pop(function, 0)
-        if hoped:
-            trust = min(1.0, trust + 0.25) if count > hoped else 0.5 * trust
-        elif count > 1:
-            trust = min(1.0, trust + 0.1)
-        self._trust[function] = trust
+    def start(self, function: str, count: int, silent: bool) -> None:
+        """A batch of so many starts; nobody has come for a while, or somebody has."""
+        record = self._records.setdefault(function, _Record())
+        if not record.hoped:
+            record.skip = max(0, record.skip - 1)
+            record.trust = min(1.0, record.trust + 0.1) if count > 1 else record.trust
+        elif silent:
+            record.penalty = min(MOST, 2 * record.penalty)
+            record.skip = record.penalty
+        else:
+            record.penalty = max(1, record.penalty // 2)
+            record.trust = min(1.0, record.trust + 0.25) if count > record.hoped else 0.5 * record.trust
+        record.hoped = 0

@@ -1,0 +1,22 @@
+"""Durable runs and their store, as they are at the moment of asking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from lamina.live.durable import Durable
+
+
+class RunsNow(Collector):
+    def __init__(self, durable: Durable) -> None:
+        self._durable = durable
+
+    def collect(self) -> Iterator[Metric]:
+        runs = GaugeMetricFamily("lamina_runs", "Durable runs not ended: in the store, and in memory", labels=["state"])
+        runs.add_metric(["queued"], self._durable.feeder.waiting)
+        runs.add_metric(["running"], self._durable.running)
+        yield runs
+        yield GaugeMetricFamily("lamina_store_up", "Can runs be written down", value=self._durable.store.down is None)

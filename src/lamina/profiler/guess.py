@@ -1,0 +1,32 @@
+"""A profile of a torch model that has not run on the device: from its operators, by what the package knows of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from lamina.errors import BadValue
+from lamina.predict import beside, learned
+from lamina.predict.profile import Profile
+from lamina.profiler.trace import trace
+from lamina.sdk.function import Function
+
+
+def guess(function: Function[..., Any], kind: str) -> Profile:
+    model = learned.shipped(kind)
+    runner = function.open()
+    try:
+        if runner.model is None or not hasattr(runner.model.module, "parameters"):
+            raise BadValue(
+                f"function {function.name!r} is no torch model, so nothing can be said of it without running it",
+                hint="make it a lamina.TorchModel, or profile it on the device",
+            )
+        record = trace(function.name, runner.model.module, runner.model.example)
+    finally:
+        runner.close()
+    grid = model.predict(record)
+    found = grid.profile(function.name, kind)
+    kept = [point for point in found.points if point.batch <= max(1, function.spec.max_batch)]
+    meta = found.meta | {"functions": len(model.library.functions), "worth_measuring": model.probes(3)}
+    return replace(found, points=kept, traits=beside.traits(record), meta=meta)
