@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt lint types docs bench lab serve sim clean
+.PHONY: help setup devel demo test check fmt lint types docs bench lab serve sim clean
 
 help:  ## What there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -12,32 +12,37 @@ help:  ## What there is
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev,plots,onnx,ocr,bench]'
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[plots,onnx,ocr]'
 	@touch $@
 
-setup: $(VENV)/.ready  ## Virtual environment with everything
+$(VENV)/.tested: $(VENV)/.ready
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[dev,bench,access,postgres,otel,clients]'
+	@touch $@
+
+setup: $(VENV)/.ready  ## Virtual environment for running things
+devel: $(VENV)/.tested  ## The same with all that tests and benchmarks need
 
 demo: setup  ## Serve the OCR pipeline, load it at a rising rate, plot what happened
 	$(PY) examples/ocr/demo.py
 
-test: setup  ## All tests (those that need a GPU skip without one)
+test: devel  ## All tests (those that need a GPU skip without one)
 	$(PY) -m pytest -q
 
 check: fmt lint types test docs  ## What CI runs
 
-fmt: setup
+fmt: devel
 	$(VENV)/bin/ruff format --check .
 
-lint: setup
+lint: devel
 	$(VENV)/bin/ruff check .
 
-types: setup
+types: devel
 	$(VENV)/bin/mypy
 
-docs: setup  ## Every block of code in README and docs runs, every command and policy is documented
+docs: devel  ## Every block of code in README and docs runs, every command and policy is documented
 	$(PY) -m pytest -q tests/test_docs.py
 
-bench: setup  ## Speed of our own code, as ratios against floors in the same run
+bench: devel  ## Speed of our own code, as ratios against floors in the same run
 	$(PY) -m benchmarks
 
 lab: setup  ## Run all experiments (minutes), then gather them into results/lab/report.html

@@ -228,9 +228,7 @@ def _judge(witness: Witness, folder: Path, left: Left) -> None:
 
 def run(report: Report, runs: int = 10_000, kills: int = 20) -> None:
     with tempfile.TemporaryDirectory() as place:
-        tell(
-            report, "SQLite", crash(str(Path(place) / "runs.db"), Path(place), runs=runs, kills=kills, step_s=0.02, pause_s=0.4)
-        )
+        tell(report, "SQLite", crash(str(Path(place) / "runs.db"), Path(place), runs=runs, kills=kills, step_s=0.02, pause_s=0.4))
     with tempfile.TemporaryDirectory() as place, private_server() as url:
         if url:
             tell(report, "PostgreSQL", crash(url, Path(place), runs=runs, kills=kills, step_s=0.02, pause_s=0.4))

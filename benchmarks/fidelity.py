@@ -86,7 +86,9 @@ def simulated(case: Case) -> dict[str, float]:
     setup = [DeviceJoined(case.device), case.deployed]
     # a second of warm-up: live, the instances that must stand are loaded before the first call too
     shifted = [_moved(call, call.id, 1_000_000) for call in case.calls]
-    simulate(controller, Executor(controller, _world(case), seed=SEED), shifted, setup=setup, on_end=lambda _, end: ends.append(end))
+    simulate(
+        controller, Executor(controller, _world(case), seed=SEED), shifted, setup=setup, on_end=lambda _, end: ends.append(end)
+    )
     return told(case, ends)
 
 
@@ -178,9 +180,7 @@ def emulated() -> list[dict[str, Any]]:
     full_us = {name: table.typical_us(name, "v100", 8, 25) for name in names}
     slos_us = {name: round(2.5 * us) for name, us in full_us.items()}
     functions = tuple(
-        FunctionSpec(
-            name=name, max_batch=8, gpu="must", share=0.25, slo=Slo(latency_us=slos_us[name]), scale=Scale(min=1, max=1)
-        )
+        FunctionSpec(name=name, max_batch=8, gpu="must", share=0.25, slo=Slo(latency_us=slos_us[name]), scale=Scale(min=1, max=1))
         for name in names
     )
     for policy, load in (("edf", 0.5), ("edf", 0.8), ("edf", 1.1), ("frontier", 0.8)):
@@ -223,7 +223,12 @@ def main() -> None:
     for name, run in (("emulated", emulated), ("cpu", cpu)):
         if name in (sys.argv[1:] or ["emulated", "cpu"]):
             found[name] = run()
-    found["made"] = {"date": datetime.date.today().isoformat(), "seed": SEED, "seconds": SECONDS, "load_average": os.getloadavg()[0]}
+    found["made"] = {
+        "date": datetime.date.today().isoformat(),
+        "seed": SEED,
+        "seconds": SECONDS,
+        "load_average": os.getloadavg()[0],
+    }
     RESULT.write_text(json.dumps(found, indent=1) + "\n")
 
 

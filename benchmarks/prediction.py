@@ -1,7 +1,8 @@
-"""`python -m benchmarks.prediction [h200] [learners] [neighbours] [profiling] [speed] [v100 FOLDER]`: how good the predictors are, and how fast.
+"""`python -m benchmarks.prediction [PART ...] [v100 FOLDER]`: how good the predictors are, and how fast.
 
-Writes what it found into results/prediction.json (parts not asked for stay as they are) and plots into docs/img. Functions
-that are predicted are never among those learnt from. The comparison with boosted trees needs `lightgbm`; it is left out without.
+Parts are h200, learners, neighbours, profiling and speed; all of them by default. Writes what it found into
+results/prediction.json (parts not asked for stay as they are) and plots into docs/img. Functions that are predicted are never
+among those learnt from. The comparison with boosted trees needs `lightgbm`; it is left out without.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import numpy as np
 from benchmarks.train_predictor import Times, records, tenants, times
 from lamina.predict import beside, learned
 from lamina.predict.dense import dense
-from lamina.predict.fit import fit
 from lamina.predict.devices import preset
+from lamina.predict.fit import fit
 from lamina.predict.profile import Profile, read_all
 from lamina.predict.static import VIEWS
 from lamina.predict.table import Table
@@ -169,8 +170,9 @@ def _trees(points: Any, logs: Any, asked: Any, grid: list[Any]) -> Any:
         return np.column_stack([np.repeat(inputs, len(places), axis=0), np.tile(places, (len(inputs), 1))])
 
     settings = {
-        "objective": "huber", "alpha": 0.1, "num_leaves": 15, "learning_rate": 0.08, "min_data_in_leaf": 20, "feature_fraction": 0.5, "seed": 0,
-        "monotone_constraints": [0] * points.shape[1] + [1, -1], "verbosity": -1, "num_threads": 1,
+        "objective": "regression", "num_leaves": 15, "learning_rate": 0.08, "min_data_in_leaf": 20,
+        "feature_fraction": 0.5, "monotone_constraints": [0] * points.shape[1] + [1, -1], "seed": 0, "verbosity": -1,
+        "num_threads": 1,
     }  # fmt: skip
     model = lightgbm.train(settings, lightgbm.Dataset(rows(points), logs.reshape(-1)), 200)
     return np.array(model.predict(rows(asked))).reshape(len(asked), -1)
@@ -251,7 +253,11 @@ def profiling() -> dict[str, Any]:
         outcome = Measuring(bench, 64, 0.05, 60.0, clock_s=lambda bench=bench: bench.now_s).go()  # type: ignore[arg-type,misc]
         made = Table([Profile(function="f", device="h200", points=to_points(outcome.runs))])
         off = [
-            abs(made.typical_us("f", "h200", p.batch, p.units) / bench.table.typical_us(profile.function, "h200", p.batch, p.units) - 1)
+            abs(
+                made.typical_us("f", "h200", p.batch, p.units)
+                / bench.table.typical_us(profile.function, "h200", p.batch, p.units)
+                - 1
+            )
             for p in profile.points
         ]
         found[profile.function] = {
@@ -288,6 +294,7 @@ def plots(found: dict[str, Any]) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import FixedLocator, NullFormatter, ScalarFormatter
 
     PLOTS.mkdir(exist_ok=True)
     if "h200" in found:
@@ -299,7 +306,7 @@ def plots(found: dict[str, Any]) -> None:
             xscale="log", xlabel="mean error of an unseen function, %", ylabel="part of functions", title="H200, unseen functions"
         )
         left.legend()
-        static, measured, name = records(), times(), "resnet50"
+        static, measured, name = records(), times(), "electra_small"  # neither easy nor hard
         model = fit("h200", static, {other: points for other, points in measured.items() if other != name})
         for count, colour in ((0, "tab:blue"), (3, "tab:green")):
             grid = model.predict(static[name], {p: measured[name][p] for p in model.probes(count)})
@@ -309,6 +316,10 @@ def plots(found: dict[str, Any]) -> None:
         right.plot(grid.units, [measured[name][8, u] / 1e3 for u in grid.units], "k.", label="measured")
         right.set(xlabel="units of 8 SMs", ylabel="ms", yscale="log", title=f"{name} at batch 8, never seen before")
         right.legend()
+        for axis, steps in ((left.xaxis, (1, 2, 5, 10, 20, 50)), (right.yaxis, (1, 2, 3, 5, 7, 10))):
+            axis.set_major_locator(FixedLocator(steps))
+            axis.set_major_formatter(ScalarFormatter())
+            axis.set_minor_formatter(NullFormatter())
         figure.tight_layout()
         figure.savefig(PLOTS / "prediction-h200.png", dpi=110)
     if "neighbours" in found:
@@ -326,9 +337,15 @@ def _round(value: Any) -> float:
 
 
 def main() -> None:
-    asked = sys.argv[1:] or ["h200", "neighbours", "speed"]
+    asked = sys.argv[1:] or ["h200", "learners", "neighbours", "profiling", "speed"]
     found = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    for name, run in (("h200", h200), ("learners", learners), ("neighbours", neighbours), ("profiling", profiling), ("speed", speed)):
+    for name, run in (
+        ("h200", h200),
+        ("learners", learners),
+        ("neighbours", neighbours),
+        ("profiling", profiling),
+        ("speed", speed),
+    ):
         if name in asked:
             found[name] = run()
     if "v100" in asked:

@@ -1,7 +1,7 @@
 """How well latencies of the published V100 set are predicted with the inputs of its own predictor, RaPP.
 
-The set: 69 torchvision nets x 4 batch sizes x 20 SM shares x 10 time quotas; a cell is `max(G, T)`: G what the slice needs, T what
-the host needs to launch under its quota. RaPP's inputs for a model: its graph, six times at batch 1 over the SM share (5, 10, 30,
+The set: 69 torchvision nets x 4 batch sizes x 20 SM shares x 10 time quotas; a cell is `max(G, T)`, what the slice needs and what
+the host needs to launch under a quota. RaPP's inputs for a model: its graph, six times at batch 1 over the SM share (5, 10, 30,
 60, 80, 100 %) and five at batch 4 on all SMs over the quota (20 .. 100 %). The two questions it reports: configurations of known
 models (random cells left out, its own protocol), and models it has never seen. For those, processes as in
 `lamina.predict.process` give G, T and the cell itself, trees correct their mean; `floors` says what could be had at best.
@@ -26,7 +26,9 @@ PROBED_SHARES, PROBED_QUOTAS = (0, 1, 5, 11, 15, 19), (1, 3, 5, 7, 9)
 """Places in `SHARES` at batch 1 and in `QUOTAS` at batch 4."""
 FULL, ALL = 9, 19  #: the quota of 100 %, the share of 100 %
 FOLDS = 10
-PUBLISHED = "convnext_base"  #: RaPP's own predictions are published for its batch of 4: 3.8 % off; whether it had seen it is not said
+PUBLISHED = (
+    "convnext_base"  #: RaPP's own predictions are published for its batch of 4: 3.8 % off; whether it had seen it is not said
+)
 
 TREES = {"objective": "l1", "learning_rate": 0.1, "min_data_in_leaf": 8, "verbosity": -1, "num_threads": 2, "num_leaves": 255,
          "bagging_fraction": 0.7, "bagging_freq": 1, "feature_fraction": 0.6, "max_bin": 127}  # fmt: skip
@@ -60,7 +62,9 @@ def load(folder: Path) -> Set:
         grid[place[row["model"]]][where] = float(row["latency_ms"])
     whole = ~np.isnan(grid).any((1, 2, 3))
     kept = [name for name, complete in zip(names, whole, strict=True) if complete]
-    operators = {line["model"]: line["operators"] for line in map(json.loads, Path("data/operators.jsonl").read_text().splitlines())}
+    operators = {
+        line["model"]: line["operators"] for line in map(json.loads, Path("data/operators.jsonl").read_text().splitlines())
+    }
     records = [record(name, operators[name]) for name in kept]
     views = [np.array([make(row) for row in records]) for make in VIEWS.values()]
     return Set(kept, np.log(grid[whole]), np.column_stack(views), views[1][:, :10])
@@ -102,7 +106,9 @@ def process(seen: Any, features: Any, targets: Any, known: Any, asked: Any, nois
     shape = np.column_stack([seen - level, level])
     shape = shape - shape[known].mean(0)
     scale = features[known].std(0)
-    points = np.clip((features - features[known].mean(0)) / np.where(scale < 1e-6, 1.0, scale), -3, 3) / np.sqrt(features.shape[1])
+    points = np.clip((features - features[known].mean(0)) / np.where(scale < 1e-6, 1.0, scale), -3, 3) / np.sqrt(
+        features.shape[1]
+    )
     kernel = np.exp(-0.5 * (_apart(shape) + _apart(points))) + shape @ shape.T + trend * points @ points.T
     wanted = targets - level
     mean = wanted[known].mean(0)
@@ -157,7 +163,12 @@ def unseen_models(data: Set, seed: int, trees: int = 300) -> dict[str, Any]:
             if data.names[i] == PUBLISHED:
                 like_published = off(predicted[mine & (batch[test] == 2)], truth[test][mine & (batch[test] == 2)]).mean()
     worst = sorted(zip(errors.round(4).tolist(), data.names, strict=True), reverse=True)[:5]
-    made = {"mape": float(errors.mean()), "median": float(np.median(errors)), "without trees": float(before.mean()), "worst": worst}
+    made = {
+        "mape": float(errors.mean()),
+        "median": float(np.median(errors)),
+        "without trees": float(before.mean()),
+        "worst": worst,
+    }
     made[f"{PUBLISHED} at batch 4"] = float(like_published)
     print(f"  unseen models, seed {seed}: {made}", flush=True)
     return made
@@ -190,7 +201,11 @@ def floors(data: Set) -> dict[str, float]:
     _, launches, bound = smooth_parts(grid)
     closed = np.maximum(grid[..., FULL:], grid[:, :1, ALL:, :])
     best = np.maximum(grid[..., FULL:], launches[:, None, None, :])
-    spread = [off(cells[..., q][where], np.median(cells[..., q][where])) for cells, where in zip(grid, bound, strict=True) for q in range(10)]
+    spread = [
+        off(cells[..., q][where], np.median(cells[..., q][where]))
+        for cells, where in zip(grid, bound, strict=True)
+        for q in range(10)
+    ]
     return {
         "max(G, T), both measured: 89 points of the model": float(off(closed, grid).mean()),
         "max(G, T), G measured, T the median of all its cells": float(off(best, grid).mean()),

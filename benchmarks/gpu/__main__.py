@@ -30,6 +30,7 @@ ALL = (
     "five",
     "live",
     "faults",
+    "isolated",
 )
 
 

@@ -1,8 +1,8 @@
 """`python -m benchmarks.gpu.profile_check OUT [SECONDS]`: the product's own profiler on green slices, against data/h200.
 
 Three small models of this file are profiled as `lamina profile --device gpu` does it, each for at most SECONDS (20), and each is
-predicted from its operators alone and from three and five of the measured points. OUT gets the profiles and `check.json`: the ratio
-to the data set place by place, how sure the profiler was, device time spent, and how far predictions were off.
+predicted from its operators alone and from three and five of the measured points. OUT gets the profiles and `check.json`: the
+ratio to the data set place by place, how sure the profiler was, device time spent, and how far predictions were off.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from lamina.core.actions import DropJob, Fail, Kill, Load, Unload
-from lamina.core.events import BatchFailed, BatchFinished, DeviceJoined, DeviceLost, InstanceLost
+from lamina.core.events import BatchFailed, BatchFinished, DeviceJoined, DeviceLost, Heartbeat, InstanceLost
 from lamina.core.mishaps import BACKOFF_US, LOAD_LIMIT_US, MAX_CRASHES
 from lamina.policies import edf, fifo
 from lamina.types import DeviceSpec, SliceLimits
@@ -280,6 +280,18 @@ def test_a_batch_that_hangs_has_its_instance_killed_once(script: Script):
     [(at_us, kill)] = script.all(Kill)
     assert kill == Kill("f-1", "hung")
     assert 5 * S <= at_us <= 6 * S
+
+
+def test_a_batch_that_is_heard_of_does_not_hang(script: Script):
+    script.given(a_function(), takes={"f": 10 * MS})
+    script.at(0).arrives("c1")
+    [batch] = script.running
+    for second in range(1, 20):
+        script.at(second * S).tell(Heartbeat("c1", batch.jobs[0].id))
+    assert script.all(Kill) == []
+    script.at(60 * S)
+    [(at_us, _)] = script.all(Kill)
+    assert 24 * S <= at_us <= 25 * S  # five seconds of silence
 
 
 def test_a_slow_function_is_given_five_times_its_time(script: Script):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lamina.core import actions as do
 from lamina.core import events as ev
@@ -104,3 +106,29 @@ def test_the_same_version_again_replaces_nothing(script: Script) -> None:
     script.given(spec)
     script.tell(ev.Deployed((version(spec, ""),)))
     assert loads(script) == ["f-1"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 8_000), st.sampled_from("ccccdl")), max_size=40), st.sampled_from([100, 600]))
+def test_whatever_comes_between_every_call_ends_well_and_only_the_last_version_is_left(
+    happenings: list[tuple[int, str]], memory_mib: int
+) -> None:
+    """Calls, deployments and workers that die, in any order; with room for both versions and without."""
+    spec = a_function(max_batch=2, memory_mib=memory_mib)
+    script = Script().given(spec, takes={"f": 1_000}, loads={"f": 3_000}, engine=True)
+    number = 0
+    for count, (gap_us, kind) in enumerate(happenings):
+        script.at(script.now_us + gap_us)
+        if kind == "c":
+            script.arrives(f"c{count}", within_us=10_000_000)
+        elif kind == "d":
+            number += 1
+            script.tell(ev.Deployed((version(spec, str(number)),)))
+        elif script.controller.state.instances:
+            script.loses(next(iter(script.controller.state.instances)), "worker-lost")
+    script.at(script.now_us + 60_000_000)
+    assert all(
+        script.ending(f"c{count}") in ("reply", "worker-lost") for count, (_, kind) in enumerate(happenings) if kind == "c"
+    )
+    standing = {instance.version for instance in script.controller.state.instances.values()}
+    assert standing == {str(number) if number else ""} or script.controller.renewal.halted

@@ -10,6 +10,7 @@ import pytest
 
 from lamina.lab.experiments import _traces_world as world
 from lamina.lab.experiments import traces
+from lamina.sim.run import run as simulate
 
 
 def arrivals(load: str, seed: int = 1, seconds: int = 400) -> list[int]:
@@ -96,3 +97,9 @@ def test_a_policy_that_takes_too_long_has_no_figures_and_is_named(monkeypatch: p
     figures = traces.figures([row])
     assert figures["loads"] == {} and "edf, code, seed 1: more than 0.02 s" in figures["gave_up"][0]
     assert traces.sections([row])[0].title == "Not measured"
+
+
+def test_where_memory_is_short_nobody_leaves_for_one_that_is_not_asked_for() -> None:
+    scenario = world.make("code", seed=1, seconds=20)
+    loads = {policy: simulate(scenario, policy).total.cold_starts for policy in ("edf", "frontier")}
+    assert loads["frontier"] < 1.5 * loads["edf"]

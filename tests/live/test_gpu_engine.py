@@ -15,6 +15,7 @@ import pytest
 
 from lamina.core.actions import JobRef
 from lamina.gateway.serve import Gateway, open_gateway
+from lamina.gpu import detect
 from lamina.live.engines import Engines
 from lamina.live.frames import DeviceRef, ShmRef, Stored
 from lamina.live.start import open_local
@@ -133,12 +134,15 @@ async def tell(gateway: Gateway) -> dict[str, Any]:
     return said
 
 
-@pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+@pytest.fixture(scope="module", params=["null", pytest.param("green", marks=pytest.mark.gpu)])
+def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    if request.param == "green" and not detect.devices_outside():
+        pytest.skip("no GPU here")
     app: Path = write_app(tmp_path_factory.mktemp("gpu"), APP)
 
     async def all_of_it() -> dict[str, Any]:
-        gateway = await open_gateway(open_local(str(app), gpu="null", probe=True), port=0)
+        live = open_local(str(app), gpu="null" if request.param == "null" else "auto", probe=True)
+        gateway = await open_gateway(live, port=0)
         try:
             return await tell(gateway)
         finally:
@@ -154,7 +158,7 @@ def body(answer: Answer) -> Any:
 
 
 def test_a_torch_module_is_served_on_a_slice_of_the_gpu(story: dict[str, Any]):
-    assert len(body(story["wide"])) == 40_000 and story["wide"].headers["lamina-slice"].startswith("null0/")
+    assert len(body(story["wide"])) == 40_000 and story["wide"].headers["lamina-slice"].startswith(("null0/", "gpu0/"))
 
 
 def test_a_wrong_shape_fails_alone(story: dict[str, Any]):
@@ -203,6 +207,6 @@ def test_no_value_stays_behind_when_its_run_has_ended(story: dict[str, Any]):
 
 
 def test_the_status_counts_restarts_and_shows_what_functions_hold(story: dict[str, Any]):
-    device = next(one for one in story["status"]["devices"] if one["id"] == "null0")
+    device = next(one for one in story["status"]["devices"] if one["executor"])
     shares = {one["name"]: one["held"] for one in story["status"]["functions"]}
     assert device["executor"]["restarts"] == 1 and shares["slow"] > 0

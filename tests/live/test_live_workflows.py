@@ -54,7 +54,7 @@ def unknown(path):
     """Nobody knows yet how long it takes, so nobody refuses it."""
     with open(path, "a") as file:
         file.write("x")
-    time.sleep(0.6)
+    time.sleep(0.4)
 
 
 @app.function(scale=one)
@@ -119,9 +119,9 @@ async def all_of(items, path):
     return await lamina.each(lambda item: fail(item, path), items, tolerate=0.1)
 
 
-@app.workflow(slo=lamina.SLO("700ms"))
+@app.workflow(slo=lamina.SLO("1200ms"))
 async def in_time(path):
-    for _ in [1, 2, 3]:
+    for _ in range(5):
         await unknown(path)
 
 
@@ -190,7 +190,9 @@ def test_an_each_ends_when_more_have_failed_than_it_tolerates(client: lamina.Cli
 def test_what_is_left_of_a_late_run_is_not_run(client: lamina.Client, tmp_path: Path):
     with pytest.raises(DeadlineExceeded):
         call(client, "in_time", path=str(tmp_path / "ran"))
-    assert len((tmp_path / "ran").read_text()) <= 2  # of three
+    with (tmp_path / "ran").open("a+") as file:
+        file.seek(0)
+        assert len(file.read()) < 5
 
 
 # ------------------------------------------------------------------------------------------------------------------ state

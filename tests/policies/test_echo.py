@@ -79,3 +79,10 @@ def test_waiting_for_them_serves_more_than_not_waiting() -> None:
     patient.advance("2s")
     hasty.advance("2s")
     assert len(patient.latencies_ms) > 1.15 * len(hasty.latencies_ms)
+
+
+def test_without_patience_the_default_policy_serves_loops_as_well_as_edf() -> None:
+    edf, frontier = Loops(16), Loops(16, policy=policies.build("frontier", {"patience": 0.0}))
+    edf.advance("2s")
+    frontier.advance("2s")
+    assert len(frontier.latencies_ms) > 0.95 * len(edf.latencies_ms)

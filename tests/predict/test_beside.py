@@ -14,7 +14,7 @@ from lamina.errors import BadValue
 from lamina.planner.neighbours import Running
 from lamina.predict import beside
 from lamina.predict.beside import Fitted, Side, fit, shipped, terms, traits
-from lamina.predict.profile import Point, Profile
+from lamina.predict.profile import Point, Profile, read, read_all
 from lamina.predict.table import Table
 
 
@@ -80,3 +80,22 @@ def test_a_device_nobody_measured_is_named():
 def test_too_few_cases_are_refused():
     with pytest.raises(BadValue, match="too few"):
         beside.fit([])
+
+
+def test_profiles_with_traits_make_a_model():
+    found = beside.fitted_of(read_all("profiles/h200"))
+    alone = Running("resnet50", 8, 0.2)
+    assert found.slowdown(alone, [], "h200") == 1.0
+    assert 1.05 < found.slowdown(alone, [Running("bert_base", 16, 0.4), Running("vgg16", 16, 0.4)], "h200") < 1.6
+
+
+def test_profiles_without_traits_make_none():
+    with pytest.raises(BadValue, match="traits"):
+        beside.fitted_of(read_all("profiles/v100"))
+
+
+def test_demand_is_part_of_the_peak():
+    profile = read("profiles/h200/vgg16.json")
+    assert profile.traits is not None
+    assert 0 < beside.demand(profile.traits, "h200", profile.points) < 1
+    assert beside.demand(profile.traits, "v100", profile.points) == 0.0

@@ -75,6 +75,16 @@ def functions(path: Path) -> Any:
     return load_app(Bundle([entry_of(f"m={path}")]).target(path.parent)).functions
 
 
+def poison(path: Path, trace: Path) -> None:
+    """Put a pickle that leaves a trace where torch keeps sample inputs, and would open it."""
+    with zipfile.ZipFile(path) as source:
+        parts = {name: source.read(name) for name in source.namelist()}
+    with zipfile.ZipFile(path, "w") as made:
+        for name, content in parts.items():
+            evil = f"cos\nsystem\n(S'touch {trace}'\ntR.".encode()
+            made.writestr(name, evil if "sample_inputs" in name else content)
+
+
 @pytest.mark.slow
 def test_an_exported_model_runs_in_batches_of_any_size(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="pip install 'lamina[torch]'")
@@ -87,6 +97,7 @@ def test_an_exported_model_runs_in_batches_of_any_size(tmp_path: Path) -> None:
     made = torch.export.export(Twice(), (torch.rand(3, 2),), dynamic_shapes={"image": {0: batch}})
     path = tmp_path / "twice.pt2"
     torch.export.save(made, path)
+    poison(path, tmp_path / "run")
     function = functions(path)["m"]
     assert function.spec.max_batch == 16
     rows = [{"image": np.array([n, 1], np.float32)} for n in range(3)]
@@ -94,6 +105,7 @@ def test_an_exported_model_runs_in_batches_of_any_size(tmp_path: Path) -> None:
     for count in (1, 3):
         found = runner.run(rows[:count])
         assert [[part.tolist() for part in row.values()] for row in found] == [[[2 * n, 2], n + 1] for n in range(count)]
+    assert not (tmp_path / "run").exists(), "the pickle in it was opened"
 
 
 SAFE = {"module": "torch.nn:Linear", "arguments": {"in_features": 2, "out_features": 1, "bias": False}}

@@ -28,12 +28,12 @@ def hashed(password: str) -> str:
     """Takes tens of milliseconds, on purpose."""
     if not LEAST_CHARS <= len(password) <= MOST_CHARS:
         raise BadValue(f"password: {len(password)} characters", hint=f"{LEAST_CHARS} to {MOST_CHARS}")
-    return _hasher().hash(password)
+    return str(_hasher().hash(password))
 
 
 @cache
 def _nobody() -> str:
-    return _hasher().hash(secrets.token_hex(16))
+    return str(_hasher().hash(secrets.token_hex(16)))
 
 
 def fits(password: str, known: str) -> bool:
@@ -43,7 +43,7 @@ def fits(password: str, known: str) -> bool:
     if len(password) > MOST_CHARS:
         return False
     try:
-        return _hasher().verify(known or _nobody(), password) and bool(known)
+        return bool(_hasher().verify(known or _nobody(), password) and known)
     except VerificationError:
         return False
 

@@ -70,7 +70,9 @@ def _predict(target: str, kind: str, out: Path | None) -> int:
     make.write(profile, path)
     latencies(profile)
     places = ", ".join(f"batch {batch} on {units} units" for batch, units in profile.meta["worth_measuring"])
-    click.echo(f"predicted, not measured: 19 of 20 measurements should lie below its p99\nworth measuring: {places}\n{path}\n", err=True)
+    click.echo(
+        f"predicted, not measured: 19 of 20 measurements should lie below its p99\nworth measuring: {places}\n{path}\n", err=True
+    )
     return 0
 
 

@@ -399,7 +399,7 @@ class Controller:
     def _instance_lost(self, event: ev.InstanceLost) -> None:
         instance = self.state.instances.get(event.instance)
         if instance is not None:
-            self.renewal.lost(instance)
+            self.renewal.lost(instance, event.reason)
             self._mishaps.instance_lost(self.now_us, instance, event.reason)
 
     def _device_joined(self, event: ev.DeviceJoined) -> None:
@@ -413,6 +413,8 @@ class Controller:
         if device is None:
             return
         instances = [self.state.instances[instance_id] for instance_id in device.instances]
+        for instance in instances:
+            self.renewal.lost(instance, "device-lost")
         self._mishaps.lose(self.now_us, instances, "device-lost")
         del self.state.devices[event.device]
         self._slack.forget()
@@ -422,10 +424,11 @@ class Controller:
         deployment.check(self.state, event)
         if isinstance(self.policy, DeployRole):
             self.policy.deploy(self._view, event.functions, event.flows)
+        self.renewal.remember(event.functions)
         deployment.deploy(self.now_us, self.state, self._lines, self.policy.order, event)
         if self._fair.on:
             self._fair.adopt()
-        self.renewal.begin([spec.name for spec in event.functions])
+        self.renewal.begin(event.functions)
         self._slack.forget()
 
     def _tenant_set(self, event: ev.TenantSet) -> None:
@@ -508,7 +511,8 @@ class Controller:
             case LoadOn():
                 self._fleet.load(decision)
             case UnloadOf():
-                self._fleet.unload(decision)
+                if not self.renewal.protects(decision.instance):
+                    self._fleet.unload(decision)
             case ResizeTo():
                 self._fleet.resize(decision)
             case WantDevice():

@@ -132,6 +132,8 @@ class Fair:
 
     def turns(self) -> list[list[str]]:
         """Waiting functions in groups: those whose first job belongs to who has had least come first."""
+        if len(self.state.waiting) < 2:
+            return [list(self.state.waiting)]
         by_claim: dict[tuple[float, int], list[str]] = {}
         for name, function in self.state.waiting.items():
             call = function.queue.head().run.call

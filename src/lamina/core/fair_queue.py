@@ -26,9 +26,9 @@ class FairQueue(Queue):
             self.add(job)
 
     def __len__(self) -> int:
-        if self._books.asking is None:
+        if self._books.asking is None or not self._count:
             return self._count
-        return sum(count for _, count in self._ahead())
+        return sum([count for _, count in self._ahead()])
 
     def add(self, job: Job) -> None:
         call = job.run.call
@@ -57,9 +57,16 @@ class FairQueue(Queue):
             self.remove(job)
 
     def head(self) -> Job:
+        if len(self._lanes) == 1:
+            (lanes,) = self._lanes.values()
+            return lanes[max(lanes)].head()
         return self._next(1)[0]
 
     def first(self, count: int) -> list[Job]:
+        if len(self._lanes) == 1:
+            (lanes,) = self._lanes.values()
+            if len(lanes) == 1:
+                return next(iter(lanes.values())).first(count)
         return sorted(self._next(count), key=self._key)
 
     def some(self, start: int, count: int) -> list[Job]:

@@ -14,6 +14,7 @@ from lamina.core.lifecycle import Phase
 from lamina.core.policy import LoadOn, UnloadOf
 from lamina.core.state import FunctionState, Instance, State
 from lamina.errors import PolicyError
+from lamina.types import FunctionSpec
 
 
 class Renewal:
@@ -21,12 +22,24 @@ class Renewal:
         self._state = state
         self._fleet = fleet
         self._replaces: dict[str, str] = {}  #: instances being loaded, and the old ones that will leave for them
+        self._before: dict[str, FunctionSpec] = {}  #: what functions were before their last deployment
         self.halted: dict[str, str] = {}  #: functions whose new version cannot be loaded, and which that is
 
-    def begin(self, functions: Iterable[str]) -> None:
-        for name in functions:
-            self.halted.pop(name, None)
-            self._go_on(self._state.functions[name])
+    def remember(self, specs: Iterable[FunctionSpec]) -> None:
+        """These are about to be replaced, where they are known."""
+        for spec in specs:
+            known = self._state.functions.get(spec.name)
+            if known is not None:
+                self._before[spec.name] = known.spec
+
+    def begin(self, specs: Iterable[FunctionSpec]) -> None:
+        for spec in specs:
+            self.halted.pop(spec.name, None)
+            self._go_on(self._state.functions[spec.name])
+
+    def protects(self, instance: str) -> bool:
+        """A policy that counts instances finds one too many while a successor is being loaded, and must not take that one."""
+        return instance in self._replaces
 
     def ready(self, instance: Instance) -> None:
         """A successor, or any other instance, can take batches now."""
@@ -35,9 +48,9 @@ class Renewal:
             self._fleet.unload(UnloadOf(old))
         self._go_on(self._state.functions[instance.function])
 
-    def lost(self, instance: Instance) -> None:
-        """Called before it is forgotten."""
-        if self._replaces.pop(instance.id, "") and instance.phase is Phase.LOADING:
+    def lost(self, instance: Instance, reason: str) -> None:
+        """Called before it is forgotten. A device that goes is not the version's fault."""
+        if self._replaces.pop(instance.id, "") and instance.phase is Phase.LOADING and reason != "device-lost":
             self.halted[instance.function] = instance.version
 
     def outdated(self, function: FunctionState) -> list[Instance]:
@@ -60,13 +73,16 @@ class Renewal:
             self._fleet.unload(UnloadOf(old.id))
 
     def _successor(self, function: FunctionState, old: Instance) -> Instance | None:
+        """Its standing slice is as large as the old one's, which the policy may have chosen, unless another size was deployed."""
         home_units = self._state.devices[old.device].homes.get(old.id, 0).bit_count()
+        before = self._before.get(function.spec.name, function.spec)
         for device_id in dict.fromkeys([old.device, *self._state.devices]):
             device = self._state.devices[device_id]
-            wanted = function.spec.units_on(device.spec) if home_units else 0
+            asked = function.spec.units_on(device.spec)
+            wanted = 0 if not home_units else home_units if before.units_on(device.spec) == asked else asked
             if not function.spec.fits_family(device.spec.family):
                 continue
-            if not device.spare(wanted or function.spec.units_on(device.spec), borrow=not wanted):
+            if not device.spare(wanted or asked, borrow=not wanted):
                 continue
             try:
                 return self._fleet.load(LoadOn(function.spec.name, device_id, wanted))

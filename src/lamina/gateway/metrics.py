@@ -49,7 +49,7 @@ class _Now(Collector):
             memory.add_metric([name], device.memory_used_mib * 2**20)
             room.add_metric([name], device.spec.memory_mib * 2**20)
         stale = GaugeMetricFamily(
-            "lamina_stale_profile_ratio", "Observed over profiled time, where a profile no longer holds", labels=["function", "kind"]
+            "lamina_stale_profile_ratio", "Observed over profiled time, of stale profiles", labels=["function", "kind"]
         )
         if isinstance(self._predictor, Predictor):
             ratios = {(one.function, one.kind): one.ratio for one in self._predictor.stale()}

@@ -51,7 +51,7 @@ class Otel:
 
     def close(self) -> None:
         """What is waiting is sent first."""
-        self._processor.shutdown()  # type: ignore[no-untyped-call]
+        self._processor.shutdown()
 
 
 def _http(endpoint: str) -> Any:

@@ -53,6 +53,7 @@ from lamina.live.results import arguments, describe, packed
 from lamina.live.shm import INLINE_BYTES, Pool, Reader
 from lamina.live.worker import die_with_parent
 from lamina.sdk.context import Context
+from lamina.sdk.state import Refusal
 from lamina.sdk.torch_model import to_numpy
 
 BROKEN = 70
@@ -61,6 +62,8 @@ BROKEN = 70
 USAGE_EVERY_S = 1.0
 _SWITCH_S = 0.0005
 """How long a callable's thread may keep the interpreter to itself: batches of others wait that long."""
+
+NO_STATE = Refusal("state: functions on a GPU have none", "keep it in a step on the CPU")
 
 
 @dataclass(slots=True, eq=False)
@@ -143,7 +146,8 @@ class GpuWorker:
     def call_soon(self, work: Any) -> None:
         """From any thread: to be called in the loop's."""
         self._news.put(work)
-        os.write(self._woken, b"!")
+        with contextlib.suppress(BlockingIOError):  # so many wake-ups are on their way that one more tells nothing
+            os.write(self._woken, b"!")
 
     # ------------------------------------------------------------------- loading
 
@@ -378,7 +382,7 @@ class GpuWorker:
         ends_s = min((job.deadline_us for job in frame.jobs if job.deadline_us), default=math.inf) / 1e6
         call_ids = tuple(job.call_id for job in frame.jobs)
         units = frame.mask.bit_count()
-        context = Context(units, len(calls), call_ids, self._setup.device, host_cores=1, ends_s=ends_s)
+        context = Context(units, len(calls), call_ids, self._setup.device, host_cores=1, ends_s=ends_s, transaction=NO_STATE)
         lane.put(Piece(frame.batch_id, batch.held.runner, calls, context))
 
     def _lane_ended(self, batch_id: int, took_us: int, outputs: list[Any]) -> None:
@@ -512,7 +516,7 @@ def main(argument: str) -> int:
     except (BrokenPipeError, ConnectionResetError):  # nobody is left to work for
         return 0
     except ExecutorLost as error:
-        print(f"lamina: {setup.device}: {error}", file=sys.stderr, flush=True)  # noqa: T201 - its last words
+        os.write(2, f"lamina: {setup.device}: {error}\n".encode())  # its last words
         os._exit(BROKEN)  # without the exit handlers of a library whose device is broken
     finally:
         channel.leave_open()

@@ -23,7 +23,7 @@ from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, Drop, Hold, Promise, Start, View
 from lamina.core.queue import Job, Order
 from lamina.core.state import FunctionState
-from lamina.planner.batching import QUIET_GAPS, book_at_us, echo_is_better, together, wait_until_us
+from lamina.planner.batching import QUIET_GAPS, echo_is_better, together, wait_until_us
 from lamina.planner.cheapest import why
 from lamina.planner.cheapest.ahead import Plans
 from lamina.planner.cheapest.allowance import allowance
@@ -248,7 +248,7 @@ class Policy:
             pick = seat.best(len(jobs), end_us - seat.at_us)
             if pick is None or self._echo_first(function, seat, pick):
                 continue
-            book_us = book_at_us(seat.at_us, pick.batch, function.spec.max_batch, self.lead_us)
+            book_us = seat.at_us - self.lead_us
             if book_us <= now_us:
                 yield from self._start(view, function, jobs, seat, pick, [seat])
                 return

@@ -41,7 +41,7 @@ def traits(record: Record) -> Traits:
 
 
 def demand(traits: Traits, kind: str, points: Sequence[Point]) -> float:
-    """Part of the peak bandwidth asked for on the whole device, at the batch that asks for most; 0 where the peak is not known."""
+    """Part of the peak bandwidth asked for on the whole device, at its worst batch; 0 where the peak is not known."""
     if kind not in PEAK or not points:
         return 0.0
     most = max(point.units for point in points)

@@ -65,21 +65,25 @@ def telling(features: Mapping[str, Array], logs: Array, most: int) -> list[list[
     before, then moving one after another as long as that helps."""
     anybody = {view: rows[0] for view, rows in features.items()}  # of a new function nothing is asked here
     like = process.likeness(features, anybody)
-    everywhere = range(logs.shape[1])
     found: list[list[int]] = []
     chosen: list[int] = []
     for _ in range(min(most, logs.shape[1] - 1)):
-        chosen = min(([*chosen, place] for place in everywhere if place not in chosen), key=lambda places: _off(like, logs, places))
-        least, moved = _off(like, logs, chosen), True
+        least, chosen = _joined(like, logs, chosen)
+        moved = True
         while moved:
             moved = False
             for turn in range(len(chosen)):
                 rest = chosen[:turn] + chosen[turn + 1 :]
-                best = min(([*rest, place] for place in everywhere if place not in rest), key=lambda places: _off(like, logs, places))
-                if (off := _off(like, logs, best)) < least * (1 - WORTH):
+                off, best = _joined(like, logs, rest)
+                if off < least * (1 - WORTH):
                     chosen, least, moved = best, off, True
         found.append(chosen)
     return found
+
+
+def _joined(like: process.Likeness, logs: Array, places: list[int]) -> tuple[float, list[int]]:
+    """With the one more place that helps most; and the error then."""
+    return min((_off(like, logs, [*places, more]), [*places, more]) for more in range(logs.shape[1]) if more not in places)
 
 
 def _off(like: process.Likeness, logs: Array, places: list[int]) -> float:

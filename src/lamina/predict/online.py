@@ -226,7 +226,10 @@ class Predictor:
     @property
     def changes(self) -> int:
         """How often a time has changed for good, over everything learnt so far."""
-        learnt = [*(ratio.mean for ratio in self._ratios.values()), *(size for curve in self._curves.values() for size in curve.sizes.values())]
+        learnt = [
+            *(ratio.mean for ratio in self._ratios.values()),
+            *(size for curve in self._curves.values() for size in curve.sizes.values()),
+        ]
         return sum(mean.changes for mean in learnt)
 
     def stale(self) -> list[Stale]:

@@ -1,0 +1,17 @@
+"""Requests made from our OpenAPI document by a tool nobody here wrote: none may be answered with a 5xx."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from benchmarks import contract
+
+
+@pytest.mark.live
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("schemathesis") is None, reason="schemathesis is not installed")
+def test_a_few_hundred_generated_requests_get_no_server_error() -> None:
+    made, wrong = contract.run(500, "fuzzing")
+    assert made >= 200, wrong
+    assert not wrong

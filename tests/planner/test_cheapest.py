@@ -1,0 +1,80 @@
+"""Parts of the default policy: whom to wait for, which kinds of devices pay, what a step may cost."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lamina.lab.experiments import admission
+from lamina.lab.experiments._admission_world import CPU, GPU, TIMES
+from lamina.planner.cheapest.kinds import usual
+from lamina.planner.cheapest.luck import MOST, Luck
+from lamina.planner.cheapest.menu import Menu
+
+GOAL_US = 40_000
+
+
+def batches_until_trusted(luck: Luck) -> int:
+    count = 0
+    while not luck.trusts("f"):
+        luck.start("f", 4, silent=True)
+        count += 1
+    return count
+
+
+def wait_in_vain(luck: Luck) -> int:
+    luck.hope("f", 1)
+    luck.start("f", 8, silent=True)
+    return batches_until_trusted(luck)
+
+
+def test_a_wait_that_ends_in_silence_is_put_off_for_twice_as_long_each_time():
+    luck = Luck()
+    assert [wait_in_vain(luck) for _ in range(8)] == [2, 4, 8, 16, 32, MOST, MOST, MOST]
+
+
+def test_a_wait_that_was_joined_makes_the_next_penalty_smaller():
+    luck = Luck()
+    wait_in_vain(luck)
+    wait_in_vain(luck)
+    luck.hope("f", 1)
+    luck.start("f", 8, silent=False)
+    assert wait_in_vain(luck) == 4
+
+
+def test_nobody_is_waited_for_after_waits_that_nobody_joined():
+    luck = Luck()
+    for _ in range(3):
+        luck.hope("f", 1)
+        luck.start("f", 1, silent=False)
+    assert not luck.trusts("f")
+
+
+def menu(kind: str) -> Menu:
+    cores, times = TIMES["small"]
+    fixed_ms, job_ms = times[kind]
+    usual_units = cores if kind == "cpu" else 1
+
+    def latency_us(batch: int, units: int, _: int) -> int:
+        return int(1_000 * (fixed_ms + job_ms * batch) * 1.6 ** -math.log2(units / usual_units))
+
+    sizes = (1, 2, 4, 8, 16) if kind == "cpu" else (1, 2, 4)
+    return Menu(latency_us, 16, sizes, (0,), CPU if kind == "cpu" else GPU)
+
+
+@pytest.mark.parametrize(("gap_us", "cheaper"), [(20_000, "cpu"), (1_000, "gpu")])
+def test_lone_jobs_are_cheapest_on_cores_and_crowds_on_the_gpu(gap_us: int, cheaper: str):
+    costs = {kind: usual(menu(kind), gap_us, GOAL_US // 2, None)[0] for kind in ("cpu", "gpu")}
+    assert min(costs, key=lambda kind: costs[kind]) == cheaper
+
+
+def attainment(flow: str, latency_ms: int, cost: str, name: str) -> float:
+    cells = [cell for cell in admission.cells(1, quick=False) if cell["part"] == "grid" and cell["flow"] == flow]
+    own = next(c for c in cells if (c["latency_ms"], c["cost_slo"], c["name"]) == (latency_ms, cost, name))
+    return float(admission.run(own | {"seeds": 1, "span_us": 400_000})["attainment"])
+
+
+@pytest.mark.parametrize("flow", ["ensemble", "cascade"])
+def test_a_limit_on_cost_is_kept_by_waiting_for_company(flow: str):
+    assert attainment(flow, 60, "tight", "frontier") > 0.98
