@@ -13,7 +13,7 @@ from lamina import policies
 from lamina.access.desk import Desk
 from lamina.access.records import Identity
 from lamina.gateway import package
-from lamina.gateway.admin import Admin, open_access, open_admin
+from lamina.gateway.admin import Admin, Prepared, open_access, open_admin
 from lamina.gateway.serve import Gateway, open_gateway
 from lamina.live.start import open_local
 from lamina.store.open import open_store
@@ -74,8 +74,9 @@ async def managed(app: Path, folder: Path, *, policy: str = "edf", gpu: str = "n
     store = open_store(str(folder / "store.db"))
     access = await open_access(store)
     live = open_local(str(app), policy=policies.build(policy), gpu=gpu)
-    gateway = await open_gateway(live, port=0, access=access)
-    admin = await open_admin(gateway, access, file=str(app), folder=folder / "apps")
+    prepared = Prepared(access, folder / "apps", str(app))
+    gateway = await open_gateway(live, port=0, access=access, prepare=prepared)
+    admin = await open_admin(gateway, prepared)
     try:
         yield Managed(gateway, admin)
     finally:

@@ -18,7 +18,7 @@ APP = """
 import lamina
 app = lamina.App("shop")
 
-@app.function(scale=lamina.Scale(min=1, max=2), slo=lamina.SLO("2s"))
+@app.function(scale=lamina.Scale(min=1, max=2), slo=lamina.SLO("50s"))
 def price(x):
     return ["{version}", x]
 """

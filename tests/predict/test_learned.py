@@ -135,9 +135,15 @@ def test_a_function_counts_its_kernels_not_the_operators_it_was_traced_as():
     assert sum(row[1] for row in static.launched(lstm)) == pytest.approx(lstm["kernels_b1"])
 
 
+def test_of_a_trace_alone_it_is_less_sure():
+    row = {key: value for key, value in known()["swin_t"].items() if key != "kernels_b1"}
+    wide, narrow = without_some().predict(row), without_some().predict(known()["swin_t"])
+    assert np.log(wide.high / wide.low).mean() > np.log(narrow.high / narrow.low).mean()
+
+
 def test_missing_features_are_named():
-    row = {key: value for key, value in known()["resnet50"].items() if key not in ("operators", "kernels_b1")}
-    with pytest.raises(BadValue, match=r"resnet50.*kernels_b1, operators"):
+    row = {key: value for key, value in known()["resnet50"].items() if key not in ("operators", "ops_b1")}
+    with pytest.raises(BadValue, match=r"resnet50.*ops_b1, operators"):
         shipped("h200").predict(row)
 
 

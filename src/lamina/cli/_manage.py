@@ -40,6 +40,7 @@ class Management:
     admin: Any = field(default=None, init=False)
     _access: Any = field(default=None, init=False)
     _output: Any = field(default=None, init=False)
+    _prepared: Any = field(default=None, init=False)
 
     @property
     def tls(self) -> tuple[str, str] | None:
@@ -49,7 +50,7 @@ class Management:
 
     async def before(self, live: Any, host: str) -> dict[str, Any]:
         """For `open_gateway`; says no before anything is started."""
-        from lamina.gateway.admin import listen, open_access
+        from lamina.gateway.admin import Prepared, listen, open_access
         from lamina.gateway.door import check_host
         from lamina.gateway.tls import context
 
@@ -60,28 +61,23 @@ class Management:
         check_host(self.admin_host, self._access)
         if self.tls is not None:
             context(*self.tls)
-        if self.admin_port is not None:
-            self._output = listen(live.loop.engine)
-        return {"access": self._access, "tls": self.tls}
+        given = {"access": self._access, "tls": self.tls}
+        if self.admin_port is None:
+            return given
+        folder = self.apps
+        if folder is None and "://" not in self.store.name:
+            folder = Path(self.store.name).resolve().parent / "apps"
+        self._output = listen(live.loop.engine)
+        self._prepared = Prepared(self._access, folder, self.file)
+        return {**given, "prepare": self._prepared}
 
     async def beside(self, gateway: Any) -> None:
         if self.admin_port is None:
             return
         from lamina.gateway.admin import open_admin
 
-        folder = self.apps
-        if folder is None and "://" not in self.store.name:
-            folder = Path(self.store.name).resolve().parent / "apps"
-        self.admin = await open_admin(
-            gateway,
-            self._access,
-            host=self.admin_host,
-            port=self.admin_port,
-            file=self.file,
-            folder=folder,
-            tls=self.tls,
-            output=self._output,
-        )
+        ways = {"host": self.admin_host, "port": self.admin_port, "tls": self.tls, "output": self._output}
+        self.admin = await open_admin(gateway, self._prepared, **ways)
 
     @property
     def url(self) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from lamina.access.access import Access
 from lamina.access.desk import Desk
 from lamina.gateway import wire
+from lamina.gateway.api import Api
 from lamina.gateway.deploys import Deploys
 from lamina.gateway.door import Door, check_host
 from lamina.gateway.http import Limits, Server
@@ -18,6 +19,8 @@ from lamina.gateway.manage import Manage
 from lamina.gateway.output import Output
 from lamina.gateway.serve import Gateway
 from lamina.gateway.tls import context
+from lamina.live.loop import LiveLoop
+from lamina.sdk.app import App
 from lamina.store.base import Store
 
 LIMITS = Limits(body_bytes=64 * 2**20, connections=100)
@@ -60,25 +63,40 @@ class Admin:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
+class Prepared:
+    """For `open_gateway`: what was deployed before a restart is served from the first call on.
+
+    `file` is the app the server is started with, `folder` where uploads are kept; without one they go with the server.
+    """
+
+    def __init__(self, access: Access, folder: Path | None = None, file: str = "") -> None:
+        self.access = access
+        self.own = None if folder is not None else Path(tempfile.mkdtemp(prefix="lamina-apps-"))
+        self._folder = folder or self.own or Path()
+        self._file = file
+        self.deploys: Deploys | None = None
+
+    async def __call__(self, app: App, loop: LiveLoop, api: Api) -> None:
+        self.deploys = Deploys(app, loop, api, self.access, self._folder, self._file)
+        self.access.give_secrets(loop.engine, self.deploys.tenant_of)
+        await self.deploys.restore()
+
+
 async def open_admin(
     gateway: Gateway,
-    access: Access,
+    prepared: Prepared,
     *,
     host: str = "127.0.0.1",
     port: int = 0,
-    file: str = "",
-    folder: Path | None = None,
     tls: tuple[str, str] | None = None,
     output: Output | None = None,
 ) -> Admin:
-    """`file` is the app the server was started with, `folder` where uploads are kept; without one they go with the server."""
+    access, deploys = prepared.access, prepared.deploys
+    assert deploys is not None, "open_gateway was not given what was prepared"
+    deploys.open_triggers(gateway.triggers)
     door = Door(access, guarded=check_host(host, access), wary=True)
-    own = None if folder is not None else Path(tempfile.mkdtemp(prefix="lamina-apps-"))
-    deploys = Deploys(gateway, access, folder or own or Path(), file)
     output = output or listen(gateway.loop.engine)
-    access.give_secrets(gateway.loop.engine, deploys.tenant_of)
     manage = Manage(access, door, Desk(access), deploys, output)
     server = Server(manage.handle, lambda status, what: (wire.plain_problem(status, what).body(), wire.PROBLEM), LIMITS)
-    await deploys.restore()
     bound = await server.start(host, port, ssl=context(*tls) if tls is not None else None)
-    return Admin(host, bound, access, deploys, output, manage, server, own)
+    return Admin(host, bound, access, deploys, output, manage, server, prepared.own)

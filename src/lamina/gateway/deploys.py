@@ -21,30 +21,35 @@ from lamina.core.events import Deployed
 from lamina.core.lifecycle import Phase
 from lamina.errors import BadValue, Conflict, Forbidden, LaminaError, NotFound
 from lamina.gateway import package, versions
-from lamina.gateway.serve import Gateway
+from lamina.gateway.api import Api
 from lamina.gateway.versions import Served, Terms, Version
 from lamina.live.describe import Described, Manifest, describe
+from lamina.live.loop import LiveLoop
+from lamina.live.triggers import Triggers
 from lamina.planner.room import check_room
-from lamina.sdk.app import NAME
+from lamina.sdk.app import NAME, App
 from lamina.types import FunctionSpec, Scale
 
 log = logging.getLogger("lamina")
 
 LOOK_EVERY_S = 0.05
 KEPT_VERSIONS = 20
+RESTORE_S = 30.0
+"""After a restart, calls are not taken before the versions served last stand again, or for so long."""
 
 
 class Deploys:
-    def __init__(self, gateway: Gateway, access: Access, folder: Path, file: str = "") -> None:
-        self._gateway = gateway
+    def __init__(self, app: App, loop: LiveLoop, api: Api, access: Access, folder: Path, file: str = "") -> None:
+        self._loop = loop
+        self._api = api
+        self._triggers: Triggers | None = None
         self._access = access
         self._folder = folder
         self._lock = asyncio.Lock()
         self._watch: set[asyncio.Task[None]] = set()
         self.terms: dict[str, Terms] = {}
-        app = gateway.app
         deployed = app.deployed()
-        about = [Described(target.name, target.params, target.doc, target.signature) for target in gateway.api.targets]
+        about = [Described(target.name, target.params, target.doc, target.signature) for target in api.targets]
         first = Manifest(app.name, deployed.functions, deployed.flows, tuple(about), triggers=tuple(app.triggers))
         self._first = Served(app=app.name, number=0, tenant="", path=file, manifest=first)
         self.served: dict[str, Served] = {app.name: self._first}
@@ -61,6 +66,10 @@ class Deploys:
                     log.warning("version %d of app %s is not served: %s", number, app, error)
         if self.terms:
             self._activate(self.served[self._first.app])
+        for _ in range(int(RESTORE_S / LOOK_EVERY_S)):  # the app of the file has begun to load; it is not what is wanted
+            if all(self.about(served)["state"] != "rolling" for served in self.served.values()):
+                break
+            await asyncio.sleep(LOOK_EVERY_S)
 
     # --------------------------------------------------------------------- deeds
 
@@ -146,8 +155,8 @@ class Deploys:
     # --------------------------------------------------------------------- reads
 
     def about(self, served: Served) -> dict[str, Any]:
-        state = self._gateway.loop.controller.state
-        renewal = self._gateway.loop.controller.renewal
+        state = self._loop.controller.state
+        renewal = self._loop.controller.renewal
         functions = [state.functions[spec.name] for spec in served.manifest.functions]
         old = sum(len(renewal.outdated(one)) for one in functions)
         halted = [one.spec.name for one in functions if one.spec.name in renewal.halted]
@@ -199,7 +208,7 @@ class Deploys:
 
     def _check(self, served: Served) -> None:
         """Would it all fit?"""
-        state = self._gateway.loop.controller.state
+        state = self._loop.controller.state
         specs = served.functions(self.terms)
         others = [spec for one in self.served.values() if one.app != served.app for spec in one.functions(self.terms)]
         check_room([device.spec for device in state.devices.values()], others, specs)
@@ -207,29 +216,37 @@ class Deploys:
         owned = specs + [spec for one in mine for spec in one.functions(self.terms)]
         versions.check_quota(self._access.tenants.get(served.tenant), owned)
 
+    def open_triggers(self, triggers: Triggers | None) -> None:
+        """They are opened after what is deployed: those of the app the server was started with may not be its own any more."""
+        self._triggers = triggers
+        for served in self.served.values():
+            self._set_triggers(served)
+
+    def _set_triggers(self, served: Served) -> None:
+        if self._triggers is not None:
+            self._triggers.set_app(served.app, served.manifest.triggers, [spec.name for spec in served.manifest.functions])
+
     def _activate(self, served: Served) -> None:
         """From now on. All of it or nothing: the controller says no before it changes anything."""
-        gateway = self._gateway
         before = self.served.get(served.app)
         specs = served.functions(self.terms)
-        gone = _retired(before, specs, gateway.loop.controller.state.functions) if before is not None else []
-        engine = gateway.loop.engine
+        gone = _retired(before, specs, self._loop.controller.state.functions) if before is not None else []
+        engine = self._loop.engine
         places: list[dict[str, str]] = [part.apps for part in getattr(engine, "parts", [engine]) if hasattr(part, "apps")]
         before_paths = [dict(place) for place in places]
         for place in places:
             place.update({spec.name: served.path for spec in specs if served.path})
         try:
-            gateway.loop.post(Deployed((*specs, *gone), served.manifest.flows))
+            self._loop.post(Deployed((*specs, *gone), served.manifest.flows))
         except BaseException:
             for place, was in zip(places, before_paths, strict=True):
                 place.clear()
                 place.update(was)
             raise
-        if gateway.triggers is not None:
-            gateway.triggers.set_app(served.app, served.manifest.triggers, [spec.name for spec in specs])
+        self._set_triggers(served)
         self.served[served.app] = served
         self.failed.pop(served.app, None)
-        gateway.api.set_targets([target for one in self.served.values() for target in one.targets()])
+        self._api.set_targets([target for one in self.served.values() for target in one.targets()])
 
     async def _is_current(self, who: Identity, what: str, app: str, number: int, note: str) -> None:
         now_us = self._access.now_us()
@@ -253,7 +270,7 @@ class Deploys:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _take_back(self, who: Identity, served: Served, before: Served) -> None:
-        errors = self._gateway.loop.engine.load_errors
+        errors = self._loop.engine.load_errors
         said = [f"{name}: {info.type}: {info.message}" for name, info in errors.items()]
         why = "; ".join(said)[:500] or "its instances could not be loaded"
         async with self._lock:

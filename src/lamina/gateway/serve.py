@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +105,7 @@ async def open_gateway(
     store: Store | None = None,
     keep_us: int = KEEP_US,
     access: Access | None = None,
+    prepare: Callable[[App, LiveLoop, Api], Awaitable[None]] | None = None,
     on_ended: Sequence[Callable[[str, Ending, str], None]] = (),
     ingress: int = 0,
     tls: tuple[str, str] | None = None,
@@ -133,6 +134,8 @@ async def open_gateway(
     await live.start()
     if access is not None:
         keep_limits(access, loop)
+    if prepare is not None:  # before any call comes, new or left over
+        await prepare(app, loop, api)
     durable = None
     if store is not None:
         durable = Durable(loop, store, lambda ending: api.ending_problem(ending).body(), keep_us=keep_us)

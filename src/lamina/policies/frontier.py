@@ -23,12 +23,13 @@ from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, Drop, Hold, Promise, Start, View
 from lamina.core.queue import Job, Order
 from lamina.core.state import FunctionState
-from lamina.planner.batching import QUIET_GAPS, echo_is_better, together, wait_until_us
+from lamina.planner.batching import echo_is_better, wait_until_us
 from lamina.planner.cheapest import why
 from lamina.planner.cheapest.ahead import Plans
 from lamina.planner.cheapest.allowance import allowance
 from lamina.planner.cheapest.kinds import Kinds
 from lamina.planner.cheapest.later import better_elsewhere
+from lamina.planner.cheapest.leader import company
 from lamina.planner.cheapest.luck import Luck
 from lamina.planner.cheapest.menu import Pick
 from lamina.planner.cheapest.offer import Offers
@@ -39,8 +40,8 @@ from lamina.planner.cheapest.weigh import LOOP, NOTHING, Verdict, Weigh, cheapes
 from lamina.planner.company import wait_for_company_us
 from lamina.types import NEVER_US, Call
 
-PASS_OVER = 1.1
-"""Times the least possible cost: a leader for whom its batch would be dearer than that may be passed over in a crowd."""
+SILENCE = 8
+"""Times the usual gap between two calls: after that, those who were waited for do not come."""
 
 
 @dataclass(slots=True)
@@ -134,7 +135,7 @@ class Policy:
         room = seats(view, self._menus, function)
         late = queue.due_before(now_us + fast_us)
         in_time = late < len(queue)
-        jobs = self._company(function, late, room, now_us)
+        jobs = company(function, late, room, now_us)
         room = [self._moved(view, jobs, seat) for seat in room]
         unknown = next((seat for seat in room if not seat.menu.known), None)
         if unknown is not None:
@@ -278,8 +279,8 @@ class Policy:
             self._menus.forget(function.spec.name)
             yield Hold(function.spec.name, view.now_us + 1, NEVER_US)
             return
-        meter, direct = function.meter, chosen[0].run.flow.single is not None
-        silent = direct and len(chosen) < function.spec.max_batch and view.now_us - meter.last_us > QUIET_GAPS * meter.gap_us
+        direct, quiet_us = chosen[0].run.flow.single is not None, view.now_us - function.meter.last_us
+        silent = direct and len(chosen) < function.spec.max_batch and quiet_us > SILENCE * function.meter.gap_us
         self._luck.start(function.spec.name, len(chosen), silent)
         said = why.started(view, jobs, seat, pick, room, self._plans.of(view, jobs[0])) if view.explaining else ""
         yield Start(chosen, seat.opening(pick), said)
@@ -310,35 +311,3 @@ class Policy:
         if not seat.device.spec.link_mib_per_s:
             return seat
         return seat._replace(moving_us=-(-view.transfer_us(jobs, seat.device) // len(jobs)))
-
-    def _company(self, function: FunctionState, late: int, room: list[Seat], now_us: int) -> list[Job]:
-        """Who shares the next batch, its leader first: those who can be in time, then those who are late anyway."""
-        queue, most = function.queue, function.spec.max_batch
-        if late >= len(queue):
-            return together(queue.first(most))
-        start = self._leader(function, late, room, now_us)
-        jobs = queue.some(start, most)
-        if start and len(jobs) < most:
-            jobs += queue.some(0, min(start, most - len(jobs)))
-        return together(jobs)
-
-    def _leader(self, function: FunctionState, late: int, room: list[Seat], now_us: int) -> int:
-        """More wait than fit into one batch: a job so urgent that the batch would be small or dear for it is passed over if
-        more are served, in the same time on the same units, without it."""
-        queue, most = function.queue, function.spec.max_batch
-        if len(queue) - late <= most or not room:
-            return late
-        jobs = queue.some(late, most)
-        ideal = cheapest(room, most, NEVER_US)
-        best, best_rate = late, 0.0
-        for passed, job in enumerate(jobs):
-            found = cheapest(room, most, job.due_us - now_us)
-            if ideal is None or found is None:
-                continue
-            pick = found[1]
-            rate = (pick.batch - passed) / (pick.cost * pick.batch) if pick.cost else 1.0
-            if rate > best_rate:
-                best, best_rate = late + passed, rate
-            if pick.cost <= PASS_OVER * ideal[1].cost:
-                break
-        return best

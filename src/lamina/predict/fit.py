@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lamina.errors import BadValue
 from lamina.predict import process
 from lamina.predict.learned import Library, Model
-from lamina.predict.static import VIEWS, Record, check
+from lamina.predict.static import VIEWS, Record, check, traced
 
 if TYPE_CHECKING:
     from lamina.predict.learned import Array
@@ -53,6 +53,7 @@ def fit(
             units=units,
             functions=names,
             features={view: [_short(row) for row in rows] for view, rows in features.items()},
+            traced={view: [_short(make(traced(records[name]))) for name in names] for view, make in VIEWS.items()},
             logs=[_short(row) for row in logs],
             probes=[list(places) for places in chosen],
             meta=dict(meta or {}),
@@ -95,6 +96,6 @@ def _off(like: process.Likeness, logs: Array, places: list[int]) -> float:
     return float(np.abs(answer.left_out - logs)[:, unseen].mean())
 
 
-def _short(values: Array) -> list[float]:
+def _short(values: Array | Sequence[float]) -> list[float]:
     """Six digits are plenty, and halve the file."""
     return [float(f"{value:.6g}") for value in values]

@@ -32,7 +32,7 @@ from msgspec import Struct
 from lamina.errors import BadValue
 from lamina.predict import process
 from lamina.predict.profile import Point, Profile
-from lamina.predict.static import VIEWS, Record, check
+from lamina.predict.static import VIEWS, Record, check, traced
 from lamina.predict.table import Table
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class Library(Struct, frozen=True, kw_only=True):
     units: list[int]
     functions: list[str]
     features: dict[str, list[list[float]]]  #: by view, a row per function
+    traced: dict[str, list[list[float]]]  #: the same, had only a trace been there: for functions of which there is no more
     logs: list[list[float]]  #: of microseconds, a row per function; batch by batch, units inside
     probes: list[list[tuple[int, int]]] = []  #: (batch, units) worth measuring if it may be one place, two, three ...
     version: int = VERSION
@@ -98,16 +99,18 @@ class Model:
         import numpy as np
 
         check(static)
-        features = {view: np.array(VIEWS[view](static)) for view in self._features}
+        library = self._features if static.get("kernels_b1") else self._traced
+        record = static if static.get("kernels_b1") else traced(static)
+        features = {view: np.array(VIEWS[view](record)) for view in library}
         for view, row in features.items():
-            if len(row) != self._features[view].shape[1]:
+            if len(row) != library[view].shape[1]:
                 raise BadValue(
-                    f"view {view!r} of the model has {self._features[view].shape[1]} features, this version makes {len(row)}",
+                    f"view {view!r} of the model has {library[view].shape[1]} features, this version makes {len(row)}",
                     hint="train the model again: python -m benchmarks.train_predictor",
                 )
         places = [self._place(batch, units) for batch, units in probes]
         measured = np.log(np.array([_positive(us) for us in probes.values()], dtype=float))
-        answer = process.answer(self._features, features, self._logs, places, measured)
+        answer = process.answer(library, features, self._logs, places, measured)
         half = spread(answer, self._logs, places)
         half[places] = np.minimum(half[places], NOISE * 1.645)
         return answer.mean, half
@@ -131,6 +134,12 @@ class Model:
         import numpy as np
 
         return {view: np.array(rows) for view, rows in self.library.features.items()}
+
+    @cached_property
+    def _traced(self) -> dict[str, Array]:
+        import numpy as np
+
+        return {view: np.array(rows) for view, rows in self.library.traced.items()}
 
     @cached_property
     def _logs(self) -> Array:

@@ -30,7 +30,6 @@ LAYERS = {
     "conv": ("Conv",), "linear": ("Linear",), "norm": ("Norm",), "attention": ("Attention",),
     "activation": ("ReLU", "GELU", "SiLU", "Hardswish", "Hardsigmoid", "Sigmoid", "Tanh", "Softmax"),
 }  # fmt: skip
-KERNELS = 1.2  #: per operator, over the models of data/h200: a library often needs a second one
 
 
 def trace(name: str, module: Any, example: tuple[Any, ...]) -> Record:
@@ -55,7 +54,7 @@ def trace(name: str, module: Any, example: tuple[Any, ...]) -> Record:
         "read_bytes_b1": one.read_bytes, "written_bytes_b1": one.written_bytes,
         "read_bytes_b8": eight.read_bytes, "written_bytes_b8": eight.written_bytes,
         "ops_b1": ops, "leaf_calls_b1": sum(not list(layer.children()) for layer in module.modules()),
-        "kernels_b1": max(1, round(KERNELS * ops)), "op_counts_b1": dict(one.counts),
+        "op_counts_b1": dict(one.counts),
         "operators": [[*row[:1], count, *row[1:]] for row, count in one.operators.items()],
     }  # fmt: skip
 

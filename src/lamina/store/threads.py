@@ -209,6 +209,7 @@ class ThreadedStore:
                 told.append((done, work(connection), must))
         _run_all(connection, statements)
         connection.commit()
+        self._is_up()  # before anybody is told that something is on disk: what they send next is not refused
         self.transactions += 1
         self.works += len(group)
         return [(done, result, must) for done, result, must in told if done is not None]

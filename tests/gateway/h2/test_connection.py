@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from lamina.gateway.h2.connection import (
+from lamina.gateway.h2.connection import Connection, H2Limits
+from lamina.gateway.h2.frames import (
     ACK,
     CONTINUATION,
     DATA,
@@ -23,12 +24,10 @@ from lamina.gateway.h2.connection import (
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
-    Connection,
-    H2Limits,
-    Stream,
     frame,
 )
 from lamina.gateway.h2.hpack import encode
+from lamina.gateway.h2.stream import Stream
 
 HEAD = encode([(b":method", b"POST"), (b":path", b"/x")])
 TAIL = encode([(b"grpc-status", b"0")])

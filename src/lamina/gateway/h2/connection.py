@@ -9,24 +9,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
 from msgspec import Struct
 
+from lamina.gateway.h2.frames import (
+    ACK,
+    CANCEL,
+    COMPRESSION_ERROR,
+    CONTINUATION,
+    DATA,
+    DEFAULT_WINDOW,
+    END_HEADERS,
+    END_STREAM,
+    ENHANCE_YOUR_CALM,
+    FLOW_CONTROL_ERROR,
+    FRAME_SIZE_ERROR,
+    GOAWAY,
+    HAS_PRIORITY,
+    HEADERS,
+    INTERNAL_ERROR,
+    MAX_WINDOW,
+    NO_ERROR,
+    PING,
+    PREFACE,
+    PRIORITY,
+    PROTOCOL_ERROR,
+    PUSH_PROMISE,
+    REFUSED_STREAM,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    Broken,
+    frame,
+    unpadded,
+)
 from lamina.gateway.h2.hpack import BadBlock, Decoder
+from lamina.gateway.h2.stream import Service, Stream
 
 log = logging.getLogger("lamina")
-
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
-END_STREAM = ACK = 0x1
-END_HEADERS, PADDED, HAS_PRIORITY = 0x4, 0x8, 0x20
-NO_ERROR, PROTOCOL_ERROR, INTERNAL_ERROR, FLOW_CONTROL_ERROR = 0, 1, 2, 3
-STREAM_CLOSED, FRAME_SIZE_ERROR, REFUSED_STREAM, CANCEL, COMPRESSION_ERROR = 5, 6, 7, 8, 9
-ENHANCE_YOUR_CALM = 11
-_MAX_WINDOW = 2**31 - 1
-_DEFAULT_WINDOW = 65_535
 
 
 class H2Limits(Struct, frozen=True, kw_only=True):
@@ -42,136 +63,10 @@ class H2Limits(Struct, frozen=True, kw_only=True):
     write_s: float = 30.0
 
 
-class Receiver(Protocol):
-    """What a service makes of a stream. All of it is called on the loop's thread."""
-
-    def data(self, piece: bytes) -> None: ...
-
-    def ended(self) -> None:
-        """The request is whole."""
-
-    def gone(self) -> None:
-        """The client has left it; nothing is to be sent any more."""
-
-
-Service = Callable[["Stream", dict[bytes, bytes]], Receiver]
-
-
-class Broken(Exception):
-    def __init__(self, code: int, what: str) -> None:
-        super().__init__(what)
-        self.code = code
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    return b"%s%c%c%s%s" % (len(payload).to_bytes(3, "big"), kind, flags, stream.to_bytes(4, "big"), payload)
-
-
-class Stream:
-    """One request and its answer: `begin`, any number of `send`, `end`."""
-
-    __slots__ = (
-        "_begun",
-        "_connection",
-        "_out",
-        "_trailers",
-        "has_begun",
-        "held",
-        "id",
-        "is_over",
-        "receive_left",
-        "receiver",
-        "sends_until",
-        "since",
-    )
-
-    def __init__(self, connection: Connection, id: int, window: int) -> None:
-        self._connection = connection
-        self.id = id
-        self.receiver: Receiver | None = None
-        self.held = 0  #: bytes of its request that were not given back
-        self.receive_left = connection.limits.stream_window
-        self.sends_until = window  #: bytes the client would take
-        self.since = connection.now_s  #: when its request last moved
-        self.is_over = False
-        self.has_begun = False
-        self._begun = b""
-        self._out = bytearray()
-        self._trailers = b""
-
-    def begin(self, headers: bytes) -> None:
-        """`headers` is an encoded block; it goes out with what follows."""
-        self.has_begun = True
-        self._begun = frame(HEADERS, END_HEADERS, self.id, headers)
-
-    def send(self, data: bytes) -> None:
-        if self.is_over:
-            return
-        self._out += data
-        self.flush()
-        if (
-            len(self._out) > self._connection.limits.unread_bytes
-            or self._connection.unsent > self._connection.limits.unread_bytes
-        ):
-            self.reset(CANCEL)
-
-    def end(self, data: bytes, trailers: bytes) -> None:
-        """The last of it; `trailers` is an encoded block."""
-        if self.is_over:
-            return
-        connection = self._connection
-        self._trailers = frame(HEADERS, END_HEADERS | END_STREAM, self.id, trailers)
-        size = len(data)
-        if not self._out and size <= min(self.sends_until, connection.sends_until, connection.frame_most):
-            connection.sends_until -= size
-            body = frame(DATA, 0, self.id, data) if data else b""
-            connection.write(self._begun + body + self._trailers)
-            connection.close_stream(self)
-            return
-        self._out += data
-        self.flush()
-
-    def flush(self) -> None:
-        """As much as the windows allow."""
-        connection = self._connection
-        parts = [self._begun]
-        self._begun = b""
-        while self._out:
-            size = min(len(self._out), self.sends_until, connection.sends_until, connection.frame_most)
-            if size <= 0:
-                break
-            parts.append(frame(DATA, 0, self.id, bytes(self._out[:size])))
-            del self._out[:size]
-            self.sends_until -= size
-            connection.sends_until -= size
-        if not self._out and self._trailers:
-            parts.append(self._trailers)
-        connection.write(b"".join(parts))
-        if not self._out and self._trailers:
-            connection.close_stream(self)
-
-    def credit(self, size: int) -> None:
-        """So much of its request has been dealt with, and as much again may come."""
-        if not self.is_over and size:
-            self.held -= size
-            self._connection.credit(size)
-            self.receive_left += size
-            self._connection.write(frame(WINDOW_UPDATE, 0, self.id, size.to_bytes(4, "big")))
-
-    def reset(self, code: int) -> None:
-        if not self.is_over:
-            self._connection.write(frame(RST_STREAM, 0, self.id, code.to_bytes(4, "big")))
-            self._connection.drop_stream(self)
-
-    @property
-    def has_unsent(self) -> bool:
-        return bool(self._out)
-
-
 class Connection(asyncio.Protocol):
     def __init__(self, service: Service, limits: H2Limits, everybody: set[Connection], now_s: float) -> None:
         self.limits = limits
-        self.sends_until = _DEFAULT_WINDOW
+        self.sends_until = DEFAULT_WINDOW
         self.frame_most = 16_384
         self.now_s = now_s
         self.streams: dict[int, Stream] = {}
@@ -183,7 +78,7 @@ class Connection(asyncio.Protocol):
         self._headers = Decoder(limits.head_bytes, limits.headers)
         self._block: tuple[int, int, bytearray] | None = None  #: stream, flags and bytes of headers that go on
         self._last = 0
-        self._stream_window = _DEFAULT_WINDOW  #: the client's, for new streams
+        self._stream_window = DEFAULT_WINDOW  #: the client's, for new streams
         self._received = 0  #: of the window that was not given back
         self._returned = 0  #: dealt with, and not yet told
         self._nuisances = 0
@@ -199,7 +94,7 @@ class Connection(asyncio.Protocol):
             number.to_bytes(2, "big") + value.to_bytes(4, "big")
             for number, value in ((3, limits.streams), (4, limits.stream_window), (5, limits.frame_bytes), (6, limits.head_bytes))
         )
-        more = (limits.connection_window - _DEFAULT_WINDOW).to_bytes(4, "big")
+        more = (limits.connection_window - DEFAULT_WINDOW).to_bytes(4, "big")
         self.write(frame(SETTINGS, 0, 0, settings) + frame(WINDOW_UPDATE, 0, 0, more))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -277,7 +172,7 @@ class Connection(asyncio.Protocol):
             self._nuisance()
 
     def _head(self, flags: int, stream: int, payload: bytes) -> None:
-        payload = _unpadded(flags, payload)
+        payload = unpadded(flags, payload)
         if flags & HAS_PRIORITY:
             payload = payload[5:]
         known = self.streams.get(stream)
@@ -347,7 +242,7 @@ class Connection(asyncio.Protocol):
         assert receiver is not None
         stream.held += size
         if size:
-            receiver.data(_unpadded(flags, payload))
+            receiver.data(unpadded(flags, payload))
         if flags & END_STREAM and not stream.is_over:
             self._ended(stream)
 
@@ -364,7 +259,7 @@ class Connection(asyncio.Protocol):
             raise Broken(PROTOCOL_ERROR, "bad window")
         if not number:
             self.sends_until += more
-            if self.sends_until > _MAX_WINDOW:
+            if self.sends_until > MAX_WINDOW:
                 raise Broken(FLOW_CONTROL_ERROR, "window too large")
             for stream in [one for one in self.streams.values() if one.has_unsent]:
                 stream.flush()
@@ -372,7 +267,7 @@ class Connection(asyncio.Protocol):
         found = self.streams.get(number)
         if found is not None:
             found.sends_until += more
-            if found.sends_until > _MAX_WINDOW:
+            if found.sends_until > MAX_WINDOW:
                 found.reset(FLOW_CONTROL_ERROR)
             elif found.has_unsent:
                 found.flush()
@@ -387,7 +282,7 @@ class Connection(asyncio.Protocol):
             name = int.from_bytes(payload[at : at + 2], "big")
             value = int.from_bytes(payload[at + 2 : at + 6], "big")
             if name == 4:
-                if value > _MAX_WINDOW:
+                if value > MAX_WINDOW:
                     raise Broken(FLOW_CONTROL_ERROR, "window too large")
                 for stream in self.streams.values():
                     stream.sends_until += value - self._stream_window
@@ -466,11 +361,3 @@ class Connection(asyncio.Protocol):
         for stream in list(self.streams.values()):
             if stream.since and now_s - stream.since > self.limits.body_idle_s:
                 stream.reset(CANCEL)
-
-
-def _unpadded(flags: int, payload: bytes) -> bytes:
-    if not flags & PADDED:
-        return payload
-    if not payload or payload[0] >= len(payload):
-        raise Broken(PROTOCOL_ERROR, "bad padding")
-    return payload[1 : len(payload) - payload[0]]

@@ -35,7 +35,7 @@ def answer(serving: Serving, model: Model, request: Request, exchange: Exchange,
         raise BadValue("parameters: not an object")
     timeout_us, priority = wishes(parameters)
     inputs = [_given(model, name, value) for name, value in fields.items()]
-    question = Question(model, inputs, (), timeout_us, priority, caller)
+    question = Question(model, inputs, (), timeout_us, priority, caller, request.header(b"traceparent"))
 
     def shown(outputs: list[Output]) -> bytes:
         told: dict[str, Any] = {"model_name": model.name, "model_version": model.version}

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from lamina.errors import BadValue, LaminaError
-from lamina.gateway.h2.connection import Connection, H2Limits, Stream
+from lamina.gateway.h2.connection import Connection, H2Limits
 from lamina.gateway.h2.hpack import encode
+from lamina.gateway.h2.stream import Stream
 from lamina.gateway.oip.packed import opened
 from lamina.gateway.oip.rpc import Context, Rpc, Trouble
 

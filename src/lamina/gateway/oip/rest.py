@@ -34,6 +34,7 @@ class Rest:
         try:
             encoding = request.header(b"content-encoding")
             if encoding and encoding != b"identity":
+                self._api.allow(request, "invoke")  # opening it is work
                 opened(request.body, encoding, self._limit, lambda found: self._unpacked(request, exchange, found))
             else:
                 self._route(request, exchange)
@@ -169,7 +170,8 @@ class Rest:
                 extra += how
             exchange.respond(200, content, kind, extra + wire.reply_headers(said.reply))
 
-        question = Question(model, asked.inputs, asked.wanted, timeout_us, priority, caller)
+        trace = request.header(b"traceparent")
+        question = Question(model, asked.inputs, asked.wanted, timeout_us, priority, caller, trace)
         cancel = self._serving.infer(question, on_answer)
         if exchange.answer is None:
             exchange.on_gone = cancel

@@ -163,7 +163,8 @@ class Rpc:
         if any("classification" in output.parameters for output in message.outputs):
             raise BadValue("outputs: classification is not served", hint="ask for the scores, and sort them")
         wanted = [output.name for output in message.outputs]
-        return Question(model, given_of(message), wanted, timeout_us or context.timeout_us, priority, caller)
+        trace = context.headers.get(b"traceparent", b"")
+        return Question(model, given_of(message), wanted, timeout_us or context.timeout_us, priority, caller, trace)
 
     def _response(self, model: Model, message: Any, outputs: list[Output]) -> Any:
         response = self.schema["ModelInferResponse"](model_name=model.name, model_version=model.version, id=message.id)

@@ -42,6 +42,7 @@ class Question:
     timeout_us: int = 0
     priority: int = 0
     caller: Caller = LOCAL
+    trace: bytes = b""  #: the caller's own, as in W3C's traceparent
 
 
 @dataclass(slots=True)
@@ -106,6 +107,8 @@ class Serving:
                 size_bytes=size_bytes,
             )
             asked.ids.append(call.id)
+            if self.api.traces is not None:
+                self.api.traces.begin(call.id, model.target, now_us, question.trace)
             if on_piece is not None:
                 loop.data.pieces[call.id] = asked.pieces_to(on_piece)
             loop.submit(call, inputs, asked.ending_of(row))

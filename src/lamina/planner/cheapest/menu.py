@@ -119,6 +119,12 @@ class Menu:
         picks = self.shelf(self.most, self.sizes[-1], self.hands[-1])[1]
         return picks[-1] if picks else None
 
+    def economical(self, allowed_us: int) -> Pick | None:
+        """The cheapest way in full batches that leaves half of the time for waiting; the fastest if there is none."""
+        if not allowed_us:
+            return self.cheapest()
+        return self.best(self.most, allowed_us // 2) or self.best(self.most, allowed_us) or self.fastest(self.most)
+
     def work(self, pick: Pick) -> float:
         """Unit-microseconds one request takes; where it takes more of the cores, as many units as nobody can use beside it."""
         units = float(pick.units)

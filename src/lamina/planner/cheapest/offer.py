@@ -60,14 +60,14 @@ class Offers:
         for place in places:
             menu = self.menus.of(view, function, view.devices[place.device])
             kinds.setdefault(id(menu), (menu, []))[1].append(place)
-        paces = [_pace(view, menu, economical(menu, allowed_us), mine) for menu, mine in kinds.values()]
+        paces = [_pace(view, menu, menu.economical(allowed_us), mine) for menu, mine in kinds.values()]
         if not all(paces):
             return 0
         best_us = 0
         for pace, (menu, mine) in zip(paces, kinds.values(), strict=True):
             others_us = self._others_us(view, function, mine, allowed_us)
             share = max(1, math.ceil(ahead * pace / sum(paces)))
-            for pick in (economical(menu, allowed_us), menu.fastest()):
+            for pick in (menu.economical(allowed_us), menu.fastest()):
                 if pick is not None:
                     us = others_us + self._behind_us(view, function, mine, menu, pick, share)
                     best_us = min(best_us, us) if best_us else us
@@ -208,7 +208,7 @@ class Offers:
         for host in self._used(view, function):
             device = view.devices[host]
             menu = self.menus.of(view, function, device)
-            pick = economical(menu, allowed_us)
+            pick = menu.economical(allowed_us)
             if pick is not None:
                 paces[host] = device.spec.units / max(1.0, menu.work(pick))
         return paces
@@ -297,10 +297,3 @@ def _until_free_us(view: View, host: str) -> int:
     if device.busy != device.everything:
         return 0
     return max(0, min(view.batches[batch_id].ends_us for batch_id in device.running) - view.now_us)
-
-
-def economical(menu: Menu, allowed_us: int) -> Pick | None:
-    """The cheapest way in full batches that leaves half of the time for waiting; the fastest if there is none."""
-    if not allowed_us:
-        return menu.cheapest()
-    return menu.best(menu.most, allowed_us // 2) or menu.best(menu.most, allowed_us) or menu.fastest(menu.most)

@@ -20,7 +20,6 @@ from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, GiveDevice, LoadOn, UnloadOf, View, WantDevice
 from lamina.core.state import FunctionState, Instance
 from lamina.planner.cheapest.menu import Pick
-from lamina.planner.cheapest.offer import economical
 from lamina.planner.cheapest.seats import Menus
 from lamina.planner.neighbours import Running, known_interference, within_bandwidth
 from lamina.types import NEVER_US
@@ -195,7 +194,7 @@ class Standing(ScaleToLoad):
         return best
 
     def _pick(self, view: View, function: FunctionState, device: Device) -> Pick | None:
-        return economical(self.menus.of(view, function, device), function.spec.slo.latency_us)
+        return self.menus.of(view, function, device).economical(function.spec.slo.latency_us)
 
     def _make_room(self, view: View, function: FunctionState) -> Iterator[Decision]:
         """The least worth keeping goes, where that is enough for one who has work and no instance."""

@@ -1,0 +1,47 @@
+"""Who shares the next batch, and for whom is it made?"""
+
+from __future__ import annotations
+
+from lamina.core.queue import Job
+from lamina.core.state import FunctionState
+from lamina.planner.batching import together
+from lamina.planner.cheapest.seats import Seat
+from lamina.planner.cheapest.weigh import cheapest
+from lamina.types import NEVER_US
+
+PASS_OVER = 1.1
+"""Times the least possible cost: a leader for whom its batch would be dearer than that may be passed over in a crowd."""
+
+
+def company(function: FunctionState, late: int, room: list[Seat], now_us: int) -> list[Job]:
+    """Who shares the next batch, its leader first: those who can be in time, then those who are late anyway."""
+    queue, most = function.queue, function.spec.max_batch
+    if late >= len(queue):
+        return together(queue.first(most))
+    start = _leader(function, late, room, now_us)
+    jobs = queue.some(start, most)
+    if start and len(jobs) < most:
+        jobs += queue.some(0, min(start, most - len(jobs)))
+    return together(jobs)
+
+
+def _leader(function: FunctionState, late: int, room: list[Seat], now_us: int) -> int:
+    """More wait than fit into one batch: a job so urgent that the batch would be small or dear for it is passed over if
+    more are served, in the same time on the same units, without it."""
+    queue, most = function.queue, function.spec.max_batch
+    if len(queue) - late <= most or not room:
+        return late
+    jobs = queue.some(late, most)
+    ideal = cheapest(room, most, NEVER_US)
+    best, best_rate = late, 0.0
+    for passed, job in enumerate(jobs):
+        found = cheapest(room, most, job.due_us - now_us)
+        if ideal is None or found is None:
+            continue
+        pick = found[1]
+        rate = (pick.batch - passed) / (pick.cost * pick.batch) if pick.cost else 1.0
+        if rate > best_rate:
+            best, best_rate = late + passed, rate
+        if pick.cost <= PASS_OVER * ideal[1].cost:
+            break
+    return best

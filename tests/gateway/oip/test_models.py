@@ -1,0 +1,76 @@
+"""Who sees which models, and which version is meant."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lamina.errors import BadValue, UnknownTarget
+from lamina.gateway.api import Target
+from lamina.gateway.oip.about import config, index, metadata
+from lamina.gateway.oip.models import Catalogue
+from lamina.gateway.oip.serving import wishes
+from lamina.sdk.tensors import Port, Signature, Tensor
+from lamina.types import FunctionSpec, Scale, Slo
+
+PORTS = (Port("x", Tensor("FP32", [4])),)
+
+
+def target(name: str, *, model: str = "", version: str = "1", tenant: str = "") -> Target:
+    signature = Signature(PORTS, PORTS, model=model, version=version)
+    return Target(name, "function", (), Slo(latency_us=50_000), "", tenant, signature)
+
+
+def catalogue(*targets: Target) -> tuple[Catalogue, Any]:
+    api: Any = SimpleNamespace(targets=list(targets))
+    return Catalogue(api, lambda name: FunctionSpec(name=name, max_batch=8, scale=Scale(max=3))), api
+
+
+def test_the_newest_version_is_meant_where_none_is_named() -> None:
+    found, _ = catalogue(target("m.v9", model="m", version="9"), target("m", model="m", version="10"))
+    assert (found.find("m", "", "").target, found.find("m", "9", "").target) == ("m", "m.v9")
+    assert metadata(found, found.find("m", "", ""))["versions"] == ["10", "9"]
+
+
+@pytest.mark.parametrize(("name", "version"), [("none", ""), ("m", "2")])
+def test_what_is_not_there_is_unknown(name: str, version: str) -> None:
+    with pytest.raises(UnknownTarget):
+        catalogue(target("m"))[0].find(name, version, "")
+
+
+def test_a_tenants_models_are_its_own() -> None:
+    found, _ = catalogue(target("ours"), target("theirs", tenant="acme"))
+    assert [one["name"] for one in index(found, False, "other")] == ["ours"]
+    assert [one["name"] for one in index(found, False, "acme")] == ["ours", "theirs"]
+    with pytest.raises(UnknownTarget):
+        found.find("theirs", "", "other")
+
+
+def test_what_is_deployed_later_is_there_at_once() -> None:
+    found, api = catalogue(target("m"))
+    assert list(found.models) == ["m"]
+    api.targets = [target("n")]
+    assert list(found.models) == ["n"]
+
+
+def test_the_configuration_is_what_a_repository_would_say() -> None:
+    found, _ = catalogue(target("m"))
+    said = config(found, found.find("m", "", ""))
+    assert said["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [4]}]
+    assert (said["max_batch_size"], said["instance_group"][0]["count"]) == (8, 3)
+    assert said["parameters"] == {"slo": {"string_value": "50000us"}}
+
+
+@pytest.mark.parametrize(("level", "ours"), [(0, 0), (1, 10), (2, 9), (11, 0), (21, -10), (500, -10)])
+def test_their_first_priority_is_our_highest(level: int, ours: int) -> None:
+    assert wishes({"priority": level, "timeout": 7}) == (7, ours)
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"timeout": -1}, {"timeout": 1.5}, {"timeout": True}, {"priority": "high"}, {"timeout": 2**70}]
+)
+def test_wishes_of_another_kind_are_refused(parameters: dict[str, Any]) -> None:
+    with pytest.raises(BadValue, match="parameters"):
+        wishes(parameters)
