@@ -26,6 +26,9 @@ class Entry:
     results: Results
 
 
+SHORT = ' class="s"'
+
+
 def page(entries: list[Entry]) -> str:
     links = "".join(f'<li><a href="#{e.name}">{escape(e.experiment.TITLE)}</a></li>' for e in entries)
     nothing = "" if entries else '<p class="nothing">No experiment has results yet.</p>'
@@ -75,7 +78,7 @@ def _origin(entry: Entry) -> str:
     origin = entry.results.origin
     machine = origin.machine
     facts = {
-        "date": origin.date.replace("+00:00", " UTC").replace("T", " "),
+        "date": origin.date.replace("T", " ").replace("+00:00", " UTC"),
         "commit": origin.commit or "unknown",
         "seed": str(origin.seed),
         "run": _kind(entry),
@@ -123,10 +126,15 @@ def _table(table: Table, *, words: bool = False) -> str:
     kinds = [' class="n"' if right else "" for right in numeric]
     head = "".join(f"<th{kind}>{escape(name)}</th>" for name, kind in zip(table.columns, kinds, strict=True))
     body = "".join(
-        "<tr>" + "".join(f"<td{kind}>{escape(number(value))}</td>" for value, kind in zip(row, kinds, strict=True)) + "</tr>"
+        "<tr>" + "".join(_cell(number(value), kind) for value, kind in zip(row, kinds, strict=True)) + "</tr>"
         for row in table.rows
     )
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _cell(said: str, kind: str) -> str:
+    """A few words stay on one line."""
+    return f"<td{kind or (SHORT if len(said) <= 24 else '')}>{escape(said)}</td>"
 
 
 def _no_words(table: Table, at: int) -> bool:

@@ -26,7 +26,7 @@ CSS = (
     """
 *{box-sizing:border-box}html{scroll-behavior:smooth;scroll-padding-top:1rem}
 body{margin:0;font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;color:var(--ink);background:var(--page);
- display:grid;grid-template-columns:15rem minmax(0,56rem);gap:3rem;padding:0 2rem}
+ display:grid;grid-template-columns:15rem minmax(0,62rem);gap:2.5rem;padding:0 2rem}
 nav{position:sticky;top:0;align-self:start;height:100vh;overflow:auto;padding:2rem 0;font-size:.9rem}
 nav ol{list-style:none;padding:0;margin:0}nav li{margin:.5rem 0;line-height:1.35}
 .brand{font-weight:700;margin:0 0 1.5rem}.brand span{font-weight:400;color:var(--soft);margin-left:.5em}
@@ -39,8 +39,8 @@ code,pre{font:.86em/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
  border-radius:8px;font-size:.84rem}.origin div{display:flex;gap:.5em}.origin dt{color:var(--soft)}.origin dd{margin:0}
 .wide{overflow-x:auto;margin:.8rem 0}table{border-collapse:collapse;font-size:.88rem;min-width:50%}
 th{font-weight:600;text-align:left;color:var(--soft);border-bottom:1px solid var(--line);white-space:nowrap}
-th,td{padding:.34rem 1.1rem .34rem 0;vertical-align:top}tbody tr+tr td{border-top:1px solid var(--grid)}
-.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
+th,td{padding:.34rem .9rem .34rem 0;vertical-align:top}tbody tr+tr td{border-top:1px solid var(--grid)}
+.s{white-space:nowrap}.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 .reported{display:inline-block;font-size:.74rem;font-weight:600;color:var(--soft);border:1px solid var(--line);
  border-radius:99px;padding:0 .6em;vertical-align:.1em}
 figure{margin:1rem 0;padding:.9rem .9rem .5rem;background:var(--card);border-radius:8px}svg{display:block;width:100%;height:auto}
