@@ -84,11 +84,10 @@ class Access:
         mine = [secret for secret in self.secrets.values() if secret.tenant == tenant]
         return {f"LAMINA_SECRET_{re.sub(r'[^A-Z0-9]', '_', one.name.upper())}": one.value for one in mine}
 
-    def give_secrets(self, engine: Any, tenant_of: Callable[[str], str] = lambda function: "") -> None:
-        """Workers started from now on have them; those that stand keep what they were started with."""
-        local = getattr(engine, "local", engine)
-        if hasattr(local, "environment"):
-            local.environment = lambda function: self.environment(tenant_of(function))
+    def give_secrets(self, workers: Any, tenant_of: Callable[[str], str] = lambda function: "") -> None:
+        """Those started from now on have them; those that stand keep what they were started with. None: there are none."""
+        if workers is not None:
+            workers.environment = lambda function: self.environment(tenant_of(function))
 
     # ---------------------------------------------------------------------- who
 

@@ -32,6 +32,12 @@ def store_option(command: F) -> F:
     return click.option("--store", "place", metavar="PATH|URL", help="Work on this store itself, without a server.")(command)
 
 
+def scope_option(command: F) -> F:
+    default = ("invoke", "read")
+    said = "invoke, deploy, read, admin."
+    return click.option("--scope", "scopes", multiple=True, default=default, show_default=True, help=said)(command)
+
+
 def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="For programs.")(command)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import mimetypes
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -14,6 +16,22 @@ from lamina.errors import BadValue
 from lamina.sdk.binding import NOTHING
 
 DEFAULT_URL = "http://127.0.0.1:8700"
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def url_option(command: F) -> F:
+    default = lambda: os.environ.get("LAMINA_URL", DEFAULT_URL)  # noqa: E731
+    return click.option("--url", default=default, help=f"Server; default {DEFAULT_URL}.")(command)
+
+
+def write_picture(picture: str, output: Path | None, name: str) -> None:
+    """To a file, `name`.svg unless told otherwise; `-` is standard output."""
+    if str(output) == "-":
+        click.echo(picture, nl=False)
+        return
+    path = output or Path(f"{name}.svg")
+    path.write_text(picture)
+    click.echo(f"wrote {path}", err=True)
 
 
 def policy_options(pairs: tuple[str, ...]) -> dict[str, Any]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import click
 import msgspec
 
 from lamina.cli._admin import ask, json_option
-from lamina.cli._shared import DEFAULT_URL
+from lamina.cli._shared import url_option
 
 
 @click.command()
 @click.option("--from", "first", metavar="DAY", help="First day, 2026-05-01; default: the first of this month.")
 @click.option("--to", "last", metavar="DAY", help="Last day; default: today.")
 @click.option("--by", default="tenant,target", show_default=True, help="Add up by these: day, tenant, target.")
-@click.option("--url", default=lambda: os.environ.get("LAMINA_URL", DEFAULT_URL), help=f"Server; default {DEFAULT_URL}.")
+@url_option
 @json_option
 def command(first: str | None, last: str | None, by: str, url: str, as_json: bool) -> None:
     """Calls and their cost, by tenant, target and day."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from lamina.cli._shared import DEFAULT_URL, parse_inputs, show_value
+from lamina.cli._shared import parse_inputs, show_value, url_option
 
 
 @click.command()
@@ -15,7 +15,7 @@ from lamina.cli._shared import DEFAULT_URL, parse_inputs, show_value
 @click.argument("body", required=False)
 @click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Send this file (image, audio, JSON).")
 @click.option("--input", "named", multiple=True, metavar="NAME=JSON|@FILE", help="One input by name; repeatable.")
-@click.option("--url", default=lambda: os.environ.get("LAMINA_URL", DEFAULT_URL), help=f"Server; default {DEFAULT_URL}.")
+@url_option
 @click.option("--deadline", metavar="TIME", help='Answer within this time, such as "50ms", or refuse.')
 @click.option("--async", "later", is_flag=True, help="Do not wait: start a run that the server keeps, and print its id.")
 @click.option("--quiet", "-q", is_flag=True, help="Only the result, no line about the call.")

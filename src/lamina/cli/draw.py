@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lamina.cli._shared import DEFAULT_URL
+from lamina.cli._shared import url_option, write_picture
 from lamina.errors import BadValue
 
 
@@ -18,7 +18,7 @@ from lamina.errors import BadValue
 @click.option("--profiles", type=click.Path(path_type=Path), help="Folder of profiles; default: `profiles` beside the app.")
 @click.option("--device", "kind", help="Kind of device to plan for; default: the first one there are profiles of.")
 @click.option("--run", "run_id", metavar="RUN", help="Show what was measured in this run instead.")
-@click.option("--url", default=lambda: os.environ.get("LAMINA_URL", DEFAULT_URL), help=f"Its server; default {DEFAULT_URL}.")
+@url_option
 @click.option(
     "--output", "-o", type=click.Path(path_type=Path), help="File to write; default: WORKFLOW.svg. - is standard output."
 )
@@ -42,12 +42,7 @@ def command(
     else:
         notes, subtitle = _planned(app, flow, file, profiles, kind)
     picture = draw_flow(flow, notes, subtitle)
-    if str(output) == "-":
-        click.echo(picture, nl=False)
-        return 0
-    path = output or Path(f"{flow.name}.svg")
-    path.write_text(picture)
-    click.echo(f"wrote {path}", err=True)
+    write_picture(picture, output, flow.name)
     return 0
 
 

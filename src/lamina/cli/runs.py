@@ -11,14 +11,9 @@ from typing import Any
 import click
 import msgspec
 
-from lamina.cli._shared import DEFAULT_URL
+from lamina.cli._shared import url_option, write_picture
 
 _STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "queued": "dim"}
-
-
-def _url(function: Any) -> Any:
-    default = lambda: os.environ.get("LAMINA_URL", DEFAULT_URL)  # noqa: E731
-    return click.option("--url", default=default, help=f"Server; default {DEFAULT_URL}.")(function)
 
 
 def _json(function: Any) -> Any:
@@ -34,7 +29,7 @@ def command() -> None:
 @click.option("--target", default="", help="Only runs of this function or workflow.")
 @click.option("--state", default="", help="Only those queued, running, succeeded, failed or cancelled.")
 @click.option("--limit", "-n", default=20, show_default=True, type=click.IntRange(1, 500), help="How many, the newest first.")
-@_url
+@url_option
 @_json
 def ls(target: str, state: str, limit: int, url: str, as_json: bool) -> int:
     """List runs, the newest first."""
@@ -65,7 +60,7 @@ def ls(target: str, state: str, limit: int, url: str, as_json: bool) -> int:
 
 @command.command()
 @click.argument("run_id", metavar="RUN")
-@_url
+@url_option
 @_json
 def show(run_id: str, url: str, as_json: bool) -> int:
     """Show one run and its steps."""
@@ -92,7 +87,7 @@ def show(run_id: str, url: str, as_json: bool) -> int:
 @command.command()
 @click.argument("run_id", metavar="RUN")
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="File to write; default: RUN.svg. - is standard output.")
-@_url
+@url_option
 def trace(run_id: str, output: Path | None, url: str) -> int:
     """Draw the timeline of a run as SVG."""
     from lamina.asl.timeline import draw_timeline
@@ -100,18 +95,13 @@ def trace(run_id: str, output: Path | None, url: str) -> int:
     with _client(url) as client:
         run, events = _both(client, run_id)
     picture = draw_timeline(f"{run['target']}  {run['id']}", events)
-    if str(output) == "-":
-        click.echo(picture, nl=False)
-        return 0
-    path = output or Path(f"{run_id}.svg")
-    path.write_text(picture)
-    click.echo(f"wrote {path}", err=True)
+    write_picture(picture, output, run_id)
     return 0
 
 
 @command.command()
 @click.argument("run_ids", metavar="RUN...", nargs=-1, required=True)
-@_url
+@url_option
 def cancel(run_ids: tuple[str, ...], url: str) -> int:
     """Cancel runs, queued or under way."""
     with _client(url) as client:
@@ -122,7 +112,7 @@ def cancel(run_ids: tuple[str, ...], url: str) -> int:
 
 @command.command()
 @click.argument("run_ids", metavar="RUN...", nargs=-1, required=True)
-@_url
+@url_option
 def retry(run_ids: tuple[str, ...], url: str) -> int:
     """Have failed or cancelled runs go on from where they stopped; finished steps are not run again."""
     with _client(url) as client:

@@ -76,6 +76,7 @@ def command(
     """Serve the functions and workflows of an app over HTTP."""
     from lamina import policies
     from lamina.gateway import logs
+    from lamina.gateway.http import loop_factory
     from lamina.live import start
     from lamina.store.open import default_place, open_store
 
@@ -106,7 +107,7 @@ def command(
         kept["on_ended"] = [logs.ended]
     serving = _serve(live, management, policy, label, host, port, grace_s, plain_errors, log_file, as_json, **kept)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             return runner.run(serving)
     finally:
         if otel is not None:
@@ -131,14 +132,6 @@ def _target(file: str | None, models: tuple[str, ...], repository: Path | None) 
     entries = [entry_of(text) for text in models] + (read_repository(repository.resolve()) if repository is not None else [])
     folder = Path(file.partition(":")[0]).parent if file else repository.resolve() if repository is not None else Path()
     return Bundle(entries, file or "").target(folder)
-
-
-def _loop_factory() -> Any:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 async def _serve(

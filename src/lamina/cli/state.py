@@ -9,12 +9,11 @@ from urllib.parse import quote, urlencode
 import click
 import msgspec
 
-from lamina.cli._shared import DEFAULT_URL
+from lamina.cli._shared import url_option
 
 
 def _options(function: Any) -> Any:
-    default = lambda: os.environ.get("LAMINA_URL", DEFAULT_URL)  # noqa: E731
-    function = click.option("--url", default=default, help=f"Server; default {DEFAULT_URL}.")(function)
+    function = url_option(function)
     return click.option("--workflow", default="", help="State of this workflow; default: that of the app.")(function)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from lamina.cli._admin import administer, json_option, show, store_option, url_option, when
+from lamina.cli._admin import administer, json_option, scope_option, show, store_option, url_option, when
 
 
 @click.group()
@@ -17,9 +17,7 @@ def command() -> None:
 
 @command.command()
 @click.argument("name")
-@click.option(
-    "--scope", "scopes", multiple=True, default=("invoke", "read"), show_default=True, help="invoke, deploy, read, admin."
-)
+@scope_option
 @click.option("--tenant", default="", help="Whose calls they are; default: the server's own.")
 @click.option("--expires", default="30d", show_default=True, help="How long it is good for.")
 @url_option

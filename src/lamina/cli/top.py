@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from typing import Any
 
 import click
 
-from lamina.cli._shared import DEFAULT_URL
+from lamina.cli._shared import url_option
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 
 @click.command()
-@click.option("--url", default=lambda: os.environ.get("LAMINA_URL", DEFAULT_URL), help=f"Server; default {DEFAULT_URL}.")
+@url_option
 @click.option("--every", default=1.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds between two looks.")
 @click.option("--once", is_flag=True, help="One look, then end: for scripts.")
 def command(url: str, every: float, once: bool) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from lamina.cli._admin import administer, json_option, show, store_option, url_option
+from lamina.cli._admin import administer, json_option, scope_option, show, store_option, url_option
 
 
 @click.group()
@@ -16,9 +16,7 @@ def command() -> None:
 
 @command.command()
 @click.argument("name")
-@click.option(
-    "--scope", "scopes", multiple=True, default=("invoke", "read"), show_default=True, help="invoke, deploy, read, admin."
-)
+@scope_option
 @click.option("--tenant", default="", help="Where they belong; default: to who runs the server.")
 @url_option
 @store_option

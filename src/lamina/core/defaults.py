@@ -121,16 +121,20 @@ class ScaleToLoad:
         return instance.id in device.homes or device.spare(instance.units, borrow=True) != 0
 
     def _make_room(self, view: View, function: FunctionState) -> Iterator[Decision]:
-        """What nobody uses goes, longest unused first, where that is enough for one who has work and no instance."""
+        """What nobody uses goes, the least worth keeping first, where that is enough for one who has work and no instance."""
         for device in view.devices.values():
             idle = [view.instances[i] for i in device.instances if self._spared(view, view.instances[i])]
             going: dict[str, int] = {}
-            for instance in sorted(idle, key=_idle_since_us):
+            for instance in sorted(idle, key=lambda instance: self._worth_keeping(view, instance)):
                 going[instance.id] = instance.memory_mib
                 if self._fits(function, device, going):
                     for instance_id in going:
                         yield UnloadOf(instance_id)
                     return
+
+    def _worth_keeping(self, view: View, instance: Instance) -> tuple[float, ...]:
+        """The longer unused, the less."""
+        return (_idle_since_us(instance),)
 
     def _spared(self, view: View, instance: Instance) -> bool:
         function = view.functions[instance.function]

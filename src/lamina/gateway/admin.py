@@ -19,6 +19,7 @@ from lamina.gateway.manage import Manage
 from lamina.gateway.output import Output
 from lamina.gateway.serve import Gateway
 from lamina.gateway.tls import context
+from lamina.live.engines import local_of
 from lamina.live.loop import LiveLoop
 from lamina.sdk.app import App
 from lamina.store.base import Store
@@ -37,8 +38,8 @@ async def open_access(store: Store) -> Access:
 def listen(engine: Any) -> Output:
     """To what workers print from now on; before the engine starts, so that none is missed."""
     output = Output()
-    local = getattr(engine, "local", engine)
-    if hasattr(local, "on_line"):
+    local = local_of(engine)
+    if local is not None:
         local.on_line = output.add
     return output
 
@@ -78,7 +79,7 @@ class Prepared:
 
     async def __call__(self, app: App, loop: LiveLoop, api: Api) -> None:
         self.deploys = Deploys(app, loop, api, self.access, self._folder, self._file)
-        self.access.give_secrets(loop.engine, self.deploys.tenant_of)
+        self.access.give_secrets(local_of(loop.engine), self.deploys.tenant_of)
         await self.deploys.restore()
 
 
@@ -97,6 +98,6 @@ async def open_admin(
     door = Door(access, guarded=check_host(host, access), wary=True)
     output = output or listen(gateway.loop.engine)
     manage = Manage(access, door, Desk(access), deploys, output)
-    server = Server(manage.handle, lambda status, what: (wire.plain_problem(status, what).body(), wire.PROBLEM), LIMITS)
+    server = Server(manage.handle, wire.parse_problem, LIMITS)
     bound = await server.start(host, port, ssl=context(*tls) if tls is not None else None)
     return Admin(host, bound, access, deploys, output, manage, server, prepared.own)

@@ -51,6 +51,16 @@ LINGER_S = 2.0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """The event loop a server runs best on; None: the standard one."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    made: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return made
+
+
 class Exchange:
     """One request waiting for its answer."""
 

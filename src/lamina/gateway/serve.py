@@ -28,6 +28,7 @@ from lamina.gateway.state import StateSite
 from lamina.gateway.tls import context
 from lamina.gateway.traces import Traces
 from lamina.live.durable import KEEP_US, Durable
+from lamina.live.engines import local_of
 from lamina.live.loop import Ending, LiveLoop, Watch
 from lamina.live.start import Live
 from lamina.live.triggers import Triggers, open_state
@@ -128,9 +129,9 @@ async def open_gateway(
     oip = mount(api, loop, metrics, body_limit=limits.body_bytes)
     api.traces = traces
     loop.watch = _all(metrics.watch, oip.serving.statistics.watch, traces.watch if traces is not None else None, watch)
-    server = Server(api.handle, lambda status, what: (wire.plain_problem(status, what).body(), wire.PROBLEM), limits)
+    server = Server(api.handle, wire.parse_problem, limits)
     if access is not None:
-        access.give_secrets(loop.engine)
+        access.give_secrets(local_of(loop.engine))
     await live.start()
     if access is not None:
         keep_limits(access, loop)

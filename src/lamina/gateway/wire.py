@@ -190,6 +190,11 @@ def plain_problem(status: int, detail: str, *, code: str = "", hint: str = "", i
     return Problem(title=title, status=status, detail=detail, code=code or title.replace(" ", "-"), id=id or new_id(), hint=hint)
 
 
+def parse_problem(status: int, what: str) -> tuple[bytes, bytes]:
+    """Body and content type for what could not even be read."""
+    return plain_problem(status, what).body(), PROBLEM
+
+
 def error_problem(error: LaminaError, id: str = "") -> Problem:
     return plain_problem(error.status, error.message, code=error.code, hint=error.hint, id=id)
 

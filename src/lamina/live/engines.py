@@ -15,6 +15,13 @@ from lamina.live.local import LocalEngine
 from lamina.types import DeviceSpec
 
 
+def local_of(engine: object) -> LocalEngine | None:
+    """The part that has worker processes on this machine; an emulated engine has none."""
+    if isinstance(engine, Engines):
+        return engine.local
+    return engine if isinstance(engine, LocalEngine) else None
+
+
 class Engines:
     """All of them share the books of one ledger, so a value made by one is read by another where it lies."""
 

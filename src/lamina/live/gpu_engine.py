@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lamina.core.actions import Action, DropJob, JobRef, Kill, Load, Resize, StartBatch, Unload
+from lamina.core.actions import Action, DropJob, JobRef, Kill, Load, StartBatch, Unload
 from lamina.core.events import BatchFailed, BatchFinished, Event, InstanceLost, InstanceReady
 from lamina.live.frames import DeviceRef, Done, ErrorInfo, FrameError, ShmRef, pack
 from lamina.live.gpu_frames import (
@@ -133,9 +133,7 @@ class GpuEngine:
                 self._unload(action.instance)
             case Kill():
                 self._kill(action)
-            case Resize():  # every batch brings its own slice, and graphs follow where it is used
-                pass
-            case _:
+            case _:  # a standing slice that moves needs nothing: every batch brings its own, and graphs follow
                 pass
 
     # -------------------------------------------------------------- the process

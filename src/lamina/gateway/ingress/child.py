@@ -8,7 +8,6 @@ import gc
 import os
 import signal
 import socket
-import ssl
 import sys
 from typing import cast
 
@@ -18,7 +17,7 @@ from msgspec import Struct
 from lamina.errors import LaminaError
 from lamina.gateway import wire
 from lamina.gateway.heads import Request
-from lamina.gateway.http import Exchange, Limits, Server
+from lamina.gateway.http import Exchange, Limits, Server, loop_factory
 from lamina.gateway.ingress.frames import (
     Ask,
     Begin,
@@ -36,6 +35,7 @@ from lamina.gateway.ingress.frames import (
     Value,
     controller_reader,
 )
+from lamina.gateway.tls import context
 from lamina.live.frames import FrameError, Release, ShmRef, Stop, pack
 from lamina.live.shm import Pool, Reader
 from lamina.live.timer import clock_us
@@ -72,7 +72,7 @@ class Ingress(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self.ended = asyncio.Event()
-        self.server = Server(self._ask, _problem, setup.limits)
+        self.server = Server(self._ask, wire.parse_problem, setup.limits)
 
     # ------------------------------------------------------------------ from clients
 
@@ -204,7 +204,7 @@ class Ingress(asyncio.Protocol):
         sock = socket.socket(fileno=setup.fd)
         sock.setblocking(False)
         await self._loop.create_unix_connection(lambda: self, sock=sock)
-        options = {"ssl": _context(setup.tls)} if setup.tls else {}
+        options = {"ssl": context(*setup.tls)} if setup.tls else {}
         port = await self.server.start(setup.host, setup.port, reuse_port=True, **options)
         gc.collect()
         gc.freeze()
@@ -215,16 +215,6 @@ class Ingress(asyncio.Protocol):
             self._pool.close()
 
 
-def _problem(status: int, what: str) -> tuple[bytes, bytes]:
-    return wire.plain_problem(status, what).body(), wire.PROBLEM
-
-
-def _context(tls: tuple[str, str]) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(*tls)
-    return context
-
-
 async def _main(setup: Setup) -> None:
     await Ingress(setup).serve()
 
@@ -232,13 +222,7 @@ async def _main(setup: Setup) -> None:
 def main() -> None:
     setup = msgspec.json.decode(sys.argv[1], type=Setup)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        import uvloop
-    except ImportError:
-        factory = None
-    else:
-        factory = uvloop.new_event_loop
-    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=factory) as runner:
+    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_main(setup))
     os._exit(0)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 from msgspec import Struct
 
@@ -15,6 +14,7 @@ from lamina.gateway.http import Limits
 from lamina.gateway.ingress.child import HEADS, Setup
 from lamina.gateway.ingress.frames import Ask, Closing, FromIngress, Gone, Head, Payload, Read, Routes, Up, ingress_reader
 from lamina.gateway.ingress.remote import Remote
+from lamina.live.engines import local_of
 from lamina.live.frames import FrameError, ShmRef, pack
 from lamina.live.ledger import Ledger, WorkerSlots
 from lamina.live.process import Kind, WorkerProcess
@@ -228,7 +228,7 @@ class Hub:
         self._ledger.orphan(slots)
 
 
-def ledger_of(engine: Any) -> Ledger | None:
+def ledger_of(engine: object) -> Ledger | None:
     """Emulated engines move no bytes, and have no shared memory."""
-    found: Callable[[], Ledger] | Ledger | None = getattr(getattr(engine, "local", engine), "ledger", None)
-    return found if isinstance(found, Ledger) else None
+    local = local_of(engine)
+    return local.ledger if local is not None else None

@@ -196,17 +196,8 @@ class Standing(ScaleToLoad):
     def _pick(self, view: View, function: FunctionState, device: Device) -> Pick | None:
         return self.menus.of(view, function, device).economical(function.spec.slo.latency_us)
 
-    def _make_room(self, view: View, function: FunctionState) -> Iterator[Decision]:
-        """The least worth keeping goes, where that is enough for one who has work and no instance."""
-        for device in view.devices.values():
-            idle = [view.instances[i] for i in device.instances if self._spared(view, view.instances[i])]
-            going: dict[str, int] = {}
-            for instance in sorted(idle, key=lambda instance: (self._worth(view, instance), instance.used_us)):
-                going[instance.id] = instance.memory_mib
-                if self._fits(function, device, going):
-                    for instance_id in going:
-                        yield UnloadOf(instance_id)
-                    return
+    def _worth_keeping(self, view: View, instance: Instance) -> tuple[float, ...]:
+        return self._worth(view, instance), instance.used_us
 
     def _worth(self, view: View, instance: Instance) -> float:
         """Reload time times how often it is used, per MiB."""

@@ -196,12 +196,7 @@ class Packer:
         """Ways to place all of it in one slice, with what they cost: GPUs opened, then units."""
         if all(self._slicing.most(gpu.kind, turn, WHOLE) < turn.rate - _LITTLE for gpu in gpus):
             return  # more than a whole GPU can take
-        empty: set[str] = set()
-        for index, gpu in enumerate(gpus):
-            if not gpu.cuts and gpu.kind in empty:
-                continue  # one empty GPU is like another
-            if not gpu.cuts:
-                empty.add(gpu.kind)
+        for index, gpu in _different(gpus):
             room = WHOLE if not gpu.cuts else self._slicing.room(gpu)
             new = float(not gpu.cuts)
             if way.share:
@@ -221,12 +216,7 @@ class Packer:
 
         Neighbours may slow it down; then it takes less."""
         best: tuple[float, tuple[tuple[float, ...], Gpu, list[Cut]]] | None = None
-        empty: set[str] = set()
-        for index, gpu in enumerate(gpus):
-            if not gpu.cuts and gpu.kind in empty:
-                continue  # one empty GPU is like another
-            if not gpu.cuts:
-                empty.add(gpu.kind)
+        for index, gpu in _different(gpus):
             cuts_of = self.catalogue.kinds[gpu.kind].cuts
             free = cuts_of[WHOLE] - sum(cuts_of[cut.part] for cut in gpu.cuts)
             for part in self._slicing.parts(gpu.kind):
@@ -292,6 +282,17 @@ class Packer:
                 units = self.catalogue.kinds[gpu.kind].cuts[cut.part]
                 dedup = seen[cut.part] = seen.get(cut.part, -1) + 1
                 yield Slice(index, gpu.kind, cut.part, units, dedup, cycle.duty_ms, sum(runs_ms) / cycle.duty_ms, shares)
+
+
+def _different(gpus: list[Gpu]) -> Iterator[tuple[int, Gpu]]:
+    """With their places; one empty GPU is like another of its kind."""
+    empty: set[str] = set()
+    for index, gpu in enumerate(gpus):
+        if not gpu.cuts:
+            if gpu.kind in empty:
+                continue
+            empty.add(gpu.kind)
+        yield index, gpu
 
 
 def _size(plan: Plan) -> tuple[int, float]:
