@@ -6,6 +6,7 @@ Run one with `python -m benchmarks.floors NAME PORT`.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +29,8 @@ async def echo(request: Request) -> Response:
 
 class Batcher:
     """Up to 16 at once, waiting 5 ms for company: what a careful engineer writes in an afternoon."""
+
+    batch_s = 0.0  #: how long the last ones took
 
     def __init__(self, most: int = 16, wait_s: float = 0.005) -> None:
         sys.path.insert(0, str(Path(__file__).parent / "apps"))
@@ -58,16 +61,27 @@ class Batcher:
                     batch.append(await asyncio.wait_for(self.queue.get(), end - loop.time()))
                 except TimeoutError:
                     break
+            begin = loop.time()
             results = await loop.run_in_executor(self.pool, self.net, [value for value, _ in batch])
+            self.batch_s += 0.2 * (loop.time() - begin - self.batch_s)
             for (_, done), result in zip(batch, results, strict=True):
                 done.set_result(result)
 
 
-def mlp_app() -> Starlette:
-    batcher = Batcher()
+def mlp_app(most: int, slo_s: float) -> Starlette:
+    """With an SLO, who could not be in time is refused: the batch under way, those before it in line, and its own."""
+    batcher = Batcher(most)
+    waiting = 0
 
     async def mlp(request: Request) -> Response:
-        return answer(await batcher(msgspec.json.decode(await request.body())))
+        nonlocal waiting
+        if slo_s and (2 + waiting // most) * batcher.batch_s > slo_s:
+            return Response(status_code=429)
+        waiting += 1
+        try:
+            return answer(await batcher(msgspec.json.decode(await request.body())))
+        finally:
+            waiting -= 1
 
     return Starlette(routes=[Route("/mlp", mlp, methods=["POST"])])
 
@@ -76,7 +90,8 @@ def main() -> None:
     import uvicorn
 
     name, port = sys.argv[1], int(sys.argv[2])
-    app = mlp_app() if name == "mlp" else Starlette(routes=[Route("/echo", echo, methods=["POST"])])
+    most, slo_ms = int(os.environ.get("BENCH_BATCH", "16")), float(os.environ.get("BENCH_SLO", "0ms").removesuffix("ms"))
+    app = mlp_app(most, slo_ms / 1000) if name == "mlp" else Starlette(routes=[Route("/echo", echo, methods=["POST"])])
     uvicorn.run(app, port=port, log_level="warning", access_log=False, loop="uvloop", http="httptools")
 
 

@@ -1,22 +1,20 @@
-"""Load generators: closed loop (wrk where it is installed, else our own) and open loop (Poisson, latency from the
-scheduled arrival, so a server that stalls cannot hide it). `python -m benchmarks.load` runs one in a process of its own.
+"""Load generators: closed loop (wrk where it is installed, else our own, `python -m benchmarks.load`) and open loop (Poisson,
+latency from the scheduled arrival, so a server that stalls cannot hide it; in C, see `open_loop.c`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
 import re
-import select
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import median
 from urllib.parse import urlsplit
 
@@ -33,7 +31,7 @@ def closed(url: str, body: str, connections: int, seconds: float) -> Result:
     """`connections` clients, each sending its next request when it has its answer."""
     if shutil.which("wrk"):
         return _wrk(url, body, connections, seconds)
-    command = [sys.executable, "-m", "benchmarks.load", "closed", url, body, str(connections), str(seconds)]
+    command = [sys.executable, "-m", "benchmarks.load", url, body, str(connections), str(seconds)]
     return Result(**json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
 
 
@@ -88,14 +86,15 @@ class OpenResult:
 
     offered: int
     seconds: float
+    unanswered: int
+    generator_cores: float  #: what the generator itself took of the machine
     statuses: dict[str, int] = field(default_factory=dict)
     in_time: int = 0
-    ok_p50_ms: float = 0.0
     ok_p99_ms: float = 0.0
     refused_p50_ms: float = 0.0
     refused_p99_ms: float = 0.0
-    unanswered: int = 0
-    sent_late_p99_ms: float = 0.0  #: of the generator itself: from the scheduled arrival to the send
+    refused_sent_p99_ms: float = 0.0  #: the same from the moment it was sent: without what the generator was late
+    sent_late_p99_ms: float = 0.0  #: of the generator: from the scheduled arrival to the send
 
     @property
     def goodput(self) -> float:
@@ -105,10 +104,40 @@ class OpenResult:
 def open_loop(
     url: str, body: str, rate: float, seconds: float, slo_ms: float, *, connections: int = 500, seed: int = 1
 ) -> OpenResult:
-    command = [sys.executable, "-m", "benchmarks.load", "open", url, body]
-    command += [str(rate), str(seconds), str(slo_ms), str(connections), str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return OpenResult(**json.loads(done.stdout))
+    host, port, request = _request(url, body)
+    with tempfile.NamedTemporaryFile("wb") as file:
+        file.write(request)
+        file.flush()
+        command = [str(_generator()), host, str(port), file.name, str(rate), str(seconds), str(connections), str(seed)]
+        *lines, last = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    _, offered, unanswered, cpu_us = last.split()
+    result = OpenResult(int(offered), seconds, int(unanswered), int(cpu_us) / 1e6 / seconds)
+    times: dict[str, list[int]] = {}
+    refused_sent, late = [], []
+    for line in lines:
+        status, due_us, sent_us, took_us = line.split()
+        waited_us = int(sent_us) - int(due_us)
+        late.append(waited_us)
+        times.setdefault(status, []).append(int(took_us))
+        if status == "429":
+            refused_sent.append(int(took_us) - waited_us)
+    result.statuses = {status: len(some) for status, some in times.items()}
+    result.in_time = sum(took_us <= slo_ms * 1000 for took_us in times.get("200", ()))
+    result.ok_p99_ms = _quantiles_ms(times.get("200", []))[1]
+    result.refused_p50_ms, result.refused_p99_ms = _quantiles_ms(times.get("429", []))
+    result.refused_sent_p99_ms = _quantiles_ms(refused_sent)[1]
+    result.sent_late_p99_ms = _quantiles_ms(late)[1]
+    return result
+
+
+def _generator() -> Path:
+    """Compiled when it is needed first: it shares its cores with the server, so it has to be lean."""
+    source = Path(__file__).with_name("open_loop.c")
+    program = source.parent.parent / "build" / "open_loop"
+    if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
+        program.parent.mkdir(exist_ok=True)
+        subprocess.run(["cc", "-O2", "-o", str(program), str(source), "-lm"], check=True)
+    return program
 
 
 class _Pipe(asyncio.Protocol):
@@ -155,91 +184,10 @@ def _request(url: str, body: str) -> tuple[str, int, bytes]:
     return parts.hostname, parts.port, head.encode() + data
 
 
-TICK_S = 0.0005
-"""The open loop looks at its sockets this often: many sends and answers at a time cost less than each by itself."""
-
-
-class _Line:
-    """One connection with at most one request under way: a refusal must not queue behind a result."""
-
-    __slots__ = ("buffer", "due", "receive", "send")
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.send, self.receive = connection.send, connection.recv
-        self.due = 0.0
-        self.buffer = b""
-
-
-def _is_whole(data: bytes) -> bool:
-    end = data.find(b"\r\n\r\n")
-    mark = data.find(b"content-length: ", 0, end)
-    return end >= 0 and len(data) >= end + 4 + int(data[mark + 16 : data.find(b"\r", mark)])
-
-
-def _open(url: str, body: str, rate: float, seconds: float, slo_ms: float, connections: int, seed: int) -> OpenResult:
-    """No event loop: at tens of thousands of requests a second the generator must not be what is measured."""
-    host, port, request = _request(url, body)
-    rng = random.Random(seed)
-    result = OpenResult(0, seconds)
-    times: dict[bytes, list[float]] = {}
-    late: list[float] = []
-    whole: set[tuple[bytes, int]] = set()  # status and size of answers seen: one like them needs no second look
-    waiting: deque[float] = deque()  # due, and no connection free
-    poll, lines, idle = select.epoll(), {}, []
-    sockets = [socket.create_connection((host, port)) for _ in range(connections)]
-    for connection in sockets:
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        lines[connection.fileno()] = line = _Line(connection)
-        idle.append(line)
-        poll.register(connection, select.EPOLLIN)
-    clock = time.perf_counter
-    due = clock() + 0.05
-    end = due + seconds
-    open_until = end + 5
-    busy = 0
-    while due < end or ((waiting or busy) and clock() < open_until):
-        time.sleep(TICK_S)
-        for number, _ in poll.poll(0, connections):
-            line = lines[number]
-            data = line.receive(4096)
-            if line.buffer:
-                data, line.buffer = line.buffer + data, b""
-            status = data[9:12]
-            if (status, len(data)) not in whole:
-                if not _is_whole(data):
-                    line.buffer = data
-                    continue
-                whole.add((status, len(data)))
-            times.setdefault(status, []).append(clock() - line.due)
-            idle.append(line)
-            busy -= 1
-        now = clock()
-        while due <= now and due < end:
-            result.offered += 1
-            waiting.append(due)
-            due += rng.expovariate(rate)
-        while waiting and idle:
-            line = idle.pop()
-            line.due = waiting.popleft()
-            late.append(now - line.due)
-            line.send(request)
-            busy += 1
-    result.unanswered = len(waiting) + busy
-    result.statuses = {status.decode(): len(some) for status, some in times.items()}
-    result.in_time = sum(took_s * 1000 <= slo_ms for took_s in times.get(b"200", ()))
-    result.ok_p50_ms, result.ok_p99_ms = _quantiles_ms(times.get(b"200", []))
-    result.refused_p50_ms, result.refused_p99_ms = _quantiles_ms(times.get(b"429", []))
-    result.sent_late_p99_ms = _quantiles_ms(late)[1]
-    for connection in sockets:
-        connection.close()
-    return result
-
-
-def _quantiles_ms(seconds: list[float]) -> tuple[float, float]:
+def _quantiles_ms(took_us: list[int]) -> tuple[float, float]:
     """Median and 99th percentile."""
-    some = sorted(seconds)
-    return (1000 * some[len(some) // 2], 1000 * some[int(len(some) * 0.99)]) if some else (0.0, 0.0)
+    some = sorted(took_us)
+    return (some[len(some) // 2] / 1000, some[int(len(some) * 0.99)] / 1000) if some else (0.0, 0.0)
 
 
 async def _closed(url: str, body: str, connections: int, seconds: float) -> Result:
@@ -276,15 +224,11 @@ async def _closed(url: str, body: str, connections: int, seconds: float) -> Resu
 
 
 def main() -> None:
-    kind, url, body, *rest = sys.argv[1:]
-    if kind == "open":
-        rate, seconds, slo_ms = map(float, rest[:3])
-        print(json.dumps(asdict(_open(url, body, rate, seconds, slo_ms, int(rest[3]), int(rest[4])))))
-        return
     import uvloop
 
+    url, body, connections, seconds = sys.argv[1:]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        print(json.dumps(asdict(runner.run(_closed(url, body, int(rest[0]), float(rest[1]))))))
+        print(json.dumps(asdict(runner.run(_closed(url, body, int(connections), float(seconds))))))
 
 
 if __name__ == "__main__":

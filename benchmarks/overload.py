@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks.load import closed, open_loop
+import os
+
+from benchmarks.load import OpenResult, closed, open_loop
 from benchmarks.report import Report
-from benchmarks.servers import lamina
+from benchmarks.servers import children_by_parent, cpu_s, floor, lamina
 
 BODY = "0.5"
 SLO_MS = 50.0
@@ -12,30 +14,47 @@ SECONDS = 10.0
 
 
 def run(report: Report, seconds: float = SECONDS) -> None:
-    """Ten times what batches of sixteen serve is more than server and load generator can move on two cores, so that row is
-    also measured with batches of two, where ten times is a rate the machine can carry."""
-    _measure(report, 16, (0.7, 1.3, 10.0), seconds)
-    _measure(report, 2, (1.3, 10.0), seconds)
+    """With batches of sixteen, ten times is a rate that fills two cores with sending and refusing alone, so it is also measured
+    with batches of two. Beside it: what a hand-made batcher with the plainest admission makes of the same load."""
+    for batch, factors in ((16, (0.7, 1.3, 10.0)), (2, (1.3, 10.0))):
+        env = {"BENCH_BATCH": str(batch)}
+        with lamina("mlp.py", env=env) as url:  # what it can do is measured without a goal in the way
+            target = f"{url}/v1/functions/mlp"
+            closed(target, BODY, 16, 2)
+            runs = [closed(target, BODY, c, 4) for c in (16, 32)]
+        capacity = max(run.rate for run in runs)
+        report.add(f"batches of {batch}: best closed-loop rate", capacity, "calls/s", p99_ms=min(run.p99_ms for run in runs))
+        env["BENCH_SLO"] = f"{SLO_MS:g}ms"
+        with lamina("mlp.py", "--policy", "edf", env=env) as url:
+            target = f"{url}/v1/functions/mlp"
+            closed(target, BODY, 8, 2)
+            for factor in factors:
+                _add(report, factor, capacity, *_offer(target, factor * capacity, seconds))
+        with floor("mlp", BODY.encode(), env) as by_hand:
+            closed(by_hand, BODY, 16, 2)
+            result, _ = _offer(by_hand, 10 * capacity, seconds)
+        shape = {"refused_p99_ms": result.refused_p99_ms, "offered": result.offered / seconds, "unanswered": result.unanswered}
+        report.add("  10x, batched by hand, plain admission: goodput", result.goodput / capacity, "x", **shape)
 
 
-def _measure(report: Report, batch: int, factors: tuple[float, ...], seconds: float) -> None:
-    size = {"BENCH_BATCH": str(batch)}
-    with lamina("mlp.py", env=size) as url:  # what it can do is measured without a goal in the way
-        target = f"{url}/v1/functions/mlp"
-        closed(target, BODY, 16, 2)
-        runs = [closed(target, BODY, c, 4) for c in (16, 32)]
-    capacity = max(run.rate for run in runs)
-    report.add(f"batches of {batch}: best closed-loop rate", capacity, "calls/s", p99_ms=min(run.p99_ms for run in runs))
-    with lamina("mlp.py", "--policy", "edf", env={**size, "BENCH_SLO": f"{SLO_MS:g}ms"}) as url:
-        target = f"{url}/v1/functions/mlp"
-        closed(target, BODY, 8, 2)
-        for factor in factors:
-            result = open_loop(target, BODY, factor * capacity, seconds, SLO_MS)
-            offered = result.offered / result.seconds
-            shape = {"offered": offered, "ok_p99_ms": result.ok_p99_ms, "unanswered": result.unanswered}
-            shape["sent_late_p99_ms"] = result.sent_late_p99_ms  # by the generator, which shares the cores
-            if factor < 1:
-                report.add(f"  {factor:g}x: in time, of the offered", result.in_time / result.offered, "x", least=0.99, **shape)
-                continue
-            report.add(f"  {factor:g}x: goodput, of capacity", result.goodput / capacity, "x", least=0.9, **shape)
-            report.add(f"  {factor:g}x: refusals, p99", result.refused_p99_ms, "ms", most=10, p50_ms=result.refused_p50_ms)
+def _offer(target: str, rate: float, seconds: float) -> tuple[OpenResult, dict[str, float]]:
+    """And the cores that server and workers took meanwhile."""
+    children = children_by_parent()
+    server = children[os.getpid()][0]
+    workers = children.get(server, [])
+    before = [sum(map(cpu_s, pids)) for pids in ([server], workers)]
+    result = open_loop(target, BODY, rate, seconds, SLO_MS)
+    server_s, workers_s = (sum(map(cpu_s, pids)) - was for pids, was in zip(([server], workers), before, strict=True))
+    cores = {"gateway": server_s / seconds, "model": workers_s / seconds, "generator": result.generator_cores}
+    return result, cores
+
+
+def _add(report: Report, factor: float, capacity: float, result: OpenResult, cores: dict[str, float]) -> None:
+    shape = {"offered": result.offered / result.seconds, "ok_p99_ms": result.ok_p99_ms, "unanswered": result.unanswered}
+    if factor < 1:
+        report.add(f"  {factor:g}x: in time, of the offered", result.in_time / result.offered, "x", least=0.99, **shape)
+        return
+    shape |= {f"{name}_cores": used for name, used in cores.items()}
+    report.add(f"  {factor:g}x: goodput, of capacity", result.goodput / capacity, "x", least=0.9, **shape)
+    lateness = {"from_send_p99_ms": result.refused_sent_p99_ms, "generator_late_p99_ms": result.sent_late_p99_ms}
+    report.add(f"  {factor:g}x: refusals, p99", result.refused_p99_ms, "ms", most=10, p50_ms=result.refused_p50_ms, **lateness)

@@ -64,9 +64,9 @@ def lamina(app: str, *options: str, env: dict[str, str] | None = None) -> Iterat
 
 
 @contextlib.contextmanager
-def floor(name: str, body: bytes) -> Iterator[str]:
+def floor(name: str, body: bytes, env: dict[str, str] | None = None) -> Iterator[str]:
     port = free_port()
-    with started([sys.executable, "-m", "benchmarks.floors", name, str(port)]):
+    with started([sys.executable, "-m", "benchmarks.floors", name, str(port)], env):
         wait_for(f"http://127.0.0.1:{port}/{name}", body)
         yield f"http://127.0.0.1:{port}/{name}"
 
@@ -80,6 +80,12 @@ def children_by_parent() -> dict[int, list[int]]:
                 parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
     return children
+
+
+def cpu_s(pid: int) -> float:
+    """Time on a core so far, in user and kernel mode."""
+    used = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(used[11]) + int(used[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def family_rss_mb(pid: int) -> float:

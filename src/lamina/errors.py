@@ -6,7 +6,7 @@ what to do next (`hint`). `code` is the stable word clients may match on.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 
 class LaminaError(Exception):
@@ -70,6 +70,19 @@ class Refused(LaminaError):
         self.reason = reason
         self.retry_after_s = retry_after_s
         self.offer_ms = offer_ms
+
+
+REFUSALS: Final = {
+    "deadline": (429, "it could not be done in time", "allow more time, or try again later"),
+    "cost": (429, "it would cost more than its limit", "raise lamina-cost-limit"),
+    "queue-full": (429, "the queue is full", "try again later"),
+    "quota": (429, "the tenant's quota is used up", "try again later, or ask for a larger quota"),
+    "share": (429, "others had to wait for calls of this tenant", "try again in a moment"),
+    "no-capacity": (503, "no device here can run it", "add a device that fits, or lower what it asks for"),
+    "unknown": (404, "no such function or workflow", "GET /v1/functions and /v1/workflows list them"),
+    "duplicate": (409, "a call of that id is under way", "use a new id"),
+}
+"""By reason: status, what it means, what to do."""
 
 
 class DeadlineExceeded(LaminaError):

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from lamina.errors import UnknownPlugin
+from lamina.errors import LoadFailed, UnknownPlugin
 
 
 def names(package: str) -> list[str]:
@@ -39,5 +39,9 @@ def _load_file(path: Path) -> ModuleType:
         raise UnknownPlugin(f"no file {str(path)!r}", hint="give the path of a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their annotations up there
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[spec.name]
+        raise LoadFailed(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     return module

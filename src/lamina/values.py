@@ -90,8 +90,14 @@ def _enc_hook(value: Any) -> Any:
             data = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
             return msgspec.msgpack.Ext(TENSOR, len(head).to_bytes(2, "little") + head + data)
         return _plain(value)
+    return _in_plain_types(value)
+
+
+def _in_plain_types(value: Any) -> Any:
     if isinstance(value, tuple | set | frozenset):
         return list(value)
+    if hasattr(value, "model_dump"):  # pydantic's models; dataclasses need no help
+        return value.model_dump()
     raise TypeError(f"{type(value).__module__}.{type(value).__qualname__}")
 
 
@@ -185,9 +191,7 @@ def _json_hook(value: Any) -> Any:
         return value.tolist() if value.shape else _plain(value)
     if isinstance(value, bytes | memoryview):
         return base64.b64encode(value).decode()
-    if isinstance(value, tuple | set | frozenset):
-        return list(value)
-    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__}")
+    return _in_plain_types(value)
 
 
 _json_encoder = msgspec.json.Encoder(enc_hook=_json_hook)

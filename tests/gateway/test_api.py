@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lamina import values
+from lamina.errors import NoCapacity
 from tests.serving import Answer, Browser, run, served, write_app
 
 pytestmark = pytest.mark.live
@@ -276,3 +277,26 @@ def test_many_refusals_in_a_row_are_all_counted_and_all_told_apart(tmp_path: Pat
     refused = [answer for answer in answers if answer.status == 429]
     assert len({answer.json["id"] for answer in refused}) == len(refused) >= 20
     assert f'lamina_refusals_total{{reason="deadline",target="hurried"}} {len(refused)}.0' in metrics.body.decode()
+
+
+def test_more_standing_instances_than_there_are_slices_are_refused_at_the_start_with_the_best_offer(tmp_path: Path) -> None:
+    app = write_app(
+        tmp_path, "import lamina\napp = lamina.App('a')\n@app.function(scale=lamina.Scale(min=900, max=900))\ndef f(x): return x\n"
+    )
+
+    async def work() -> None:
+        async with served(app):
+            pass
+
+    with pytest.raises(NoCapacity, match=r"no room for instance \d+ of 900 of 'f'") as refusal:
+        run(work)
+    assert re.fullmatch(r"best offer: min=\d+", refusal.value.hint)
+
+
+def test_the_first_caller_of_a_function_waits_for_its_load_and_a_deadline_of_its_own_is_kept(tmp_path: Path) -> None:
+    """Nobody knows yet how long a load takes, so the SLO is no reason to give up; afterwards it is one to refuse."""
+    app = write_app(tmp_path, "import lamina\napp = lamina.App('a')\n@app.function(slo='50ms')\ndef f(x): return x\n")
+    call = ("POST", "/v1/functions/f", b"1", "application/json")
+    own, first = asked(app, (*call, {"Lamina-Deadline-Ms": "5"}), call)
+    assert (own.status, first.status) == (504, 200)
+    assert float(first.headers["lamina-cold-start-ms"]) > 50

@@ -45,6 +45,23 @@ async def read_chunks(reader: asyncio.StreamReader) -> list[bytes]:
     return chunks
 
 
+def test_a_client_that_does_not_know_chunks_gets_none_and_the_end_of_the_connection() -> None:
+    exchanges: list[Exchange] = []
+
+    async def script(port: int, server: Server) -> bytes:
+        reader, writer = await asked(port, exchanges, b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        exchanges[0].begin(200, EVENTS)
+        exchanges[0].push(b"one")
+        exchanges[0].end()
+        everything: bytes = await reader.read()
+        await hang_up(writer)
+        return everything
+
+    head, _, body = serve(script, held(exchanges)).partition(b"\r\n\r\n")
+    assert body == b"one"
+    assert b"connection: close" in head and b"chunked" not in head
+
+
 def test_pieces_arrive_one_by_one_as_chunks() -> None:
     exchanges: list[Exchange] = []
 

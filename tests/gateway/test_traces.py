@@ -9,6 +9,7 @@ import pytest
 from lamina.core.actions import Fail, JobRef, Refuse, Reply, StartBatch
 from lamina.core.events import BatchFinished, InstanceLost, JobOutcome, Tick
 from lamina.gateway.traces import Span, Traces, parse
+from lamina.sdk.spans import Inner
 
 HEADER = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TRACE, CALLER = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
@@ -81,13 +82,43 @@ def test_the_caller_decides_whether_it_is_traced(traces: Traces) -> None:
     assert not traces.begin("c3", "f", 0, b"")
 
 
-def test_work_on_behalf_of_a_call_carries_its_span(traces: Traces, spans: list[Span]) -> None:
+def test_what_a_step_does_carries_the_span_of_that_step(traces: Traces, spans: list[Span]) -> None:
     traces.begin("c1", "f", 0, HEADER)
-    carried = parse(traces.parent_of("c1").encode())
-    traces.watch(3, Tick(), [Reply("c1", 3, late=False)])
+    batch = started(1, "c1")
+    carried = parse(traces.step_of(batch.jobs[0], 1).encode())
+    traces.watch(3, Tick(), [batch])
+    traces.watch(9, BatchFinished(1, 5), [Reply("c1", 3, late=False)])
     assert carried is not None
-    assert (carried.trace_id, carried.span_id) == (spans[0].trace_id, spans[0].span_id)
-    assert traces.parent_of("c1") == ""
+    assert (carried.trace_id, carried.span_id) == (TRACE, spans[0].span_id)
+    assert traces.step_of(batch.jobs[0], 2) == ""
+
+
+def test_parts_hang_below_their_step_and_below_each_other_in_every_trace_of_the_batch(traces: Traces, spans: list[Span]) -> None:
+    traces.begin("c1", "f", 0, HEADER)
+    traces.begin("c2", "f", 0, HEADER.replace(b"0af7", b"0af8"))
+    batch = started(1, "c1", "c2", "untraced")
+    for job in batch.jobs:
+        traces.step_of(job, 1)
+    traces.watch(3, Tick(), [batch])
+    traces.inside(1, [Inner("decode", 1010, 1050, -1, {"bytes": 7}), Inner("inflate", 1020, 1030, 0, {}, "KeyError")], 1000)
+    traces.watch(90, BatchFinished(1, 80), [])
+    outer, inner, _, _, step, _ = spans
+    assert (outer.name, outer.parent_id, outer.begin_us, outer.end_us, outer.attributes) == (
+        *("decode", step.span_id, 10, 50),
+        {"bytes": 7},
+    )
+    assert (inner.parent_id, inner.error, inner.trace_id) == (outer.span_id, "KeyError", TRACE)
+    assert {span.trace_id for span in spans} == {TRACE, spans[2].trace_id} and len(spans) == 6
+
+
+def test_steps_that_end_after_their_calls_leave_nothing_behind(traces: Traces) -> None:
+    traces.begin("c1", "f", 0, HEADER)
+    batch = started(1, "c1")
+    traces.step_of(batch.jobs[0], 1)
+    traces.watch(3, Tick(), [batch])
+    traces.watch(5, Tick(), [Fail("c1", "deadline")])
+    traces.watch(9, BatchFinished(1, 5), [])
+    assert not traces._batches and not traces._steps
 
 
 @pytest.mark.parametrize(

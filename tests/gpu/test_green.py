@@ -48,6 +48,28 @@ def test_every_slice_of_the_catalogue_runs_on_as_many_sms_as_it_says_eager_and_a
 
 
 @on_gpu
+@pytest.mark.timeout(120)
+def test_what_a_maker_captures_on_its_own_stream_stays_in_the_slice(green: GreenSlicer):
+    """Graphs that serve are captured on an extra stream of the slice, by the thread of their function."""
+    import torch
+
+    sms = probe()
+    plain = torch.cuda.Stream()
+    for mask in blocks(green.device):
+        slice_ = green.slice(mask)
+        own = torch.cuda.ExternalStream(slice_.extra_stream())
+        eager = sms.run(own.cuda_stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=own, capture_error_mode="thread_local"):
+            sms.launch(own.cuda_stream)
+        sms.ids.fill_(-1)
+        torch.cuda.current_stream().synchronize()
+        with torch.cuda.stream(plain):
+            graph.replay()
+        assert eager == sms.read(plain) == sms.run(slice_.stream), f"a maker's stream left slice {mask:#x}"
+
+
+@on_gpu
 def test_units_share_no_sm(green: GreenSlicer):
     sms = probe()
     seen = [sms.run(green.slice(1 << unit).stream) for unit in range(green.device.units)]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from lamina.errors import NoCapacity
 from lamina.planner.room import check_room
-from lamina.types import DeviceSpec, FunctionSpec, Scale
+from lamina.types import DeviceSpec, FunctionSpec, Scale, SliceLimits
 
 GPU = DeviceSpec(id="gpu0", kind="h200", units=16, memory_mib=1_000)
 CPU = DeviceSpec(id="cpu0", kind="cpu", units=4, memory_mib=500, family="cpu")
+SHARED = msgspec.structs.replace(GPU, limits=SliceLimits(batches_per_instance=0))
 
 
 def function(name: str, *, count: int = 1, share: float = 0.25, memory_mib: int = 100, home: bool = False) -> FunctionSpec:
@@ -65,3 +67,13 @@ def test_units_on_one_device_and_memory_on_another_are_no_place() -> None:
     second = DeviceSpec(id="gpu1", kind="h200", units=16, memory_mib=1_000)
     said = refused(function("a", share=0.5, home=True, memory_mib=995), standing=(owned, full), devices=(GPU, second))
     assert "it lacks" in said
+
+
+def test_no_more_instances_of_a_function_than_a_device_has_slices_for() -> None:
+    said = refused(FunctionSpec(name="a", cores=2, scale=Scale(min=3, max=8)), devices=(CPU,))
+    assert said == "no room for instance 3 of 3 of 'a': the devices here have slices for 2 | best offer: min=2"
+
+
+def test_one_instance_serves_a_whole_gpu_so_a_second_is_not_promised() -> None:
+    assert "the devices here have slices for 1 | best offer: min=1" in refused(function("a", count=2), devices=(SHARED,))
+    check_room([SHARED, msgspec.structs.replace(SHARED, id="gpu1")], [], [function("a", count=2)])

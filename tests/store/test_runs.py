@@ -23,7 +23,7 @@ def accept(db: Session, *rows: RunRow) -> None:
 
 
 def taken(db: Session, after: str = "", limit: int = 10, limit_bytes: int = 1000) -> tuple[list[int], bool]:
-    portion = runs.take(db, 0, after, limit, limit_bytes)
+    portion = runs.take(db, (0, ""), after, limit, limit_bytes)
     return [int(fed.row.id, 16) for fed in portion.runs], portion.is_last
 
 
@@ -55,16 +55,16 @@ def test_a_run_ends_once(place: str):
 def test_what_ran_when_the_server_died_is_queued_again_with_what_it_was_told(place: str):
     note = Note("done", 7, 0, "a", function="f")
 
-    async def work(store: Store) -> tuple[dict[int, int], list[tuple[int, Note, bytes | None]], int]:
+    async def work(store: Store) -> tuple[dict[runs.Lane, int], list[tuple[int, Note, bytes | None]], int]:
         await written(store, lambda db: accept(db, row(1), row(2, priority=3)))
         await written(store, lambda db: runs.begin(db, [row(1).id], 99))
         await written(store, runs.keep(row(1).id, 1, note, b"v"))
         await written(store, runs.keep(row(1).id, 1, note, b"twice"))
         counts, _ = await written(store, runs.recover)
-        fed = (await read(store, lambda db: runs.take(db, 0, "", 10, 1000))).runs[0]
+        fed = (await read(store, lambda db: runs.take(db, (0, ""), "", 10, 1000))).runs[0]
         return counts, [(kept.number, kept.note, kept.value) for kept in fed.kept], fed.row.began_us
 
-    assert within(place, work) == ({0: 1, 3: 1}, [(1, note, b"v")], 99)
+    assert within(place, work) == ({(0, ""): 1, (3, ""): 1}, [(1, note, b"v")], 99)
 
 
 def test_a_run_tried_again_forgets_the_note_it_failed_by_and_numbers_go_on(place: str):

@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 it failed; 2 bad usage or input; 3 refused (it could not h
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import pkgutil
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 import click
 
-from lamina.errors import LaminaError, Refused, Unreachable
+from lamina.errors import FunctionFailed, LaminaError, LoadFailed, Refused, Unreachable
 
 EXIT_FAILED, EXIT_BAD, EXIT_REFUSED, EXIT_NO_SERVER = 1, 2, 3, 4
 
@@ -26,6 +27,13 @@ class _Commands(click.Group):
             return None
         command: click.Command = importlib.import_module(f"lamina.cli.{cmd_name}").command
         return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        known = self.list_commands(ctx)
+        if args and not args[0].startswith("-") and args[0] not in known:
+            close = difflib.get_close_matches(args[0], known, n=1)
+            ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {close[0]!r}?" if close else ""))
+        return super().resolve_command(ctx, args)
 
 
 def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
@@ -53,12 +61,34 @@ def main(argv: list[str] | None = None) -> None:
         error.show()
         sys.exit(error.exit_code)
     except Refused as error:
-        click.echo(f"refused: {error}", err=True)
+        click.echo(f"refused: {error}{_offer(error)}", err=True)
         sys.exit(EXIT_REFUSED)
     except Unreachable as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(EXIT_NO_SERVER)
     except LaminaError as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"{_trace(error)}error: {error}", err=True)
         sys.exit(EXIT_BAD if 400 <= error.status < 500 else EXIT_FAILED)
+    except UnicodeDecodeError as error:
+        click.echo(f"error: not UTF-8 text: {error.object[:20]!r}\n  hint: is it the right file?", err=True)
+        sys.exit(EXIT_BAD)
+    except OSError as error:
+        click.echo(f"error: {error.filename or 'this machine'}: {error.strerror or error}", err=True)
+        sys.exit(EXIT_BAD)
     sys.exit(outcome if isinstance(outcome, int) else 0)
+
+
+def _offer(error: Refused) -> str:
+    """What could be had instead, if the server said."""
+    return f"\n  offer: {error.offer_ms:.3g} ms" if error.offer_ms else ""
+
+
+def _trace(error: LaminaError) -> str:
+    """Where in their own code it happened is what the author of an app needs; of ours there is never a line."""
+    if isinstance(error, FunctionFailed):
+        return error.remote_trace.rstrip() + "\n" if error.remote_trace else ""
+    if isinstance(error, LoadFailed) and error.__cause__ is not None and not isinstance(error.__cause__, SyntaxError):
+        from lamina.sdk.user_errors import user_trace
+
+        return user_trace(error.__cause__)
+    return ""

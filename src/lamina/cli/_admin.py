@@ -46,6 +46,8 @@ def administer(what: str, given: Mapping[str, Any], url: str, place: str | None)
     """Something of `access/desk.py`, through a server, or straight on its store (whoever can write that may do anything)."""
     if place is None:
         return ask("POST", f"/v1/admin/{what}", url, msgspec.json.encode(given))
+    if what.endswith("/list") and "://" not in place and not Path(place).exists():
+        raise BadValue(f"--store: no file {place!r}", hint="a server keeps its store in .lamina/APP.db beside the app")
     import asyncio
 
     from lamina.access.access import Access
@@ -92,9 +94,14 @@ def follow(path: str, url: str) -> Iterator[Any]:
 
 
 def _answer(method: str, path: str, url: str, body: bytes, headers: Mapping[str, str]) -> http.client.HTTPResponse:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none
+        known = False
+    if not known:
         raise BadValue(f"--admin-url: {url!r} is no address", hint=f"such as {DEFAULT_ADMIN_URL}")
+    assert parts.hostname is not None
     connection: http.client.HTTPConnection
     if parts.scheme == "https":
         connection = http.client.HTTPSConnection(parts.hostname, parts.port, context=ssl.create_default_context())

@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 
 import click
 
+from lamina.cli._shared import PORT
 from lamina.errors import BadValue
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS = (
-    click.option("--admin-port", type=int, help="Management on this port (tokens, deploy, logs); default: none."),
+    click.option("--admin-port", type=PORT, help="Management on this port (tokens, deploy, logs); default: none."),
     click.option("--admin-host", default="127.0.0.1", show_default=True, help="Address of management."),
     click.option("--apps", type=click.Path(path_type=Path), help="Where deployed apps are kept; default: beside the store."),
     click.option("--tls-cert", type=click.Path(path_type=Path), help="Serve over TLS with this certificate (PEM)"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mimetypes
 import os
 import sys
@@ -16,6 +17,19 @@ from lamina.errors import BadValue
 from lamina.sdk.binding import NOTHING
 
 DEFAULT_URL = "http://127.0.0.1:8700"
+PORT = click.IntRange(0, 65535)
+
+
+class Finite(click.FloatRange):
+    """A number in a range. NaN is in none, though every comparison with it says that it is not outside."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is no number to count with.", param, ctx)
+        return number
+
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -59,20 +73,28 @@ def parse_inputs(body: str | None, file: Path | None, named: tuple[str, ...]) ->
             name, equals, text = pair.partition("=")
             if not equals:
                 raise click.UsageError(f"--input {pair!r}: write name=JSON or name=@file")
-            values[name] = Path(text[1:]).read_bytes() if text.startswith("@") else _json(text, name)
+            values[name] = _read(text[1:], name) if text.startswith("@") else _json(text, name, f"{name}='\"text\"'")
         return values, True
     if file is not None:
         kind = mimetypes.guess_type(file.name)[0] or ""
         data = file.read_bytes()
-        return (_json(data.decode(), str(file)) if kind == "application/json" else data), False
-    return (_json(body, "body") if body is not None else NOTHING), False
+        return (_json(data, str(file), "") if kind == "application/json" else data), False
+    return (_json(body, "body", """'{"x": 1}' or '"text"'""") if body is not None else NOTHING), False
 
 
-def _json(text: str, field: str) -> Any:
+def _json(text: str | bytes, field: str, example: str) -> Any:
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        raise BadValue(f"{field}: {text[:60]!r} is not JSON: {error}", hint="""quote it for the shell: '{"x": 1}'""") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        hint = f"quote it for the shell: {example}" if example else "a file that ends in .json holds one JSON value, in UTF-8"
+        raise BadValue(f"{field}: {text[:60]!r} is not JSON: {error}", hint=hint) from None
+
+
+def _read(path: str, field: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise BadValue(f"{field}: {path!r} cannot be read: {error.strerror}", hint="write name=@FILE, or name=JSON") from None
 
 
 def show_value(value: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from lamina.cli._admin import ask, json_option
+from lamina.cli._admin import json_option
 from lamina.cli._shared import url_option
 
 
@@ -19,10 +19,15 @@ from lamina.cli._shared import url_option
 @json_option
 def command(first: str | None, last: str | None, by: str, url: str, as_json: bool) -> None:
     """Calls and their cost, by tenant, target and day."""
+    import os
     from urllib.parse import urlencode
 
+    from lamina.sdk.client import Client
+    from lamina.sdk.wire import read_request
+
     query = {name: value for name, value in (("from", first), ("to", last), ("by", by)) if value}
-    found: dict[str, Any] = ask("GET", f"/v1/bill?{urlencode(query)}", url)
+    with Client(url, token=os.environ.get("LAMINA_TOKEN")) as client:
+        found: dict[str, Any] = client.ask(read_request(client.server, f"/v1/bill?{urlencode(query)}"))
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
         return

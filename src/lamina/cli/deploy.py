@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import quote
 
 import click
 import msgspec
@@ -23,7 +24,7 @@ def command(path: Path, app: str | None, no_wait: bool, admin_url: str, as_json:
     body, entry = package.pack(path)
     name = app or _name_of(path if path.is_file() else path / entry)
     headers = {"lamina-sha256": package.digest(body), "lamina-entry": entry, "content-type": "application/zip"}
-    about = ask("PUT", f"/v1/apps/{name}", admin_url, body, headers)
+    about = ask("PUT", f"/v1/apps/{quote(name, safe='')}", admin_url, body, headers)
     if not no_wait:
         about = until_served(about, admin_url)
     if as_json:

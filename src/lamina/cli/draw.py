@@ -51,7 +51,8 @@ def _chosen(app: Any, name: str | None) -> Any:
 
     if name is None:
         if len(app.workflows) != 1:
-            raise BadValue(f"app {app.name!r} has {len(app.workflows)} workflows", hint=f"name one: {', '.join(app.workflows)}")
+            hint = f"name one: {', '.join(app.workflows)}" if app.workflows else "make one with @app.workflow()"
+            raise BadValue(f"app {app.name!r} has {len(app.workflows) or 'no'} workflows", hint=hint)
         name = next(iter(app.workflows))
     found = app.target(name)
     if not isinstance(found, Workflow):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -15,7 +16,7 @@ from lamina.cli._admin import ask, json_option, show, url_option, when
 @json_option
 def command(app: str, admin_url: str, as_json: bool) -> None:
     """Versions of an app, newest first."""
-    rows: list[dict[str, Any]] = ask("GET", f"/v1/apps/{app}/history", admin_url)
+    rows: list[dict[str, Any]] = ask("GET", f"/v1/apps/{quote(app, safe='')}/history", admin_url)
     rows = [
         {**row, "at": when(row["at_us"]), "now": "served" if row["current"] else "", "hash": row["sha256"][:12]} for row in rows
     ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from lamina.cli._shared import Finite
 from lamina.units import parse_us
 
 
@@ -22,16 +23,26 @@ from lamina.units import parse_us
     show_default=True,
     help="How calls come; with ramp the rate moves from stage to stage.",
 )
-@click.option("--cv", default=None, type=float, help="Burstiness of the gaps: 0 even, 1 Poisson, more is bunched; gamma: 4.")
+@click.option(
+    "--cv", default=None, type=Finite(0, 100), help="Burstiness of the gaps: 0 even, 1 Poisson, more is bunched; gamma: 4."
+)
 @click.option("--trace", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="CSV with a column t_us, for trace.")
-@click.option("--speedup", default=1.0, show_default=True, help="Play the trace so many times faster.")
+@click.option(
+    "--speedup", type=Finite(0, min_open=True), default=1.0, show_default=True, help="Play the trace so many times faster."
+)
 @click.option("--slo", metavar="TIME", help="Answers within this time count as in time; default: the target's own, if it says.")
 @click.option("--deadline", metavar="TIME", help="Send this deadline with every call.")
 @click.option("--body", help="JSON to send.")
 @click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Send this file instead.")
 @click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="One more header; repeatable.")
 @click.option("--method", default="POST", show_default=True)
-@click.option("--connections", default=256, show_default=True, help="At most so many; one call at a time on each.")
+@click.option(
+    "--connections",
+    type=click.IntRange(1, 65535),
+    default=256,
+    show_default=True,
+    help="At most so many; one call at a time on each.",
+)
 @click.option("--seed", default=1, show_default=True)
 @click.option("--insecure", is_flag=True, help="Do not check the server's certificate.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the result as JSON.")

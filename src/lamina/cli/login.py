@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 import msgspec
 
@@ -22,7 +24,10 @@ def command(name: str | None, code: str | None, out: bool, admin_url: str) -> in
         return 0
     if not name:
         raise click.UsageError("give the NAME to log in with")
-    password = click.prompt("password", hide_input=True, confirmation_prompt=code is not None, err=True)
+    if sys.stdin.isatty():
+        password = click.prompt("password", hide_input=True, confirmation_prompt=code is not None, err=True)
+    else:
+        password = sys.stdin.readline().rstrip("\n")
     if code is not None:
         ask("POST", "/v1/auth/sign-up", admin_url, msgspec.json.encode({"name": name, "password": password, "code": code}))
     session = ask("POST", "/v1/auth/log-in", admin_url, msgspec.json.encode({"name": name, "password": password}))

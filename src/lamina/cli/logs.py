@@ -13,12 +13,13 @@ from lamina.cli._admin import follow, json_option, url_option, when
 @click.command()
 @click.argument("name", required=False, default="")
 @click.option("--follow", "-f", "on", is_flag=True, help="Go on as more comes; Ctrl-C stops.")
-@click.option("--tail", default=100, show_default=True, help="Start with so many of the last lines.")
+@click.option("--tail", type=click.IntRange(0), default=100, show_default=True, help="Start with so many of the last lines.")
+@click.option("--call", default="", metavar="ID", help="Only what was printed for this call (its Lamina-Call-Id).")
 @url_option
 @json_option
-def command(name: str, on: bool, tail: int, admin_url: str, as_json: bool) -> None:
+def command(name: str, on: bool, tail: int, call: str, admin_url: str, as_json: bool) -> None:
     """Lines that functions have printed; NAME is a function or one of its instances."""
-    asked = {"function": name, "tail": tail, "follow": int(on)}
+    asked = {"function": name, "tail": tail, "call": call, "follow": int(on)}
     for line in follow(f"/v1/logs?{urlencode(asked)}", admin_url):
         if as_json:
             click.echo(msgspec.json.encode(line).decode())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lamina.cli import EXIT_FAILED
+from lamina.cli._shared import Finite
 from lamina.errors import BadValue
 
 if TYPE_CHECKING:
@@ -31,9 +32,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--glet-dir", type=_FILE, help="Folder with gpu-let's files: profiles, memory, inputs.")
 @click.option("--sched-config", type=_FILE, help="Flags of the scheduler; default: those of the policy.")
 @click.option("--device-config", type=_FILE, help="Kinds of GPUs; default: device-config.json in that folder.")
-@click.option(
-    "--network", type=click.FloatRange(min=0, min_open=True), help="Gbit/s of input a GPU can receive; default: no limit."
-)
+@click.option("--network", type=Finite(min=0, min_open=True), help="Gbit/s of input a GPU can receive; default: no limit.")
 @click.option("--compat", is_flag=True, help="Exactly as the original plans, quirks and all.")
 @click.option("--check", is_flag=True, help="Play the plan in the simulator for the attainment.")
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of that simulation.")
@@ -65,6 +64,8 @@ def command(
 
         check_name(plot)
     source.check_policy(policy)
+    if not tasks.is_file():
+        raise BadValue(f"no file {str(tasks)!r}", hint="give a scenario (.toml), or a CSV of model,rate,SLO lines")
     if compat and glet_dir is None:
         raise BadValue("--compat: the original reads its own files only", hint="name their folder with --glet-dir")
     if tasks.suffix == ".toml":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import click
 import msgspec
 
@@ -25,5 +27,5 @@ def command(function: str, share: str | None, cores: int | None, memory: str | N
     given = {key: value for key, value in wishes.items() if value is not None}
     if not given:
         raise click.UsageError("nothing to change: give --share, --cores or --memory")
-    ask("POST", f"/v1/functions/{function}/terms", admin_url, msgspec.json.encode(given))
+    ask("POST", f"/v1/functions/{quote(function, safe='')}/terms", admin_url, msgspec.json.encode(given))
     click.echo(f"{function}: {', '.join(f'{key} {value:g}' for key, value in given.items())}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import click
 import msgspec
 
@@ -14,6 +16,6 @@ from lamina.cli._admin import ask, until_served, url_option
 @url_option
 def command(app: str, version: int | None, admin_url: str) -> None:
     """Serve an earlier version again, without a lost call."""
-    about = ask("POST", f"/v1/apps/{app}/rollback", admin_url, msgspec.json.encode({"version": version}))
+    about = ask("POST", f"/v1/apps/{quote(app, safe='')}/rollback", admin_url, msgspec.json.encode({"version": version}))
     about = until_served(about, admin_url)
     click.echo(f"{app} version {about['version']} {about['state']}")

@@ -34,11 +34,11 @@ def command(
     from lamina import policies
     from lamina.live.once import call_once
     from lamina.live.start import open_local
-    from lamina.sdk.binding import bind
+    from lamina.sdk.binding import bind, bind_named
 
     given, by_name = parse_inputs(body, input_file, named)
     live = open_local(file, policy=policies.build(policy, policy_options(options)))
     target = live.app.target(name)
-    inputs: dict[str, Any] = given if by_name else bind(target.params, given)
+    inputs: dict[str, Any] = bind_named(target.params, given) if by_name else bind(target.params, given)
     show_value(asyncio.run(call_once(live, name, inputs)))
     return 0

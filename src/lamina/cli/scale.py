@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import click
 import msgspec
 
@@ -21,5 +23,5 @@ def command(function: str, least: int | None, most: int | None, idle: str | None
     given = {key: value for key, value in (("min", least), ("max", most), ("idle_us", idle_us)) if value is not None}
     if not given:
         raise click.UsageError("nothing to change: give --min, --max or --idle")
-    now = ask("POST", f"/v1/functions/{function}/terms", admin_url, msgspec.json.encode(given))
+    now = ask("POST", f"/v1/functions/{quote(function, safe='')}/terms", admin_url, msgspec.json.encode(given))
     click.echo(f"{function}: {now['min']} to {now['max']} instances")

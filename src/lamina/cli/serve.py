@@ -13,9 +13,12 @@ from typing import Any, Literal
 import click
 
 from lamina.cli._manage import Management, manage_options
-from lamina.cli._shared import policy_options
-from lamina.errors import LaminaError
+from lamina.cli._misfits import misfits
+from lamina.cli._shared import PORT, Finite, policy_options
+from lamina.errors import BadValue, LaminaError
 from lamina.units import parse_us, show_us
+
+GPUS = ("auto", "no", "green", "mig", "cpu", "null")
 
 
 @click.command()
@@ -27,14 +30,31 @@ from lamina.units import parse_us, show_us
 @click.option("--engine", type=click.Choice(["local", "emulated"]), default="local", show_default=True, help="Where batches run.")
 @click.option("--emulate", metavar="DEVICES", help='Make-believe devices such as "h200x2"; implies --engine emulated.')
 @click.option("--profiles", type=click.Path(path_type=Path), help="Folder of profiles; default: `profiles` beside the app.")
-@click.option("--gpu", default="auto", show_default=True, help="Slices of GPUs: auto looks for some, no: none; or green, mig.")
+@click.option(
+    "--gpu",
+    type=click.Choice(GPUS),
+    default="auto",
+    show_default=True,
+    help="Slices of GPUs: auto looks for some, no: none; or green, mig.",
+)
 @click.option("--no-probe", is_flag=True, help="Do not time what has no profile on its examples() when it is loaded.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; beyond loopback it takes tokens.")
-@click.option("--port", default=8700, show_default=True, help="Port to listen on; 0 lets the system choose.")
-@click.option("--grpc-port", type=int, help="Serve the Open Inference Protocol over gRPC on this port as well.")
-@click.option("--ingress", default=0, help="So many processes of their own speak HTTP; 0: the controller's own does.")
+@click.option("--port", type=PORT, default=8700, show_default=True, help="Port to listen on; 0 lets the system choose.")
+@click.option("--grpc-port", type=PORT, help="Serve the Open Inference Protocol over gRPC on this port as well.")
+@click.option(
+    "--ingress",
+    type=click.IntRange(0, 64),
+    default=0,
+    help="So many processes of their own speak HTTP; 0: the controller's own does.",
+)
 @click.option("--otlp", metavar="URL", help="Send traces to this OpenTelemetry collector, http://HOST:4318/v1/traces.")
-@click.option("--trace-ratio", default=0.01, show_default=True, help="Trace this part of the calls that bring no traceparent.")
+@click.option(
+    "--trace-ratio",
+    type=Finite(0, 1),
+    default=0.01,
+    show_default=True,
+    help="Trace this part of the calls that bring no traceparent.",
+)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of lines on stderr.")
 @click.option("--log-calls", is_flag=True, help="A line on stderr for every call.")
 @click.option("--grace", default="30s", show_default=True, help="How long calls in flight may take at shutdown.")
@@ -117,6 +137,8 @@ def command(
 def _otel(endpoint: str, live: Any) -> Any:
     from lamina.gateway.otel import Otel
 
+    if not endpoint.startswith(("http://", "https://")):
+        raise BadValue(f"--otlp: {endpoint!r} is no address", hint="write http://HOST:4318/v1/traces")
     return Otel(endpoint, live.app.name, live.loop.now_us())
 
 
@@ -202,6 +224,10 @@ def _introduce(gateway: Any, policy: str, label: str) -> None:
         goal = show_us(target.slo.latency_us) if target.slo.latency_us else "none"
         inputs = ", ".join(param.name for param in target.params)
         click.echo(f"  {target.kind:9} {target.name}({inputs})   SLO {goal}")
+    if not gateway.api.targets:
+        click.echo("  nothing   yet: decorate a function with @app.function(), or deploy an app")
+    for line in misfits([function.spec for function in gateway.app.functions.values()], gateway.loop.engine.devices):
+        click.echo(f"  warning   {line}")
     if gateway.durable is not None:
         click.echo(f"  runs      kept in {gateway.durable.store.name}")
     if gateway.oip.grpc_port:

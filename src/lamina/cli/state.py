@@ -25,10 +25,15 @@ def command() -> None:
 @command.command()
 @click.option("--prefix", default="", help="Only keys that begin like this.")
 @_options
-def ls(prefix: str, workflow: str, url: str) -> int:
+@click.option("--json", "as_json", is_flag=True, help="One JSON array instead of a table.")
+def ls(prefix: str, workflow: str, url: str, as_json: bool) -> int:
     """List keys: kind, version, size."""
     found = _ask(url, "GET", "", {"workflow": workflow, "prefix": prefix})
-    for entry in found["keys"]:
+    if as_json:
+        click.echo(msgspec.json.encode(found["keys"]).decode())
+    elif not found["keys"]:
+        click.echo("no keys", err=True)
+    for entry in () if as_json else found["keys"]:
         click.echo(f"{entry['key']:<40} {entry['kind']:<8} version {entry['version']:<6} {entry['bytes']:>9,} bytes")
     if found["next"]:
         click.echo("there are more; use --prefix", err=True)

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
 
 import click
+import msgspec
 
-from lamina.cli._shared import url_option
+from lamina.cli._shared import Finite, url_option
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 
 @click.command()
 @url_option
-@click.option("--every", default=1.0, show_default=True, type=click.FloatRange(min=0.1), help="Seconds between two looks.")
+@click.option("--every", default=1.0, show_default=True, type=Finite(min=0.1), help="Seconds between two looks.")
 @click.option("--once", is_flag=True, help="One look, then end: for scripts.")
-def command(url: str, every: float, once: bool) -> int:
+@click.option("--json", "as_json", is_flag=True, help="One look as JSON, as GET /v1/status has it.")
+def command(url: str, every: float, once: bool, as_json: bool) -> int:
     """Watch a running server: slices, owners, shares, memory, bandwidth, queues, and p99 against the goal."""
     from rich.console import Console
 
     from lamina.sdk.client import Client
 
-    with Client(url) as client:
+    with Client(url, token=os.environ.get("LAMINA_TOKEN") or None) as client:
+        if as_json:
+            click.echo(msgspec.json.encode(client.status()).decode())
+            return 0
         if once:
             console = Console() if sys.stdout.isatty() else Console(width=120)
             console.print(page(client.status()))

@@ -94,6 +94,7 @@ class Controller:
         self._scale_at_us = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
             ev.CallArrived: self._call_arrived,
+            ev.AllHere: self._all_here,
             ev.BatchFinished: self._batch_finished,
             ev.Tick: self._tick,
             ev.Resolved: self._resolved,
@@ -127,7 +128,7 @@ class Controller:
         self._handlers[type(event)](event)
         if self._lines.cold or self.now_us >= self._scale_at_us:
             self._settle()
-        if self.state.waiting or self._woken:
+        if (self.state.waiting or self._woken) and not (type(event) is ev.CallArrived and event.more):
             self._dispatch()
         return self.salvage()
 
@@ -181,6 +182,9 @@ class Controller:
         else:
             self._outlook.begin(run)
             self._course.begin(run)
+
+    def _all_here(self, event: ev.AllHere) -> None:
+        """What is to be done about those who came is decided after every event, and so after this one."""
 
     def _call_resumed(self, event: ev.CallResumed) -> None:
         """It was accepted once, and that holds: nobody is asked again."""

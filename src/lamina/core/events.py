@@ -18,6 +18,11 @@ class Deployed(Struct, frozen=True, tag=True):
 
 class CallArrived(Struct, frozen=True, gc=False, tag=True):
     call: Call
+    more: bool = False  #: others may have come in the same instant: it is admitted now, and served with them at `AllHere`
+
+
+class AllHere(Struct, frozen=True, tag=True):
+    """Nobody else has come in this instant: time to decide about those who have."""
 
 
 class CallCancelled(Struct, frozen=True, tag=True):
@@ -128,6 +133,7 @@ class Tick(Struct, frozen=True, tag=True):
 Event = (
     Deployed
     | CallArrived
+    | AllHere
     | CallCancelled
     | BatchFinished
     | BatchFailed

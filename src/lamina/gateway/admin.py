@@ -16,7 +16,7 @@ from lamina.gateway.deploys import Deploys
 from lamina.gateway.door import Door, check_host
 from lamina.gateway.http import Limits, Server
 from lamina.gateway.manage import Manage
-from lamina.gateway.output import Output
+from lamina.gateway.output import Output, hear
 from lamina.gateway.serve import Gateway
 from lamina.gateway.tls import context
 from lamina.live.engines import local_of
@@ -38,9 +38,7 @@ async def open_access(store: Store) -> Access:
 def listen(engine: Any) -> Output:
     """To what workers print from now on; before the engine starts, so that none is missed."""
     output = Output()
-    local = local_of(engine)
-    if local is not None:
-        local.on_line = output.add
+    hear(engine, output.add)
     return output
 
 

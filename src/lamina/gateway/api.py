@@ -1,38 +1,34 @@
-"""The routes. A call is parsed, bound and handed to the loop on the spot; its answer is written when the loop says so."""
+"""The routes: which request is whose business, and who may ask. Calls themselves are `calls.Calls`'."""
 
 from __future__ import annotations
 
 import logging
-import secrets
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from lamina.core.actions import Fail, Refuse, Reply
-from lamina.errors import BadValue, Forbidden, LaminaError, StoreDown, UnknownTarget
+from lamina.core.actions import Fail, Refuse
+from lamina.errors import Forbidden, LaminaError, UnknownTarget
 from lamina.gateway import wire
 from lamina.gateway.caller import LOCAL, Caller, Scope
-from lamina.gateway.closed import Closed
-from lamina.gateway.events import KIND, Events
+from lamina.gateway.calls import Calls
 from lamina.gateway.heads import Request
 from lamina.gateway.http import Exchange, Handler
 from lamina.gateway.metrics import Metrics
-from lamina.gateway.runs import Runs, wants_async
+from lamina.gateway.runs import Runs
 from lamina.gateway.status import status
 from lamina.gateway.traces import Traces
-from lamina.live.loop import Ending, LiveLoop
+from lamina.live.loop import LiveLoop
 from lamina.sdk.binding import Param
 from lamina.sdk.tensors import Signature
-from lamina.types import Slo, call_for
+from lamina.types import Slo
 
 log = logging.getLogger("lamina")
 
-MAX_DEADLINE_MS = 86_400_000.0
-CLOSED_US = 20_000  #: a refusal is repeated for at most so long without asking again
-_WISHES = {b"lamina-deadline-ms", b"lamina-priority", b"lamina-cost-limit", b"prefer"}
+Read = Callable[[Caller], tuple[bytes, bytes]]
+"""A body for who asks, and its type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +60,7 @@ class Api:
         self._loop = loop
         self._metrics = metrics
         self._full_errors = full_errors
-        self._prefix = secrets.token_hex(4)
-        self._count = 0
-        self._closed: dict[str, Closed] = {}
+        self.calls = Calls(self, loop, metrics)
         self.closing = False
         self.lag_us = 0  #: how long bytes lie unread while this process is busy; part of every call's time
         self.ready: Callable[[], bool] = lambda: True
@@ -76,7 +70,7 @@ class Api:
         self.on_targets: Callable[[], None] = lambda: None  #: told when they change
         self.sites: dict[bytes, Handler] = {}  #: more routes, by how their paths begin
         self.set_targets(targets)
-        self._reads: dict[bytes, Callable[[Caller], tuple[bytes, bytes]]] = {
+        self._reads: dict[bytes, Read] = {
             b"/v1/functions": lambda caller: self._listing("function", caller),
             b"/v1/workflows": lambda caller: self._listing("workflow", caller),
             b"/v1/status": lambda caller: self._status(),
@@ -104,29 +98,14 @@ class Api:
     def _handle(self, request: Request, exchange: Exchange) -> None:
         target = self._calls.get(request.path)
         if target is not None:
-            if request.method == "POST":
-                self._call(target, request, exchange)
-            elif request.method in ("GET", "HEAD"):
-                if not target.seen_by(self.allow(request, "read").tenant):
-                    raise _unknown()
-                exchange.respond(200, msgspec.json.encode(_about(target)))
-            else:
-                _refuse_method(exchange, b"GET, HEAD, POST")
+            self._at_target(target, request, exchange)
             return
         read = self._reads.get(request.path)
-        if read is not None or request.path == b"/readyz":
-            if request.method not in ("GET", "HEAD"):
-                _refuse_method(exchange, b"GET, HEAD")
-            elif read is not None:
-                caller = LOCAL if request.path == b"/healthz" else self.allow(request, "read")
-                if caller.tenant and request.path in (b"/v1/status", b"/metrics"):
-                    raise Forbidden("what is told of all tenants is for who runs the server", hint="this token is a tenant's")
-                body, kind = read(caller)
-                exchange.respond(200, body, kind)
-            elif self.closing or not self.ready():
-                self.problem(exchange, wire.plain_problem(503, "not ready", hint="it is starting or stopping"))
-            else:
-                exchange.respond(200, b'{"status":"ready"}')
+        if read is not None:
+            self._read(read, request, exchange)
+            return
+        if request.path == b"/readyz":
+            self._ready(request, exchange)
             return
         for prefix, site in self.sites.items():
             if request.path.startswith(prefix):
@@ -135,7 +114,33 @@ class Api:
         self.allow(request, "read")  # what is not there is nobody else's business
         raise _unknown()
 
-    # -------------------------------------------------------------------- calls
+    def _at_target(self, target: Target, request: Request, exchange: Exchange) -> None:
+        if request.method == "POST":
+            self._call(target, request, exchange)
+        elif request.method in ("GET", "HEAD"):
+            if not target.seen_by(self.allow(request, "read").tenant):
+                raise _unknown()
+            exchange.respond(200, msgspec.json.encode(_about(target)))
+        else:
+            _refuse_method(exchange, b"GET, HEAD, POST")
+
+    def _read(self, read: Read, request: Request, exchange: Exchange) -> None:
+        if request.method not in ("GET", "HEAD"):
+            _refuse_method(exchange, b"GET, HEAD")
+            return
+        caller = LOCAL if request.path == b"/healthz" else self.allow(request, "read")
+        if caller.tenant and request.path in (b"/v1/status", b"/metrics"):
+            raise Forbidden("what is told of all tenants is for who runs the server", hint="this token is a tenant's")
+        body, kind = read(caller)
+        exchange.respond(200, body, kind)
+
+    def _ready(self, request: Request, exchange: Exchange) -> None:
+        if request.method not in ("GET", "HEAD"):
+            _refuse_method(exchange, b"GET, HEAD")
+        elif self.closing or not self.ready():
+            self.problem(exchange, wire.plain_problem(503, "not ready", hint="it is starting or stopping"))
+        else:
+            exchange.respond(200, b'{"status":"ready"}')
 
     def _call(self, target: Target, request: Request, exchange: Exchange) -> None:
         if self.closing:
@@ -144,75 +149,7 @@ class Api:
         caller = self.allow(request, "invoke")
         if not target.seen_by(caller.tenant):
             raise _unknown()
-        door = target.name if not caller.tenant else f"{target.name}/{caller.tenant}"
-        self._count += 1
-        call_id = f"{self._prefix}-{self._count:x}"
-        loop = self._loop
-        now_us = loop.now_us() - self.lag_us
-        parsed = request.parsed
-        if parsed is not None:
-            now_us -= parsed.waited_us
-        closed = self._closed.get(door)
-        if closed is not None:
-            if closed.turn == loop.turn and now_us < closed.until_us and _WISHES.isdisjoint(request.headers):
-                self._metrics.refused(target.name, closed.reason)
-                closed.answer(exchange, call_id)
-                return
-            del self._closed[door]
-        try:
-            if b"prefer" in request.headers and wants_async(request):
-                self._call_later(target, request, exchange, caller)
-                return
-            deadline_us, priority, cost_limit = _wishes(request, now_us)
-            inputs = wire.inputs_of(request, target.params) if parsed is None else parsed.take()
-        except LaminaError as error:
-            self.problem(exchange, wire.error_problem(error, call_id))
-            return
-        call = call_for(
-            call_id,
-            target.name,
-            now_us,
-            target.slo,
-            deadline_us=deadline_us,
-            tenant=caller.tenant,
-            priority=priority,
-            cost_limit=cost_limit,
-            size_bytes=len(request.body) if parsed is None else parsed.size,
-        )
-        if self.traces is not None:
-            self.traces.begin(call_id, target.name, now_us, request.header(b"traceparent"))
-        accept = request.header(b"accept")
-        exchange.on_gone = lambda: loop.cancel(call_id)
-        if KIND in accept and target.kind == "function":
-            exchange = events = Events(exchange)
-            loop.data.pieces[call_id] = events.piece
-
-        def on_end(ending: Ending) -> None:
-            self._metrics.ended(target.name, ending, caller.tenant)
-            if type(ending) is Reply:
-                if exchange.takes_values:
-                    exchange.value(loop.data.stored_result(call_id), wire.reply_headers(ending))
-                    return
-                try:
-                    body, kind = wire.answer_body(loop.data.result(call_id), accept)
-                except LaminaError as error:
-                    self.problem(exchange, wire.error_problem(error, call_id))
-                    return
-                exchange.respond(200, body, kind, wire.reply_headers(ending))
-            elif type(ending) is Refuse and ending.reason == "deadline" and _WISHES.isdisjoint(request.headers):
-                closed = self._closed[door] = Closed(loop.turn, now_us + min(ending.retry_after_us, CLOSED_US), ending)
-                closed.answer(exchange, call_id)
-            else:
-                assert not isinstance(ending, Reply)
-                self.problem(exchange, self.ending_problem(ending))
-
-        loop.submit(call, inputs, on_end)
-
-    def _call_later(self, target: Target, request: Request, exchange: Exchange, caller: Caller) -> None:
-        if self.runs is None:
-            raise StoreDown("this server keeps no runs", hint="start it with --store, or call without Prefer: respond-async")
-        wall_us = time.time_ns() // 1000
-        self.runs.accept(target, request, exchange, caller, _wishes(request, wall_us))
+        self.calls.take(target, request, exchange, caller)
 
     def ending_problem(self, ending: Fail | Refuse) -> wire.Problem:
         """What is said of a call that ended without a result; what its own code said is in the log in any case."""
@@ -261,32 +198,3 @@ def _about(target: Target) -> dict[str, Any]:
         "slo_ms": target.slo.latency_us / 1000 or None,
         "doc": target.doc,
     }
-
-
-def _wishes(request: Request, now_us: int) -> tuple[int, int, float]:
-    """Deadline, priority and cost limit from the headers; absent ones are 0."""
-    headers = request.headers
-    deadline_us = priority = 0
-    cost_limit = 0.0
-    if b"lamina-deadline-ms" in headers:
-        ms = _number(headers[b"lamina-deadline-ms"], "lamina-deadline-ms", 0.001, MAX_DEADLINE_MS)
-        deadline_us = now_us + max(1, int(ms * 1000))
-    if b"lamina-priority" in headers:
-        priority = int(_number(headers[b"lamina-priority"], "lamina-priority", -10, 10))
-    if b"lamina-cost-limit" in headers:
-        cost_limit = _number(headers[b"lamina-cost-limit"], "lamina-cost-limit", 0.0, 1e12)
-    return deadline_us, priority, cost_limit
-
-
-def _number(text: bytes, field: str, least: float, most: float) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = float("nan")
-    if not least <= number <= most:
-        shown = text[:40].decode("latin-1")
-        raise BadValue(
-            f"{field}: {shown!r} is not a number from {least:g} to {most:g}",
-            hint="leave the header out for the default",
-        )
-    return number

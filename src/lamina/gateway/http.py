@@ -279,7 +279,8 @@ class Connection(asyncio.Protocol):
         parser = self._parser
         method = parser.get_method().decode("ascii", "replace")
         path, _, query = self._url.partition(b"?")
-        request = self._last = Request(method, path, query, self._headers, bytes(self._body), parser.should_keep_alive())
+        keep_alive = parser.should_keep_alive() and parser.get_http_version() == "1.1"  # before, nobody reads chunks
+        request = self._last = Request(method, path, query, self._headers, bytes(self._body), keep_alive)
         self._body = bytearray()
         self._arrived(request)
 

@@ -24,11 +24,14 @@ FIELDS = (
     "slice",
     "reason",
     "step",
-    "trace_id",
+    "function",
+    "instance",
+    "call_ids",
 )
 """What `extra=` may bring along."""
 
 access = logging.getLogger("lamina.access")
+functions = logging.getLogger("lamina.function")
 
 
 class JsonLines(logging.Formatter):
@@ -54,6 +57,11 @@ def set_up(form: Literal["text", "json"], *, calls: bool) -> None:
     root.propagate = False
     root.setLevel(logging.INFO)
     access.setLevel(logging.INFO if calls else logging.WARNING)
+
+
+def printed(function: str, instance: str, calls: tuple[str, ...], text: str) -> None:
+    """A line of a function, and for whom it was."""
+    functions.info("%s", text, extra={"function": function, "instance": instance, "call_ids": calls})
 
 
 def ended(target: str, ending: Ending, tenant: str) -> None:

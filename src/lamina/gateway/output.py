@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -13,10 +14,28 @@ from msgspec import Struct
 from lamina.errors import BadValue
 from lamina.gateway.heads import Request
 from lamina.gateway.http import Exchange
+from lamina.live.engines import local_of
+from lamina.live.local import OnPrinted
 
 KEPT_LINES = 10_000
 MAX_CHARS = 4_000
 KIND = b"application/x-ndjson"
+
+
+def hear(engine: Any, told: OnPrinted, *, instead: bool = False) -> None:
+    """Of every line that workers print, besides who hears of them already; `instead` of its going to stderr as it is."""
+    local = local_of(engine)
+    if local is None:
+        return
+    before = local.on_line
+
+    def both(function: str, instance: str, calls: tuple[str, ...], text: str) -> None:
+        if before is not None:
+            before(function, instance, calls, text)
+        told(function, instance, calls, text)
+
+    local.on_line = both
+    local.echo_lines = local.echo_lines and not instead
 
 
 class Line(Struct, frozen=True):
@@ -24,6 +43,7 @@ class Line(Struct, frozen=True):
     function: str
     instance: str
     text: str
+    calls: tuple[str, ...] = ()  #: that the function served when it printed this
 
 
 class Output:
@@ -31,23 +51,23 @@ class Output:
         self._lines: deque[Line] = deque(maxlen=KEPT_LINES)
         self._followers: dict[Exchange, Callable[[Line], bool]] = {}
 
-    def add(self, function: str, instance: str, text: str) -> None:
-        line = Line(time.time(), function, instance, text[:MAX_CHARS])
+    def add(self, function: str, instance: str, calls: tuple[str, ...], text: str) -> None:
+        line = Line(time.time(), function, instance, text[:MAX_CHARS], calls)
         self._lines.append(line)
         for exchange, wants in list(self._followers.items()):
             if wants(line):
                 exchange.push(_encoded(line))
 
     def serve(self, request: Request, exchange: Exchange, sees: Callable[[str], bool]) -> None:
-        """`?function=NAME&tail=100&follow=1`: the last lines, and with `follow` those to come."""
+        """`?function=NAME&call=ID&tail=100&follow=1`: the last lines, and with `follow` those to come."""
         asked = dict(parse_qsl(request.query.decode("latin-1"), max_num_fields=10))
         tail = asked.get("tail", "100")
         if not tail.isdecimal() or int(tail) > KEPT_LINES:
             raise BadValue(f"tail: {tail[:40]!r} is not a number up to {KEPT_LINES}")
-        name = asked.get("function", "")
+        name, call = asked.get("function", ""), asked.get("call", "")
 
         def wants(line: Line) -> bool:
-            return sees(line.function) and name in ("", line.function, line.instance)
+            return sees(line.function) and name in ("", line.function, line.instance) and (not call or call in line.calls)
 
         found = [line for line in self._lines if wants(line)]
         exchange.begin(200, KIND)

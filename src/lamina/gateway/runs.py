@@ -18,6 +18,7 @@ from lamina.gateway.caller import Caller, Scope
 from lamina.gateway.heads import Request
 from lamina.gateway.history import events_of
 from lamina.gateway.http import Exchange
+from lamina.gateway.wishes import Wishes
 from lamina.live.durable import Durable
 from lamina.store import runs as stored
 from lamina.store.base import Session
@@ -30,9 +31,6 @@ PREFIX = b"/v1/runs"
 MAX_KEY = 255
 MAX_PAGE = 500
 MAX_WAIT_MS = 60_000
-
-Wishes = tuple[int, int, float]
-"""Deadline, since 1970; priority; cost limit. 0: none."""
 
 Act = Callable[[RunRow, Request, Exchange], None]
 

@@ -22,6 +22,7 @@ from lamina.gateway.metrics import Metrics
 from lamina.gateway.oip.mount import Oip, mount
 from lamina.gateway.oip.paths import paths as v2_paths
 from lamina.gateway.openapi import document
+from lamina.gateway.origins import tell_workers
 from lamina.gateway.run_metrics import RunsNow
 from lamina.gateway.runs import Runs
 from lamina.gateway.state import StateSite
@@ -32,6 +33,7 @@ from lamina.live.engines import local_of
 from lamina.live.loop import Ending, LiveLoop, Watch
 from lamina.live.start import Live
 from lamina.live.triggers import Triggers, open_state
+from lamina.planner.room import check_room
 from lamina.sdk.app import App
 from lamina.store.base import Store
 
@@ -118,18 +120,15 @@ async def open_gateway(
     """
     door = Door(access, guarded=check_host(host, access))
     app, loop = live.app, live.loop
+    check_room(loop.engine.devices, (), [spec for spec in app.deployed().functions if spec.scale.min])
+    limits = limits or Limits()
     metrics = Metrics(loop.controller)
     metrics.decided_us = lambda: loop.decided_us
     metrics.on_ended.extend(on_ended)
-    targets = targets_of(app)
-    api = Api(loop, targets, metrics, lambda: document(api.targets, v2_paths(oip.serving.catalogue)), full_errors=full_errors)
-    api.ready = lambda: standing(loop.controller)
-    api.allow = door.allow
-    limits = limits or Limits()
-    oip = mount(api, loop, metrics, body_limit=limits.body_bytes)
+    api, oip = _routes(app, loop, metrics, door, limits, full_errors)
     api.traces = traces
     loop.watch = _all(metrics.watch, oip.serving.statistics.watch, traces.watch if traces is not None else None, watch)
-    server = Server(api.handle, wire.parse_problem, limits)
+    tell_workers(loop, traces, has_tenants=access is not None)
     if access is not None:
         access.give_secrets(local_of(loop.engine))
     await live.start()
@@ -137,19 +136,13 @@ async def open_gateway(
         keep_limits(access, loop)
     if prepare is not None:  # before any call comes, new or left over
         await prepare(app, loop, api)
-    durable = None
-    if store is not None:
-        durable = Durable(loop, store, lambda ending: api.ending_problem(ending).body(), keep_us=keep_us)
-        durable.on_end = metrics.ended
-        api.runs = Runs(api, durable)
-        metrics.registry.register(RunsNow(durable))
-        if store.exists:
-            durable.start()
+    durable = _keep_runs(api, loop, metrics, store, keep_us) if store is not None else None
     bill = Bill(api, store, time.time)
     metrics.on_ended.append(bill.ended)
     triggers = await open_state(app, live.book, loop, durable)
     StateSite(api, live.book)
     _watch_lag(api)
+    server = Server(api.handle, wire.parse_problem, limits)
     hub = None
     if ingress:
         hub = Hub(api, ledger_of(loop.engine), limits, tls)
@@ -160,6 +153,30 @@ async def open_gateway(
     if grpc_port is not None:
         await oip.open_grpc(host, grpc_port, tls)
     return Gateway(app, loop, api, server, metrics, bill, host, bound, oip, durable, triggers, hub, tls is not None)
+
+
+def _routes(app: App, loop: LiveLoop, metrics: Metrics, door: Door, limits: Limits, full_errors: bool) -> tuple[Api, Oip]:
+    """What can be asked for, and who may."""
+    api = Api(
+        *(loop, targets_of(app), metrics),
+        lambda: document(api.targets, v2_paths(oip.serving.catalogue)),
+        full_errors=full_errors,
+    )
+    api.ready = lambda: standing(loop.controller)
+    api.allow = door.allow
+    oip = mount(api, loop, metrics, body_limit=limits.body_bytes)
+    return api, oip
+
+
+def _keep_runs(api: Api, loop: LiveLoop, metrics: Metrics, store: Store, keep_us: int) -> Durable:
+    """Calls nobody waits for; those that an earlier server left begin again."""
+    durable = Durable(loop, store, lambda ending: api.ending_problem(ending).body(), keep_us=keep_us)
+    durable.on_end = metrics.ended
+    api.runs = Runs(api, durable)
+    metrics.registry.register(RunsNow(durable))
+    if store.exists:
+        durable.start()
+    return durable
 
 
 def _all(*watches: Watch | None) -> Watch:

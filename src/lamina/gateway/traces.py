@@ -1,8 +1,9 @@
 """Spans of calls and their steps, put together from what the loop does anyway.
 
 A call that is traced has a span from arrival to answer, below the caller's own where a `traceparent` (W3C Trace Context) came
-with it, and one span for each of its steps, from the start of the batch to its end. Nothing is measured twice and the core
-knows nothing of it: the events and actions already say everything. What is not traced costs a look into a dict.
+with it, one span for each of its steps, from the start of the batch to its end, and below these what functions want to be seen
+(`lamina.context().span`). Nothing is measured twice and the core knows nothing of it: the events and actions already say
+everything. What is not traced costs a look into a dict.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from lamina.core.actions import Action, Fail, Refuse, Reply, StartBatch
+from lamina.core.actions import Action, Fail, JobRef, Refuse, Reply, StartBatch
 from lamina.core.events import BatchFailed, BatchFinished, Event, InstanceLost
+from lamina.sdk.spans import Inner
+from lamina.types import NEVER_US
 
 _PARENT = re.compile(rb"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})\Z")
 MOST_OPEN = 100_000
@@ -61,9 +64,10 @@ class _Open(Struct):
     begin_us: int
 
 
-class _Batch(Struct, frozen=True):
+class _Batch(Struct):
     action: StartBatch
     begin_us: int
+    first_us: int = NEVER_US  #: when the first part of it began that the function wants to be seen
 
 
 class Traces:
@@ -75,6 +79,7 @@ class Traces:
         self._rng = random.Random(seed)
         self._open: dict[str, _Open] = {}
         self._batches: dict[int, _Batch] = {}
+        self._steps: dict[tuple[int, int], int] = {}  #: spans of jobs under way, by batch and job
 
     def begin(self, call_id: str, target: str, now_us: int, header: bytes) -> bool:
         """Before the call is handed in; says whether it is traced."""
@@ -86,13 +91,32 @@ class Traces:
         self._open[call_id] = _Open(target, trace_id, self._new_id(), parent.span_id if parent else 0, now_us)
         return True
 
-    def parent_of(self, call_id: str) -> str:
-        """The `traceparent` that work on behalf of this call is to carry; empty if it is not traced."""
-        call = self._open.get(call_id)
-        return f"00-{call.trace_id:032x}-{call.span_id:016x}-01" if call else ""
+    def step_of(self, job: JobRef, batch_id: int) -> str:
+        """The `traceparent` for what is done in this step; empty if its call is not traced."""
+        call = self._open.get(job.call_id)
+        if call is None:
+            return ""
+        span_id = self._steps[batch_id, job.id] = self._new_id()
+        return f"00-{call.trace_id:032x}-{span_id:016x}-01"
+
+    def inside(self, batch_id: int, parts: list[Inner], origin_us: int) -> None:
+        """Parts of a batch that has just ended, on a clock that began `origin_us` before the loop's; for each of its calls."""
+        batch = self._batches.get(batch_id)
+        if batch is None:
+            return
+        batch.first_us = min(part.begin_us for part in parts) - origin_us
+        for job in batch.action.jobs:
+            call, step_id = self._open.get(job.call_id), self._steps.get((batch_id, job.id))
+            if call is None or step_id is None:
+                continue
+            ids = [self._new_id() for _ in parts]
+            for place, part in enumerate(parts):
+                above = ids[part.parent] if 0 <= part.parent < place else step_id
+                times = (part.begin_us - origin_us, part.end_us - origin_us)
+                self._emit(Span(part.name, call.trace_id, ids[place], above, *times, dict(part.attributes), part.error))
 
     def watch(self, now_us: int, event: Event, actions: list[Action]) -> None:
-        if not self._open:
+        if not self._open and not self._batches:
             return
         kind = type(event)
         if kind is BatchFinished:
@@ -115,24 +139,26 @@ class Traces:
         if batch is None:
             return
         # A booked batch was decided on before its slice was free: what the device measured says when it really began.
-        begin_us = max(batch.begin_us, now_us - event.device_us)
+        begin_us = min(batch.first_us, max(batch.begin_us, now_us - event.device_us))
         for place, job in enumerate(batch.action.jobs):
             outcome = event.outcomes[place] if event.outcomes else None
             error = "" if outcome is None or outcome.ok else outcome.name or outcome.error
-            self._step(batch, job.call_id, job.node, begin_us, now_us, error, event.device_us)
+            self._step(batch, job, begin_us, now_us, error, event.device_us)
 
     def _given_up(self, now_us: int, batch_id: int, reason: str) -> None:
         batch = self._batches.pop(batch_id, None)
         if batch is not None:
             for job in batch.action.jobs:
-                self._step(batch, job.call_id, job.node, batch.begin_us, now_us, reason, 0)
+                self._step(batch, job, batch.begin_us, now_us, reason, 0)
 
-    def _step(self, batch: _Batch, call_id: str, node: str, begin_us: int, end_us: int, error: str, device_us: int) -> None:
-        call = self._open.get(call_id)
+    def _step(self, batch: _Batch, job: JobRef, begin_us: int, end_us: int, error: str, device_us: int) -> None:
+        span_id = self._steps.pop((batch.action.batch_id, job.id), 0)
+        call = self._open.get(job.call_id)
         if call is None:
             return
         action = batch.action
         attributes = {
+            "lamina.call.id": job.call_id,
             "lamina.function": action.function,
             "lamina.batch.id": action.batch_id,
             "lamina.batch.size": len(action.jobs),
@@ -142,7 +168,8 @@ class Traces:
             "lamina.predicted_us": action.predicted_us,
             "lamina.device_us": device_us,
         }
-        self._emit(Span(node, call.trace_id, self._new_id(), call.span_id, begin_us, end_us, attributes, error))
+        span_id = span_id or self._new_id()
+        self._emit(Span(job.node, call.trace_id, span_id, call.span_id, begin_us, end_us, attributes, error))
 
     def _ended(self, now_us: int, ending: Reply | Fail | Refuse) -> None:
         call = self._open.pop(ending.call_id, None)

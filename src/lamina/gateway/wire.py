@@ -9,7 +9,7 @@ import msgspec
 
 from lamina import values
 from lamina.core.actions import Fail, Refuse, Reply
-from lamina.errors import BadValue, LaminaError
+from lamina.errors import REFUSALS, BadValue, LaminaError
 from lamina.gateway.heads import Request
 from lamina.live.frames import ErrorInfo
 from lamina.sdk.binding import NOTHING, Param, bind, bind_named
@@ -199,20 +199,8 @@ def error_problem(error: LaminaError, id: str = "") -> Problem:
     return plain_problem(error.status, error.message, code=error.code, hint=error.hint, id=id)
 
 
-_REFUSALS = {
-    "deadline": (429, "it could not be done in time", "allow more time, or try again later"),
-    "cost": (429, "it would cost more than its limit", "raise lamina-cost-limit"),
-    "queue-full": (429, "the queue is full", "try again later"),
-    "quota": (429, "the tenant's quota is used up", "try again later, or ask for a larger quota"),
-    "share": (429, "others had to wait for calls of this tenant", "try again in a moment"),
-    "no-capacity": (503, "no device here can run it", "add a device that fits, or lower what it asks for"),
-    "unknown": (404, "no such function or workflow", "GET /v1/functions and /v1/workflows list them"),
-    "duplicate": (409, "a call of that id is under way", "use a new id"),
-}
-
-
 def refusal_problem(refusal: Refuse) -> Problem:
-    status, detail, hint = _REFUSALS.get(refusal.reason, (429, "refused", ""))
+    status, detail, hint = REFUSALS.get(refusal.reason, (429, "refused", ""))
     problem = plain_problem(status, detail, code="refused" if status == 429 else "", hint=hint, id=refusal.call_id)
     problem.reason = refusal.reason
     if refusal.reason == "quota":

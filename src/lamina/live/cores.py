@@ -101,4 +101,5 @@ def machine_device() -> DeviceSpec:
         memory_mib=int(available_mib() * MEMORY_SHARE),
         limits=SliceLimits(batches_per_instance=1),
         price_per_s=units * CORE_PRICE_PER_S,
+        owned=True,
     )

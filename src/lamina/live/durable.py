@@ -43,8 +43,8 @@ SWEEP_S = 60.0
 KEEP_US = 7 * 86_400_000_000
 """How long a run that has ended is remembered, with its result."""
 
-LATER = ("queue-full", "quota", "share")
-"""Refusals that mean: not now."""
+FULL, ENOUGH = "queue-full", ("quota", "share")
+"""Refusals that mean: not now, of anybody; and not now, of this tenant."""
 
 
 Beside = tuple[Work[None], Callable[[], None]]
@@ -151,7 +151,7 @@ class Durable:
 
     # ---------------------------------------------------------------------- beginning
 
-    def _recovered(self, found: tuple[dict[int, int], str] | LaminaError) -> None:
+    def _recovered(self, found: tuple[dict[stored.Lane, int], str] | LaminaError) -> None:
         if isinstance(found, LaminaError):
             log.error("runs left by an earlier server cannot be taken up: %s", found)
             return
@@ -233,9 +233,8 @@ class Durable:
     def _ended(self, ending: Ending) -> None:
         id = ending.call_id
         held = self._let_go(id)
-        if isinstance(ending, Refuse) and ending.reason in LATER:
-            self._deferred += 1
-            self._later(max(0.05, ending.retry_after_us / 1e6), lambda: self._no_longer_deferred(id))
+        if isinstance(ending, Refuse) and ending.reason in (FULL, *ENOUGH):
+            self._not_now(held.row, ending)
             return
         called_off = isinstance(ending, Fail) and ending.error == "cancelled"
         if called_off and self._closing and id not in self._cancelled:
@@ -260,9 +259,17 @@ class Durable:
         self.store.write(stored.plain_end(id, record) if is_plain else work, on_disk, must=True)
         self.feeder.feed()
 
-    def _no_longer_deferred(self, id: str) -> None:
+    def _not_now(self, row: RunRow, refusal: Refuse) -> None:
+        wait_s = refusal.retry_after_us / 1e6
+        if refusal.reason in ENOUGH:
+            self.feeder.pause(row.id, row.tenant, wait_s)
+        else:
+            self._deferred += 1
+            self._later(max(0.05, wait_s), lambda: self._no_longer_deferred(row))
+
+    def _no_longer_deferred(self, row: RunRow) -> None:
         self._deferred -= 1
-        self.feeder.again(id)
+        self.feeder.again(row.id, row.tenant)
 
     def _record(self, ending: Ending, otherwise: str) -> stored.Ending:
         now_us = self.wall_us()
@@ -322,7 +329,7 @@ class Durable:
 
         def on_disk(row: RunRow | LaminaError) -> None:
             if isinstance(row, RunRow):
-                self.feeder.again(id)
+                self.feeder.again(id, row.tenant)
             done(row)
 
         self.store.write(lambda db: stored.again(db, id, now_us), on_disk)

@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 
 from lamina.errors import LaminaError
 from lamina.expr import Expr, Leaf
+from lamina.sdk.spans import Inner
 from lamina.sdk.state import Cell, Op
 
 MAX_FRAME_BYTES = 64 * 2**20
@@ -77,6 +78,8 @@ class JobFrame(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
     deadline_us: int = 0  #: on the machine's monotonic clock, which a frame waiting in a socket does not stop; 0: none
     error: ErrorInfo | None = None  #: its inputs could not be made: it takes its place in the batch and fails with this
     in_pieces: bool = False  #: what it yields is wanted as it comes
+    tenant: str = ""
+    traceparent: str = ""  #: of its step, in W3C's form; empty if nobody traces it
 
 
 class RunBatch(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1):
@@ -129,6 +132,7 @@ class Done(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag
     results: list[bytes | ShmRef | DeviceRef | ErrorInfo]
     kept: list[ShmRef] = []
     state: Changes | None = None
+    spans: list[Inner] = []  #: parts of it that the function wants to be seen
 
 
 class Piece(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=8):

@@ -33,11 +33,12 @@ from lamina.live.gpu_frames import (
     Usage,
     gateway_reader,
 )
-from lamina.live.jobs import deliver, job_frame
+from lamina.live.jobs import NOBODY, OriginOf, deliver, job_frame
 from lamina.live.ledger import DeviceSlots, Ledger, WorkerSlots
 from lamina.live.local import LocalLimits, how_it_ended
 from lamina.live.process import Kind, WorkerProcess
 from lamina.live.timer import clock_us
+from lamina.sdk.spans import Inner
 from lamina.types import DeviceSpec
 
 log = logging.getLogger("lamina")
@@ -88,6 +89,8 @@ class GpuEngine:
         self.device = device
         self.load_errors: dict[str, ErrorInfo] = {}
         self.deadline_us: Callable[[str], int] = lambda call_id: 0
+        self.origin: OriginOf | None = None  #: for functions that ask whose request they serve
+        self.on_spans: Callable[[int, list[Inner]], None] | None = None  #: (batch, parts of it): who exports them
         self.unknown: set[str] = set()
         self.usage: Usage | None = None  #: what the executor said last
         self.restarts = -1  #: of the process; the first start is none
@@ -266,7 +269,14 @@ class GpuEngine:
             return
         reads: list[ShmRef] = []
         place = executor.values.owner
-        jobs = [job_frame(self._data, self._ledger, job, reads, self.deadline_us(job.call_id), place) for job in action.jobs]
+        origin = self.origin
+        jobs = [
+            job_frame(
+                *(self._data, self._ledger, job, reads, self.deadline_us(job.call_id), place),
+                origin=origin(job, action.batch_id) if origin is not None else NOBODY,
+            )
+            for job in action.jobs
+        ]
         keep = [self._may_stay(job) for job in action.jobs]
         batch = _Batch(action, reads)
         try:
@@ -399,6 +409,8 @@ class GpuEngine:
             self._ledger.retire(ref)
         wanted = [job.id in self._wanted for job in batch.action.jobs]
         self._close(batch)
+        if done.spans and self.on_spans is not None:
+            self.on_spans(done.batch_id, done.spans)
         outcomes = deliver(self._data, batch.action.jobs, wanted, done.results, self._ledger.release)
         self._post(BatchFinished(done.batch_id, done.device_us, outcomes))
 

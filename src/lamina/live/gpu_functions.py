@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from lamina.live.joined import joined
 from lamina.sdk.context import Context, running
 from lamina.sdk.function import Function
 from lamina.sdk.runner import Runner
@@ -123,7 +124,7 @@ class Lane:
             piece = self._todo.get()
             started_ns = time.perf_counter_ns()
             try:
-                with self._slice, running(piece.context):
+                with self._slice, running(piece.context), joined(piece.context):
                     outputs = [on_host(output) for output in piece.runner.run(list(piece.calls))]
                     self._settle()
             except BaseException as error:  # SystemExit too: a function may end its call, not its executor

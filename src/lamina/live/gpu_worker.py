@@ -53,6 +53,7 @@ from lamina.live.results import arguments, describe, packed
 from lamina.live.shm import INLINE_BYTES, Pool, Reader
 from lamina.live.worker import die_with_parent
 from lamina.sdk.context import Context
+from lamina.sdk.spans import Inner
 from lamina.sdk.state import Refusal
 from lamina.sdk.torch_model import to_numpy
 
@@ -77,6 +78,7 @@ class _Open:
     reads: list[ShmRef]
     keeps: bool = False
     followers: list[RunOn] = field(default_factory=list)
+    spans: list[Inner] = field(default_factory=list)  #: parts of it that the function wants to be seen
 
 
 class GpuWorker:
@@ -382,7 +384,10 @@ class GpuWorker:
         ends_s = min((job.deadline_us for job in frame.jobs if job.deadline_us), default=math.inf) / 1e6
         call_ids = tuple(job.call_id for job in frame.jobs)
         units = frame.mask.bit_count()
-        context = Context(units, len(calls), call_ids, self._setup.device, host_cores=1, ends_s=ends_s, transaction=NO_STATE)
+        context = Context(
+            *(units, len(calls), call_ids, self._setup.device, 1, ends_s, None, NO_STATE),
+            *(frame.jobs, batch.spans, batch.held.function.name),
+        )
         lane.put(Piece(frame.batch_id, batch.held.runner, calls, context))
 
     def _lane_ended(self, batch_id: int, took_us: int, outputs: list[Any]) -> None:
@@ -422,7 +427,7 @@ class GpuWorker:
         results = packed(self._pool, batch.outputs)
         batch.outputs = []
         kept = [ref for ref in batch.reads if self._reader.is_viewed(ref)]
-        self._channel.send(Done(frame.batch_id, device_us, results, kept))
+        self._channel.send(Done(frame.batch_id, device_us, results, kept, None, batch.spans))
         for follower in batch.followers:
             self._run(follower)
         if held.is_leaving and not held.batches:

@@ -16,6 +16,15 @@ _OK = JobOutcome()
 _BAD_INPUT = JobOutcome(ok=False, error="bad-value")
 
 
+Origin = tuple[str, str]
+"""Of a job: its tenant, and the `traceparent` of its step."""
+
+OriginOf = Callable[[JobRef, int], Origin]
+"""Of a job in a batch."""
+
+NOBODY: Origin = ("", "")
+
+
 class JobInput(Protocol):
     """How a job's arguments are made, and of which values."""
 
@@ -39,14 +48,22 @@ class Data(Protocol):
     def put_error(self, job: JobRef, error: ErrorInfo, /) -> None: ...
 
 
-def job_frame(data: Data, ledger: Ledger, job: JobRef, reads: list[ShmRef], deadline_us: int, device: str = "") -> JobFrame:
+def job_frame(
+    data: Data,
+    ledger: Ledger,
+    job: JobRef,
+    reads: list[ShmRef],
+    deadline_us: int,
+    device: str = "",
+    origin: Origin = NOBODY,
+) -> JobFrame:
     """The job as it travels; what its batch will look into is noted in `reads`. Values of `device` need not leave it."""
     try:
         given = data.inputs(job)
         leaves = [(leaf, ledger.pin(stored, reads, device)) for leaf, stored in given.leaves]
     except LaminaError as error:
         return JobFrame(job.id, job.call_id, None, [], error=ErrorInfo(type(error).__name__, error.message))
-    return JobFrame(job.id, job.call_id, given.args, leaves, deadline_us, in_pieces=job.call_id in data.pieces)
+    return JobFrame(job.id, job.call_id, given.args, leaves, deadline_us, None, job.call_id in data.pieces, *origin)
 
 
 def deliver(

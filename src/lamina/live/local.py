@@ -38,17 +38,21 @@ from lamina.live.frames import (
     StateRead,
     pack,
 )
-from lamina.live.jobs import Data, deliver, job_frame
+from lamina.live.jobs import NOBODY, Data, OriginOf, deliver, job_frame
 from lamina.live.ledger import Ledger, WorkerSlots
 from lamina.live.process import Kind, WorkerProcess
 from lamina.live.statebook import Book
-from lamina.live.tap import Tap
+from lamina.live.tap import OnLine, Tap
 from lamina.live.timer import clock_us
 from lamina.live.worker import Setup
+from lamina.sdk.spans import Inner
 from lamina.types import DeviceSpec
 from lamina.units import MIB
 
 log = logging.getLogger("lamina")
+
+OnPrinted = Callable[[str, str, tuple[str, ...], str], None]
+"""Function, instance, the calls it was for, and the line."""
 
 BEAT_S = 0.5
 """How often the controller hears of a function that yields."""
@@ -101,6 +105,8 @@ class LocalEngine:
         self.devices = devices if devices is not None else [machine_device()]
         self.load_errors: dict[str, ErrorInfo] = {}  #: by function: why its last load failed, until one succeeds
         self.deadline_us: Callable[[str], int] = lambda call_id: 0
+        self.origin: OriginOf | None = None  #: for functions that ask whose request they serve; None: nobody's in particular
+        self.on_spans: Callable[[int, list[Inner]], None] | None = None  #: (batch, parts of it): who exports them
         self.book = Book("")  #: of the state that functions keep
         self.unknown: set[str] = set()  #: functions nobody has timed: the first instance of each looks before it takes calls
         self._app = app
@@ -108,7 +114,8 @@ class LocalEngine:
         self.environment: Callable[[str], dict[str, str]] = lambda function: {}  #: for workers of a function: secrets, say
         self.isolated: dict[str, dict[str, str]] = {}  #: functions on a GPU in processes of their own, and what holds them there
         self.end_client: Callable[[int], None] | None = None  #: to be called, in a thread, before one of these is killed
-        self.on_line: Callable[[str, str, str], None] | None = None  #: (function, instance, line): who reads what they print
+        self.on_line: OnPrinted | None = None  #: who reads what they print
+        self.echo_lines = True  #: it goes to stderr all the same
         self._taps: set[Tap] = set()
         self._limits = limits = limits or LocalLimits()
         self.ledger = ledger = Ledger(limits.pool_bytes, shm_base, limits.spill_bytes)
@@ -162,6 +169,7 @@ class LocalEngine:
             spill_bytes=self._limits.worker_spill_bytes,
             asked_us=clock_us(),
             probe=action.function in self.unknown and action.function not in self.isolated,
+            marked=self.on_line is not None,
         )
         tap = self._tap(action) if self.on_line is not None else None
         environment = {**self.isolated.get(action.function, {}), **self.environment(action.function)}
@@ -185,7 +193,8 @@ class LocalEngine:
     def _tap(self, load: Load) -> Tap:
         on_line = self.on_line
         assert on_line is not None
-        tap = Tap(self._loop, lambda line: on_line(load.function, load.instance, line))
+        told: OnLine = lambda _, calls, line: on_line(load.function, load.instance, calls, line)  # noqa: E731
+        tap = Tap(self._loop, told, echo=self.echo_lines)
         self._taps.add(tap)
         return tap
 
@@ -236,10 +245,14 @@ class LocalEngine:
         if not worker.is_leaving:
             reason = worker.lost_because or ("worker-lost" if worker.is_ready else "load-failed")
             ended = how_it_ended(worker.process)
-            log.warning("%s is lost (%s): %s", instance, reason, ended)
-            if not worker.is_ready:
-                unsaid = ErrorInfo("WorkerLost", f"the worker {ended} while it was loading")
-                self.load_errors[worker.load.function] = worker.load_error or unsaid
+            if worker.is_ready:
+                log.warning("%s is lost (%s): %s", instance, reason, ended)
+            else:
+                error = worker.load_error or ErrorInfo("WorkerLost", f"the worker {ended} while it was loading")
+                log.warning("%s is lost (%s): %s: %s", instance, reason, error.type, error.message)
+                if error != self.load_errors.get(worker.load.function) and error.trace:
+                    log.warning("%s", error.trace.rstrip())  # once, not at every try
+                self.load_errors[worker.load.function] = error
             self._post(InstanceLost(instance, reason))
         self._send_all(followers)
 
@@ -250,7 +263,14 @@ class LocalEngine:
         if worker is None:  # lost; that news is on its way to whoever decided this
             return
         reads: list[ShmRef] = []
-        jobs = [job_frame(self._data, self.ledger, job, reads, self.deadline_us(job.call_id)) for job in action.jobs]
+        origin = self.origin
+        jobs = [
+            job_frame(
+                *(self._data, self.ledger, job, reads, self.deadline_us(job.call_id)),
+                origin=origin(job, action.batch_id) if origin is not None else NOBODY,
+            )
+            for job in action.jobs
+        ]
         try:
             wire = pack(RunBatch(action.batch_id, self._cores_of(action.function, action.mask), jobs))
         except FrameError as error:
@@ -355,6 +375,8 @@ class LocalEngine:
             self.ledger.retire(ref)
         wanted = [job.id in self._wanted for job in batch.action.jobs]
         self._send_all(self._close(batch))  # first of all: somebody's slice is idle
+        if done.spans and self.on_spans is not None:
+            self.on_spans(done.batch_id, done.spans)
         outcomes = deliver(self._data, batch.action.jobs, wanted, done.results, lambda ref: worker.slots.free(ref.slot))
         self._post(BatchFinished(done.batch_id, done.device_us, outcomes))
 

@@ -1,7 +1,8 @@
 """One asyncio thread around the controller: events in, actions out, nothing in between.
 
-`post` runs the controller there and then, on the caller's stack: no queue, no task, no await stands between a request's
-last byte and the frame to its worker. Events that actions lead to at once are handled in turn before it returns.
+`post` runs the controller there and then, on the caller's stack: no queue, no task, no await. Events that actions lead to at
+once are handled in turn before it returns. Only what to run is decided once for all calls that were read in one go: sixteen
+callers who come back together are one batch, and one decision instead of sixteen.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Protocol
 
 from lamina.core.actions import Action, Fail, Keep, Refuse, Reply, Resolve, StartBatch, WakeAt
 from lamina.core.controller import Controller
-from lamina.core.events import CallArrived, CallCancelled, CallResumed, Deployed, DeviceJoined, Event, Resolved, Tick
+from lamina.core.events import AllHere, CallArrived, CallCancelled, CallResumed, Deployed, DeviceJoined, Event, Resolved, Tick
 from lamina.core.flow import Flow
 from lamina.errors import PolicyError
+from lamina.live.aside import Aside
 from lamina.live.data import Data
 from lamina.live.frames import ErrorInfo
 from lamina.live.timer import Timer, clock_us
@@ -54,6 +56,7 @@ class LiveLoop:
         self.data = data
         self.watch = watch
         self.keep: Callable[[Keep], None] = _nobody  #: writes down what durable runs are told
+        self.aside: Aside | None = None  #: runs batches for nobody; to be there before the start
         self._waiting: dict[str, Callable[[Ending], None]] = {}
         self._inbox: deque[Event | Resolve] = deque()
         self._busy = False
@@ -62,10 +65,14 @@ class LiveLoop:
         self._origin_us = clock_us()
         self._timer: Timer | None = None
         self._quiet: asyncio.Event | None = None
+        self._call_soon: Callable[[Callable[[], None]], object] | None = None
+        self._gathering = False  #: `AllHere` is on its way
 
     async def start(self, deployed: Deployed) -> None:
+        self._call_soon = asyncio.get_running_loop().call_soon
         self._timer = Timer(asyncio.get_running_loop())
-        await self.engine.start(self.post, self.data)
+        between = self.aside.between(self.post, self.data) if self.aside is not None else (self.post, self.data)
+        await self.engine.start(*between)
         for device in self.engine.devices:
             self.post(DeviceJoined(device))
         self.post(deployed)
@@ -87,7 +94,16 @@ class LiveLoop:
         """Hand in a call; `on_end` is called once, with `data` still holding its result. `began_us`: see `Data.open`."""
         self.data.open(call.id, self.controller.state.flows[call.target], inputs, began_us)
         self._waiting[call.id] = on_end
-        self.post(CallArrived(call))
+        call_soon = self._call_soon
+        self.post(CallArrived(call, call_soon is not None))
+        if call_soon is not None and not self._gathering and self.controller.state.waiting:
+            self._gathering = True
+            call_soon(self._all_here)
+
+    def _all_here(self) -> None:
+        """Everything that could be read by now has been."""
+        self._gathering = False
+        self.post(AllHere())
 
     def resume(
         self, resumed: CallResumed, flow: Flow, inputs: dict[str, bytes], on_end: Callable[[Ending], None], began_us: int
@@ -118,7 +134,8 @@ class LiveLoop:
                 now_us = self.now_us()
                 actions = self._handle(now_us, next_event)
                 self.decided_us = self.now_us() - now_us
-                if actions and type(next_event) is not CallArrived:
+                kind = type(next_event)
+                if actions and kind is not CallArrived and kind is not AllHere:
                     self.turn += 1
                 for action in actions:
                     self._perform(action)

@@ -7,7 +7,17 @@ from typing import Any
 
 from lamina import values
 from lamina.core.actions import Fail, Refuse, Reply
-from lamina.errors import BadValue, Cancelled, DeadlineExceeded, FunctionFailed, LaminaError, LoadFailed, Refused, WorkerLost
+from lamina.errors import (
+    REFUSALS,
+    BadValue,
+    Cancelled,
+    DeadlineExceeded,
+    FunctionFailed,
+    LaminaError,
+    LoadFailed,
+    Refused,
+    WorkerLost,
+)
 from lamina.live.frames import ErrorInfo
 from lamina.live.loop import Ending
 from lamina.live.start import Live
@@ -38,8 +48,10 @@ async def call_once(live: Live, name: str, inputs: dict[str, Any]) -> Any:
 def error_of(ending: Fail | Refuse, info: ErrorInfo | None) -> LaminaError:
     """The error a caller in Python gets for an ending that is no answer."""
     if isinstance(ending, Refuse):
+        _, detail, hint = REFUSALS.get(ending.reason, (429, f"refused: {ending.reason}", ""))
         return Refused(
-            f"refused: {ending.reason}",
+            detail,
+            hint=hint,
             reason=ending.reason,
             retry_after_s=ending.retry_after_us / 1e6,
             offer_ms=ending.offer_us / 1000 or None,

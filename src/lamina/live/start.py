@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from lamina import policies
 from lamina.core.controller import Controller
 from lamina.core.policy import Dispatch
@@ -86,6 +88,7 @@ def _engines(app: App, app_path: str, gpu: str) -> Engines:
         slicer = open_slicer(gpu)
         found = [(gpu, 0, slicer.device)]
         slicer.close()
+    found = [(name, place, replace(device, owned=True)) for name, place, device in found]
     mps, environment = _isolate(app, local, found)
     gpus = [
         GpuEngine(app_path, device, name, local.ledger, ordinal=place, environment=environment) for name, place, device in found
@@ -122,7 +125,7 @@ def open_emulated(
     noise: float = 0.05,
 ) -> Live:
     """On make-believe devices, which take as long as the profiles say."""
-    made = devices.make(kinds)
+    made = [replace(device, owned=True) for device in devices.make(kinds)]
     table = Table(found, margin=2 * noise)
     for name, function in app.functions.items():
         fitting = [device for device in made if function.spec.fits_family(device.family)]

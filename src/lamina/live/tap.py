@@ -8,17 +8,26 @@ import os
 import sys
 from collections.abc import Callable
 
+from lamina.live.marks import unmarked
+
 _READ_BYTES = 65_536
 _LINE_BYTES = 16_384
 """A longer line is cut: whoever prints without an end must not fill our memory."""
 
+OnLine = Callable[[str, tuple[str, ...], str], None]
+"""Function and calls, where that is known, and what was printed."""
+
 
 class Tap:
-    """A pipe: give `fd` to the child, then call `close_theirs`. It ends by itself when nobody can write to it any more."""
+    """A pipe: give `fd` to the child, then call `close_theirs`. It ends by itself when nobody can write to it any more.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_line: Callable[[str], None]) -> None:
+    `on_line` is told every line; with `echo` it also goes to stderr, as it would without anybody in between.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_line: OnLine, *, echo: bool = True) -> None:
         self._loop = loop
         self._on_line = on_line
+        self._echo = echo
         self._rest = b""
         self._ours, self.fd = os.pipe()
         os.set_blocking(self._ours, False)
@@ -35,23 +44,28 @@ class Tap:
         if not data:
             self.close()
             return
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.buffer.write(data)
-            sys.stderr.flush()
         *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._on_line(line[:_LINE_BYTES].decode("utf-8", "replace"))
         if len(self._rest) > _LINE_BYTES:
-            self._on_line(self._rest[:_LINE_BYTES].decode("utf-8", "replace"))
+            lines.append(self._rest)
             self._rest = b""
+        self._tell(lines)
+
+    def _tell(self, lines: list[bytes]) -> None:
+        found = [unmarked(line[:_LINE_BYTES].decode("utf-8", "replace")) for line in lines]
+        if self._echo:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write("".join(f"{text}\n" for _, _, text in found))
+                sys.stderr.flush()
+        for function, calls, text in found:
+            self._on_line(function, calls, text)
 
     def close(self) -> None:
-        """Whatever is still in it is read first."""
+        """Whatever is still in it is told first."""
         if self._ours < 0:
             return
         self._loop.remove_reader(self._ours)
         os.close(self._ours)
         self._ours = -1
         if self._rest:
-            self._on_line(self._rest.decode("utf-8", "replace"))
+            self._tell([self._rest])
             self._rest = b""

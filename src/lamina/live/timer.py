@@ -73,9 +73,15 @@ class Timer:
             self._loop.call_later(max(0.0, (at_us - clock_us()) / 1e6), self._fire)
 
     def _fire(self) -> None:
+        """What has come in by now is read first: whoever is called back decides about it."""
         if self._fd >= 0:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._fd, 8)
+            self._loop.call_soon(self._call_back)
+        else:
+            self._call_back()
+
+    def _call_back(self) -> None:
         now_us = clock_us()
         self._armed_us = 1  # callbacks may ask for more: they are armed together, below
         while self._heap and self._heap[0][0] <= now_us:

@@ -42,10 +42,13 @@ from lamina.live.frames import (
     Stop,
     Stored,
 )
+from lamina.live.joined import joined
 from lamina.live.line import MAX_TRIES, Line, must_repeat
+from lamina.live.marks import finish_output, mark_output
 from lamina.live.results import arguments, describe, packed
 from lamina.live.shm import Pool, Reader
 from lamina.sdk.context import Context, running
+from lamina.sdk.spans import Inner
 
 if TYPE_CHECKING:
     from lamina.sdk.function import Function
@@ -68,6 +71,7 @@ class Setup(Struct, frozen=True, forbid_unknown_fields=True):
     fd: int = -1
     spill_bytes: int = 0  #: on disk, for results that find no room in memory
     probe: bool = False  #: nobody knows how long it takes: look before it takes calls
+    marked: bool = False  #: what it prints is read, and says for whom it was
 
 
 class Worker:
@@ -81,6 +85,8 @@ class Worker:
         self._cores = cores
         self._pool = Pool(setup.folder, setup.owner, setup.pool_bytes, setup.spill_bytes)
         self._reader = Reader(setup.folder)
+        self._function = setup.function
+        self._spans: list[Inner] = []  #: of the batch that runs
 
     def serve(self, wake: int) -> None:
         """Until the socket ends, Stop comes, or a signal makes `wake` readable and sets `leaving`."""
@@ -129,7 +135,10 @@ class Worker:
         results = self._results(batch, units, line)
         kept = [ref for ref in shared if self._reader.is_viewed(ref)]
         device_us = (time.perf_counter_ns() - started_ns) // 1000
-        return Done(batch.batch_id, device_us, results, kept, line.changes(results, may_repeat))
+        spans = self._spans
+        if spans:
+            self._spans = []
+        return Done(batch.batch_id, device_us, results, kept, line.changes(results, may_repeat), spans)
 
     def _results(self, batch: RunBatch, units: int, line: Line) -> list[bytes | ShmRef | ErrorInfo]:
         """In a frame of its own: when it returns, nothing of ours refers to the inputs any more."""
@@ -146,8 +155,11 @@ class Worker:
         ends_s = min((job.deadline_us for job in batch.jobs if job.deadline_us), default=math.inf) / 1e6
         call_ids = tuple([job.call_id for job in batch.jobs])
         self._runner.emit = self._emit_for(batch) if batch.jobs[0].in_pieces else None
-        context = Context(units, len(calls), call_ids, self._device, 0, ends_s, line.beat, line.transaction)
-        with running(context):
+        context = Context(
+            *(units, len(calls), call_ids, self._device, 0, ends_s, line.beat, line.transaction),
+            *(batch.jobs, self._spans, self._function),
+        )
+        with running(context), joined(context):
             for index, output in zip(calls, self._outputs(list(calls.values())), strict=True):
                 outputs[index] = output
         return packed(self._pool, outputs)
@@ -196,11 +208,14 @@ def main(argument: str) -> int:
     sys.argv = [setup.app]
     with contextlib.suppress(AttributeError):  # there may be no stdout, or one without lines
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    if setup.marked:
+        mark_output()
     try:
         return _work(setup, channel)
     except (BrokenPipeError, ConnectionResetError):  # nobody is left to work for
         return 0
     finally:
+        finish_output()
         channel.leave_open()
 
 

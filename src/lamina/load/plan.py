@@ -12,6 +12,8 @@ from msgspec import Struct
 from lamina.errors import BadValue
 from lamina.sim import workload
 
+MOST_HZ = 1e6
+"""Calls a second: arrivals are counted in microseconds."""
 SHAPES = ("poisson", "gamma", "even", "steps", "ramp", "trace")
 
 
@@ -65,8 +67,12 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 def _split(url: str) -> SplitResult:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none
+        known = False
+    if not known:
         raise BadValue(f"url: {url!r} is not an address", hint="write http://HOST:PORT/v1/functions/NAME")
     return parts
 
@@ -84,7 +90,8 @@ def parse_stages(text: str, seconds: float) -> tuple[tuple[float, float], ...]:
             stages = tuple((parse_us(span, "--rate") / 1e6, float(rate)) for rate, span in pairs)
     except ValueError:
         pass  # said below
-    if not stages or any(rate < 0 or span_s <= 0 for span_s, rate in stages) or not any(rate for _, rate in stages):
+    fine = all(0 <= rate <= MOST_HZ and span_s > 0 for span_s, rate in stages)
+    if not fine or not any(rate for _, rate in stages):
         raise BadValue(f"--rate {text!r}: no rate", hint="write calls a second, 200, or stages, 100x10s,400x30s")
     return stages
 

@@ -6,8 +6,9 @@ If one finds no place, the refusal says which, what it lacks, and what could be 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lamina.errors import NoCapacity
 from lamina.types import DeviceSpec, FunctionSpec
@@ -18,6 +19,14 @@ class _Free:
     spec: DeviceSpec
     units: int
     memory_mib: int
+    instances: Counter[str] = field(default_factory=Counter)  #: by function
+
+    def has_seat(self, spec: FunctionSpec) -> bool:
+        """More instances of one function than it can have slices here would only wait for each other: nobody loads them."""
+        limit = self.spec.limits.batches_per_instance
+        if not limit:
+            return spec.home or not self.instances[spec.name]
+        return self.instances[spec.name] < max(1, self.spec.units * limit // spec.units_on(self.spec))
 
 
 def check_room(devices: Iterable[DeviceSpec], standing: Iterable[FunctionSpec], coming: Iterable[FunctionSpec]) -> None:
@@ -61,18 +70,25 @@ def _place(spec: FunctionSpec, free: list[_Free]) -> bool:
     places = []
     for one in free:
         units = spec.units_on(one.spec) if spec.home else 0
-        if spec.fits_family(one.spec.family) and units <= one.units and spec.memory_mib <= one.memory_mib:
+        fits = spec.fits_family(one.spec.family) and one.has_seat(spec)
+        if fits and units <= one.units and spec.memory_mib <= one.memory_mib:
             places.append((one.units - units, one.memory_mib, one.spec.id, one, units))
     if not places:
         return False
     *_, best, units = min(places, key=lambda place: place[:3])
     best.units -= units
     best.memory_mib -= spec.memory_mib
+    best.instances[spec.name] += 1
     return True
 
 
 def _refusal(spec: FunctionSpec, placed: int, free: list[_Free]) -> NoCapacity:
     fitting = [one for one in free if spec.fits_family(one.spec.family)]
+    if not any(one.has_seat(spec) for one in fitting):
+        return NoCapacity(
+            f"no room for instance {placed + 1} of {spec.scale.min} of {spec.name!r}: the devices here have slices for {placed}",
+            hint=f"best offer: min={placed}",
+        )
     units = max((one.units for one in fitting), default=0)
     memory = max((one.memory_mib for one in fitting), default=0)
     wish = min(spec.units_on(one.spec) for one in fitting) if spec.home else 0

@@ -29,7 +29,9 @@ def options_of(kind: Any) -> dict[str, dataclasses.Field[Any]]:
 
 def build(name: str, options: dict[str, Any] | None = None, complain: Complain = _plainly) -> Dispatch:
     """`lamina.policies.<name>.Policy(**options)`, each option checked against its field. Times may be "5ms"."""
-    kind = plugins.load("policies", name).Policy
+    kind = getattr(plugins.load("policies", name), "Policy", None)
+    if kind is None:
+        raise BadValue(f"no policy in {name}", hint="it is a class called Policy; docs/write-a-policy.md has a small one")
     known = options_of(kind)
     try:
         hints = typing.get_type_hints(kind)

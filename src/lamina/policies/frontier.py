@@ -168,7 +168,7 @@ class Policy:
             return Verdict(*found) if found else NOTHING
         waiting = None
         if self._luck.trusts(function.spec.name):
-            waiting = self._weigh.waiting(view, function, head, count)
+            waiting = self._weigh.waiting(view, function, head, count, room)
         ahead = self._plans.of(view, head)
         verdict = NOTHING
         if ahead is not None:
@@ -207,7 +207,8 @@ class Policy:
         until_us = 0
         if function.coming >= 1:
             until_us = wait_for_company_us(view, function, count, now_us, latency_us, start_by_us)
-        alone = head.run.flow.single is not None or seat.exact or function.meter.echo > LOOP
+        paid = seat.exact or seat.device.spec.owned
+        alone = head.run.flow.single is not None or paid or function.meter.echo > LOOP
         if until_us <= now_us and head.due_us < NEVER_US and alone:
             until_us = wait_until_us(now_us, function, count, function.spec.max_batch, latency_us, start_by_us)
         return verdict._replace(until_us=until_us, company=count + 1) if until_us > now_us else verdict

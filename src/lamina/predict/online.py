@@ -237,6 +237,12 @@ class Predictor:
         found = sorted(key for key, ratio in self._ratios.items() if ratio.stale)
         return [Stale(*key, ratio=self._ratios[key].mean.mean, outside=self._ratios[key].outside) for key in found]
 
+    def forget(self, function: str = "", kind: str = "") -> None:
+        """What was learnt of a function there is void: its profile is a new one. Without a name, of all of them."""
+        for learnt in (self._curves, self._ratios):
+            for key in [key for key in learnt if not function or key[:2] == (function, kind)]:
+                del learnt[key]
+
     def load_us(self, function: str, kind: str) -> int:
         return int(self._loads.get((function, kind), 0.0)) or self.base.load_us(function, kind)
 

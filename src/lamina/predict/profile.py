@@ -34,6 +34,16 @@ class Traits(Struct, frozen=True):
         return self.fixed_bytes + self.item_bytes * batch
 
 
+class Handover(Struct, frozen=True):
+    """What a batch takes beside its time on the slice: the way to its process, and that of its results back."""
+
+    batch_us: float
+    item_us: float = 0.0
+
+    def us(self, batch: int) -> float:
+        return self.batch_us + self.item_us * batch
+
+
 class Profile(Struct, frozen=True, kw_only=True):
     function: str
     device: str  #: kind of device
@@ -42,6 +52,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     memory_mib: int = 0
     bandwidth: float = 0.0  #: part of the peak memory bandwidth it asks for on the whole device; 0: not measured
     traits: Traits | None = None  #: None: not known
+    handover: Handover | None = None  #: None: not measured
+    spread: list[float] = field(default_factory=list)  #: of runs over their median: quantiles, evenly apart, least to most
     version: int = VERSION
     meta: dict[str, Any] = field(default_factory=dict)  #: driver, date, commit, source
 

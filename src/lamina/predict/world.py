@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from lamina.core.flow import Choice, Each, Node, Wait
 from lamina.planner.neighbours import Interference
+from lamina.predict.profile import Handover
 from lamina.predict.table import Table
 
 P99 = 2.326
@@ -26,12 +27,19 @@ class World:
     load_noise: float = 0.1  #: likewise, of loads; none either where there is no noise at all
     interference: Interference | None = None  #: None: batches beside each other do not feel each other
     _sigma: dict[tuple[str, str], float] = field(default_factory=dict)  #: of profiles that say how far times spread
+    _spread: dict[tuple[str, str], list[float]] = field(default_factory=dict)  #: likewise, of those that say how
+    _handovers: dict[tuple[str, str], Handover] = field(default_factory=dict)
     _medians: dict[tuple[str, str, int, int, int], tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for profile in self.table.profiles:
+            if profile.handover is not None:
+                self._handovers[profile.function, profile.device] = profile.handover
         if not self.noise:
             return
         for profile in self.table.profiles:
+            if len(profile.spread) > 1:
+                self._spread[profile.function, profile.device] = profile.spread
             spreads = [math.log(p.p99_us / p.p50_us) / P99 for p in profile.points if p.p99_us > p.p50_us > 0]
             if spreads:
                 self._sigma[profile.function, profile.device] = statistics.median(spreads)
@@ -42,7 +50,13 @@ class World:
         if known is None:
             sigma = self._sigma.get((function, kind), self.noise)
             known = self._medians[key] = (self.table.typical_us(function, kind, batch, units, cores), sigma)
-        return max(1, round(known[0] * self._wobble(known[1])))
+        spread = self._spread.get((function, kind)) if self._spread else None
+        return max(1, round(known[0] * (self._wobble(known[1]) if spread is None else self._drawn(spread))))
+
+    def handover_us(self, function: str, kind: str, batch: int) -> int:
+        """Until its results are back, beside its time on the slice; 0 where nobody has measured it."""
+        found = self._handovers.get((function, kind))
+        return round(found.us(batch)) if found is not None else 0
 
     def load_us(self, function: str, kind: str) -> int:
         return round(self.table.load_us(function, kind) * self._wobble(self.load_noise if self.noise else 0.0))
@@ -59,6 +73,12 @@ class World:
             return 0
         odds = node.odds or (1.0,) * len(node.branches)
         return self.rng.choices(range(len(node.branches)), odds)[0]
+
+    def _drawn(self, spread: list[float]) -> float:
+        """As the runs of its profile were: seldom far off and mostly close is not the same as always a little off."""
+        at = self.rng.random() * (len(spread) - 1)
+        low = int(at)
+        return spread[low] + (at - low) * (spread[low + 1] - spread[low])
 
     def _wobble(self, sigma: float) -> float:
         return math.exp(sigma * self.rng.gauss(0.0, 1.0)) if sigma else 1.0

@@ -24,6 +24,10 @@ ENOUGH_RUNS = 200
 """For a 99th percentile of one's own. With fewer, a point has the tail of all points together, times its median."""
 
 
+QUANTILES = 41
+"""From the least to the most: one for every 2.5 %."""
+
+
 def to_points(runs: Mapping[Place, Sequence[float]]) -> list[Point]:
     kept = {place: without_stalls(values) for place, values in runs.items() if _is_whole(place, runs)}
     medians = {place: statistics.median(values) for place, values in kept.items()}
@@ -33,6 +37,16 @@ def to_points(runs: Mapping[Place, Sequence[float]]) -> list[Point]:
         p99_us = _p99(kept[place]) if len(kept[place]) >= ENOUGH_RUNS else medians[place] * tail
         points.append(Point(batch=place[0], units=place[1], p50_us=round(medians[place], 1), p99_us=round(p99_us, 1)))
     return points
+
+
+def to_spread(runs: Mapping[Place, Sequence[float]]) -> list[float]:
+    """Of all runs over the median of their place: quantiles, so that a simulation can draw from them."""
+    kept = [without_stalls(values) for values in runs.values()]
+    ratios = [us / statistics.median(values) for values in kept for us in values if len(values) > 1]
+    if len(ratios) < QUANTILES:
+        return []
+    inside = statistics.quantiles(ratios, n=QUANTILES - 1, method="inclusive")
+    return [round(ratio, 4) for ratio in (min(ratios), *inside, max(ratios))]
 
 
 def to_profile(function: str, bench: Bench, outcome: Outcome, record: Record, target: float, app: Path) -> Profile:
@@ -63,6 +77,7 @@ def to_profile(function: str, bench: Bench, outcome: Outcome, record: Record, ta
         function=function,
         device=bench.device.kind,
         points=points,
+        spread=to_spread(outcome.runs),
         traits=traits,
         bandwidth=round(demand(traits, bench.device.kind, points), 4) if traits is not None else 0.0,
         load_us=statistics.median_low(record.loads_us) if record.loads_us else 0,

@@ -1,4 +1,4 @@
-"""What running code may ask about its batch: `context().units`, `context().remaining_ms()`.
+"""What running code may ask about its batch: `context().units`, `context().remaining_ms()`, `context().call_id`.
 
 The worker sets it around each batch. Code that runs outside of one (a test, a notebook) gets a context of one unit and
 no deadline, so that it needs no `if`.
@@ -8,13 +8,25 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from lamina.errors import BadValue
+from lamina.sdk.spans import Inner, timed
 from lamina.sdk.state import State, Transaction
+
+
+class Origin(Protocol):
+    """Where one request of a batch comes from."""
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def traceparent(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +39,39 @@ class Context:
     ends_s: float = math.inf  #: `time.monotonic()` at which the most urgent request of the batch is due
     beat: Callable[[], None] | None = None  #: tells the server that this batch is alive
     transaction: Transaction | None = None  #: on the state, applied with the result
+    origins: Sequence[Origin] = ()  #: request by request
+    spans: list[Inner] | None = None  #: where `span` writes; None: nobody reads it
+    function: str = ""
+
+    @property
+    def call_id(self) -> str:
+        """Of the first request: the one there is, for a function that takes one at a time. Of a durable run it is the run's."""
+        return self.call_ids[0] if self.call_ids else ""
+
+    @property
+    def tenants(self) -> tuple[str, ...]:
+        """Whose requests they are; "" where nobody has said."""
+        return tuple(origin.tenant for origin in self.origins)
+
+    @property
+    def tenant(self) -> str:
+        return self.origins[0].tenant if self.origins else ""
+
+    @property
+    def traceparents(self) -> tuple[str, ...]:
+        """Request by request, the W3C header for what is done on its behalf: its parent is this step. "" if it is not traced."""
+        return tuple(origin.traceparent for origin in self.origins)
+
+    @property
+    def traceparent(self) -> str:
+        """Of the first request that is traced."""
+        return next((origin.traceparent for origin in self.origins if origin.traceparent), "")
+
+    def span(self, name: str, **attributes: Any) -> AbstractContextManager[None]:
+        """A part of this batch, timed, below its step in the trace of each of its requests. Nothing where nobody traces."""
+        if self.spans is None or not self.traceparent:
+            return nullcontext()
+        return timed(self.spans, name, attributes)
 
     @property
     def cores(self) -> int:

@@ -24,6 +24,7 @@ from lamina.sdk.symbols import Pending
 from lamina.sdk.tensors import Signature, signature_of
 from lamina.sdk.torch_model import TorchModel
 from lamina.sdk.tracing import Tracer, mode, plain_python
+from lamina.sdk.typed import makers_of
 from lamina.sdk.user_errors import clean
 from lamina.types import FunctionSpec
 
@@ -50,9 +51,8 @@ class Function(Remote, Generic[P, R]):
         if self.is_class:
             _check_class(target, place)
         body = (target.pre if issubclass(target, TorchModel) else target.__call__) if self.is_class else target
-        if inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body):
-            raise BadValue(f"{place}: async functions are not supported yet", hint="write a plain def that returns or yields")
-        self.streams = inspect.isgeneratorfunction(body)  #: it yields its answer in pieces
+        self.is_async = inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body)
+        self.streams = inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body)  #: it yields its answer in pieces
         if self.streams:
             if spec.max_batch > 1:
                 raise BadValue(f"{place}: a batched function that yields", hint="leave batch= out: it answers one at a time")
@@ -60,6 +60,7 @@ class Function(Remote, Generic[P, R]):
         without_self = functools.partial(body, None) if self.is_class else body
         self.params: tuple[Param, ...] = params_of(without_self, place)
         self.defaults: dict[str, Any] = defaults_of(without_self)  #: per parameter, NOTHING where one is required
+        self.makers = makers_of(body, batched=spec.max_batch > 1)  #: for parameters that are more than JSON
         self._body = body
         self._local: Runner | None = None
         self._lock = threading.RLock()
@@ -93,7 +94,13 @@ class Function(Remote, Generic[P, R]):
         if where is not None and not isinstance(where, Tracer) and self.name in where.mocks:
             with plain_python():
                 return where.mocks[self.name](*args, **kwargs)
+        if where is None and self.is_async and not self.streams:
+            return self._later(bind_arguments(self.params, args, kwargs))
         return self._one(bind_arguments(self.params, args, kwargs))
+
+    async def _later(self, inputs: dict[str, Any]) -> Any:
+        """In plain Python what is an `async def` is awaited, a class's `__call__` too."""
+        return self._one(inputs)
 
     def retry(self, on: Errors = ("States.ALL",), **how: Any) -> Guarded:
         """`f.retry([OSError], attempts=3, interval_s=1, backoff=2.0)(x)`: a step that is tried again. See `Guarded.retry`."""

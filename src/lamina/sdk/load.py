@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from lamina.errors import BadValue, LoadFailed
+from lamina.errors import BadValue, LaminaError, LoadFailed
 from lamina.sdk.app import App
 from lamina.sdk.bundle import is_bundle, open_bundle
-from lamina.sdk.user_errors import clean, message_of
+from lamina.sdk.user_errors import clean, message_of, place_of
 
 _OURS = "__lamina_loaded__"
 """Marks modules that were loaded from an app file: these, and no others, give way to another file of the same name."""
@@ -52,6 +52,11 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def _from_module(name: str) -> ModuleType:
+    path = Path(name)
+    if path.is_dir() and not (path / "__init__.py").exists():
+        raise BadValue(f"{name!r} is a folder", hint=f"name the file that holds the app: {path / 'app.py'}")
+    if os.sep in name or path.is_file():
+        raise BadValue(f"{name!r} is no Python file", hint="an app is a file that ends in .py")
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does
     try:
@@ -64,7 +69,11 @@ def _from_module(name: str) -> ModuleType:
         raise _failed(name, error) from clean(error)
 
 
-def _failed(where: str, error: BaseException) -> LoadFailed:
+def _failed(where: str, error: BaseException) -> LaminaError:
+    """A value of ours that was refused is told with its line. Anything else is the file's own doing."""
+    if isinstance(error, BadValue):
+        place = place_of(error)
+        return type(error)(error.message if error.message.startswith(place) else f"{place}: {error.message}", hint=error.hint)
     hint = f"install {error.name!r}" if isinstance(error, ModuleNotFoundError) else ""
     return LoadFailed(f"{where} cannot be imported: {message_of(error)}", hint=hint)
 

@@ -6,6 +6,7 @@ that made it raise stands alone; a function that must not run twice (`idempotent
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from lamina.sdk.torch_model import OpenModel, TorchModel
 from lamina.sdk.user_errors import clean, message_of
 
 if TYPE_CHECKING:
+    from lamina.sdk.awaiting import Awaiting
     from lamina.sdk.function import Function
 
 Inputs = dict[str, Any]
@@ -30,6 +32,9 @@ class Runner:
         self._defaults = function.defaults
         self._closed = False
         self._streams = function.streams
+        self._is_async = function.is_async
+        self._awaiting: Awaiting | None = None
+        self._makers = function.makers
         self._tensors = {port.name: port.tensor for port in function.signature.inputs if port.tensor is not None}
         self.emit: Callable[[Any], bool] | None = None  #: takes what is yielded as it comes; false when no more is wanted
         self._instance: Any = None
@@ -41,7 +46,7 @@ class Runner:
                 if isinstance(self._instance, TorchModel):
                     self.model = OpenModel(self._instance)
                 elif hasattr(self._instance, "load"):
-                    self._instance.load()
+                    self._awaited(self._instance.load())
             except (Exception, SystemExit) as error:
                 raise LoadFailed(f"function {self.name!r} cannot be loaded: {message_of(error)}") from clean(error)
 
@@ -61,8 +66,12 @@ class Runner:
         """Calls the instance's own `close`, if it has one, once."""
         if not self._closed:
             self._closed = True
-            if hasattr(self._instance, "close"):
-                self._instance.close()
+            try:
+                if hasattr(self._instance, "close"):
+                    self._awaited(self._instance.close())
+            finally:
+                if self._awaiting is not None:
+                    self._awaiting.close()
 
     def _missing(self, inputs: Inputs) -> Exception | None:
         for name, default in self._defaults.items():
@@ -71,8 +80,11 @@ class Runner:
         return None
 
     def _unfit(self, inputs: Inputs) -> Exception | None:
-        """Makes tensors of what was annotated as such."""
+        """Makes tensors, dataclasses and the like of what was annotated as such."""
         try:
+            for name, make in self._makers.items():
+                if name in inputs:
+                    inputs[name] = make(inputs[name])
             for name, tensor in self._tensors.items():
                 if name in inputs and self.model is None:  # a TorchModel has its own way
                     inputs[name] = fit(name, tensor, inputs[name])
@@ -92,11 +104,25 @@ class Runner:
 
     def _attempt(self, inputs: Inputs) -> Any:
         try:
-            return self._pieces(self._call(**inputs)) if self._streams else self._call(**inputs)
+            result = self._call(**inputs)
+            if self._is_async:
+                result = self._loop().pieces(result) if self._streams else self._loop().result(result)
+            return self._pieces(result) if self._streams else result
         except SystemExit as error:
             return RuntimeError(f"function {self.name!r} called sys.exit({error.code!r})")
         except Exception as error:
             return error
+
+    def _loop(self) -> Awaiting:
+        if self._awaiting is None:
+            from lamina.sdk.awaiting import Awaiting
+
+            self._awaiting = Awaiting()
+        return self._awaiting
+
+    def _awaited(self, result: Any) -> Any:
+        """`load` and `close` may be `async def` as well."""
+        return self._loop().result(result) if inspect.iscoroutine(result) else result
 
     def _pieces(self, pieces: Generator[Any, Any, Any]) -> list[Any] | None:
         """A list of them, unless somebody takes each as it comes."""

@@ -69,6 +69,16 @@ def _user_frames(trace: TracebackType | None) -> TracebackType | None:
     return rest
 
 
+def place_of(error: BaseException) -> str:
+    """The last line of user code that the error passed, as in "app.py:12"; "" if it passed none."""
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        name = frame.f_code.co_filename
+        if not is_ours(name) and not name.startswith("<"):  # dataclasses write methods that are in no file
+            place = f"{os.path.basename(name)}:{line}"
+    return place
+
+
 def message_of(error: BaseException) -> str:
     """As in "ValueError: no such label", even if `str()` of the error fails."""
     return "".join(traceback.TracebackException.from_exception(error, limit=0).format_exception_only()).strip()

@@ -102,9 +102,10 @@ class Executor:
         account = self.ledger.accounts[action.device]
         size = len(action.jobs)
         took_us = self.world.batch_us(action.function, account.spec.kind, size, action.mask.bit_count(), action.cores)
-        start_us = now_us
+        back_us = self.world.handover_us(action.function, account.spec.kind, size)
+        start_us = now_us + back_us // 2  # half of the way is there, half is back; who is booked has come while it waited
         if action.after:
-            start_us = max(now_us, self._ends.get(action.after, (now_us, 0))[0])
+            start_us = max(start_us, self._ends.get(action.after, (now_us, 0))[0])
         if self._crowd is not None:
             running = Running(action.function, size, action.mask.bit_count() / account.spec.units)
             begin_us = start_us + action.transfer_us
@@ -116,7 +117,7 @@ class Executor:
             self._ends = {batch: end for batch, end in self._ends.items() if end[0] >= now_us}
         account.lease(start_us, end_us, action.mask, action.cores)
         self.ledger.started(action.function, size)
-        return ((end_us, BatchFinished(action.batch_id, took_us)),)
+        return ((end_us + back_us - back_us // 2, BatchFinished(action.batch_id, took_us)),)
 
     def _lost(self, now_us: int, names: list[str]) -> Later:
         found = [self.controller.state.instances.get(name) for name in names]

@@ -99,11 +99,15 @@ def flow(db: Session, id: str) -> bytes | None:
 # ---------------------------------------------------------------------------- feeding
 
 
-def recover(db: Session) -> tuple[dict[int, int], str]:
-    """At the start of a server: what ran is queued again. How many there are by priority, and the newest id of all."""
+Lane = tuple[int, str]
+"""Priority and tenant: runs of one lane begin in the order they were accepted in."""
+
+
+def recover(db: Session) -> tuple[dict[Lane, int], str]:
+    """At the start of a server: what ran is queued again. How many there are in each lane, and the newest id of all."""
     db.run("UPDATE runs SET state = 'queued' WHERE state = 'running'")
-    counts = {row[0]: row[1] for row in db.rows("SELECT priority, count(*) FROM runs WHERE state = 'queued' GROUP BY priority")}
-    return counts, db.rows("SELECT max(id) FROM runs")[0][0] or ""
+    found = db.rows("SELECT priority, tenant, count(*) FROM runs WHERE state = 'queued' GROUP BY priority, tenant")
+    return {(row[0], row[1]): row[2] for row in found}, db.rows("SELECT max(id) FROM runs")[0][0] or ""
 
 
 class Fed(Struct, frozen=True):
@@ -118,10 +122,10 @@ class Portion(Struct, frozen=True):
     is_last: bool  #: there are no more behind them
 
 
-def take(db: Session, priority: int, after: str, limit: int, limit_bytes: int) -> Portion:
+def take(db: Session, lane: Lane, after: str, limit: int, limit_bytes: int) -> Portion:
     """The oldest that are queued, behind `after`: as many as are asked for, or as fit, but at least one."""
-    queued = "FROM runs WHERE state = 'queued' AND priority = ? AND id > ?"
-    sizes = db.rows(f"SELECT id, size_bytes {queued} ORDER BY id LIMIT ?", *(priority, after, limit))
+    queued = "FROM runs WHERE state = 'queued' AND priority = ? AND tenant = ? AND id > ?"
+    sizes = db.rows(f"SELECT id, size_bytes {queued} ORDER BY id LIMIT ?", *(*lane, after, limit))
     total, count = 0, 0
     for _, size in sizes:
         total += size
@@ -131,7 +135,7 @@ def take(db: Session, priority: int, after: str, limit: int, limit_bytes: int) -
     if not count:
         return Portion([], True)
     until = sizes[count - 1][0]
-    found = db.rows(f"SELECT {_COLUMNS}, inputs {queued} AND id <= ? ORDER BY id", *(priority, after, until))
+    found = db.rows(f"SELECT {_COLUMNS}, inputs {queued} AND id <= ? ORDER BY id", *(*lane, after, until))
     return Portion([_fed(db, row) for row in found], count == len(sizes) < limit)
 
 

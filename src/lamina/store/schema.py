@@ -5,7 +5,7 @@ from __future__ import annotations
 from lamina.errors import StoreDown
 from lamina.store.base import Session
 
-VERSION = 1
+VERSION = 2
 
 _STEPS: tuple[tuple[str, ...], ...] = (
     (
@@ -28,6 +28,10 @@ _STEPS: tuple[tuple[str, ...], ...] = (
         """CREATE TABLE outbox (
             topic TEXT NOT NULL, name TEXT NOT NULL, due_us BIGINT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (topic, name))""",
         "CREATE INDEX outbox_by_time ON outbox (topic, due_us)",
+    ),
+    (  # runs are fetched tenant by tenant
+        "CREATE INDEX runs_by_turn ON runs (state, priority, tenant, id)",
+        "DROP INDEX runs_by_state",
     ),
 )
 

@@ -94,13 +94,14 @@ class Serving:
         loop = self.loop
         now_us = loop.now_us() - self.api.lag_us
         size_bytes = sum([len(given.data) for given in question.inputs]) // len(calls)
+        slo = model.about.slo if question.timeout_us else self.api.calls.first.slo(model.target, model.about.slo)
         for row, inputs in enumerate(calls):
             self._count += 1
             call = call_for(
                 f"{self._prefix}v{self._count:x}",
                 model.target,
                 now_us,
-                model.about.slo,
+                slo,
                 deadline_us=now_us + question.timeout_us if question.timeout_us else 0,
                 tenant=question.caller.tenant,
                 priority=question.priority,

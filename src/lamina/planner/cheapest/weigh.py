@@ -81,10 +81,12 @@ class Weigh:
     spare: float
     patience: float
 
-    def waiting(self, view: View, function: FunctionState, job: Job, count: int) -> Waiting | None:
-        """None: there is nobody to wait for, or no goal that says for how long."""
+    def waiting(self, view: View, function: FunctionState, job: Job, count: int, seats: list[Seat]) -> Waiting | None:
+        """None: there is nobody to wait for, no goal that says for how long, or nothing that it would save."""
         meter = function.meter
         if count >= function.spec.max_batch or meter.gap_us >= NEVER_US or meter.echo > LOOP or not has_goal(job):
+            return None
+        if all(seat.device.spec.owned for seat in seats):
             return None
         call = job.run.call
         gap_us = max(meter.gap_us, float(view.now_us - meter.last_us))

@@ -56,6 +56,7 @@ def _device(row: Field, fields: dict[str, Field], kind: str) -> DeviceSpec:
         units=("units", lambda field: field.whole(1)),
         memory=("memory_mib", Field.memory_mib),
         price=("price_per_s", Field.per_s),
+        owned=("owned", Field.flag),
         family=("family", lambda field: field.word("cpu", "gpu")),
         node=("node", Field.text),
         cores=("cores", Field.whole),

@@ -1,0 +1,93 @@
+"""What is offered to whom, and what the simulator makes of it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, NamedTuple
+
+from lamina import policies
+from lamina.core.actions import Reply
+from lamina.core.controller import Controller
+from lamina.core.events import Deployed, DeviceJoined, Event
+from lamina.planner.neighbours import Interference
+from lamina.predict import online
+from lamina.predict.profile import Profile
+from lamina.predict.table import Table
+from lamina.predict.world import World
+from lamina.sim.executor import Executor
+from lamina.sim.loop import Ending, simulate
+from lamina.types import Call, DeviceSpec
+
+SEED = 3
+WARM_US = 1_000_000
+"""Simulated before the first call: live, the instances that must stand are loaded before it too."""
+
+
+class Case(NamedTuple):
+    deployed: Deployed
+    device: DeviceSpec
+    profiles: list[Profile]
+    calls: list[Call]
+    policy: str
+    interference: Interference | None = None
+    believed: list[Profile] | None = None  #: what the server knew when it began, where that is something else
+
+
+def poisson(rates: dict[str, float], slos_us: dict[str, int], seconds: float, seed: int = SEED) -> list[Call]:
+    made = []
+    for name, rate in rates.items():
+        rng, at_s = random.Random(f"{seed}/{name}"), 0.0
+        while (at_s := at_s + rng.expovariate(rate)) < seconds:
+            at_us = round(at_s * 1e6)
+            made.append(Call("", name, at_us, at_us + slos_us[name], at_us + slos_us[name]))
+    made.sort(key=lambda call: call.arrived_us)
+    return [moved(call, f"c{number}", 0) for number, call in enumerate(made)]
+
+
+def moved(call: Call, name: str, by_us: int) -> Call:
+    return Call(name, call.target, call.arrived_us + by_us, call.deadline_us + by_us, call.expires_us + by_us)
+
+
+def world_of(case: Case, seed: int = SEED) -> World:
+    return World(Table(case.profiles), random.Random(seed), 0.05, interference=case.interference)
+
+
+def controller_of(case: Case) -> Controller:
+    return Controller(policies.build(case.policy), online.Predictor(Table(case.believed or case.profiles, margin=0.1)))
+
+
+def simulated(case: Case, seed: int = SEED) -> dict[str, float]:
+    controller, ends = controller_of(case), list[Ending]()
+    setup: list[Event] = [DeviceJoined(case.device), case.deployed]
+    shifted = [moved(call, call.id, WARM_US) for call in case.calls]
+    executor = Executor(controller, world_of(case, seed), seed=seed)
+    simulate(controller, executor, shifted, setup=setup, on_end=lambda _, end: ends.append(end))
+    return told(case.calls, ends)
+
+
+def told(calls: list[Call], ends: list[Ending]) -> dict[str, float]:
+    goal_us = {call.id: call.deadline_us - call.arrived_us for call in calls}
+    took = sorted(end.latency_us for end in ends if isinstance(end, Reply)) or [0]
+    in_time = sum(isinstance(end, Reply) and end.latency_us <= goal_us[end.call_id] for end in ends)
+    assert len(ends) == len(calls), (len(ends), len(calls))
+    return {
+        "answered": sum(isinstance(end, Reply) for end in ends),
+        "p50_ms": took[len(took) // 2] / 1000,
+        "p99_ms": took[int(0.99 * len(took))] / 1000,
+        "attainment": in_time / len(ends),
+    }
+
+
+def row(what: str, load: float, case: Case, found: dict[str, Any]) -> dict[str, Any]:
+    """Live over simulated."""
+    expected = simulated(case)
+    return {
+        "what": what,
+        "load": load,
+        "calls": len(case.calls),
+        "simulated": expected,
+        "live": found,
+        "p50 off": round(found["p50_ms"] / expected["p50_ms"] - 1, 4),
+        "p99 off": round(found["p99_ms"] / expected["p99_ms"] - 1, 4),
+        "attainment off": round(found["attainment"] - expected["attainment"], 4),
+    }

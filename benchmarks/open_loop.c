@@ -1,0 +1,136 @@
+/* The open loop of load.py in C: Poisson arrivals, each counted from the moment it was due.
+
+   At ten times overload the generator sends tens of thousands of requests a second on the cores it shares with the server;
+   in Python that takes more than half a core, which is then missing there. Here it is mostly the kernel's part.
+
+   open_loop HOST PORT REQUEST_FILE RATE SECONDS CONNECTIONS SEED: one line per answer, "status due_us sent_us took_us", all
+   from the first arrival, then "end OFFERED UNANSWERED CPU_US". Lines are written when it is over. */
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <math.h>
+#include <netinet/tcp.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TICK_NS 500000 /* as in load.py: many sends and answers at a time cost less than each by itself */
+#define MOST_BYTES 16384
+#define DRAIN_S 5.0
+
+typedef struct { int fd; double due, sent; size_t have; char buffer[MOST_BYTES]; } Line;
+typedef struct { int status; double due, sent, took; } Answer;
+
+static double now_s(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+static uint64_t dice;
+static double gap_s(double rate) { /* xorshift64*, then the inverse of the exponential distribution */
+    dice ^= dice >> 12; dice ^= dice << 25; dice ^= dice >> 27;
+    double u = ((dice * 2685821657736338717ULL) >> 11) * 0x1p-53;
+    return -log1p(-u) / rate;
+}
+
+static void *room(void *old, size_t size) {
+    void *made = realloc(old, size);
+    if (!made) { perror("memory"); exit(1); }
+    return made;
+}
+
+static int dial(const char *host, int port) {
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(port)};
+    int fd = socket(AF_INET, SOCK_STREAM, 0), yes = 1;
+    if (fd < 0 || inet_pton(AF_INET, host, &to.sin_addr) != 1 || connect(fd, (struct sockaddr *)&to, sizeof to)) {
+        perror("connect");
+        exit(1);
+    }
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+    return fd;
+}
+
+/* Status of the answer in the buffer if it is whole, else 0. */
+static int whole(Line *line) {
+    line->buffer[line->have] = 0;
+    char *end = strstr(line->buffer, "\r\n\r\n");
+    char *length = end ? strstr(line->buffer, "content-length: ") : NULL;
+    if (!length || length > end || line->have < (size_t)(end + 4 - line->buffer) + strtoul(length + 16, NULL, 10)) return 0;
+    return atoi(line->buffer + 9);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 8) { fprintf(stderr, "HOST PORT REQUEST_FILE RATE SECONDS CONNECTIONS SEED\n"); return 2; }
+    double rate = atof(argv[4]), seconds = atof(argv[5]);
+    int count = atoi(argv[6]);
+    dice = 88172645463325252ULL ^ (uint64_t)atoll(argv[7]) * 0x9E3779B97F4A7C15ULL;
+    static char request[MOST_BYTES];
+    FILE *file = fopen(argv[3], "rb");
+    if (!file) { perror(argv[3]); return 1; }
+    size_t size = fread(request, 1, sizeof request, file);
+    fclose(file);
+
+    int poll = epoll_create1(0), idle_count = 0;
+    Line *lines = calloc(count, sizeof *lines);
+    Line **idle = calloc(count, sizeof *idle);
+    struct epoll_event *ready = calloc(count, sizeof *ready);
+    for (int i = 0; i < count; i++) {
+        struct epoll_event event = {.events = EPOLLIN, .data.ptr = &lines[i]};
+        lines[i].fd = dial(argv[1], atoi(argv[2]));
+        epoll_ctl(poll, EPOLL_CTL_ADD, lines[i].fd, &event);
+        idle[idle_count++] = &lines[i];
+    }
+    size_t most = (size_t)(rate * seconds * 1.2) + 1000, due_count = 0, sent_count = 0, answer_count = 0;
+    double *due_s = room(NULL, most * sizeof *due_s); /* of all calls, in order; those before sent_count have been sent */
+    Answer *answers = room(NULL, most * sizeof *answers);
+    double begin = now_s() + 0.05, due = begin + gap_s(rate), end = begin + seconds;
+    struct timespec tick = {0, TICK_NS};
+    while (1) {
+        nanosleep(&tick, NULL);
+        int found = epoll_wait(poll, ready, count, 0);
+        for (int i = 0; i < found; i++) {
+            Line *line = ready[i].data.ptr;
+            ssize_t got = recv(line->fd, line->buffer + line->have, MOST_BYTES - 1 - line->have, 0);
+            if (got <= 0) { fprintf(stderr, "a connection was closed\n"); return 1; }
+            line->have += got;
+            int status = whole(line);
+            if (!status) continue;
+            answers[answer_count++] = (Answer){status, line->due, line->sent, now_s()};
+            line->have = 0;
+            idle[idle_count++] = line;
+        }
+        double now = now_s();
+        while (due <= now && due < end) {
+            if (due_count == most) {
+                most *= 2;
+                due_s = room(due_s, most * sizeof *due_s);
+                answers = room(answers, most * sizeof *answers);
+            }
+            due_s[due_count++] = due;
+            due += gap_s(rate);
+        }
+        while (sent_count < due_count && idle_count) {
+            Line *line = idle[--idle_count];
+            line->due = due_s[sent_count++];
+            line->sent = now_s();
+            if (send(line->fd, request, size, 0) != (ssize_t)size) { perror("send"); return 1; }
+        }
+        if (due >= end && ((answer_count == due_count) || now > end + DRAIN_S)) break;
+    }
+    struct rusage used;
+    getrusage(RUSAGE_SELF, &used);
+    for (size_t i = 0; i < answer_count; i++) {
+        Answer *one = &answers[i];
+        printf("%d %.0f %.0f %.0f\n", one->status, (one->due - begin) * 1e6, (one->sent - begin) * 1e6, (one->took - one->due) * 1e6);
+    }
+    double cpu_us = (used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1e6 + used.ru_utime.tv_usec + used.ru_stime.tv_usec;
+    printf("end %zu %zu %.0f\n", due_count, due_count - answer_count, cpu_us);
+    return 0;
+}

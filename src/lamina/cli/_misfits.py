@@ -1,0 +1,25 @@
+"""What a person should know before the first call: functions that no device here can run as they ask to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from lamina.types import DeviceSpec, FunctionSpec
+
+
+def misfits(functions: Iterable[FunctionSpec], devices: Sequence[DeviceSpec]) -> list[str]:
+    """One line each; a function that fits somewhere is not mentioned."""
+    return [line for function in functions if (line := _misfit(function, devices))]
+
+
+def _misfit(function: FunctionSpec, devices: Sequence[DeviceSpec]) -> str:
+    fitting = [device for device in devices if function.fits_family(device.family)]
+    if not fitting:
+        return f"{function.name} needs a {'GPU' if function.gpu == 'must' else 'CPU'}, and there is none: its calls are refused"
+    most_mib = max(device.memory_mib for device in fitting)
+    if function.memory_mib > most_mib:
+        return f"{function.name} asks for {function.memory_mib} MiB where there are {most_mib}: its calls are refused"
+    most_units = max(device.units for device in fitting)
+    if all(device.family == "cpu" for device in fitting) and function.cores > most_units:
+        return f"{function.name} asks for {function.cores} cores where there are {most_units}: it gets those"
+    return ""

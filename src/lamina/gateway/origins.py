@@ -1,0 +1,30 @@
+"""What functions are told about the calls they serve, and what they have to say about them. Off, it costs a comparison a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lamina.core.actions import JobRef
+from lamina.gateway.traces import Traces
+from lamina.live.jobs import Origin
+from lamina.live.loop import LiveLoop
+from lamina.live.timer import clock_us
+
+
+def tell_workers(loop: LiveLoop, traces: Traces | None, *, has_tenants: bool) -> None:
+    """Engines that run functions for real; a make-believe one has nobody to tell."""
+    if traces is None and not has_tenants:
+        return
+    runs = loop.controller.state.runs
+    origin_us = clock_us() - loop.now_us()
+
+    def origin(job: JobRef, batch_id: int) -> Origin:
+        run = runs.get(job.call_id) if has_tenants else None
+        return run.call.tenant if run is not None else "", traces.step_of(job, batch_id) if traces is not None else ""
+
+    engine: Any = loop.engine
+    for part in getattr(engine, "parts", [engine]):
+        if hasattr(part, "origin"):
+            part.origin = origin
+            if traces is not None:
+                part.on_spans = lambda batch_id, spans: traces.inside(batch_id, spans, origin_us)

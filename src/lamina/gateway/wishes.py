@@ -1,0 +1,45 @@
+"""What a caller asks for besides the answer: by when, before whom, for how much. Headers of a request."""
+
+from __future__ import annotations
+
+from lamina.errors import BadValue
+from lamina.gateway.heads import Request
+
+MAX_DEADLINE_MS = 86_400_000.0
+HEADERS = {b"lamina-deadline-ms", b"lamina-priority", b"lamina-cost-limit", b"prefer"}
+"""A call with one of these is not like the others."""
+
+Wishes = tuple[int, int, float]
+"""Deadline (absolute, in microseconds), priority and cost limit; 0: none."""
+
+NONE: Wishes = (0, 0, 0.0)
+
+
+def wishes_of(request: Request, now_us: int) -> Wishes:
+    headers = request.headers
+    if HEADERS.isdisjoint(headers):
+        return NONE
+    deadline_us = priority = 0
+    cost_limit = 0.0
+    if b"lamina-deadline-ms" in headers:
+        ms = _number(headers[b"lamina-deadline-ms"], "lamina-deadline-ms", 0.001, MAX_DEADLINE_MS)
+        deadline_us = now_us + max(1, int(ms * 1000))
+    if b"lamina-priority" in headers:
+        priority = int(_number(headers[b"lamina-priority"], "lamina-priority", -10, 10))
+    if b"lamina-cost-limit" in headers:
+        cost_limit = _number(headers[b"lamina-cost-limit"], "lamina-cost-limit", 0.0, 1e12)
+    return deadline_us, priority, cost_limit
+
+
+def _number(text: bytes, field: str, least: float, most: float) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = float("nan")
+    if not least <= number <= most:
+        shown = text[:40].decode("latin-1")
+        raise BadValue(
+            f"{field}: {shown!r} is not a number from {least:g} to {most:g}",
+            hint="leave the header out for the default",
+        )
+    return number

@@ -1,0 +1,30 @@
+"""A function that brings OpenTelemetry itself: what it traces becomes part of the trace its call is in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from lamina.sdk.context import Context
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+def joined(context: Context) -> AbstractContextManager[None]:
+    """Nothing, unless the function has loaded OpenTelemetry and its call is traced."""
+    if "opentelemetry" not in sys.modules or not context.traceparent:
+        return _NOTHING
+    return _attached(context.traceparent)
+
+
+@contextmanager
+def _attached(traceparent: str) -> Iterator[None]:
+    from opentelemetry import context as current
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    token = current.attach(TraceContextTextMapPropagator().extract({"traceparent": traceparent}))
+    try:
+        yield
+    finally:
+        current.detach(token)

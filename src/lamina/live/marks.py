@@ -1,0 +1,80 @@
+"""Whose line is this? A worker marks what functions print with the calls they serve, and whoever reads it takes the mark off.
+
+Only where somebody reads: elsewhere workers print to where the server does, and nothing is in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import threading
+from typing import TextIO
+
+from lamina.sdk.context import context
+
+_MARK = "\x1f"
+_MOST_CHARS = 1_000
+"""Of the ids in a mark: a line of a large batch names the first of its calls."""
+
+
+class Marked(io.TextIOBase):
+    """Lines that are printed while a batch runs, marked with its function and calls; whole lines at a time."""
+
+    def __init__(self, real: TextIO) -> None:
+        self._real = real
+        self._rest = ""
+        self._lock = threading.RLock()
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            *lines, self._rest = (self._rest + text).split("\n")
+            if lines:
+                mark = _mark()
+                self._real.write("".join(f"{mark}{line}\n" for line in lines))
+        return len(text)
+
+    def flush(self) -> None:
+        self._real.flush()
+
+    def fileno(self) -> int:
+        return self._real.fileno()
+
+    def isatty(self) -> bool:
+        return False
+
+    def finish(self) -> None:
+        """What was printed last need not have an end."""
+        if self._rest:
+            self.write("\n")
+
+
+def mark_output() -> None:
+    """Of this process, from now on: also of loggers that are set up later."""
+    for name in ("stdout", "stderr"):
+        if (real := getattr(sys, name)) is not None:
+            with contextlib.suppress(AttributeError):
+                real.reconfigure(line_buffering=True)
+            setattr(sys, name, Marked(real))
+
+
+def finish_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, Marked):
+            stream.finish()
+
+
+def unmarked(line: str) -> tuple[str, tuple[str, ...], str]:
+    """Function, calls and text of a line; the first two empty if it has no mark."""
+    parts = line.split(_MARK, 3)
+    if len(parts) != 4 or parts[0]:
+        return "", (), line
+    return parts[1], tuple(one for one in parts[2].split(",") if one), parts[3]
+
+
+def _mark() -> str:
+    here = context()
+    ids = ",".join(here.call_ids)
+    if len(ids) > _MOST_CHARS:
+        ids = ids[: ids.rfind(",", 0, _MOST_CHARS)]
+    return f"{_MARK}{here.function}{_MARK}{ids}{_MARK}" if here.function else ""

@@ -1,0 +1,66 @@
+"""A loop for a function that is an `async def`: its own, and kept, so that a session it opened in `load` stays open.
+
+It runs one call at a time, as every instance does: what it waits for is not used for others. Many waits at once are many
+instances (`Scale(max=...)`) or an `asyncio.gather` inside of one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import AsyncIterator, Coroutine, Generator
+from typing import Any, Final
+
+_END: Final = object()
+
+
+class Awaiting:
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+
+    def result(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """What it returns, or raises."""
+        around = contextvars.copy_context()  # a loop remembers the one of its beginning
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._runner.run(coroutine, context=around)
+        return self._beside(coroutine, around)
+
+    def pieces(self, pieces: AsyncIterator[Any]) -> Generator[Any, None, None]:
+        """What it yields, one by one; closed with it."""
+
+        async def next_piece() -> Any:
+            return await anext(pieces, _END)
+
+        async def leave() -> None:
+            if hasattr(pieces, "aclose"):
+                await pieces.aclose()
+
+        try:
+            while (piece := self.result(next_piece())) is not _END:
+                yield piece
+        finally:
+            self.result(leave())
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def _beside(self, coroutine: Coroutine[Any, Any, Any], around: contextvars.Context) -> Any:
+        """In a notebook, or under another loop, there is one in this thread already. It waits, as for any function."""
+        outcome: list[Any] = []
+
+        def work() -> None:
+            try:
+                outcome.extend((self._runner.run(coroutine, context=around), None))
+            except BaseException as error:
+                outcome.extend((None, error))
+
+        thread = threading.Thread(target=work, name="lamina-await")
+        thread.start()
+        thread.join()
+        value, error = outcome
+        if error is not None:
+            raise error
+        return value

@@ -1,0 +1,64 @@
+"""Parts of a batch that a function wants to see in its trace: `with lamina.context().span("decode"):`.
+
+They are kept in a list while the batch runs and travel with its results; whoever exports the step's span hangs them below it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from msgspec import Struct
+
+MOST_SPANS = 256
+"""Of one batch; what comes after is not kept."""
+
+MOST_CHARS = 1_000
+
+Attribute = bool | int | float | str
+
+
+class Inner(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Times are on the machine's monotonic clock."""
+
+    name: str
+    begin_us: int
+    end_us: int
+    parent: int = -1  #: its place in the list; -1: the step itself
+    attributes: dict[str, Attribute] = {}
+    error: str = ""
+
+
+_above: ContextVar[int] = ContextVar("lamina_span", default=-1)
+
+
+@contextmanager
+def timed(spans: list[Inner], name: str, attributes: dict[str, Any]) -> Iterator[None]:
+    if len(spans) >= MOST_SPANS:
+        yield
+        return
+    place, parent, begin_us = len(spans), _above.get(), now_us()
+    spans.append(Inner(name, begin_us, begin_us, parent))  # so that those inside find their place behind it
+    token = _above.set(place)
+    error = ""
+    try:
+        yield
+    except BaseException as raised:
+        error = type(raised).__name__
+        raise
+    finally:
+        _above.reset(token)
+        spans[place] = Inner(name[:MOST_CHARS], begin_us, now_us(), parent, _plain(attributes), error)
+
+
+def now_us() -> int:
+    return time.monotonic_ns() // 1000
+
+
+def _plain(attributes: dict[str, Any]) -> dict[str, Attribute]:
+    return {
+        key: value if isinstance(value, bool | int | float) else str(value)[:MOST_CHARS] for key, value in attributes.items()
+    }

@@ -1,0 +1,97 @@
+"""Values as their annotations name them: a dict that came over the wire becomes the dataclass, a list the tuple.
+
+Only annotations that JSON has no word for do this: dataclasses, structs, enums, dates, tuples, sets, and models that validate
+themselves (pydantic's). A plain `x: float` stays a note to the reader, as it is in Python.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import contextlib
+import dataclasses
+import datetime
+import decimal
+import enum
+import types
+import typing
+import uuid
+from collections.abc import Callable
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from lamina.errors import BadValue
+from lamina.sdk.tensors import Tensor
+
+Make = Callable[[Any], Any]
+
+_MADE = (
+    msgspec.Struct,
+    enum.Enum,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    uuid.UUID,
+    decimal.Decimal,
+    tuple,
+    set,
+    frozenset,
+)
+_HOLDERS = (
+    list,
+    dict,
+    typing.Union,
+    types.UnionType,
+    collections.abc.Sequence,
+    collections.abc.Mapping,
+    collections.abc.Iterable,
+)
+
+
+def makers_of(target: Callable[..., Any], *, batched: bool) -> dict[str, Make]:
+    """By parameter, for those that need one. In a batched function each entry of the list is a request's."""
+    hints: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # a name only a type checker can see: then nothing is known of any
+        hints = get_type_hints(target, include_extras=True)
+    made = {}
+    for name, hint in hints.items():
+        one = get_args(hint)[0] if batched and get_args(hint) else hint
+        if name != "return" and _needs(one):
+            with contextlib.suppress(TypeError):  # msgspec knows no way to make it: it stays as it comes
+                msgspec.json.Decoder(one, dec_hook=_hook)
+                made[name] = _maker(name, one)
+    return made
+
+
+def _maker(name: str, hint: Any) -> Make:
+    def make(value: Any) -> Any:
+        try:
+            return msgspec.convert(value, hint, dec_hook=_hook, str_keys=True)
+        except (msgspec.ValidationError, RecursionError) as error:
+            raise BadValue(f"{name}: {error}") from None
+
+    return make
+
+
+def _needs(hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin is Annotated:
+        inner, *notes = get_args(hint)
+        return not any(isinstance(note, Tensor) for note in notes) and _needs(inner)
+    kind = origin or hint
+    if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or issubclass(kind, _MADE) or hasattr(kind, "model_validate")):
+        return True
+    return origin in _HOLDERS and any(_needs(inner) for inner in get_args(hint))
+
+
+def _hook(kind: type, value: Any) -> Any:
+    """Of classes that msgspec does not know."""
+    if isinstance(value, kind):
+        return value
+    if hasattr(kind, "model_validate"):
+        return kind.model_validate(value)
+    if kind.__module__.partition(".")[0] == "numpy" and kind.__name__ == "ndarray":
+        import numpy
+
+        return numpy.asarray(value)
+    raise TypeError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
