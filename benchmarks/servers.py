@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 APPS = Path(__file__).parent / "apps"
 
@@ -38,9 +39,12 @@ def wait_for(url: str, body: bytes | None, limit_s: float = 20.0) -> None:
 
 
 @contextlib.contextmanager
-def started(command: list[str], env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def started(
+    command: list[str], env: dict[str, str] | None = None, log: IO[bytes] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """What it says goes to `log`; without one it should not say much."""
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **(env or {})}
-    process = subprocess.Popen(command, env=settings, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, env=settings, stdout=subprocess.DEVNULL, stderr=log or subprocess.PIPE)
     try:
         yield process
     finally:
@@ -50,8 +54,8 @@ def started(command: list[str], env: dict[str, str] | None = None) -> Iterator[s
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
+        if process.stderr is not None:
+            process.stderr.close()
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
-"""One core, no threads, no surprises: what it takes is what it computes."""
+"""One core, no threads: a function that takes what it computes, and one that takes so long by the clock, however fast the core is."""
 
 import hashlib
+import time
 
 import lamina
 
@@ -15,6 +16,15 @@ def digest(x):
     return [_hash(12) + value for value in x]
 
 
+@app.function(batch=8, slo=lamina.SLO("200ms"), scale=lamina.Scale(min=1, max=1))
+def clocked(x):
+    """Ten milliseconds for a batch, and five for each item: busy all the while."""
+    ends_s = time.perf_counter() + 0.010 + 0.005 * len(x)
+    while time.perf_counter() < ends_s:
+        pass
+    return x
+
+
 def _hash(times):
     found = hashlib.sha256()
     for _ in range(times):
@@ -23,4 +33,4 @@ def _hash(times):
 
 
 def examples():
-    return {"digest": [1, 2]}
+    return {"digest": [1, 2], "clocked": [1, 2]}

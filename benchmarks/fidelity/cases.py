@@ -56,16 +56,18 @@ def controller_of(case: Case) -> Controller:
     return Controller(policies.build(case.policy), online.Predictor(Table(case.believed or case.profiles, margin=0.1)))
 
 
-def simulated(case: Case, seed: int = SEED) -> dict[str, float]:
+def ends_of(case: Case, seed: int = SEED) -> list[Ending]:
+    """Simulated."""
     controller, ends = controller_of(case), list[Ending]()
     setup: list[Event] = [DeviceJoined(case.device), case.deployed]
     shifted = [moved(call, call.id, WARM_US) for call in case.calls]
     executor = Executor(controller, world_of(case, seed), seed=seed)
     simulate(controller, executor, shifted, setup=setup, on_end=lambda _, end: ends.append(end))
-    return told(case.calls, ends)
+    return ends
 
 
 def told(calls: list[Call], ends: list[Ending]) -> dict[str, float]:
+    """Of `calls`, whose ends may come in any order; names may come more than once if their goals are the same."""
     goal_us = {call.id: call.deadline_us - call.arrived_us for call in calls}
     took = sorted(end.latency_us for end in ends if isinstance(end, Reply)) or [0]
     in_time = sum(isinstance(end, Reply) and end.latency_us <= goal_us[end.call_id] for end in ends)
@@ -74,20 +76,20 @@ def told(calls: list[Call], ends: list[Ending]) -> dict[str, float]:
         "answered": sum(isinstance(end, Reply) for end in ends),
         "p50_ms": took[len(took) // 2] / 1000,
         "p99_ms": took[int(0.99 * len(took))] / 1000,
-        "attainment": in_time / len(ends),
+        "attainment": round(in_time / len(ends), 4),
+    }
+
+
+def off(simulated: dict[str, float], live: dict[str, Any]) -> dict[str, Any]:
+    """Live over simulated."""
+    return {
+        "simulated": simulated,
+        "live": live,
+        "p50 off": round(live["p50_ms"] / simulated["p50_ms"] - 1, 4),
+        "p99 off": round(live["p99_ms"] / simulated["p99_ms"] - 1, 4),
+        "attainment off": round(live["attainment"] - simulated["attainment"], 4),
     }
 
 
 def row(what: str, load: float, case: Case, found: dict[str, Any]) -> dict[str, Any]:
-    """Live over simulated."""
-    expected = simulated(case)
-    return {
-        "what": what,
-        "load": load,
-        "calls": len(case.calls),
-        "simulated": expected,
-        "live": found,
-        "p50 off": round(found["p50_ms"] / expected["p50_ms"] - 1, 4),
-        "p99 off": round(found["p99_ms"] / expected["p99_ms"] - 1, 4),
-        "attainment off": round(found["attainment"] - expected["attainment"], 4),
-    }
+    return {"what": what, "load": load, "calls": len(case.calls)} | off(told(case.calls, ends_of(case)), found)

@@ -10,6 +10,8 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,16 @@ from msgspec.structs import replace
 
 from benchmarks.apps import three
 from benchmarks.fidelity.cases import SEED, Case, poisson, row
-from benchmarks.fidelity.live import Runs, known, measured, profile_of, served
+from benchmarks.fidelity.live import Runs, handovers, in_company, known, measured, profile_of, served
 from lamina import policies, values
 from lamina.core.actions import Reply
 from lamina.core.events import Deployed
 from lamina.core.lifecycle import Phase
 from lamina.live.aside import Aside, Took
 from lamina.live.start import open_local
+from lamina.planner.neighbours import Running
 from lamina.predict import beside
-from lamina.predict.profile import Profile
+from lamina.predict.profile import Handover, Profile
 from lamina.types import Call, DeviceSpec, FunctionSpec
 
 APP = "benchmarks/apps/three.py"
@@ -37,6 +40,8 @@ ROUND_S = 1.5
 """Of measuring, for each function, before, between and after."""
 GOAL = 4.0
 """Times the largest batch."""
+WARM_S = 2.0
+"""Of load before anything counts: what handing over takes in service is seen there."""
 READY_S = 45.0
 
 
@@ -60,16 +65,24 @@ async def measure(slicer: str, out: Path, seconds: float, round_s: float) -> Non
     full_us = {profile.function: max(point.p50_us for point in profile.points) for profile in profiles}
     print({name: round(us) for name, us in full_us.items()}, [profile.handover for profile in profiles], flush=True)
     slos_us = {name: round(GOAL * us) for name, us in full_us.items()}
-    about = {"ready_s": round(ready_s, 1), "device": device, "functions": functions, "seed": SEED}
+    about: dict[str, Any] = {"ready_s": round(ready_s, 1), "device": device, "functions": functions, "seed": SEED}
+    about |= {"handovers": [], "company": await in_company(loop, samples, three.MOST, 12)}
+    print(about["company"], flush=True)
     phases: list[dict[str, Any]] = []
     _write(out, about, rounds, phases)
     for who in (three.NAMES[:1], three.NAMES):
+        rates = {name: three.MOST * 1e6 / full_us[name] for name in who}
+        warm = await served(loop, poisson({name: 0.6 * rate for name, rate in rates.items()}, slos_us, WARM_S, SEED + 1), inputs)
+        about["handovers"].append(handovers(warm.batches))
+        print(about["handovers"][-1], flush=True)
         for load in LOADS:
-            calls = poisson({name: load * three.MOST * 1e6 / full_us[name] for name in who}, slos_us, seconds)
+            calls = poisson({name: load * rate for name, rate in rates.items()}, slos_us, seconds)
             known(loop, [profile_of(name, device.kind, [runs]) for name, runs in rounds[-1].items()])
             found = await served(loop, calls, inputs)
             ends = [[end.call_id, end.latency_us if isinstance(end, Reply) else -1] for end in found.ends]
-            phases.append({"who": who, "load": load, "calls": calls, "told": found.told, "ends": ends, "batches": found.batches})
+            phases.append(
+                {"who": who, "load": load, "calls": found.calls, "told": found.told, "ends": ends, "batches": found.batches}
+            )
             _write(out, about, rounds, phases)
             print(who, load, found.told, flush=True)
         rounds.append(await measured(loop, samples, three.MOST, round_s))
@@ -112,14 +125,35 @@ def compared(path: Path) -> list[dict[str, Any]]:
         first = place // len(LOADS)
         around = rounds[first : first + 2]
         believed = [profile_of(name, device.kind, [runs]) for name, runs in rounds[first].items()]
+        seen = msgspec.convert(data["handovers"][first], dict[str, Handover]) if "handovers" in data else {}
         profiles = [
-            _with_traits(profile_of(name, device.kind, [one[name] for one in around if name in one])) for name in rounds[0]
+            _with_traits(profile_of(name, device.kind, [one[name] for one in around if name in one], seen.get(name)))
+            for name in rounds[0]
         ]
         calls = msgspec.convert(phase["calls"], list[Call])
-        case = Case(deployed, device, profiles, calls, "edf", _interference(profiles), believed)
-        who = "alone" if len(phase["who"]) == 1 else f"with {len(phase['who']) - 1} neighbours"
-        made.append(row(f"{device.kind}, 3 of {device.units} units, {who}", phase["load"], case, phase["told"]))
+        case = Case(deployed, device, profiles, calls, "edf", None, believed)
+        what = f"{device.kind}, 3 of {device.units} units"
+        if len(phase["who"]) == 1:
+            made.append(row(f"{what}, alone", phase["load"], case, phase["told"]))
+            continue
+        models = {"by the fitted line": _interference(profiles), "as measured in company": Company(data.get("company", {}))}
+        for how, model in models.items():
+            told = row(
+                f"{what}, beside {len(phase['who']) - 1}, {how}", phase["load"], case._replace(interference=model), phase["told"]
+            )
+            made.append(told)
     return made
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """What was measured beside busy neighbours, by their number."""
+
+    slowdowns: dict[str, list[float]]
+
+    def slowdown(self, function: Running, neighbours: Sequence[Running], kind: str) -> float:
+        known = self.slowdowns.get(function.function, [])
+        return max(1.0, known[min(len(neighbours), len(known)) - 1]) if known and neighbours else 1.0
 
 
 def _interference(profiles: list[Profile]) -> Any:

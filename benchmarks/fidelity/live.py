@@ -12,7 +12,7 @@ from lamina import values
 from lamina.core.actions import Action, StartBatch
 from lamina.core.events import BatchFinished, Event
 from lamina.core.lifecycle import Phase
-from lamina.live.aside import Aside, Leaves, Took
+from lamina.live.aside import Leaves, Took
 from lamina.live.loop import Ending, LiveLoop
 from lamina.live.timer import Timer, clock_us
 from lamina.predict import online
@@ -38,6 +38,7 @@ class Batch(NamedTuple):
 
 class Found(NamedTuple):
     told: dict[str, Any]
+    calls: list[Call]  #: when they really came: how late the generator was is no matter of the server's
     ends: list[Ending]
     batches: list[Batch]
 
@@ -49,6 +50,7 @@ async def served(loop: LiveLoop, calls: list[Call], inputs: Mapping[str, dict[st
     open_: dict[int, tuple[int, StartBatch]] = {}
     batches: list[Batch] = []
     held_us: list[int] = []
+    came: list[Call] = []
 
     def on_end(end: Ending) -> None:
         ends.append(end)
@@ -70,7 +72,8 @@ async def served(loop: LiveLoop, calls: list[Call], inputs: Mapping[str, dict[st
 
     def submit(call: Call) -> None:
         late_us.append(clock_us() - begin_us - call.arrived_us)
-        loop.submit(moved(call, call.id, offset_us), inputs.get(call.target, {}), on_end)
+        came.append(moved(call, call.id, late_us[-1]))
+        loop.submit(moved(came[-1], call.id, offset_us), inputs.get(call.target, {}), on_end)
 
     for call in calls:
         timer.at(begin_us + call.arrived_us, lambda call=call: submit(call))  # type: ignore[misc]
@@ -83,29 +86,59 @@ async def served(loop: LiveLoop, calls: list[Call], inputs: Mapping[str, dict[st
         "decisions_p99_us": sorted(held_us)[int(0.99 * len(held_us))],
         "mean_batch": round(statistics.mean(batch.size for batch in batches), 2),
     }
-    return Found(told(calls, ends) | about, ends, batches)
+    return Found(told(came, ends) | about, came, ends, batches)
 
 
 async def measured(loop: LiveLoop, samples: Mapping[str, dict[str, Any]], largest: int, seconds: float) -> dict[str, Runs]:
     """Every batch size of every function that stands, in turns, so that a slow moment is not one size's alone."""
-    aside = loop.aside
-    assert isinstance(aside, Aside)
-    state = loop.controller.state
     found: dict[str, Runs] = {}
-    for instance in state.instances.values():
-        if instance.phase is not Phase.WARM or instance.function not in samples:
-            continue
-        runs = found.setdefault(instance.function, {})
-        mask = state.devices[instance.device].homes.get(instance.id) or (1 << instance.units) - 1
-        leaves: Leaves = [(("input", name), values.encode(value)) for name, value in samples[instance.function].items()]
-        ends_us = 0
+    for name, body in samples.items():
+        place, runs, ends_us = _Place(loop, name, body), found.setdefault(name, {}), 0
         while not ends_us or clock_us() < ends_us or len(runs) < largest:
             for size in range(1, largest + 1):
-                took = await aside.run(instance.id, instance.function, instance.device, mask, [leaves] * size)
+                took = await place.run(size)
                 if ends_us:  # the first time round, buffers are made
-                    runs.setdefault((size, mask.bit_count()), []).append(took)
+                    runs.setdefault((size, place.mask.bit_count()), []).append(took)
             ends_us = ends_us or clock_us() + int(seconds * 1e6)
     return found
+
+
+async def in_company(loop: LiveLoop, samples: Mapping[str, dict[str, Any]], size: int, count: int) -> dict[str, list[float]]:
+    """How many times longer a batch takes beside one busy neighbour, beside two, and so on: medians over those alone."""
+    stands = {name: _Place(loop, name, body) for name, body in samples.items()}
+    found: dict[str, list[float]] = {}
+    for name, place in stands.items():
+        others = [other for other in stands if other != name]
+        alone_us = statistics.median([(await place.run(size)).device_us for _ in range(count)])
+        for busy in range(1, len(others) + 1):
+            over = asyncio.Event()
+            tasks = [asyncio.create_task(stands[other].keep_busy(size, over)) for other in others[:busy]]
+            await place.run(size)
+            us = statistics.median([(await place.run(size)).device_us for _ in range(count)])
+            over.set()
+            await asyncio.gather(*tasks)
+            found.setdefault(name, []).append(round(us / alone_us, 4))
+    return found
+
+
+class _Place:
+    """An instance, where it stands."""
+
+    def __init__(self, loop: LiveLoop, name: str, body: dict[str, Any]) -> None:
+        assert loop.aside is not None
+        state = loop.controller.state
+        self.aside = loop.aside
+        self.instance = next(one for one in state.instances.values() if one.function == name and one.phase is Phase.WARM)
+        self.mask = state.devices[self.instance.device].homes.get(self.instance.id) or (1 << self.instance.units) - 1
+        self.leaves: Leaves = [(("input", key), values.encode(value)) for key, value in body.items()]
+
+    async def run(self, size: int) -> Took:
+        one = self.instance
+        return await self.aside.run(one.id, one.function, one.device, self.mask, [self.leaves] * size)
+
+    async def keep_busy(self, size: int, over: asyncio.Event) -> None:
+        while not over.is_set():
+            await self.run(size)
 
 
 def known(loop: LiveLoop, profiles: list[Profile]) -> None:
@@ -116,20 +149,37 @@ def known(loop: LiveLoop, profiles: list[Profile]) -> None:
     predictor.forget()
 
 
-def profile_of(function: str, kind: str, runs: list[Runs]) -> Profile:
-    """Of several rounds together."""
+def profile_of(function: str, kind: str, runs: list[Runs], handover: Handover | None = None) -> Profile:
+    """Of several rounds together. `handover`: where it was seen in service, which has more to do than hand over."""
     together: Runs = {}
     for one in runs:
         for place, took in one.items():
             together.setdefault(place, []).extend(took)
     times = {place: [float(one.device_us) for one in took] for place, took in together.items()}
-    return Profile(function=function, device=kind, points=to_points(times), handover=_handover(together), spread=to_spread(times))
+    return Profile(
+        function=function,
+        device=kind,
+        points=to_points(times),
+        handover=handover
+        or _line([(batch, one.wall_us - one.device_us) for (batch, _), took in together.items() for one in took]),
+        spread=to_spread(times),
+    )
 
 
-def _handover(runs: Runs) -> Handover:
-    """A straight line in the batch size, through the medians of the smaller and the larger half."""
-    beside = sorted((batch, statistics.median(one.wall_us - one.device_us for one in took)) for (batch, _), took in runs.items())
-    if len(beside) < 2:
-        return Handover(beside[0][1])
-    line = statistics.linear_regression([batch for batch, _ in beside], [us for _, us in beside])
+def handovers(batches: list[Batch]) -> dict[str, Handover]:
+    """By function: from the decision to start a batch until its results were back, less its time on the slice."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for one in batches:
+        if not one.booked:
+            found.setdefault(one.function, []).append((one.size, one.ended_us - one.begun_us - one.device_us))
+    return {name: _line(seen) for name, seen in found.items()}
+
+
+def _line(seen: list[tuple[int, int]]) -> Handover:
+    """Straight in the batch size, through the medians of each size, weighed by how often it was seen."""
+    sizes = sorted({size for size, _ in seen})
+    medians = {size: statistics.median(us for one, us in seen if one == size) for size in sizes}
+    if len(sizes) < 2:
+        return Handover(medians[sizes[0]])
+    line = statistics.linear_regression([size for size, _ in seen], [medians[size] for size, _ in seen])
     return Handover(round(max(0.0, line.intercept), 1), round(max(0.0, line.slope), 2))

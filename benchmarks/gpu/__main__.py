@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 import time
 import traceback
-from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.gpu.common import RESULTS, Bench, machine
-from benchmarks.report import Report
+from benchmarks.gpu.common import RESULTS, Bench, Kept
 
 ALL = (
     "overhead",
@@ -43,13 +40,11 @@ def main() -> None:
     for name in names:
         module = importlib.import_module(f"benchmarks.gpu.{name}")
         print(f"-- {name}: {module.__doc__.strip().splitlines()[0]}", flush=True)
-        bench.report, begin_s = Report(), time.monotonic()
+        bench.report, begin_s = Kept(folder / f"{name}.json"), time.monotonic()
         try:
             module.run(bench)
         except Exception:
             print(traceback.format_exc()[-1500:], flush=True)
-        rows = [asdict(row) for row in bench.report.rows]
-        (folder / f"{name}.json").write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
         print(f"   {time.monotonic() - begin_s:.1f} s", flush=True)
 
 

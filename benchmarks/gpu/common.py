@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -16,6 +18,19 @@ from benchmarks.report import Report
 
 WHOLE = 0x7FFF
 RESULTS = Path("results/gpu")
+
+
+class Kept(Report):
+    """Rows that are in a file as soon as they are known: a run that is cut off keeps what it had."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path, self._machine = path, machine()
+
+    def add(self, what: str, value: float, unit: str, **details: Any) -> None:
+        super().add(what, value, unit, **details)
+        rows = [asdict(row) for row in self.rows]
+        self._path.write_text(json.dumps({"machine": self._machine, "rows": rows}, indent=1) + "\n")
 
 
 class Bench:
@@ -69,13 +84,13 @@ def drain(executor: Any, count: int, limit_s: float = 20.0) -> list[Any]:
 
 
 def machine() -> dict[str, Any]:
+    """Asked from outside: to open the device here would be one process more on it."""
     import torch
 
-    driver = subprocess.run(
-        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, check=False
-    ).stdout.strip()
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    device, _, driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip().partition(", ")
     return {
-        "device": torch.cuda.get_device_name(0),
+        "device": device,
         "driver": driver,
         "cuda": torch.version.cuda,
         "torch": torch.__version__,

@@ -1,30 +1,43 @@
 """Five models at once through controller and executor: how many calls a second within their goal, for 99 % of them?
 
-Every model gets the same rate; the goal is a multiple of its time alone on the whole device at batch one. Compared:
-one batch at a time on the whole device; five plain streams; five equal fixed slices; Lamina's slices, any free block for
-anybody, of the size the profile recommends. Values are on the device already; all four share controller, policy and executor.
+Every model gets the same rate; the goal is a multiple of its time alone on the whole device at batch one. Compared: one batch at
+a time on the whole device; five plain streams; five processes with equal MPS shares (`five_mps.py`); Lamina's slices, any free
+block for anybody, of the size that `twin.py` found best. Values are on the device already; all share controller, policy and
+executor.
 """
 
 from __future__ import annotations
 
 import csv
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from benchmarks.gpu.common import WHOLE, Bench
-from benchmarks.gpu.inprocess import InProcess
+from benchmarks.gpu.inprocess import InProcess, Outcome
 from benchmarks.gpu.zoo import FIVE
 from lamina.gpu.slicer import blocks
 from lamina.predict.profile import Point, Profile
 from lamina.types import DeviceSpec, FunctionSpec, SliceLimits, Slo
 
 BUCKETS = (1, 2, 4, 8, 16)
-MODES = ("temporal", "streams", "equal", "lamina")
-SECONDS = 1.5
-TIME_LIMIT_S = 230.0
+MODES = ("temporal", "streams", "mps", "lamina")
+SIZE = {3: 5, 5: 3, 10: 5}
+"""Units of Lamina's slices by goal: as many blocks as leave the slowest model enough of its goal for waiting."""
+
+GUESS = {3: 100.0, 5: 320.0, 10: 600.0}
+SECONDS = 2.0
+STEP = 1.4
+OPTIONS = {"wait": False, "lead_us": 0, "margin": -0.4}
+"""Of `edf`, for all modes. Goals here are as long as two batches, so nobody waits for company, a slice is given away when it is
+free and not before, and the door refuses only what is hopeless: who could still be lucky is dropped later, when a slice is
+free and it is too late."""
+
+Tried = Callable[[float], Outcome]
 
 
 class PlainSlice:
@@ -62,116 +75,135 @@ def profiles() -> tuple[list[Profile], dict[str, dict[tuple[int, int], float]]]:
     return [Profile(function=name, device="h200", points=found) for name, found in points.items()], table
 
 
-def sizes_for(table: dict[str, dict[tuple[int, int], float]], goal: dict[str, int]) -> dict[str, int]:
-    """One size for all, so that any block serves anybody: the smallest that leaves every model two fifths of its goal for
-    waiting, beside neighbours that slow it by a fifth. More blocks are worth more than faster ones."""
-    for units in (2, 3):
-        if all(1.2 * table[name][1, units] <= 0.6 * goal[name] for name in FIVE):
-            return dict.fromkeys(FIVE, units)
-    return dict.fromkeys(FIVE, 3)
+def goals_us(factor: float) -> dict[str, int]:
+    _, table = profiles()
+    return {name: int(factor * table[name][1, 15]) for name in FIVE}
 
 
-def run(bench: Bench, factors: tuple[int, ...] = (3, 5, 10)) -> None:
-    profile_list, table = profiles()
-    solo = {name: table[name][1, 15] for name in FIVE}
+def run(bench: Bench, factors: tuple[int, ...] = (5, 3, 10)) -> None:
+    only = os.environ.get("LAMINA_MODES", "").split() or MODES
+    tenants = None
+    if "mps" in only:
+        from benchmarks.gpu.five_mps import Tenants
+
+        tenants = Tenants()
+    settings = {mode: Setting(bench, mode) for mode in only if mode != "mps"}
+    for setting in settings.values():  # all that is slow comes before all that is measured
+        for factor in factors:
+            setting.at(factor)
+    if tenants:
+        tenants.wait()
     capacities: dict[tuple[int, str], float] = {}
-    ends_s = time.monotonic() + TIME_LIMIT_S
     for factor in factors:
-        if time.monotonic() > ends_s:
-            print(f"no time left for {factor}x")
-            break
-        goals = {name: int(factor * solo[name]) for name in FIVE}
-        wishes = sizes_for(table, goals)
-        for mode in MODES:
+        for mode in only:
             begin = time.monotonic()
-            made = setting(bench, mode, goals, wishes, profile_list)
-            rate, outcome = capacity(made)
-            capacities[factor, mode] = rate
-            bench.report.add(
-                f"{factor}x solo, {mode}: calls/s per model at 99 %",
-                rate,
-                "calls/s",
-                batch=outcome.items / max(1, outcome.batches) if outcome else 0,
-                p50_ms=outcome.percentile(0.5) / 1e3 if outcome else 0,
-                p99_ms=outcome.percentile(0.99) / 1e3 if outcome else 0,
-                refused=outcome.refused if outcome else 0,
-                late=outcome.late if outcome else 0,
-                units_busy=outcome.unit_us / outcome.wall_us / 15 if outcome else 0,
-                host_busy=outcome.busy_us / outcome.wall_us if outcome else 0,
-                longest_turn_us=outcome.longest_turn_us if outcome else 0,
-                missed=str(_missed(outcome)) if outcome else "",
-                wishes=str(list(wishes.values())) if mode == "lamina" else "",
-                took_s=time.monotonic() - begin,
-            )
-        best = max(capacities[factor, mode] for mode in MODES[1:3])
-        goal = {"least": 1.5} if factor < 10 else {}
-        bench.report.add(
-            f"{factor}x solo: lamina against temporal",
-            capacities[factor, "lamina"] / max(1, capacities[factor, "temporal"]),
-            "x",
-            **goal,
+            tried = tenants.at(factor) if mode == "mps" and tenants else settings[mode].at(factor)
+            capacities[factor, mode], outcome = capacity(tried, GUESS[factor])
+            _report(bench, f"{factor}x solo, {mode}", capacities[factor, mode], outcome, time.monotonic() - begin)
+        if "lamina" in only:
+            _compare(bench, factor, {mode: capacities[factor, mode] for mode in only})
+    if tenants:
+        tenants.close()
+
+
+def _report(bench: Bench, what: str, rate: float, outcome: Outcome | None, took_s: float) -> None:
+    found = outcome or Outcome()
+    bench.report.add(
+        f"{what}: calls/s per model at 99 %",
+        rate,
+        "calls/s",
+        attained=found.attained,
+        batch=found.items / max(1, found.batches),
+        p50_ms=found.percentile(0.5) / 1e3,
+        p99_ms=found.percentile(0.99) / 1e3,
+        refused=found.refused,
+        dropped=found.failed,
+        late=found.late,
+        units_busy=found.unit_us / found.wall_us / 15,
+        host_busy=found.busy_us / found.wall_us,
+        longest_turn_us=found.longest_turn_us,
+        missed=str({name: round(1 - found.by_function[name] / max(1, found.sent_to[name]), 3) for name in FIVE}),
+        took_s=took_s,
+    )
+
+
+def _compare(bench: Bench, factor: int, found: dict[str, float]) -> None:
+    ours, others = found["lamina"], {mode: rate for mode, rate in found.items() if mode != "lamina"}
+    for against, least in (("temporal", 1.5), ("the best other", 1.3)):
+        rate = others.get("temporal", 0.0) if against == "temporal" else max(others.values(), default=0.0)
+        if rate:
+            bench.report.add(f"{factor}x solo: lamina against {against}", ours / rate, "x", least=least if factor < 10 else None)
+
+
+class Setting:
+    """Models loaded once for a mode, with graphs wherever they may run; made when first needed."""
+
+    def __init__(self, bench: Bench, mode: str) -> None:
+        self._bench, self._mode = bench, mode
+        self._executors: dict[int, Any] = {}
+        self._profiles, _ = profiles()
+
+    def at(self, factor: int, options: dict[str, Any] | None = None, size: int = 0) -> Tried:
+        units = {"temporal": 15, "lamina": size or SIZE[factor]}.get(self._mode, 3)
+        limits = SliceLimits(sizes=(units,), aligned=True, batches_per_instance=0)
+        device = msgspec.structs.replace(self._bench.slicer.device, limits=limits)
+        fixed = self._mode in ("equal", "streams")
+        places = {name: 0b111 << 3 * index for index, name in enumerate(FIVE)} if fixed else {}
+        if units not in self._executors:
+            self._executors[units] = self._load(device, places)
+        executor = self._executors[units]
+        specs = specs_for(factor, units, fixed=fixed)
+        items = {name: self._bench.model(name).make_input(1)[0] for name in FIVE}
+
+        def tried(rate: float) -> Outcome:
+            chosen = OPTIONS if options is None else options
+            loop = InProcess(self._bench.slicer, executor, specs, items, "edf", device, self._profiles, places, chosen)
+            rates = dict.fromkeys(FIVE, rate)
+            loop.open(rates, 0.25)
+            return loop.open(rates, SECONDS, seed=1)
+
+        return tried
+
+    def _load(self, device: DeviceSpec, places: dict[str, int]) -> Any:
+        from lamina.gpu.cuda import CudaRuntime
+        from lamina.gpu.executor import Executor
+
+        executor = Executor(PlainSlicer(device) if self._mode == "streams" else self._bench.slicer, CudaRuntime())
+        for name in FIVE:
+            model = self._bench.model(name)
+            executor.load(name, model.module, model.make_input(1), buckets=BUCKETS)
+            executor.prepare(name, [places[name]] if places else [WHOLE] if self._mode == "temporal" else blocks(device))
+        return executor
+
+
+def specs_for(factor: int, units: int, *, fixed: bool, names: tuple[str, ...] = FIVE) -> list[FunctionSpec]:
+    goals = goals_us(factor)
+    return [
+        FunctionSpec(
+            name=name,
+            max_batch=16,
+            gpu="must",
+            share=units / 15,
+            slo=Slo(latency_us=goals[name], target=0.99, on_miss="shed"),
+            home=fixed,
+            lend=False,
+            memory_mib=1,
         )
-        goal = {"least": 1.3} if factor < 10 else {}
-        bench.report.add(
-            f"{factor}x solo: lamina against the best other", capacities[factor, "lamina"] / max(1, best), "x", **goal
-        )
+        for name in names
+    ]
 
 
-def _missed(outcome: Any) -> dict[str, float]:
-    """Of each model, the part that was not in time: who sets the limit?"""
-    part = outcome.sent / len(FIVE)
-    return {name: round(1 - outcome.by_function[name] / part, 3) for name in FIVE}
-
-
-def setting(bench: Bench, mode: str, goals: dict[str, int], wishes: dict[str, int], profile_list: list[Profile]) -> Any:
-    from lamina.gpu.cuda import CudaRuntime
-    from lamina.gpu.executor import Executor
-
-    base = bench.slicer.device
-    sizes = {"temporal": (15,), "streams": (3,), "equal": (3,), "lamina": tuple(sorted(set(wishes.values())))}[mode]
-    device = msgspec.structs.replace(base, limits=SliceLimits(sizes=sizes, aligned=True, batches_per_instance=0))
-    slicer = PlainSlicer(device) if mode == "streams" else bench.slicer
-    executor = Executor(slicer, CudaRuntime())
-    specs, places = [], {}
-    for index, name in enumerate(FIVE):
-        units = {"temporal": 15, "lamina": wishes[name]}.get(mode, 3)
-        slo = Slo(latency_us=goals[name], target=0.99, on_miss="shed")
-        model = bench.model(name)
-        fixed = mode in ("equal", "streams")
-        specs.append(
-            FunctionSpec(name=name, max_batch=16, gpu="must", share=units / 15, slo=slo, home=fixed, lend=False, memory_mib=1)
-        )
-        executor.load(name, model.module, model.make_input(1), buckets=BUCKETS)
-        if fixed:
-            places[name] = 0b111 << 3 * index
-            masks = [places[name]]
-        else:
-            masks = [WHOLE] if mode == "temporal" else [mask for mask in blocks(device) if mask.bit_count() == units]
-        executor.prepare(name, masks)
-    items = {name: bench.model(name).make_input(1)[0] for name in FIVE}
-    return bench, executor, specs, items, device, profile_list, places
-
-
-def capacity(made: Any) -> tuple[float, Any]:
-    """The highest rate per model at which 99 % are in time: doubling, then halving the interval."""
-    bench, executor, specs, items, device, profile_list, places = made
-
-    def tried(rate: float) -> Any:
-        loop = InProcess(bench.slicer, executor, specs, items, "edf", device, profile_list, places)
-        loop.open({spec.name: rate for spec in specs}, 0.2)
-        return loop.open({spec.name: rate for spec in specs}, SECONDS, seed=1)
-
+def capacity(tried: Tried, guess: float) -> tuple[float, Outcome | None]:
+    """The highest rate per model at which 99 % are in time: from a guess by steps, then three times half of the interval."""
     low, high, best = 0.0, 0.0, None
-    rate = 200.0
-    while not high:
+    rate = guess
+    while not (low and high) and 5 < rate < 20_000:
         outcome = tried(rate)
         if outcome.attained >= 0.99:
-            low, best, rate = rate, outcome, rate * 2
+            low, best, rate = rate, outcome, rate * STEP
         else:
-            high = rate
-        if rate > 20_000:
-            break
-    for _ in range(4):
+            high, rate = rate, rate / STEP
+    for _ in range(3):
         middle = (low + high) / 2
         outcome = tried(middle)
         if outcome.attained >= 0.99:

@@ -26,7 +26,8 @@ class Outcome:
     refused: int = 0
     late: int = 0
     failed: int = 0
-    by_function: Counter[str] = field(default_factory=Counter)
+    by_function: Counter[str] = field(default_factory=Counter)  #: in time
+    sent_to: Counter[str] = field(default_factory=Counter)
     latencies_us: list[int] = field(default_factory=list)
     batches: int = 0
     items: int = 0
@@ -56,12 +57,12 @@ class InProcess:
         device: Any = None,
         profiles: list[Any] | None = None,
         places: dict[str, int] | None = None,
+        options: dict[str, Any] | None = None,
     ) -> None:
         self.executor, self.items = executor, items
         self.places = places or {}  #: functions that always run on this mask, whatever the controller calls it
         table = Table(profiles or [], margin=0.02)
-        options = {"wait": False} if policy == "edf" else {}  # goals here are too short to wait for company
-        self.controller = Controller(policies.build(policy, options), online.Predictor(table))
+        self.controller = Controller(policies.build(policy, options or {}), online.Predictor(table))
         self.device = device or slicer.device
         self.specs = {spec.name: spec for spec in functions}
         self._ticks: list[int] = []
@@ -83,6 +84,7 @@ class InProcess:
         call = call_for(f"c{self._calls}", name, at_us, self.specs[name].slo)
         self._arrived[call.id] = (name, at_us)
         self.outcome.sent += 1
+        self.outcome.sent_to[name] += 1
         self._handle(CallArrived(call))
 
     def turn(self) -> None:

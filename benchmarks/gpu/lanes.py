@@ -8,6 +8,9 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+AHEAD = 24
+"""Replays a lane may have waiting."""
+
 
 def capture(work: Callable[[], Any], stream: Any, *, warm: int = 1, pool: Any = None, keep: bool = False) -> tuple[Any, Any]:
     """(graph, output). By hand, because torch's own context manager stops the whole device and collects garbage first."""
@@ -76,7 +79,15 @@ def together_us(lanes: list[tuple[Any, Any]], solo_us: list[float], spend_ms: fl
         line[0].record(stream)
     place = [0] * len(lanes)
     while any(at < count for at, count in zip(place, counts, strict=True)):
-        lane = min((index for index in range(len(lanes)) if place[index] < counts[index]), key=lambda i: place[i] * solo_us[i])
+        # No lane gets far ahead: a full queue would hold the host up, and the other lanes would run dry meanwhile.
+        open_lanes = [
+            index
+            for index in range(len(lanes))
+            if place[index] < counts[index] and (place[index] < AHEAD or marks[index][place[index] - AHEAD].query())
+        ]
+        if not open_lanes:
+            continue
+        lane = min(open_lanes, key=lambda i: place[i] * solo_us[i])
         graph, stream = lanes[lane]
         with torch.cuda.stream(stream):
             graph.replay()

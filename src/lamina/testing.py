@@ -216,11 +216,16 @@ class Runtime:
             calls.append({name: evaluate(expr, opened.__getitem__) for name, expr in given.args.items()})
         outcomes = []
         for job, result in zip(action.jobs, self._results(action.function, calls), strict=True):
+            encoded = b""
+            try:
+                encoded = values.encode(result) if not isinstance(result, Exception) else b""
+            except BadValue as error:  # as in a worker: the function's fault
+                result = TypeError(f"its result: {error.message}; {error.hint}")
             if isinstance(result, Exception):
                 self._data.put_error(job, ErrorInfo(type(result).__name__, str(result), user_trace(result)))
                 outcomes.append(JobOutcome(False, "function-failed", type(result).__name__))
             else:
-                self._data.put(job, values.encode(result))
+                self._data.put(job, encoded)
                 outcomes.append(JobOutcome())
         return outcomes
 

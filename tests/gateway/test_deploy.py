@@ -39,9 +39,10 @@ async def settled(server: Managed) -> dict[str, object]:
         await asyncio.sleep(0.02)
 
 
-def test_a_rolling_update_under_load_loses_no_call(app: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ingress", [0, 2])
+def test_a_rolling_update_under_load_loses_no_call(app: Path, tmp_path: Path, ingress: int) -> None:
     async def work() -> tuple[list[tuple[int, str]], dict[str, object]]:
-        async with managed(app, tmp_path / "kept") as server:
+        async with managed(app, tmp_path / "kept", ingress=ingress) as server:
             answers: list[tuple[int, str]] = []
             done = asyncio.Event()
 

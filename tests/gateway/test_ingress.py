@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ import numpy as np
 import pytest
 
 from lamina import policies, values
-from lamina.gateway.ingress.child import Setup
+from lamina.gateway.ingress.frames import Setup
 from lamina.gateway.ingress.hub import ledger_of
 from lamina.gateway.serve import Gateway, open_gateway
 from lamina.live.ledger import WorkerSlots
 from lamina.live.start import open_local
-from tests.serving import Browser, raw, request, run, write_app
+from tests.gateway.managed import managed
+from tests.gateway.test_tls import pair as pair
+from tests.serving import Browser, raw, read_answer, request, run, write_app
 
 pytestmark = pytest.mark.live
 
@@ -44,17 +47,17 @@ def nap(seconds):
 
 
 @contextlib.asynccontextmanager
-async def in_front(app: Path, count: int = 2) -> AsyncIterator[Gateway]:
-    gateway = await open_gateway(open_local(str(app), policy=policies.build("edf")), ingress=count)
+async def in_front(app: Path, count: int = 2, grace_s: float = 5.0, **options: Any) -> AsyncIterator[Gateway]:
+    gateway = await open_gateway(open_local(str(app), policy=policies.build("edf")), ingress=count, **options)
     try:
         yield gateway
     finally:
-        await gateway.stop(5)
+        await gateway.stop(grace_s)
 
 
 def pids(gateway: Gateway) -> list[int]:
     assert gateway.hub is not None
-    return [child.process.pid for child in gateway.hub.children if child.process is not None]
+    return [desk.process.pid for desk in gateway.hub.desks if desk.process is not None]
 
 
 def test_calls_reads_and_errors_are_answered_as_by_one_process(tmp_path: Path) -> None:
@@ -118,32 +121,65 @@ def test_answers_in_pieces_pass_through(tmp_path: Path) -> None:
     assert run(listen).count(b"data: ") == 4  # three pieces and the end
 
 
-def test_a_killed_ingress_loses_its_own_connections_and_comes_back(tmp_path: Path) -> None:
+def test_a_call_of_a_killed_ingress_is_cancelled(tmp_path: Path) -> None:
     app = write_app(tmp_path, SLOW)
 
-    async def kill_one() -> tuple[bool, list[int], list[int], Any]:
-        async with in_front(app, 1) as gateway:
-            before = pids(gateway)
-            async with Browser(gateway.port) as browser:
-                asking = asyncio.create_task(browser.post("/v1/functions/nap", 30))
-                while not gateway.loop.controller.state.runs:
-                    await asyncio.sleep(0.005)
-                os.kill(before[0], signal.SIGKILL)
-                with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-                    await asking
-            while gateway.loop.controller.state.runs:  # nobody waits for it any more, so it is cancelled
+    async def kill_one() -> int:
+        async with in_front(app, 1, grace_s=0.1) as gateway, Browser(gateway.port) as browser:
+            asking = asyncio.create_task(browser.post("/v1/functions/nap", 30))
+            while not gateway.loop.controller.state.runs:
                 await asyncio.sleep(0.005)
-            while pids(gateway) in ([], before):
+            os.kill(pids(gateway)[0], signal.SIGKILL)
+            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                await asking
+            while gateway.loop.controller.state.runs:
                 await asyncio.sleep(0.005)
-            assert gateway.hub is not None
-            await gateway.hub.children[0].up
-            answer = await raw(gateway.port, request("GET", "/healthz", kind=""))
-            return True, before, pids(gateway), answer
+            return len(gateway.loop.controller.state.runs)
 
-    _, before, after, answer = run(kill_one)
-    assert before != after
-    assert answer is not None
-    assert answer.status == 200
+    assert run(kill_one) == 0
+
+
+def test_killed_under_load_an_ingress_loses_its_own_connections_and_comes_back(tmp_path: Path) -> None:
+    app = write_app(tmp_path)
+
+    async def kill_one() -> tuple[list[int], list[int], int, list[int], float]:
+        async with in_front(app) as gateway:
+            before = pids(gateway)
+            lost, wrong, answered = [0] * 16, 0, [0] * 16
+            done = asyncio.Event()
+
+            async def load(client: int) -> None:
+                nonlocal wrong
+                while not done.is_set():
+                    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                        async with Browser(gateway.port) as browser:
+                            while not done.is_set():
+                                wrong += (await browser.post("/v1/functions/echo", client)).json != client
+                                answered[client] += 1
+                            return
+                    lost[client] += 1
+
+            clients = [asyncio.create_task(load(client)) for client in range(16)]
+            while min(answered) < 3:
+                await asyncio.sleep(0.005)
+            os.kill(before[0], signal.SIGKILL)
+            killed_s = asyncio.get_running_loop().time()
+            assert gateway.hub is not None
+            while len(gateway.hub.desks) < 2 or not all(desk.up.done() for desk in gateway.hub.desks):
+                await asyncio.sleep(0.005)
+            back_s = asyncio.get_running_loop().time() - killed_s
+            until = [count + 3 for count in answered]
+            while any(now < wanted for now, wanted in zip(answered, until, strict=True)):
+                await asyncio.sleep(0.005)
+            done.set()
+            await asyncio.gather(*clients)
+            return before, pids(gateway), wrong, lost, back_s
+
+    before, after, wrong, lost, back_s = run(kill_one)
+    assert wrong == 0
+    assert max(lost) == 1 and min(lost) == 0  # who was connected to the other one has noticed nothing
+    assert len(set(before) & set(after)) == 1 and len(after) == 2
+    assert back_s < 10  # half a second where nothing else runs
 
 
 def test_a_client_that_leaves_cancels_its_call(tmp_path: Path) -> None:
@@ -185,4 +221,68 @@ def test_what_was_accepted_is_answered_before_all_processes_end(tmp_path: Path) 
 
 
 def test_an_ingress_is_told_no_secret_on_its_command_line() -> None:
-    assert set(Setup.__struct_fields__) == {"host", "port", "folder", "owner", "pool_bytes", "limits", "tls", "fd"}
+    assert set(Setup.__struct_fields__) == {"host", "port", "grpc_port", "folder", "owner", "pool_bytes", "limits", "tls", "fd"}
+
+
+def test_what_is_deployed_can_be_called_through_all_of_them(tmp_path: Path) -> None:
+    first = 'import lamina\napp = lamina.App("shop")\n\n@app.function()\ndef old(x):\n    return x\n'
+    second = first + "\n@app.function()\ndef new(a, b=2):\n    return [a, b]\n"
+
+    async def deploy() -> list[Any]:
+        (tmp_path / "app.py").write_text(first)
+        async with managed(tmp_path / "app.py", tmp_path / "kept", ingress=2) as server:
+            before = (await server.call("/v1/functions/new", {"a": 1})).status
+            assert (await server.deploy("shop", second)).status == 200
+            while (await server.ask("GET", "/v1/apps")).json[0]["state"] != "serving":
+                await asyncio.sleep(0.02)
+            answers = [(await server.call("/v1/functions/new", {"a": 1})).json for _ in range(6)]  # each on a new connection
+            wrong = (await server.call("/v1/functions/new", {"c": 1})).status
+            return [before, answers, wrong]
+
+    assert run(deploy) == [404, [[1, 2]] * 6, 422]
+
+
+def test_tokens_are_asked_for_by_the_controller_whatever_the_protocol(tmp_path: Path) -> None:
+    grpc = pytest.importorskip("tests.gateway.oip.test_grpc_server", reason="pip install 'lamina[grpc]'")
+    infer = {"inputs": [{"name": "x", "shape": [1], "datatype": "BYTES", "data": ["5"]}]}
+
+    async def knock() -> dict[str, list[Any]]:
+        found: dict[str, list[Any]] = {}
+        async with managed(write_app(tmp_path, grpc.APP), tmp_path / "kept", ingress=1, grpc_port=0) as server:
+            good, reader = await server.token("invoke"), await server.token("read")
+            for name, token in (("good", good), ("reader", reader), ("stranger", "lt_nobody")):
+                calls = [await server.call("/v1/functions/echo", 5, token), await server.call("/v2/models/echo/infer", infer, token)]
+                port, body = server.gateway.oip.grpc_port, grpc.framed(grpc.request())
+                said = await grpc.call(port, body, authorization=f"Bearer {token}".encode())
+                found[name] = [*(call.status for call in calls), int(said[b"grpc-status"])]
+        return found
+
+    assert run(knock) == {"good": [200, 200, 0], "reader": [403, 403, 7], "stranger": [401, 401, 16]}
+
+
+def test_over_tls_they_all_show_the_certificate(pair: tuple[str, str], tmp_path: Path) -> None:
+    async def work() -> list[Any]:
+        async with in_front(write_app(tmp_path), tls=pair) as gateway:
+            trusted = ssl.create_default_context(cafile=pair[0])
+            found = []
+            for _ in range(6):
+                reader, writer = await asyncio.open_connection("localhost", gateway.port, ssl=trusted)
+                writer.write(request("POST", "/v1/functions/echo", b"[1]"))
+                found.append((await read_answer(reader)).json)
+                writer.close()
+            return found
+
+    assert run(work) == [[1]] * 6
+
+
+def test_a_port_that_somebody_has_is_not_shared_with_them(tmp_path: Path) -> None:
+    async def twice() -> None:
+        async with in_front(write_app(tmp_path), 1) as gateway:
+            live = open_local(str(tmp_path / "app.py"), policy=policies.build("edf"))
+            try:
+                await open_gateway(live, port=gateway.port, ingress=1)
+            finally:
+                await live.loop.stop()
+
+    with pytest.raises(OSError, match="in use"):
+        run(twice)

@@ -151,13 +151,6 @@ def test_a_class_that_needs_arguments_is_refused(app: lamina.App):
             def __call__(self, x): ...
 
 
-def test_async_functions_are_refused_plainly(app: lamina.App):
-    with pytest.raises(BadValue, match="not supported yet"):
-
-        @app.function()
-        async def fetch(x): ...
-
-
 def test_a_refused_function_leaves_no_trace(app: lamina.App):
     with pytest.raises(BadValue):
         app.function(name="f")(lambda *args: args)

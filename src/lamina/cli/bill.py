@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -9,6 +10,7 @@ import msgspec
 
 from lamina.cli._admin import json_option
 from lamina.cli._shared import url_option
+from lamina.errors import BadValue
 
 
 @click.command()
@@ -25,6 +27,8 @@ def command(first: str | None, last: str | None, by: str, url: str, as_json: boo
     from lamina.sdk.client import Client
     from lamina.sdk.wire import read_request
 
+    if first and last and first > last:
+        raise BadValue(f"--from {first}: later than --to {last}")
     query = {name: value for name, value in (("from", first), ("to", last), ("by", by)) if value}
     with Client(url, token=os.environ.get("LAMINA_TOKEN")) as client:
         found: dict[str, Any] = client.ask(read_request(client.server, f"/v1/bill?{urlencode(query)}"))
@@ -43,9 +47,9 @@ def command(first: str | None, last: str | None, by: str, url: str, as_json: boo
     for row in [*found["rows"], *_sum(found)]:
         calls, met, cost = row["calls"], row["met"], row["cost"]
         figures = [f"{calls:,}", f"{100 * met / calls:.1f} %" if calls else "-", f"{row['refused']:,}", f"{row['failed']:,}"]
-        figures += [f"{cost:.6g}", f"{1000 * cost / calls:.4g}" if calls else "-"]
+        figures += [f"{cost:.4g}", f"{1000 * cost / calls:.3g}" if calls else "-"]
         table.add_row(*(row.get(name) or "-" for name in found["by"]), *figures)
-    Console().print(table)
+    (Console() if sys.stdout.isatty() else Console(width=120)).print(table)
 
 
 def _sum(found: dict[str, Any]) -> list[dict[str, Any]]:

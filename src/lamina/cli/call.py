@@ -17,6 +17,7 @@ from lamina.cli._shared import parse_inputs, show_value, url_option
 @click.option("--input", "named", multiple=True, metavar="NAME=JSON|@FILE", help="One input by name; repeatable.")
 @url_option
 @click.option("--deadline", metavar="TIME", help='Answer within this time, such as "50ms", or refuse.')
+@click.option("--timeout", default="60s", show_default=True, help="How long to wait for the server's next word.")
 @click.option("--async", "later", is_flag=True, help="Do not wait: start a run that the server keeps, and print its id.")
 @click.option("--quiet", "-q", is_flag=True, help="Only the result, no line about the call.")
 @click.option("--json", "as_json", is_flag=True, help="Result and details as one JSON object.")
@@ -27,6 +28,7 @@ def command(
     named: tuple[str, ...],
     url: str,
     deadline: str | None,
+    timeout: str,
     later: bool,
     quiet: bool,
     as_json: bool,
@@ -35,7 +37,7 @@ def command(
     from lamina.sdk.client import Client
 
     given, by_name = parse_inputs(body, file, named)
-    with Client(url, token=os.environ.get("LAMINA_TOKEN")) as client:
+    with Client(url, token=os.environ.get("LAMINA_TOKEN"), timeout=timeout) as client:
         if not by_name:
             given = client.bind(name, given)
         if later:

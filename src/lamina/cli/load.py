@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from lamina.cli._shared import Finite
+from lamina.errors import BadValue
 from lamina.units import parse_us
 
 
@@ -55,6 +56,9 @@ def command(**given: Any) -> int:
     from lamina.load.child import offer
     from lamina.load.plan import Plan, check_trace, parse_stages
 
+    for written in ("out", "html"):
+        if given[written] is not None and not given[written].absolute().parent.is_dir():
+            raise BadValue(f"--{written} {given[written]}: no such folder", hint="make it first")
     body, kind = _body(given["body"], given["file"])
     headers = [("content-type", kind)] if body else []
     if os.environ.get("LAMINA_TOKEN"):
@@ -113,6 +117,9 @@ def _watched(plan: Any) -> Any:
 
             result = offer(plan, on_second)
     console.print(table(result))
+    if result.failed:
+        shown = ", ".join(f"{count} x {status}" for status, count in sorted(result.statuses.items()))
+        click.echo(f"answers: {shown}", err=True)
     if result.send_lag_ms.p99_ms > 5:
         lag_ms = result.send_lag_ms.p99_ms
         click.echo(f"warning: calls left {lag_ms:.0f} ms late (p99): the machine or --connections is too small", err=True)

@@ -19,9 +19,13 @@ from lamina.cli._admin import follow, json_option, url_option, when
 @json_option
 def command(name: str, on: bool, tail: int, call: str, admin_url: str, as_json: bool) -> None:
     """Lines that functions have printed; NAME is a function or one of its instances."""
+    said = False
     asked = {"function": name, "tail": tail, "call": call, "follow": int(on)}
     for line in follow(f"/v1/logs?{urlencode(asked)}", admin_url):
+        said = True
         if as_json:
             click.echo(msgspec.json.encode(line).decode())
         else:
             click.echo(f"{when(int(line['at'] * 1e6))} {line['instance']:20} {line['text']}")
+    if not said and not as_json:
+        click.echo(f"nothing printed yet{' by ' + name if name else ''}", err=True)

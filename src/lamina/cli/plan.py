@@ -64,7 +64,7 @@ def command(
 
         check_name(plot)
     source.check_policy(policy)
-    if not tasks.is_file():
+    if tasks.suffix != ".toml" and not tasks.is_file():
         raise BadValue(f"no file {str(tasks)!r}", hint="give a scenario (.toml), or a CSV of model,rate,SLO lines")
     if compat and glet_dir is None:
         raise BadValue("--compat: the original reads its own files only", hint="name their folder with --glet-dir")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 import click
@@ -28,7 +29,7 @@ def command(as_json: bool) -> None:
         table.add_column(column)
     for row in found:
         table.add_row(row["name"], row["about"], ", ".join(f"{k}={v}" for k, v in row["options"].items()))
-    Console().print(table)
+    (Console() if sys.stdout.isatty() else Console(width=120)).print(table)
 
 
 def _about(name: str) -> dict[str, Any]:

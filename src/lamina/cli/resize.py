@@ -14,7 +14,7 @@ from lamina.units import parse_mib, parse_share
 @click.command()
 @click.argument("function")
 @click.option("--share", help="Part of a GPU, such as 1/4.")
-@click.option("--cores", type=int, help="Cores on a CPU.")
+@click.option("--cores", type=click.IntRange(1), help="Cores on a CPU.")
 @click.option("--memory", help="Memory of an instance, such as 2GiB.")
 @url_option
 def command(function: str, share: str | None, cores: int | None, memory: str | None, admin_url: str) -> None:

@@ -40,6 +40,9 @@ def ls(target: str, state: str, limit: int, url: str, as_json: bool) -> int:
     if as_json:
         click.echo(msgspec.json.encode(page["runs"]).decode())
         return 0
+    if not page["runs"]:
+        click.echo("no runs", err=True)
+        return 0
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table

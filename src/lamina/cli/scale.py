@@ -13,8 +13,8 @@ from lamina.units import parse_us
 
 @click.command()
 @click.argument("function")
-@click.option("--min", "least", type=int, help="Instances that always stand.")
-@click.option("--max", "most", type=int, help="Instances at most.")
+@click.option("--min", "least", type=click.IntRange(0), help="Instances that always stand.")
+@click.option("--max", "most", type=click.IntRange(1), help="Instances at most.")
 @click.option("--idle", help="How long one without work stays, such as 60s.")
 @url_option
 def command(function: str, least: int | None, most: int | None, idle: str | None, admin_url: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import sys
 import time
@@ -101,6 +102,9 @@ def command(
     from lamina.store.open import default_place, open_store
 
     logs.set_up(log_format, calls=log_calls)
+    if port:  # where functions that call others over HTTP find them: here, and not at the usual address
+        at = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+        os.environ.setdefault("LAMINA_URL", f"{'https' if managed.get('tls_cert') else 'http'}://{at}:{port}")
     file = _target(file, models, model_repository)
     keep_us = parse_us(keep, "--keep")
     grace_s = parse_us(grace, "--grace") / 1e6
@@ -182,7 +186,8 @@ async def _serve(
         gateway = await open_gateway(live, host=host, port=port, full_errors=not plain, watch=watch, **kept)
         await management.beside(gateway)
     except OSError as error:
-        click.echo(f"error: cannot listen on {host}:{port}: {error.strerror}\n  hint: choose another --port", err=True)
+        where = "" if "bind on address" in str(error.strerror) else f" on {host}:{port}"  # which of the ports, it says itself
+        click.echo(f"error: cannot listen{where}: {error.strerror}\n  hint: choose another port", err=True)
         await live.loop.stop()
         return 2
     except LaminaError:

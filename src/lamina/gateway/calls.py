@@ -36,6 +36,7 @@ class Calls:
         self.first = FirstCalls(loop)
         self.closed: dict[str, Closed] = {}  #: by door: a target, or a target and a tenant
         self._prefix = secrets.token_hex(4)
+        self._prefix_bytes = self._prefix.encode()
         self._count = 0
 
     def take(self, target: Target, request: Request, exchange: Exchange, caller: Caller) -> None:
@@ -55,6 +56,21 @@ class Calls:
             return
         asked.listen()
         self.loop.submit(self._call(asked, wanted), inputs, asked.ended)
+
+    def cut_short(self, request: Request, target: Target, closed: Closed) -> None:
+        """Who comes with the same head while this refusal holds gets it at once: before its body is looked at."""
+        if request.head is None:
+            return
+
+        def refuse_again(date_line: bytes) -> bytes | None:
+            late = self.loop.now_us() - self.api.lag_us >= closed.until_us
+            if late or closed.turn != self.loop.turn or self.api.closing:
+                return None
+            self._count += 1
+            self.metrics.refused(target.name, closed.reason)
+            return closed.whole(b"%b-%x" % (self._prefix_bytes, self._count), date_line)
+
+        request.head.shortcut = refuse_again
 
     def _arrived_us(self, request: Request) -> int:
         """Time that went by before anybody could look at a clock is part of the call's."""
@@ -115,6 +131,7 @@ class _Asked:
             del calls.closed[self._door]
             return False
         calls.metrics.refused(self.target.name, closed.reason)
+        calls.cut_short(self.request, self.target, closed)
         closed.answer(self.exchange, self.call_id)
         return True
 
@@ -137,6 +154,7 @@ class _Asked:
         elif type(ending) is Refuse and ending.reason == "deadline" and self._is_like_others:
             until_us = self.arrived_us + min(ending.retry_after_us, CLOSED_US)
             closed = calls.closed[self._door] = Closed(calls.loop.turn, until_us, ending)
+            calls.cut_short(self.request, self.target, closed)
             closed.answer(self.exchange, self.call_id)
         else:
             assert not isinstance(ending, Reply)
@@ -145,7 +163,7 @@ class _Asked:
     def _reply(self, reply: Reply) -> None:
         data, exchange = self.calls.loop.data, self.exchange
         if exchange.takes_values:
-            exchange.value(data.stored_result(self.call_id), wire.reply_headers(reply))
+            exchange.value(data.stored_result(self.call_id), reply)
             return
         try:
             body, kind = wire.answer_body(data.result(self.call_id), self.request.header(b"accept"))

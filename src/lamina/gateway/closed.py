@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from lamina.core.actions import Refuse
 from lamina.gateway import wire
-from lamina.gateway.http import Exchange
+from lamina.gateway.http import STATUS_LINES, Exchange
 
 _ID = "-id-"
 
 
 class Closed:
-    __slots__ = ("_body", "_headers", "_status", "reason", "turn", "until_us")
+    __slots__ = ("_body", "_headers", "_size", "_status", "_whole", "reason", "turn", "until_us")
 
     def __init__(self, turn: int, until_us: int, refusal: Refuse) -> None:
         self.turn = turn
@@ -26,6 +26,16 @@ class Closed:
         self._status = problem.status
         self._body = problem.body().split(_ID.encode(), 1)
         self._headers = problem.headers().split(_ID.encode(), 1)
+        self._size = sum(map(len, self._body))
+        self._whole = b""
+
+    def whole(self, name: bytes, date_line: bytes) -> bytes:
+        """The answer as it travels. It is believed for milliseconds, so the date it was first given at will do."""
+        if not self._whole:
+            lines = (STATUS_LINES[self._status], date_line, b"content-type: ", wire.PROBLEM, b"\r\ncontent-length: ")
+            parts = [part.replace(b"%", b"%%") for part in (b"".join(lines), *self._headers, *self._body)]
+            self._whole = b"%b%%d\r\n%b%%b%b\r\n%b%%b%b" % tuple(parts)
+        return self._whole % (self._size + len(name), name, name)
 
     def answer(self, exchange: Exchange, call_id: str) -> None:
         name = call_id.encode()

@@ -334,6 +334,8 @@ def _changed(spec: FunctionSpec, before: Terms, given: dict[str, Any]) -> Terms:
     )
     if scale.max < 1 or scale.min > scale.max:
         raise BadValue(f"scale: min {scale.min} and max {scale.max} make no sense", hint="0 <= min <= max")
+    if given.get("cores", 1) < 1:
+        raise BadValue(f"cores: {given['cores']:g} is less than one")
     if not 0 <= given.get("share", 0) <= 1:
         raise BadValue(f"share: {given['share']:g} is not from 0 to 1")
     resized = any(key in given for key in ("share", "cores", "memory_mib")) and (spec.home or "memory_mib" in given)

@@ -7,6 +7,7 @@ size are bounded.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from msgspec import Struct
@@ -33,6 +34,18 @@ class Parsed:
         return inputs
 
 
+class Head:
+    """One that has been seen before. `shortcut` makes the answer to whatever comes with it, of the line that says the date; None
+    when it cannot any more."""
+
+    __slots__ = ("body_bytes", "first", "shortcut")
+
+    def __init__(self, first: Request, body_bytes: int) -> None:
+        self.first = first
+        self.body_bytes = body_bytes
+        self.shortcut: Callable[[bytes], bytes | None] | None = None
+
+
 class Request(Struct, frozen=True):
     method: str
     path: bytes
@@ -41,6 +54,7 @@ class Request(Struct, frozen=True):
     body: bytes
     keep_alive: bool
     parsed: Parsed | None = None
+    head: Head | None = None  #: if it is one seen before
 
     def header(self, name: bytes) -> bytes:
         return self.headers.get(name, b"")
@@ -48,16 +62,16 @@ class Request(Struct, frozen=True):
 
 @dataclass(slots=True)
 class Heads:
-    _known: dict[bytes, tuple[Request, int]] = field(default_factory=dict)  #: the first one, and the size of its body
+    _known: dict[bytes, Head] = field(default_factory=dict)
 
     def read(self, data: bytes) -> Request | None:
         """The request, if `data` is one whole request with a head seen before."""
         end = data.find(END) + 4
         known = self._known.get(data[:end])
-        if known is None or len(data) != end + known[1]:
+        if known is None or len(data) != end + known.body_bytes:
             return None
-        like = known[0]
-        return Request(like.method, like.path, like.query, like.headers, data[end:], like.keep_alive)
+        like = known.first
+        return Request(like.method, like.path, like.query, like.headers, data[end:], like.keep_alive, None, known)
 
     def learn(self, data: bytes, last: Request) -> None:
         """`data` was one or more requests, `last` the last of them. If it is the only one, its head is worth keeping."""
@@ -72,4 +86,5 @@ class Heads:
             return
         if len(self._known) >= MOST:
             self._known.clear()
-        self._known[data[:end]] = (Request(last.method, last.path, last.query, headers, b"", last.keep_alive), len(last.body))
+        first = Request(last.method, last.path, last.query, headers, b"", last.keep_alive)
+        self._known[data[:end]] = Head(first, len(last.body))

@@ -22,7 +22,8 @@ from typing import Any, ClassVar, cast
 import httptools
 from msgspec import Struct
 
-from lamina.gateway.heads import Heads, Request
+from lamina.gateway.heads import Head, Heads, Request
+from lamina.live.outlet import Outlet
 
 log = logging.getLogger("lamina")
 
@@ -46,7 +47,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 Handler = Callable[[Request, "Exchange"], None]
 
-_STATUS = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
+STATUS_LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
 LINGER_S = 2.0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -66,7 +67,7 @@ class Exchange:
 
     __slots__ = ("_connection", "answer", "head_only", "keep_alive", "on_gone", "streaming")
 
-    takes_values: ClassVar[bool] = False  #: text is made of results elsewhere: then they are given as `value`
+    takes_values: ClassVar[bool] = False  #: text is made of results elsewhere: then they are given as `value`, with the `Reply`
 
     def __init__(self, connection: Connection, keep_alive: bool, head_only: bool) -> None:
         self._connection = connection
@@ -84,7 +85,7 @@ class Exchange:
         connection = self._connection
         self.keep_alive = keep = self.keep_alive and not connection.server.closing
         parts = (
-            _STATUS[status],
+            STATUS_LINES[status],
             connection.server.date_line,
             b"content-type: ",
             content_type,
@@ -96,7 +97,7 @@ class Exchange:
         self.answer = b"".join(parts)
         connection.answered()
 
-    def value(self, stored: Any, extra: bytes) -> None:
+    def value(self, stored: Any, reply: Any) -> None:
         raise NotImplementedError
 
     def begin(self, status: int, content_type: bytes, extra: bytes = b"") -> None:
@@ -106,7 +107,7 @@ class Exchange:
         connection = self._connection
         self.keep_alive = keep = self.keep_alive and not connection.server.closing
         framing = b"transfer-encoding: chunked\r\n\r\n" if keep else b"connection: close\r\n\r\n"
-        head = (_STATUS[status], connection.server.date_line, b"content-type: ", content_type, b"\r\n", extra, framing)
+        head = (STATUS_LINES[status], connection.server.date_line, b"content-type: ", content_type, b"\r\n", extra, framing)
         self.answer = b"".join(head)
         self.streaming = not self.head_only
         connection.answered()
@@ -159,6 +160,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are not subclasses
+        self._outlet = Outlet(self.transport)
         if len(self.server.connections) >= self.limits.connections:
             self._refuse(503, "too many connections")
             return
@@ -183,7 +185,9 @@ class Connection(asyncio.Protocol):
         if fresh:
             request = self.server.heads.read(data)
             if request is not None:
-                self._arrived(request)
+                head = request.head
+                if head is None or head.shortcut is None or not self._cut_short(head):
+                    self._arrived(request)
                 return
             self._last = None
         if self.phase == "idle":
@@ -207,6 +211,19 @@ class Connection(asyncio.Protocol):
                 self._refuse(431, "header too large")
             elif fresh and self._between and self._last is not None:
                 self.server.heads.learn(data, self._last)
+
+    def _cut_short(self, head: Head) -> bool:
+        """Answer without an exchange, if that is possible: under overload most requests get one and the same answer."""
+        if self._open or self.server.closing or not head.first.keep_alive or self.transport is None:
+            return False
+        assert head.shortcut is not None
+        answer = head.shortcut(self.server.date_line)
+        if answer is None:
+            head.shortcut = None
+            return False
+        self.phase_since = self.server.now_s
+        self._outlet.write(answer)
+        return True
 
     def eof_received(self) -> bool:
         return False
@@ -258,7 +275,7 @@ class Connection(asyncio.Protocol):
         if self._parser.should_upgrade():
             self._fault(400, "upgrades are not served")
         if self._headers.get(b"expect", b"").lower() == b"100-continue" and self.transport is not None and not self._open:
-            self.transport.write(_CONTINUE)
+            self._outlet.write(_CONTINUE)
         self._enter("body")
 
     def on_chunk_header(self) -> None:
@@ -308,7 +325,7 @@ class Connection(asyncio.Protocol):
         while self._open and self._open[0].answer is not None:
             exchange = self._open[0]
             assert exchange.answer is not None
-            transport.write(exchange.answer)
+            self._outlet.write(exchange.answer)
             if exchange.streaming:
                 exchange.answer = b""
                 return

@@ -57,6 +57,7 @@ def set_up(form: Literal["text", "json"], *, calls: bool) -> None:
     root.propagate = False
     root.setLevel(logging.INFO)
     access.setLevel(logging.INFO if calls else logging.WARNING)
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # what is wrong with a body is told to who sent it
 
 
 def printed(function: str, instance: str, calls: tuple[str, ...], text: str) -> None:

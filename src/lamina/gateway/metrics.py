@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from lamina.core.actions import Action, Load, Refuse, Reply, StartBatch
 from lamina.core.controller import Controller
 from lamina.core.events import BatchFinished, Event
+from lamina.gateway.counts import Count, Counter, Histogram
 from lamina.gateway.recent import Recent
 from lamina.live.loop import Ending
 from lamina.predict.online import Predictor
@@ -71,7 +72,7 @@ class _PerTarget:
         self.latency = metrics.latency.labels(target)
         self.cost = metrics.cost.labels(target)
         self.queue = metrics.queue.labels(target)
-        self.reasons: dict[str, Counter] = {}
+        self.reasons: dict[str, Count] = {}
 
 
 class _PerFunction:
@@ -119,8 +120,8 @@ class Metrics:
         self.tenant_calls = Counter("lamina_tenant_calls", "Calls by tenant", ["tenant", "outcome"], registry=registry)
         self.tenant_cost = Counter("lamina_tenant_cost", "Cost of answered calls by tenant", ["tenant"], registry=registry)
         self.decisions = Histogram(
-            "lamina_decision_seconds", "The controller at one event", registry=registry, buckets=_DECISIONS
-        )
+            "lamina_decision_seconds", "The controller at one event", [], registry=registry, buckets=_DECISIONS
+        ).labels()
         registry.register(_Now(controller))
         self._targets: dict[str, _PerTarget] = {}
         self._functions: dict[tuple[str, str], _PerFunction] = {}
@@ -138,11 +139,11 @@ class Metrics:
 
     def refused(self, target: str, reason: str) -> None:
         per = self._of(target)
-        per.refused.inc()
+        per.refused.value += 1
         counter = per.reasons.get(reason)
         if counter is None:
             counter = per.reasons[reason] = self.refusals.labels(target, reason)
-        counter.inc()
+        counter.value += 1
 
     def ended(self, target: str, ending: Ending, tenant: str = "") -> None:
         per = self._of(target)
@@ -150,15 +151,14 @@ class Metrics:
             self._tenant_ended(tenant, ending)
         for tell in self.on_ended:
             tell(target, ending, tenant)
-        kind = type(ending).__name__
-        if kind == "Reply":
-            (per.late if ending.late else per.met).inc()  # type: ignore[union-attr]
-            per.latency.observe(ending.latency_us / 1e6)  # type: ignore[union-attr]
-            per.queue.observe(ending.queue_us / 1e6)  # type: ignore[union-attr]
-            per.cost.inc(ending.cost)  # type: ignore[union-attr]
-            self.recent.answered(target, ending.latency_us, not ending.late)  # type: ignore[union-attr]
-        elif kind == "Refuse":
-            self.refused(target, ending.reason)  # type: ignore[union-attr]
+        if isinstance(ending, Reply):
+            (per.late if ending.late else per.met).value += 1
+            per.latency.observe(ending.latency_us / 1e6)
+            per.queue.observe(ending.queue_us / 1e6)
+            per.cost.value += ending.cost
+            self.recent.answered(target, ending.latency_us, not ending.late)
+        elif isinstance(ending, Refuse):
+            self.refused(target, ending.reason)
         else:
             per.failed.inc()
 

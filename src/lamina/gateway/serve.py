@@ -18,11 +18,13 @@ from lamina.gateway.door import Door, keep_limits
 from lamina.gateway.door import check_host as check_host
 from lamina.gateway.http import Limits, Server
 from lamina.gateway.ingress.hub import Hub, ledger_of
+from lamina.gateway.lag import watch_lag
 from lamina.gateway.metrics import Metrics
 from lamina.gateway.oip.mount import Oip, mount
 from lamina.gateway.oip.paths import paths as v2_paths
 from lamina.gateway.openapi import document
 from lamina.gateway.origins import tell_workers
+from lamina.gateway.pretend import pretend
 from lamina.gateway.run_metrics import RunsNow
 from lamina.gateway.runs import Runs
 from lamina.gateway.state import StateSite
@@ -36,8 +38,6 @@ from lamina.live.triggers import Triggers, open_state
 from lamina.planner.room import check_room
 from lamina.sdk.app import App
 from lamina.store.base import Store
-
-LAG_EVERY_S = 0.005
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Gateway:
     oip: Oip
     durable: Durable | None = None
     triggers: Triggers | None = None
-    hub: Hub | None = None  #: of the processes that speak HTTP, if this one does not
+    hub: Hub | None = None  #: of the processes that speak HTTP and gRPC, if this one does not
     secure: bool = False  #: over TLS
 
     @property
@@ -126,6 +126,7 @@ async def open_gateway(
     metrics.decided_us = lambda: loop.decided_us
     metrics.on_ended.extend(on_ended)
     api, oip = _routes(app, loop, metrics, door, limits, full_errors)
+    pretend(loop, api.targets)
     api.traces = traces
     loop.watch = _all(metrics.watch, oip.serving.statistics.watch, traces.watch if traces is not None else None, watch)
     tell_workers(loop, traces, has_tenants=access is not None)
@@ -141,16 +142,17 @@ async def open_gateway(
     metrics.on_ended.append(bill.ended)
     triggers = await open_state(app, live.book, loop, durable)
     StateSite(api, live.book)
-    _watch_lag(api)
+    watch_lag(api)
     server = Server(api.handle, wire.parse_problem, limits)
     hub = None
     if ingress:
-        hub = Hub(api, ledger_of(loop.engine), limits, tls)
-        bound = await hub.start(ingress, host, port)
+        hub = Hub(api, oip, ledger_of(loop.engine), limits, tls, guarded=door.guarded)
+        up = await hub.start(ingress, host, port, grpc_port)
+        bound, oip.grpc_port = up.port, up.grpc_port
     else:
         secured = {"ssl": context(*tls)} if tls is not None else {}
         bound = await server.start(host, port, **secured, **options)
-    if grpc_port is not None:
+    if grpc_port is not None and hub is None:
         await oip.open_grpc(host, grpc_port, tls)
     return Gateway(app, loop, api, server, metrics, bill, host, bound, oip, durable, triggers, hub, tls is not None)
 
@@ -187,21 +189,6 @@ def _all(*watches: Watch | None) -> Watch:
             watch(now_us, event, actions)
 
     return follow
-
-
-def _watch_lag(api: Api) -> None:
-    """Under more calls than this process can read, they wait in the system's buffers, where no clock sees them. How late
-    a timer comes shows it: up at once, down slowly."""
-    loop = asyncio.get_running_loop()
-
-    def tick(due_s: float) -> None:
-        late_us = int((loop.time() - due_s) * 1e6) - 1_000
-        api.lag_us = max(late_us, int(0.8 * api.lag_us), 0)
-        if not api.closing:
-            again_s = loop.time() + LAG_EVERY_S
-            loop.call_at(again_s, tick, again_s)
-
-    tick(loop.time())
 
 
 def standing(controller: Controller) -> bool:

@@ -61,6 +61,23 @@ class Cores:
             self._pools.limit(limits=count)
 
 
+class Aside:
+    """Keeps the thread it is used on off the cores that are leased, as long as there are others.
+
+    A lease is for a batch alone. The kernel knows nothing of that: it wakes the gateway on the core of a running batch now and then,
+    and lets it wait there for milliseconds while another core is idle."""
+
+    def __init__(self) -> None:
+        self.allowed = allowed_cores()
+        self._leased = 0
+
+    def keep_off(self, leased: int) -> None:
+        if leased != self._leased:
+            self._leased = leased
+            others = [core for index, core in enumerate(self.allowed) if not leased >> index & 1]
+            os.sched_setaffinity(0, others or self.allowed)
+
+
 def allowed_cores() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0)))
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from lamina.core.actions import Action, DropJob, JobRef, Kill, Load, StartBatch, Unload
 from lamina.core.events import BatchFailed, BatchFinished, Event, InstanceLost, InstanceReady
+from lamina.live.cores import allowed_cores
 from lamina.live.frames import DeviceRef, Done, ErrorInfo, FrameError, ShmRef, pack
 from lamina.live.gpu_frames import (
     Fetch,
@@ -98,7 +99,7 @@ class GpuEngine:
         self._app, self._slicer, self._ordinal = app, slicer, ordinal
         self._ledger = ledger
         self._limits = limits or LocalLimits()
-        self._kind = Kind("lamina.live.gpu_worker", gateway_reader, environment or {})
+        self._kind = Kind("lamina.live.gpu_worker", gateway_reader, environment or {}, cores=allowed_cores())
         self._executor: _Executor | None = None
         self._spare: _Executor | None = None
         self._processes: set[WorkerProcess] = set()

@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 from lamina.core.actions import Action, DropJob, Kill, Load, StartBatch, Unload
 from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, InstanceLost, InstanceReady
 from lamina.errors import Conflict, LaminaError
-from lamina.live.cores import machine_device
+from lamina.live.cores import Aside, machine_device
 from lamina.live.frames import (
     Beat,
     Changes,
@@ -123,6 +123,7 @@ class LocalEngine:
         self._workers: dict[str, _Worker] = {}
         self._processes: set[WorkerProcess] = set()  #: until they are reaped
         self._batches: dict[int, _Batch] = {}
+        self._aside = Aside()
         self._wanted: set[int] = set()  #: jobs in these batches, less the dropped ones
         self._is_stopping = False
         self._drained: asyncio.Event | None = None
@@ -173,7 +174,7 @@ class LocalEngine:
         )
         tap = self._tap(action) if self.on_line is not None else None
         environment = {**self.isolated.get(action.function, {}), **self.environment(action.function)}
-        kind = Kind(environment=environment, output=tap.fd if tap is not None else None)
+        kind = Kind(environment=environment, output=tap.fd if tap is not None else None, cores=self._aside.allowed)
         try:
             process = WorkerProcess(
                 self._loop, setup, lambda frame: self._frame(worker, frame), lambda: self._lost(worker), kind=kind
@@ -282,10 +283,17 @@ class LocalEngine:
         before = self._batches.get(action.after)
         self._batches[action.batch_id] = worker.batches[action.batch_id] = batch
         self._wanted.update([job.id for job in action.jobs])
+        self._step_aside()
         if before is None or (before.worker is worker and before.is_sent):
             self._send(batch)  # the worker itself keeps the order of what it is sent
         else:
             before.followers.append(batch)
+
+    def _step_aside(self) -> None:
+        leased = 0
+        for batch in self._batches.values():
+            leased |= self._cores_of(batch.action.function, batch.action.mask)
+        self._aside.keep_off(leased)
 
     def _send_all(self, batches: list[_Batch]) -> None:
         for batch in batches:
@@ -410,6 +418,7 @@ class LocalEngine:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), grace_s)
         self._post = lambda event: None  # nobody is to react to what follows
+        self._aside.keep_off(0)
         for worker in list(self._workers.values()):
             worker.is_leaving = True
             if worker.process is not None:

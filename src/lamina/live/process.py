@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from lamina.live.frames import FrameError, FrameReader, Stop, pack, worker_reader
+from lamina.live.outlet import Outlet
 
 log = logging.getLogger("lamina")
 
@@ -39,6 +40,7 @@ class Kind:
     reader: Callable[[], FrameReader[Any]] = worker_reader
     environment: Mapping[str, str] = field(default_factory=dict)  #: besides what it inherits
     output: int | None = None  #: where it prints to; None: where we do
+    cores: tuple[int, ...] = ()  #: it may use; (): those of the thread that starts it
 
 
 class WorkerProcess(asyncio.Protocol):
@@ -80,7 +82,7 @@ class WorkerProcess(asyncio.Protocol):
 
     def send(self, wire: bytes | bytearray) -> None:
         if self._transport is not None and self._is_connected:
-            self._transport.write(wire)
+            self._outlet.write(wire)
 
     def stop(self, grace_s: float) -> None:
         """Ask it to leave behind what it has to do, then insist, then end it."""
@@ -104,6 +106,7 @@ class WorkerProcess(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are not subclasses
+        self._outlet = Outlet(self._transport)
         if self._has_ended:
             self._transport.abort()
 
@@ -151,7 +154,17 @@ class WorkerProcess(asyncio.Protocol):
 
 
 def _spawn(setup: Struct, theirs: socket.socket, kind: Kind) -> subprocess.Popen[bytes]:
+    """A child begins on the cores of the thread that starts it, and that may be keeping off some."""
     setup = msgspec.structs.replace(setup, fd=theirs.fileno())
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, kind.cores or own)
+    try:
+        return _popen(setup, theirs, kind)
+    finally:
+        os.sched_setaffinity(0, own)
+
+
+def _popen(setup: Struct, theirs: socket.socket, kind: Kind) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-P", "-m", kind.module, msgspec.json.encode(setup)],
         env={**os.environ, **kind.environment} if kind.environment else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lamina.errors import LaminaError
+from lamina.errors import BadValue, LaminaError
 from lamina.expr import Absent, Leaf, evaluate
 from lamina.live.frames import MAX_FRAME_BYTES, DeviceRef, ErrorInfo, JobFrame, ShmRef, Stored
 from lamina.live.parts import encoded_parts
@@ -48,6 +48,8 @@ def packed(pool: Pool, outputs: list[Any]) -> list[bytes | ShmRef | DeviceRef | 
         else:
             try:
                 parts = encoded_parts(output)
+            except BadValue as error:  # the function's fault, not the caller's
+                result = ErrorInfo("TypeError", f"its result: {error.message}; {error.hint}")
             except Exception as error:
                 result = describe(error)
             else:

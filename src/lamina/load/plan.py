@@ -99,4 +99,6 @@ def parse_stages(text: str, seconds: float) -> tuple[tuple[float, float], ...]:
 def check_trace(path: Path | None) -> str:
     if path is None:
         raise BadValue("--shape trace: no trace", hint="name a CSV file with a column t_us: --trace FILE")
+    if next(workload.replay(path), None) is None:
+        raise BadValue(f"{path}: no calls in it")
     return str(path)

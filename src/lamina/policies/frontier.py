@@ -80,11 +80,12 @@ class Policy:
             return Refuse(call.id, "no-capacity")
         allowed_us = call.expires_us - view.now_us
         heavy = self._too_heavy(view, flow)
+        reserve_us = view.reserve_us(call.target)
         if flow.single is not None:
-            finish_us = self._offers.finish_us(view, view.functions[flow.single.function], allowed_us)
+            within_us = int((allowed_us - reserve_us) / (1 + self.margin))
+            finish_us = self._offers.finish_us(view, view.functions[flow.single.function], allowed_us, within_us)
         else:
             finish_us = self._offers.flow_finish_us(view, flow, allowed_us, self._demand.tight)
-        reserve_us = view.reserve_us(call.target)
         needed_us = int(finish_us * (1 + self.margin)) + reserve_us if finish_us else 0
         if needed_us > allowed_us or heavy:
             said = why.refused(finish_us, reserve_us, self.margin, allowed_us, heavy) if view.explaining else ""
@@ -203,7 +204,8 @@ class Policy:
             return seat.menu.latency_us(batch, pick.units, pick.cores)
 
         most_us = latency_us(min(count + 1, function.spec.max_batch))
-        start_by_us = min(head.due_us, head.expires_us) - int(most_us * (1 + self.spare)) - 1
+        reserve_us = view.reserve_us(head.run.call.target)  # whoever waits to the last moment is late as often as batches are
+        start_by_us = min(head.due_us, head.expires_us) - int(most_us * (1 + self.spare)) - reserve_us - 1
         until_us = 0
         if function.coming >= 1:
             until_us = wait_for_company_us(view, function, count, now_us, latency_us, start_by_us)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lamina.planner.neighbours import Interference
 from lamina.predict.table import Table
@@ -117,10 +117,13 @@ class _Ratio:
     mean: _Mean
     seen: int = 0
     outside: float = 0.0
+    alone: bool = False  #: this slice is another matter than the function as a whole
 
-    def add(self, ratio: float, widest: float) -> None:
+    def add(self, ratio: float, widest: float, everywhere: _Mean) -> None:
         """`widest`: how many times its median the profile plans with."""
         self.seen += 1
+        apart = abs(self.mean.mean - everywhere.mean)
+        self.alone = apart > (0.5 if self.alone else 1.0) * self.mean.deviation
         widest = max(widest, 1 + NARROWEST)
         left = not 1 / widest <= ratio <= widest
         self.outside += max(STEP, 1 / self.seen) * (left - self.outside)
@@ -129,9 +132,9 @@ class _Ratio:
     def stale(self) -> bool:
         return self.seen >= ENOUGH and self.outside > OUTSIDE
 
-    @property
-    def plan(self) -> float:
-        return self.mean.plan * (1 + WIDER) if self.stale else self.mean.plan
+    def plan(self, everywhere: _Mean) -> float:
+        plan = self.mean.plan if self.alone else everywhere.plan
+        return plan * (1 + WIDER) if self.stale else plan
 
 
 @dataclass(slots=True)
@@ -208,6 +211,7 @@ class Predictor:
     base: Table = field(default_factory=lambda: Table([]))
     _curves: dict[tuple[str, str, int, int], _Curve] = field(default_factory=dict)
     _ratios: dict[tuple[str, str, int, int], _Ratio] = field(default_factory=dict)
+    _everywhere: dict[tuple[str, str], _Mean] = field(default_factory=dict)  #: the same ratio, on all slices together
     _loads: dict[tuple[str, str], float] = field(default_factory=dict)
 
     @property
@@ -215,9 +219,11 @@ class Predictor:
         return self.base.interference
 
     def latency_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> int:
-        ratio = self._ratios.get((function, kind, units, cores))
-        if ratio is not None:
-            return int(self.base.typical_us(function, kind, batch, units, cores) * ratio.plan) + 1
+        everywhere = self._everywhere.get((function, kind))
+        if everywhere is not None:
+            ratio = self._ratios.get((function, kind, units, cores))
+            plan = ratio.plan(everywhere) if ratio is not None else everywhere.plan
+            return int(self.base.typical_us(function, kind, batch, units, cores) * plan) + 1
         curve = self._curves.get((function, kind, units, cores))
         if curve is not None:
             return int(curve.at(batch)) + 1
@@ -239,9 +245,10 @@ class Predictor:
 
     def forget(self, function: str = "", kind: str = "") -> None:
         """What was learnt of a function there is void: its profile is a new one. Without a name, of all of them."""
-        for learnt in (self._curves, self._ratios):
-            for key in [key for key in learnt if not function or key[:2] == (function, kind)]:
-                del learnt[key]
+        learnt: tuple[dict[Any, Any], ...] = (self._curves, self._ratios, self._everywhere)
+        for known in learnt:
+            for key in [key for key in known if not function or key[:2] == (function, kind)]:
+                del known[key]
 
     def load_us(self, function: str, kind: str) -> int:
         return int(self._loads.get((function, kind), 0.0)) or self.base.load_us(function, kind)
@@ -254,11 +261,17 @@ class Predictor:
             self._curves.setdefault(key, _Curve()).add(batch, float(device_us))
             return
         ratio = device_us / profiled
+        everywhere = self._everywhere.get((function, kind))
+        if everywhere is not None:
+            everywhere.add(ratio)
+        else:
+            everywhere = self._everywhere[function, kind] = _Mean(ratio, 2 * FIRST, ratio)
         if key in self._ratios:
             self._ratios[key].mean.add(ratio)
         else:
             self._ratios[key] = _Ratio(_Mean(ratio, 2 * FIRST, ratio))
-        self._ratios[key].add(ratio, self.base.latency_us(function, kind, batch, units, cores) / profiled)
+        widest = self.base.latency_us(function, kind, batch, units, cores) / profiled
+        self._ratios[key].add(ratio, widest, everywhere)
 
     def observe_load(self, function: str, kind: str, load_us: int) -> None:
         key = (function, kind)
@@ -272,3 +285,6 @@ class Predictor:
         for (name, _, _, _), ratio in self._ratios.items():
             if name == function:
                 ratio.mean.relax()
+        for (name, _), everywhere in self._everywhere.items():
+            if name == function:
+                everywhere.relax()

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from lamina.sdk.cron import parse as parse_cron
 from lamina.sdk.function import Function
 from lamina.sdk.resources import CPU, GPU, SLO, Quota, Scale, whole
 from lamina.sdk.state import Memory, State, Transaction
+from lamina.sdk.torch_model import TorchModel
 from lamina.sdk.triggers import Trigger, checked
 from lamina.sdk.user_errors import user_place
 from lamina.sdk.workflow import Workflow
@@ -39,11 +40,36 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 DEFAULT_URL = "http://127.0.0.1:8700"
 
 
+class FunctionOptions(TypedDict, total=False):
+    """See `App.function`."""
+
+    name: str | None
+    slo: SLO | str | None
+    cpu: CPU | int | None
+    gpu: GPU | str | float | None
+    scale: Scale | None
+    quota: Quota | None
+    home: bool
+    lend: bool
+    idempotent: bool
+    max_queue: int
+
+
 class FunctionDecorator(Protocol):
+    """Types stay: of a class those of its `__call__`. (mypy overlooks what a decorator makes of a class under `@`.)"""
+
     @overload
-    def __call__(self, target: type[Any], /) -> Function[..., Any]: ...
+    def __call__(self, target: type[TorchModel], /) -> Function[..., Any]: ...
+    @overload
+    def __call__(self, target: type[Callable[P, R]], /) -> Function[P, R]: ...
     @overload
     def __call__(self, target: Callable[P, R], /) -> Function[P, R]: ...
+
+
+class BatchedDecorator(Protocol):
+    """What it is written with are lists; a request is one entry of each, which no annotation says."""
+
+    def __call__(self, target: Callable[..., Any], /) -> Function[..., Any]: ...
 
 
 class TriggerDecorator(Protocol):
@@ -69,21 +95,25 @@ class App:
     def __repr__(self) -> str:
         return f"<app {self.name!r}: {', '.join([*self.functions, *self.workflows]) or 'empty'}>"
 
+    @overload
+    def function(self, *bare: Any, batch: Literal[1] = 1, **options: Unpack[FunctionOptions]) -> FunctionDecorator: ...
+    @overload
+    def function(self, *bare: Any, batch: int, **options: Unpack[FunctionOptions]) -> BatchedDecorator: ...
     def function(
         self,
         *bare: Any,
+        batch: int = 1,
         name: str | None = None,
         slo: SLO | str | None = None,
         cpu: CPU | int | None = None,
         gpu: GPU | str | float | None = None,
-        batch: int = 1,
         scale: Scale | None = None,
         quota: Quota | None = None,
         home: bool = False,
         lend: bool = True,
         idempotent: bool = True,
         max_queue: int = 10_000,
-    ) -> FunctionDecorator:
+    ) -> FunctionDecorator | BatchedDecorator:
         """Makes a function of a callable, or of a class with `__call__` and, if it likes, `load` and `close`.
 
         With `batch` above 1, every parameter is a list with one entry per request, and so is the result.

@@ -119,6 +119,7 @@ class AsyncClient:
             if id is not None:
                 self._kinds[name] = guess
                 return AsyncRun(self, id)
+        self._kinds.pop(name, None)
         raise wire.unknown(self.server, name)
 
     def run(self, id: str) -> AsyncRun:
@@ -150,10 +151,10 @@ class AsyncClient:
 
     async def bind(self, name: str, body: Any = NOTHING) -> dict[str, Any]:
         """Named inputs for a JSON body, by asking the server which parameters `name` has."""
-        for about in [*await self.functions(), *await self.workflows()]:
-            if about["name"] == name:
-                return bind([Param(one["name"], one["required"]) for one in about["inputs"]], body)
-        raise wire.unknown(self.server, name)
+        known = {about["name"]: about["inputs"] for about in [*await self.functions(), *await self.workflows()]}
+        if name not in known:
+            raise wire.unknown(self.server, name, list(known))
+        return bind([Param(one["name"], one["required"]) for one in known[name]], body)
 
     async def _read(self, path: str) -> Any:
         return await self.ask(wire.read_request(self.server, path))

@@ -7,6 +7,7 @@ instances (`Scale(max=...)`) or an `asyncio.gather` inside of one call.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import threading
 from collections.abc import AsyncIterator, Coroutine, Generator
@@ -17,16 +18,17 @@ _END: Final = object()
 
 class Awaiting:
     def __init__(self) -> None:
-        self._runner = asyncio.Runner()
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)  # and nobody else's, as it would be without
+
+    def __del__(self) -> None:
+        """Whoever opened it may be a test that just ends."""
+        with contextlib.suppress(RuntimeError):
+            self._runner.close()
 
     def result(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """What it returns, or raises."""
         around = contextvars.copy_context()  # a loop remembers the one of its beginning
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return self._runner.run(coroutine, context=around)
-        return self._beside(coroutine, around)
+        return self._beside(coroutine, around) if _is_running() else self._runner.run(coroutine, context=around)
 
     def pieces(self, pieces: AsyncIterator[Any]) -> Generator[Any, None, None]:
         """What it yields, one by one; closed with it."""
@@ -64,3 +66,11 @@ class Awaiting:
         if error is not None:
             raise error
         return value
+
+
+def _is_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

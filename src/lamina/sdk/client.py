@@ -116,6 +116,7 @@ class Client:
             if id is not None:
                 self._kinds[name] = guess
                 return Run(self, id)
+        self._kinds.pop(name, None)
         raise wire.unknown(self.server, name)
 
     def run(self, id: str) -> Run:
@@ -217,10 +218,10 @@ class Client:
 
     def bind(self, name: str, body: Any = NOTHING) -> dict[str, Any]:
         """Named inputs for a JSON body, by asking the server which parameters `name` has."""
-        for about in [*self.functions(), *self.workflows()]:
-            if about["name"] == name:
-                return bind([Param(one["name"], one["required"]) for one in about["inputs"]], body)
-        raise wire.unknown(self.server, name)
+        known = {about["name"]: about["inputs"] for about in [*self.functions(), *self.workflows()]}
+        if name not in known:
+            raise wire.unknown(self.server, name, list(known))
+        return bind([Param(one["name"], one["required"]) for one in known[name]], body)
 
     def _read(self, path: str) -> Any:
         return self.ask(wire.read_request(self.server, path))

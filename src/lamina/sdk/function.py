@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 from msgspec.structs import replace
 
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+V = TypeVar("V")
 
 
-class Function(Remote, Generic[P, R]):
+class Function(Remote[P, R]):
     """Made by `@app.function(...)`. `target` is the function or class as it was written."""
 
     kind = "functions"
@@ -118,6 +120,14 @@ class Function(Remote, Generic[P, R]):
         """A loaded instance. Raises `LoadFailed`, caused by the user's own error."""
         return Runner(self)
 
+    @overload
+    def local(self: Function[P, Coroutine[Any, Any, V]], *args: P.args, **kwargs: P.kwargs) -> V: ...
+    @overload
+    def local(self: Function[P, Iterator[V]], *args: P.args, **kwargs: P.kwargs) -> list[V]: ...
+    @overload
+    def local(self: Function[P, AsyncIterator[V]], *args: P.args, **kwargs: P.kwargs) -> list[V]: ...
+    @overload
+    def local(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
     def local(self, *args: Any, **kwargs: Any) -> Any:
         """One request, handled in this process as a worker would: loaded once, a batch of one."""
         return self._one(self._inputs("local", args, kwargs))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from lamina.errors import BadFlow
 from lamina.sdk.binding import Param, bind, bind_arguments
@@ -14,31 +14,59 @@ if TYPE_CHECKING:
     from lamina.sdk.calls import Call
     from lamina.sdk.runs import Run
 
+P = ParamSpec("P")
+R = TypeVar("R")
+V = TypeVar("V")
 
-class Remote:
-    """Something with a name and parameters that a server may run. `kind` is its place in addresses."""
+
+class Remote(Generic[P, R]):
+    """Something with a name and parameters that a server may run. `kind` is its place in addresses.
+
+    `R` is what a call in plain Python gives. What a server answers is the end of it: of an `async def` what it returns, of
+    something that yields the list.
+    """
 
     app: App
     name: str
     params: tuple[Param, ...]
     kind: str
+    __call__: Callable[..., Any]
 
+    @overload
+    def remote(self: Remote[P, Coroutine[Any, Any, V]], *args: P.args, **kwargs: P.kwargs) -> V: ...
+    @overload
+    def remote(self: Remote[P, Iterator[V]], *args: P.args, **kwargs: P.kwargs) -> list[V]: ...
+    @overload
+    def remote(self: Remote[P, AsyncIterator[V]], *args: P.args, **kwargs: P.kwargs) -> list[V]: ...
+    @overload
+    def remote(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """One request; waits for its result."""
         inputs = self._inputs("remote", args, kwargs)
         return self.app.client().call(self.name, inputs, kind=self.kind)
 
-    async def aio(self, *args: Any, **kwargs: Any) -> Any:
-        """`.remote` for asyncio."""
+    @overload
+    def aio(self: Remote[P, Coroutine[Any, Any, V]], *args: P.args, **kwargs: P.kwargs) -> Awaitable[V]: ...
+    @overload
+    def aio(self: Remote[P, Iterator[V]], *args: P.args, **kwargs: P.kwargs) -> Awaitable[list[V]]: ...
+    @overload
+    def aio(self: Remote[P, AsyncIterator[V]], *args: P.args, **kwargs: P.kwargs) -> Awaitable[list[V]]: ...
+    @overload
+    def aio(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]: ...
+    def aio(self, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        """`.remote` for asyncio. In an `async def` workflow it is the step itself, with a type that can be awaited."""
+        if mode.get() is not None:
+            step: Awaitable[Any] = self(*args, **kwargs)
+            return step
         inputs = self._inputs("aio", args, kwargs)
-        return await self.app.async_client().call(self.name, inputs, kind=self.kind)
+        return self.app.async_client().call(self.name, inputs, kind=self.kind)
 
-    def spawn(self, *args: Any, **kwargs: Any) -> Call:
+    def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """One request, without waiting: the `Call` gives the result later."""
         inputs = self._inputs("spawn", args, kwargs)
         return self.app.client().spawn(self.name, inputs, kind=self.kind)
 
-    def submit(self, *args: Any, **kwargs: Any) -> Run:
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run:
         """A run that the server keeps, whatever happens to it or to us: the `Run` gives the result later."""
         inputs = self._inputs("submit", args, kwargs)
         return self.app.client().start(self.name, inputs, kind=self.kind)

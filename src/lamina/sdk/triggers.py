@@ -49,7 +49,7 @@ TOLD = {"every": ("due",), "cron": ("due",), "change": ("key", "value", "version
 """What a trigger tells its target."""
 
 
-def checked(trigger: Trigger, target: Remote) -> Trigger:
+def checked(trigger: Trigger, target: Remote[..., Any]) -> Trigger:
     """With the parameters it fills in; the target must be able to do with these."""
     names = [param.name for param in target.params]
     takes = ("input",) if names == ["input"] else tuple(name for name in TOLD[trigger.kind] if name in names)

@@ -11,6 +11,7 @@ from typing import TypeVar
 import lamina
 
 _HOME = os.path.dirname(os.path.abspath(lamina.__file__)) + os.sep
+_STARTERS = ("/asyncio/runners.py", "/asyncio/base_events.py")
 MAX_TRACE_CHARS = 20_000
 READS_A_LINE = "lamina_reads"
 """A method of ours that works through user code: `node` is where it is in `self.file`."""
@@ -19,8 +20,8 @@ E = TypeVar("E", bound=BaseException)
 
 
 def is_ours(filename: str) -> bool:
-    """Frames of the platform and of the import machinery explain nothing to the author of an app."""
-    return filename.startswith((_HOME, "<frozen importlib", "<frozen runpy"))
+    """Frames of the platform and of what starts code for it explain nothing to the author of an app."""
+    return filename.startswith((_HOME, "<frozen importlib", "<frozen runpy")) or filename.endswith(_STARTERS)
 
 
 def user_trace(error: BaseException) -> str:

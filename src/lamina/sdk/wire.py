@@ -6,8 +6,9 @@ parameter it is that parameter, and a client does not know how many there are.
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -196,9 +197,13 @@ def error_of(response: Response) -> LaminaError:
     return error
 
 
-def unknown(server: Server, name: str) -> errors.UnknownTarget:
+def unknown(server: Server, name: str, known: Sequence[str] = ()) -> errors.UnknownTarget:
+    """`known`: what the server listed, if it was asked."""
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"there is {', '.join(known)}" if known else ""
     return errors.UnknownTarget(
-        f"no function or workflow {name!r} at {server.url}", hint="client.functions() and client.workflows() list what is there"
+        f"no function or workflow {name!r} at {server.url}",
+        hint=hint or "client.functions() and client.workflows() list what is there",
     )
 
 

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from lamina.core.flow import Flow
 from lamina.errors import BadFlow, BadValue, LaminaError
@@ -30,7 +30,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Workflow(Remote, Generic[P, R]):
+class Workflow(Remote[P, R]):
     """Made by `@app.workflow(...)`. `target` is the function as it was written."""
 
     kind = "workflows"

@@ -26,9 +26,9 @@ def needs(*modules: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} not installed: pip install 'lamina[clients]'")
 
 
-async def _served(folder: Path, client: str) -> dict[str, str]:
+async def _served(folder: Path, client: str, ingress: int) -> dict[str, str]:
     live = open_local(str(write_app(folder, APP)), policy=policies.build("edf"))
-    gateway = await open_gateway(live, port=0, grpc_port=0)
+    gateway = await open_gateway(live, port=0, grpc_port=0, ingress=ingress)
     try:
         while not gateway.api.ready():
             await asyncio.sleep(0.01)
@@ -45,8 +45,8 @@ async def _served(folder: Path, client: str) -> dict[str, str]:
         await gateway.stop(5)
 
 
-def outcomes(folder: Path, client: str) -> dict[str, str]:
-    found: dict[str, str] = run(lambda: _served(folder, client), limit_s=100)
+def outcomes(folder: Path, client: str, ingress: int = 0) -> dict[str, str]:
+    found: dict[str, str] = run(lambda: _served(folder, client, ingress), limit_s=100)
     return found
 
 
@@ -67,3 +67,18 @@ def test_tritonclient_can_do_everything_over_grpc(tmp_path: Path) -> None:
 @needs("kserve", "httpx", "grpc")
 def test_the_client_of_kserve_can_do_everything(tmp_path: Path) -> None:
     assert not failed(outcomes(tmp_path, "kserve_rest"))
+
+
+@needs("tritonclient", "gevent", "aiohttp", "grpc", "ml_dtypes")
+def test_tritonclient_cannot_tell_over_http_that_several_processes_answer(tmp_path: Path) -> None:
+    assert not failed(outcomes(tmp_path, "triton_http", ingress=2))
+
+
+@needs("tritonclient", "grpc", "ml_dtypes")
+def test_tritonclient_cannot_tell_over_grpc_that_several_processes_answer(tmp_path: Path) -> None:
+    assert not failed(outcomes(tmp_path, "triton_grpc", ingress=2))
+
+
+@needs("kserve", "httpx", "grpc")
+def test_the_client_of_kserve_cannot_tell_that_several_processes_answer(tmp_path: Path) -> None:
+    assert not failed(outcomes(tmp_path, "kserve_rest", ingress=2))

@@ -11,7 +11,7 @@ from lamina.errors import BadValue, UnknownTarget
 from lamina.gateway.api import Target
 from lamina.gateway.oip.about import config, index, metadata
 from lamina.gateway.oip.models import Catalogue
-from lamina.gateway.oip.serving import wishes
+from lamina.gateway.oip.question import wishes
 from lamina.sdk.tensors import Port, Signature, Tensor
 from lamina.types import FunctionSpec, Scale, Slo
 

@@ -16,6 +16,10 @@ from lamina.gateway.oip.numbers import to_list, to_raw
 from lamina.gateway.oip.tensors import Given, Output, count
 
 LENGTH = b"inference-header-content-length"
+MOST_INPUTS = 1_024
+MOST_OUTPUT_BYTES = 256 * 2**10
+"""How much may be said about what is to come back. Counts are bounded before anything is made for each."""
+
 Parameters = dict[str, Any]
 
 
@@ -33,10 +37,10 @@ class _Wanted(Struct):
 
 
 class _Request(Struct):
-    inputs: list[_Input] = []
+    inputs: list[Raw] = []
     id: str = ""
     parameters: Parameters = {}
-    outputs: list[_Wanted] = []
+    outputs: Raw = Raw()
 
 
 class Asked(Struct):
@@ -49,7 +53,9 @@ class Asked(Struct):
     binary: frozenset[str] | None
 
 
-_decoder = msgspec.json.Decoder(_Request)
+_request = msgspec.json.Decoder(_Request)
+_input = msgspec.json.Decoder(_Input)
+_wanted = msgspec.json.Decoder(list[_Wanted])
 
 
 def read(body: bytes, header_length: bytes) -> Asked:
@@ -62,13 +68,10 @@ def read(body: bytes, header_length: bytes) -> Asked:
         head, raw = body[:size], raw[size:]
     else:
         raw = raw[:0]
-    try:
-        request = _decoder.decode(head)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise BadValue(f"body: not an inference request: {error}") from None
+    request, given, wanted = _parts(head)
     inputs = []
     at = 0
-    for one in request.inputs:
+    for one in given:
         size = one.parameters.get("binary_data_size", -1)
         if size == -1:
             if not len(bytes(one.data)):
@@ -81,16 +84,29 @@ def read(body: bytes, header_length: bytes) -> Asked:
         at += size
     if at != len(raw):
         raise BadValue(f"body: {len(raw) - at} bytes that belong to no input")
-    return Asked(request.id, request.parameters, inputs, [one.name for one in request.outputs], _binary(request))
+    return Asked(request.id, request.parameters, inputs, [one.name for one in wanted], _binary(request.parameters, wanted))
 
 
-def _binary(request: _Request) -> frozenset[str] | None:
-    by_default = request.parameters.get("binary_data_output") is True
-    if not request.outputs:
+def _parts(head: bytes) -> tuple[_Request, list[_Input], list[_Wanted]]:
+    try:
+        request = _request.decode(head)
+        if len(request.inputs) > MOST_INPUTS:
+            raise BadValue(f"inputs: {len(request.inputs)} of them", hint=f"at most {MOST_INPUTS}")
+        outputs = bytes(request.outputs)
+        if len(outputs) > MOST_OUTPUT_BYTES:
+            raise BadValue(f"outputs: {len(outputs)} bytes about them", hint="ask for each once")
+        return request, [_input.decode(one) for one in request.inputs], _wanted.decode(outputs) if outputs else []
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise BadValue(f"body: not an inference request: {error}") from None
+
+
+def _binary(parameters: Parameters, wanted: list[_Wanted]) -> frozenset[str] | None:
+    by_default = parameters.get("binary_data_output") is True
+    if not wanted:
         return None if by_default else frozenset()
-    if any("classification" in one.parameters for one in request.outputs):
+    if any("classification" in one.parameters for one in wanted):
         raise BadValue("outputs: classification is not served", hint="ask for the scores, and sort them")
-    return frozenset(one.name for one in request.outputs if one.parameters.get("binary_data", by_default) is True)
+    return frozenset(one.name for one in wanted if one.parameters.get("binary_data", by_default) is True)
 
 
 def write(model: Model, asked: Asked, outputs: list[Output]) -> tuple[bytes, bytes, bytes]:

@@ -18,7 +18,8 @@ from lamina.gateway.http import Exchange
 from lamina.gateway.oip.errors import error_text, refuse
 from lamina.gateway.oip.models import Model, dtype_of
 from lamina.gateway.oip.numbers import to_list, to_raw
-from lamina.gateway.oip.serving import Answer, Question, Serving, wishes
+from lamina.gateway.oip.question import Answer, Question, wishes
+from lamina.gateway.oip.serving import Serving
 from lamina.gateway.oip.tensors import Given, Output, count, join_bytes
 from lamina.sdk.tensors import Port
 

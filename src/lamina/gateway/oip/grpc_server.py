@@ -12,8 +12,8 @@ from lamina.errors import BadValue, LaminaError
 from lamina.gateway.h2.connection import Connection, H2Limits
 from lamina.gateway.h2.hpack import encode
 from lamina.gateway.h2.stream import Stream
+from lamina.gateway.oip.inferring import Context, Inferring, Trouble
 from lamina.gateway.oip.packed import opened
-from lamina.gateway.oip.rpc import Context, Rpc, Trouble
 
 CONNECTIONS = 1_000
 SWEEP_S = 1.0
@@ -25,7 +25,7 @@ _INVALID, _UNIMPLEMENTED, _EXHAUSTED = 3, 12, 8
 
 
 class GrpcServer:
-    def __init__(self, rpc: Rpc, body_limit: int) -> None:
+    def __init__(self, rpc: Inferring, body_limit: int) -> None:
         self.rpc = rpc
         self.body_limit = body_limit
         self._limits = H2Limits(stream_window=body_limit + 2**20, connection_window=2 * body_limit + 2**21)
@@ -38,7 +38,7 @@ class GrpcServer:
             for name, asks, _, *streams in rpc.schema.methods
         }
 
-    async def start(self, host: str, port: int, secured: ssl.SSLContext | None = None) -> int:
+    async def start(self, host: str, port: int, secured: ssl.SSLContext | None = None, **options: Any) -> int:
         loop = asyncio.get_running_loop()
 
         def accept() -> asyncio.Protocol:
@@ -47,20 +47,24 @@ class GrpcServer:
             return Connection(self._open, self._limits, self._connections, loop.time())
 
         try:
-            self._server = await loop.create_server(accept, host, port, ssl=secured)
+            self._server = await loop.create_server(accept, host, port, ssl=secured, backlog=1024, **options)
         except OSError as error:
             raise BadValue(f"--grpc-port: cannot listen on {host}:{port}: {error.strerror}", hint="choose another port") from None
         self._sweep()
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
-    async def stop(self, grace_s: float) -> None:
+    def stop_accepting(self) -> None:
+        """Nothing new; what is open is still answered."""
         if self._server is not None:
             self._server.close()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
         for connection in list(self._connections):
             connection.go_away()
+
+    async def stop(self, grace_s: float) -> None:
+        self.stop_accepting()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
         end_s = asyncio.get_running_loop().time() + grace_s
         while self._connections and asyncio.get_running_loop().time() < end_s:
             await asyncio.sleep(0.01)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from lamina.errors import UnknownTarget
-from lamina.gateway.api import Api, Target
 from lamina.sdk.tensors import RESULT, Port, Signature
 from lamina.types import FunctionSpec
+
+if TYPE_CHECKING:
+    from lamina.gateway.api import Api, Target
 
 TEXT_SHAPE = (1,)
 """A value as JSON text is one element."""

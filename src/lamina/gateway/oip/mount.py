@@ -16,6 +16,7 @@ from lamina.live.loop import LiveLoop
 
 if TYPE_CHECKING:
     from lamina.gateway.oip.grpc_server import GrpcServer
+    from lamina.gateway.oip.rpc import Rpc
 
 PREFIX = b"/v2"
 
@@ -30,12 +31,16 @@ class Oip:
     grpc: GrpcServer | None = None
     grpc_port: int = 0
 
+    def rpc(self) -> Rpc:
+        from lamina.gateway.oip.rpc import Rpc
+
+        return Rpc(self.api, self.serving, self.repository)
+
     async def open_grpc(self, host: str, port: int, tls: tuple[str, str] | None = None) -> None:
         """On a port of its own; 0 lets the system choose. `tls` names the files of certificate and key."""
         from lamina.gateway.oip.grpc_server import GrpcServer
-        from lamina.gateway.oip.rpc import Rpc
 
-        self.grpc = GrpcServer(Rpc(self.api, self.serving, self.repository), self.body_limit)
+        self.grpc = GrpcServer(self.rpc(), self.body_limit)
         secured = None
         if tls is not None:
             secured = context(*tls)

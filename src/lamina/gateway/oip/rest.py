@@ -13,12 +13,13 @@ from lamina.gateway import wire
 from lamina.gateway.api import Api
 from lamina.gateway.heads import Request
 from lamina.gateway.http import Exchange
-from lamina.gateway.oip import about, body, generate
+from lamina.gateway.oip import about, generate
 from lamina.gateway.oip.errors import refuse
+from lamina.gateway.oip.infer import infer
 from lamina.gateway.oip.models import Model
-from lamina.gateway.oip.packed import opened, packed
+from lamina.gateway.oip.packed import opened
 from lamina.gateway.oip.repository import Repository
-from lamina.gateway.oip.serving import Answer, Question, Serving, wishes
+from lamina.gateway.oip.serving import Serving
 
 _encode = msgspec.json.encode
 
@@ -151,30 +152,7 @@ class Rest:
         if not self._need(request, exchange, "POST"):
             return
         caller = self._api.allow(request, "invoke")
-        model = self._serving.catalogue.find(name, version, caller.tenant)
-        asked = body.read(request.body, request.header(body.LENGTH))
-        timeout_us, priority = wishes(asked.parameters)
-
-        def on_answer(said: Answer | wire.Problem) -> None:
-            if isinstance(said, wire.Problem):
-                refuse(exchange, said)
-                return
-            try:
-                content, kind, extra = body.write(model, asked, said.outputs)
-            except LaminaError as error:
-                refuse(exchange, wire.error_problem(error, said.reply.call_id))
-                return
-            accept = request.header(b"accept-encoding")
-            if accept:
-                content, how = packed(content, accept)
-                extra += how
-            exchange.respond(200, content, kind, extra + wire.reply_headers(said.reply))
-
-        trace = request.header(b"traceparent")
-        question = Question(model, asked.inputs, asked.wanted, timeout_us, priority, caller, trace)
-        cancel = self._serving.infer(question, on_answer)
-        if exchange.answer is None:
-            exchange.on_gone = cancel
+        infer(self._serving, self._serving.catalogue.find(name, version, caller.tenant), caller, request, exchange)
 
 
 def _object(text: bytes) -> dict[str, Any]:

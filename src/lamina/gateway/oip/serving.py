@@ -6,69 +6,34 @@ any others, so that they share batches with whatever else is waiting; if one of 
 
 from __future__ import annotations
 
-import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from lamina.core.actions import Fail, Refuse, Reply
 from lamina.errors import BadValue, Cancelled, LaminaError
-from lamina.gateway import wire
 from lamina.gateway.api import Api
-from lamina.gateway.caller import LOCAL, Caller
 from lamina.gateway.metrics import Metrics
 from lamina.gateway.oip.check import check
 from lamina.gateway.oip.models import Catalogue, Model
+from lamina.gateway.oip.question import Answer, OnAnswer, OnPiece, Question, misshapen
 from lamina.gateway.oip.rows import Misshapen, inputs_of, outputs_of
 from lamina.gateway.oip.stats import Statistics
-from lamina.gateway.oip.tensors import Given, Output
 from lamina.gateway.wire import Problem
 from lamina.live.loop import Ending, LiveLoop
 from lamina.types import call_for
 
-log = logging.getLogger("lamina")
 
-MAX_TIMEOUT_US = 86_400_000_000
-FIRST_CLASS = 10
-"""The protocol counts priorities from 1, the most urgent, with 0 for the default; ours go from 10 down to -10."""
+class Rows(Protocol):
+    """Whoever is told how the calls of one request end."""
 
+    ids: list[str]  #: of its calls, as they are made
 
-@dataclass(slots=True)
-class Question:
-    model: Model
-    inputs: Sequence[Given]
-    wanted: Sequence[str] = ()  #: outputs by name; empty: all
-    timeout_us: int = 0
-    priority: int = 0
-    caller: Caller = LOCAL
-    trace: bytes = b""  #: the caller's own, as in W3C's traceparent
+    @property
+    def is_over(self) -> bool: ...
 
-
-@dataclass(slots=True)
-class Answer:
-    outputs: list[Output]
-    reply: Reply
-
-
-OnAnswer = Callable[[Answer | Problem], None]
-OnPiece = Callable[[list[Output]], None]
-
-
-def wishes(parameters: Mapping[str, Any]) -> tuple[int, int]:
-    """Time to answer in microseconds, and priority as we count it, from the parameters of a request; 0 where there is none."""
-    timeout_us = _whole(parameters, "timeout")
-    level = _whole(parameters, "priority")
-    return min(timeout_us, MAX_TIMEOUT_US), max(-FIRST_CLASS, FIRST_CLASS + 1 - level) if level else 0
-
-
-def _whole(parameters: Mapping[str, Any], name: str) -> int:
-    value = parameters.get(name, 0)
-    if type(value) is str and value.isdecimal() and len(value) < 20:
-        value = int(value)
-    if type(value) is not int or not 0 <= value < 2**64:
-        raise BadValue(f"parameters.{name}: {str(value)[:40]!r} is not a whole number from 0")
-    return value
+    def ending_of(self, row: int) -> Callable[[Ending], None]: ...
 
 
 class Serving:
@@ -84,16 +49,33 @@ class Serving:
     def infer(self, question: Question, on_answer: OnAnswer, on_piece: OnPiece | None = None) -> Callable[[], None]:
         """Returns how to cancel it. What is wrong with the request itself is raised."""
         model = question.model
+        self.check(model)
+        rows = check(model, question.inputs, question.wanted)
+        calls = inputs_of(model, question.inputs, rows)
+        asked = _Asked(self, question, len(calls), on_answer, on_piece is not None)
+        size_bytes = sum([len(given.data) for given in question.inputs])
+        take = asked.pieces_to(on_piece) if on_piece is not None else None
+        self.submit(question, calls, size_bytes, self.loop.now_us() - self.api.lag_us, asked, take)
+        return asked.cancel
+
+    def check(self, model: Model) -> None:
+        """Can anything be asked of it now?"""
         if self.api.closing:
             raise Cancelled("shutting down", hint="try another server")
         if model.name in self.catalogue.unloaded:
             raise BadValue(f"model {model.name!r} is not loaded", hint=f"POST /v2/repository/models/{model.name}/load")
-        rows = check(model, question.inputs, question.wanted)
-        calls = inputs_of(model, question.inputs, rows)
-        asked = _Asked(self, question, len(calls), on_answer, on_piece is not None)
-        loop = self.loop
-        now_us = loop.now_us() - self.api.lag_us
-        size_bytes = sum([len(given.data) for given in question.inputs]) // len(calls)
+
+    def submit(
+        self,
+        question: Question,
+        calls: Sequence[dict[str, bytes]],
+        size_bytes: int,
+        now_us: int,
+        asked: Rows,
+        take: Callable[[Any], None] | None = None,
+    ) -> None:
+        """Hand in a call for each row; `take` gets pieces as they come, still encoded."""
+        model, loop = question.model, self.loop
         slo = model.about.slo if question.timeout_us else self.api.calls.first.slo(model.target, model.about.slo)
         for row, inputs in enumerate(calls):
             self._count += 1
@@ -105,17 +87,16 @@ class Serving:
                 deadline_us=now_us + question.timeout_us if question.timeout_us else 0,
                 tenant=question.caller.tenant,
                 priority=question.priority,
-                size_bytes=size_bytes,
+                size_bytes=size_bytes // len(calls),
             )
             asked.ids.append(call.id)
             if self.api.traces is not None:
                 self.api.traces.begin(call.id, model.target, now_us, question.trace)
-            if on_piece is not None:
-                loop.data.pieces[call.id] = asked.pieces_to(on_piece)
+            if take is not None:
+                loop.data.pieces[call.id] = take
             loop.submit(call, inputs, asked.ending_of(row))
             if asked.is_over:  # refused at once: so would the others be
                 break
-        return asked.cancel
 
 
 @dataclass(slots=True)
@@ -147,7 +128,7 @@ class _Asked:
             try:
                 on_piece(outputs_of(model, [blob], wanted))
             except (Misshapen, LaminaError) as error:
-                self._finish(_misshapen(model, error, self.ids[0]))
+                self._finish(misshapen(model, error, self.ids[0]))
                 self.cancel()
 
         return take
@@ -183,7 +164,7 @@ class _Asked:
         try:
             outputs = outputs_of(question.model, blobs, question.wanted) if blobs else []
         except (Misshapen, LaminaError) as error:
-            self._finish(_misshapen(question.model, error, reply.call_id))
+            self._finish(misshapen(question.model, error, reply.call_id))
             return
         self._finish(Answer(outputs, reply))
 
@@ -199,6 +180,3 @@ class _Asked:
         self.on_answer(said)
 
 
-def _misshapen(model: Model, error: Exception, call_id: str) -> Problem:
-    log.warning("call %s: %s gave what it does not promise: %s", call_id, model.target, error)
-    return wire.plain_problem(500, f"the result is not what the model promises: {error}", code="function-failed", id=call_id)

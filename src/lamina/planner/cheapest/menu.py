@@ -85,7 +85,8 @@ class Menu:
     sizes: tuple[int, ...]
     hands: tuple[int, ...]
     spec: DeviceSpec
-    checked_us: int = 0
+    made_us: int = 0
+    check_us: int = 0  #: when it is next held against what is predicted
     levels: list[int] = field(init=False)
     known: bool = field(init=False)  #: somebody can say how long it takes
     _rows: dict[int, list[Pick]] = field(default_factory=dict)

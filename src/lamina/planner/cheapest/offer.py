@@ -1,7 +1,8 @@
 """When would what arrives now be done, if batches and slices are chosen freely?
 
 Behind the queue, batch by batch in the most economical way its goal allows, as running batches give their units back. If
-that is too late, once more with the fastest way there is: a goal that only a large slice can meet is met by one. What other
+that is too late, once more with batches as large as the goal allows, and with the fastest way there is: a goal that only a
+large slice can meet is met by one. What other
 functions have waiting is taken as a fluid over the devices they share. For a workflow everything is: what waits, runs or is
 sure to come, then its own path, the faster the less there is to wait for.
 """
@@ -50,8 +51,9 @@ class Offers:
     _at_us: int = -1
     _looks: dict[tuple[int, bool], _Look] = field(default_factory=dict)  #: by the logarithm of how far ahead
 
-    def finish_us(self, view: View, function: FunctionState, allowed_us: int) -> int:
-        """Time until a job joining the queue now would be done; 0 if nobody knows how long it takes."""
+    def finish_us(self, view: View, function: FunctionState, allowed_us: int, within_us: int) -> int:
+        """Time until a job joining the queue now would be done, the first found `within_us` or the least there is; 0 if nobody
+        knows how long it takes."""
         ahead = len(function.queue) + 1
         places = [i for i in function.instances.values() if i.phase is Phase.WARM or i.phase is Phase.LOADING][:HOSTS]
         if not places:
@@ -67,11 +69,11 @@ class Offers:
         for pace, (menu, mine) in zip(paces, kinds.values(), strict=True):
             others_us = self._others_us(view, function, mine, allowed_us)
             share = max(1, math.ceil(ahead * pace / sum(paces)))
-            for pick in (menu.economical(allowed_us), menu.fastest()):
+            for pick in dict.fromkeys((menu.economical(allowed_us), menu.best(menu.most, allowed_us), menu.fastest())):
                 if pick is not None:
                     us = others_us + self._behind_us(view, function, mine, menu, pick, share)
                     best_us = min(best_us, us) if best_us else us
-                    if best_us <= allowed_us:
+                    if best_us <= within_us:
                         return best_us
         return best_us
 

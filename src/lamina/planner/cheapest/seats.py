@@ -14,8 +14,9 @@ from lamina.core.state import Batch, FunctionState, Instance
 from lamina.planner.cheapest.menu import Menu, Pick, Shelf, cores_on, roomiest, sizes_on
 from lamina.types import DeviceSpec
 
-CHECK_US = 1_000_000
-"""How often a menu is held against what is predicted now."""
+FIRST_US, CHECK_US = 10_000, 1_000_000
+"""How often a menu is held against what is predicted now: at first often, while that is still being learnt, and less and less
+often the longer it holds."""
 
 
 class Seat(NamedTuple):
@@ -69,11 +70,12 @@ class Menus:
         key = (function.spec.name, self._shape(device.spec))
         menu = self._menus.get(key)
         now_us = view.now_us
-        if menu is not None and menu.known and now_us - menu.checked_us < CHECK_US:
+        if menu is not None and menu.known and now_us < menu.check_us:
             return menu
         if menu is None or menu.stale() or menu.most != function.spec.max_batch:
             menu = self._menus[key] = self._make(view, function, device)
-        menu.checked_us = now_us
+            menu.made_us = now_us
+        menu.check_us = now_us + max(FIRST_US, min(CHECK_US, now_us - menu.made_us))
         return menu
 
     def forget(self, function: str) -> None:

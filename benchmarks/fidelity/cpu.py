@@ -1,0 +1,88 @@
+"""A function in a worker process on one core, the server and its generator of calls on the other.
+
+The machine's pace is another one a minute later, so the function is measured on the worker that serves it, before and after
+each few seconds of load, and each part is simulated with what was measured around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from benchmarks.fidelity.cases import SEED, Case, ends_of, off, poisson, told
+from benchmarks.fidelity.live import Found, Runs, handovers, known, measured, profile_of, served
+from lamina import policies, values
+from lamina.core.events import Deployed
+from lamina.live.aside import Aside
+from lamina.live.start import open_local
+from lamina.predict.profile import Profile
+
+APP = "benchmarks/apps/digest.py"
+WORDS = {"clocked": "by the clock", "digest": "computing"}
+LOADS = (0.5, 0.7, 0.8)
+"""Of what the function can do in its largest batches."""
+WARM_S, WARM_RATE = 2.0, 60.0
+"""Of load before anything counts: what handing over takes in service is seen there."""
+PARTS, SECONDS, ROUND_S = 3, 4.0, 0.8
+SAMPLE = {"x": 1}
+
+
+async def live(name: str, loads: tuple[float, ...] = LOADS) -> list[dict[str, Any]]:
+    started = open_local(APP, policy=policies.build("edf"))
+    loop, function = started.loop, started.app.functions[name].spec
+    deployed = Deployed((function,))
+    loop.aside = Aside(loop.engine)
+    inputs = {name: {key: values.encode(value) for key, value in SAMPLE.items()}}
+    cores = sorted(os.sched_getaffinity(0))
+    await loop.start(deployed)
+    while not any(instance.phase == "warm" for instance in loop.controller.state.instances.values()):
+        await asyncio.sleep(0.05)
+    os.sched_setaffinity(0, cores[-1:])  # the worker has the first
+    try:
+        await measured(loop, {name: SAMPLE}, function.max_batch, 0.2)  # a sleepy machine wakes first
+        warm = await served(loop, poisson({name: WARM_RATE}, {name: function.slo.latency_us}, WARM_S, SEED + 1), inputs)
+        seen = handovers(warm.batches)
+        made = []
+        for load in loads:
+            parts, rounds = [], [await _measured(loop, name)]
+            for part in range(PARTS):
+                believed = profile_of(name, "cpu", rounds[-1:])
+                full_us = believed.points[-1].p50_us
+                calls = poisson({name: load * function.max_batch * 1e6 / full_us}, {name: function.slo.latency_us}, SECONDS, part)
+                known(loop, [believed])
+                found = await served(loop, calls, inputs)
+                rounds.append(await _measured(loop, name))
+                world = profile_of(name, "cpu", rounds[-2:], seen.get(name))
+                case = Case(deployed, loop.engine.devices[0], [world], found.calls, "edf", None, [believed])
+                parts.append((case, found))
+            made.append(compared(name, load, parts))
+            print(made[-1], flush=True)
+        return made
+    finally:
+        os.sched_setaffinity(0, cores)
+        await loop.stop()
+
+
+async def _measured(loop: Any, name: str) -> Runs:
+    return (await measured(loop, {name: SAMPLE}, 8, ROUND_S))[name]
+
+
+def compared(name: str, load: float, parts: list[tuple[Case, Found]]) -> dict[str, Any]:
+    """All parts of one load together."""
+    calls = [call for case, _ in parts for call in case.calls]
+    simulated = told(calls, [end for case, _ in parts for end in ends_of(case)])
+    here = told(calls, [end for _, found in parts for end in found.ends])
+    ran_us = sum(batch.device_us for _, found in parts for batch in found.batches)
+    expected_us = sum(_typical(case.profiles[0], batch.size) for case, found in parts for batch in found.batches)
+    about = {
+        "timers_late_p99_ms": max(found.told["timers_late_p99_ms"] for _, found in parts),
+        "mean_batch": parts[0][1].told["mean_batch"],
+        "pace": round(ran_us / expected_us, 4),  # of its batches under load, over those measured before and after
+        "handover_us": [round(case.profiles[0].handover.us(8)) for case, _ in parts if case.profiles[0].handover],
+    }
+    return {"what": f"cpu, 1 of 2 cores, {WORDS[name]}", "load": load, "calls": len(calls)} | off(simulated, here | about)
+
+
+def _typical(profile: Profile, batch: int) -> float:
+    return next(point.p50_us for point in profile.points if point.batch == batch)

@@ -1,0 +1,228 @@
+"""The controller's side of one ingress process: hears what it asks, says what came of it, keeps the books of its slots."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, cast
+
+from msgspec import Struct
+
+from lamina.core.actions import Reply
+from lamina.errors import LaminaError
+from lamina.gateway import wire
+from lamina.gateway.heads import Parsed, Request
+from lamina.gateway.ingress.frames import (
+    HEADS,
+    Ask,
+    FromOne,
+    Gone,
+    Head,
+    Infer,
+    Payload,
+    Raw,
+    Read,
+    Rpc,
+    Trouble,
+    Up,
+    Value,
+    packed,
+)
+from lamina.gateway.ingress.remote import Remote, RemoteMessage, RemoteRows
+from lamina.gateway.oip.inferring import Context
+from lamina.gateway.oip.question import Question
+from lamina.live.frames import FrameError, ShmRef, Stored
+from lamina.live.ledger import Ledger, WorkerSlots
+from lamina.live.timer import clock_us
+
+if TYPE_CHECKING:
+    from lamina.gateway.ingress.hub import Hub
+    from lamina.live.process import WorkerProcess
+
+
+class Desk:
+    def __init__(self, hub: Hub, ledger: Ledger | None) -> None:
+        self._hub = hub
+        self._api = hub.api
+        self._ledger = ledger
+        self.slots: WorkerSlots | None = ledger.open_worker() if ledger is not None else None
+        self._sizes: dict[int, int] = {}  #: of its slots, which never change
+        self._heads: dict[int, Head] = {}
+        self._reads: dict[int, list[ShmRef]] = {}  #: answers it is looking at
+        self._out: list[Struct] = []
+        self.open: dict[int, Remote | RemoteRows | RemoteMessage] = {}
+        self.up: asyncio.Future[Up] = hub.loop.create_future()
+        self.process: WorkerProcess | None = None
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Ask: self._ask,
+            Infer: self._infer,
+            Head: self._head,
+            Read: self._read,
+            Gone: self._gone,
+            Raw: self._raw,
+            Rpc: self._rpc,
+            Up: self._up,
+        }
+
+    def hear(self, frame: FromOne) -> None:
+        handlers = self._handlers
+        for said in frame.said:
+            handlers[type(said)](said)
+
+    # ----------------------------------------------------------------------- asked
+
+    def _ask(self, ask: Ask) -> None:
+        head = self._head_of(ask.head)
+        inputs = ask.inputs
+        self._accept(inputs.values())
+        # what lies here unread counts from when it came there; so the lag of this process is not to be counted again
+        parsed = Parsed(cast(dict[str, bytes], inputs), ask.size, clock_us() - ask.at_us - self._api.lag_us)
+        exchange = Remote(self, ask.number, head.keep_alive)
+        self.open[ask.number] = exchange
+        try:
+            self._api.handle(Request("POST", head.path, head.query, head.headers, b"", head.keep_alive, parsed), exchange)
+        finally:
+            if parsed.inputs is not None:  # it did not come to that
+                self._release(inputs.values())
+
+    def _infer(self, ask: Infer) -> None:
+        head = self._head_of(ask.head)
+        rows = ask.rows
+        for row in rows:
+            self._accept(row.values())
+        serving = self._hub.serving
+        taken = 0
+        try:
+            caller = self._api.allow(_request(head), "invoke")
+            model = serving.catalogue.find(ask.model, ask.version, caller.tenant)
+            serving.check(model)
+            asked = RemoteRows(self, ask.number, serving, model, len(rows), caller.tenant, in_pieces=ask.in_pieces)
+            self.open[ask.number] = asked
+            trace = head.headers.get(b"traceparent", b"")
+            question = Question(model, (), (), ask.timeout_us, ask.priority, caller, trace)
+            arrived_us = serving.loop.now_us() - (clock_us() - ask.at_us)
+            calls = cast(list[dict[str, bytes]], rows)
+            serving.submit(question, calls, ask.size, arrived_us, asked, asked.take if ask.in_pieces else None)
+            taken = len(asked.ids)
+        except LaminaError as error:
+            self.open.pop(ask.number, None)
+            self.say(Trouble(ask.number, wire.error_problem(error)))
+        for row in rows[taken:]:
+            self._release(row.values())
+
+    def _raw(self, ask: Raw) -> None:
+        head = self._head_of(ask.head)
+        exchange = Remote(self, ask.number, head.keep_alive)
+        self.open[ask.number] = exchange
+        request = Request(head.method, head.path, head.query, head.headers, self._take(ask.body), head.keep_alive)
+        self._api.handle(request, exchange)
+
+    def _rpc(self, ask: Rpc) -> None:
+        rpc = self._hub.rpc
+        kind = rpc.asked_with.get(ask.method) if rpc is not None else None
+        if rpc is None or kind is None:
+            raise FrameError(f"no method {ask.method[:80]!r}")
+        message = kind.FromString(self._take(ask.message))
+        context = Context(self._head_of(ask.head).headers, ask.timeout_us)
+        streams = ask.method == "ModelStreamInfer"
+        waiting = RemoteMessage(self, ask.number, streams=streams)
+        self.open[ask.number] = waiting
+        if streams:
+            waiting.cancel = rpc.stream(message, context, waiting.said, waiting.done)
+        else:
+            waiting.cancel = rpc.unary(ask.method, message, context, waiting.said)
+
+    def _head(self, head: Head) -> None:
+        if head.number >= HEADS:
+            raise FrameError(f"head {head.number}: at most {HEADS} are kept")
+        self._heads[head.number] = head
+
+    def _head_of(self, number: int) -> Head:
+        head = self._heads.get(number)
+        if head is None:
+            raise FrameError(f"head {number} was never told")
+        return head
+
+    def _gone(self, gone: Gone) -> None:
+        waiting = self.open.pop(gone.number, None)
+        if waiting is not None:
+            waiting.gone()
+
+    def _up(self, up: Up) -> None:
+        self.say(self._hub.routes())
+        if not self.up.done():
+            self.up.set_result(up)
+
+    # --------------------------------------------------------------- shared memory
+
+    def _accept(self, payloads: Iterable[Payload]) -> None:
+        """A reference names a file and a length, and neither is believed. A slot's number never means another file, so its size
+        needs to be looked up only once."""
+        for ref in payloads:
+            if type(ref) is not ShmRef:
+                continue
+            slots = self.slots
+            known = self._sizes.get(ref.slot, -1)
+            if slots is None or ref.owner != slots.owner or ref.slot in slots.held or ref.start:
+                raise FrameError("slots that are not its own, or given away before")
+            if ref.size > known:
+                assert self._ledger is not None
+                if not self._ledger.folder.holds(ref):
+                    raise FrameError("slots that are not there")
+                self._sizes[ref.slot] = ref.size
+            slots.held.add(ref.slot)
+
+    def _take(self, payload: Payload) -> bytes:
+        """A body for whoever wants it whole."""
+        if not isinstance(payload, ShmRef):
+            return payload
+        self._accept((payload,))
+        assert self._ledger is not None
+        with self._ledger.reader.view(payload) as view:
+            body = bytes(view)
+        self._ledger.release(payload)
+        return body
+
+    def _release(self, payloads: Iterable[Payload]) -> None:
+        for ref in payloads:
+            if type(ref) is ShmRef and self._ledger is not None:
+                self._ledger.release(ref)
+
+    def _read(self, read: Read) -> None:
+        reads = self._reads.pop(read.number, None)
+        if reads and self._ledger is not None:
+            self._ledger.unpin(reads)
+
+    # ------------------------------------------------------------------------ said
+
+    def value(self, number: int, row: int, stored: Stored, reply: Reply) -> None:
+        if not isinstance(stored, bytes) and self._ledger is not None:
+            stored = self._ledger.pin(stored, self._reads.setdefault(number, []))
+        self.say(Value(number, row, stored, reply))
+
+    def say(self, frame: Struct) -> None:
+        """All that is said in one turn of the loop leaves in one write."""
+        if not self._out:
+            self._hub.loop.call_soon(self._flush)
+        self._out.append(frame)
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if self.slots is not None:
+            out += self.slots.released()
+        if self.process is not None:
+            self.process.send(packed(out, to_ingress=True))
+
+    def lost(self) -> None:
+        """Its clients are gone with it; nobody else notices."""
+        for waiting in list(self.open.values()):
+            waiting.gone()
+        self.open.clear()
+        for number in list(self._reads):
+            self._read(Read(number))
+        if self.slots is not None and self._ledger is not None:
+            self._ledger.orphan(self.slots)
+
+
+def _request(head: Head) -> Request:
+    return Request(head.method, head.path, head.query, head.headers, b"", head.keep_alive)

@@ -1,0 +1,35 @@
+"""How late a process is. Under more than it can read, requests wait in the system's buffers, where no clock sees them; how late a
+timer comes shows it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+EVERY_S = 0.005
+
+
+class Busy(Protocol):
+    lag_us: int  #: how long bytes lie unread while this process is busy
+    closing: bool
+
+
+class Lag:
+    """Where nobody else keeps it."""
+
+    lag_us = 0
+    closing = False
+
+
+def watch_lag(busy: Busy) -> None:
+    """Up at once, down slowly."""
+    loop = asyncio.get_running_loop()
+
+    def tick(due_s: float) -> None:
+        late_us = int((loop.time() - due_s) * 1e6) - 1_000
+        busy.lag_us = max(late_us, int(0.8 * busy.lag_us), 0)
+        if not busy.closing:
+            again_s = loop.time() + EVERY_S
+            loop.call_at(again_s, tick, again_s)
+
+    tick(loop.time())

@@ -1,0 +1,72 @@
+"""What is asked for in one request of the protocol, and what comes back, whoever carries it and whoever answers it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from lamina.core.actions import Reply
+from lamina.errors import BadValue
+from lamina.gateway import wire
+from lamina.gateway.caller import LOCAL, Caller
+from lamina.gateway.oip.models import Model
+from lamina.gateway.oip.tensors import Given, Output
+from lamina.gateway.wire import Problem
+
+log = logging.getLogger("lamina")
+
+MAX_TIMEOUT_US = 86_400_000_000
+FIRST_CLASS = 10
+"""The protocol counts priorities from 1, the most urgent, with 0 for the default; ours go from 10 down to -10."""
+
+
+@dataclass(slots=True)
+class Question:
+    model: Model
+    inputs: Sequence[Given]
+    wanted: Sequence[str] = ()  #: outputs by name; empty: all
+    timeout_us: int = 0
+    priority: int = 0
+    caller: Caller = LOCAL
+    trace: bytes = b""  #: the caller's own, as in W3C's traceparent
+
+
+@dataclass(slots=True)
+class Answer:
+    outputs: list[Output]
+    reply: Reply
+
+
+OnAnswer = Callable[[Answer | Problem], None]
+OnPiece = Callable[[list[Output]], None]
+
+
+class Infers(Protocol):
+    """Whoever has questions answered."""
+
+    def infer(self, question: Question, on_answer: OnAnswer, on_piece: OnPiece | None = None) -> Callable[[], None]:
+        """Returns how to cancel it. What is wrong with the request itself is raised."""
+        ...
+
+
+def wishes(parameters: Mapping[str, Any]) -> tuple[int, int]:
+    """Time to answer in microseconds, and priority as we count it, from the parameters of a request; 0 where there is none."""
+    timeout_us = _whole(parameters, "timeout")
+    level = _whole(parameters, "priority")
+    return min(timeout_us, MAX_TIMEOUT_US), max(-FIRST_CLASS, FIRST_CLASS + 1 - level) if level else 0
+
+
+def _whole(parameters: Mapping[str, Any], name: str) -> int:
+    value = parameters.get(name, 0)
+    if type(value) is str and value.isdecimal() and len(value) < 20:
+        value = int(value)
+    if type(value) is not int or not 0 <= value < 2**64:
+        raise BadValue(f"parameters.{name}: {str(value)[:40]!r} is not a whole number from 0")
+    return value
+
+
+def misshapen(model: Model, error: Exception, call_id: str) -> Problem:
+    log.warning("call %s: %s gave what it does not promise: %s", call_id, model.target, error)
+    return wire.plain_problem(500, f"the result is not what the model promises: {error}", code="function-failed", id=call_id)

@@ -1,0 +1,46 @@
+"""Answers of make-believe devices to who speaks in tensors: zeros of the dtypes and shapes that were promised.
+
+Nobody runs there, so nobody can give a result; a client that was told what it will get must get that all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lamina import values
+from lamina.gateway.api import Target
+from lamina.live.emulated import Pretence
+from lamina.live.loop import LiveLoop
+from lamina.sdk.tensors import NUMPY, Port, Signature, Tensor
+
+
+def pretend(loop: LiveLoop, targets: Iterable[Target]) -> None:
+    """Does nothing where functions really run."""
+    if isinstance(loop.data, Pretence):
+        typed = [(target.name, target.signature) for target in targets if target.signature is not None]
+        loop.data.answers = {name: values.encode(zeros(signature)) for name, signature in typed}
+
+
+def zeros(signature: Signature) -> Any:
+    """One request's result; lengths that may differ are 1, and what has no type is null."""
+    made = {port.name: _zero(port) for port in signature.outputs}
+    return made if len(made) > 1 else next(iter(made.values()))
+
+
+def _zero(port: Port) -> Any:
+    tensor = port.tensor
+    if tensor is None:
+        return None
+    shape = [1 if size < 0 else size for size in tensor.shape]
+    return _empty_texts(shape) if tensor.dtype == "BYTES" else _array(tensor, shape)
+
+
+def _empty_texts(shape: Sequence[int]) -> Any:
+    return [_empty_texts(shape[1:]) for _ in range(shape[0])] if shape else b""
+
+
+def _array(tensor: Tensor, shape: Sequence[int]) -> Any:
+    import numpy
+
+    return numpy.zeros(shape, NUMPY[tensor.dtype])

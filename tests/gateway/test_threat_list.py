@@ -1,0 +1,216 @@
+"""T3 to T6 of the threat list, where a figure is asked for: nothing decodes code, parsers are bounded, tensors are checked first.
+
+What each test stands for, and the figures found, are in docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import json
+import logging
+import struct
+import time
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lamina
+from lamina.core.actions import StartBatch
+from lamina.gateway.http import Limits
+from lamina.gateway.serve import Gateway, open_gateway
+from lamina.live.start import open_local
+from tests.gateway.oip.test_rest import HOSTILE, ROW
+from tests.serving import Answer, Browser, raw, request, run, served, write_app
+
+pytestmark = pytest.mark.live
+
+SOURCE = Path(lamina.__file__).parent
+CODE = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
+RUNS = {"eval", "exec", "compile", "__import__"}
+
+
+# --------------------------------------------------------------------------- T3
+
+
+def _suspects(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.partition(".")[0] in CODE)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in CODE:
+            yield str(node.module)
+        elif isinstance(node, ast.Call):
+            called = node.func
+            if isinstance(called, ast.Name) and called.id in RUNS:
+                yield called.id
+            elif (
+                isinstance(called, ast.Attribute)
+                and called.attr == "load"
+                and ast.unparse(called.value) in ("torch", "np", "numpy")
+            ):
+                yield ast.unparse(called)
+
+
+def test_nothing_here_can_make_code_of_data() -> None:
+    found = {}
+    for file in SOURCE.rglob("*.py"):
+        if names := list(_suspects(ast.parse(file.read_text()))):
+            found[str(file.relative_to(SOURCE))] = names
+    assert found == {}
+
+
+# --------------------------------------------------------------------------- T4
+
+DEEP = b"[" * 10_000 + b"]" * 10_000
+BODIES: dict[str, tuple[bytes, int]] = {
+    "JSON 10,000 deep": (DEEP, 400),
+    "a number too large": (b"1e999", 400),
+    "NaN": (b"NaN", 400),
+    "5,000 digits": (b"9" * 5_000, 400),
+    "half a surrogate pair": (b'"\\ud800"', 400),
+    "NUL in text": (b'"a\x00b"', 400),
+    "an escaped NUL": (b'"a\\u0000b"', 200),
+    "no UTF-8": (b'"\xff\xfe"', 400),
+    "keys repeated 100,000 times": (b"{" + b",".join([b'"k":1'] * 100_000) + b"}", 200),
+}
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_app(tmp_path_factory.mktemp("app"))
+
+
+def test_strange_bodies_get_the_right_status_for_less_than_fifty_milliseconds_of_a_core(app: Path) -> None:
+    """The client's own work and that of everything else in this process is counted too."""
+
+    async def work() -> dict[str, tuple[int, float]]:
+        async with served(app) as gateway, Browser(gateway.port) as browser:
+            await browser.post("/v1/functions/echo", 1)
+            found = {}
+            for name, (body, _) in BODIES.items():
+                begun = time.process_time()
+                answer = await browser.ask("POST", "/v1/functions/echo", body)
+                found[name] = (answer.status, 1e3 * (time.process_time() - begun))
+            return found
+
+    found = run(work)
+    assert {name: status for name, (status, _) in found.items()} == {name: status for name, (_, status) in BODIES.items()}
+    assert max(spent_ms for _, spent_ms in found.values()) < 50, found
+
+
+def test_no_hostile_request_takes_more_than_twice_the_limit_of_a_body_in_memory(app: Path) -> None:
+    limit = 12 * 2**20
+    zeros = gzip.compress(bytes(4 * limit))
+    chunks = b"POST /v1/functions/echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 500_000
+    boundary = request("POST", "/v1/functions/echo", b"x", f"multipart/form-data; boundary={'b' * 10_000_000}")
+    tries = {
+        "a byte too large": (request("POST", "/v1/functions/echo", bytes(limit + 1), "image/png"), 413),
+        "in chunks of a byte": (chunks, 413),
+        "a boundary of 10 MB": (boundary, 431),
+        "a bomb of gzip, 1 to 1,000": (request("POST", "/v2/models/echo/infer", zeros, Content_Encoding="gzip"), 413),
+        "four gigabytes declared": (b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 4294967296\r\n\r\n", 413),
+    }
+
+    async def work() -> dict[str, tuple[int, float]]:
+        async with served(app, limits=Limits(body_bytes=limit)) as gateway:
+            found = {}
+            for name, (data, _) in tries.items():
+                tracemalloc.start()
+                answer = await raw(gateway.port, data)
+                _, peak = tracemalloc.get_traced_memory()
+                tracemalloc.stop()
+                found[name] = (answer.status if answer is not None else 0, peak / limit)
+            return found
+
+    found = run(work)
+    assert {name: status for name, (status, _) in found.items()} == {name: status for name, (_, status) in tries.items()}
+    assert max(times for _, times in found.values()) <= 2, found
+
+
+# --------------------------------------------------------------------------- T5
+
+
+def test_the_id_a_failed_call_was_told_is_in_the_log_with_what_happened(app: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> Answer:
+        async with served(app, full_errors=False) as gateway, Browser(gateway.port) as browser:
+            return await browser.post("/v1/functions/fail", 5)
+
+    with caplog.at_level(logging.WARNING, "lamina"):
+        answer = run(work)
+    assert answer.status == 500 and "cannot take" not in answer.body.decode()
+    (line,) = [record.getMessage() for record in caplog.records if answer.json["id"] in record.getMessage()]
+    assert "ValueError: cannot take 5 from /secret/place" in line
+
+
+# --------------------------------------------------------------------------- T6
+
+TENSORS: dict[str, Any] = {
+    **HOSTILE,
+    "a 1x1 image": {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1, 1], "data": [1]}]},
+    "an output 100,000 times": {"inputs": [ROW], "outputs": [{"name": "output"}] * 100_000},
+    "100,000 inputs": {"inputs": [ROW] * 100_000},
+}
+TRIES = 5
+
+
+def _binary(numbers: list[float]) -> tuple[bytes, str]:
+    given = {"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": 16}}
+    head = json.dumps({"inputs": [given]}).encode()
+    return head + struct.pack("<4f", *numbers), str(len(head))
+
+
+async def _double(tmp_path: Path, watch: Any = None) -> Gateway:
+    from tests.gateway.oip.apps import APP
+
+    return await open_gateway(open_local(str(write_app(tmp_path, APP))), watch=watch)
+
+
+def test_tensors_that_make_no_sense_are_refused_in_five_milliseconds_and_no_worker_hears_of_them(tmp_path: Path) -> None:
+    begun: list[str] = []
+
+    def watch(now_us: int, event: Any, actions: list[Any]) -> None:
+        begun.extend(action.function for action in actions if isinstance(action, StartBatch))
+
+    async def work() -> dict[str, tuple[int, float]]:
+        gateway = await _double(tmp_path, watch)
+        found = {}
+        try:
+            async with Browser(gateway.port) as browser:
+                for name, body in TENSORS.items():
+                    data = json.dumps(body).encode()
+                    times = []
+                    for _ in range(TRIES):  # the machine has other things to do
+                        asked = time.perf_counter()
+                        answer = await browser.ask("POST", "/v2/models/double/infer", data)
+                        times.append(1e3 * (time.perf_counter() - asked))
+                    found[name] = (answer.status, min(times))
+        finally:
+            await gateway.stop(5)
+        return found
+
+    found = run(work)
+    assert {status for status, _ in found.values()} == {400}
+    large = [found.pop("an output 100,000 times"), found.pop("100,000 inputs")]
+    assert max(spent_ms for _, spent_ms in found.values()) <= 5, found
+    assert max(spent_ms for _, spent_ms in large) <= 100, f"megabytes have to be read before anything in them is counted: {large}"
+    assert begun == []
+
+
+def test_not_a_number_and_infinity_pass_through_bit_by_bit(tmp_path: Path) -> None:
+    body, length = _binary([float("nan"), float("inf"), float("-inf"), -0.0])
+
+    async def work() -> bytes:
+        gateway = await _double(tmp_path)
+        try:
+            async with Browser(gateway.port) as browser:
+                headers = {"Inference_Header_Content_Length": length}
+                answer = await browser.ask("POST", "/v2/models/double/infer", body, "application/octet-stream", **headers)
+                return answer.body
+        finally:
+            await gateway.stop(5)
+
+    answer = run(work)
+    assert b"null" in answer or answer.endswith(body[-16:])
