@@ -14,7 +14,7 @@ from benchmarks.fidelity.cases import SEED, Case, ends_of, off, poisson, told
 from benchmarks.fidelity.live import Found, Runs, handovers, known, measured, profile_of, served
 from lamina import policies, values
 from lamina.core.events import Deployed
-from lamina.live.aside import Aside
+from lamina.live.rehearse import Rehearsal
 from lamina.live.start import open_local
 from lamina.predict.profile import Profile
 
@@ -32,7 +32,7 @@ async def live(name: str, loads: tuple[float, ...] = LOADS) -> list[dict[str, An
     started = open_local(APP, policy=policies.build("edf"))
     loop, function = started.loop, started.app.functions[name].spec
     deployed = Deployed((function,))
-    loop.aside = Aside(loop.engine)
+    loop.rehearsal = Rehearsal(loop.engine)
     inputs = {name: {key: values.encode(value) for key, value in SAMPLE.items()}}
     cores = sorted(os.sched_getaffinity(0))
     await loop.start(deployed)

@@ -25,7 +25,7 @@ from lamina import policies, values
 from lamina.core.actions import Reply
 from lamina.core.events import Deployed
 from lamina.core.lifecycle import Phase
-from lamina.live.aside import Aside, Took
+from lamina.live.rehearse import Rehearsal, Took
 from lamina.live.start import open_local
 from lamina.planner.neighbours import Running
 from lamina.predict import beside
@@ -49,7 +49,7 @@ async def measure(slicer: str, out: Path, seconds: float, round_s: float) -> Non
     """Writes after each part: what there is counts, should the time run out."""
     started = open_local(APP, policy=policies.build("edf"), gpu=slicer)
     loop, begin_s = started.loop, time.monotonic()
-    loop.aside = Aside(loop.engine)
+    loop.rehearsal = Rehearsal(loop.engine)
     for gpu in loop.engine.gpus:  # type: ignore[attr-defined]  # one batch at a time, on its own slice: graphs for others are not made
         gpu.device = replace(gpu.device, limits=replace(gpu.device.limits, batches_per_instance=1))
     functions = tuple(replace(spec, home=True, lend=False) for spec in started.app.deployed().functions)

@@ -12,13 +12,13 @@ from lamina import values
 from lamina.core.actions import Action, StartBatch
 from lamina.core.events import BatchFinished, Event
 from lamina.core.lifecycle import Phase
-from lamina.live.aside import Leaves, Took
 from lamina.live.loop import Ending, LiveLoop
+from lamina.live.rehearse import Leaves, Took
 from lamina.live.timer import Timer, clock_us
 from lamina.predict import online
 from lamina.predict.profile import Handover, Profile
 from lamina.predict.table import Table
-from lamina.profiler.make import to_points, to_spread
+from lamina.profiler.make import handover, to_points, to_spread
 from lamina.types import Call
 
 Runs = dict[tuple[int, int], list[Took]]
@@ -125,16 +125,16 @@ class _Place:
     """An instance, where it stands."""
 
     def __init__(self, loop: LiveLoop, name: str, body: dict[str, Any]) -> None:
-        assert loop.aside is not None
+        assert loop.rehearsal is not None
         state = loop.controller.state
-        self.aside = loop.aside
+        self.rehearsal = loop.rehearsal
         self.instance = next(one for one in state.instances.values() if one.function == name and one.phase is Phase.WARM)
         self.mask = state.devices[self.instance.device].homes.get(self.instance.id) or (1 << self.instance.units) - 1
         self.leaves: Leaves = [(("input", key), values.encode(value)) for key, value in body.items()]
 
     async def run(self, size: int) -> Took:
         one = self.instance
-        return await self.aside.run(one.id, one.function, one.device, self.mask, [self.leaves] * size)
+        return await self.rehearsal.run(one.id, one.function, one.device, self.mask, [self.leaves] * size)
 
     async def keep_busy(self, size: int, over: asyncio.Event) -> None:
         while not over.is_set():
@@ -149,8 +149,8 @@ def known(loop: LiveLoop, profiles: list[Profile]) -> None:
     predictor.forget()
 
 
-def profile_of(function: str, kind: str, runs: list[Runs], handover: Handover | None = None) -> Profile:
-    """Of several rounds together. `handover`: where it was seen in service, which has more to do than hand over."""
+def profile_of(function: str, kind: str, runs: list[Runs], seen: Handover | None = None) -> Profile:
+    """Of several rounds together. `seen`: the way there and back in service, which has more to do than hand over."""
     together: Runs = {}
     for one in runs:
         for place, took in one.items():
@@ -160,26 +160,16 @@ def profile_of(function: str, kind: str, runs: list[Runs], handover: Handover | 
         function=function,
         device=kind,
         points=to_points(times),
-        handover=handover
-        or _line([(batch, one.wall_us - one.device_us) for (batch, _), took in together.items() for one in took]),
+        handover=seen
+        or handover([(batch, one.wall_us - one.device_us) for (batch, _), took in together.items() for one in took]),
         spread=to_spread(times),
     )
 
 
 def handovers(batches: list[Batch]) -> dict[str, Handover]:
     """By function: from the decision to start a batch until its results were back, less its time on the slice."""
-    found: dict[str, list[tuple[int, int]]] = {}
+    found: dict[str, list[tuple[int, float]]] = {}
     for one in batches:
         if not one.booked:
             found.setdefault(one.function, []).append((one.size, one.ended_us - one.begun_us - one.device_us))
-    return {name: _line(seen) for name, seen in found.items()}
-
-
-def _line(seen: list[tuple[int, int]]) -> Handover:
-    """Straight in the batch size, through the medians of each size, weighed by how often it was seen."""
-    sizes = sorted({size for size, _ in seen})
-    medians = {size: statistics.median(us for one, us in seen if one == size) for size in sizes}
-    if len(sizes) < 2:
-        return Handover(medians[sizes[0]])
-    line = statistics.linear_regression([size for size, _ in seen], [medians[size] for size, _ in seen])
-    return Handover(round(max(0.0, line.intercept), 1), round(max(0.0, line.slope), 2))
+    return {name: line for name, seen in found.items() if (line := handover(seen)) is not None}

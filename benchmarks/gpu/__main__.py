@@ -27,6 +27,8 @@ ALL = (
     "five",
     "live",
     "faults",
+    "mps_kills",
+    "restart",
     "isolated",
 )
 

@@ -26,7 +26,7 @@ from lamina.types import DeviceSpec, FunctionSpec, SliceLimits, Slo
 
 BUCKETS = (1, 2, 4, 8, 16)
 MODES = ("temporal", "streams", "mps", "lamina")
-SIZE = {3: 5, 5: 3, 10: 5}
+SIZES = {3: (5,), 5: (3, 5), 10: (5,)}
 """Units of Lamina's slices by goal: as many blocks as leave the slowest model enough of its goal for waiting."""
 
 GUESS = {3: 100.0, 5: 320.0, 10: 600.0}
@@ -90,16 +90,21 @@ def run(bench: Bench, factors: tuple[int, ...] = (5, 3, 10)) -> None:
     settings = {mode: Setting(bench, mode) for mode in only if mode != "mps"}
     for setting in settings.values():  # all that is slow comes before all that is measured
         for factor in factors:
-            setting.at(factor)
-    if tenants:
-        tenants.wait()
+            for size in SIZES[factor]:
+                setting.at(factor, size)
+    if tenants and not tenants.wait():
+        tenants.close()
+        tenants, only = None, [mode for mode in only if mode != "mps"]
     capacities: dict[tuple[int, str], float] = {}
     for factor in factors:
         for mode in only:
-            begin = time.monotonic()
-            tried = tenants.at(factor) if mode == "mps" and tenants else settings[mode].at(factor)
-            capacities[factor, mode], outcome = capacity(tried, GUESS[factor])
-            _report(bench, f"{factor}x solo, {mode}", capacities[factor, mode], outcome, time.monotonic() - begin)
+            for size in SIZES[factor] if mode == "lamina" else (0,):
+                begin = time.monotonic()
+                tried = tenants.at(factor) if mode == "mps" and tenants else settings[mode].at(factor, size)
+                rate, outcome = capacity(tried, GUESS[factor])
+                capacities[factor, mode] = max(rate, capacities.get((factor, mode), 0.0))
+                label = f"{mode}, slices of {8 * size} SMs" if size else mode
+                _report(bench, f"{factor}x solo, {label}", rate, outcome, time.monotonic() - begin)
         if "lamina" in only:
             _compare(bench, factor, {mode: capacities[factor, mode] for mode in only})
     if tenants:
@@ -143,8 +148,8 @@ class Setting:
         self._executors: dict[int, Any] = {}
         self._profiles, _ = profiles()
 
-    def at(self, factor: int, options: dict[str, Any] | None = None, size: int = 0) -> Tried:
-        units = {"temporal": 15, "lamina": size or SIZE[factor]}.get(self._mode, 3)
+    def at(self, factor: int, size: int, options: dict[str, Any] | None = None) -> Tried:
+        units = {"temporal": 15, "lamina": size}.get(self._mode, 3)
         limits = SliceLimits(sizes=(units,), aligned=True, batches_per_instance=0)
         device = msgspec.structs.replace(self._bench.slicer.device, limits=limits)
         fixed = self._mode in ("equal", "streams")

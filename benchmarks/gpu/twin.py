@@ -1,8 +1,8 @@
 """`python -m benchmarks.gpu.twin`: `five.py` in virtual time, to find out where a call loses time, and which slices to use.
 
 Simulated. The controller and the policy are the real ones; batches take what `data/h200` says, times what neighbours cost
-there (1.12x beside one, 1.30x beside four), and the host takes its time for every event and every launch. At goals of 3x and 5x solo it
-came within 20 % of what the device then measured. What it leaves out again: neighbours, the host, or the door.
+there (1.12x beside one, 1.30x beside four), and the host takes its time for every event and every launch. Then it is run again
+with one of these left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.gpu.five import GUESS, OPTIONS, SIZE, capacity, profiles, specs_for
+from benchmarks.gpu.five import GUESS, OPTIONS, SIZES, capacity, profiles, specs_for
 from benchmarks.gpu.inprocess import InProcess, Outcome
 from benchmarks.gpu.zoo import FIVE
 from lamina.core.actions import StartBatch
@@ -144,18 +144,19 @@ def main() -> None:
     usual = {"wait": False}
     rows = []
     for factor in factors:
+        size = SIZES[factor][0]
         cases: dict[str, Any] = {
-            "policy as it comes": (SIZE[factor], usual, {}),
-            "as measured": (SIZE[factor], OPTIONS, {}),
-            "the other size": (8 - SIZE[factor], OPTIONS, {}),
-            "neighbours cost nothing": (SIZE[factor], OPTIONS, {"beside": (1.0, 1.0)}),
-            "the host takes no time": (SIZE[factor], OPTIONS, {"host": 0.0}),
-            "neither": (SIZE[factor], OPTIONS, {"host": 0.0, "beside": (1.0, 1.0)}),
+            "policy as it comes": (size, usual, {}),
+            "as measured": (size, OPTIONS, {}),
+            "the other size": (8 - size, OPTIONS, {}),
+            "neighbours cost nothing": (size, OPTIONS, {"beside": (1.0, 1.0)}),
+            "the host takes no time": (size, OPTIONS, {"host": 0.0}),
+            "neither": (size, OPTIONS, {"host": 0.0, "beside": (1.0, 1.0)}),
         }
-        for what, (size, options, more) in cases.items():
-            rate, outcome = capacity(tried(factor, size, options, **more), GUESS[factor])
+        for what, (units, options, more) in cases.items():
+            rate, outcome = capacity(tried(factor, units, options, **more), GUESS[factor])
             found = outcome or Outcome()
-            row = {"factor": factor, "what": what, "units": size, "calls_s": round(rate), "refused": found.refused}
+            row = {"factor": factor, "what": what, "units": units, "calls_s": round(rate), "refused": found.refused}
             row |= {"dropped": found.failed, "late": found.late, "batch": round(found.items / max(1, found.batches), 2)}
             rows.append(row)
             print(json.dumps(row), flush=True)

@@ -192,7 +192,7 @@ CORES = DeviceSpec(id="cpu0", kind="cpu", units=2, memory_mib=1000, family="cpu"
     ("spec", "told"),
     [
         (FunctionSpec(name="f"), []),
-        (FunctionSpec(name="f", memory_mib=2000), ["f asks for 2000 MiB where there are 1000: its calls are refused"]),
+        (FunctionSpec(name="f", memory_mib=2000), ["f asks for 1.95GiB where there are 1000MiB: its calls are refused"]),
         (FunctionSpec(name="f", cores=4), ["f asks for 4 cores where there are 2: it gets those"]),
         (FunctionSpec(name="f", gpu="must", share=0.5), ["f needs a GPU, and there is none: its calls are refused"]),
     ],

@@ -70,14 +70,15 @@ def zipped(files: dict[str, bytes]) -> bytes:
 
 @contextlib.asynccontextmanager
 async def managed(
-    app: Path, folder: Path, *, policy: str = "edf", gpu: str = "no", **options: Any
+    app: Path, folder: Path, *, policy: str = "edf", gpu: str = "no", runs: bool = False, **options: Any
 ) -> AsyncIterator[Managed]:
-    """Uploads and the store are kept in `folder`, so that a second server there finds what the first one left."""
+    """Uploads and the store are kept in `folder`, so that a second server there finds what the first one left; with `runs`
+    also calls that nobody waits for."""
     store = open_store(str(folder / "store.db"))
     access = await open_access(store)
     live = open_local(str(app), policy=policies.build(policy), gpu=gpu)
     prepared = Prepared(access, folder / "apps", str(app))
-    gateway = await open_gateway(live, port=0, access=access, prepare=prepared, **options)
+    gateway = await open_gateway(live, port=0, access=access, prepare=prepared, store=store if runs else None, **options)
     admin = await open_admin(gateway, prepared)
     try:
         yield Managed(gateway, admin)

@@ -119,7 +119,7 @@ def test_nothing_of_management_can_be_reached_where_calls_come_in(app: Path, tmp
                 for method in ("GET", "POST", "PUT", "DELETE", "PATCH"):
                     override = {"X_HTTP_Method_Override": "PUT", "X_Method_Override": "PUT", "X_HTTP_Method": "PUT"}
                     statuses.add((await browser.ask(method, path, b"{}", **override)).status)
-            assert server.admin.deploys.served["tested"].number == 0
+            assert server.admin.deploys.stage.served["tested"].number == 0
             return statuses
 
     assert run(work) == {404}

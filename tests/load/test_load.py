@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from lamina.load.child import offer
 from lamina.load.generator import run
 from lamina.load.page import page
 from lamina.load.plan import Plan, parse_stages
-from lamina.load.record import Result, Tally
+from lamina.load.record import Result, Second, Tally
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 BUSY = b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\n\r\n"
@@ -180,3 +182,16 @@ def test_the_command_prints_json_and_writes_a_page(tmp_path) -> None:  # type: i
 def test_a_page_of_nothing_is_still_a_page() -> None:
     result = Tally(0).result(url="http://h/<b>", shape="poisson", seed=1, seconds=1.0, unanswered=0)
     assert "&lt;b&gt;" in page(result)
+
+
+@pytest.mark.live
+def test_a_run_that_is_stopped_says_what_it_saw() -> None:
+    def stop(second: Second) -> None:
+        if second.at_s == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with answering(OK) as (url, _):
+        result = offer(plan(url, stages=((60.0, 50.0),)), stop)
+    assert result.stopped
+    assert 1 <= result.seconds < 60
+    assert result.offered >= 40

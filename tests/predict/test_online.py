@@ -186,3 +186,55 @@ def test_a_stale_profile_is_planned_with_a_wider_margin():
 def test_a_profile_recovers_with_its_machine():
     predictor = learnt([*steady(0, 6_000, 40), *steady(1, 4_000, 60)], Table([PROFILE]))
     assert predictor.stale() == []
+
+
+# ------------------------------------------------------------------------------------------------------- several slices
+
+SLICES = Profile(
+    function="f", device="gpu", points=[Point(batch=b, units=u, p50_us=1_000 * b / u) for u in (1, 2, 4) for b in (1, 16)]
+)
+
+
+def seen_on(units: int, ratio: float, count: int, seed: int, predictor: Predictor) -> None:
+    rng = random.Random(seed)
+    for _ in range(count):
+        predictor.observe("f", "gpu", 4, units, round(4_000 / units * ratio * rng.uniform(0.95, 1.05)))
+
+
+def test_what_was_seen_on_one_slice_is_believed_of_the_others():
+    predictor = Predictor(Table([SLICES], margin=0.1))
+    seen_on(1, 1.2, 40, 0, predictor)
+    assert 1.2 * 1_000 <= predictor.latency_us("f", "gpu", 4, 4) <= 1.5 * 1_000
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_slices_that_differ_by_noise_alone_are_planned_alike(seed: int):
+    """Else the choice between slices that cost the same would follow the dice, and never look at the others again."""
+    predictor = Predictor(Table([SLICES]))
+    for turn in range(10):
+        seen_on(1, 1.0, 3, 10 * seed + turn, predictor)
+        seen_on(4, 1.0, 3, 10 * seed + turn + 500, predictor)
+    assert predictor.latency_us("f", "gpu", 4, 1) == pytest.approx(4 * predictor.latency_us("f", "gpu", 4, 4), rel=0.002)
+
+
+def test_a_slice_that_differs_for_real_is_planned_by_itself():
+    predictor = Predictor(Table([SLICES]))
+    for turn in range(20):
+        seen_on(1, 1.0, 3, turn, predictor)
+        seen_on(4, 1.6, 3, turn + 500, predictor)
+    assert predictor.latency_us("f", "gpu", 4, 1) <= 1.15 * 4_000
+    assert predictor.latency_us("f", "gpu", 4, 4) >= 1.55 * 1_000
+
+
+def test_a_profile_that_was_measured_again_speaks_for_itself():
+    predictor = learnt(steady(0, 6_000, 40), Table([PROFILE]))
+    points = [Point(batch=b, units=1, p50_us=1_500 * b, p99_us=1_600 * b) for b in (1, 16)]
+    predictor.renew(Profile(function="f", device="gpu", points=points))
+    assert predictor.latency_us("f", "gpu", 4, 1) == 6_400
+    assert predictor.stale() == []
+
+
+def test_other_functions_keep_what_was_learnt_when_one_is_measured_again():
+    predictor = learnt([(4, 9_000)] * 20)
+    predictor.renew(Profile(function="g", device="gpu", points=[Point(batch=1, units=1, p50_us=5.0)]))
+    assert predictor.latency_us("f", "gpu", 4, 1) >= 9_000

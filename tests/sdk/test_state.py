@@ -72,8 +72,15 @@ def test_a_key_that_cannot_be_one_is_refused(app: lamina.App, key: Any):
 
 
 def test_a_value_that_is_too_large_is_refused(app: lamina.App):
-    with pytest.raises(BadValue, match="a value of"):
+    with pytest.raises(BadValue, match="bytes at 'k'"):
         app.state["k"] = bytes(2**20 + 1)
+
+
+def test_what_grows_piece_by_piece_has_the_same_limit(app: lamina.App):
+    app.state.set("s").add(bytes(2**19))
+    with pytest.raises(BadValue, match="bytes at 's'"):
+        app.state.set("s").add(bytes(2**19 + 1))
+    assert len(app.state.set("s")) == 1
 
 
 def test_a_function_that_fails_has_changed_nothing(app: lamina.App):
@@ -153,6 +160,32 @@ def test_a_key_that_was_deleted_and_made_anew_is_not_what_was_read():
     book.commit("f", STEP, [], [Op("app", "k", "value", "delete")])
     book.commit("f", STEP, [], [put("k", 1)])
     assert book.commit("f", STEP, [("app", "k", 1)], [put("k", 2)]) is False
+
+
+def test_keys_that_come_and_go_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lamina.live.statebook.MAX_GONE", 3)
+    book = Book("a")
+    for number in range(10):
+        book.commit("f", STEP, [], [put(f"k{number}", 1)])
+        book.commit("f", STEP, [], [Op("app", f"k{number}", "value", "delete")])
+    book.commit("f", STEP, [], [put("k9", 2)])
+    assert sorted(key for _, key in book.cells) == ["k7", "k8", "k9"]
+    assert book.read(("app/a", "k9")) == Cell("value", values.encode(2), 3)
+
+
+def test_changes_do_not_pile_up_for_a_store_that_is_down(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lamina.live.statebook.MAX_UNWRITTEN", 2)
+    waiting: list[Any] = []
+
+    class Down:
+        def write(self, work: Any, done: Any = None, *, must: bool = False) -> None:
+            waiting.append(done)
+
+    book = Book("a", store=Down())  # type: ignore[arg-type]
+    assert [book.commit("f", STEP, [], [put("k", number)]) for number in (1, 2)] == [True, True]
+    assert isinstance(book.commit("f", STEP, [], [put("k", 3)]), StoreDown)
+    waiting[0](None)
+    assert book.commit("f", STEP, [], [put("k", 4)]) is True
 
 
 def test_an_app_that_was_deployed_later_has_state_of_its_own():

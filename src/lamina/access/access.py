@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -19,9 +21,12 @@ from msgspec import Struct
 from lamina.access import book, passwords
 from lamina.access.attempts import Attempts
 from lamina.access.records import Deed, Identity, Person, Secret, Token
+from lamina.access.vault import Vault
 from lamina.errors import LaminaError, Unauthorized
 from lamina.store.base import Session, Store, Work
 from lamina.types import Tenant
+
+log = logging.getLogger("lamina")
 
 T = TypeVar("T")
 
@@ -46,6 +51,7 @@ def wall_us() -> int:
 class Access:
     def __init__(self, store: Store, now_us: Callable[[], int] = wall_us) -> None:
         self._store = store
+        self.vault = Vault(Path(store.name).resolve().parent if "://" not in store.name else None)
         self.now_us = now_us
         self.people: dict[str, Person] = {}
         self.tokens: dict[str, Token] = {}  #: by digest
@@ -81,8 +87,14 @@ class Access:
 
     def environment(self, tenant: str) -> dict[str, str]:
         """The secrets of a tenant as its functions see them: `LAMINA_SECRET_NAME`."""
-        mine = [secret for secret in self.secrets.values() if secret.tenant == tenant]
-        return {f"LAMINA_SECRET_{re.sub(r'[^A-Z0-9]', '_', one.name.upper())}": one.value for one in mine}
+        found = {}
+        for one in self.secrets.values():
+            if one.tenant == tenant:
+                try:
+                    found[f"LAMINA_SECRET_{re.sub(r'[^A-Z0-9]', '_', one.name.upper())}"] = self.vault.open(one.owner, one.sealed)
+                except LaminaError as error:  # a function that needs it will say so; the others can do without
+                    log.error("%s", error)
+        return found
 
     def give_secrets(self, workers: Any, tenant_of: Callable[[str], str] = lambda function: "") -> None:
         """Those started from now on have them; those that stand keep what they were started with. None: there are none."""

@@ -173,8 +173,10 @@ class Desk:
         if not isinstance(value, str) or not 1 <= len(value) <= MAX_SECRET_CHARS:
             raise BadValue(f"value: not a text of 1 to {MAX_SECRET_CHARS} characters")
         now_us = self._access.now_us()
-        secret = Secret(tenant=tenant, name=name, value=value, changed_us=now_us)
-        await self._access.change(who, "secret/set", name, lambda db: book.put(db, secret, f"{tenant}/{name}", now_us), tenant)
+        await self._access.write(lambda db: None)  # a store makes its folder when it is first used, and the key is kept there
+        sealed = self._access.vault.seal(f"{tenant}/{name}", value)
+        secret = Secret(tenant=tenant, name=name, sealed=sealed, changed_us=now_us)
+        await self._access.change(who, "secret/set", name, lambda db: book.put(db, secret, secret.owner, now_us), tenant)
         return {"tenant": tenant, "name": name}
 
     async def _secret_list(self, who: Identity, given: Given) -> Any:

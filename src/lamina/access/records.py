@@ -54,8 +54,12 @@ class Token(Struct, frozen=True, kw_only=True):
 class Secret(Struct, frozen=True, kw_only=True):
     tenant: str
     name: str
-    value: str
     changed_us: int
+    sealed: str = ""  #: as `vault.Vault` makes it
+
+    @property
+    def owner(self) -> str:
+        return f"{self.tenant}/{self.name}"
 
 
 class Deed(Struct, frozen=True, kw_only=True):

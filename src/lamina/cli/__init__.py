@@ -15,12 +15,29 @@ import click
 
 from lamina.errors import FunctionFailed, LaminaError, LoadFailed, Refused, Unreachable
 
-EXIT_FAILED, EXIT_BAD, EXIT_REFUSED, EXIT_NO_SERVER = 1, 2, 3, 4
+EXIT_FAILED, EXIT_BAD, EXIT_REFUSED, EXIT_NO_SERVER, EXIT_STOPPED = 1, 2, 3, 4, 130
+
+
+_GROUPS = {
+    "Serve and call": ("serve", "call", "run", "load", "top", "runs", "state", "bill"),
+    "Workflows": ("draw", "asl"),
+    "Measure, plan and compare": ("profile", "profiles", "plan", "sim", "explain", "policies", "lab"),
+    "Manage a server": ("deploy", "ls", "logs", "history", "rollback", "scale", "resize"),
+    "Let others in": ("login", "token", "tenant", "user", "secret", "audit"),
+}
+"""How `--help` lists them; what is in none comes last, so a new file needs no entry."""
 
 
 class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_"))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rest = [name for name in self.list_commands(ctx) if not any(name in names for names in _GROUPS.values())]
+        for title, names in {**_GROUPS, "More": tuple(rest)}.items():
+            found = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl([(name, command.get_short_help_str(66)) for name, command in found if command is not None])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
@@ -56,7 +73,7 @@ def main(argv: list[str] | None = None) -> None:
         outcome: Any = root.main(args=argv, prog_name="lamina", standalone_mode=False)
     except click.exceptions.Abort:
         click.echo("stopped", err=True)
-        sys.exit(130)
+        sys.exit(EXIT_STOPPED)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -67,7 +84,8 @@ def main(argv: list[str] | None = None) -> None:
         click.echo(f"error: {error}", err=True)
         sys.exit(EXIT_NO_SERVER)
     except LaminaError as error:
-        click.echo(f"{_trace(error)}error: {error}", err=True)
+        notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))  # call and step, from the client
+        click.echo(f"{_trace(error)}error: {error}{notes}", err=True)
         sys.exit(EXIT_BAD if 400 <= error.status < 500 else EXIT_FAILED)
     except UnicodeDecodeError as error:
         click.echo(f"error: not UTF-8 text: {error.object[:20]!r}\n  hint: is it the right file?", err=True)

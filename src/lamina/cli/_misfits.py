@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from lamina.types import DeviceSpec, FunctionSpec
+from lamina.units import show_bytes
 
 
 def misfits(functions: Iterable[FunctionSpec], devices: Sequence[DeviceSpec]) -> list[str]:
@@ -18,7 +19,8 @@ def _misfit(function: FunctionSpec, devices: Sequence[DeviceSpec]) -> str:
         return f"{function.name} needs a {'GPU' if function.gpu == 'must' else 'CPU'}, and there is none: its calls are refused"
     most_mib = max(device.memory_mib for device in fitting)
     if function.memory_mib > most_mib:
-        return f"{function.name} asks for {function.memory_mib} MiB where there are {most_mib}: its calls are refused"
+        wish, most = show_bytes(function.memory_mib * 2**20), show_bytes(most_mib * 2**20)
+        return f"{function.name} asks for {wish} where there are {most}: its calls are refused"
     most_units = max(device.units for device in fitting)
     if all(device.family == "cpu" for device in fitting) and function.cores > most_units:
         return f"{function.name} asks for {function.cores} cores where there are {most_units}: it gets those"

@@ -20,7 +20,12 @@ from lamina.errors import BadValue
 @url_option
 @json_option
 def command(first: str | None, last: str | None, by: str, url: str, as_json: bool) -> None:
-    """Calls and their cost, by tenant, target and day."""
+    """Calls and their cost, by tenant, target and day.
+
+    \b
+    Examples:
+      lamina bill --from 2026-05-01 --by day,tenant
+    """
     import os
     from urllib.parse import urlencode
 

@@ -33,7 +33,14 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Call a function or workflow with a JSON BODY, a file, or named inputs."""
+    """Call a function or workflow with a JSON BODY, a file, or named inputs.
+
+    \b
+    Examples:
+      lamina call react '"a fine day"'
+      lamina call add --input a=1 --input b=2
+      lamina call classify --file cat.png --deadline 50ms
+    """
     from lamina.sdk.client import Client
 
     given, by_name = parse_inputs(body, file, named)

@@ -18,7 +18,13 @@ from lamina.cli._admin import ask, json_option, until_served, url_option
 @url_option
 @json_option
 def command(path: Path, app: str | None, no_wait: bool, admin_url: str, as_json: bool) -> int:
-    """Deploy an app: a file, or a folder with its app.py. A known app gets a new version, without a lost call."""
+    """Deploy an app: a file, or a folder with its app.py. A known app gets a new version, without a lost call.
+
+    \b
+    Examples:
+      lamina deploy app.py
+      lamina deploy my_app/ --no-wait
+    """
     from lamina.gateway import package
 
     body, entry = package.pack(path)

@@ -31,7 +31,13 @@ def command(
     url: str,
     output: Path | None,
 ) -> int:
-    """Draw a workflow as SVG, with the time, slack and batch of each step: planned, or of a run."""
+    """Draw a workflow as SVG, with the time, slack and batch of each step: planned, or of a run.
+
+    \b
+    Examples:
+      lamina draw app.py react -o react.svg
+      lamina draw app.py react --run RUN
+    """
     from lamina.asl.draw import draw_flow
     from lamina.sdk.load import load_app
 

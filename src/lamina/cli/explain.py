@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 @click.option("--log", "log_file", required=True, type=click.Path(path_type=Path), help="Event log of `sim` or `serve`.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(call: str, log_file: Path, as_json: bool) -> int:
-    """Say when each step of CALL ran, in which batch, on which slice, what else was weighed and why not."""
+    """Say when each step of CALL ran, in which batch, on which slice, what else was weighed and why not.
+
+    \b
+    Examples:
+      lamina explain c42 --log events.jsonl
+    """
     found = story(call, log_file)
     if as_json:
         click.echo(msgspec.json.encode(found).decode())

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from lamina.cli import EXIT_STOPPED
 from lamina.cli._shared import Finite
 from lamina.errors import BadValue
 from lamina.units import parse_us
@@ -50,7 +51,13 @@ from lamina.units import parse_us
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with plots.")
 @click.option("--json", "as_json", is_flag=True, help="The result as JSON on stdout, and no picture.")
 def command(**given: Any) -> int:
-    """Offer calls to URL at a rate that does not wait for answers, and say how many were in time."""
+    """Offer calls to URL at a rate that does not wait for answers, and say how many were in time.
+
+    \b
+    Examples:
+      lamina load http://127.0.0.1:8700/v1/functions/shout --rate 100 --duration 10s --body '"hi"'
+      lamina load http://127.0.0.1:8700/v1/functions/shout --rate 50x10s,200x30s --shape ramp --html load.html
+    """
     import msgspec
 
     from lamina.load.child import offer
@@ -91,7 +98,7 @@ def command(**given: Any) -> int:
 
         given["html"].write_text(page(result), encoding="utf-8")
         click.echo(f"page: {given['html']}", err=True)
-    return 0
+    return EXIT_STOPPED if result.stopped else 0
 
 
 def _watched(plan: Any) -> Any:

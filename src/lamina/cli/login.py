@@ -16,7 +16,12 @@ from lamina.cli._admin import ask, remember, url_option
 @click.option("--out", is_flag=True, help="Log out.")
 @url_option
 def command(name: str | None, code: str | None, out: bool, admin_url: str) -> int:
-    """Log in: what you do next is done in your name, for half an hour."""
+    """Log in: what you do next is done in your name, for half an hour.
+
+    \b
+    Examples:
+      lamina login ada --admin-url http://127.0.0.1:8701
+    """
     if out:
         ask("POST", "/v1/auth/log-out", admin_url)
         remember(admin_url, "")

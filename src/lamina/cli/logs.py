@@ -18,7 +18,12 @@ from lamina.cli._admin import follow, json_option, url_option, when
 @url_option
 @json_option
 def command(name: str, on: bool, tail: int, call: str, admin_url: str, as_json: bool) -> None:
-    """Lines that functions have printed; NAME is a function or one of its instances."""
+    """Lines that functions have printed; NAME is a function or one of its instances.
+
+    \b
+    Examples:
+      lamina logs classify --follow
+    """
     said = False
     asked = {"function": name, "tail": tail, "call": call, "follow": int(on)}
     for line in follow(f"/v1/logs?{urlencode(asked)}", admin_url):

@@ -54,7 +54,13 @@ def command(
     plot: Path | None,
 ) -> int:
     """Plan GPUs for TASKS: a scenario (.toml), or a CSV of model,rate,SLO lines. How are they cut, who runs where, in which
-    batches, and how many answers are in time?"""
+    batches, and how many answers are in time?
+
+    \b
+    Examples:
+      lamina plan scenarios/quickstart.toml --check
+      lamina plan tasks.csv --profiles profiles/v100 --gpus 4
+    """
     from lamina.cli import _plan_input as source
     from lamina.cli import _plan_show as show
     from lamina.planner.glet.model import WHOLE

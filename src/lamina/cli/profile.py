@@ -40,7 +40,14 @@ def command(
     kind: str | None,
     as_json: bool,
 ) -> int:
-    """Measure a function of an app, or all that have sample inputs, and write their profiles."""
+    """Measure a function of an app, or all that have sample inputs, and write their profiles.
+
+    \b
+    Examples:
+      lamina profile app.py:classify --budget 30s
+      lamina profile app.py:classify --input @cat.png
+      lamina profile app.py:classify --predict h200
+    """
     from lamina.profiler import session
 
     if kind is not None:

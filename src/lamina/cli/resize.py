@@ -18,7 +18,13 @@ from lamina.units import parse_mib, parse_share
 @click.option("--memory", help="Memory of an instance, such as 2GiB.")
 @url_option
 def command(function: str, share: str | None, cores: int | None, memory: str | None, admin_url: str) -> None:
-    """Change the slice of a function. One that owns its slice, or has another memory, gets new instances, one by one."""
+    """Change the slice of a function. One that owns its slice, or has another memory, gets new instances, one by one.
+
+    \b
+    Examples:
+      lamina resize classify --cores 2
+      lamina resize classify --share 1/4 --memory 2GiB
+    """
     wishes = {
         "share": parse_share(share, "--share") if share else None,
         "cores": cores,

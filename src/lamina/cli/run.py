@@ -30,7 +30,13 @@ def command(
     policy: str,
     options: tuple[str, ...],
 ) -> int:
-    """Run one function or workflow of an app, once."""
+    """Run one function or workflow of an app, once.
+
+    \b
+    Examples:
+      lamina run app.py react '"a fine day"'
+      lamina run app.py classify --input image=@cat.png
+    """
     from lamina import policies
     from lamina.live.once import call_once
     from lamina.live.start import open_local

@@ -18,7 +18,12 @@ from lamina.units import parse_us
 @click.option("--idle", help="How long one without work stays, such as 60s.")
 @url_option
 def command(function: str, least: int | None, most: int | None, idle: str | None, admin_url: str) -> None:
-    """Change how many instances of a function may stand; it holds until it is changed again."""
+    """Change how many instances of a function may stand; it holds until it is changed again.
+
+    \b
+    Examples:
+      lamina scale classify --min 1 --max 4
+    """
     idle_us = parse_us(idle, "--idle") if idle else None
     given = {key: value for key, value in (("min", least), ("max", most), ("idle_us", idle_us)) if value is not None}
     if not given:

@@ -21,6 +21,9 @@ from lamina.units import parse_us, show_us
 
 GPUS = ("auto", "no", "green", "mig", "cpu", "null")
 
+GC_AT = (20_000, 50, 100)
+"""Calls in flight are many and leave no cycles: looking for some after every few of them costs more than it finds."""
+
 
 @click.command()
 @click.argument("file", metavar="[FILE[:APP]]", required=False)
@@ -94,7 +97,15 @@ def command(
     as_json: bool,
     **managed: Any,
 ) -> int:
-    """Serve the functions and workflows of an app over HTTP."""
+    """Serve the functions and workflows of an app over HTTP.
+
+    \b
+    Examples:
+      lamina serve app.py
+      lamina serve app.py --policy frontier --store none
+      lamina serve app.py --emulate h200x2 --port 0
+      lamina serve --model classify=resnet50.onnx
+    """
     from lamina import policies
     from lamina.gateway import logs
     from lamina.gateway.http import loop_factory
@@ -195,6 +206,7 @@ async def _serve(
         raise
     gc.collect()
     gc.freeze()  # what is here now stays: looking through it again and again would stop the loop for milliseconds
+    gc.set_threshold(*GC_AT)
     if as_json:
         import msgspec
 

@@ -40,7 +40,14 @@ def command(
     plot: Path | None,
     check: bool,
 ) -> int:
-    """Simulate a SCENARIO file: what would be answered in time, how fast, at which cost."""
+    """Simulate a SCENARIO file: what would be answered in time, how fast, at which cost.
+
+    \b
+    Examples:
+      lamina sim scenarios/quickstart.toml --policy fifo
+      lamina sim scenario.toml --seed 7 --json
+      lamina sim scenario.toml --log events.jsonl --explain
+    """
     from lamina.core.eventlog import Writer
     from lamina.sim import scenario as scenarios
     from lamina.sim import show

@@ -21,7 +21,13 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 @click.option("--once", is_flag=True, help="One look, then end: for scripts.")
 @click.option("--json", "as_json", is_flag=True, help="One look as JSON, as GET /v1/status has it.")
 def command(url: str, every: float, once: bool, as_json: bool) -> int:
-    """Watch a running server: slices, owners, shares, memory, bandwidth, queues, and p99 against the goal."""
+    """Watch a running server: slices, owners, shares, memory, bandwidth, queues, and p99 against the goal.
+
+    \b
+    Examples:
+      lamina top
+      lamina top --once --url http://127.0.0.1:8700
+    """
     from rich.console import Console
 
     from lamina.sdk.client import Client

@@ -173,7 +173,7 @@ class ScaleRole(Protocol):
 class View:
     """Read-only: the state, the time, and the questions policies ask most."""
 
-    __slots__ = ("_promises", "_state", "book_ahead_us", "cold", "explaining", "memo", "now_us", "predictor")
+    __slots__ = ("_promises", "_state", "book_ahead_us", "cold", "explaining", "lately", "memo", "now_us", "predictor")
 
     def __init__(self, state: State, predictor: Predictor, promises: Promises | None = None) -> None:
         self._state = state
@@ -184,6 +184,7 @@ class View:
         self.cold: dict[str, None] = {}  #: for the scale role: functions that lack an instance, or on whose account it is asked
         self.explaining = False  #: somebody wants to read `Start.why`
         self.memo: dict[str, tuple[int, int]] = {}  #: by workflow: something that took work to find out, and until when it holds
+        self.lately: dict[str, tuple[int, int]] = {}  #: by target: the time last promised, and until when it is recent
 
     @property
     def functions(self) -> dict[str, FunctionState]:

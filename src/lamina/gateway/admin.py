@@ -77,7 +77,7 @@ class Prepared:
 
     async def __call__(self, app: App, loop: LiveLoop, api: Api) -> None:
         self.deploys = Deploys(app, loop, api, self.access, self._folder, self._file)
-        self.access.give_secrets(local_of(loop.engine), self.deploys.tenant_of)
+        self.access.give_secrets(local_of(loop.engine), self.deploys.stage.tenant_of)
         await self.deploys.restore()
 
 
@@ -92,7 +92,7 @@ async def open_admin(
 ) -> Admin:
     access, deploys = prepared.access, prepared.deploys
     assert deploys is not None, "open_gateway was not given what was prepared"
-    deploys.open_triggers(gateway.triggers)
+    deploys.stage.open_triggers(gateway.triggers)
     door = Door(access, guarded=check_host(host, access), wary=True)
     output = output or listen(gateway.loop.engine)
     manage = Manage(access, door, Desk(access), deploys, output)

@@ -116,7 +116,7 @@ class Api:
 
     def _at_target(self, target: Target, request: Request, exchange: Exchange) -> None:
         if request.method == "POST":
-            self._call(target, request, exchange)
+            self.call(target, request, exchange)
         elif request.method in ("GET", "HEAD"):
             if not target.seen_by(self.allow(request, "read").tenant):
                 raise _unknown()
@@ -142,7 +142,7 @@ class Api:
         else:
             exchange.respond(200, b'{"status":"ready"}')
 
-    def _call(self, target: Target, request: Request, exchange: Exchange) -> None:
+    def call(self, target: Target, request: Request, exchange: Exchange) -> None:
         if self.closing:
             self.problem(exchange, wire.plain_problem(503, "shutting down", code="cancelled", hint="try another server"))
             return

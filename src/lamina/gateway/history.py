@@ -14,12 +14,12 @@ from lamina.store.runs import OVER, Kept, RunRow
 
 
 def events_of(row: RunRow, notes: list[Kept], reply: Reply | None = None) -> list[dict[str, Any]]:
-    """`reply` is how it ended, if well: of a function, which has one step and no notes, all there is to tell."""
+    """`reply` is how it ended, if well: of what has one step and so no notes, all there is to tell."""
     events: list[dict[str, Any]] = [{"kind": "accepted", "at_us": row.created_us}]
     if row.began_us:
         events.append({"kind": "began", "at_us": row.began_us})
     events += [_event(kept) for kept in notes]
-    if row.kind == "function" and reply is not None:
+    if reply is not None and reply.slice and not notes:
         times = {"queued_us": row.began_us, "began_us": row.began_us + reply.queue_us, "ended_us": row.ended_us}
         place = {"function": row.target, "ok": True, "slice": reply.slice, "batch": reply.batch}
         events.append({"kind": "step", "at_us": row.ended_us, "step": row.target, "scope": 0, **place, **times})

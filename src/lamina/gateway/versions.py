@@ -7,11 +7,12 @@ from msgspec import Struct
 
 from lamina.errors import BadValue, NoCapacity
 from lamina.gateway.api import Target
+from lamina.gateway.terms import Terms
 from lamina.live.describe import Manifest
 from lamina.sdk.app import NAME
 from lamina.store import kv
 from lamina.store.base import Session
-from lamina.types import FunctionSpec, Scale, Tenant
+from lamina.types import FunctionSpec, Tenant
 
 MOST_FUNCTIONS = 1_000
 
@@ -25,26 +26,6 @@ class Version(Struct, frozen=True, kw_only=True):
     tenant: str
     by: str
     at_us: int  #: since 1970
-
-
-class Terms(Struct, frozen=True, kw_only=True):
-    """What an operator has changed about a function, whatever its code says."""
-
-    scale: Scale | None = None
-    cores: int | None = None
-    share: float | None = None
-    memory_mib: int | None = None
-    round: int = 0  #: of changes that take new instances
-
-    def of(self, spec: FunctionSpec) -> FunctionSpec:
-        changes = {
-            "scale": self.scale,
-            "cores": self.cores,
-            "share": self.share,
-            "memory_mib": self.memory_mib,
-            "version": f"{spec.version}+{self.round}" if self.round else None,
-        }
-        return msgspec.structs.replace(spec, **{name: value for name, value in changes.items() if value is not None})
 
 
 class Served(Struct, kw_only=True):
@@ -121,12 +102,3 @@ def history(db: Session, app: str) -> list[Version]:
 
 def current(db: Session) -> dict[str, int]:
     return {entry.key: int(entry.value) for entry in kv.entries(db, "deploy", limit=10_000)}
-
-
-def save_terms(db: Session, function: str, terms: Terms, now_us: int) -> None:
-    kv.put(db, "deploy-terms", function, "terms", msgspec.json.encode(terms), now_us)
-
-
-def all_terms(db: Session) -> dict[str, Terms]:
-    found = kv.entries(db, "deploy-terms", limit=100_000)
-    return {entry.key: msgspec.json.decode(entry.value, type=Terms) for entry in found}

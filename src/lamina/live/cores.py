@@ -64,8 +64,8 @@ class Cores:
 class Aside:
     """Keeps the thread it is used on off the cores that are leased, as long as there are others.
 
-    A lease is for a batch alone. The kernel knows nothing of that: it wakes the gateway on the core of a running batch now and then,
-    and lets it wait there for milliseconds while another core is idle."""
+    A lease is for a batch alone. The kernel knows nothing of that: now and then it wakes the gateway on the core of a running
+    batch, and lets it wait there for milliseconds while another core is idle."""
 
     def __init__(self) -> None:
         self.allowed = allowed_cores()

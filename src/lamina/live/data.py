@@ -128,8 +128,25 @@ class Data:
         if node.data is None:
             found: list[tuple[Leaf, Stored]] = [(("input", name), blob) for name, blob in run.inputs.items()]
             return JobInput({name: ["input", name] for name in run.inputs}, found)
+        return self._plain(run, scope, node) or self._made(run, scope, node.data["args"])
+
+    def _plain(self, run: _RunData, scope: _Scope, node: Task) -> JobInput | None:
+        """All it needs are inputs of the run and results beside it, and all of them are here: nearly always so."""
+        known: dict[str, list[Leaf]] = scope.flow.__dict__.setdefault("needs", {})  # as its own cached properties are kept
+        args: dict[str, Expr] = node.data["args"]
+        if node.name not in known:
+            known[node.name] = list(dict.fromkeys(leaf for expr in args.values() for leaf in leaves(expr)))
         given: list[tuple[Leaf, Stored]] = []
-        args: dict[str, Expr] = {name: self._apart(run, scope, expr, given) for name, expr in node.data["args"].items()}
+        for leaf in known[node.name]:
+            value = (run.inputs if leaf[0] == "input" else scope.results).get(leaf[1])
+            if value is None:
+                return None
+            given.append((leaf, value))
+        return JobInput(args, given)
+
+    def _made(self, run: _RunData, scope: _Scope, exprs: dict[str, Expr]) -> JobInput:
+        given: list[tuple[Leaf, Stored]] = []
+        args: dict[str, Expr] = {name: self._apart(run, scope, expr, given) for name, expr in exprs.items()}
         known = dict(given)
         for leaf in dict.fromkeys(leaf for expr in args.values() for leaf in leaves(expr) if leaf not in known):
             with contextlib.suppress(Absent):  # whether it is needed only shows where the expression is worked out

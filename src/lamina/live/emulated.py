@@ -13,6 +13,7 @@ from lamina import values
 from lamina.core.actions import Action, Kill, Load, Resolve, StartBatch, Unload
 from lamina.core.events import BatchFinished, Event, InstanceLost, InstanceReady, Resolved
 from lamina.core.flow import Each, Parallel
+from lamina.core.run import ROOT
 from lamina.live.data import Data
 from lamina.live.frames import ErrorInfo
 from lamina.live.states import seeded
@@ -46,7 +47,7 @@ class Pretence(Data):
         return Resolved(question.call_id, question.scope, question.node, value, turn=question.turn)
 
     def result(self, call_id: str) -> values.Blob:
-        return self.answers.get(self._runs[call_id].flow.name, _NULL) if self.answers else _NULL
+        return self.answers.get(self._runs[call_id].scopes[ROOT].flow.name, _NULL) if self.answers else _NULL
 
 
 class EmulatedEngine:

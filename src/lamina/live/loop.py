@@ -19,9 +19,9 @@ from lamina.core.controller import Controller
 from lamina.core.events import AllHere, CallArrived, CallCancelled, CallResumed, Deployed, DeviceJoined, Event, Resolved, Tick
 from lamina.core.flow import Flow
 from lamina.errors import PolicyError
-from lamina.live.aside import Aside
 from lamina.live.data import Data
 from lamina.live.frames import ErrorInfo
+from lamina.live.rehearse import Rehearsal
 from lamina.live.timer import Timer, clock_us
 from lamina.types import NEVER_US, Call, DeviceSpec
 
@@ -56,7 +56,7 @@ class LiveLoop:
         self.data = data
         self.watch = watch
         self.keep: Callable[[Keep], None] = _nobody  #: writes down what durable runs are told
-        self.aside: Aside | None = None  #: runs batches for nobody; to be there before the start
+        self.rehearsal: Rehearsal | None = None  #: runs batches for nobody; to be there before the start
         self._waiting: dict[str, Callable[[Ending], None]] = {}
         self._inbox: deque[Event | Resolve] = deque()
         self._busy = False
@@ -71,7 +71,7 @@ class LiveLoop:
     async def start(self, deployed: Deployed) -> None:
         self._call_soon = asyncio.get_running_loop().call_soon
         self._timer = Timer(asyncio.get_running_loop())
-        between = self.aside.between(self.post, self.data) if self.aside is not None else (self.post, self.data)
+        between = self.rehearsal.between(self.post, self.data) if self.rehearsal is not None else (self.post, self.data)
         await self.engine.start(*between)
         for device in self.engine.devices:
             self.post(DeviceJoined(device))
@@ -200,6 +200,8 @@ class LiveLoop:
         return len(left)
 
     async def stop(self, grace_s: float = 5.0) -> None:
+        if self.rehearsal is not None:
+            self.rehearsal.close()
         await self.engine.stop(grace_s)
         if self._timer is not None:
             self._timer.close()

@@ -21,6 +21,8 @@ from lamina.live.engines import Engines
 from lamina.live.gpu_engine import GpuEngine
 from lamina.live.local import LocalEngine
 from lamina.live.loop import LiveLoop
+from lamina.live.rehearse import Rehearsal
+from lamina.live.remeasure import Remeasure
 from lamina.live.statebook import Book
 from lamina.predict import devices, online, profile
 from lamina.predict.interference import bandwidth_of
@@ -28,6 +30,7 @@ from lamina.predict.table import Table
 from lamina.predict.world import World
 from lamina.sdk.app import App
 from lamina.sdk.load import load_app
+from lamina.sdk.samples import samples_of
 from lamina.types import DeviceSpec
 
 DEFAULT_POLICY = "edf"
@@ -40,9 +43,12 @@ class Live:
     app: App
     loop: LiveLoop
     book: Book = field(default_factory=lambda: Book(""))  #: of the state that functions keep
+    remeasure: Remeasure | None = None  #: looks after profiles that no longer hold
 
     async def start(self) -> None:
         await self.loop.start(self.app.deployed())
+        if self.remeasure is not None:
+            self.remeasure.begin()
 
 
 def open_local(
@@ -55,7 +61,8 @@ def open_local(
 ) -> Live:
     """On this machine: cores in worker processes, and the GPUs that `gpu` names ("auto": those there are).
 
-    With `probe`, what has no profile is timed on its sample inputs when it is loaded.
+    With `probe`, what has no profile is timed on its sample inputs when it is loaded, and what has one that no longer holds is
+    measured again when nobody is served.
     """
     app = load_app(app_path)
     engine = _engines(app, app_path, gpu)
@@ -73,7 +80,11 @@ def open_local(
     engine.deadline_us = loop.deadline_us
     engine.local.book = book = Book(app.name)
     book.target_of = lambda call_id: run.call.target if (run := controller.state.runs.get(call_id)) is not None else ""
-    return Live(app, loop, book)
+    remeasure = None
+    if probe:
+        loop.rehearsal = Rehearsal(engine)
+        remeasure = Remeasure(loop, lambda: samples_of(app, app_path))
+    return Live(app, loop, book, remeasure)
 
 
 def _engines(app: App, app_path: str, gpu: str) -> Engines:

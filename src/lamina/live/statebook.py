@@ -15,13 +15,19 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import Struct
 
-from lamina.errors import LaminaError
+from lamina.errors import LaminaError, StoreDown
 from lamina.sdk.state import UNKNOWN, Cell, Op, Place, applied
 from lamina.store import kv, outbox
 from lamina.store.base import Session, Store
 
 CHANGES = "changes"
 """Topic of changes that start something."""
+
+MAX_GONE = 10_000
+"""Deleted keys whose versions are remembered: a step that has read one before must find out. No step lives that long."""
+
+MAX_UNWRITTEN = 100_000
+"""Changes that may wait in memory for a store that is down."""
 
 Step = tuple[str, int, str]
 """Call, scope and node: whose result the changes come with."""
@@ -66,6 +72,8 @@ class Book:
     watches: list[Watch] = field(default_factory=list)
     cells: dict[Place, Cell] = field(default_factory=dict)
     _pending: dict[str, dict[Step, list[Write]]] = field(default_factory=dict)
+    _gone: dict[Place, None] = field(default_factory=dict)  #: cells of deleted keys, oldest first
+    _unwritten: int = 0
 
     def load(self, cells: Iterable[kv.Entry]) -> None:
         self.cells |= {(one.scope, one.key): Cell(one.kind, one.value, one.version) for one in cells}
@@ -82,6 +90,8 @@ class Book:
         call_id = step[0]
         if self.down is not None:
             return self.down
+        if ops and self._unwritten >= MAX_UNWRITTEN:
+            return StoreDown("state: the store cannot be written, and too many changes wait", hint="see the server's log")
         if any(self.read(self.place(function, call_id, scope, key)).version != version for scope, key, version in reads):
             return False
         fresh: dict[Place, Cell] = {}
@@ -124,13 +134,25 @@ class Book:
             starts = tuple(w.target for w in self.watches if w.scope == scope and fnmatch.fnmatchcase(key, w.pattern))
             writes.append(Write(scope, key, cell.kind, cell.value, cell.version, starts, now_us))
         self.cells |= fresh
+        for place, cell in fresh.items():
+            self._gone.pop(place, None)
+            if cell.value is None:
+                self._gone[place] = None
+        while len(self._gone) > MAX_GONE:
+            oldest = next(iter(self._gone))
+            del self._gone[oldest], self.cells[oldest]
         return writes
 
     def _persist(self, writes: list[Write]) -> None:
         if self.store is None:
             self.settled(writes)
         elif writes:
-            self.store.write(lambda db: stored(db, writes), lambda _: self.settled(writes), must=True)
+            self._unwritten += len(writes)
+            self.store.write(lambda db: stored(db, writes), lambda _: self._written(writes), must=True)
+
+    def _written(self, writes: list[Write]) -> None:
+        self._unwritten -= len(writes)
+        self.settled(writes)
 
 
 def stored(db: Session, writes: list[Write]) -> None:

@@ -150,7 +150,8 @@ class Triggers:
     def _begin(self, trigger: Trigger, told: dict[str, Any], at_us: int, done: Started) -> None:
         self.started += 1
         inputs = {name: values.encode(value) for name, value in trigger.inputs(told).items()}
-        key = hashlib.blake2b(f"{trigger.name}/{told.get('key', '')}/{at_us}".encode(), digest_size=16).hexdigest()
+        what = f"{trigger.name}/{told.get('key', '')}/{told.get('version', '')}/{at_us}"
+        key = hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
         self._start(trigger.target, inputs, f"trigger-{key}", done)
 
     def _told(self, trigger: Trigger, error: LaminaError | None) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -23,7 +26,8 @@ def offer(plan: Plan, on_second: Callable[[Second], None] = lambda second: None)
     """Run `plan` to its end."""
     plan.request()  # a wrong address is known before anything starts
     command = [sys.executable, "-m", "lamina.load.generator"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with _interrupts() as pass_on, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        pass_on(process)
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(msgspec.json.encode(plan))
@@ -40,3 +44,24 @@ def offer(plan: Plan, on_second: Callable[[Second], None] = lambda second: None)
         finally:
             process.kill()
     raise LaminaError("the load generator ended without a result")
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """The first Ctrl-C is for the generator, which then says what it has seen. A second one is for us."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda process: None
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited, until it has its own way to stop
+
+    def pass_on(process: subprocess.Popen[bytes]) -> None:
+        def once(*_: object) -> None:
+            signal.signal(signal.SIGINT, before)
+            process.send_signal(signal.SIGINT)
+
+        signal.signal(signal.SIGINT, once)
+
+    try:
+        yield pass_on
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -7,6 +7,7 @@ No event loop library: at tens of thousands of calls a second the generator must
 from __future__ import annotations
 
 import select
+import signal
 import ssl
 import sys
 import time
@@ -23,8 +24,12 @@ TICK_S = 0.0005
 """Sockets are looked at this often: many sends and answers at a time cost less than each by itself."""
 
 
-def run(plan: Plan, on_second: Callable[[Second], None] = lambda second: None) -> Result:
-    return _Generator(plan, on_second).run()
+def run(plan: Plan, on_second: Callable[[Second], None] = lambda second: None, *, stop_on: int = 0) -> Result:
+    """`stop_on`: a signal that ends it before its time, with what was seen until then."""
+    generator = _Generator(plan, on_second)
+    if stop_on:
+        signal.signal(stop_on, lambda *_: setattr(generator, "stopped", True))
+    return generator.run()
 
 
 class _Generator:
@@ -38,6 +43,7 @@ class _Generator:
         self.idle: list[Line] = []
         self.waiting: deque[int] = deque()  #: due, and no connection free
         self.busy = 0
+        self.stopped = False  #: no more calls, and no more waiting
         self._tls = _context(plan)
 
     def run(self) -> Result:
@@ -55,6 +61,8 @@ class _Generator:
             if now_us >= second * 1_000_000:
                 self.on_second(tally.close_second(second, self.busy + len(self.waiting)))
                 second += 1
+            if self.stopped:
+                break
             over = next_us is None and now_us >= plan.seconds * 1e6
             if over and ((not self.busy and not self.waiting) or now_us > (plan.seconds + plan.patience_s) * 1e6):
                 break
@@ -65,7 +73,15 @@ class _Generator:
             line.close()
         self.poll.close()
         unanswered = self.busy + len(self.waiting)
-        return tally.result(url=plan.url, shape=plan.shape, seed=plan.seed, seconds=plan.seconds, unanswered=unanswered)
+        seconds = min(plan.seconds, max(0.001, now_us / 1e6)) if self.stopped else plan.seconds
+        return tally.result(
+            url=plan.url,
+            shape=plan.shape,
+            seed=plan.seed,
+            seconds=seconds,
+            unanswered=unanswered,
+            stopped=self.stopped,
+        )
 
     def _rest(self, now_us: int, next_us: int | None) -> None:
         """Until something may have changed: at low rates that is not every tick."""
@@ -159,7 +175,7 @@ def main() -> None:
         out.flush()
 
     try:
-        say("result", run(plan, lambda second: say("second", second)))
+        say("result", run(plan, lambda second: say("second", second), stop_on=signal.SIGINT))
     except OSError as error:
         out.write(msgspec.json.encode({"error": error.strerror or str(error)}) + b"\n")
 

@@ -53,6 +53,7 @@ class Result(Struct, frozen=True):
     send_lag_ms: (
         Latency  #: how late the generator itself was, a busy machine or too few connections: doubt the rest if this is large
     )
+    stopped: bool = False  #: before its time, by Ctrl-C
     series: list[Second] = field(default_factory=list)
     curve: list[tuple[float, float]] = field(default_factory=list)  #: milliseconds, share of answers at or below
 
@@ -115,7 +116,7 @@ class Tally:
         self.series.append(second)
         return second
 
-    def result(self, *, url: str, shape: str, seed: int, seconds: float, unanswered: int) -> Result:
+    def result(self, *, url: str, shape: str, seed: int, seconds: float, unanswered: int, stopped: bool = False) -> Result:
         return Result(
             url=url,
             shape=shape,
@@ -124,6 +125,7 @@ class Tally:
             seconds=seconds,
             **self.counts,
             unanswered=unanswered,
+            stopped=stopped,
             statuses=dict(sorted(self.statuses.items())),
             answered=latency(self.answered),
             refusals=latency(self.refusals),

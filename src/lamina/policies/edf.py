@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from lamina.core.actions import Refuse
+from lamina.core.flow import Flow
 from lamina.core.policy import Decision, Drop, Hold, Opening, Promise, Start, View
 from lamina.core.queue import Job, Order
 from lamina.core.state import FunctionState
@@ -35,20 +36,17 @@ class Policy:
 
     def admit(self, view: View, call: Call) -> Promise | Refuse:
         flow = view.flows[call.target]
+        lately = view.lately.get(flow.name)
+        if lately is not None and lately[0] > view.now_us and _has_ample(view, flow, call, lately[1]):
+            return Promise(lately[1])
+        if not all(view.can_host(view.functions[name]) for name in flow.functions):
+            return Refuse(call.id, "no-capacity")
         if flow.single is not None:
-            function = view.functions[flow.single.function]
-            lately = view.memo.get(flow.name)
-            if lately is not None and lately[0] > view.now_us and _has_ample(view, function, call, lately[1]):
-                return Promise(lately[1])
-            if not view.can_host(function):
-                return Refuse(call.id, "no-capacity")
-            finish_us = finish_in_us(view, function)
-            if finish_us:
-                view.memo[flow.name] = (view.now_us + LATELY_US, finish_us)
+            finish_us = finish_in_us(view, view.functions[flow.single.function])
         else:
-            if not all(view.can_host(view.functions[name]) for name in flow.functions):
-                return Refuse(call.id, "no-capacity")
             finish_us = flow_finish_us(view, flow)
+        if finish_us:
+            view.lately[flow.name] = (view.now_us + LATELY_US, finish_us)
         allowed_us = call.expires_us - view.now_us
         needed_us = int(finish_us * (1 + self.margin)) + view.reserve_us(call.target) if finish_us else 0
         if needed_us <= allowed_us:
@@ -124,7 +122,11 @@ class Policy:
         return jobs[:best]
 
 
-def _has_ample(view: View, function: FunctionState, call: Call, finish_us: int) -> bool:
-    if not function.instances or len(function.queue) > 2 * function.spec.max_batch:
+def _has_ample(view: View, flow: Flow, call: Call, finish_us: int) -> bool:
+    if call.expires_us - view.now_us <= AMPLE * finish_us + view.reserve_us(call.target):
         return False
-    return call.expires_us - view.now_us > AMPLE * finish_us + view.reserve_us(call.target)
+    for name in flow.functions:
+        function = view.functions[name]
+        if not function.instances or len(function.queue) > 2 * function.spec.max_batch:
+            return False
+    return True

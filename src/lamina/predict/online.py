@@ -23,6 +23,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from lamina.planner.neighbours import Interference
+from lamina.predict.profile import Profile
 from lamina.predict.table import Table
 
 WIDEN = 2.0
@@ -242,6 +243,12 @@ class Predictor:
         """Profiles to measure again."""
         found = sorted(key for key, ratio in self._ratios.items() if ratio.stale)
         return [Stale(*key, ratio=self._ratios[key].mean.mean, outside=self._ratios[key].outside) for key in found]
+
+    def renew(self, profile: Profile) -> None:
+        """It was measured again: from now on this is its profile, and what was learnt about the old one is void."""
+        kept = [one for one in self.base.profiles if (one.function, one.device) != (profile.function, profile.device)]
+        self.base = Table([*kept, profile], self.base.margin, self.base.interference)
+        self.forget(profile.function, profile.device)
 
     def forget(self, function: str = "", kind: str = "") -> None:
         """What was learnt of a function there is void: its profile is a new one. Without a name, of all of them."""

@@ -149,6 +149,9 @@ class Table:
         layers = self._layers_of(self._typical, function, kind, lambda point: point.p50_us)
         return _layer(layers, cores).at(batch, units) if layers else 0.0
 
+    def profile(self, function: str, kind: str) -> Profile | None:
+        return self._measured.get((function, kind))
+
     def load_us(self, function: str, kind: str) -> int:
         return self._loads.get((function, kind), 0)
 

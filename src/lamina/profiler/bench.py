@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from lamina.predict.profile import Traits
+from lamina.predict.profile import Handover, Traits
 from lamina.types import DeviceSpec
 
 Place = tuple[int, int]
@@ -44,6 +44,13 @@ class KnowsTraits(Protocol):
     """A bench that can say what neighbours feel of the function."""
 
     def traits(self) -> Traits | None: ...
+
+
+@runtime_checkable
+class KnowsHandover(Protocol):
+    """A bench that sees what a batch takes beside its time on the slice."""
+
+    def handover(self) -> Handover | None: ...
 
 
 def ladder(most: int) -> list[int]:

@@ -20,7 +20,10 @@ from lamina.expr import Expr, Leaf
 from lamina.live.cores import machine_device
 from lamina.live.frames import ErrorInfo, ShmRef, Stored
 from lamina.live.local import LocalEngine
+from lamina.live.timer import clock_us
+from lamina.predict.profile import Handover
 from lamina.profiler.bench import Run
+from lamina.profiler.make import handover
 
 T = TypeVar("T")
 _INSTANCE = "bench"
@@ -48,7 +51,13 @@ class CpuBench:
         self._peak_mib = 0
         self.pieces: dict[str, Callable[[bytes], None]] = {}  #: nobody listens to parts of answers here
         self._engine = LocalEngine(app, [self.device])
-        self._do(self._engine.start(self._events.put_nowait, self))
+        self._came_us = 0  #: when the last event did
+        self._beside: list[tuple[int, float]] = []  #: batch, and what it took beside its time on the slice
+        self._do(self._engine.start(self._take, self))
+
+    def _take(self, event: Event) -> None:
+        self._came_us = clock_us()
+        self._events.put_nowait(event)
 
     def load(self) -> int:
         self._engine.perform(Load(_INSTANCE, self._function, self.device.id))
@@ -64,6 +73,7 @@ class CpuBench:
         self._turn += batch
         mask = (1 << units) - 1
         before = self._clocks_us()
+        sent_us = clock_us()
         self._engine.perform(StartBatch(self._batches, self._function, _INSTANCE, self.device.id, mask, jobs))
         event = self._do(self._events.get())
         if self._failed:
@@ -76,6 +86,7 @@ class CpuBench:
             )
         match event:
             case BatchFinished():
+                self._beside.append((batch, self._came_us - sent_us - event.device_us))
                 return Run(float(event.device_us), self._waited_us(event.device_us, before))
             case BatchFailed():
                 raise LaminaError(f"a batch of {batch} cannot be sent: {event.reason}", hint="use smaller samples")
@@ -110,6 +121,9 @@ class CpuBench:
             peak_kib = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
             self._peak_mib = max(self._peak_mib, -(-peak_kib // 1024))
         return self._peak_mib
+
+    def handover(self) -> Handover | None:
+        return handover(self._beside)
 
     def about(self) -> dict[str, Any]:
         return {"machine": cpu_name(), "units": f"{self.device.units} cores", "driver": f"Linux {platform.release()}"}

@@ -14,8 +14,8 @@ from typing import Any
 import lamina
 from lamina.predict import profile as profiles
 from lamina.predict.beside import demand
-from lamina.predict.profile import Point, Profile, Traits
-from lamina.profiler.bench import Bench, KnowsTraits, Place
+from lamina.predict.profile import Handover, Point, Profile, Traits
+from lamina.profiler.bench import Bench, KnowsHandover, KnowsTraits, Place
 from lamina.profiler.measure import Outcome
 from lamina.profiler.record import Record
 from lamina.profiler.surrogate import without_stalls
@@ -49,6 +49,17 @@ def to_spread(runs: Mapping[Place, Sequence[float]]) -> list[float]:
     return [round(ratio, 4) for ratio in (min(ratios), *inside, max(ratios))]
 
 
+def handover(seen: Sequence[tuple[int, float]]) -> Handover | None:
+    """A straight line in the batch size, through the median of each size, weighed by how often it was seen."""
+    if not seen:
+        return None
+    medians = {size: statistics.median(us for one, us in seen if one == size) for size in {size for size, _ in seen}}
+    if len(medians) == 1:
+        return Handover(round(max(0.0, *medians.values()), 1))
+    line = statistics.linear_regression([size for size, _ in seen], [medians[size] for size, _ in seen])
+    return Handover(round(max(0.0, line.intercept), 1), round(max(0.0, line.slope), 2))
+
+
 def to_profile(function: str, bench: Bench, outcome: Outcome, record: Record, target: float, app: Path) -> Profile:
     """Of all sessions in the record; `outcome` is that of the last."""
     every = [us for values in outcome.runs.values() for us in values]
@@ -79,6 +90,7 @@ def to_profile(function: str, bench: Bench, outcome: Outcome, record: Record, ta
         points=points,
         spread=to_spread(outcome.runs),
         traits=traits,
+        handover=bench.handover() if isinstance(bench, KnowsHandover) else None,
         bandwidth=round(demand(traits, bench.device.kind, points), 4) if traits is not None else 0.0,
         load_us=statistics.median_low(record.loads_us) if record.loads_us else 0,
         memory_mib=max((ended.memory_mib for ended in record.sessions), default=0),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 from weakref import WeakKeyDictionary
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from lamina.sdk.async_client import AsyncClient
     from lamina.sdk.client import Client
+
+    _Kept = tuple[AsyncClient, AsyncIterator[None]]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -90,7 +92,7 @@ class App:
         self.triggers: list[Trigger] = []
         self._memory = Memory()  #: state of this process; a server has its own
         self._clients: dict[tuple[str, str], Client] = {}
-        self._async_clients: WeakKeyDictionary[AbstractEventLoop, dict[tuple[str, str], AsyncClient]] = WeakKeyDictionary()
+        self._async_clients: WeakKeyDictionary[AbstractEventLoop, dict[tuple[str, str], _Kept]] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"<app {self.name!r}: {', '.join([*self.functions, *self.workflows]) or 'empty'}>"
@@ -223,8 +225,9 @@ class App:
         url, token = _server()
         clients = self._async_clients.setdefault(asyncio.get_running_loop(), {})
         if (url, token) not in clients:
-            clients[url, token] = AsyncClient(url, token=token or None)
-        return clients[url, token]
+            client = AsyncClient(url, token=token or None)
+            clients[url, token] = client, _closing(client)
+        return clients[url, token][0]
 
     def close(self) -> None:
         """Closes what calls from this process have opened: local instances, and connections but those of asyncio."""
@@ -241,6 +244,21 @@ class App:
             raise BadValue(
                 f"{place}: app {self.name!r} has a {name!r} already, from {taken.place}", hint="give one of them another name="
             )
+
+
+def _closing(client: AsyncClient) -> AsyncIterator[None]:
+    """Closes the client when its loop ends: loops close the asynchronous iterators that are under way, and nothing else."""
+
+    async def under_way() -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await client.close()
+
+    iterator = under_way()
+    with suppress(StopIteration):  # as far as its `yield`; there is nothing to wait for
+        anext(iterator).__await__().send(None)
+    return iterator
 
 
 def _server() -> tuple[str, str]:

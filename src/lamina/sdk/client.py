@@ -6,6 +6,7 @@ import http.client
 import select
 import socket
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,7 @@ class Client:
         self._timeout_s = parse_us(timeout, "timeout") / 1e6
         self.poll_ms = min(POLL_MS, round(500 * self._timeout_s))  #: longest time the server may keep us waiting for a result
         self._idle: list[http.client.HTTPConnection] = []
+        weakref.finalize(self, _close_all, self._idle)  # nobody closes the client behind `.remote(...)`
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._kinds: dict[str, str] = {}  #: what a name turned out to be
@@ -50,9 +52,7 @@ class Client:
         if pool is not None:
             pool.shutdown()
         with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+            _close_all(self._idle)
 
     # ------------------------------------------------------------------ calls
 
@@ -308,6 +308,11 @@ class Client:
                 self._idle.append(connection)
                 return
         connection.close()
+
+
+def _close_all(connections: list[http.client.HTTPConnection]) -> None:
+    while connections:
+        connections.pop().close()
 
 
 def _settled(call: Call, return_errors: bool) -> Any:

@@ -59,7 +59,7 @@ def applied(cell: Cell, op: Op) -> Cell:
         return Cell("", None, cell.version + 1)
     if cell.value is not None and cell.kind != op.kind:
         raise Conflict(f"state: {op.key!r} is a {cell.kind}, not a {op.kind}", hint="delete it first, or use another key")
-    return Cell(op.kind, _changed(cell, op), cell.version + 1)
+    return Cell(op.kind, checked_size(op.key, _changed(cell, op)), cell.version + 1)
 
 
 def _changed(cell: Cell, op: Op) -> bytes:
@@ -267,5 +267,7 @@ def checked_key(key: str) -> str:
 
 def checked_size(key: str, blob: bytes) -> bytes:
     if len(blob) > MAX_VALUE_BYTES:
-        raise BadValue(f"state: a value of {len(blob)} bytes at {key!r}", hint=f"at most {MAX_VALUE_BYTES}; use a file")
+        raise BadValue(
+            f"state: {len(blob)} bytes at {key!r}", hint=f"at most {MAX_VALUE_BYTES} at one key; use several keys, or a file"
+        )
     return blob

@@ -51,6 +51,7 @@ class Ingress:
         grpc_port = await self._start_grpc() if setup.grpc_port >= 0 else 0
         gc.collect()
         gc.freeze()
+        gc.set_threshold(20_000, 50, 100)  # requests leave no cycles behind
         line.say(Up(port, grpc_port))
         await line.ended.wait()
         if self._grpc is not None:

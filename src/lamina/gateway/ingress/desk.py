@@ -79,8 +79,15 @@ class Desk:
         parsed = Parsed(cast(dict[str, bytes], inputs), ask.size, clock_us() - ask.at_us - self._api.lag_us)
         exchange = Remote(self, ask.number, head.keep_alive)
         self.open[ask.number] = exchange
+        request = Request("POST", head.path, head.query, head.headers, b"", head.keep_alive, parsed)
+        target = self._api.routes().get(head.path)
         try:
-            self._api.handle(Request("POST", head.path, head.query, head.headers, b"", head.keep_alive, parsed), exchange)
+            if target is None:  # not any more
+                self._api.handle(request, exchange)
+            else:
+                self._api.call(target, request, exchange)
+        except LaminaError as error:
+            self._api.problem(exchange, wire.error_problem(error))
         finally:
             if parsed.inputs is not None:  # it did not come to that
                 self._release(inputs.values())

@@ -178,5 +178,3 @@ class _Asked:
     def _finish(self, said: Answer | Problem) -> None:
         self.is_over = True
         self.on_answer(said)
-
-

@@ -29,8 +29,10 @@ def _leader(function: FunctionState, late: int, room: list[Seat], now_us: int) -
     """More wait than fit into one batch: a job so urgent that the batch would be small or dear for it is passed over if
     more are served, in the same time on the same units, without it."""
     queue, most = function.queue, function.spec.max_batch
-    if len(queue) - late <= most or not room:
+    waiting = len(queue) - late
+    if not room or waiting < 2 or (waiting <= most and not _splits(function, late, room, now_us)):
         return late
+    most = min(waiting, most)
     jobs = queue.some(late, most)
     ideal = cheapest(room, most, NEVER_US)
     best, best_rate = late, 0.0
@@ -45,3 +47,14 @@ def _leader(function: FunctionState, late: int, room: list[Seat], now_us: int) -
         if pick.cost <= PASS_OVER * ideal[1].cost:
             break
     return best
+
+
+def _splits(function: FunctionState, late: int, room: list[Seat], now_us: int) -> bool:
+    """There is place for one batch, and in time for the most urgent job it would leave others behind."""
+    if len(room) > 1:
+        return False
+    seat, waiting = room[0], len(function.queue) - late
+    pick = seat.best(waiting, function.queue.some(late, 1)[0].due_us - now_us)
+    if pick is None or pick.batch >= waiting:
+        return False
+    return function.batches_at_once(seat.device) == 1 or pick.units >= seat.units

@@ -2,7 +2,7 @@
 
 They go the way of all batches, through the same frames to the same process, but the controller knows nothing of them: it
 neither sees them end nor learns from them. So they are for moments in which nobody waits. A call that comes just then waits
-for one batch behind which it lies, and no longer.
+for the one batch it finds, and no longer. Their results are not wanted, so what they would change of the state is not kept.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lamina.core.actions import JobRef, StartBatch
+from lamina.core.actions import DropJob, JobRef, StartBatch
 from lamina.core.events import BatchFailed, BatchFinished, Event, InstanceLost
 from lamina.errors import FunctionFailed, WorkerLost
 from lamina.expr import Expr, Leaf
-from lamina.live.frames import ErrorInfo, ShmRef, Stored
+from lamina.live.frames import ErrorInfo, Stored
 from lamina.live.timer import clock_us
 
 FIRST = 1 << 40
 """Batches and jobs of the controller never count so far."""
 
-NOBODY = "aside"  #: the call all these jobs are of
+NOBODY = "rehearsal"  #: the call all these jobs are of
 
 Leaves = list[tuple[Leaf, Stored]]
 
@@ -44,8 +44,6 @@ class _Between:
 
     data: Any
     given: dict[int, _Given]
-    errors: dict[int, ErrorInfo]
-    release: Callable[[ShmRef], None]
 
     @property
     def pieces(self) -> Mapping[str, Callable[[bytes], None]]:
@@ -59,42 +57,42 @@ class _Between:
         return frozenset() if job.id >= FIRST else self.data.readers(job)
 
     def put(self, job: JobRef, value: Stored, /) -> None:
-        if job.id < FIRST:
-            self.data.put(job, value)
-        elif isinstance(value, ShmRef):
-            self.release(value)
+        self.data.put(job, value)
 
     def put_error(self, job: JobRef, error: ErrorInfo, /) -> None:
-        if job.id < FIRST:
-            self.data.put_error(job, error)
-        else:
-            self.errors[job.id] = error
+        self.data.put_error(job, error)
 
 
 @dataclass(slots=True)
-class Aside:
+class Rehearsal:
     """Stands between a loop and its engine: `between` gives what the engine is to be started with."""
 
     engine: Any
     _given: dict[int, _Given] = field(default_factory=dict)
-    _errors: dict[int, ErrorInfo] = field(default_factory=dict)
-    _waiting: dict[int, tuple[str, asyncio.Future[int]]] = field(default_factory=dict)  #: by batch: its instance, its end
+    _waiting: dict[int, tuple[str, asyncio.Future[BatchFinished | None]]] = field(
+        default_factory=dict
+    )  #: by batch: whose, its end
     _next: int = FIRST
+    task: asyncio.Task[None] | None = None  #: of whoever rehearses in idle moments
+
+    def close(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
 
     def between(self, post: Callable[[Event], None], data: Any) -> tuple[Callable[[Event], None], Any]:
         def take(event: Event) -> None:
             if type(event) is BatchFinished and event.batch_id >= FIRST:
-                self._end(event.batch_id, event.device_us)
+                self._end(event.batch_id, event)
             elif type(event) is BatchFailed and event.batch_id >= FIRST:
-                self._end(event.batch_id, -1)
+                self._end(event.batch_id, None)
             else:
                 if type(event) is InstanceLost:
                     for batch, (instance, _) in list(self._waiting.items()):
                         if instance == event.instance:
-                            self._end(batch, -1)
+                            self._end(batch, None)
                 post(event)
 
-        return take, _Between(data, self._given, self._errors, self.engine.release)
+        return take, _Between(data, self._given)
 
     async def run(self, instance: str, function: str, device: str, mask: int, samples: Sequence[Leaves]) -> Took:
         """One batch of these inputs. Raises the function's own error, if it has one."""
@@ -102,26 +100,28 @@ class Aside:
         self._next += len(samples)
         for number, leaves in zip(numbers, samples, strict=True):
             self._given[number] = _Given(leaves)
-        end: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        end: asyncio.Future[BatchFinished | None] = asyncio.get_running_loop().create_future()
         self._waiting[numbers[0]] = (instance, end)
         jobs = tuple(JobRef(number, NOBODY, 0, function) for number in numbers)
         begin_us = clock_us()
         try:
             self.engine.perform(StartBatch(numbers[0], function, instance, device, mask, jobs))
-            device_us = await end
-            took = Took(device_us, clock_us() - begin_us)
-            failed = [self._errors.pop(number) for number in numbers if number in self._errors]
+            for number in numbers:
+                self.engine.perform(DropJob(number))
+            finished = await end
+            took_us = clock_us() - begin_us
         finally:
             self._waiting.pop(numbers[0], None)
             for number in numbers:
                 self._given.pop(number, None)
-        if failed:
-            raise FunctionFailed(f"function {function!r} fails on its samples: {failed[0].message}", error=failed[0].type)
-        if device_us < 0:
+        if finished is None:
             raise WorkerLost(f"a batch of {function!r} for nobody was lost with {instance}")
-        return took
+        wrong = next((outcome for outcome in finished.outcomes if not outcome.ok), None)
+        if wrong is not None:
+            raise FunctionFailed(f"function {function!r} fails on its samples: {wrong.name}", error=wrong.name)
+        return Took(finished.device_us, took_us)
 
-    def _end(self, batch: int, device_us: int) -> None:
+    def _end(self, batch: int, finished: BatchFinished | None) -> None:
         waiting = self._waiting.get(batch)
         if waiting is not None and not waiting[1].done():
-            waiting[1].set_result(device_us)
+            waiting[1].set_result(finished)

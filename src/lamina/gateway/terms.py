@@ -1,0 +1,66 @@
+"""What an operator has changed about a function, whatever its code says: `lamina scale`, `lamina resize`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from lamina.errors import BadValue
+from lamina.store import kv
+from lamina.store.base import Session
+from lamina.types import FunctionSpec, Scale
+
+SETTABLE = ("cores", "idle_us", "max", "memory_mib", "min", "share")
+_SCOPE = "deploy-terms"
+
+
+class Terms(Struct, frozen=True, kw_only=True):
+    scale: Scale | None = None
+    cores: int | None = None
+    share: float | None = None
+    memory_mib: int | None = None
+    round: int = 0  #: of changes that take new instances
+
+    def of(self, spec: FunctionSpec) -> FunctionSpec:
+        changes = {
+            "scale": self.scale,
+            "cores": self.cores,
+            "share": self.share,
+            "memory_mib": self.memory_mib,
+            "version": f"{spec.version}+{self.round}" if self.round else None,
+        }
+        return msgspec.structs.replace(spec, **{name: value for name, value in changes.items() if value is not None})
+
+    def changed(self, spec: FunctionSpec, given: dict[str, Any]) -> Terms:
+        """With `given` besides what was changed before; `spec` is the function as it is now."""
+        for key, value in given.items():
+            if key not in SETTABLE or not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e12:
+                raise BadValue(f"{key[:40]}: {str(value)[:40]} cannot be set", hint=f"there are {', '.join(SETTABLE)}")
+        scale = Scale(
+            min=int(given.get("min", spec.scale.min)),
+            max=int(given.get("max", spec.scale.max)),
+            idle_us=int(given.get("idle_us", spec.scale.idle_us)),
+        )
+        if scale.max < 1 or scale.min > scale.max:
+            raise BadValue(f"scale: min {scale.min} and max {scale.max} make no sense", hint="0 <= min <= max")
+        if not 0 <= given.get("share", 0) <= 1:
+            raise BadValue(f"share: {given['share']:g} is not from 0 to 1")
+        is_resized = "memory_mib" in given or (spec.home and ("share" in given or "cores" in given))
+        return Terms(
+            scale=scale,
+            cores=int(given["cores"]) if "cores" in given else self.cores,
+            share=float(given["share"]) if "share" in given else self.share,
+            memory_mib=int(given["memory_mib"]) if "memory_mib" in given else self.memory_mib,
+            round=self.round + is_resized,
+        )
+
+
+def save(db: Session, function: str, terms: Terms, now_us: int) -> None:
+    kv.put(db, _SCOPE, function, "terms", msgspec.json.encode(terms), now_us)
+
+
+def everything(db: Session) -> dict[str, Terms]:
+    found = kv.entries(db, _SCOPE, limit=100_000)
+    return {entry.key: msgspec.json.decode(entry.value, type=Terms) for entry in found}
