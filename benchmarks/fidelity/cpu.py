@@ -10,7 +10,7 @@ import asyncio
 import os
 from typing import Any
 
-from benchmarks.fidelity.cases import SEED, Case, ends_of, off, poisson, told
+from benchmarks.fidelity.cases import SEED, Case, off, poisson, simulated, told
 from benchmarks.fidelity.live import Found, Runs, handovers, known, measured, profile_of, served
 from lamina import policies, values
 from lamina.core.events import Deployed
@@ -24,7 +24,7 @@ LOADS = (0.5, 0.7, 0.8)
 """Of what the function can do in its largest batches."""
 WARM_S, WARM_RATE = 2.0, 60.0
 """Of load before anything counts: what handing over takes in service is seen there."""
-PARTS, SECONDS, ROUND_S = 3, 4.0, 0.8
+PARTS, SECONDS, ROUND_S = 2, 5.0, 0.6
 SAMPLE = {"x": 1}
 
 
@@ -56,9 +56,8 @@ async def live(name: str, loads: tuple[float, ...] = LOADS) -> list[dict[str, An
                 world = profile_of(name, "cpu", rounds[-2:], seen.get(name))
                 case = Case(deployed, loop.engine.devices[0], [world], found.calls, "edf", None, [believed])
                 parts.append((case, found))
-            made.append(compared(name, load, parts))
-            print(made[-1], flush=True)
-        return made
+            made.append((load, parts))
+        return [compared(name, load, parts) for load, parts in made]
     finally:
         os.sched_setaffinity(0, cores)
         await loop.stop()
@@ -71,7 +70,6 @@ async def _measured(loop: Any, name: str) -> Runs:
 def compared(name: str, load: float, parts: list[tuple[Case, Found]]) -> dict[str, Any]:
     """All parts of one load together."""
     calls = [call for case, _ in parts for call in case.calls]
-    simulated = told(calls, [end for case, _ in parts for end in ends_of(case)])
     here = told(calls, [end for _, found in parts for end in found.ends])
     ran_us = sum(batch.device_us for _, found in parts for batch in found.batches)
     expected_us = sum(_typical(case.profiles[0], batch.size) for case, found in parts for batch in found.batches)
@@ -81,7 +79,9 @@ def compared(name: str, load: float, parts: list[tuple[Case, Found]]) -> dict[st
         "pace": round(ran_us / expected_us, 4),  # of its batches under load, over those measured before and after
         "handover_us": [round(case.profiles[0].handover.us(8)) for case, _ in parts if case.profiles[0].handover],
     }
-    return {"what": f"cpu, 1 of 2 cores, {WORDS[name]}", "load": load, "calls": len(calls)} | off(simulated, here | about)
+    return {"what": f"cpu, 1 of 2 cores, {WORDS[name]}", "load": load, "calls": len(calls)} | off(
+        simulated([case for case, _ in parts]), here | about
+    )
 
 
 def _typical(profile: Profile, batch: int) -> float:

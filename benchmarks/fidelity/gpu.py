@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from benchmarks.apps import three
 from benchmarks.fidelity.cases import SEED, Case, poisson, row
-from benchmarks.fidelity.live import Runs, handovers, in_company, known, measured, profile_of, served
+from benchmarks.fidelity.live import Batch, Runs, handovers, in_company, known, measured, profile_of, served
 from lamina import policies, values
 from lamina.core.actions import Reply
 from lamina.core.events import Deployed
@@ -125,7 +125,9 @@ def compared(path: Path) -> list[dict[str, Any]]:
         first = place // len(LOADS)
         around = rounds[first : first + 2]
         believed = [profile_of(name, device.kind, [runs]) for name, runs in rounds[first].items()]
-        seen = msgspec.convert(data["handovers"][first], dict[str, Handover]) if "handovers" in data else {}
+        seen = msgspec.convert(data["handovers"][first], dict[str, Handover])
+        if place % len(LOADS):  # the same company was served a moment ago
+            seen = handovers(msgspec.convert(data["phases"][place - 1]["batches"], list[Batch]))
         profiles = [
             _with_traits(profile_of(name, device.kind, [one[name] for one in around if name in one], seen.get(name)))
             for name in rounds[0]

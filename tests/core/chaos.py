@@ -269,7 +269,10 @@ class Chaos:
             deadline_us = self.now_us + patience_us
             expires_us = deadline_us + rng.choice((0, 0, 100_000))
             name = f"c{self.calls}" if rng.random() > 0.02 else f"c{max(1, self.calls - 3)}"
-            self.tell(ev.CallArrived(Call(name, target, self.now_us, deadline_us, expires_us)))
+            more = rng.random() < 0.3
+            self.tell(ev.CallArrived(Call(name, target, self.now_us, deadline_us, expires_us), more))
+        if rng.random() < 0.7:  # else whatever happens next is the moment to decide
+            self.tell(ev.AllHere())
 
     def running(self) -> list[int]:
         return [batch_id for batch_id, lease in self.ledger.batches.items() if lease.running]

@@ -12,7 +12,7 @@ import pytest
 from lamina import policies
 from lamina.core.actions import Fail, Refuse, Reply
 from lamina.core.controller import Controller
-from lamina.errors import BadValue
+from lamina.errors import BadValue, Forbidden
 from lamina.gateway.api import Api
 from lamina.gateway.bill import Bill
 from lamina.gateway.caller import Caller
@@ -22,6 +22,7 @@ from lamina.gateway.metrics import Metrics
 from lamina.predict.table import Table
 from lamina.store.base import Store
 from lamina.store.open import open_store
+from tests.store.kit import written
 
 NOON_S = 1_790_000_000.0 // 86_400 * 86_400 + 43_200
 
@@ -54,6 +55,28 @@ def three_calls(bill: Bill, tenant: str = "") -> None:
     bill.ended("resize", Reply("b", 10, late=True, cost=0.25), tenant)
     bill.ended("resize", Refuse("c", "deadline"), tenant)
     bill.ended("blur", Fail("d", "function-failed"), tenant)
+
+
+def test_functions_are_billed_by_themselves_whatever_they_were_part_of(tmp_path: Path) -> None:
+    async def work() -> Any:
+        store = open_store(str(tmp_path / "store.db"))
+        await written(store, lambda db: None)  # somebody uses it
+        counter = Counter(store)
+        counter.bill.ran("resize", 3, 0.5)
+        counter.bill.flush()
+        await written(store, lambda db: None)
+        counter.bill.ran("resize", 1, 0.25)
+        three_calls(counter.bill)
+        rows = await counter.ask("by=function")
+        counter.api.allow = lambda request, scope: Caller("acme", "ada")
+        with pytest.raises(Forbidden):
+            await counter.ask("by=function")
+        counter.bill.flush()
+        await store.close()
+        return rows
+
+    (row,) = asyncio.run(work())
+    assert (row["function"], row["calls"], row["cost"]) == ("resize", 4, 0.75)
 
 
 def test_calls_are_added_up_by_what_is_asked_for() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from lamina import policies
+from lamina.core.actions import Refuse, Reply
 from lamina.core.controller import Controller
 from lamina.gateway.metrics import Metrics
 from lamina.predict.table import Table
@@ -48,3 +51,24 @@ def test_panels_do_not_overlap() -> None:
         cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
         assert not cells & taken
         taken |= cells
+
+
+PROMTOOL = shutil.which("promtool")
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+@pytest.mark.parametrize("way", [("check", "rules", "lamina.rules.yml"), ("test", "rules", "lamina.tests.yml")])
+def test_rules_and_alerts_are_what_prometheus_takes_and_say_what_they_should(way: tuple[str, ...]) -> None:
+    assert PROMTOOL is not None
+    said = subprocess.run([PROMTOOL, *way], cwd=DEPLOY / "prometheus", capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stdout + said.stderr
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+def test_metrics_have_names_and_units_as_prometheus_wants_them() -> None:
+    assert PROMTOOL is not None
+    metrics = Metrics(Controller(policies.build("edf"), Table([])))
+    metrics.ended("resize", Reply("c1", 1500, late=False, cost=0.5), "acme")
+    metrics.ended("resize", Refuse("c2", "deadline"), "acme")
+    said = subprocess.run([PROMTOOL, "check", "metrics"], input=metrics.text(), capture_output=True, check=False)
+    assert (said.returncode, said.stderr) == (0, b"")

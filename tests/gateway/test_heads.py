@@ -126,3 +126,27 @@ def test_a_refusal_given_again_differs_in_its_id_only():
         closed.answer(Client(), name)  # type: ignore[arg-type]
     assert b"call-1" in said[0] and b'"offer_ms":5.0' in said[0] and b"retry-after: 2" in said[0]
     assert said[1] == said[0].replace(b"call-1", b"call-2")
+
+
+def test_a_refusal_as_it_travels_is_what_an_exchange_would_send():
+    closed = Closed(1, 10, Refuse("first", "deadline", retry_after_us=2_000_000, offer_us=5_000))
+    to = Server(lambda request, exchange: closed.answer(exchange, "call-100%"), lambda status, what: (b"", b""))
+    connection, wire = Connection(to), Wire()
+    connection.connection_made(wire)  # type: ignore[arg-type]
+    connection.data_received(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+    assert closed.whole(b"call-100%", to.date_line) == wire.said
+
+
+def test_a_shortcut_answers_in_place_of_the_handler_until_it_gives_up():
+    seen: list[tuple[Any, ...]] = []
+    to = server(seen)
+    feed(to, [POST])
+    head = to.heads.read(POST).head  # type: ignore[union-attr]
+    assert head is not None
+    answers = [b"one", None]
+    head.shortcut = lambda date_line: answers.pop(0)
+    seen.clear()
+    assert feed(to, [POST]) == b"one"
+    assert seen == []
+    feed(to, [POST, POST])
+    assert len(seen) == 2

@@ -165,7 +165,7 @@ def test_killed_under_load_an_ingress_loses_its_own_connections_and_comes_back(t
             os.kill(before[0], signal.SIGKILL)
             killed_s = asyncio.get_running_loop().time()
             assert gateway.hub is not None
-            while len(gateway.hub.desks) < 2 or not all(desk.up.done() for desk in gateway.hub.desks):
+            while before[0] in pids(gateway) or len(pids(gateway)) < 2 or not all(desk.up.done() for desk in gateway.hub.desks):
                 await asyncio.sleep(0.005)
             back_s = asyncio.get_running_loop().time() - killed_s
             until = [count + 3 for count in answered]

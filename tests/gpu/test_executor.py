@@ -117,7 +117,7 @@ def test_a_bad_item_in_pre_is_an_error_of_its_batch(executor: Executor):
 def test_it_captures_while_nothing_else_is_to_be_done(executor: Executor):
     executor.submit("double", rows(1), 1)
     executor.poll()
-    plan = executor._functions["double"].plans[1, 1]
+    plan = executor.functions["double"].plans[1, 1]
     assert not plan.is_captured
     executor.poll()
     assert plan.is_captured
@@ -126,12 +126,12 @@ def test_it_captures_while_nothing_else_is_to_be_done(executor: Executor):
 def test_under_load_it_captures_at_the_third_run(executor: Executor):
     for _ in range(3):
         executor.submit("double", rows(1), 1)
-    assert executor._functions["double"].plans[1, 1].is_captured
+    assert executor.functions["double"].plans[1, 1].is_captured
 
 
 def test_a_slice_can_be_prepared_before_a_function_moves_there(executor: Executor):
     executor.prepare("double", [0b1100], [2])
-    assert executor._functions["double"].plans[2, 0b1100].is_captured
+    assert executor.functions["double"].plans[2, 0b1100].is_captured
 
 
 @pytest.mark.parametrize("count", [0, 9])

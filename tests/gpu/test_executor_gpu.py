@@ -72,7 +72,7 @@ def test_results_are_those_of_the_module_eager_and_captured_on_several_slices(ex
             done = drain(executor, 1)[ticket]
             assert done.error is None and done.device_us > 0
             close(np.stack(done.outputs), expected)
-        assert executor._functions["net"].plans[8, mask].is_captured
+        assert executor.functions["net"].plans[8, mask].is_captured
 
 
 def test_two_batches_booked_on_one_slice_do_not_mix(executor: Executor):
@@ -90,8 +90,8 @@ def test_weights_come_back_to_the_same_address_so_graphs_stay_valid(executor: Ex
     executor.load("net", net(), EXAMPLE)
     executor.prepare("net", [0b1], [1])
     before = drain(executor, 1) if executor.submit("net", images(1), 0b1) else {}
-    block = executor._functions["net"].block
-    executor._weights.evict(block)
+    block = executor.functions["net"].block
+    executor.functions._weights.evict(block)
     ticket = executor.submit("net", images(1), 0b1)
     after = drain(executor, 1)[ticket]
     close(after.outputs[0], next(iter(before.values())).outputs[0])
@@ -99,11 +99,11 @@ def test_weights_come_back_to_the_same_address_so_graphs_stay_valid(executor: Ex
 
 def test_equal_weights_are_on_the_device_once(executor: Executor):
     executor.load("one", net(), EXAMPLE)
-    used = executor._weights.shelf.used
+    used = executor.functions._weights.shelf.used
     executor.load("same", net(), EXAMPLE)
     executor.load("other", net(1), EXAMPLE)
-    assert executor._functions["one"].block is executor._functions["same"].block
-    assert executor._weights.shelf.used == 2 * used
+    assert executor.functions["one"].block is executor.functions["same"].block
+    assert executor.functions._weights.shelf.used == 2 * used
 
 
 def test_a_full_device_lets_the_least_used_go_and_everybody_is_served(slicer: GreenSlicer):
@@ -113,7 +113,7 @@ def test_a_full_device_lets_the_least_used_go_and_everybody_is_served(slicer: Gr
     for seed in (0, 1, 2, 3, 0, 3):
         ticket = executor.submit(f"net{seed}", images(1), 0b1)
         close(drain(executor, 1)[ticket].outputs[0], net(seed)(torch.tensor(images(1)[0])[None])[0])
-    assert executor._weights.shelf.evictions > 0
+    assert executor.functions._weights.shelf.evictions > 0
 
 
 def test_a_function_that_needs_more_than_it_declared_is_refused(executor: Executor):
@@ -166,3 +166,17 @@ def test_buffers_are_clear_before_the_first_run_reads_them(executor: Executor):
         executor.prepare("table", [mask])
         ticket = executor.submit("table", [np.full(256, 3)], mask)
         close(drain(executor, 1)[ticket].outputs[0][0], table.weight[3].cpu())
+
+
+def test_who_comes_after_the_last_one_of_a_slice_has_left_gets_a_graph_too(executor: Executor):
+    """The memory that graphs of a slice share goes with the last of them."""
+    for seed in range(3):
+        executor.load("net", net(seed), EXAMPLE, buckets=(1,))
+        executor.prepare("net", [0b11])
+        assert executor.functions["net"].plans[1, 0b11].is_captured
+        ticket = executor.submit("net", images(1), 0b11)
+        close(drain(executor, 1)[ticket].outputs[0], net(seed)(torch.tensor(images(1)[0])[None])[0])
+        while executor.has_work:
+            executor.poll()
+        executor.unload("net")
+        torch.randn(4, device="cuda")  # a capture that broke off would have left the generator unusable

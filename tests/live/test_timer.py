@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 
 import pytest
 
@@ -51,3 +52,28 @@ def test_what_a_callback_asks_for_does_not_hide_what_is_due_sooner() -> None:
 
     asyncio.run(main())
     assert order == ["first", "second"]
+
+
+def test_what_has_come_in_by_then_is_read_first() -> None:
+    """Whoever is called back decides about what is here: a byte that was there before it must have been seen."""
+    order: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        timer = Timer(loop)
+        done = asyncio.Event()
+        ours, theirs = socket.socketpair()
+        at_us = clock_us() + 1_000
+        timer.at(at_us, lambda: (order.append("timer"), done.set()))
+        await asyncio.sleep(0)
+        loop.add_reader(ours, lambda: (order.append("byte"), loop.remove_reader(ours)))
+        theirs.send(b"x")
+        while clock_us() <= at_us:  # both are due when the loop looks next
+            pass
+        await asyncio.wait_for(done.wait(), 2)
+        timer.close()
+        ours.close()
+        theirs.close()
+
+    asyncio.run(main())
+    assert order == ["byte", "timer"]

@@ -210,3 +210,19 @@ def test_aio_of_a_function_uses_the_server_of_the_environment(server: Scripted, 
         return results
 
     assert asyncio.run(main()) == [{"x": 3}, {"x": 4}]
+
+
+def test_connections_behind_aio_end_with_their_loop(server: Scripted, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LAMINA_URL", server.url)
+    left: list[Any] = []
+
+    @lamina.App("vision").function()
+    def square(x: int) -> int:
+        return x * x
+
+    async def use() -> None:
+        await square.aio(3)
+        left.extend(square.app.async_client()._open)
+
+    asyncio.run(use())
+    assert [connection.closed.is_set() for connection in left] == [True]

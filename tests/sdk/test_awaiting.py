@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -142,3 +143,11 @@ def test_it_is_a_step_of_a_workflow(name: str):
 @pytest.mark.parametrize("workflow", [twice, twice_with_types, plainly])
 def test_a_workflow_of_it_computes_in_process(workflow: lamina.Workflow):
     assert workflow.local(1) == 3
+
+
+def test_one_that_nobody_closes_ends_with_its_owner():
+    async def notebook() -> int:
+        return doubled.open().run([{"x": 2}])[0]
+
+    assert asyncio.run(notebook()) == 4
+    gc.collect()  # warnings are errors here

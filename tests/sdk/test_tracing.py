@@ -396,3 +396,14 @@ def test_when_is_absent_if_its_condition_is_false():
 def test_a_wrong_path_is_an_error_and_not_an_absence():
     with pytest.raises(BadValue, match="no 'k' in a value of type int"):
         evaluate(["first", ["input", "a", "k"], ["value", 2]], lambda leaf: 1)
+
+
+@pytest.mark.parametrize("body", [lambda x: f"{inc(x)}", lambda x: str(inc(x)), lambda x: "{}".format(inc(x))])  # noqa: UP032
+def test_no_text_is_made_of_a_value_that_is_not_there(body: Callable[..., Any]):
+    with pytest.raises(BadFlow, match="cannot make text of"):
+        traced(body)
+
+
+def test_a_wrong_argument_is_told_with_its_line_and_step():
+    with pytest.raises(BadFlow, match=r"test_tracing\.py:\d+: inc\(\.\.\.\): unknown parameter 'z'"):
+        traced(lambda x: inc(z=x))

@@ -12,7 +12,7 @@ import pytest
 
 import lamina
 from lamina import values
-from lamina.errors import BadValue, LaminaError
+from lamina.errors import BadFlow, BadValue, LaminaError
 from lamina.testing import Runtime
 
 
@@ -134,3 +134,50 @@ def test_what_a_model_does_not_take_is_a_bad_value():
 
 def test_plain_annotations_stay_notes():
     assert over_the_wire(loose, x=1, many="abc") == "int abc"
+
+
+@app.function()
+def found(n: int) -> list[Point]:
+    return [Point(number) for number in range(n)]
+
+
+@app.function()
+def doubled(x: int) -> int:
+    return 2 * x
+
+
+@app.workflow()
+def traced(point: Point, n: int) -> dict[str, Any]:
+    moved = shift(point)
+    return {"first": doubled(moved.x), "given": point.y, "all": lamina.each(lambda one: doubled(one.x), found(n))}  # type: ignore[attr-defined]
+
+
+@app.workflow()
+async def awaited(point: Point) -> int:
+    moved = await shift.aio(point)
+    if moved.x > 2:
+        return await doubled.aio(moved.x)
+    return moved.x
+
+
+def test_a_workflow_asks_for_fields_as_python_does():
+    expected = {"first": 4, "given": 0.5, "all": [0, 2]}
+    assert traced(Point(1, 0.5), 2) == expected
+    assert Runtime(app).call("traced", {"x": 1, "y": 0.5}, 2) == expected
+
+
+@pytest.mark.parametrize("x", [1, 2])
+def test_a_workflow_that_awaits_asks_for_fields_too(x: int):
+    assert awaited.local(Point(x)) == Runtime(app).call("awaited", Point(x))
+
+
+def test_what_is_no_field_is_still_refused():
+    other = lamina.App("other")
+    moved = other.function(name="moved")(shift.target)
+
+    @other.workflow()
+    def wrong(point: Point) -> Any:
+        return moved(point).z  # type: ignore[attr-defined]
+
+    with pytest.raises(BadFlow, match=r"\.z of a value"):
+        _ = wrong.flow

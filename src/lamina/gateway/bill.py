@@ -1,4 +1,4 @@
-"""`GET /v1/bill`: what calls have cost, by day, tenant and target.
+"""`GET /v1/bill`: what calls have cost, by day, tenant and target; and what functions have, whatever they were part of.
 
 Counted in memory and written down every few seconds, so a bill costs a call next to nothing. A crash loses at most what was
 spent since; what must not be lost are the calls, not their count.
@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from lamina.core.actions import Refuse, Reply
-from lamina.errors import BadValue, LaminaError
+from lamina.errors import BadValue, Forbidden, LaminaError
 from lamina.gateway import wire
 from lamina.gateway.api import Api
 from lamina.gateway.heads import Request
@@ -29,6 +29,8 @@ from lamina.store.bills import Key, Spent
 EVERY_S = 5.0
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}\Z")
 _BY = ("day", "tenant", "target")
+_BY_FUNCTION = ("day", "function")
+_FIELD = {"function": "target"}
 
 
 class Bill:
@@ -38,21 +40,14 @@ class Bill:
         self._api = api
         self._store = store
         self._wall_s = wall_s
-        self._fresh: dict[Key, Spent] = {}
+        self._fresh: dict[str, dict[Key, Spent]] = {bills.CALLS: {}, bills.STEPS: {}}
         self._day = ""
         self._day_ends_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         api.sites[b"/v1/bill"] = self.handle
 
     def ended(self, target: str, ending: Ending, tenant: str) -> None:
-        now_s = self._wall_s()
-        if now_s >= self._day_ends_s:
-            self._day = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%d")
-            self._day_ends_s = (now_s // 86_400 + 1) * 86_400
-        key = Key(self._day, tenant, target)
-        spent = self._fresh.get(key)
-        if spent is None:
-            spent = self._fresh[key] = Spent()
+        spent = self._spent(bills.CALLS, tenant, target)
         if type(ending) is Reply:
             spent.calls += 1
             spent.met += not ending.late
@@ -61,8 +56,25 @@ class Bill:
             spent.refused += 1
         else:
             spent.failed += 1
+
+    def ran(self, function: str, jobs: int, cost: float) -> None:
+        spent = self._spent(bills.STEPS, "", function)
+        spent.calls += jobs
+        spent.cost += cost
+
+    def _spent(self, book: str, tenant: str, target: str) -> Spent:
+        """Where to add what is spent today; it is written down before long."""
+        now_s = self._wall_s()
+        if now_s >= self._day_ends_s:
+            self._day = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%d")
+            self._day_ends_s = (now_s // 86_400 + 1) * 86_400
         if self._timer is None and self._store is not None:
             self._timer = asyncio.get_running_loop().call_later(EVERY_S, self.flush)
+        key = Key(self._day, tenant, target)
+        spent = self._fresh[book].get(key)
+        if spent is None:
+            spent = self._fresh[book][key] = Spent()
+        return spent
 
     def flush(self) -> None:
         """A store nobody has used yet is not made for this alone, unless somebody is to pay."""
@@ -70,17 +82,22 @@ class Bill:
             self._timer.cancel()
             self._timer = None
         store = self._store
-        if store is None or not self._fresh or not (store.exists or any(key.tenant for key in self._fresh)):
+        if store is None or not (store.exists or any(key.tenant for key in self._fresh[bills.CALLS])):
             return
-        fresh, self._fresh = self._fresh, {}
+        for book, fresh in self._fresh.items():
+            if fresh:
+                self._fresh[book] = {}
+                self._write(store, book, fresh)
+
+    def _write(self, store: Store, book: str, fresh: dict[Key, Spent]) -> None:
         now_us = int(self._wall_s() * 1e6)
 
         def done(result: LaminaError | None) -> None:
             if isinstance(result, LaminaError):  # it is counted with what comes next
                 for key, spent in fresh.items():
-                    self._fresh.setdefault(key, Spent()).add(spent)
+                    self._fresh[book].setdefault(key, Spent()).add(spent)
 
-        store.write(lambda db: bills.add(db, fresh, now_us), done)
+        store.write(lambda db: bills.add(db, book, fresh, now_us), done)
 
     # ---------------------------------------------------------------------- asking
 
@@ -92,21 +109,25 @@ class Bill:
         today = datetime.fromtimestamp(self._wall_s(), UTC).strftime("%Y-%m-%d")
         first, last = _day(query, "from", today[:8] + "01"), _day(query, "to", today)
         by = [part for part in query.get("by", ["tenant,target"])[0].split(",") if part]
+        book, known = (bills.STEPS, _BY_FUNCTION) if "function" in by else (bills.CALLS, _BY)
         for part in by:
-            if part not in _BY:
-                raise BadValue(f"by: {part[:40]!r} is none of {', '.join(_BY)}", hint="by=tenant,target")
+            if part not in known:
+                hint = f"by {', '.join(_BY)}; or by {' and '.join(_BY_FUNCTION)}"
+                raise BadValue(f"by: {part[:40]!r} is none of {', '.join(known)}", hint=hint)
+        if book == bills.STEPS and caller.tenant:
+            raise Forbidden("functions are billed over all tenants, for who runs the server", hint="by=tenant,target")
         tenant = caller.tenant or None  # nobody sees another's
 
         def answer(found: list[tuple[Key, Spent]] | LaminaError) -> None:
             if isinstance(found, LaminaError):
                 self._api.problem(exchange, wire.error_problem(found))
                 return
-            fresh = [(key, spent) for key, spent in self._fresh.items() if first <= key.day <= last]
+            fresh = [(key, spent) for key, spent in self._fresh[book].items() if first <= key.day <= last]
             rows = _grouped(found + [pair for pair in fresh if tenant is None or pair[0].tenant == tenant], by)
             exchange.respond(200, msgspec.json.encode({"from": first, "to": last, "by": by, "rows": rows}))
 
         def work(db: Session) -> list[tuple[Key, Spent]]:
-            return bills.read(db, first, last, tenant)
+            return bills.read(db, book, first, last, tenant)
 
         if self._store is not None and self._store.exists:
             self._store.read(work, answer)
@@ -124,7 +145,7 @@ def _day(query: dict[str, list[str]], name: str, default: str) -> str:
 def _grouped(pairs: list[tuple[Key, Spent]], by: list[str]) -> list[dict[str, Any]]:
     totals: dict[tuple[str, ...], Spent] = {}
     for key, spent in pairs:
-        totals.setdefault(tuple(getattr(key, part) for part in by), Spent()).add(spent)
+        totals.setdefault(tuple(getattr(key, _FIELD.get(part, part)) for part in by), Spent()).add(spent)
     return [
         {**dict(zip(by, names, strict=True)), **msgspec.structs.asdict(spent)}
         for names, spent in sorted(totals.items(), key=lambda e: e[0])

@@ -39,10 +39,13 @@ class Calls:
         self._prefix_bytes = self._prefix.encode()
         self._count = 0
 
-    def take(self, target: Target, request: Request, exchange: Exchange, caller: Caller) -> None:
+    def new_id(self) -> str:
         self._count += 1
-        call_id = f"{self._prefix}-{self._count:x}"
-        asked = _Asked(self, call_id, target, request, exchange, caller.tenant, self._arrived_us(request))
+        return f"{self._prefix}-{self._count:x}"
+
+    def take(self, target: Target, request: Request, exchange: Exchange, caller: Caller) -> None:
+        call_id = self.new_id()
+        asked = Asked(self, call_id, target, request, exchange, caller.tenant, self._arrived_us(request))
         if asked.is_refused_like_the_last():
             return
         try:
@@ -77,7 +80,7 @@ class Calls:
         waited_us = request.parsed.waited_us if request.parsed is not None else 0
         return self.loop.now_us() - self.api.lag_us - waited_us
 
-    def _call(self, asked: _Asked, wanted: Wishes) -> Call:
+    def _call(self, asked: Asked, wanted: Wishes) -> Call:
         target, request = asked.target, asked.request
         deadline_us, priority, cost_limit = wanted
         return call_for(
@@ -100,7 +103,7 @@ class Calls:
 
 
 @dataclass(slots=True)
-class _Asked:
+class Asked:
     """One call, from its request to its answer."""
 
     calls: Calls

@@ -12,9 +12,10 @@ from lamina.core.actions import Action, Load, Refuse, Reply, StartBatch
 from lamina.core.controller import Controller
 from lamina.core.events import BatchFinished, Event
 from lamina.gateway.counts import Count, Counter, Histogram
-from lamina.gateway.recent import Recent
+from lamina.gateway.recent import Ran, Recent
 from lamina.live.loop import Ending
 from lamina.predict.online import Predictor
+from lamina.types import DeviceSpec
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -76,13 +77,15 @@ class _PerTarget:
 
 
 class _PerFunction:
-    __slots__ = ("held", "size", "time", "used")
+    __slots__ = ("cost", "device", "held", "size", "time", "used")
 
-    def __init__(self, metrics: Metrics, function: str, device: str) -> None:
+    def __init__(self, metrics: Metrics, function: str, device: DeviceSpec) -> None:
+        self.device = device
+        self.cost = metrics.function_cost.labels(function)
         self.size = metrics.batches.labels(function)
         self.time = metrics.steps.labels(function)
-        self.held = metrics.held.labels(function, device)
-        self.used = metrics.used.labels(function, device)
+        self.held = metrics.held.labels(function, device.id)
+        self.used = metrics.used.labels(function, device.id)
 
 
 class _PerTenant:
@@ -103,6 +106,9 @@ class Metrics:
         self.refusals = Counter("lamina_refusals", "Calls not accepted", ["target", "reason"], registry=registry)
         self.latency = Histogram("lamina_call_seconds", "From arrival to answer", ["target"], registry=registry, buckets=_SECONDS)
         self.cost = Counter("lamina_cost", "Cost of answered calls", ["target"], registry=registry)
+        self.function_cost = Counter(
+            "lamina_function_cost", "Cost of batches, in workflows or by themselves", ["function"], registry=registry
+        )
         self.cold = Counter("lamina_cold_starts", "Instances brought up", ["function"], registry=registry)
         self.batches = Histogram("lamina_batch_size", "Jobs per batch", ["function"], registry=registry, buckets=_SIZES)
         self.steps = Histogram(
@@ -130,6 +136,8 @@ class Metrics:
         self.decided_us: Callable[[], int] = lambda: 0  #: how long the last decision took
         self.recent = Recent()
         self.on_ended: list[Callable[[str, Ending, str], None]] = []  #: told of every call: target, how it ended, whose it was
+        self.on_ran: list[Callable[[str, int, float], None]] = []  #: told of every batch: function, jobs, cost
+        self._devices = controller.state.devices
 
     def _of(self, target: str) -> _PerTarget:
         per = self._targets.get(target)
@@ -184,16 +192,26 @@ class Metrics:
         if type(event) is BatchFinished:
             ran = self.recent.finished(now_us, event.batch_id, event.device_us)
             if ran is not None:
-                per = self._functions.get((ran.function, ran.device))
-                if per is None:
-                    per = self._functions[ran.function, ran.device] = _PerFunction(self, ran.function, ran.device)
-                per.size.observe(ran.jobs)
-                per.time.observe(event.device_us / 1e6)
-                per.held.inc(ran.held / 1e6)
-                per.used.inc(ran.used / 1e6)
+                self._ran(ran, event.device_us)
         self._events += 1
         if not self._events % DECISIONS_SEEN:
             self.decisions.observe(self.decided_us() / 1e6)
+
+    def _ran(self, ran: Ran, device_us: int) -> None:
+        per = self._functions.get((ran.function, ran.device))
+        if per is None:
+            device = self._devices.get(ran.device)
+            if device is None:  # it is gone with its batch
+                return
+            per = self._functions[ran.function, ran.device] = _PerFunction(self, ran.function, device.spec)
+        cost = device_us * per.device.lease_price(ran.units, ran.cores)
+        per.size.observe(ran.jobs)
+        per.time.observe(device_us / 1e6)
+        per.held.inc(ran.held / 1e6)
+        per.used.inc(ran.used / 1e6)
+        per.cost.inc(cost)
+        for tell in self.on_ran:
+            tell(ran.function, ran.jobs, cost)
 
     def totals(self) -> dict[str, float]:
         """Counts over all targets, for the status line."""

@@ -23,6 +23,7 @@ class _Batch:
     units: int
     jobs: int
     begin_us: int
+    cores: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,6 +35,8 @@ class Ran:
     jobs: int
     held: int
     used: int
+    units: int
+    cores: int
 
 
 @dataclass(slots=True)
@@ -63,7 +66,8 @@ class Recent:
 
     def started(self, now_us: int, action: StartBatch) -> None:
         units = action.mask.bit_count()
-        batch = self._running[action.batch_id] = _Batch(action.device, action.function, units, len(action.jobs), now_us)
+        place = (action.device, action.function, units, len(action.jobs), now_us, action.cores)
+        batch = self._running[action.batch_id] = _Batch(*place)
         if action.after in self._running:
             self._behind[action.after] = batch
         if len(self._running) > 10_000:  # batches that were lost never finish
@@ -84,7 +88,8 @@ class Recent:
         follower = self._behind.pop(batch_id, None)
         if follower is not None:  # it was booked, and holds its slice only from now on
             follower.begin_us = now_us
-        return Ran(batch.function, batch.device, batch.jobs, batch.units * held_us, batch.units * device_us)
+        units = batch.units
+        return Ran(batch.function, batch.device, batch.jobs, units * held_us, units * device_us, units, batch.cores)
 
     def answered(self, target: str, latency_us: int, met: bool) -> None:
         self._calls.setdefault(target, _Calls()).last.append((self.now_us, latency_us, met))

@@ -140,6 +140,7 @@ async def open_gateway(
     durable = _keep_runs(api, loop, metrics, store, keep_us) if store is not None else None
     bill = Bill(api, store, time.time)
     metrics.on_ended.append(bill.ended)
+    metrics.on_ran.append(bill.ran)
     triggers = await open_state(app, live.book, loop, durable)
     StateSite(api, live.book)
     watch_lag(api)

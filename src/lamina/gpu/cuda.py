@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
+from weakref import WeakSet
 
 from lamina.gpu.green import GreenSlice
 from lamina.gpu.runtime import Work
@@ -75,7 +77,7 @@ class CudaRuntime:
 
         self._torch: Any = torch
         self.events: list[Any] = []  #: free ones
-        self._pools: dict[int, Any] = {}
+        self._pools: dict[int, tuple[Any, WeakSet[CudaPlan]]] = {}  #: by mask, with the plans that live in it
         self.captures = 0
         self._making = threading.Lock()
         self._of_thread = threading.local()
@@ -131,9 +133,7 @@ class CudaRuntime:
         """The stream is asked whose it is: a graph stays where it was captured."""
         torch = self._torch
         assert plan.slice.owns(torch.cuda.current_stream().cuda_stream), "a graph would be captured outside its slice"
-        pool = self._pools.get(plan.slice.mask)
-        if pool is None:
-            pool = self._pools[plan.slice.mask] = torch.cuda.graph_pool_handle()
+        pool, users = self._pool(plan.slice.mask)
         graph = torch.cuda.CUDAGraph()
         hooks = waiting_for(plan.work, block, stream) if block is not None and len(block.pieces) > 1 else []
         with torch.inference_mode():
@@ -144,10 +144,21 @@ class CudaRuntime:
                 graph.capture_end()
                 for hook in hooks:
                     hook.remove()
+        users.add(plan)
         plan.waits_by_itself = bool(hooks)
         plan.graph = graph
         plan.is_captured = True
         self.captures += 1
+
+    def _pool(self, mask: int) -> tuple[Any, WeakSet[CudaPlan]]:
+        """The memory that graphs of one slice share. With its last graph it is gone for good: then there is a new one."""
+        found = self._pools.get(mask)
+        if found is None or not found[1]:
+            found = self._pools[mask] = (self._torch.cuda.graph_pool_handle(), WeakSet())
+        return found
+
+    def no_capture(self) -> AbstractContextManager[Any]:
+        return self._making
 
     def warm(self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, after: Any = None) -> int:
         """A run on a stream of the slice that is this thread's alone, waited for. Returns the MiB it took."""

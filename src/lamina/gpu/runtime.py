@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from lamina.gpu.slicer import Slice
@@ -34,6 +35,7 @@ class Runtime(Protocol):
     def capture(self, plan: Any, block: Any = None) -> None: ...
     def warm(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, after: Any = None) -> int: ...
     def make(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, block: Any = None) -> Plan: ...
+    def no_capture(self) -> AbstractContextManager[Any]: ...
     def is_out_of_memory(self, error: BaseException) -> bool: ...
     def is_broken(self, error: BaseException) -> bool: ...
 
@@ -85,6 +87,9 @@ class HostRuntime:
         plan = HostPlan(work, example, bucket, slice_)
         plan.is_captured = True
         return plan
+
+    def no_capture(self) -> AbstractContextManager[Any]:
+        return nullcontext()
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, MemoryError)

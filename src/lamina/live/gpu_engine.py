@@ -236,7 +236,9 @@ class GpuEngine:
     def _send_load(self, instance: _Instance) -> None:
         load = instance.load
         app = self.apps.get(load.function, "")
-        self._send(LoadOne(load.instance, load.function, load.mask, clock_us(), load.function in self.unknown, app))
+        self._send(
+            LoadOne(load.instance, load.function, load.mask, clock_us(), load.function in self.unknown, app, self.restarts > 0)
+        )
 
     def _overdue(self, instance: _Instance) -> None:
         said = ErrorInfo("LoadTimeout", f"not loaded within {self._limits.load_s:g} s")

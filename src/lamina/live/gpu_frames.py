@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from lamina.live.frames import (
     Done,
@@ -16,6 +18,8 @@ from lamina.live.frames import (
     Slot,
     Stop,
 )
+
+ModuleName = Annotated[str, Meta(max_length=200)]
 
 
 class GpuSetup(Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,6 +45,7 @@ class LoadOne(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, 
     asked_us: Natural
     probe: bool = False
     app: str = ""  #: where it is to be found, if not where the executor was started from
+    again: bool = False  #: it stood in an executor that is no more: it is waited for
 
 
 class UnloadOne(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=11):
@@ -72,6 +77,12 @@ class Forget(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, t
 
 class Go(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=15):
     """To a spare: the device is yours."""
+
+
+class Import(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=16):
+    """To a spare: what the executor it may have to replace has imported by now."""
+
+    names: list[ModuleName]
 
 
 class Up(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=20):
@@ -110,8 +121,14 @@ class Usage(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, ta
     evictions: Natural
 
 
-ToExecutor = Go | LoadOne | UnloadOne | RunOn | Fetch | Forget | Release | Stop
-FromExecutor = Up | Loaded | NotLoaded | Unloaded | Done | Fetched | Usage
+class Imported(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=26):
+    """Modules that are new since it was said last, in the order of their import."""
+
+    names: list[ModuleName]
+
+
+ToExecutor = Go | Import | LoadOne | UnloadOne | RunOn | Fetch | Forget | Release | Stop
+FromExecutor = Up | Loaded | NotLoaded | Unloaded | Done | Fetched | Usage | Imported
 
 
 def gateway_reader() -> FrameReader[FromExecutor]:

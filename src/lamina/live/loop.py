@@ -80,6 +80,10 @@ class LiveLoop:
     def now_us(self) -> int:
         return clock_us() - self._origin_us
 
+    def at_us(self, clock_us: int) -> int:
+        """A time on the machine's clock, as `now_us` counts."""
+        return clock_us - self._origin_us
+
     def deadline_us(self, call_id: str) -> int:
         """Until when this call is worth running, on the machine's clock; 0 if there is no limit."""
         run = self.controller.state.runs.get(call_id)

@@ -11,18 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from lamina.core.actions import Refuse
-from lamina.core.flow import Flow
 from lamina.core.policy import Decision, Drop, Hold, Opening, Promise, Start, View
 from lamina.core.queue import Job, Order
 from lamina.core.state import FunctionState
+from lamina.planner.ample import promise, promised_lately
 from lamina.planner.backlog import finish_in_us, flow_finish_us
 from lamina.planner.batching import ask_again_at, book_at_us, echo_is_better, largest_in_time, together, wait_until_us
 from lamina.planner.company import wait_for_company_us
 from lamina.types import NEVER_US, Call
-
-AMPLE = 8
-LATELY_US = 2_000
-"""Who has so many times the time a call would have taken so lately need not have it worked out anew, while few wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +32,18 @@ class Policy:
 
     def admit(self, view: View, call: Call) -> Promise | Refuse:
         flow = view.flows[call.target]
-        lately = view.lately.get(flow.name)
-        if lately is not None and lately[0] > view.now_us and _has_ample(view, flow, call, lately[1]):
-            return Promise(lately[1])
+        if lately := promised_lately(view, flow, call):
+            return lately
         if not all(view.can_host(view.functions[name]) for name in flow.functions):
             return Refuse(call.id, "no-capacity")
         if flow.single is not None:
             finish_us = finish_in_us(view, view.functions[flow.single.function])
         else:
             finish_us = flow_finish_us(view, flow)
-        if finish_us:
-            view.lately[flow.name] = (view.now_us + LATELY_US, finish_us)
         allowed_us = call.expires_us - view.now_us
         needed_us = int(finish_us * (1 + self.margin)) + view.reserve_us(call.target) if finish_us else 0
         if needed_us <= allowed_us:
-            return Promise(finish_us)
+            return promise(view, flow, finish_us)
         return Refuse(call.id, "deadline", retry_after_us=max(1_000, needed_us - allowed_us), offer_us=needed_us)
 
     def dispatch(self, view: View) -> Iterator[Decision]:
@@ -120,13 +113,3 @@ class Policy:
                 break
             given_up += 1
         return jobs[:best]
-
-
-def _has_ample(view: View, flow: Flow, call: Call, finish_us: int) -> bool:
-    if call.expires_us - view.now_us <= AMPLE * finish_us + view.reserve_us(call.target):
-        return False
-    for name in flow.functions:
-        function = view.functions[name]
-        if not function.instances or len(function.queue) > 2 * function.spec.max_batch:
-            return False
-    return True

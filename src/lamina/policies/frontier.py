@@ -23,6 +23,7 @@ from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, Drop, Hold, Promise, Start, View
 from lamina.core.queue import Job, Order
 from lamina.core.state import FunctionState
+from lamina.planner.ample import promise, promised_lately
 from lamina.planner.batching import echo_is_better, wait_until_us
 from lamina.planner.cheapest import why
 from lamina.planner.cheapest.ahead import Plans
@@ -76,6 +77,9 @@ class Policy:
 
     def admit(self, view: View, call: Call) -> Promise | Refuse:
         flow = view.flows[call.target]
+        if not self._demand.tight and (lately := promised_lately(view, flow, call)):
+            self._demand.offered(flow.name)
+            return lately
         if not all(view.can_host(view.functions[name]) for name in flow.functions):
             return Refuse(call.id, "no-capacity")
         allowed_us = call.expires_us - view.now_us
@@ -92,7 +96,7 @@ class Policy:
             return Refuse(call.id, "deadline", max(1_000, needed_us - allowed_us), needed_us, said)
         if flow.single is None:
             self._coming.update({name: None for name in flow.functions if not view.functions[name].instances})
-        return Promise(finish_us)
+        return promise(view, flow, finish_us)
 
     def _too_heavy(self, view: View, flow: Flow) -> bool:
         """More is asked than there is, and this call asks for much."""
@@ -204,8 +208,9 @@ class Policy:
             return seat.menu.latency_us(batch, pick.units, pick.cores)
 
         most_us = latency_us(min(count + 1, function.spec.max_batch))
-        reserve_us = view.reserve_us(head.run.call.target)  # whoever waits to the last moment is late as often as batches are
-        start_by_us = min(head.due_us, head.expires_us) - int(most_us * (1 + self.spare)) - reserve_us - 1
+        start_by_us = min(head.due_us, head.expires_us) - int(most_us * (1 + self.spare)) - 1
+        if head.run.flow.single is not None:  # whoever waits to the last moment is late as often as batches are
+            start_by_us -= view.reserve_us(head.run.call.target)
         until_us = 0
         if function.coming >= 1:
             until_us = wait_for_company_us(view, function, count, now_us, latency_us, start_by_us)
@@ -252,8 +257,9 @@ class Policy:
             pick = seat.best(len(jobs), end_us - seat.at_us)
             if pick is None or self._echo_first(function, seat, pick):
                 continue
+            full = pick.batch == function.spec.max_batch and _own_lane(function, seat)
             book_us = seat.at_us - self.lead_us
-            if book_us <= now_us:
+            if full or book_us <= now_us:
                 yield from self._start(view, function, jobs, seat, pick, [seat])
                 return
             again_us = min(again_us, book_us)
@@ -314,3 +320,8 @@ class Policy:
         if not seat.device.spec.link_mib_per_s:
             return seat
         return seat._replace(moving_us=-(-view.transfer_us(jobs, seat.device) // len(jobs)))
+
+
+def _own_lane(function: FunctionState, seat: Seat) -> bool:
+    """Behind a batch of its own, where it may have but one at a time: what is full can be booked as well now as later."""
+    return seat.after is not None and seat.after.instance is seat.instance and function.batches_at_once(seat.device) == 1

@@ -18,7 +18,7 @@ from lamina.predict.profile import Handover, Point, Profile, Traits
 from lamina.profiler.bench import Bench, KnowsHandover, KnowsTraits, Place
 from lamina.profiler.measure import Outcome
 from lamina.profiler.record import Record
-from lamina.profiler.surrogate import without_stalls
+from lamina.profiler.surrogate import STALL, without_stalls
 
 ENOUGH_RUNS = 200
 """For a 99th percentile of one's own. With fewer, a point has the tail of all points together, times its median."""
@@ -50,13 +50,14 @@ def to_spread(runs: Mapping[Place, Sequence[float]]) -> list[float]:
 
 
 def handover(seen: Sequence[tuple[int, float]]) -> Handover | None:
-    """A straight line in the batch size, through the median of each size, weighed by how often it was seen."""
+    """A straight line in the batch size. Means and not medians, without stalls: who waits behind it waits for all of it."""
     if not seen:
         return None
-    medians = {size: statistics.median(us for one, us in seen if one == size) for size in {size for size, _ in seen}}
-    if len(medians) == 1:
-        return Handover(round(max(0.0, *medians.values()), 1))
-    line = statistics.linear_regression([size for size, _ in seen], [medians[size] for size, _ in seen])
+    limit_us = STALL * statistics.median(us for _, us in seen)
+    kept = [(size, us) for size, us in seen if us <= limit_us] or list(seen)
+    if len({size for size, _ in kept}) == 1:
+        return Handover(round(max(0.0, statistics.fmean(us for _, us in kept)), 1))
+    line = statistics.linear_regression([size for size, _ in kept], [us for _, us in kept])
     return Handover(round(max(0.0, line.intercept), 1), round(max(0.0, line.slope), 2))
 
 

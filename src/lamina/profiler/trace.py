@@ -27,7 +27,7 @@ KINDS = {
     "_to_copy": "copy", "roll": "copy",
 }  # fmt: skip
 LAYERS = {
-    "conv": ("Conv",), "linear": ("Linear",), "norm": ("Norm",), "attention": ("Attention",),
+    "conv": ("Conv",), "linear": ("Linear",), "norm": ("Norm",), "attention": ("Attention",), "recurrent": ("RNN", "LSTM", "GRU"),
     "activation": ("ReLU", "GELU", "SiLU", "Hardswish", "Hardsigmoid", "Sigmoid", "Tanh", "Softmax"),
 }  # fmt: skip
 

@@ -7,9 +7,9 @@ instances (`Scale(max=...)`) or an `asyncio.gather` inside of one call.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import threading
+import weakref
 from collections.abc import AsyncIterator, Coroutine, Generator
 from typing import Any, Final
 
@@ -19,11 +19,7 @@ _END: Final = object()
 class Awaiting:
     def __init__(self) -> None:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)  # and nobody else's, as it would be without
-
-    def __del__(self) -> None:
-        """Whoever opened it may be a test that just ends."""
-        with contextlib.suppress(RuntimeError):
-            self._runner.close()
+        self.close = weakref.finalize(self, _close, self._runner)  #: at the latest with it: a test just ends
 
     def result(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """What it returns, or raises."""
@@ -46,9 +42,6 @@ class Awaiting:
         finally:
             self.result(leave())
 
-    def close(self) -> None:
-        self._runner.close()
-
     def _beside(self, coroutine: Coroutine[Any, Any, Any], around: contextvars.Context) -> Any:
         """In a notebook, or under another loop, there is one in this thread already. It waits, as for any function."""
         outcome: list[Any] = []
@@ -66,6 +59,15 @@ class Awaiting:
         if error is not None:
             raise error
         return value
+
+
+def _close(runner: asyncio.Runner) -> None:
+    if not _is_running():
+        runner.close()
+        return
+    thread = threading.Thread(target=runner.close, name="lamina-await")  # two loops cannot run in one
+    thread.start()
+    thread.join()
 
 
 def _is_running() -> bool:

@@ -25,7 +25,7 @@ from lamina.sdk.symbols import Pending
 from lamina.sdk.tensors import Signature, signature_of
 from lamina.sdk.torch_model import TorchModel
 from lamina.sdk.tracing import Tracer, mode, plain_python
-from lamina.sdk.typed import makers_of
+from lamina.sdk.typed import makers_of, returned_by
 from lamina.sdk.user_errors import clean
 from lamina.types import FunctionSpec
 
@@ -63,6 +63,7 @@ class Function(Remote[P, R]):
         self.params: tuple[Param, ...] = params_of(without_self, place)
         self.defaults: dict[str, Any] = defaults_of(without_self)  #: per parameter, NOTHING where one is required
         self.makers = makers_of(body, batched=spec.max_batch > 1)  #: for parameters that are more than JSON
+        self.returns = returned_by(body, batched=spec.max_batch > 1, streams=self.streams)  #: annotation of one result
         self._body = body
         self._local: Runner | None = None
         self._lock = threading.RLock()
@@ -83,7 +84,7 @@ class Function(Remote[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         where = mode.get()
         if isinstance(where, Tracer):
-            return cast(R, where.task(self, bind_arguments(self.params, args, kwargs)))
+            return cast(R, where.call(self, args, kwargs))
         if where is not None and where.is_async:
             return cast(R, Pending(f"{self.name}(...)", lambda: self.once(*args, **kwargs)))
         return cast(R, self.once(*args, **kwargs))

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from lamina.core.retry import ALL, TIMEOUT, Guard, Retrier, matches
 from lamina.errors import BadFlow
-from lamina.sdk.binding import bind_arguments
 from lamina.sdk.symbols import Pending
 from lamina.sdk.tracing import Tracer, mode
 from lamina.sdk.user_errors import user_place
@@ -64,7 +63,7 @@ class Guarded:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         where = mode.get()
         if isinstance(where, Tracer):
-            return where.task(self._function, bind_arguments(self._function.params, args, kwargs), self._guard)
+            return where.call(self._function, args, kwargs, self._guard)
         if where is not None and where.is_async:
             return Pending(f"{self._function.name}(...)", lambda: self._try(args, kwargs))
         return self._try(args, kwargs)

@@ -17,6 +17,7 @@ from lamina.sdk import control
 from lamina.sdk.recorder import Outcome, Recorder
 from lamina.sdk.symbols import Pending, Symbol, form_of
 from lamina.sdk.tracing import Limits
+from lamina.sdk.typed import has_field
 from lamina.sdk.user_errors import user_place
 
 Env = dict[str, Any]
@@ -156,7 +157,7 @@ class Expressions:
         value = self.lamina_reads(node.value, env)
         if isinstance(value, Said):
             raise BadFlow(f"{user_place()}: .{node.attr} of an error", hint="str(error) is what it said")
-        if isinstance(value, Symbol):
+        if isinstance(value, Symbol) and not has_field(value.hint, node.attr):
             raise BadFlow(
                 f"{user_place()}: .{node.attr} of a value that a workflow does not have yet",
                 hint="do it in a function, which is a step",

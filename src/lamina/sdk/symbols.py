@@ -11,6 +11,7 @@ from typing import Any
 
 from lamina.errors import BadFlow
 from lamina.expr import Expr
+from lamina.sdk.typed import has_field, part_of
 from lamina.sdk.user_errors import user_place
 
 _LEAVES = ("input", "node", "item", "inside")
@@ -36,21 +37,28 @@ class Pending:
 class Symbol:
     """`form` is an expression in the making: steps and regions in it are objects that get their names at the end."""
 
-    __slots__ = ("form",)
+    __slots__ = ("form", "hint")
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, form: Expr) -> None:
+    def __init__(self, form: Expr, hint: Any = None) -> None:
         self.form = form
+        self.hint = hint  #: how the value is annotated, if it is: fields of a dataclass can be asked for
 
     def __repr__(self) -> str:
         return "<a value the workflow will have when it runs>"
+
+    def __str__(self) -> str:
+        raise _cannot("make text of", "make it in a function, which is a step")
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
 
     def __getitem__(self, key: Any) -> Symbol:
         if isinstance(key, bool) or not isinstance(key, str | int):
             raise BadFlow(f"{user_place()}: cannot index with {key!r} in a workflow", hint="use a string or a whole number")
         if self.form[0] not in _LEAVES:
             raise BadFlow(f"{user_place()}: a condition has nothing to index", hint="index the result of a step")
-        return Symbol([*self.form, key])
+        return Symbol([*self.form, key], part_of(self.hint, key) if self.hint is not None else None)
 
     def __lt__(self, other: Any) -> Symbol:
         return self._with("<", other)
@@ -101,6 +109,8 @@ class Symbol:
         raise _cannot("look into", "do it in a function, which is a step")
 
     def __getattr__(self, name: str) -> Any:
+        if self.hint is not None and has_field(self.hint, name):
+            return self[name]
         raise AttributeError(
             f"{user_place()}: .{name} of a value that a workflow does not have yet; do it in a function, which is a step"
         )

@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import GenericAlias
 from typing import TYPE_CHECKING, Any
 
 from lamina.core.flow import Choice, Each, Flow, Node, Pass, Task
 from lamina.core.retry import Guard
-from lamina.errors import BadFlow
+from lamina.errors import BadFlow, BadValue
 from lamina.expr import Expr
-from lamina.sdk.binding import NOTHING
+from lamina.sdk.binding import NOTHING, bind_arguments
 from lamina.sdk.symbols import Symbol, form_of
+from lamina.sdk.typed import part_of
+from lamina.sdk.user_errors import user_place
 from lamina.types import Slo
 
 if TYPE_CHECKING:
@@ -95,6 +98,14 @@ class Tracer:
 
     # ------------------------------------------------- what user code calls
 
+    def call(self, function: Function[..., Any], args: Any, kwargs: Any, guard: Guard | None = None) -> Any:
+        """A step, with arguments as Python passes them."""
+        try:
+            inputs = bind_arguments(function.params, args, kwargs)
+        except BadValue as error:
+            raise BadFlow(f"{user_place()}: {function.name}(...): {error.message}", hint=error.hint) from None
+        return self.task(function, inputs, guard)
+
     def task(self, function: Function[..., Any], inputs: dict[str, Any], guard: Guard | None = None) -> Any:
         if self._functions.get(function.name) is not function:
             raise BadFlow(
@@ -107,7 +118,7 @@ class Tracer:
 
         step = self._step(function.name, make)
         step.data["args"] = {name: self._plain(form_of(value), step) for name, value in inputs.items()}
-        return Symbol(["node", step])
+        return Symbol(["node", step], function.returns)
 
     def each(self, body: Callable[[Any], Any], items: Any, expect: float, limits: Limits = NO_LIMITS) -> Any:
         """With a tolerance it asks at its end, to be told which items are missing."""
@@ -121,9 +132,11 @@ class Tracer:
         step = self._step("each", make)
         step.data["items"] = self._plain(form_of(items), step)
         region = Region(step)
-        result = self._inside(region, lambda: body(Symbol(["item", region])))
+        item = Symbol(["item", region], part_of(items.hint, 0) if isinstance(items, Symbol) else None)
+        result = self._inside(region, lambda: body(item))
         inner = self._flow(region, step.name, Slo(), result)
-        return Symbol(["node", step])
+        hint = result.hint if isinstance(result, Symbol) else None
+        return Symbol(["node", step], GenericAlias(list, (hint,)) if hint is not None else None)
 
     def when(self, condition: Symbol, branches: Mapping[str, Callable[[], Any]]) -> Any:
         def make(step: Step, next: tuple[str, ...], needs: int) -> Node:
@@ -144,11 +157,11 @@ class Tracer:
         merged.any_of = True
         return Symbol(["node", merged])
 
-    def parameter(self, name: str, default: Any = NOTHING) -> Symbol:
+    def parameter(self, name: str, default: Any = NOTHING, hint: Any = None) -> Symbol:
         """Of the workflow. A default is part of the flow, since a run has nobody else to fill it in."""
         if default is NOTHING:
-            return Symbol(["input", name])
-        return Symbol(["node", self._pass(name, ["first", ["input", name], form_of(default)], self._root)])
+            return Symbol(["input", name], hint)
+        return Symbol(["node", self._pass(name, ["first", ["input", name], form_of(default)], self._root)], hint)
 
     def finish(self, slo: Slo, result: Any) -> Flow:
         flow = self._flow(self._root, self.workflow, slo, result)

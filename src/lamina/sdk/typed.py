@@ -48,13 +48,47 @@ _HOLDERS = (
 )
 
 
+def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
+    with contextlib.suppress(Exception):  # a name only a type checker can see: then nothing is known of any
+        return get_type_hints(target, include_extras=True)
+    return {}
+
+
+def returned_by(target: Callable[..., Any], *, batched: bool, streams: bool) -> Any:
+    """How the result of one request is annotated; None if nothing is said."""
+    hint = hints_of(target).get("return")
+    if not batched and not streams:
+        return hint
+    inner = get_args(hint)[0] if get_args(hint) else None
+    return types.GenericAlias(list, (inner,)) if streams and inner is not None else inner
+
+
+def part_of(hint: Any, key: str | int) -> Any:
+    """What is said of a field or an entry of something so annotated; None if nothing is."""
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        return next((found for choice in get_args(hint) if (found := part_of(choice, key)) is not None), None)
+    arguments = get_args(hint)
+    if isinstance(key, int):
+        return arguments[0] if get_origin(hint) in (list, collections.abc.Sequence) and arguments else None
+    if get_origin(hint) is dict:
+        return arguments[1]
+    return hints_of(hint).get(key) if isinstance(hint, type) else None
+
+
+def has_field(hint: Any, name: str) -> bool:
+    """Whether `value.name` in Python is what `value["name"]` is on the wire."""
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        return any(has_field(choice, name) for choice in get_args(hint))
+    own = isinstance(hint, type) and (
+        dataclasses.is_dataclass(hint) or issubclass(hint, msgspec.Struct) or hasattr(hint, "model_validate")
+    )
+    return own and name in hints_of(hint)
+
+
 def makers_of(target: Callable[..., Any], *, batched: bool) -> dict[str, Make]:
     """By parameter, for those that need one. In a batched function each entry of the list is a request's."""
-    hints: dict[str, Any] = {}
-    with contextlib.suppress(Exception):  # a name only a type checker can see: then nothing is known of any
-        hints = get_type_hints(target, include_extras=True)
     made = {}
-    for name, hint in hints.items():
+    for name, hint in hints_of(target).items():
         one = get_args(hint)[0] if batched and get_args(hint) else hint
         if name != "return" and _needs(one):
             with contextlib.suppress(TypeError):  # msgspec knows no way to make it: it stays as it comes

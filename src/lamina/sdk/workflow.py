@@ -16,6 +16,7 @@ from lamina.sdk.remote import Remote
 from lamina.sdk.symbols import Pending
 from lamina.sdk.tensors import Signature, signature_of
 from lamina.sdk.tracing import Direct, Tracer, mode
+from lamina.sdk.typed import hints_of
 from lamina.sdk.user_errors import clean, message_of, user_place
 from lamina.types import Slo
 
@@ -66,7 +67,8 @@ class Workflow(Remote[P, R]):
         token = mode.set(tracer)
         try:
             body: Callable[..., Any] = self.target
-            symbols = {name: tracer.parameter(name, default) for name, default in defaults_of(body).items()}
+            hints = hints_of(body)
+            symbols = {name: tracer.parameter(name, default, hints.get(name)) for name, default in defaults_of(body).items()}
             if isinstance(tracer, Recorder):
                 from lamina.sdk.reading import read
 

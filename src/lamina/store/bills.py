@@ -1,4 +1,5 @@
-"""What was spent: calls and cost by day, tenant and target. Works for `Store.write` and `Store.read`."""
+"""What was spent: calls and cost by day, tenant and target, and jobs and cost by day and function. Works for `Store.write` and
+`Store.read`."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from msgspec import Struct
 from lamina.store import kv
 from lamina.store.base import Session
 
-_SCOPE = "bill"
+CALLS, STEPS = "bill", "bill-steps"
+"""Two books: of calls by who asked for what, and of steps by function, whatever they were part of."""
 
 
 class Key(Struct, frozen=True, order=True):
@@ -21,7 +23,7 @@ class Key(Struct, frozen=True, order=True):
 
 
 class Spent(Struct):
-    calls: int = 0  #: answered ones
+    calls: int = 0  #: answered ones; of a function, jobs
     met: int = 0
     refused: int = 0
     failed: int = 0
@@ -32,20 +34,20 @@ class Spent(Struct):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-def add(db: Session, spent: dict[Key, Spent], now_us: int) -> None:
+def add(db: Session, book: str, spent: dict[Key, Spent], now_us: int) -> None:
     for key, more in spent.items():
-        found = kv.get(db, _SCOPE, key.text())
+        found = kv.get(db, book, key.text())
         total = msgspec.json.decode(found.value, type=Spent) if found else Spent()
         total.add(more)
-        kv.put(db, _SCOPE, key.text(), "spent", msgspec.json.encode(total), now_us)
+        kv.put(db, book, key.text(), "spent", msgspec.json.encode(total), now_us)
 
 
-def read(db: Session, first: str, last: str, tenant: str | None = None) -> list[tuple[Key, Spent]]:
+def read(db: Session, book: str, first: str, last: str, tenant: str | None = None) -> list[tuple[Key, Spent]]:
     """Days from `first` to `last`, both included; of one tenant, or of all."""
     found: list[tuple[Key, Spent]] = []
     after = first
     while True:
-        page = kv.entries(db, _SCOPE, after=after, limit=1_000)
+        page = kv.entries(db, book, after=after, limit=1_000)
         for entry in page:
             key = Key(*entry.key.split("/", 2))
             if key.day > last:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 from msgspec import Struct
 
 from lamina.core.actions import Reply
-from lamina.errors import LaminaError
-from lamina.gateway import wire
+from lamina.errors import LaminaError, UnknownTarget
+from lamina.gateway import wire, wishes
+from lamina.gateway.events import KIND
 from lamina.gateway.heads import Parsed, Request
 from lamina.gateway.ingress.frames import (
     HEADS,
@@ -28,29 +29,41 @@ from lamina.gateway.ingress.frames import (
     Value,
     packed,
 )
-from lamina.gateway.ingress.remote import Remote, RemoteMessage, RemoteRows
+from lamina.gateway.ingress.remote import Remote, RemoteCall, RemoteMessage, RemoteRows
 from lamina.gateway.oip.inferring import Context
 from lamina.gateway.oip.question import Question
 from lamina.live.frames import FrameError, ShmRef, Stored
 from lamina.live.ledger import Ledger, WorkerSlots
 from lamina.live.timer import clock_us
+from lamina.types import call_for
 
 if TYPE_CHECKING:
     from lamina.gateway.ingress.hub import Hub
     from lamina.live.process import WorkerProcess
 
 
+class _Known:
+    """A head that was told."""
+
+    __slots__ = ("has_wishes", "request")
+
+    def __init__(self, head: Head) -> None:
+        self.request = Request(head.method, head.path, head.query, head.headers, b"", head.keep_alive)
+        self.has_wishes = not wishes.HEADERS.isdisjoint(head.headers) or KIND in head.headers.get(b"accept", b"")
+
+
 class Desk:
     def __init__(self, hub: Hub, ledger: Ledger | None) -> None:
         self._hub = hub
         self._api = hub.api
+        self.calls = hub.api.calls
         self._ledger = ledger
         self.slots: WorkerSlots | None = ledger.open_worker() if ledger is not None else None
         self._sizes: dict[int, int] = {}  #: of its slots, which never change
-        self._heads: dict[int, Head] = {}
+        self._heads: dict[int, _Known] = {}
         self._reads: dict[int, list[ShmRef]] = {}  #: answers it is looking at
         self._out: list[Struct] = []
-        self.open: dict[int, Remote | RemoteRows | RemoteMessage] = {}
+        self.open: dict[int, Remote | RemoteCall | RemoteRows | RemoteMessage] = {}
         self.up: asyncio.Future[Up] = hub.loop.create_future()
         self.process: WorkerProcess | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -72,42 +85,57 @@ class Desk:
     # ----------------------------------------------------------------------- asked
 
     def _ask(self, ask: Ask) -> None:
-        head = self._head_of(ask.head)
-        inputs = ask.inputs
-        self._accept(inputs.values())
+        known, api = self._head_of(ask.head), self._api
+        self._accept(ask.inputs.values())
+        target = api.routes().get(known.request.path)
+        if target is None or known.has_wishes or api.closing or self.calls.closed or api.traces is not None:
+            self._ask_at_length(ask, known.request)
+            return
+        inputs = cast(dict[str, bytes], ask.inputs)
+        try:
+            caller = api.allow(known.request, "invoke")
+            if not target.seen_by(caller.tenant):
+                raise UnknownTarget("nothing at this address")
+        except LaminaError:
+            self._ask_at_length(ask, known.request)
+            return
+        calls = self.calls
+        loop = calls.loop
+        arrived_us = loop.at_us(ask.at_us)
+        slo = calls.first.slo(target.name, target.slo)
+        call = call_for(calls.new_id(), target.name, arrived_us, slo, tenant=caller.tenant, size_bytes=ask.size)
+        waiting = RemoteCall(self, ask.number, call.id, target, caller.tenant, known.request, arrived_us)
+        self.open[ask.number] = waiting
+        loop.submit(call, inputs, waiting.ended)
+
+    def _ask_at_length(self, ask: Ask, head: Request) -> None:
+        """As any other request, but for its body, which has been read."""
         # what lies here unread counts from when it came there; so the lag of this process is not to be counted again
-        parsed = Parsed(cast(dict[str, bytes], inputs), ask.size, clock_us() - ask.at_us - self._api.lag_us)
+        parsed = Parsed(cast(dict[str, bytes], ask.inputs), ask.size, clock_us() - ask.at_us - self._api.lag_us)
         exchange = Remote(self, ask.number, head.keep_alive)
         self.open[ask.number] = exchange
-        request = Request("POST", head.path, head.query, head.headers, b"", head.keep_alive, parsed)
-        target = self._api.routes().get(head.path)
         try:
-            if target is None:  # not any more
-                self._api.handle(request, exchange)
-            else:
-                self._api.call(target, request, exchange)
-        except LaminaError as error:
-            self._api.problem(exchange, wire.error_problem(error))
+            self._api.handle(Request("POST", head.path, head.query, head.headers, b"", head.keep_alive, parsed), exchange)
         finally:
             if parsed.inputs is not None:  # it did not come to that
-                self._release(inputs.values())
+                self._release(ask.inputs.values())
 
     def _infer(self, ask: Infer) -> None:
-        head = self._head_of(ask.head)
+        head = self._head_of(ask.head).request
         rows = ask.rows
         for row in rows:
             self._accept(row.values())
         serving = self._hub.serving
         taken = 0
         try:
-            caller = self._api.allow(_request(head), "invoke")
+            caller = self._api.allow(head, "invoke")
             model = serving.catalogue.find(ask.model, ask.version, caller.tenant)
             serving.check(model)
             asked = RemoteRows(self, ask.number, serving, model, len(rows), caller.tenant, in_pieces=ask.in_pieces)
             self.open[ask.number] = asked
             trace = head.headers.get(b"traceparent", b"")
             question = Question(model, (), (), ask.timeout_us, ask.priority, caller, trace)
-            arrived_us = serving.loop.now_us() - (clock_us() - ask.at_us)
+            arrived_us = serving.loop.at_us(ask.at_us)
             calls = cast(list[dict[str, bytes]], rows)
             serving.submit(question, calls, ask.size, arrived_us, asked, asked.take if ask.in_pieces else None)
             taken = len(asked.ids)
@@ -118,7 +146,7 @@ class Desk:
             self._release(row.values())
 
     def _raw(self, ask: Raw) -> None:
-        head = self._head_of(ask.head)
+        head = self._head_of(ask.head).request
         exchange = Remote(self, ask.number, head.keep_alive)
         self.open[ask.number] = exchange
         request = Request(head.method, head.path, head.query, head.headers, self._take(ask.body), head.keep_alive)
@@ -130,7 +158,7 @@ class Desk:
         if rpc is None or kind is None:
             raise FrameError(f"no method {ask.method[:80]!r}")
         message = kind.FromString(self._take(ask.message))
-        context = Context(self._head_of(ask.head).headers, ask.timeout_us)
+        context = Context(self._head_of(ask.head).request.headers, ask.timeout_us)
         streams = ask.method == "ModelStreamInfer"
         waiting = RemoteMessage(self, ask.number, streams=streams)
         self.open[ask.number] = waiting
@@ -142,13 +170,13 @@ class Desk:
     def _head(self, head: Head) -> None:
         if head.number >= HEADS:
             raise FrameError(f"head {head.number}: at most {HEADS} are kept")
-        self._heads[head.number] = head
+        self._heads[head.number] = _Known(head)
 
-    def _head_of(self, number: int) -> Head:
-        head = self._heads.get(number)
-        if head is None:
+    def _head_of(self, number: int) -> _Known:
+        known = self._heads.get(number)
+        if known is None:
             raise FrameError(f"head {number} was never told")
-        return head
+        return known
 
     def _gone(self, gone: Gone) -> None:
         waiting = self.open.pop(gone.number, None)
@@ -229,7 +257,3 @@ class Desk:
             self._read(Read(number))
         if self.slots is not None and self._ledger is not None:
             self._ledger.orphan(self.slots)
-
-
-def _request(head: Head) -> Request:
-    return Request(head.method, head.path, head.query, head.headers, b"", head.keep_alive)

@@ -7,6 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lamina.core.actions import Reply
+from lamina.gateway.calls import Asked
+from lamina.gateway.heads import Request
 from lamina.gateway.http import Exchange
 from lamina.gateway.ingress.frames import Begin, End, Piece, Push, Respond, Said, Trouble
 from lamina.gateway.oip.inferring import Trouble as RpcTrouble
@@ -15,6 +17,7 @@ from lamina.live.frames import Stored
 from lamina.live.loop import Ending
 
 if TYPE_CHECKING:
+    from lamina.gateway.api import Target
     from lamina.gateway.ingress.desk import Desk
     from lamina.gateway.oip.models import Model
     from lamina.gateway.oip.serving import Serving
@@ -74,6 +77,36 @@ class Remote(Exchange):
         self.answer = b""
         self.on_gone = None
         self._desk.open.pop(self._number, None)
+
+
+class RemoteCall:
+    """A call without any wishes: most of them. It costs no more than it must."""
+
+    __slots__ = ("_arrived_us", "_desk", "_number", "_request", "_target", "_tenant", "call_id")
+
+    def __init__(
+        self, desk: Desk, number: int, call_id: str, target: Target, tenant: str, request: Request, arrived_us: int
+    ) -> None:
+        self._desk = desk
+        self._number = number
+        self.call_id = call_id
+        self._target = target
+        self._tenant = tenant
+        self._request = request
+        self._arrived_us = arrived_us
+
+    def ended(self, ending: Ending) -> None:
+        desk, calls = self._desk, self._desk.calls
+        if type(ending) is Reply:
+            calls.metrics.ended(self._target.name, ending, self._tenant)
+            desk.open.pop(self._number, None)
+            desk.value(self._number, 0, calls.loop.data.stored_result(self.call_id), ending)
+        else:
+            exchange = Remote(desk, self._number, True)
+            Asked(calls, self.call_id, self._target, self._request, exchange, self._tenant, self._arrived_us).ended(ending)
+
+    def gone(self) -> None:
+        self._desk.calls.loop.cancel(self.call_id)
 
 
 class RemoteRows:

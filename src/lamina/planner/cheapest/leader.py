@@ -50,11 +50,13 @@ def _leader(function: FunctionState, late: int, room: list[Seat], now_us: int) -
 
 
 def _splits(function: FunctionState, late: int, room: list[Seat], now_us: int) -> bool:
-    """There is place for one batch, and in time for the most urgent job it would leave others behind."""
-    if len(room) > 1:
+    """There is place for one batch, and in time for the most urgent job it would leave others behind. (A step of a workflow
+    may be late without the whole being so.)"""
+    head = function.queue.some(late, 1)[0]
+    if len(room) > 1 or head.run.flow.single is None:
         return False
     seat, waiting = room[0], len(function.queue) - late
-    pick = seat.best(waiting, function.queue.some(late, 1)[0].due_us - now_us)
+    pick = seat.best(waiting, head.due_us - now_us)
     if pick is None or pick.batch >= waiting:
         return False
     return function.batches_at_once(seat.device) == 1 or pick.units >= seat.units

@@ -24,6 +24,9 @@ from lamina.planner.cheapest.seats import Menus
 FRESH_US = 1_000
 """How long a look at all queues is good for: one per arrival would cost as much as there are functions."""
 
+WAYS_US = 5_000
+"""Likewise for the ways in which a function can be run."""
+
 PACKED = 0.7
 """Part of a device that work with a deadline can fill in time: what is left over comes from batches that do not fit together."""
 
@@ -41,6 +44,17 @@ class _Look:
 
 
 @dataclass(slots=True)
+class _Ways:
+    """How a function can be run where it stands."""
+
+    until_us: int
+    basis: tuple[int, int, int]
+    cold: bool  #: it stands nowhere
+    kinds: list[tuple[float, Menu, list[Instance], list[Pick]]] = field(default_factory=list)
+    #: per kind of device: its part of the queue, the menu, the instances there, and the batches to count with
+
+
+@dataclass(slots=True)
 class Offers:
     menus: Menus
     plans: Plans
@@ -48,6 +62,7 @@ class Offers:
     _flows: int = -1  #: how many there were when these were collected
     _goals_us: dict[str, list[int]] = field(default_factory=dict)  #: per function, of the workflows that call it
     _parts_us: dict[str, int] = field(default_factory=dict)  #: per function in workflows, its part of the time of a call
+    _ways: dict[str, _Ways] = field(default_factory=dict)
     _at_us: int = -1
     _looks: dict[tuple[int, bool], _Look] = field(default_factory=dict)  #: by the logarithm of how far ahead
 
@@ -55,27 +70,42 @@ class Offers:
         """Time until a job joining the queue now would be done, the first found `within_us` or the least there is; 0 if nobody
         knows how long it takes."""
         ahead = len(function.queue) + 1
+        ways = self._ways_of(view, function, allowed_us)
+        if not ways.kinds:
+            return self._cold_us(view, function, ahead, allowed_us) if ways.cold else 0
+        best_us = 0
+        for part, menu, mine, picks in ways.kinds:
+            others_us = self._others_us(view, function, mine, allowed_us)
+            share = max(1, math.ceil(ahead * part))
+            for pick in picks:
+                us = others_us + self._behind_us(view, function, mine, menu, pick, share)
+                best_us = min(best_us, us) if best_us else us
+                if best_us <= within_us:
+                    return best_us
+        return best_us
+
+    def _ways_of(self, view: View, function: FunctionState, allowed_us: int) -> _Ways:
+        """As they were a moment ago, unless an instance has come or gone since."""
+        name = function.spec.name
+        basis = (allowed_us, function.loads, len(function.instances))
+        ways = self._ways.get(name)
+        if ways is None or view.now_us >= ways.until_us or ways.basis != basis:
+            ways = self._ways[name] = self._make_ways(view, function, allowed_us, basis)
+        return ways
+
+    def _make_ways(self, view: View, function: FunctionState, allowed_us: int, basis: tuple[int, int, int]) -> _Ways:
         places = [i for i in function.instances.values() if i.phase is Phase.WARM or i.phase is Phase.LOADING][:HOSTS]
-        if not places:
-            return self._cold_us(view, function, ahead, allowed_us)
-        kinds: dict[int, tuple[Menu, list[Instance]]] = {}
+        found: dict[int, tuple[Menu, list[Instance]]] = {}
         for place in places:
             menu = self.menus.of(view, function, view.devices[place.device])
-            kinds.setdefault(id(menu), (menu, []))[1].append(place)
-        paces = [_pace(view, menu, menu.economical(allowed_us), mine) for menu, mine in kinds.values()]
-        if not all(paces):
-            return 0
-        best_us = 0
-        for pace, (menu, mine) in zip(paces, kinds.values(), strict=True):
-            others_us = self._others_us(view, function, mine, allowed_us)
-            share = max(1, math.ceil(ahead * pace / sum(paces)))
-            for pick in dict.fromkeys((menu.economical(allowed_us), menu.best(menu.most, allowed_us), menu.fastest())):
-                if pick is not None:
-                    us = others_us + self._behind_us(view, function, mine, menu, pick, share)
-                    best_us = min(best_us, us) if best_us else us
-                    if best_us <= within_us:
-                        return best_us
-        return best_us
+            found.setdefault(id(menu), (menu, []))[1].append(place)
+        paces = [_pace(view, menu, menu.economical(allowed_us), mine) for menu, mine in found.values()]
+        ways = _Ways(view.now_us + WAYS_US if all(paces) and places else 0, basis, not places)
+        if all(paces):
+            for pace, (menu, mine) in zip(paces, found.values(), strict=True):
+                picks = (menu.economical(allowed_us), menu.best(menu.most, allowed_us), menu.fastest())
+                ways.kinds.append((pace / sum(paces), menu, mine, [pick for pick in dict.fromkeys(picks) if pick is not None]))
+        return ways
 
     def _behind_us(self, view: View, function: FunctionState, places: list[Instance], menu: Menu, pick: Pick, ahead: int) -> int:
         """Behind its own queue, in batches like this one; units come back as what runs now ends."""

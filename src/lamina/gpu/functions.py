@@ -1,0 +1,239 @@
+"""Functions on one device: their weights, and their plans by batch size and slice. Owner of both.
+
+A plan runs eagerly until its graph is captured: when there is nothing else to do, after two runs at the latest, or elsewhere. A
+library chooses and compiles its kernels when a shape is first met, which takes seconds, and cuDNN remembers them for each thread
+by itself. So a server gives each function a thread that warms up, captures and hands over (`warm`, `make`, `adopt`); the thread
+that serves only replays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from lamina.errors import BadValue, UnknownTarget
+from lamina.gpu.runtime import Runtime
+from lamina.gpu.slicer import Slicer
+
+CAPTURE_AT_LATEST = 2
+"""Eager runs before a graph is captured even though others have to wait for it."""
+
+
+@dataclass(slots=True, eq=False)
+class Loaded:
+    """A function that can be called."""
+
+    name: str
+    work: Callable[..., Any]
+    example: Sequence[Any]
+    buckets: tuple[int, ...]
+    graphs: bool
+    pre: Callable[[Any], Any] | None = None
+    post: Callable[[Any], Any] | None = None
+    is_made_elsewhere: bool = False  #: its graphs come by `adopt`
+    block: Any = None  #: its weights, if they are ours to move
+    plans: dict[tuple[int, int], Any] = field(default_factory=dict)  #: by (bucket, mask)
+    largest: int = field(init=False)  #: items that are known to fit into memory together
+
+    def __post_init__(self) -> None:
+        self.largest = self.buckets[-1]
+
+    def bucket(self, count: int, mask: int) -> int:
+        """The smallest that holds them; where graphs are made elsewhere, the smallest that is made."""
+        sizes = [size for size in self.buckets if size >= count]
+        if self.is_made_elsewhere:
+            return next((size for size in sizes if (size, mask) in self.plans), sizes[0])
+        return sizes[0]
+
+    def did_not_fit(self, count: int) -> None:
+        """From now on at most half as many at a time."""
+        self.largest = max(1, min(self.largest, count // 2))
+
+
+class Functions:
+    def __init__(self, slicer: Slicer, runtime: Runtime, weights: Any) -> None:
+        self._slicer, self._runtime, self._weights = slicer, runtime, weights
+        self._loaded: dict[str, Loaded] = {}
+        self._uncaptured: dict[tuple[str, int, int], tuple[Loaded, Any]] = {}
+        self._warming: list[tuple[Loaded, Any]] = []  #: runs for nobody, before or after a graph is captured
+
+    def __getitem__(self, name: str) -> Loaded:
+        found = self._loaded.get(name)
+        if found is None:
+            raise UnknownTarget(f"{name!r} is not loaded", hint=f"there are {', '.join(self._loaded) or 'none'}")
+        return found
+
+    def add(self, function: Loaded, staged: Any = None) -> None:
+        if function.name in self._loaded:
+            raise BadValue(f"{function.name!r} is loaded already", hint="unload it first")
+        if self._weights is not None and hasattr(function.work, "parameters"):
+            function.block = self._weights.add(function.name, staged or self._weights.stage(function.work))
+        self._loaded[function.name] = function
+
+    def remove(self, name: str) -> None:
+        """Nothing of it may be under way."""
+        function = self._loaded.pop(name)
+        for key in [key for key in self._uncaptured if key[0] == name]:
+            del self._uncaptured[key]
+        function.plans.clear()
+        if function.block is not None:
+            self._weights.remove(name, function.block)
+
+    # ------------------------------------------------------------------ weights
+
+    def stage(self, module: Any, digest: str = "") -> Any:
+        """The slow part of a load, for any thread; None where weights are not ours to move."""
+        return self._weights.stage(module, digest) if self._weights is not None and hasattr(module, "parameters") else None
+
+    def bring(self, function: Loaded) -> None:
+        """To the device, to stay there until `done`."""
+        if function.block is not None:
+            self._weights.bring(function.block)
+            self._weights.shelf.use(function.block.key)
+
+    def done(self, function: Loaded) -> None:
+        if function.block is not None:
+            self._weights.shelf.done(function.block.key)
+
+    def hold(self, name: str) -> None:
+        """Its weights stay where they are until `let_go`."""
+        self.bring(self[name])
+
+    def let_go(self, name: str) -> None:
+        self.done(self[name])
+
+    @staticmethod
+    def arrived(function: Loaded) -> Any:
+        """The event its weights come with."""
+        return function.block.to_wait_for() if function.block is not None else None
+
+    def weights_of_mib(self, name: str) -> int:
+        block = self[name].block
+        return int(block.room) >> 20 if block is not None else 0
+
+    @property
+    def weights_mib(self) -> int:
+        """Of the device, under weights."""
+        return self._weights.shelf.used >> 20 if self._weights is not None else 0
+
+    @property
+    def evictions(self) -> int:
+        return self._weights.shelf.evictions if self._weights is not None else 0
+
+    # --------------------------------------------------------- graphs made elsewhere
+
+    def no_capture(self) -> AbstractContextManager[Any]:
+        """Inside, no graph is captured in any thread: random numbers of the device, say, cannot be drawn meanwhile."""
+        return self._runtime.no_capture()
+
+    def warm(self, name: str, bucket: int, mask: int) -> int:
+        """A first run of this size, waited for; for a maker's thread, between `hold` and `let_go`. The MiB beside the weights."""
+        function = self[name]
+        return self._runtime.warm(function.work, function.example, bucket, self._slicer.slice(mask), self.arrived(function))
+
+    def make(self, name: str, bucket: int, mask: int) -> Any:
+        """A captured plan, for `adopt`, or why there is none; for a maker's thread, between `hold` and `let_go`, after `warm`."""
+        function = self[name]
+        try:
+            return self._runtime.make(function.work, function.example, bucket, self._slicer.slice(mask), function.block)
+        except Exception as error:
+            if self._runtime.is_broken(error):
+                raise
+            return error
+
+    def adopt(self, name: str, bucket: int, mask: int, plan: Any) -> None:
+        """Serve with it from now on. It runs once for nobody: the first replay uploads the graph, which takes a millisecond."""
+        function = self[name]
+        if not isinstance(plan, Exception):
+            function.plans[bucket, mask] = plan
+            self.warm_up(function, plan, bucket)
+        elif self._runtime.is_out_of_memory(plan):
+            function.did_not_fit(bucket)
+        else:  # it waits for the device, say: then it stays eager, and serves all the same
+            function.graphs = False
+
+    def is_ready(self, name: str, count: int, mask: int) -> bool:
+        """Can a batch of this size run here without making anything first?"""
+        function = self[name]
+        return not function.graphs or any(size >= min(count, function.largest) for size, at in function.plans if at == mask)
+
+    def bucket_for(self, name: str, count: int) -> int:
+        function = self[name]
+        return next(size for size in function.buckets if size >= min(count, function.largest))
+
+    # -------------------------------------------------------------- graphs made here
+
+    def prepare(self, name: str, masks: Iterable[int], buckets: Iterable[int] = ()) -> None:
+        function = self[name]
+        for mask in masks:
+            for bucket in buckets or function.buckets:
+                plan = self.plan(function, bucket, mask)
+                if function.graphs and not plan.is_captured:
+                    if not plan.runs:
+                        self.warm_up(function, plan, bucket)
+                    self._capture(function, plan, bucket, mask)
+                    self.warm_up(function, plan, bucket)  # the first replay uploads the graph, which takes a millisecond
+
+    def plan(self, function: Loaded, bucket: int, mask: int) -> Any:
+        plan = function.plans.get((bucket, mask))
+        if plan is None:
+            slice_ = self._slicer.slice(mask)
+            plan = function.plans[bucket, mask] = self._runtime.plan(function.work, function.example, bucket, slice_)
+        return plan
+
+    def launch(self, function: Loaded, items: list[Any], mask: int, *, keep: bool) -> Any:
+        """A batch on its way; captured first, if it has run eagerly often enough. Its weights stay until `done`."""
+        self.bring(function)
+        try:
+            bucket = function.bucket(len(items), mask)
+            plan = self.plan(function, bucket, mask)
+            if function.graphs and not plan.is_captured and plan.runs >= CAPTURE_AT_LATEST:
+                self._capture(function, plan, bucket, mask)
+            flight = self._runtime.launch(plan, items, after=self.arrived(function), keep=keep)
+        except BaseException:
+            self.done(function)
+            raise
+        if function.graphs and not plan.is_captured:
+            self._uncaptured[function.name, bucket, mask] = (function, plan)
+        return flight
+
+    @property
+    def lacks_graphs(self) -> bool:
+        return bool(self._uncaptured)
+
+    def capture_one(self) -> None:
+        (_, bucket, mask), (function, plan) = next(iter(self._uncaptured.items()))
+        self._capture(function, plan, bucket, mask)
+
+    def _capture(self, function: Loaded, plan: Any, bucket: int, mask: int) -> None:
+        """A function that cannot be captured (it waits for the device, say) stays eager, and serves all the same."""
+        self._uncaptured.pop((function.name, bucket, mask), None)
+        try:
+            self._runtime.capture(plan, function.block)
+        except Exception as error:
+            function.graphs = False
+            if self._runtime.is_out_of_memory(error):
+                function.did_not_fit(bucket)
+
+    @property
+    def graphs(self) -> int:
+        return sum(plan.is_captured for function in self._loaded.values() for plan in function.plans.values())
+
+    # --------------------------------------------------------------- runs for nobody
+
+    def warm_up(self, function: Loaded, plan: Any, bucket: int) -> None:
+        """Its weights count as used until it has ended."""
+        self.bring(function)
+        self._warming.append((function, self._runtime.launch(plan, [None] * bucket, after=self.arrived(function))))
+
+    def cool(self) -> bool:
+        """Forget those that have ended; are there others?"""
+        for entry in [entry for entry in self._warming if entry[1].is_done()]:
+            self._warming.remove(entry)
+            self.done(entry[0])
+        return bool(self._warming)
+
+    def is_warming(self, name: str = "") -> bool:
+        return any(not name or entry[0].name == name for entry in self._warming)

@@ -1,0 +1,34 @@
+"""Has this call so much time that nobody need work out how much it will take?
+
+Most calls have: their goal is many times what they take, and few wait. For them the time worked out for another, a moment
+ago, will do. What it saves is most of what an arrival costs.
+"""
+
+from __future__ import annotations
+
+from lamina.core.flow import Flow
+from lamina.core.policy import Promise, View
+from lamina.types import Call
+
+AMPLE = 8
+LATELY_US = 2_000
+"""Who has so many times the time a call would have taken so lately need not have it worked out anew, while few wait."""
+
+
+def promised_lately(view: View, flow: Flow, call: Call) -> Promise | None:
+    """None: it must be worked out."""
+    until_us, finish_us = view.lately.get(flow.name, (0, 0))
+    if until_us <= view.now_us or call.expires_us - view.now_us <= AMPLE * finish_us + view.reserve_us(call.target):
+        return None
+    for name in flow.functions:
+        function = view.functions[name]
+        if not function.instances or len(function.queue) > 2 * function.spec.max_batch:
+            return None
+    return Promise(finish_us)
+
+
+def promise(view: View, flow: Flow, finish_us: int) -> Promise:
+    """And remembered for those who come next."""
+    if finish_us:
+        view.lately[flow.name] = (view.now_us + LATELY_US, finish_us)
+    return Promise(finish_us)
