@@ -131,7 +131,9 @@ class Seen:
     """What became of them."""
 
     statuses: Counter[int] = field(default_factory=Counter)  #: 0: cut off without an answer
-    hangs: int = 0
+    slow: list[bytes] = field(default_factory=list)  #: those that took more than a second, which may be the machine's doing
+    repeated: int = 0  #: so many were sent again for that
+    hangs: int = 0  #: and took as long again, alone
     valid_s: list[float] = field(default_factory=list)  #: of the valid request after each hundred
     again_s: list[float] = field(default_factory=list)  #: and of the same a moment later, while nobody attacks
 
@@ -145,12 +147,23 @@ async def attack(port: int, rng: random.Random, count: int, seen: Seen, patience
     honest = await asyncio.open_connection("127.0.0.1", port)
     for _ in range(count // WAVE):
         await asyncio.gather(*(_one(port, mutated(rng), seen, patience_s) for _ in range(WAVE)))
+        await _again(port, seen, patience_s)
         for times in (seen.valid_s, seen.again_s):
             await asyncio.sleep(0.005)  # not what this process still has to clear away
             begun = time.perf_counter()
             assert await _valid(*honest) == b"[1,2,3]"
             times.append(time.perf_counter() - begun)
     honest[1].close()
+
+
+async def _again(port: int, seen: Seen, patience_s: float) -> None:
+    """What took too long is sent again, alone: then it is known whose fault it was."""
+    slow, seen.slow = seen.slow, []
+    seen.repeated += len(slow)
+    for data in slow:
+        await _one(port, data, seen, patience_s)
+    seen.hangs += len(seen.slow)
+    seen.slow = []
 
 
 async def _one(port: int, data: bytes, seen: Seen, patience_s: float) -> None:
@@ -165,7 +178,7 @@ async def _one(port: int, data: bytes, seen: Seen, patience_s: float) -> None:
             line = await asyncio.wait_for(reader.readline(), HANG_S)
         seen.statuses[int(line.split(b" ")[1]) if line else 0] += 1
     except TimeoutError:
-        seen.hangs += 1
+        seen.slow.append(data)
     except ConnectionError:
         seen.statuses[0] += 1
     finally:
@@ -196,7 +209,7 @@ async def _run(report: Report, port: int, pid: int, count: int) -> Seen:
     by_status = {str(status): number for status, number in sorted(seen.statuses.items())}
     report.add("mutated requests", float(answered), "requests", seed=SEED, per_s=round(rate), **by_status)
     report.add("answers outside the contract", float(len(seen.strange)), "statuses", most=0)
-    report.add("hangs of more than a second", float(seen.hangs), "requests", most=0)
+    report.add("hangs of more than a second", float(seen.hangs), "requests", most=0, sent_again=seen.repeated)
     report.add("memory it grew by", grown_mib, "MiB", most=20, before_mib=round(before_mib, 1))
     ratio = statistics.median(seen.valid_s) / statistics.median(seen.again_s)
     tail = {"p50_ms": 1e3 * statistics.median(seen.valid_s), "p99_ms": 1e3 * statistics.quantiles(seen.valid_s, n=100)[98]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 import sys
+import typing
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +14,8 @@ import pytest
 
 from lamina import errors, plugins
 from lamina.cli import root
+from lamina.core.actions import Action
+from lamina.core.events import Event
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -55,11 +58,27 @@ def test_every_command_and_option_is_documented(name: str) -> None:
     command = dict(commands())[name]
     assert f"lamina {name}" in page
     section = page.split(f"## `lamina {name}")[1].split("\n## ")[0]
-    for param in command.params:
-        if isinstance(param, click.Option):
-            for option in param.opts:
-                assert option in section, f"{option} of {name}"
-    assert command.help, f"{name} has no help"
+    inner = command.commands if isinstance(command, click.Group) else {}
+    for verb, one in {"": command, **inner}.items():
+        assert one.help, f"{name} {verb} has no help"
+        assert verb in section, f"{name} {verb}"
+        for param in one.params:
+            if isinstance(param, click.Option):
+                for option in param.opts:
+                    assert option in section, f"{option} of {name} {verb}"
+
+
+def test_every_page_is_in_the_index() -> None:
+    docs = ROOT / "docs"
+    linked = set(re.findall(r"\]\(([^)#]+)", (docs / "README.md").read_text()))
+    pages = {str(page.relative_to(docs)) for page in (*docs.glob("*.md"), *docs.glob("decisions/*.md"))}
+    assert pages - linked == {"README.md"}
+
+
+def test_every_event_and_action_is_in_the_architecture() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    for kind in (*typing.get_args(Event), *typing.get_args(Action)):
+        assert f"`{kind.__name__}`" in page, kind
 
 
 def test_every_policy_is_documented() -> None:
@@ -80,5 +99,5 @@ def test_every_error_code_is_documented() -> None:
 
 def test_exit_codes_are_documented() -> None:
     page = (ROOT / "docs" / "cli.md").read_text()
-    for code in ("| 0 |", "| 1 |", "| 2 |", "| 3 |", "| 4 |"):
+    for code in ("| 0 |", "| 1 |", "| 2 |", "| 3 |", "| 4 |", "| 130 |"):
         assert code in page

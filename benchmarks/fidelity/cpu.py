@@ -10,8 +10,10 @@ import asyncio
 import os
 from typing import Any
 
+from msgspec.structs import replace
+
 from benchmarks.fidelity.cases import SEED, Case, off, poisson, simulated, told
-from benchmarks.fidelity.live import Found, Runs, handovers, known, measured, profile_of, served
+from benchmarks.fidelity.live import Batch, Found, Runs, handovers, known, measured, profile_of, served
 from lamina import policies, values
 from lamina.core.events import Deployed
 from lamina.live.rehearse import Rehearsal
@@ -68,21 +70,27 @@ async def _measured(loop: Any, name: str) -> Runs:
 
 
 def compared(name: str, load: float, parts: list[tuple[Case, Found]]) -> dict[str, Any]:
-    """All parts of one load together."""
+    """All parts of one load together; also as if each part had been profiled at the pace it then had."""
     calls = [call for case, _ in parts for call in case.calls]
-    here = told(calls, [end for _, found in parts for end in found.ends])
-    ran_us = sum(batch.device_us for _, found in parts for batch in found.batches)
-    expected_us = sum(_typical(case.profiles[0], batch.size) for case, found in parts for batch in found.batches)
-    about = {
+    paces = [_pace(case.profiles[0], found.batches) for case, found in parts]
+    here = told(calls, [end for _, found in parts for end in found.ends]) | {
         "timers_late_p99_ms": max(found.told["timers_late_p99_ms"] for _, found in parts),
         "mean_batch": parts[0][1].told["mean_batch"],
-        "pace": round(ran_us / expected_us, 4),  # of its batches under load, over those measured before and after
-        "handover_us": [round(case.profiles[0].handover.us(8)) for case, _ in parts if case.profiles[0].handover],
+        "paces": [round(pace, 3) for pace in paces],
     }
-    return {"what": f"cpu, 1 of 2 cores, {WORDS[name]}", "load": load, "calls": len(calls)} | off(
-        simulated([case for case, _ in parts]), here | about
-    )
+    row = off(simulated([case for case, _ in parts]), here)
+    paced = off(simulated([_paced(case, pace) for (case, _), pace in zip(parts, paces, strict=True)]), here)
+    known = {f"{key} at its pace": value for key, value in paced.items() if key.endswith("off")}
+    return {"what": f"cpu, 1 of 2 cores, {WORDS[name]}", "load": load, "calls": len(calls)} | row | known
 
 
-def _typical(profile: Profile, batch: int) -> float:
-    return next(point.p50_us for point in profile.points if point.batch == batch)
+def _pace(profile: Profile, batches: list[Batch]) -> float:
+    """Of batches under load, over those measured before and after."""
+    typical_us = {point.batch: point.p50_us for point in profile.points}
+    return sum(batch.device_us for batch in batches) / sum(typical_us[batch.size] for batch in batches)
+
+
+def _paced(case: Case, pace: float) -> Case:
+    [profile] = case.profiles
+    points = [replace(point, p50_us=point.p50_us * pace, p99_us=point.p99_us * pace) for point in profile.points]
+    return case._replace(profiles=[replace(profile, points=points)])

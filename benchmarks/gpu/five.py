@@ -26,8 +26,9 @@ from lamina.types import DeviceSpec, FunctionSpec, SliceLimits, Slo
 
 BUCKETS = (1, 2, 4, 8, 16)
 MODES = ("temporal", "streams", "mps", "lamina")
-SIZES = {3: (5,), 5: (3, 5), 10: (5,)}
-"""Units of Lamina's slices by goal: as many blocks as leave the slowest model enough of its goal for waiting."""
+SLICES = {3: ((5, 0), (5, 2)), 5: ((3, 0), (3, 1), (3, 2), (3, 15)), 10: ((3, 2), (3, 15))}
+"""Lamina's slices by goal, as (units, reach): as many blocks as leave the slowest model enough of its goal for waiting; hard
+ones, and soft ones that run on so many units of their neighbours too (15: on all, so only their number is left of them)."""
 
 GUESS = {3: 100.0, 5: 320.0, 10: 600.0}
 SECONDS = 2.0
@@ -80,8 +81,9 @@ def goals_us(factor: float) -> dict[str, int]:
     return {name: int(factor * table[name][1, 15]) for name in FIVE}
 
 
-def run(bench: Bench, factors: tuple[int, ...] = (5, 3, 10)) -> None:
-    only = os.environ.get("LAMINA_MODES", "").split() or MODES
+def run(bench: Bench) -> None:
+    only = os.environ.get("LAMINA_MODES", "").split() or list(MODES)
+    factors = [int(word) for word in os.environ.get("LAMINA_GOALS", "5 3 10").split()]
     tenants = None
     if "mps" in only:
         from benchmarks.gpu.five_mps import Tenants
@@ -90,20 +92,20 @@ def run(bench: Bench, factors: tuple[int, ...] = (5, 3, 10)) -> None:
     settings = {mode: Setting(bench, mode) for mode in only if mode != "mps"}
     for setting in settings.values():  # all that is slow comes before all that is measured
         for factor in factors:
-            for size in SIZES[factor]:
-                setting.at(factor, size)
+            for slices in SLICES[factor] if setting.mode == "lamina" else ((0, 0),):
+                setting.at(factor, *slices)
     if tenants and not tenants.wait():
         tenants.close()
         tenants, only = None, [mode for mode in only if mode != "mps"]
     capacities: dict[tuple[int, str], float] = {}
     for factor in factors:
         for mode in only:
-            for size in SIZES[factor] if mode == "lamina" else (0,):
+            for size, reach in SLICES[factor] if mode == "lamina" else ((0, 0),):
                 begin = time.monotonic()
-                tried = tenants.at(factor) if mode == "mps" and tenants else settings[mode].at(factor, size)
+                tried = tenants.at(factor) if mode == "mps" and tenants else settings[mode].at(factor, size, reach)
                 rate, outcome = capacity(tried, GUESS[factor])
                 capacities[factor, mode] = max(rate, capacities.get((factor, mode), 0.0))
-                label = f"{mode}, slices of {8 * size} SMs" if size else mode
+                label = f"{mode}, {15 // size} {_named(size, reach)}" if size else mode
                 _report(bench, f"{factor}x solo, {label}", rate, outcome, time.monotonic() - begin)
         if "lamina" in only:
             _compare(bench, factor, {mode: capacities[factor, mode] for mode in only})
@@ -140,44 +142,52 @@ def _compare(bench: Bench, factor: int, found: dict[str, float]) -> None:
             bench.report.add(f"{factor}x solo: lamina against {against}", ours / rate, "x", least=least if factor < 10 else None)
 
 
+def _named(size: int, reach: int) -> str:
+    if not reach:
+        return f"slices of {8 * size} SMs"
+    return "lanes on all SMs" if size + 2 * reach >= 15 else f"slices of {8 * size} SMs that reach over {8 * (size + 2 * reach)}"
+
+
 class Setting:
     """Models loaded once for a mode, with graphs wherever they may run; made when first needed."""
 
     def __init__(self, bench: Bench, mode: str) -> None:
-        self._bench, self._mode = bench, mode
-        self._executors: dict[int, Any] = {}
+        self._bench, self.mode = bench, mode
+        self._executors: dict[tuple[int, int], Any] = {}
         self._profiles, _ = profiles()
 
-    def at(self, factor: int, size: int, options: dict[str, Any] | None = None) -> Tried:
-        units = {"temporal": 15, "lamina": size}.get(self._mode, 3)
+    def at(self, factor: int, size: int = 0, reach: int = 0) -> Tried:
+        units = {"temporal": 15, "lamina": size}.get(self.mode, 3)
         limits = SliceLimits(sizes=(units,), aligned=True, batches_per_instance=0)
         device = msgspec.structs.replace(self._bench.slicer.device, limits=limits)
-        fixed = self._mode in ("equal", "streams")
+        fixed = self.mode in ("equal", "streams")
         places = {name: 0b111 << 3 * index for index, name in enumerate(FIVE)} if fixed else {}
-        if units not in self._executors:
-            self._executors[units] = self._load(device, places)
-        executor = self._executors[units]
+        if (units, reach) not in self._executors:
+            self._executors[units, reach] = self._load(device, places, reach)
+        executor = self._executors[units, reach]
         specs = specs_for(factor, units, fixed=fixed)
         items = {name: self._bench.model(name).make_input(1)[0] for name in FIVE}
 
         def tried(rate: float) -> Outcome:
-            chosen = OPTIONS if options is None else options
-            loop = InProcess(self._bench.slicer, executor, specs, items, "edf", device, self._profiles, places, chosen)
+            loop = InProcess(executor.slicer, executor, specs, items, "edf", device, self._profiles, places, OPTIONS)
             rates = dict.fromkeys(FIVE, rate)
             loop.open(rates, 0.25)
             return loop.open(rates, SECONDS, seed=1)
 
         return tried
 
-    def _load(self, device: DeviceSpec, places: dict[str, int]) -> Any:
+    def _load(self, device: DeviceSpec, places: dict[str, int], reach: int) -> Any:
         from lamina.gpu.cuda import CudaRuntime
         from lamina.gpu.executor import Executor
+        from lamina.gpu.green import GreenSlicer
 
-        executor = Executor(PlainSlicer(device) if self._mode == "streams" else self._bench.slicer, CudaRuntime())
+        hard = self._bench.slicer
+        soft = GreenSlicer(driver=hard.driver, reach=reach) if reach else hard
+        executor = Executor(PlainSlicer(device) if self.mode == "streams" else soft, CudaRuntime())
         for name in FIVE:
             model = self._bench.model(name)
             executor.load(name, model.module, model.make_input(1), buckets=BUCKETS)
-            executor.prepare(name, [places[name]] if places else [WHOLE] if self._mode == "temporal" else blocks(device))
+            executor.prepare(name, [places[name]] if places else [WHOLE] if self.mode == "temporal" else blocks(device))
         return executor
 
 

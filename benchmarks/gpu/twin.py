@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.gpu.five import GUESS, OPTIONS, SIZES, capacity, profiles, specs_for
+from benchmarks.gpu.five import GUESS, OPTIONS, SLICES, capacity, profiles, specs_for
 from benchmarks.gpu.inprocess import InProcess, Outcome
 from benchmarks.gpu.zoo import FIVE
 from lamina.core.actions import StartBatch
@@ -144,7 +144,7 @@ def main() -> None:
     usual = {"wait": False}
     rows = []
     for factor in factors:
-        size = SIZES[factor][0]
+        size = SLICES[factor][0][0]
         cases: dict[str, Any] = {
             "policy as it comes": (size, usual, {}),
             "as measured": (size, OPTIONS, {}),

@@ -262,6 +262,7 @@ class Chaos:
 
     def arrive(self) -> None:
         rng = self.rng
+        more = False
         for _ in range(rng.choice((1, 1, 2, 9))):
             self.calls += 1
             target = rng.choice([f"f{i}" for i in range(4)] + [flow.name for flow in FLOWS])
@@ -271,7 +272,7 @@ class Chaos:
             name = f"c{self.calls}" if rng.random() > 0.02 else f"c{max(1, self.calls - 3)}"
             more = rng.random() < 0.3
             self.tell(ev.CallArrived(Call(name, target, self.now_us, deadline_us, expires_us), more))
-        if rng.random() < 0.7:  # else whatever happens next is the moment to decide
+        if more and rng.random() < 0.7:  # else whatever happens next is the moment to decide
             self.tell(ev.AllHere())
 
     def running(self) -> list[int]:

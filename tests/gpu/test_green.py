@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lamina.gpu.green import GreenSlicer, kind_of
+from lamina.gpu.green import GreenSlicer, kind_of, widened
 from lamina.gpu.slicer import blocks
 
 on_gpu = pytest.mark.gpu
@@ -24,6 +24,20 @@ def probe() -> Any:
 )
 def test_profiles_are_found_by_the_short_name_of_the_card(name: str, kind: str):
     assert kind_of(name) == kind
+
+
+@pytest.mark.parametrize(
+    ("mask", "reach", "wide"),
+    [
+        (0b111000, 0, 0b111000),
+        (0b111000, 2, 0b11111110),
+        (0b111, 2, 0b1111111),
+        (0b111 << 12, 2, 0b1111111 << 8),
+        (0b1, 9, 0x7FFF),
+    ],
+)
+def test_a_soft_slice_reaches_into_its_neighbours_and_is_as_wide_everywhere(mask: int, reach: int, wide: int):
+    assert widened(mask, reach, units=15) == wide
 
 
 @on_gpu

@@ -107,7 +107,7 @@ async def tell(gateway: Gateway) -> dict[str, Any]:
             put(job, value)
             if isinstance(value, DeviceRef):
                 stayed.append(value)
-                gpu.fetch([value], lambda: fetched.append(gpu._executor.values.copies[value.slot]))
+                gpu.fetch([value], lambda: fetched.append(gpu.life.values.copies[value.slot]))
 
         gateway.loop.data.put = watched  # type: ignore[method-assign]
         said["stays"] = await browser.post("/v1/workflows/stays", [1, 2, 3, 4])
@@ -129,7 +129,7 @@ async def tell(gateway: Gateway) -> dict[str, Any]:
         said["stuck"] = await other.post("/v1/functions/stuck", "spin")
         gateway.loop.controller._mishaps._hang_floor_us = 5_000_000
         said["unstuck"] = await other.post("/v1/functions/stuck", "not")
-    said["left"] = (set(gpu._executor.values.held), set(gpu._executor.slots.held)) if gpu._executor else None
+    said["left"] = (set(gpu.life.values.held), set(gpu.life.slots.held)) if gpu.life else None
     gateway.loop.controller.state.check()
     return said
 

@@ -60,12 +60,14 @@ def test_nothing_goes_through_the_number_of_a_connection_that_is_closed() -> Non
         transport.abort()
         await asyncio.sleep(0)
         taken = [socket.socketpair() for _ in range(8)]  # one of them may get the number
-        outlet.write(b"not for you")
+        with contextlib.suppress(RuntimeError):  # the transport may object
+            outlet.write(b"not for you")
         others = [end for pair in taken for end in pair]
         reached = []
         for end in others:
             with contextlib.suppress(BlockingIOError):
                 reached.append(end.recv(10, socket.MSG_DONTWAIT))
+        for end in others:
             end.close()
         assert (number >= 0, reached) == (True, [])
 

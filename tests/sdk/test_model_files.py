@@ -220,3 +220,7 @@ def test_a_model_file_is_all_a_server_needs(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         process.wait(20)
     assert said["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [2, 2], "data": [2.0, 4.0, 6.0, 8.0]}]
+
+
+def test_a_model_without_a_name_is_called_as_its_file(tmp_path: Path) -> None:
+    assert entry_of(str(file(tmp_path, {"x": ["n"]}, {"y": ["n"]}))).name == "model"

@@ -71,8 +71,8 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
         read_pt2(tmp_path / "m.pt2")
 
 
-def functions(path: Path) -> Any:
-    return load_app(Bundle([entry_of(f"m={path}")]).target(path.parent)).functions
+def functions(path: Path, more: str = "") -> Any:
+    return load_app(Bundle([entry_of(f"m={path}{more}")]).target(path.parent)).functions
 
 
 def poison(path: Path, trace: Path) -> None:
@@ -86,7 +86,8 @@ def poison(path: Path, trace: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_exported_model_runs_in_batches_of_any_size(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", ["", ",gpu=1/4"], ids=["cpu", "as for a gpu"])
+def test_an_exported_model_runs_in_batches_of_any_size(tmp_path: Path, more: str) -> None:
     torch = pytest.importorskip("torch", reason="pip install 'lamina[torch]'")
 
     class Twice(torch.nn.Module):  # type: ignore[misc, name-defined]
@@ -98,8 +99,8 @@ def test_an_exported_model_runs_in_batches_of_any_size(tmp_path: Path) -> None:
     path = tmp_path / "twice.pt2"
     torch.export.save(made, path)
     poison(path, tmp_path / "run")
-    function = functions(path)["m"]
-    assert function.spec.max_batch == 16
+    function = functions(path, more)["m"]
+    assert function.spec.max_batch == 16 and function.spec.gpu == ("may" if more else "no")
     rows = [{"image": np.array([n, 1], np.float32)} for n in range(3)]
     runner = function.open()
     for count in (1, 3):
@@ -120,9 +121,10 @@ def safetensors(folder: Path, config: Any = SAFE) -> Path:
     return path
 
 
-def test_weights_beside_a_config_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", ["", ",gpu=1/4"], ids=["cpu", "as for a gpu"])
+def test_weights_beside_a_config_run(tmp_path: Path, more: str) -> None:
     pytest.importorskip("torch", reason="pip install 'lamina[torch]'")
-    function = functions(safetensors(tmp_path))["m"]
+    function = functions(safetensors(tmp_path), more)["m"]
     rows = [{"x": [1, 0]}, {"x": [0, 1]}]
     assert [row.tolist() for row in function.open().run(rows)] == [[3], [5]]
 
@@ -131,3 +133,24 @@ def test_weights_beside_a_config_run(tmp_path: Path) -> None:
 def test_a_config_that_says_too_little_or_too_much_is_refused(tmp_path: Path, config: Any) -> None:
     with pytest.raises(BadValue):
         functions(safetensors(tmp_path, config))
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [(",slo", "no setting"), (",colour=red", "no setting"), (",cores=two", "whole number"), (",gpu=7", "gpu.share")],
+)
+def test_settings_behind_a_file_are_checked(tmp_path: Path, more: str, says: str) -> None:
+    with pytest.raises(BadValue, match=says):
+        functions(safetensors(tmp_path), more)
+
+
+def test_settings_behind_a_file_are_the_functions(tmp_path: Path) -> None:
+    spec = functions(safetensors(tmp_path), ",slo=50ms,cores=2,batch=4,gpu=1/4")["m"].spec
+    assert (spec.slo.latency_us, spec.cores, spec.max_batch, spec.share) == (50_000, 2, 4, 0.25)
+
+
+@pytest.mark.parametrize("shape", [[-1, -1], [1, 2]])
+def test_a_gpu_takes_batches_of_one_shape(tmp_path: Path, shape: list[int]) -> None:
+    config = {**SAFE, "inputs": {"x": ["FP32", shape]}}
+    with pytest.raises(BadValue, match="gpu: input 'x'"):
+        functions(safetensors(tmp_path, config), ",gpu=1/4")

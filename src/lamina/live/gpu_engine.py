@@ -16,14 +16,12 @@ from typing import Any
 from lamina.core.actions import Action, DropJob, JobRef, Kill, Load, StartBatch, Unload
 from lamina.core.events import BatchFailed, BatchFinished, Event, InstanceLost, InstanceReady
 from lamina.live.cores import allowed_cores
-from lamina.live.frames import DeviceRef, Done, ErrorInfo, FrameError, ShmRef, pack
+from lamina.live.frames import DeviceRef, Done, ErrorInfo, FrameError, ShmRef
 from lamina.live.gpu_frames import (
-    Fetch,
     Fetched,
-    Forget,
     FromExecutor,
-    Go,
     GpuSetup,
+    Imported,
     Loaded,
     LoadOne,
     NotLoaded,
@@ -34,18 +32,16 @@ from lamina.live.gpu_frames import (
     Usage,
     gateway_reader,
 )
+from lamina.live.gpu_lives import Life, Lives
 from lamina.live.jobs import NOBODY, OriginOf, deliver, job_frame
-from lamina.live.ledger import DeviceSlots, Ledger, WorkerSlots
+from lamina.live.ledger import Ledger
 from lamina.live.local import LocalLimits, how_it_ended
-from lamina.live.process import Kind, WorkerProcess
+from lamina.live.process import Kind
 from lamina.live.timer import clock_us
 from lamina.sdk.spans import Inner
 from lamina.types import DeviceSpec
 
 log = logging.getLogger("lamina")
-
-SPARE_AFTER_S = 3.0
-"""From a device being open until a spare process gets ready behind it: first those who wait for functions."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,18 +57,6 @@ class _Instance:
 class _Batch:
     action: StartBatch
     reads: list[ShmRef]
-
-
-@dataclass(slots=True, eq=False)
-class _Executor:
-    """One life of the process."""
-
-    slots: WorkerSlots
-    values: DeviceSlots
-    process: WorkerProcess | None = None
-    is_up: bool = False
-    forgotten: list[int] = field(default_factory=list)
-    fetching: dict[int, list[Callable[[], None]]] = field(default_factory=dict)
 
 
 class GpuEngine:
@@ -94,15 +78,12 @@ class GpuEngine:
         self.on_spans: Callable[[int, list[Inner]], None] | None = None  #: (batch, parts of it): who exports them
         self.unknown: set[str] = set()
         self.usage: Usage | None = None  #: what the executor said last
-        self.restarts = -1  #: of the process; the first start is none
         self.apps: dict[str, str] = {}  #: by function: where it is loaded from now, if not from `app`
         self._app, self._slicer, self._ordinal = app, slicer, ordinal
         self._ledger = ledger
         self._limits = limits or LocalLimits()
         self._kind = Kind("lamina.live.gpu_worker", gateway_reader, environment or {}, cores=allowed_cores())
-        self._executor: _Executor | None = None
-        self._spare: _Executor | None = None
-        self._processes: set[WorkerProcess] = set()
+        self._lives: Lives | None = None  #: from `start` on
         self._instances: dict[str, _Instance] = {}
         self._batches: dict[int, _Batch] = {}
         self._wanted: set[int] = set()
@@ -116,14 +97,25 @@ class GpuEngine:
     @property
     def pid(self) -> int:
         """Of the executor; 0 while there is none."""
-        found = self._executor
-        return found.process.pid if found is not None and found.process is not None else 0
+        life = self.life
+        return life.process.pid if life is not None and life.process is not None else 0
+
+    @property
+    def restarts(self) -> int:
+        """Of the process; the first start is none."""
+        return self._lives.restarts if self._lives is not None else -1
+
+    @property
+    def life(self) -> Life | None:
+        """The process that owns the device at this moment."""
+        return self._lives.now if self._lives is not None else None
 
     async def start(self, post: Callable[[Event], None], data: Any) -> None:
         self._loop = asyncio.get_running_loop()
         self._post = post
         self._data = data
-        self._take_over()  # opening a device takes seconds: it need not wait for the first load
+        self._lives = Lives(self._setup, self._kind, self._ledger, self._frame, self._lost)
+        self._lives.take_over()  # opening a device takes seconds: it need not wait for the first load
 
     def perform(self, action: Action) -> None:
         match action:
@@ -142,66 +134,35 @@ class GpuEngine:
 
     # -------------------------------------------------------------- the process
 
-    def _take_over(self) -> None:
-        """A process for the device: the spare one, which needs a second, or a fresh one, which needs ten."""
-        self.restarts += 1
-        spare, self._spare = self._spare, None
-        self._executor = spare or self._spawn()
-        if spare is not None:
-            self._send(Go())
-
-    def _make_spare(self) -> None:
-        if not self._is_stopping and self._spare is None and self._executor is not None:
-            self._spare = self._spawn(is_spare=True)
-
-    def _spawn(self, is_spare: bool = False) -> _Executor:
-        executor = _Executor(self._ledger.open_worker(), self._ledger.open_device(lambda slot: executor.forgotten.append(slot)))
-        setup = GpuSetup(
+    def _setup(self, life: Life, is_spare: bool) -> GpuSetup:
+        return GpuSetup(
             app=self._app,
             device=self.device.id,
             slicer=self._slicer,
             folder=self._ledger.folder.path,
-            owner=executor.slots.owner,
-            values_owner=executor.values.owner,
+            owner=life.slots.owner,
+            values_owner=life.values.owner,
             pool_bytes=self._limits.worker_pool_bytes,
             ordinal=self._ordinal,
             is_spare=is_spare,
         )
-        try:
-            process = WorkerProcess(
-                self._loop, setup, lambda frame: self._frame(executor, frame), lambda: self._lost(executor), kind=self._kind
-            )
-        except OSError as error:
-            log.error("no executor for %s could be started: %s", self.device.id, error.strerror)
-            self._loop.call_soon(self._lost, executor)
-            return executor
-        executor.process = process
-        self._processes.add(process)
-        process.finished.add_done_callback(lambda _: self._processes.discard(process))
-        return executor
 
-    def _lost(self, executor: _Executor) -> None:
-        """Called once for each life of the process, whatever ended it."""
-        if self._spare is executor:
-            self._spare = None
-            self._ledger.orphan(executor.slots)
-            self._ledger.close_device(executor.values)
-            return
-        self._executor = None
+    def _lost(self, life: Life) -> None:
+        """All its functions are, whatever ended it."""
+        assert self._lives is not None
         self.usage = None
         for batch in list(self._batches.values()):
             self._close(batch)
-        self._ledger.orphan(executor.slots)
-        self._ledger.close_device(executor.values)
+        self._lives.close(life)
         instances, self._instances = self._instances, {}
         if self._is_stopping:
             return
-        ended = how_it_ended(executor.process)
+        ended = how_it_ended(life.process)
         log.warning("the executor of %s is lost, with %d functions: it %s", self.device.id, len(instances), ended)
-        for fetched in [then for waiting in executor.fetching.values() for then in waiting]:
+        for fetched in [then for waiting in life.fetching.values() for then in waiting]:
             fetched()
-        if executor.is_up:
-            self._take_over()
+        if life.is_up:
+            self._lives.take_over()
         for name, instance in instances.items():
             if instance.overdue is not None:
                 instance.overdue.cancel()
@@ -212,25 +173,19 @@ class GpuEngine:
             self._post(InstanceLost(name, reason))
 
     def _send(self, *frames: Any) -> None:
-        executor = self._executor
-        if executor is not None and executor.process is not None:
-            ahead = [*executor.slots.released()]
-            if executor.forgotten:
-                ahead.append(Forget(executor.forgotten))  # type: ignore[arg-type]
-                executor.forgotten = []
-            executor.process.send(pack(*ahead, *frames))
+        if self.life is not None:
+            self.life.send(*frames)
 
     # ---------------------------------------------------------------- instances
 
     def _load(self, action: Load) -> None:
         if self._is_stopping:
             return
-        if self._executor is None:
-            self._take_over()
+        if self._lives is not None and self._lives.now is None:
+            self._lives.take_over()
         instance = self._instances[action.instance] = _Instance(action)
         instance.overdue = self._loop.call_later(self._limits.load_s, self._overdue, instance)
-        executor = self._executor
-        if executor is not None and executor.is_up:
+        if self.life is not None and self.life.is_up:
             self._send_load(instance)
 
     def _send_load(self, instance: _Instance) -> None:
@@ -261,17 +216,17 @@ class GpuEngine:
 
     def _end(self, reason: str, instance: _Instance) -> None:
         instance.lost_because = reason
-        if self._executor is not None and self._executor.process is not None:
-            self._executor.process.kill()
+        if self.life is not None and self.life.process is not None:
+            self.life.process.kill()
 
     # ------------------------------------------------------------------ batches
 
     def _start(self, action: StartBatch) -> None:
-        executor, instance = self._executor, self._instances.get(action.instance)
-        if executor is None or instance is None:  # lost; that news is on its way to whoever decided this
+        life, instance = self.life, self._instances.get(action.instance)
+        if life is None or instance is None:  # lost; that news is on its way to whoever decided this
             return
         reads: list[ShmRef] = []
-        place = executor.values.owner
+        place = life.values.owner
         origin = self.origin
         jobs = [
             job_frame(
@@ -313,64 +268,39 @@ class GpuEngine:
 
     def missing(self, action: StartBatch) -> list[DeviceRef]:
         """Values of this device that a batch elsewhere needs, and that nobody has fetched yet."""
-        executor = self._executor
-        if executor is None or not executor.values.held:
+        if self.life is None or not self.life.values.held:
             return []
-        leaves = [stored for job in action.jobs for _, stored in self._data.inputs(job).leaves]
-        held = executor.values
-        mine = [leaf for leaf in leaves if isinstance(leaf, DeviceRef) and leaf.owner == held.owner]
-        return [leaf for leaf in mine if leaf.slot not in held.copies and leaf.slot not in held.lost]
+        return self.life.missing(stored for job in action.jobs for _, stored in self._data.inputs(job).leaves)
 
     def fetch(self, refs: list[DeviceRef], then: Callable[[], None]) -> None:
         """Call `then` when all of them are here, or lost with the device."""
-        executor = self._executor
-        left = {ref.slot for ref in refs}
-        if executor is None:
+        if self.life is None:
             then()
-            return
-        for slot in list(left):
-
-            def one(slot: int = slot) -> None:
-                left.discard(slot)
-                if not left:
-                    then()
-
-            waiting = executor.fetching.setdefault(slot, [])
-            waiting.append(one)
-            if len(waiting) == 1:
-                executor.values.pin(slot)  # nobody may let it go while it is on its way
-                self._send(Fetch(slot))
-
-    def _fetched(self, executor: _Executor, frame: Fetched) -> None:
-        if isinstance(frame.value, ShmRef) and not self._ledger.accept(executor.slots, [frame.value]):
-            raise FrameError(f"{self.device.id} gives away a slot that is not its own")
-        if isinstance(frame.value, ErrorInfo):
-            executor.values.lost.add(frame.slot)
         else:
-            executor.values.copies[frame.slot] = frame.value
-        waiting = executor.fetching.pop(frame.slot, [])
-        for then in waiting:
-            then()
-        if waiting:
-            executor.values.unpin(frame.slot)
+            self.life.fetch(refs, then)
 
     # ------------------------------------------------------------------- frames
 
-    def _frame(self, executor: _Executor, frame: FromExecutor) -> None:
+    def _frame(self, life: Life, frame: FromExecutor) -> None:
         match frame:
             case Done():
-                self._done(executor, frame)
+                self._done(life, frame)
             case Loaded():
                 self._loaded(frame)
             case NotLoaded():
                 self._not_loaded(frame)
             case Up():
-                executor.is_up = True
-                self._loop.call_later(SPARE_AFTER_S, self._make_spare)
+                assert self._lives is not None
+                self._lives.is_up(life)
                 for instance in self._instances.values():
                     self._send_load(instance)
             case Fetched():
-                self._fetched(executor, frame)
+                if isinstance(frame.value, ShmRef) and not self._ledger.accept(life.slots, [frame.value]):
+                    raise FrameError(f"{self.device.id} gives away a slot that is not its own")
+                life.fetched(frame)
+            case Imported():
+                assert self._lives is not None
+                self._lives.imported(frame.names)
             case Usage():
                 self.usage = frame
             case Unloaded():
@@ -395,7 +325,7 @@ class GpuEngine:
             self.load_errors[instance.load.function] = frame.error
             self._post(InstanceLost(frame.instance, "load-failed"))
 
-    def _done(self, executor: _Executor, done: Done) -> None:
+    def _done(self, life: Life, done: Done) -> None:
         batch = self._batches.get(done.batch_id)
         if batch is None or len(done.results) != len(batch.action.jobs):
             raise FrameError(f"{len(done.results)} results for batch {done.batch_id}, which it does not have")
@@ -403,11 +333,11 @@ class GpuEngine:
             raise FrameError(f"{self.device.id} keeps what it was not given")
         stays = [result for result in done.results if isinstance(result, DeviceRef)]
         shared = [result for result in done.results if type(result) is ShmRef]
-        if any(ref.owner != executor.values.owner or ref.slot in executor.values.held for ref in stays):
+        if any(ref.owner != life.values.owner or ref.slot in life.values.held for ref in stays):
             raise FrameError(f"{self.device.id} gives values that are not its own")
-        if not self._ledger.accept(executor.slots, shared):
+        if not self._ledger.accept(life.slots, shared):
             raise FrameError(f"{self.device.id} gives away slots that are not there, or not its own")
-        executor.values.held.update(ref.slot for ref in stays)
+        life.values.held.update(ref.slot for ref in stays)
         for ref in done.kept:
             self._ledger.retire(ref)
         wanted = [job.id in self._wanted for job in batch.action.jobs]
@@ -429,13 +359,5 @@ class GpuEngine:
         for instance in self._instances.values():
             if instance.overdue is not None:
                 instance.overdue.cancel()
-        if self._spare is not None and self._spare.process is not None:
-            self._spare.process.kill()
-        executor = self._executor
-        if executor is not None and executor.process is not None:
-            if executor.is_up and not self._batches:
-                executor.process.stop(self._limits.unload_s)
-            else:
-                executor.process.kill()
-        if self._processes:
-            await asyncio.wait([process.finished for process in self._processes])
+        if self._lives is not None:
+            await self._lives.stop(self._limits.unload_s, is_idle=not self._batches)

@@ -1,7 +1,7 @@
 """How a function comes to stand in an executor, and how it leaves. Owner of what is loaded there.
 
-Each function has a thread of its own, its maker, for everything slow: users' code, weights, first runs, graphs. Steps go to and fro
-between it and the thread that serves: `open_function` > `_adopt` > `_make_first` > `_made_first` > `_loaded`, and then one
+Each function has a thread of its own, its maker, for everything slow: users' code, weights, first runs, graphs. Steps go to and
+fro between it and the thread that serves: `_open_function` > `_adopt` > `_make_first` > `_made_first` > `_loaded`, and then one
 graph after the other (`_make_one` > `_made`) for the slices it is likely to meet. It is ready with graphs of its smallest
 and its largest batch on one slice. When the executor was replaced it is ready with the largest alone: callers have waited long
 enough, and a small batch fits into that one.

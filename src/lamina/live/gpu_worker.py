@@ -1,8 +1,8 @@
 """The process that owns one GPU and runs the batches of many functions on slices of it: `python -m lamina.live.gpu_worker SETUP`.
 
-One thread takes frames, starts batches and asks for what has ended; it waits for nothing but news. How functions are loaded, each in
-a thread of its own, is in `gpu_loading`; callables of users run in one thread per slice. An error of the device ends the
-process at once, because nothing it says after that can be believed: the gateway starts another, and retries what may be
+One thread takes frames, starts batches and asks for what has ended; it waits for nothing but news. How functions are loaded,
+each in a thread of its own, is in `gpu_loading`; callables of users run in one thread per slice. An error of the device ends
+the process at once, because nothing it says after that can be believed: the gateway starts another, and retries what may be
 retried.
 """
 
@@ -35,6 +35,7 @@ from lamina.live.results import arguments, packed
 from lamina.live.shm import INLINE_BYTES, Pool, Reader
 from lamina.live.worker import die_with_parent
 from lamina.sdk.context import Context
+from lamina.sdk.spans import Inner
 from lamina.sdk.state import Refusal
 
 BROKEN = 70

@@ -17,8 +17,9 @@ from msgspec.structs import replace
 
 from lamina.errors import BadValue
 from lamina.sdk.model_repository import DEFAULT_BATCH, Entry
-from lamina.sdk.resources import SLO
+from lamina.sdk.resources import GPU, SLO
 from lamina.sdk.tensors import NUMPY, Port, Signature, Tensor
+from lamina.sdk.torch_file import TorchFile, check_suits_gpu
 from lamina.types import FunctionSpec, Scale
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 MARK = "models="
 MAX_ROWS = 1_024
+_SETTINGS: dict[str, type] = {"slo": str, "gpu": str, "cores": int, "batch": int, "instances": int, "memory_mib": int}
+_FIELDS = {"batch": "max_batch"}
 
 
 class Bundle(Struct, frozen=True):
@@ -50,13 +53,24 @@ def read_bundle(target: str) -> Bundle:
 
 
 def entry_of(text: str) -> Entry:
-    """NAME=FILE, as on the command line."""
-    name, equals, path = text.partition("=")
-    if not equals or not name or not path:
-        raise BadValue(f"--model: {text!r} is not NAME=FILE")
+    """NAME=FILE, as on the command line, and behind it what a config.pbtxt would say: NAME=FILE,slo=50ms,gpu=1/4."""
+    given, *more = text.split(",")
+    name, equals, path = given.partition("=")
+    if not equals:  # a file alone is called as it is
+        name, path = Path(given).stem.lower(), given
+    if not name or not path:
+        raise BadValue(f"--model: {text!r} is not NAME=FILE", hint="such as resnet=models/resnet50.onnx")
     if not Path(path).exists():
         raise BadValue(f"--model: no file {path!r}")
-    return Entry(name=name, path=str(Path(path).resolve()))
+    settings: dict[str, Any] = {}
+    for pair in more:
+        key, _, value = pair.partition("=")
+        if key not in _SETTINGS or not value:
+            raise BadValue(f"--model: {pair!r} is no setting", hint=f"there is {', '.join(_SETTINGS)}: {name}={path},slo=50ms")
+        if _SETTINGS[key] is int and not value.isdecimal():
+            raise BadValue(f"--model: {pair!r} is no whole number")
+        settings[_FIELDS.get(key, key)] = _SETTINGS[key](value)
+    return Entry(name=name, path=str(Path(path).resolve()), **settings)
 
 
 def open_bundle(target: str) -> App:
@@ -98,13 +112,18 @@ def add_model(app: App, entry: Entry, is_newest: bool = True) -> None:
 
     name = entry.name if is_newest else f"{entry.name}.v{entry.version}"
     app.claim(name, entry.path)
-    found, make = _opened(Path(entry.path))
+    found, make = _opened(Path(entry.path), bool(entry.gpu))
     signature, batched = configured(entry, found)
+    gpu = GPU(entry.gpu) if entry.gpu else None
+    if gpu is not None:
+        check_suits_gpu(signature, batched)
     max_batch = min(entry.max_batch or DEFAULT_BATCH, found.most or MAX_ROWS) if batched else 1
     spec = FunctionSpec(
         name=name,
         max_batch=max_batch,
         cores=entry.cores,
+        gpu="may" if gpu is not None else "no",
+        share=gpu.part if gpu is not None else 0.0,
         memory_mib=entry.memory_mib,
         scale=Scale(min=1, max=max(1, entry.instances)),
         slo=SLO(entry.slo or None).spec(),
@@ -156,8 +175,11 @@ def _agree(wanted: dict[str, tuple[str, list[int]]], ports: tuple[Port, ...], wh
             raise BadValue(f"{what} {name!r}: {dtype} {dims}, but the file has {tensor.dtype} {list(tensor.shape)}")
 
 
-def _opened(path: Path) -> tuple[Found, Any]:
+def _opened(path: Path, on_gpu: bool) -> tuple[Found, Any]:
+    """What is in it, and what makes a function of it."""
     if path.suffix == ".onnx":
+        if on_gpu:
+            raise BadValue(f"{path}: an .onnx file runs on the CPU", hint="export it to a .pt2, or leave gpu out")
         from lamina.sdk.onnx_file import read_onnx
         from lamina.sdk.onnx_rows import OnnxRows
 
@@ -167,10 +189,10 @@ def _opened(path: Path) -> tuple[Found, Any]:
         from lamina.sdk.torch_rows import TorchRows, exported
 
         found = read_pt2(path)
-        return found, partial(TorchRows, partial(exported, path), found.least)
+        return found, partial(TorchFile if on_gpu else TorchRows, partial(exported, path), found.least)
     if path.suffix == ".safetensors":
         from lamina.sdk.torch_rows import TorchRows, read_safetensors
 
         found, build = read_safetensors(path)
-        return found, partial(TorchRows, build, found.least)
+        return found, partial(TorchFile if on_gpu else TorchRows, build, found.least)
     raise BadValue(f"{path}: no kind of model that can be served", hint="an .onnx, .pt2 or .safetensors file")

@@ -7,8 +7,8 @@
         2/model.onnx
 
 Taken from the configuration: max_batch_size, input and output (which must agree with the file), the sum of instance_group,
-version_policy, default_model_filename, and the parameters `slo`, `cores` and `memory_mib`. How long a batch may wait to be filled
-is not: that is decided for every batch anew.
+version_policy, default_model_filename, and the parameters `slo`, `cores`, `memory_mib` and `gpu` (a share; of a torch file). How
+long a batch may wait to be filled is not: that is decided for every batch anew.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     slo: str = ""
     cores: int = 1
     memory_mib: int = 0
+    gpu: str = ""  #: share of one; empty: the CPU
     inputs: dict[str, tuple[str, list[int]]] = {}  #: dtype and dims, as configured
     outputs: dict[str, tuple[str, list[int]]] = {}
 
@@ -88,6 +89,7 @@ def _common(config: pbtxt.Message, name: str) -> dict[str, Any]:
         "slo": parameters.get("slo", ""),
         "cores": _number(parameters, "cores", 1),
         "memory_mib": _number(parameters, "memory_mib", 0),
+        "gpu": parameters.get("gpu", ""),
         "inputs": _tensors(config.get("input", [])),
         "outputs": _tensors(config.get("output", [])),
     }

@@ -1,0 +1,197 @@
+"""One run of `lamina serve`: what was asked for, and the steps from there to a server and back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from lamina.cli._manage import Management
+from lamina.cli._serve_show import introduce, status_line
+from lamina.cli._shared import policy_options
+from lamina.errors import BadValue, LaminaError
+from lamina.units import parse_us
+
+GC_AT = (20_000, 50, 100)
+"""Calls in flight are many and leave no cycles: looking for some after every few of them costs more than it finds."""
+
+
+@dataclass
+class Serving:
+    """As the options of the command; see there."""
+
+    file: str | None
+    models: tuple[str, ...]
+    model_repository: Path | None
+    policy: str
+    options: tuple[str, ...]
+    engine: str
+    emulate: str | None
+    profiles: Path | None
+    gpu: str
+    no_probe: bool
+    host: str
+    port: int
+    grpc_port: int | None
+    ingress: int
+    otlp: str | None
+    trace_ratio: float
+    log_format: Literal["text", "json"]
+    log_calls: bool
+    grace: str
+    place: str | None
+    keep: str
+    plain_errors: bool
+    log_file: Path | None
+    explain: bool
+    as_json: bool
+    managed: dict[str, Any] = field(default_factory=dict)  #: for `Management`
+
+    def run(self) -> int:
+        from lamina.gateway import logs
+        from lamina.gateway.http import loop_factory
+        from lamina.store.open import default_place, open_store
+
+        logs.set_up(self.log_format, calls=self.log_calls)
+        self._say_where()
+        target, keep_us, grace_s = self._target(), parse_us(self.keep, "--keep"), parse_us(self.grace, "--grace") / 1e6
+        live, label = self._live(target)
+        live.loop.controller.explain = self.explain
+        store = None if self.place == "none" else open_store(self.place or default_place(target, live.app.name))
+        otel = self._otel(live)
+        ways: dict[str, Any] = {"store": store, "keep_us": keep_us, "grpc_port": self.grpc_port, "ingress": self.ingress}
+        ways |= self._watched(live, otel)
+        try:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                return runner.run(self._serve(live, label, Management(target, store, **self.managed), grace_s, ways))
+        finally:
+            if otel is not None:
+                otel.close()
+
+    # -------------------------------------------------------------------- before it runs
+
+    def _say_where(self) -> None:
+        """Where functions that call others over HTTP find them: here, and not at the usual address."""
+        if self.port:
+            host = self.host
+            at = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+            os.environ.setdefault("LAMINA_URL", f"{'https' if self.managed.get('tls_cert') else 'http'}://{at}:{self.port}")
+
+    def _target(self) -> str:
+        """What is to be loaded: the app's file, or a bundle of it and the models."""
+        file, repository = self.file, self.model_repository
+        if not self.models and repository is None:
+            if file is None:
+                raise click.UsageError("nothing to serve: give the FILE of an app, --model or --model-repository")
+            return file
+        from lamina.sdk.bundle import Bundle, entry_of
+        from lamina.sdk.model_repository import read_repository
+
+        entries = [entry_of(text) for text in self.models]
+        entries += read_repository(repository.resolve()) if repository is not None else []
+        folder = Path(file.partition(":")[0]).parent if file else repository.resolve() if repository is not None else Path()
+        return Bundle(entries, file or "").target(folder)
+
+    def _live(self, target: str) -> tuple[Any, str]:
+        """The app, its policy and its engine, and what that is called."""
+        from lamina import policies
+        from lamina.live import start
+
+        policy = policies.build(self.policy, policy_options(self.options))
+        if not self.emulate and self.engine != "emulated":
+            live = start.open_local(target, policy=policy, profiles=self.profiles, probe=not self.no_probe, gpu=self.gpu)
+            return live, "local"
+        from lamina.sdk.load import load_app
+
+        kinds = self.emulate or "h200"
+        profiles = start.read_profiles(target, self.profiles)
+        return start.open_emulated(load_app(target), kinds, profiles, policy=policy), f"emulated {kinds}"
+
+    def _otel(self, live: Any) -> Any:
+        if not self.otlp:
+            return None
+        from lamina.gateway.otel import Otel
+
+        if not self.otlp.startswith(("http://", "https://")):
+            raise BadValue(f"--otlp: {self.otlp!r} is no address", hint="write http://HOST:4318/v1/traces")
+        return Otel(self.otlp, live.app.name, live.loop.now_us())
+
+    def _watched(self, live: Any, otel: Any) -> dict[str, Any]:
+        """Who else wants to know what happens."""
+        from lamina.gateway import logs
+        from lamina.gateway.output import hear
+        from lamina.gateway.traces import Traces
+
+        if self.log_format == "json":  # what functions print is on stderr too, and one line of it is one object
+            hear(live.loop.engine, logs.printed, instead=True)
+        watched: dict[str, Any] = {"on_ended": [logs.ended]} if self.log_calls else {}
+        return {**watched, "traces": Traces(otel.emit, ratio=self.trace_ratio)} if otel is not None else watched
+
+    # --------------------------------------------------------------------- while it runs
+
+    async def _serve(self, live: Any, label: str, management: Management, grace_s: float, ways: dict[str, Any]) -> int:
+        from lamina.core.eventlog import Writer
+
+        writer = Writer(self.log_file) if self.log_file else None
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        gateway = await self._open(live, management, {**ways, "watch": writer.write if writer else None})
+        if gateway is None:
+            return 2
+        gc.collect()
+        gc.freeze()  # what is here now stays: looking through it again and again would stop the loop for milliseconds
+        gc.set_threshold(*GC_AT)
+        self._tell(gateway, management, label)
+        status = asyncio.create_task(status_line(gateway)) if sys.stderr.isatty() and not self.as_json else None
+        await stop.wait()
+        if status is not None:
+            status.cancel()
+            click.echo("\r\033[K", err=True, nl=False)
+        click.echo("stopping: no new calls, finishing those in flight", err=True)
+        await management.stop()
+        left = await gateway.stop(grace_s)
+        if writer is not None:
+            writer.close()
+        if left:
+            click.echo(f"gave up {left} calls after {grace_s:g}s", err=True)
+        return 0
+
+    async def _open(self, live: Any, management: Management, ways: dict[str, Any]) -> Any:
+        """The gateway, and management beside it; None if there is nowhere to listen, which has been said by then."""
+        from lamina.gateway.serve import open_gateway
+
+        try:
+            ways |= await management.before(live, self.host)
+            gateway = await open_gateway(live, host=self.host, port=self.port, full_errors=not self.plain_errors, **ways)
+            await management.beside(gateway)
+        except OSError as error:
+            said = str(error.strerror)
+            where = "" if "bind on address" in said else f" on {self.host}:{self.port}"  # which of the ports, it says itself
+            click.echo(f"error: cannot listen{where}: {said}\n  hint: choose another port", err=True)
+            await live.loop.stop()
+            return None
+        except LaminaError:
+            await live.loop.stop()
+            raise
+        return gateway
+
+    def _tell(self, gateway: Any, management: Management, label: str) -> None:
+        if not self.as_json:
+            introduce(gateway, self.policy, label)
+            if management.url:
+                click.echo(f"management on {management.url}")
+            return
+        import msgspec
+
+        names = [target.name for target in gateway.api.targets]
+        told = {"url": gateway.url, "admin_url": management.url, "grpc_port": gateway.oip.grpc_port, "targets": names}
+        click.echo(msgspec.json.encode(told).decode())
+        sys.stdout.flush()

@@ -1,0 +1,97 @@
+"""Listening, with many connections taken at a time.
+
+Event loops take one new connection in each of their turns, or not many more. Under load a turn takes as long as everything that
+came in during the last one, so newcomers would wait for seconds, one by one, while those who are connected already are served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+
+log = logging.getLogger("lamina")
+
+BACKLOG = 1_024
+AT_ONCE = 256
+AGAIN_S = 0.5  #: when there are no files left for more connections
+
+
+class Listener:
+    def __init__(self, factory: Callable[[], asyncio.Protocol], sockets: list[socket.socket], tls: ssl.SSLContext | None) -> None:
+        self._factory = factory
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._opening: set[asyncio.Task[object]] = set()
+        self.sockets = sockets
+        for sock in sockets:
+            self._loop.add_reader(sock, self._accept, sock)
+
+    @property
+    def port(self) -> int:
+        port: int = self.sockets[0].getsockname()[1]
+        return port
+
+    def close(self) -> None:
+        for sock in self.sockets:
+            self._loop.remove_reader(sock)
+            sock.close()
+        self.sockets = []
+
+    def _accept(self, sock: socket.socket) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                connection, _ = sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                log.warning("no connection can be taken for now: %s", error)
+                self._loop.remove_reader(sock)
+                self._loop.call_later(AGAIN_S, self._again, sock)
+                return
+            connection.setblocking(False)
+            opening = self._loop.create_task(self._open(connection))
+            self._opening.add(opening)
+            opening.add_done_callback(self._opening.discard)
+
+    def _again(self, sock: socket.socket) -> None:
+        if sock in self.sockets:
+            self._loop.add_reader(sock, self._accept, sock)
+
+    async def _open(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # gone again, or no TLS: nobody's business but the client's
+            await self._loop.connect_accepted_socket(self._factory, connection, ssl=self._tls)
+
+
+async def listen(
+    factory: Callable[[], asyncio.Protocol],
+    host: str,
+    port: int,
+    *,
+    ssl: ssl.SSLContext | None = None,
+    reuse_port: bool = False,
+) -> Listener:
+    """On all addresses of `host`; the system chooses the port if it is 0."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            sock = socket.socket(family, kind, protocol)
+            sockets.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if reuse_port:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind(address if port or len(sockets) == 1 else (address[0], sockets[0].getsockname()[1], *address[2:]))
+            sock.listen(BACKLOG)
+            sock.setblocking(False)
+    except OSError:
+        for sock in sockets:
+            sock.close()
+        raise
+    return Listener(factory, sockets, ssl)

@@ -1,0 +1,167 @@
+"""The processes behind one GPU: the one that owns it, and a spare that has done everything but touch it. Owner of both.
+
+Imports take most of a restart: five seconds for torchvision alone. So the spare is told what the executor has imported, and
+imports it too; when the executor ends, the spare needs the device and the weights, nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from lamina.live.frames import DeviceRef, ErrorInfo, pack
+from lamina.live.gpu_frames import Fetch, Fetched, Forget, FromExecutor, Go, GpuSetup, Import
+from lamina.live.ledger import DeviceSlots, Ledger, WorkerSlots
+from lamina.live.process import Kind, WorkerProcess
+
+log = logging.getLogger("lamina")
+
+SPARE_AFTER_S = 3.0
+"""From a device being open until a spare process gets ready behind it: first those who wait for functions."""
+
+MOST_IMPORTS = 50_000
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """One process, from its start to its end, with what it holds for us."""
+
+    slots: WorkerSlots
+    values: DeviceSlots
+    process: WorkerProcess | None = None
+    is_up: bool = False
+    forgotten: list[int] = field(default_factory=list)
+    fetching: dict[int, list[Callable[[], None]]] = field(default_factory=dict)
+
+    def send(self, *frames: Any) -> None:
+        if self.process is None:
+            return
+        ahead: list[Any] = [*self.slots.released()]
+        if self.forgotten:
+            ahead.append(Forget(self.forgotten))  # type: ignore[arg-type]
+            self.forgotten = []
+        self.process.send(pack(*ahead, *frames))
+
+    def missing(self, leaves: Iterable[Any]) -> list[DeviceRef]:
+        """Which of these are on this device, and nobody has fetched them yet?"""
+        held = self.values
+        mine = [leaf for leaf in leaves if isinstance(leaf, DeviceRef) and leaf.owner == held.owner]
+        return [leaf for leaf in mine if leaf.slot not in held.copies and leaf.slot not in held.lost]
+
+    def fetch(self, refs: list[DeviceRef], then: Callable[[], None]) -> None:
+        """Call `then` when all of them are here, or lost with the device."""
+        left = {ref.slot for ref in refs}
+        for slot in list(left):
+
+            def one(slot: int = slot) -> None:
+                left.discard(slot)
+                if not left:
+                    then()
+
+            waiting = self.fetching.setdefault(slot, [])
+            waiting.append(one)
+            if len(waiting) == 1:
+                self.values.pin(slot)  # nobody may let it go while it is on its way
+                self.send(Fetch(slot))
+
+    def fetched(self, frame: Fetched) -> None:
+        if isinstance(frame.value, ErrorInfo):
+            self.values.lost.add(frame.slot)
+        else:
+            self.values.copies[frame.slot] = frame.value
+        waiting = self.fetching.pop(frame.slot, [])
+        for then in waiting:
+            then()
+        if waiting:
+            self.values.unpin(frame.slot)
+
+
+class Lives:
+    """`setup` describes a process but for what is its own; `frame` and `lost` are told of the one that serves."""
+
+    def __init__(
+        self,
+        setup: Callable[[Life, bool], GpuSetup],
+        kind: Kind,
+        ledger: Ledger,
+        frame: Callable[[Life, FromExecutor], None],
+        lost: Callable[[Life], None],
+    ) -> None:
+        self.now: Life | None = None
+        self.restarts = -1  #: the first start is none
+        self._setup, self._kind, self._ledger = setup, kind, ledger
+        self._frame, self._lost = frame, lost
+        self._loop = asyncio.get_running_loop()
+        self._spare: Life | None = None
+        self._imported: list[str] = []
+        self._processes: set[WorkerProcess] = set()
+        self._is_stopping = False
+
+    def take_over(self) -> None:
+        """A process for the device: the spare one, which needs a second, or a fresh one, which needs ten."""
+        self.restarts += 1
+        spare, self._spare = self._spare, None
+        self.now = spare or self._spawn()
+        if spare is not None:
+            spare.send(Go())
+
+    def is_up(self, life: Life) -> None:
+        life.is_up = True
+        self._loop.call_later(SPARE_AFTER_S, self._make_spare)
+
+    def imported(self, names: list[str]) -> None:
+        self._imported += names[: MOST_IMPORTS - len(self._imported)]
+        if self._spare is not None:
+            self._spare.send(Import(names))
+
+    def _make_spare(self) -> None:
+        if not self._is_stopping and self._spare is None and self.now is not None:
+            self._spare = self._spawn(is_spare=True)
+            if self._imported:
+                self._spare.send(Import(self._imported))
+
+    def _spawn(self, is_spare: bool = False) -> Life:
+        life = Life(self._ledger.open_worker(), self._ledger.open_device(lambda slot: life.forgotten.append(slot)))
+        setup = self._setup(life, is_spare)
+        try:
+            process = WorkerProcess(
+                self._loop, setup, lambda frame: self._frame(life, frame), lambda: self._ended(life), kind=self._kind
+            )
+        except OSError as error:
+            log.error("no executor for %s could be started: %s", setup.device, error.strerror)
+            self._loop.call_soon(self._ended, life)
+            return life
+        life.process = process
+        self._processes.add(process)
+        process.finished.add_done_callback(lambda _: self._processes.discard(process))
+        return life
+
+    def _ended(self, life: Life) -> None:
+        """Called once for each, whatever ended it."""
+        if self._spare is life:
+            self._spare = None
+            self.close(life)
+            return
+        self.now = None
+        self._lost(life)
+
+    def close(self, life: Life) -> None:
+        """What it held is lost."""
+        self._ledger.orphan(life.slots)
+        self._ledger.close_device(life.values)
+
+    async def stop(self, unload_s: float, *, is_idle: bool) -> None:
+        self._is_stopping = True
+        if self._spare is not None and self._spare.process is not None:
+            self._spare.process.kill()
+        life = self.now
+        if life is not None and life.process is not None:
+            if life.is_up and is_idle:
+                life.process.stop(unload_s)
+            else:
+                life.process.kill()
+        if self._processes:
+            await asyncio.wait([process.finished for process in self._processes])
