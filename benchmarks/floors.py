@@ -92,7 +92,8 @@ def main() -> None:
     name, port = sys.argv[1], int(sys.argv[2])
     most, slo_ms = int(os.environ.get("BENCH_BATCH", "16")), float(os.environ.get("BENCH_SLO", "0ms").removesuffix("ms"))
     app = mlp_app(most, slo_ms / 1000) if name == "mlp" else Starlette(routes=[Route("/echo", echo, methods=["POST"])])
-    uvicorn.run(app, port=port, log_level="warning", access_log=False, loop="uvloop", http="httptools")
+    patient = {"timeout_keep_alive": 75}  # an idle connection is closed after 5 s otherwise, and the open loop has many
+    uvicorn.run(app, port=port, log_level="warning", access_log=False, loop="uvloop", http="httptools", **patient)
 
 
 if __name__ == "__main__":

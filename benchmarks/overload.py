@@ -10,13 +10,15 @@ from benchmarks.servers import children_by_parent, cpu_s, floor, lamina
 
 BODY = "0.5"
 SLO_MS = 50.0
-SECONDS = 10.0
+SECONDS = 5.0
+SHAPES = ((16, (0.7, 1.3, 10.0)), (2, (1.3, 10.0)))
+"""Largest batch, and how many times its capacity is offered."""
 
 
 def run(report: Report, seconds: float = SECONDS) -> None:
     """With batches of sixteen, ten times is a rate that fills two cores with sending and refusing alone, so it is also measured
     with batches of two. Beside it: what a hand-made batcher with the plainest admission makes of the same load."""
-    for batch, factors in ((16, (0.7, 1.3, 10.0)), (2, (1.3, 10.0))):
+    for batch, factors in SHAPES:
         env = {"BENCH_BATCH": str(batch)}
         with lamina("mlp.py", env=env) as url:  # what it can do is measured without a goal in the way
             target = f"{url}/v1/functions/mlp"

@@ -55,10 +55,10 @@ async def leave_early(gateway: Gateway, count: int, seen: Path) -> Left:
     room = asyncio.Semaphore(AT_ONCE)
 
     async def client(number: int) -> None:
-        body = b'{"client": %d, "x": %s, "seen": "%s"}' % (number, LARGE if rng.random() < 0.3 else b"0", str(seen).encode())
-        message = request("POST", "/v1/functions/work", body)
-        is_whole = rng.random() < 0.9
         async with room:
+            large, is_whole = rng.random() < 0.3, rng.random() < 0.9
+            body = b'{"client": %d, "x": %s, "seen": "%s"}' % (number, LARGE if large else b"0", str(seen).encode())
+            message = request("POST", "/v1/functions/work", body)
             _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(message if is_whole else message[: rng.randrange(len(message))])
             await asyncio.sleep(rng.uniform(0.0, STAY_S))

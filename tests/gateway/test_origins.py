@@ -69,8 +69,9 @@ def test_who_is_not_traced_leaves_no_spans_and_is_told_of_none(tmp_path: Path) -
     assert said[3] == "" and not spans
 
 
-def test_what_it_prints_is_known_by_its_call(tmp_path: Path) -> None:
-    _, _, call_id, lines = told(tmp_path, HEADER, "no")
+@pytest.mark.parametrize("gpu", ["no", "null"])
+def test_what_it_prints_is_known_by_its_call(tmp_path: Path, gpu: str) -> None:
+    _, _, call_id, lines = told(tmp_path, HEADER, gpu)
     assert lines == [(call_id,)]
 
 

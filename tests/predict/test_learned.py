@@ -135,6 +135,12 @@ def test_a_function_counts_its_kernels_not_the_operators_it_was_traced_as():
     assert sum(row[1] for row in static.launched(lstm)) == pytest.approx(lstm["kernels_b1"])
 
 
+@pytest.mark.parametrize("name", ["resnet50", "densenet121", "efficientnet_b0", "mobilenet_v3_large", "lstm_512x2"])
+def test_kernels_are_counted_from_a_trace(name: str):
+    row = known()[name]
+    assert static.traced(row)["kernels_b1"] == pytest.approx(row["kernels_b1"], rel=0.1)
+
+
 def test_of_a_trace_alone_it_is_less_sure():
     row = {key: value for key, value in known()["swin_t"].items() if key != "kernels_b1"}
     wide, narrow = without_some().predict(row), without_some().predict(known()["swin_t"])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 import pytest
 
 from lamina.predict.profile import Profile
 from lamina.predict.table import Table
-from lamina.profiler.bench import Place, grid, ladder
+from lamina.profiler.bench import Place, Run, grid, ladder
 from lamina.profiler.make import to_points
 from lamina.profiler.measure import LEAST_RUNS, Measuring, Outcome, Progress
 from tests.profiler.fake import Curve, FakeBench, straight
@@ -151,3 +152,28 @@ def test_a_number_of_units_is_opened_with_both_of_its_ends() -> None:
 def test_ladders_hold_every_small_size_and_the_last() -> None:
     assert ladder(5) == [1, 2, 3, 4, 5]
     assert ladder(50) == [*range(1, 17), 18, 20, 22, 24, 26, 28, 30, 32, 36, 40, 44, 48, 50]
+
+
+@dataclass
+class VaryingBench(FakeBench):
+    """Sixteen samples of which the longest takes three times as long as the shortest."""
+
+    turns: dict[Place, int] = field(default_factory=dict)
+
+    def cycle(self, batch: int) -> int:
+        return 16 // math.gcd(16, batch)
+
+    def turn(self, place: Place, count: int) -> None:
+        self.turns[place] = count
+
+    def run(self, batch: int, units: int) -> Run:
+        first = self.turns.get((batch, units), 0) * batch
+        lengths = [1 + (5 * (first + number) % 16) / 8 for number in range(batch)]
+        us = super().run(batch, units).us * sum(lengths) / batch
+        return Run(us)
+
+
+def test_inputs_of_different_sizes_are_no_reason_never_to_be_sure() -> None:
+    bench = VaryingBench(lambda batch, units: 20_000 + 10_000 * batch, noise=0.02)
+    outcome = measure(bench, max_batch=4)
+    assert outcome.reached and outcome.spent_s < 6  # 14 if all of it were chance

@@ -49,3 +49,25 @@ def test_the_prediction_is_the_one_plans_make() -> None:
 
 def test_a_stall_of_the_machine_is_left_out() -> None:
     assert without_stalls([10.0, 11.0, 9.0, 500.0]) == [10.0, 11.0, 9.0]
+
+
+def test_samples_that_differ_are_known_once_all_had_their_turn() -> None:
+    """Eight of them, from 60 to 140: after two rounds nothing is left to chance, however far apart they are."""
+    samples = [60.0, 140.0, 70.0, 130.0, 80.0, 120.0, 90.0, 110.0]
+    chance = Surrogate({(1, 1): samples * 2})
+    census = Surrogate({(1, 1): samples * 2}, cycle=lambda batch: 8)
+    assert census.unsure((1, 1)) < 0.04 < 0.1 < chance.unsure((1, 1))
+
+
+def test_samples_that_had_no_turn_yet_count_as_chance() -> None:
+    samples = [60.0, 140.0, 70.0, 130.0]
+    assert Surrogate({(1, 1): samples}, cycle=lambda batch: 400).unsure((1, 1)) == pytest.approx(
+        Surrogate({(1, 1): samples}).unsure((1, 1)), rel=0.05
+    )
+
+
+def test_a_machine_that_is_slow_every_other_round_is_not_sure_because_all_had_their_turn() -> None:
+    samples = [60.0, 140.0, 70.0, 130.0, 80.0, 120.0, 90.0, 110.0]
+    steady = Surrogate({(1, 1): samples * 4}, cycle=lambda batch: 8)
+    moody = Surrogate({(1, 1): (samples + [1.5 * us for us in samples]) * 2}, cycle=lambda batch: 8)
+    assert moody.unsure((1, 1)) > 2 * steady.unsure((1, 1))

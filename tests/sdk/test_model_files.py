@@ -223,4 +223,4 @@ def test_a_model_file_is_all_a_server_needs(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_name_is_called_as_its_file(tmp_path: Path) -> None:
-    assert entry_of(str(file(tmp_path, {"x": ["n"]}, {"y": ["n"]}))).name == "model"
+    assert entry_of(str(file(tmp_path, {"x": ["n"]}, {"y": ["n"]}))).name == "m"

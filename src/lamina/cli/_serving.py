@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import sys
@@ -18,6 +19,8 @@ from lamina.cli._serve_show import introduce, status_line
 from lamina.cli._shared import policy_options
 from lamina.errors import BadValue, LaminaError
 from lamina.units import parse_us
+
+log = logging.getLogger("lamina")
 
 GC_AT = (20_000, 50, 100)
 """Calls in flight are many and leave no cycles: looking for some after every few of them costs more than it finds."""
@@ -155,13 +158,13 @@ class Serving:
         if status is not None:
             status.cancel()
             click.echo("\r\033[K", err=True, nl=False)
-        click.echo("stopping: no new calls, finishing those in flight", err=True)
+        self._note("stopping: no new calls, finishing those in flight")
         await management.stop()
         left = await gateway.stop(grace_s)
         if writer is not None:
             writer.close()
         if left:
-            click.echo(f"gave up {left} calls after {grace_s:g}s", err=True)
+            self._note(f"gave up {left} calls after {grace_s:g}s")
         return 0
 
     async def _open(self, live: Any, management: Management, ways: dict[str, Any]) -> Any:
@@ -182,6 +185,13 @@ class Serving:
             await live.loop.stop()
             raise
         return gateway
+
+    def _note(self, text: str) -> None:
+        """On stderr, in the form that was asked for."""
+        if self.log_format == "json":
+            log.info(text)
+        else:
+            click.echo(text, err=True)
 
     def _tell(self, gateway: Any, management: Management, label: str) -> None:
         if not self.as_json:

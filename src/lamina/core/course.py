@@ -91,10 +91,14 @@ class Course:
 
     def moved(self, run: Run, job: Job) -> None:
         visit = run.visits.get(job.visit)
-        if visit is None:
-            self._go(run, run.finish(job.scope, job.node))
-        else:
+        if visit is not None:
             self._landed(run, visit)
+            return
+        after = run.scopes[job.scope].flow.straight.get(job.node)
+        if after is None or self._busy or run.uprooted or run.landed:
+            self._go(run, run.finish(job.scope, job.node))
+        else:  # the token moves from one to the other, and nothing else changes
+            self._enqueue(run, job.scope, after, 0)
 
     def broke(self, run: Run, job: Job, error: str, name: str) -> None:
         fault = Fault(error, name or TASK_FAILED, job.scope, job.node, job.id)

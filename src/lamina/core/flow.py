@@ -164,6 +164,17 @@ class Flow(Struct, frozen=True, dict=True):
         return None
 
     @cached_property
+    def straight(self) -> dict[str, Task]:
+        """By step: the one plain step that follows it, where nothing else does. A run that gets there only moves on."""
+        found = {}
+        for name, node in self.nodes.items():
+            if isinstance(node, Task) and len(node.next) == 1 and not (node.guard or node.asks):
+                after = self.nodes[node.next[0]]
+                if isinstance(after, Task) and after.needs == 1 and not (after.guard or after.asks):
+                    found[name] = after
+        return found
+
+    @cached_property
     def functions(self) -> tuple[str, ...]:
         """All it may call, once each."""
         return tuple(dict.fromkeys(task.function for task in self.tasks()))

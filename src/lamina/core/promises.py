@@ -34,12 +34,14 @@ class Promises:
 
     def ended(self, run: Run, in_time: bool) -> None:
         call = run.call
+        key = f"{call.target}/{call.tenant}" if self.apart else call.target
+        before_us = self._reserve_us.get(key, 0.0)
+        if in_time and not before_us:  # as nearly all of them
+            return
         allowed_us = call.expires_us - call.arrived_us
         target = run.flow.slo.target
         change = -(1 - target) if in_time else target
-        key = f"{call.target}/{call.tenant}" if self.apart else call.target
-        reserve_us = self._reserve_us.get(key, 0.0) + STEP * allowed_us * change
-        self._reserve_us[key] = max(0.0, min(MOST * allowed_us, reserve_us))
+        self._reserve_us[key] = max(0.0, min(MOST * allowed_us, before_us + STEP * allowed_us * change))
 
     def doubt(self, now_us: int, state: State, predictor: Predictor) -> None:
         """A door that closes by itself must open by itself: if calls are turned away and nothing runs that could prove

@@ -23,6 +23,7 @@ import httptools
 from msgspec import Struct
 
 from lamina.gateway.heads import Head, Heads, Request
+from lamina.gateway.listen import Listener, listen
 from lamina.live.outlet import Outlet
 
 log = logging.getLogger("lamina")
@@ -39,6 +40,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     pipelined: int = 64
     head_s: float = 10.0  #: to send a whole header
     body_idle_s: float = 30.0  #: between two pieces of a body
+    body_bytes_per_s: int = 512  #: a body that comes in drops may take that long in all, and what this rate allows besides
     idle_s: float = 75.0  #: between two requests
     write_s: float = 30.0  #: for a reader that takes nothing
     tiny_chunks: int = 1_000  #: after so many, chunks must hold `tiny_bytes` on average
@@ -154,6 +156,7 @@ class Connection(asyncio.Protocol):
         self._chunks = 0
         self._body = bytearray()
         self._in_body = False
+        self._body_since = 0.0
         self._bad: tuple[int, str] | None = None
 
     # ------------------------------------------------------------ asyncio's side
@@ -277,6 +280,7 @@ class Connection(asyncio.Protocol):
         if self._headers.get(b"expect", b"").lower() == b"100-continue" and self.transport is not None and not self._open:
             self._outlet.write(_CONTINUE)
         self._enter("body")
+        self._body_since = self.phase_since
 
     def on_chunk_header(self) -> None:
         self._chunks += 1
@@ -381,7 +385,7 @@ class Connection(asyncio.Protocol):
     def sweep(self, now_s: float) -> None:
         waited_s = now_s - self.phase_since
         limits = self.limits
-        if (self.phase == "head" and waited_s > limits.head_s) or (self.phase == "body" and waited_s > limits.body_idle_s):
+        if (self.phase == "head" and waited_s > limits.head_s) or (self.phase == "body" and self._drips(now_s, waited_s)):
             self._refuse(408, "too slow")
         elif self.phase == "write" and waited_s > limits.write_s and self.transport is not None:
             self.transport.abort()
@@ -389,6 +393,11 @@ class Connection(asyncio.Protocol):
             self.transport.close()
         elif self.phase == "linger" and waited_s > LINGER_S and self.transport is not None:
             self.transport.abort()
+
+    def _drips(self, now_s: float, waited_s: float) -> bool:
+        limits = self.limits
+        allowed_s = limits.body_idle_s + len(self._body) / limits.body_bytes_per_s
+        return waited_s > limits.body_idle_s or now_s - self._body_since > allowed_s
 
     def hang_up(self) -> None:
         """Close as soon as nothing is owed."""
@@ -406,18 +415,15 @@ class Server:
         self.heads = Heads()
         self.connections: set[Connection] = set()
         self.closing = False
-        self._listener: asyncio.AbstractServer | None = None
+        self._listener: Listener | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self._look_at_the_clock()
 
     async def start(self, host: str, port: int, **options: Any) -> int:
         """Listen; returns the port, which the system chooses if 0 is asked for."""
-        loop = asyncio.get_running_loop()
-        listener = await loop.create_server(lambda: Connection(self), host, port, backlog=1024, **options)
-        self._listener = listener
+        self._listener = await listen(lambda: Connection(self), host, port, **options)
         self._sweeper = asyncio.create_task(self._sweep())
-        bound: int = listener.sockets[0].getsockname()[1]
-        return bound
+        return self._listener.port
 
     async def _sweep(self) -> None:
         while True:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import ipaddress
 import logging
 import socket
 import ssl
@@ -74,24 +76,46 @@ async def listen(
     ssl: ssl.SSLContext | None = None,
     reuse_port: bool = False,
 ) -> Listener:
-    """On all addresses of `host`; the system chooses the port if it is 0."""
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    """On all addresses of `host` that this machine has; the system chooses the port if it is 0."""
     sockets: list[socket.socket] = []
+    missing: OSError | None = None
     try:
-        for family, kind, protocol, _, address in dict.fromkeys(found):
-            sock = socket.socket(family, kind, protocol)
-            sockets.append(sock)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if reuse_port:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.bind(address if port or len(sockets) == 1 else (address[0], sockets[0].getsockname()[1], *address[2:]))
-            sock.listen(BACKLOG)
-            sock.setblocking(False)
+        for family, address in await _addresses(host, port):
+            try:
+                sockets.append(_bound(family, address, port or (sockets[0].getsockname()[1] if sockets else 0), reuse_port))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                missing = error
+        if missing is not None and not sockets:
+            raise missing
     except OSError:
         for sock in sockets:
             sock.close()
         raise
     return Listener(factory, sockets, ssl)
+
+
+def _bound(family: socket.AddressFamily, address: str, port: int, reuse_port: bool) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind((address, port))
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+async def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        return [(socket.AF_INET if address.version == 4 else socket.AF_INET6, host)]
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))

@@ -1,4 +1,4 @@
-"""What functions are told about the calls they serve, and what they have to say about them. Off, it costs a comparison a batch."""
+"""What functions are told about the calls they serve, and what they have to say about them. Off, it costs a comparison."""
 
 from __future__ import annotations
 

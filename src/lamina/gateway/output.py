@@ -14,7 +14,6 @@ from msgspec import Struct
 from lamina.errors import BadValue
 from lamina.gateway.heads import Request
 from lamina.gateway.http import Exchange
-from lamina.live.engines import local_of
 from lamina.live.local import OnPrinted
 
 KEPT_LINES = 10_000
@@ -23,19 +22,22 @@ KIND = b"application/x-ndjson"
 
 
 def hear(engine: Any, told: OnPrinted, *, instead: bool = False) -> None:
-    """Of every line that workers print, besides who hears of them already; `instead` of its going to stderr as it is."""
-    local = local_of(engine)
-    if local is None:
-        return
-    before = local.on_line
+    """Of every line that functions print, besides who hears of them already; `instead` of its going to stderr as it is."""
+    for part in getattr(engine, "parts", [engine]):
+        if hasattr(part, "on_line"):
+            part.on_line = _both(part.on_line, told)
+            part.echo_lines = part.echo_lines and not instead
+
+
+def _both(first: OnPrinted | None, second: OnPrinted) -> OnPrinted:
+    if first is None:
+        return second
 
     def both(function: str, instance: str, calls: tuple[str, ...], text: str) -> None:
-        if before is not None:
-            before(function, instance, calls, text)
-        told(function, instance, calls, text)
+        first(function, instance, calls, text)
+        second(function, instance, calls, text)
 
-    local.on_line = both
-    local.echo_lines = local.echo_lines and not instead
+    return both
 
 
 class Line(Struct, frozen=True):

@@ -92,7 +92,10 @@ class Recent:
         return Ran(batch.function, batch.device, batch.jobs, units * held_us, units * device_us, units, batch.cores)
 
     def answered(self, target: str, latency_us: int, met: bool) -> None:
-        self._calls.setdefault(target, _Calls()).last.append((self.now_us, latency_us, met))
+        calls = self._calls.get(target)
+        if calls is None:
+            calls = self._calls[target] = _Calls()
+        calls.last.append((self.now_us, latency_us, met))
 
     def shares(self, now_us: int) -> tuple[float, dict[tuple[str, str], Share]]:
         """Seconds looked at, and what each (device, function) had in them."""

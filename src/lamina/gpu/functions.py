@@ -41,11 +41,16 @@ class Loaded:
         self.largest = self.buckets[-1]
 
     def bucket(self, count: int, mask: int) -> int:
-        """The smallest that holds them; where graphs are made elsewhere, the smallest that is made."""
+        """The smallest that holds them; where graphs are made elsewhere, the smallest that has one."""
         sizes = [size for size in self.buckets if size >= count]
         if self.is_made_elsewhere:
-            return next((size for size in sizes if (size, mask) in self.plans), sizes[0])
+            return next((size for size in sizes if self.has_graph(size, mask)), sizes[0])
         return sizes[0]
+
+    def has_graph(self, bucket: int, mask: int) -> bool:
+        """A plan without one may be all that is left of a batch that did not fit."""
+        plan = self.plans.get((bucket, mask))
+        return plan is not None and plan.is_captured
 
     def did_not_fit(self, count: int) -> None:
         """From now on at most half as many at a time."""
@@ -157,7 +162,8 @@ class Functions:
     def is_ready(self, name: str, count: int, mask: int) -> bool:
         """Can a batch of this size run here without making anything first?"""
         function = self[name]
-        return not function.graphs or any(size >= min(count, function.largest) for size, at in function.plans if at == mask)
+        least = min(count, function.largest)
+        return not function.graphs or any(size >= least and function.has_graph(size, mask) for size in function.buckets)
 
     def bucket_for(self, name: str, count: int) -> int:
         function = self[name]

@@ -88,7 +88,8 @@ class EmulatedEngine:
         kind = self._kinds[action.device]
         took_us = self._world.batch_us(action.function, kind, len(action.jobs), action.mask.bit_count(), action.cores)
         now_us = clock_us()
-        start_us = max(now_us, self._ends_us.pop(action.after, 0))
+        back_us = self._world.handover_us(action.function, kind, len(action.jobs))
+        start_us = max(now_us + back_us // 2, self._ends_us.pop(action.after, 0))  # as in `lamina.sim.executor`
         if self._crowd is not None:
             running = Running(action.function, len(action.jobs), action.mask.bit_count() / self._units[action.device])
             begin_us = start_us + action.transfer_us
@@ -104,4 +105,4 @@ class EmulatedEngine:
                 self._data.put(job, _NULL)
             self._post(BatchFinished(action.batch_id, took_us))
 
-        self._timer.at(end_us, finish)
+        self._timer.at(end_us + back_us - back_us // 2, finish)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lamina.core.actions import Action, DropJob, JobRef, Kill, Load, StartBatch, Unload
@@ -35,8 +35,9 @@ from lamina.live.gpu_frames import (
 from lamina.live.gpu_lives import Life, Lives
 from lamina.live.jobs import NOBODY, OriginOf, deliver, job_frame
 from lamina.live.ledger import Ledger
-from lamina.live.local import LocalLimits, how_it_ended
+from lamina.live.local import LocalLimits, OnPrinted, how_it_ended
 from lamina.live.process import Kind
+from lamina.live.tap import Tap
 from lamina.live.timer import clock_us
 from lamina.sdk.spans import Inner
 from lamina.types import DeviceSpec
@@ -76,6 +77,9 @@ class GpuEngine:
         self.deadline_us: Callable[[str], int] = lambda call_id: 0
         self.origin: OriginOf | None = None  #: for functions that ask whose request they serve
         self.on_spans: Callable[[int, list[Inner]], None] | None = None  #: (batch, parts of it): who exports them
+        self.on_line: OnPrinted | None = None  #: who reads what functions print
+        self.echo_lines = True  #: it goes to stderr all the same
+        self._tap: Tap | None = None
         self.unknown: set[str] = set()
         self.usage: Usage | None = None  #: what the executor said last
         self.apps: dict[str, str] = {}  #: by function: where it is loaded from now, if not from `app`
@@ -114,6 +118,7 @@ class GpuEngine:
         self._loop = asyncio.get_running_loop()
         self._post = post
         self._data = data
+        self._listen()
         self._lives = Lives(self._setup, self._kind, self._ledger, self._frame, self._lost)
         self._lives.take_over()  # opening a device takes seconds: it need not wait for the first load
 
@@ -134,6 +139,13 @@ class GpuEngine:
 
     # -------------------------------------------------------------- the process
 
+    def _listen(self) -> None:
+        """One pipe for all processes there will be; what they print says which function it was."""
+        on_line, device = self.on_line, self.device.id
+        if on_line is not None:
+            self._tap = Tap(self._loop, lambda name, calls, line: on_line(name, device, calls, line), echo=self.echo_lines)
+            self._kind = replace(self._kind, output=self._tap.fd)
+
     def _setup(self, life: Life, is_spare: bool) -> GpuSetup:
         return GpuSetup(
             app=self._app,
@@ -145,6 +157,7 @@ class GpuEngine:
             pool_bytes=self._limits.worker_pool_bytes,
             ordinal=self._ordinal,
             is_spare=is_spare,
+            marked=self._tap is not None,
         )
 
     def _lost(self, life: Life) -> None:
@@ -361,3 +374,6 @@ class GpuEngine:
                 instance.overdue.cancel()
         if self._lives is not None:
             await self._lives.stop(self._limits.unload_s, is_idle=not self._batches)
+        if self._tap is not None:
+            self._tap.close_theirs()
+            self._tap.close()

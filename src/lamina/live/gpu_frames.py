@@ -35,6 +35,7 @@ class GpuSetup(Struct, frozen=True, forbid_unknown_fields=True):
     ordinal: int = 0
     weights_mib: int = 0  #: of the device for weights; 0: four fifths
     is_spare: bool = False  #: get ready, and leave the device alone until `Go`
+    marked: bool = False  #: what functions print is read, and says for whom it was
     fd: int = -1
 
 

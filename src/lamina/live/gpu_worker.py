@@ -31,6 +31,7 @@ from lamina.live.gpu_frames import Fetch, Forget, Go, GpuSetup, Import, LoadOne,
 from lamina.live.gpu_functions import Held, Lane, Piece
 from lamina.live.gpu_loading import Loading
 from lamina.live.gpu_values import DeviceValues
+from lamina.live.marks import mark_output
 from lamina.live.results import arguments, packed
 from lamina.live.shm import INLINE_BYTES, Pool, Reader
 from lamina.live.worker import die_with_parent
@@ -309,6 +310,8 @@ def main(argument: str) -> int:
     os.set_inheritable(setup.fd, False)
     channel = Channel(socket.socket(fileno=setup.fd), executor_reader())
     sys.argv = [setup.app]
+    if setup.marked:
+        mark_output()
     sys.setswitchinterval(_SWITCH_S)
     faulthandler.register(signal.SIGUSR1)  # what is it doing? every thread says so on stderr
     try:

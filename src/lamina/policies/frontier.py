@@ -36,6 +36,7 @@ from lamina.planner.cheapest.menu import Pick
 from lamina.planner.cheapest.offer import Offers
 from lamina.planner.cheapest.price import Demand
 from lamina.planner.cheapest.seats import Menus, Seat, bookings, seats
+from lamina.planner.cheapest.shut import Shut
 from lamina.planner.cheapest.standing import Standing
 from lamina.planner.cheapest.weigh import LOOP, NOTHING, Verdict, Weigh, cheapest, has_goal
 from lamina.planner.company import wait_for_company_us
@@ -43,6 +44,9 @@ from lamina.types import NEVER_US, Call
 
 SILENCE = 8
 """Times the usual gap between two calls: after that, those who were waited for do not come."""
+
+AGAIN = 16
+"""Of batches that leave jobs behind, one in so many takes them all."""
 
 
 @dataclass(slots=True)
@@ -64,6 +68,8 @@ class Policy:
     _weigh: Weigh = field(init=False)
     _offers: Offers = field(init=False)
     _standing: Standing = field(init=False)
+    _shut: Shut = field(default_factory=Shut, init=False)
+    _parted: dict[str, int] = field(default_factory=dict, init=False)  #: batches that left some behind
     _coming: dict[str, None] = field(default_factory=dict, init=False)  #: functions a run will come to that stand nowhere
 
     def __post_init__(self) -> None:
@@ -80,9 +86,14 @@ class Policy:
         if not self._demand.tight and (lately := promised_lately(view, flow, call)):
             self._demand.offered(flow.name)
             return lately
+        allowed_us = call.expires_us - view.now_us
+        if flow.single is not None and not view.explaining:
+            needed_us = self._shut.needed_us(view, view.functions[flow.single.function], allowed_us)
+            if needed_us > allowed_us:
+                self._demand.offered(flow.name)
+                return Refuse(call.id, "deadline", max(1_000, needed_us - allowed_us), needed_us)
         if not all(view.can_host(view.functions[name]) for name in flow.functions):
             return Refuse(call.id, "no-capacity")
-        allowed_us = call.expires_us - view.now_us
         heavy = self._too_heavy(view, flow)
         reserve_us = view.reserve_us(call.target)
         if flow.single is not None:
@@ -93,7 +104,10 @@ class Policy:
         needed_us = int(finish_us * (1 + self.margin)) + reserve_us if finish_us else 0
         if needed_us > allowed_us or heavy:
             said = why.refused(finish_us, reserve_us, self.margin, allowed_us, heavy) if view.explaining else ""
-            return Refuse(call.id, "deadline", max(1_000, needed_us - allowed_us), needed_us, said)
+            refuse = Refuse(call.id, "deadline", max(1_000, needed_us - allowed_us), needed_us, said)
+            if flow.single is not None and not heavy:
+                self._shut.close(view, view.functions[flow.single.function], allowed_us, needed_us)
+            return refuse
         if flow.single is None:
             self._coming.update({name: None for name in flow.functions if not view.functions[name].instances})
         return promise(view, flow, finish_us)
@@ -257,7 +271,7 @@ class Policy:
             pick = seat.best(len(jobs), end_us - seat.at_us)
             if pick is None or self._echo_first(function, seat, pick):
                 continue
-            full = pick.batch == function.spec.max_batch and _own_lane(function, seat)
+            full = in_time and pick.batch == function.spec.max_batch and _own_lane(function, seat)
             book_us = seat.at_us - self.lead_us
             if full or book_us <= now_us:
                 yield from self._start(view, function, jobs, seat, pick, [seat])
@@ -276,6 +290,8 @@ class Policy:
     def _start(
         self, view: View, function: FunctionState, jobs: list[Job], seat: Seat, pick: Pick, room: list[Seat]
     ) -> Iterator[Decision]:
+        if pick.batch < len(jobs) and seat.device.spec.owned:
+            pick = self._whole(function, jobs, seat, pick)
         chosen = jobs[: pick.batch]
         for job in chosen:
             call = job.run.call
@@ -293,6 +309,17 @@ class Policy:
         self._luck.start(function.spec.name, len(chosen), silent)
         said = why.started(view, jobs, seat, pick, room, self._plans.of(view, jobs[0])) if view.explaining else ""
         yield Start(chosen, seat.opening(pick), said)
+
+    def _whole(self, function: FunctionState, jobs: list[Job], seat: Seat, pick: Pick) -> Pick:
+        """Every so often all who wait in one batch, if that is in time: a size that was slow once, before caches were warm,
+        would else never be seen again. Where time is not paid for, trying costs nothing."""
+        name = function.spec.name
+        self._parted[name] = parted = self._parted.get(name, 0) + 1
+        if parted % AGAIN:
+            return pick
+        us = seat.menu.latency_us(len(jobs), pick.units, pick.cores)
+        whole = Pick(pick.cost * us / pick.time_us * pick.batch / len(jobs), us, len(jobs), pick.units, pick.cores)
+        return whole if 0 < seat.at_us + seat.time_us(whole) <= jobs[0].due_us else pick
 
     def _try(self, function: FunctionState, jobs: list[Job], seat: Seat) -> Iterator[Decision]:
         """Nobody knows how long it takes here, and nobody will unless it is tried."""

@@ -47,6 +47,18 @@ class KnowsTraits(Protocol):
 
 
 @runtime_checkable
+class Varies(Protocol):
+    """A bench whose samples differ from each other. Batches of a place take them in turn, so after `cycle` of them all have had
+    theirs, and what one composition takes more than another is no chance any more."""
+
+    def cycle(self, batch: int) -> int: ...
+
+    def turn(self, place: Place, count: int) -> None:
+        """So many batches have counted there: the next one takes the samples that follow."""
+        ...
+
+
+@runtime_checkable
 class KnowsHandover(Protocol):
     """A bench that sees what a batch takes beside its time on the slice."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import platform
 from collections.abc import Callable, Coroutine
@@ -22,7 +23,7 @@ from lamina.live.frames import ErrorInfo, ShmRef, Stored
 from lamina.live.local import LocalEngine
 from lamina.live.timer import clock_us
 from lamina.predict.profile import Handover
-from lamina.profiler.bench import Run
+from lamina.profiler.bench import Place, Run
 from lamina.profiler.make import handover
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ class CpuBench:
         self._runner = asyncio.Runner()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._batches = 0
-        self._turn = 0  #: the sample the next batch begins with: all of them count, also in batches of one
+        self._turns: dict[Place, int] = {}  #: batches that have counted: the next one takes the samples that follow
         self._failed: dict[int, ErrorInfo] = {}
         self._peak_mib = 0
         self.pieces: dict[str, Callable[[bytes], None]] = {}  #: nobody listens to parts of answers here
@@ -69,8 +70,10 @@ class CpuBench:
 
     def run(self, batch: int, units: int) -> Run:
         self._batches += 1
-        jobs = tuple(JobRef(self._turn + number, "bench", 0, self._function) for number in range(batch))
-        self._turn += batch
+        turn = self._turns.get((batch, units), 0)
+        self._turns[batch, units] = turn + 1
+        first = turn * batch % len(self._samples)
+        jobs = tuple(JobRef(first + number, "bench", 0, self._function) for number in range(batch))
         mask = (1 << units) - 1
         before = self._clocks_us()
         sent_us = clock_us()
@@ -94,6 +97,12 @@ class CpuBench:
                 raise WorkerLost(f"the worker of {self._function!r} died under a batch of {batch} on {units} units")
             case _:
                 raise AssertionError(f"unexpected {event}")
+
+    def cycle(self, batch: int) -> int:
+        return len(self._samples) // math.gcd(len(self._samples), batch)
+
+    def turn(self, place: Place, count: int) -> None:
+        self._turns[place] = count
 
     def _clocks_us(self) -> tuple[float, dict[str, float]]:
         """How long its main thread has been on a core, and how long each thread was ready but without one."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from lamina.profiler.bench import Bench, Place, grid
+from lamina.profiler.bench import Bench, Place, Varies, grid
 from lamina.profiler.surrogate import Surrogate
 
 LEAST_RUNS, MOST_RUNS = 3, 20
@@ -118,8 +118,11 @@ class Measuring:
         """Made anew after each visit, and asked twice."""
         count = sum(map(len, self.runs.values()))
         if self._known is None or self._known[0] != count:
-            self._known = (count, Surrogate(self.runs))
+            self._known = (count, Surrogate(self.runs, self._cycle))
         return self._known[1]
+
+    def _cycle(self, batch: int) -> int:
+        return self.bench.cycle(batch) if isinstance(self.bench, Varies) else 1
 
     # ----------------------------------------------------------------- measuring
 
@@ -141,6 +144,8 @@ class Measuring:
             tries = len(quiet) + len(mended)
             if (self._left_s() <= 0 and (tries or self.runs)) or (tries >= 3 * LEAST_RUNS and total_us >= VISIT_US):
                 break
+            if isinstance(self.bench, Varies):
+                self.bench.turn(place, len(self.runs.get(place, ())) + len(quiet))
             run = self.bench.run(*place)
             total_us += max(0.1, run.us)
             if run.waited_us <= DISTURBED * run.us:

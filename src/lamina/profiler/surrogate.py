@@ -9,7 +9,8 @@ parts, both as parts of the time itself:
   which part of their gap that was off. A straight curve has no surprises, and few points will do; where there is a step,
   the points around it were surprising, and the next ones are put there. Between two numbers of units that were measured,
   what is unsure about those is added.
-- *Noise.* Repeats differ; the median of n of them is known to about spread / sqrt(n). Repeats of one moment agree too well
+- *Noise.* Repeats differ; the median of n of them is known to about spread / sqrt(n). Where they differ because samples do, only
+  those count that have not had their turn. Repeats of one moment agree too well
   if the machine is slow for a minute, but then a bigger batch comes out faster than a smaller one: both are believed less,
   until more repeats say the same.
 """
@@ -33,6 +34,7 @@ FEAR = 0.5
 _NINETY = 1.645
 _TENTHS = 2.563  #: standard deviations between the first and the last tenth
 _MEDIAN = 1.2533  #: the error of a median over that of a mean
+_HALF_APART = 0.9539  #: standard deviations that two of the same lie apart, half of the time
 _SPREAD = 0.05  #: standard deviation of repeats, before there are any
 _NAME = "it"
 
@@ -43,13 +45,13 @@ def without_stalls(runs_us: Sequence[float]) -> list[float]:
 
 
 class Surrogate:
-    def __init__(self, runs: Mapping[Place, Sequence[float]]) -> None:
-        """`runs` are microseconds at each place, at least one."""
+    def __init__(self, runs: Mapping[Place, Sequence[float]], cycle: Callable[[int], int] = lambda batch: 1) -> None:
+        """`runs` are microseconds at each place, at least one. `cycle`: after how many batches of a size its samples repeat."""
         kept = {place: without_stalls(values) for place, values in runs.items()}
         self.median = {place: statistics.median(values) for place, values in kept.items()}
         self._rows = _whole_rows(self.median)
         self._table = _table(self.median)
-        self._noise = self._noises(kept)
+        self._noise = self._noises(kept, cycle)
         for place, values in kept.items():
             self._noise[place] += self._contradiction(place) / math.sqrt(len(values))
         self._by_batch = self._surprises(self._row_neighbours)
@@ -134,17 +136,36 @@ class Surrogate:
         return math.log(max(wrong, default=1.0))
 
     @staticmethod
-    def _noises(runs: Mapping[Place, Sequence[float]]) -> dict[Place, float]:
-        """Few repeats say little about their own spread, so each place borrows from all."""
+    def _noises(runs: Mapping[Place, Sequence[float]], cycle: Callable[[int], int]) -> dict[Place, float]:
+        """Few repeats say little about their own spread, so each place borrows from all.
+
+        Where samples differ, part of the spread is theirs: it counts by the part of them that has not had its turn, and what is
+        left is how much a composition differs from itself a cycle later.
+        """
         spreads = {place: _spread(values) for place, values in runs.items()}
-        total = sum(len(values) - 1 for values in runs.values())
-        shared = (_SPREAD**2 + sum((len(runs[p]) - 1) * s**2 for p, s in spreads.items())) / (1 + total)
+        shared = _pooled([(len(values) - 1, spreads[place]) for place, values in runs.items()])
+        again = [(len(values) - cycle(batch), _own_spread(values, cycle(batch))) for (batch, _), values in runs.items()]
+        own_shared = _pooled([(pairs, spread) for pairs, spread in again if pairs > 0])
         noises = {}
-        for place, values in runs.items():
-            degrees = len(values) - 1
-            spread = math.sqrt((degrees * spreads[place] ** 2 + 4 * shared) / (degrees + 4))
-            noises[place] = _NINETY * _MEDIAN * spread / math.sqrt(len(values))
+        for (batch, units), values in runs.items():
+            degrees, turns = len(values) - 1, cycle(batch)
+            variance = (degrees * spreads[batch, units] ** 2 + 4 * shared) / (degrees + 4)
+            if turns > 1:
+                own = min(variance, own_shared)
+                variance = own + (variance - own) * max(0.0, 1 - len(values) / turns)
+            noises[batch, units] = _NINETY * _MEDIAN * math.sqrt(variance / len(values))
         return noises
+
+
+def _pooled(spreads: Sequence[tuple[int, float]]) -> float:
+    """A variance, of what is believed before anything is seen and of these: degrees of freedom, standard deviation."""
+    return (_SPREAD**2 + sum(degrees * spread**2 for degrees, spread in spreads)) / (1 + sum(degrees for degrees, _ in spreads))
+
+
+def _own_spread(values: Sequence[float], cycle: int) -> float:
+    """Of one composition against itself, a cycle later."""
+    ratios = [math.log(later / before) for before, later in zip(values, values[cycle:], strict=False)]
+    return statistics.median(map(abs, ratios)) / _HALF_APART if ratios else 0.0
 
 
 def _whole_rows(median: Mapping[Place, float]) -> dict[int, list[int]]:

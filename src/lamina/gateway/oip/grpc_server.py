@@ -12,6 +12,7 @@ from lamina.errors import BadValue, LaminaError
 from lamina.gateway.h2.connection import Connection, H2Limits
 from lamina.gateway.h2.hpack import encode
 from lamina.gateway.h2.stream import Stream
+from lamina.gateway.listen import Listener, listen
 from lamina.gateway.oip.inferring import Context, Inferring, Trouble
 from lamina.gateway.oip.packed import opened
 
@@ -30,7 +31,7 @@ class GrpcServer:
         self.body_limit = body_limit
         self._limits = H2Limits(stream_window=body_limit + 2**20, connection_window=2 * body_limit + 2**21)
         self._connections: set[Connection] = set()
-        self._server: asyncio.Server | None = None
+        self._server: Listener | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         service = f"/{rpc.schema.package}.GRPCInferenceService/"
         self.methods: dict[bytes, tuple[str, Callable[[bytes], Any], bool]] = {
@@ -47,12 +48,11 @@ class GrpcServer:
             return Connection(self._open, self._limits, self._connections, loop.time())
 
         try:
-            self._server = await loop.create_server(accept, host, port, ssl=secured, backlog=1024, **options)
+            self._server = await listen(accept, host, port, ssl=secured, **options)
         except OSError as error:
             raise BadValue(f"--grpc-port: cannot listen on {host}:{port}: {error.strerror}", hint="choose another port") from None
         self._sweep()
-        bound: int = self._server.sockets[0].getsockname()[1]
-        return bound
+        return self._server.port
 
     def stop_accepting(self) -> None:
         """Nothing new; what is open is still answered."""
