@@ -17,33 +17,32 @@ SHAPES = ((16, (0.7, 1.3, 10.0)), (2, (1.3, 10.0)))
 
 def run(report: Report, seconds: float = SECONDS) -> None:
     """With batches of sixteen, ten times is a rate that fills two cores with sending and refusing alone, so it is also measured
-    with batches of two. Beside it: what a hand-made batcher with the plainest admission makes of the same load."""
+    with batches of two. Capacity, on a second server without a goal, is measured right before and right after: the machine's
+    speed changes. Beside it: what a hand-made batcher with the plainest admission makes of the same load."""
     for batch, factors in SHAPES:
-        env = {"BENCH_BATCH": str(batch)}
-        with lamina("mlp.py", env=env) as url:  # what it can do is measured without a goal in the way
-            target = f"{url}/v1/functions/mlp"
-            closed(target, BODY, 16, 2)
-            runs = [closed(target, BODY, c, 4) for c in (16, 32)]
-        capacity = max(run.rate for run in runs)
-        report.add(f"batches of {batch}: best closed-loop rate", capacity, "calls/s", p99_ms=min(run.p99_ms for run in runs))
-        env["BENCH_SLO"] = f"{SLO_MS:g}ms"
-        with lamina("mlp.py", "--policy", "edf", env=env) as url:
-            target = f"{url}/v1/functions/mlp"
+        size = {"BENCH_BATCH": str(batch)}
+        goal = {**size, "BENCH_SLO": f"{SLO_MS:g}ms"}
+        with lamina("mlp.py", env=size) as plain, lamina("mlp.py", "--policy", "edf", env=goal) as url:
+            server = children_by_parent()[os.getpid()][-1]
+            plain, target = f"{plain}/v1/functions/mlp", f"{url}/v1/functions/mlp"
+            closed(plain, BODY, 32, 2)
             closed(target, BODY, 8, 2)
+            rates = [closed(plain, BODY, 32, 2).rate]
+            report.add(f"batches of {batch}: closed-loop rate", rates[0], "calls/s")
             for factor in factors:
-                _add(report, factor, capacity, *_offer(target, factor * capacity, seconds))
-        with floor("mlp", BODY.encode(), env) as by_hand:
+                result, cores = _offer(target, factor * rates[-1], seconds, server)
+                rates.append(closed(plain, BODY, 32, 2).rate)
+                _add(report, factor, (rates[-2] + rates[-1]) / 2, result, cores)
+        with floor("mlp", BODY.encode(), goal) as by_hand:
             closed(by_hand, BODY, 16, 2)
-            result, _ = _offer(by_hand, 10 * capacity, seconds)
+            result = open_loop(by_hand, BODY, 10 * rates[-1], seconds, SLO_MS)
         shape = {"refused_p99_ms": result.refused_p99_ms, "offered": result.offered / seconds, "unanswered": result.unanswered}
-        report.add("  10x, batched by hand, plain admission: goodput", result.goodput / capacity, "x", **shape)
+        report.add("  10x, batched by hand, plain admission: goodput", result.goodput / rates[-1], "x", **shape)
 
 
-def _offer(target: str, rate: float, seconds: float) -> tuple[OpenResult, dict[str, float]]:
-    """And the cores that server and workers took meanwhile."""
-    children = children_by_parent()
-    server = children[os.getpid()][0]
-    workers = children.get(server, [])
+def _offer(target: str, rate: float, seconds: float, server: int) -> tuple[OpenResult, dict[str, float]]:
+    """And the cores that this server and its workers took meanwhile."""
+    workers = children_by_parent().get(server, [])
     before = [sum(map(cpu_s, pids)) for pids in ([server], workers)]
     result = open_loop(target, BODY, rate, seconds, SLO_MS)
     server_s, workers_s = (sum(map(cpu_s, pids)) - was for pids, was in zip(([server], workers), before, strict=True))
@@ -52,7 +51,8 @@ def _offer(target: str, rate: float, seconds: float) -> tuple[OpenResult, dict[s
 
 
 def _add(report: Report, factor: float, capacity: float, result: OpenResult, cores: dict[str, float]) -> None:
-    shape = {"offered": result.offered / result.seconds, "ok_p99_ms": result.ok_p99_ms, "unanswered": result.unanswered}
+    shape = {"capacity": capacity, "offered": result.offered / result.seconds, "ok_p99_ms": result.ok_p99_ms}
+    shape["unanswered"] = result.unanswered
     if factor < 1:
         report.add(f"  {factor:g}x: in time, of the offered", result.in_time / result.offered, "x", least=0.99, **shape)
         return

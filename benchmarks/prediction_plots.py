@@ -56,9 +56,10 @@ def plots(found: dict[str, Any]) -> None:
         figure.tight_layout()
         figure.savefig(PLOTS / "prediction-neighbours.png", dpi=110)
 
-    if "v100" in found:
+    unseen = [part for name, part in sorted(found.items()) if name.startswith("v100:")]
+    if unseen:
         figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
-        for run in found["v100"]["unseen_models"]:
+        for run in unseen:
             values = np.sort(list(run["by model"].values())) * 100
             left.plot(values, np.arange(1, len(values) + 1) / len(values), label=f"seed {run['seed']}", lw=1)
         left.axvline(5.29, color="k", lw=0.8, ls=":", label="RaPP, of models not named")

@@ -132,6 +132,7 @@ def unseen_models(data: Set, seed: int, bags: int = 8) -> dict[str, Any]:
     errors = off(predicted, grid)[:, ~probed()].mean(1)
     made = {
         "seed": seed,
+        "folds": FOLDS,
         "mape": round(float(errors.mean()), 4),
         "median": round(float(np.median(errors)), 4),
         "without trees": round(float(off(before, grid)[:, ~probed()].mean()), 4),

@@ -182,3 +182,35 @@ def test_when_the_device_fails_all_that_is_under_way_ends_and_nothing_more_is_ta
     assert {done.ticket for done in found} == tickets and all(isinstance(done.error, ExecutorLost) for done in found)
     with pytest.raises(ExecutorLost):
         executor.submit("double", rows(1), 1)
+
+
+def test_what_does_not_fit_is_halved_where_no_graph_could_be_made(executor: Executor):
+    """Its graph was refused for want of memory; a plan of that size that was tried in vain must not be taken again."""
+
+    def hungry(batch: np.ndarray) -> np.ndarray:
+        if len(batch) > 2:
+            raise MemoryError
+        return batch * 2
+
+    executor.load("hungry", hungry, ONE, buckets=(1, 2, 4, 8, 16), made_elsewhere=True)
+    executor.functions.adopt("hungry", 16, 1, MemoryError())
+    executor.submit("hungry", rows(*range(16)), 1)
+    done = only(executor.poll())
+    assert done.error is None and [float(row[0]) for row in done.outputs or []] == [2.0 * n for n in range(16)]
+
+
+def test_a_plan_without_a_graph_is_not_ready(executor: Executor):
+    executor.load("eager", double, ONE, buckets=(1, 4), made_elsewhere=True)
+    executor.submit("eager", rows(1, 2), 1)
+    executor.functions["eager"].plans[4, 1].is_captured = False
+    assert not executor.functions.is_ready("eager", 2, 1)
+
+
+def test_pieces_of_a_batch_that_fail_at_once_end_it_once(executor: Executor):
+    def broken(batch: np.ndarray) -> np.ndarray:
+        raise ArithmeticError
+
+    executor.load("broken", broken, ONE, buckets=(1, 2, 4))
+    executor.functions["broken"].did_not_fit(4)
+    executor.submit("broken", rows(1, 2, 3, 4), 1)
+    assert isinstance(only(executor.poll()).error, ArithmeticError)

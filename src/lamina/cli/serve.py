@@ -64,7 +64,7 @@ def command(**given: Any) -> int:
     \b
     Examples:
       lamina serve app.py
-      lamina serve app.py --policy frontier --store none
+      lamina serve app.py --policy edf --store none
       lamina serve app.py --emulate h200x2 --port 0
       lamina serve --model classify=resnet50.onnx
     """

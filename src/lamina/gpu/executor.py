@@ -138,9 +138,10 @@ class Executor:
         except Exception as error:
             self._over.append(Finished(ticket.id, 0, None, error))
             return ticket.id
-        for first in range(0, len(items), target.largest):
-            ticket.open_pieces += 1
-            self._start(_Piece(ticket, target, first, items[first : first + target.largest], mask, keep))
+        most = target.largest  # as of now: a piece that does not fit makes it smaller
+        ticket.open_pieces = -(-len(items) // most)  # all of them: one that fails at once must not end the others
+        for first in range(0, len(items), most):
+            self._start(_Piece(ticket, target, first, items[first : first + most], mask, keep))
         return ticket.id
 
     def poll(self) -> list[Finished]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -17,13 +17,14 @@ from lamina.gateway.ingress.frames import (
     HEADS,
     Ask,
     FromOne,
+    Given,
     Gone,
     Head,
     Infer,
-    Payload,
     Raw,
     Read,
     Rpc,
+    Slot,
     Trouble,
     Up,
     Value,
@@ -86,18 +87,17 @@ class Desk:
 
     def _ask(self, ask: Ask) -> None:
         known, api = self._head_of(ask.head), self._api
-        self._accept(ask.inputs.values())
+        inputs = self._accept(ask.inputs)
         target = api.routes().get(known.request.path)
         if target is None or known.has_wishes or api.closing or self.calls.closed or api.traces is not None:
-            self._ask_at_length(ask, known.request)
+            self._ask_at_length(ask, inputs, known.request)
             return
-        inputs = cast(dict[str, bytes], ask.inputs)
         try:
             caller = api.allow(known.request, "invoke")
             if not target.seen_by(caller.tenant):
                 raise UnknownTarget("nothing at this address")
         except LaminaError:
-            self._ask_at_length(ask, known.request)
+            self._ask_at_length(ask, inputs, known.request)
             return
         calls = self.calls
         loop = calls.loop
@@ -108,23 +108,21 @@ class Desk:
         self.open[ask.number] = waiting
         loop.submit(call, inputs, waiting.ended)
 
-    def _ask_at_length(self, ask: Ask, head: Request) -> None:
+    def _ask_at_length(self, ask: Ask, inputs: dict[str, Any], head: Request) -> None:
         """As any other request, but for its body, which has been read."""
         # what lies here unread counts from when it came there; so the lag of this process is not to be counted again
-        parsed = Parsed(cast(dict[str, bytes], ask.inputs), ask.size, clock_us() - ask.at_us - self._api.lag_us)
+        parsed = Parsed(inputs, ask.size, clock_us() - ask.at_us - self._api.lag_us)
         exchange = Remote(self, ask.number, head.keep_alive)
         self.open[ask.number] = exchange
         try:
             self._api.handle(Request("POST", head.path, head.query, head.headers, b"", head.keep_alive, parsed), exchange)
         finally:
             if parsed.inputs is not None:  # it did not come to that
-                self._release(ask.inputs.values())
+                self._release(inputs)
 
     def _infer(self, ask: Infer) -> None:
         head = self._head_of(ask.head).request
-        rows = ask.rows
-        for row in rows:
-            self._accept(row.values())
+        rows = [self._accept(row) for row in ask.rows]
         serving = self._hub.serving
         taken = 0
         try:
@@ -136,14 +134,13 @@ class Desk:
             trace = head.headers.get(b"traceparent", b"")
             question = Question(model, (), (), ask.timeout_us, ask.priority, caller, trace)
             arrived_us = serving.loop.at_us(ask.at_us)
-            calls = cast(list[dict[str, bytes]], rows)
-            serving.submit(question, calls, ask.size, arrived_us, asked, asked.take if ask.in_pieces else None)
+            serving.submit(question, rows, ask.size, arrived_us, asked, asked.take if ask.in_pieces else None)
             taken = len(asked.ids)
         except LaminaError as error:
             self.open.pop(ask.number, None)
             self.say(Trouble(ask.number, wire.error_problem(error)))
         for row in rows[taken:]:
-            self._release(row.values())
+            self._release(row)
 
     def _raw(self, ask: Raw) -> None:
         head = self._head_of(ask.head).request
@@ -190,36 +187,40 @@ class Desk:
 
     # --------------------------------------------------------------- shared memory
 
-    def _accept(self, payloads: Iterable[Payload]) -> None:
-        """A reference names a file and a length, and neither is believed. A slot's number never means another file, so its size
-        needs to be looked up only once."""
-        for ref in payloads:
-            if type(ref) is not ShmRef:
-                continue
-            slots = self.slots
-            known = self._sizes.get(ref.slot, -1)
-            if slots is None or ref.owner != slots.owner or ref.slot in slots.held or ref.start:
-                raise FrameError("slots that are not its own, or given away before")
-            if ref.size > known:
-                assert self._ledger is not None
-                if not self._ledger.folder.holds(ref):
-                    raise FrameError("slots that are not there")
-                self._sizes[ref.slot] = ref.size
-            slots.held.add(ref.slot)
+    def _accept(self, given: dict[str, Given]) -> dict[str, Any]:
+        """What was given, by reference where it is in shared memory, and to be released by whoever it is handed to."""
+        for name, one in given.items():
+            if type(one) is Slot:
+                given[name] = self._ref(one)  # type: ignore[assignment]
+        return given
 
-    def _take(self, payload: Payload) -> bytes:
+    def _ref(self, slot: Slot) -> ShmRef:
+        """It names a file and a length, and neither is believed. A slot's number never means another file, so that its size needs
+        to be looked up only once."""
+        slots, number = self.slots, slot.number
+        if slots is None or self._ledger is None or number in slots.held:
+            raise FrameError("a slot that was given away before")
+        ref = ShmRef(slots.owner, number, slot.size)
+        if slot.size > self._sizes.get(number, -1):
+            if not self._ledger.folder.holds(ref):
+                raise FrameError("a slot that is not there, or not that large")
+            self._sizes[number] = slot.size
+        slots.held.add(number)
+        return ref
+
+    def _take(self, given: Given) -> bytes:
         """A body for whoever wants it whole."""
-        if not isinstance(payload, ShmRef):
-            return payload
-        self._accept((payload,))
+        if not isinstance(given, Slot):
+            return given
+        ref = self._ref(given)
         assert self._ledger is not None
-        with self._ledger.reader.view(payload) as view:
+        with self._ledger.reader.view(ref) as view:
             body = bytes(view)
-        self._ledger.release(payload)
+        self._ledger.release(ref)
         return body
 
-    def _release(self, payloads: Iterable[Payload]) -> None:
-        for ref in payloads:
+    def _release(self, accepted: dict[str, Any]) -> None:
+        for ref in accepted.values():
             if type(ref) is ShmRef and self._ledger is not None:
                 self._ledger.release(ref)
 

@@ -22,6 +22,17 @@ Payload = bytes | ShmRef
 """Here, or in shared memory."""
 
 
+class Slot(Struct, frozen=True, array_like=True, gc=False):
+    """So many bytes of a slot of the ingress that says so: whose it is need not be said, or checked, for every call."""
+
+    number: Natural
+    size: Natural
+
+
+Given = bytes | Slot
+"""A payload as an ingress gives it."""
+
+
 class Setup(Struct, frozen=True, kw_only=True):
     """What an ingress is started with, as JSON on its command line."""
 
@@ -58,7 +69,7 @@ class Ask(Struct, frozen=True, array_like=True, tag=2):
     head: Natural
     at_us: Natural  #: when it came, on the machine's clock
     size: Natural  #: of the body
-    inputs: dict[str, Payload]
+    inputs: dict[str, Given]
 
 
 class Gone(Struct, frozen=True, array_like=True, tag=3):
@@ -85,7 +96,7 @@ class Raw(Struct, frozen=True, array_like=True, tag=6):
 
     number: Natural
     head: Natural
-    body: Payload
+    body: Given
 
 
 class Infer(Struct, frozen=True, array_like=True, tag=7):
@@ -97,7 +108,7 @@ class Infer(Struct, frozen=True, array_like=True, tag=7):
     size: Natural  #: of all its tensors
     model: str
     version: str
-    rows: list[dict[str, Payload]]
+    rows: list[dict[str, Given]]
     timeout_us: Natural = 0
     priority: int = 0
     in_pieces: bool = False  #: what it yields is wanted as it comes
@@ -109,7 +120,7 @@ class Rpc(Struct, frozen=True, array_like=True, tag=8):
     number: Natural
     head: Natural
     method: str
-    message: Payload
+    message: Given
     timeout_us: Natural = 0
 
 

@@ -16,6 +16,7 @@ from lamina.gateway.ingress.frames import (
     Begin,
     Closing,
     End,
+    Given,
     Gone,
     Head,
     Payload,
@@ -25,6 +26,7 @@ from lamina.gateway.ingress.frames import (
     Respond,
     Routes,
     Said,
+    Slot,
     ToIngress,
     ToOne,
     Trouble,
@@ -135,9 +137,11 @@ class Line(asyncio.Protocol):
             self.say(Head(number, request.method, request.path, request.query, headers, request.keep_alive))
         return number
 
-    def stow(self, blob: bytes) -> Payload:
+    def stow(self, blob: bytes) -> Given:
         if len(blob) > SMALL_BYTES and self._pool is not None:
-            return self._pool.put(blob) or blob
+            ref = self._pool.put(blob)
+            if ref is not None:
+                return Slot(ref.slot, ref.size)
         return blob
 
     def view(self, value: Payload) -> bytes:
