@@ -33,9 +33,10 @@ async def drip(port: int, number: int, until_s: float) -> float:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = b"POST /v1/functions/echo HTTP/1.1\r\nHost: a\r\n"
     writer.write(head + (b"X-Slow: " if number % 2 else b"Content-Length: 9000\r\n\r\n"))
+    answer = asyncio.create_task(reader.read(1))
     try:
-        while time.monotonic() < until_s and not reader.at_eof():
-            await asyncio.sleep(1.0)
+        while time.monotonic() < until_s and not answer.done():
+            await asyncio.wait([answer], timeout=1.0)
             writer.write(b"a")
             await writer.drain()
     except ConnectionError:

@@ -143,9 +143,9 @@ class Seen:
 
 
 async def attack(port: int, rng: random.Random, count: int, seen: Seen, patience_s: float = 0.02) -> None:
-    """A hundred at a time; after each hundred a valid one on an old connection must succeed."""
-    honest = await asyncio.open_connection("127.0.0.1", port)
+    """A hundred at a time; after each hundred a valid one must succeed, on a connection that is as old as a wave."""
     for _ in range(count // WAVE):
+        honest = await asyncio.open_connection("127.0.0.1", port)
         await asyncio.gather(*(_one(port, mutated(rng), seen, patience_s) for _ in range(WAVE)))
         await _again(port, seen, patience_s)
         for times in (seen.valid_s, seen.again_s):
@@ -153,7 +153,7 @@ async def attack(port: int, rng: random.Random, count: int, seen: Seen, patience
             begun = time.perf_counter()
             assert await _valid(*honest) == b"[1,2,3]"
             times.append(time.perf_counter() - begun)
-    honest[1].close()
+        honest[1].close()
 
 
 async def _again(port: int, seen: Seen, patience_s: float) -> None:

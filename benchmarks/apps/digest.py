@@ -1,4 +1,4 @@
-"""One core, no threads: a function that takes what it computes, and one that takes so long by the clock, however fast the core is."""
+"""One core, no threads: a function that takes what it computes, and one that takes so long by the clock, whatever the core."""
 
 import hashlib
 import time

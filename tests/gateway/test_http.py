@@ -232,6 +232,28 @@ def test_too_many_connections_are_turned_away_and_the_others_served() -> None:
     assert serve(script, limits=Limits(connections=4)) == ([503], 200)
 
 
+def test_who_never_reads_is_not_answered_without_end_and_is_cut_off() -> None:
+    answered = 0
+
+    def handler(request: Request, exchange: Exchange) -> None:
+        nonlocal answered
+        answered += 1
+        exchange.respond(200, bytes(2**20))
+
+    async def script(port: int, server: Server) -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        await reader.read(1)
+        for _ in range(500):
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nX: %s\r\n\r\n" % (b"y" * 10_000))
+        while server.connections:
+            await asyncio.sleep(0.05)
+        writer.transport.abort()
+        return answered
+
+    assert serve(script, handler, Limits(write_s=0.3)) < 100
+
+
 def test_a_client_that_leaves_is_noticed_once() -> None:
     gone: list[str] = []
 

@@ -186,7 +186,7 @@ def test_a_client_that_leaves_cancels_its_call(tmp_path: Path) -> None:
     app = write_app(tmp_path, SLOW)
 
     async def leave() -> int:
-        async with in_front(app, 1) as gateway:
+        async with in_front(app, 1, grace_s=0.1) as gateway:
             _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(request("POST", "/v1/functions/nap", b"30"))
             while not gateway.loop.controller.state.runs:

@@ -96,12 +96,13 @@ def report(names: tuple[str, ...], folder: Path, out: Path) -> None:
     """Write one HTML page with all experiments that have results, or those named."""
     from lamina.lab import experiment
     from lamina.lab.page import Entry, page
+    from lamina.lab.results import other_seeds
 
     entries = []
     for name in names or experiment.names():
         results = _latest(folder, name)
         if results is not None:
-            entries.append(Entry(Path(name).stem, experiment.load(name), results))
+            entries.append(Entry(Path(name).stem, experiment.load(name), results, other_seeds(folder, name)))
         elif names:
             raise BadValue(f"{name}: no results in {folder}", hint=f"run it first: lamina lab run {name}")
     try:

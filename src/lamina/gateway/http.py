@@ -140,6 +140,7 @@ class Connection(asyncio.Protocol):
         self._parser: Any = httptools.HttpRequestParser(self)
         self._open: deque[Exchange] = deque()
         self._reading = True
+        self._full = False  #: more is to be sent than it takes
         self._dead = False
         self._ignored = 0
         self._dying = False  #: the answer under way is the last: nothing after it on this connection has a meaning
@@ -166,6 +167,7 @@ class Connection(asyncio.Protocol):
         self._outlet = Outlet(self.transport)
         if len(self.server.connections) >= self.limits.connections:
             self._refuse(503, "too many connections")
+            asyncio.get_running_loop().call_later(LINGER_S, self.transport.abort)  # nobody else looks after it
             return
         self.server.connections.add(self)
 
@@ -232,10 +234,26 @@ class Connection(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
+        """It does not read what it asked for: then nothing more of what it asks for is looked at."""
+        self._full = True
         self._enter("write")
+        self._stop_reading()
 
     def resume_writing(self) -> None:
+        self._full = False
         self._enter("idle" if not self._open else "wait")
+        if len(self._open) <= self.limits.pipelined:
+            self._read_on()
+
+    def _stop_reading(self) -> None:
+        if self._reading and self.transport is not None:
+            self._reading = False
+            self.transport.pause_reading()
+
+    def _read_on(self) -> None:
+        if not self._reading and self.transport is not None and not self.transport.is_closing():
+            self._reading = True
+            self.transport.resume_reading()
 
     # ------------------------------------------------------------- llhttp's side
 
@@ -308,10 +326,10 @@ class Connection(asyncio.Protocol):
     def _arrived(self, request: Request) -> None:
         exchange = Exchange(self, request.keep_alive, request.method == "HEAD")
         self._open.append(exchange)
-        if len(self._open) > self.limits.pipelined and self._reading and self.transport is not None:
-            self._reading = False
-            self.transport.pause_reading()
-        self._enter("wait")
+        if len(self._open) > self.limits.pipelined:
+            self._stop_reading()
+        if not self._full:
+            self._enter("wait")
         try:
             self.server.handler(request, exchange)
         except Exception:
@@ -341,11 +359,9 @@ class Connection(asyncio.Protocol):
             else:
                 self._dead = True
                 transport.close()
-        elif not self._open:
+        elif not self._open and not self._full:  # if it is, it has yet to take what it was given
             self._enter("idle")
-            if not self._reading:
-                self._reading = True
-                transport.resume_reading()
+            self._read_on()
 
     def bound(self, waiting: int) -> None:
         """Pieces that nobody reads are not kept without end."""

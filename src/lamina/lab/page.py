@@ -6,7 +6,7 @@ what others published stands in a column that says so.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
@@ -24,6 +24,7 @@ class Entry:
     name: str
     experiment: Experiment
     results: Results
+    seeds: list[Results] = field(default_factory=list)  #: the same with other seeds
 
 
 SHORT = ' class="s"'
@@ -70,8 +71,25 @@ def _experiment(entry: Entry) -> str:
     return (
         f'<article id="{escape(entry.name, quote=True)}"><h2>{escape(entry.experiment.TITLE)}</h2>'
         f"{_origin(entry)}{about}{_reported(entry.experiment.REPORTED, beside)}"
-        f"{''.join(map(_section, sections))}{_failures(entry.results)}{_raw(figures)}</article>"
+        f"{''.join(map(_section, sections))}{_over_seeds(entry)}{_failures(entry.results)}{_raw(figures)}</article>"
     )
+
+
+def _over_seeds(entry: Entry) -> str:
+    """Does a verdict hold when everything that is drawn is drawn anew?"""
+    if not entry.seeds:
+        return ""
+    rows = []
+    for results in (entry.results, *entry.seeds):
+        behind = entry.experiment.figures(results.good).get("frontier_behind", [])
+        rows.append([str(results.origin.seed), len(results.good), len(behind), "; ".join(map(_said, behind)) or "nowhere"])
+    return _section(Section("Where frontier is behind, over seeds", "", Table(["seed", "cells", "behind", "where"], rows)))
+
+
+def _said(behind: str | dict[str, Any]) -> str:
+    if isinstance(behind, str):
+        return behind
+    return ", ".join(number(value) for value in behind.values() if not isinstance(value, list))
 
 
 def _origin(entry: Entry) -> str:

@@ -121,7 +121,7 @@ def figures(rows: list[Row]) -> dict[str, Any]:
         means["attainment_range"] = [f(row["attainment"] for row in group) for f in (min, max)]
         means["seeds"] = len(group)
         found.setdefault(load, {})[policy] = means
-    return {"loads": found, "behind": behind(found), "gave_up": slow}
+    return {"loads": found, "frontier_behind": behind(found), "gave_up": slow}
 
 
 def behind(loads: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
@@ -176,8 +176,8 @@ def sections(rows: list[Row]) -> list[Section]:
         ]
         text = "Cost in seconds of a whole H200: units held times time. Worst tenth: the functions that fare worst."
         made.append(Section(f"Load: {load}", text, Table(columns, table), _bursts(rows, load)))
-    if every["behind"]:
-        made.append(Section("Where frontier is behind", "\n\n".join(every["behind"])))
+    if every["frontier_behind"]:
+        made.append(Section("Where frontier is behind", "\n\n".join(every["frontier_behind"])))
     if every["gave_up"]:
         made.append(Section("Not measured", "\n\n".join(every["gave_up"])))
     made.append(Section("In time, by load", plot=_bars(found, "attainment", "answers in time, %", 100)))
