@@ -75,7 +75,7 @@ def mlp_app(most: int, slo_s: float) -> Starlette:
 
     async def mlp(request: Request) -> Response:
         nonlocal waiting
-        if slo_s and (2 + waiting // most) * batcher.batch_s > slo_s:
+        if slo_s and waiting and (2 + waiting // most) * batcher.batch_s > slo_s:
             return Response(status_code=429)
         waiting += 1
         try:

@@ -69,7 +69,8 @@ def plots(found: dict[str, Any]) -> None:
         for quota in (10, 20, 30, 50, 100):
             row = np.exp(data.grid[data.names.index("resnet18"), 0, :, quota // 10 - 1])
             right.plot(SHARES, row, ".-", label=f"quota {quota} %")
-        right.set(xlabel="share of SMs, %", ylabel="ms", yscale="log", title="resnet18 at batch 1, as published: two sittings")
-        right.legend()
+        right.set(xlabel="share of SMs, %", ylabel="ms", yscale="log", ylim=(6, 300))
+        right.set_title("resnet18 at batch 1, as published: two sittings")
+        right.legend(ncols=3, loc="upper center", fontsize="small")
         figure.tight_layout()
         figure.savefig(PLOTS / "prediction-v100.png", dpi=110)

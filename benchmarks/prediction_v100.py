@@ -12,6 +12,8 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -158,5 +160,6 @@ def run() -> dict[str, Any]:
     data = load()
     made: dict[str, Any] = {"models": len(data.names), "cells": int(data.grid.size), "floors": floors(data)}
     print(made, flush=True)
-    made["unseen_configurations"] = [unseen_configurations(data, seed) for seed in range(2)]
+    with ProcessPoolExecutor() as pool:
+        made["unseen_configurations"] = list(pool.map(partial(unseen_configurations, data), range(2)))
     return made

@@ -281,7 +281,8 @@ def test_many_refusals_in_a_row_are_all_counted_and_all_told_apart(tmp_path: Pat
 
 def test_more_standing_instances_than_there_are_slices_are_refused_at_the_start_with_the_best_offer(tmp_path: Path) -> None:
     app = write_app(
-        tmp_path, "import lamina\napp = lamina.App('a')\n@app.function(scale=lamina.Scale(min=900, max=900))\ndef f(x): return x\n"
+        tmp_path,
+        "import lamina\napp = lamina.App('a')\n@app.function(scale=lamina.Scale(min=900, max=900))\ndef f(x): return x\n",
     )
 
     async def work() -> None:
@@ -295,7 +296,11 @@ def test_more_standing_instances_than_there_are_slices_are_refused_at_the_start_
 
 def test_the_first_caller_of_a_function_waits_for_its_load_and_a_deadline_of_its_own_is_kept(tmp_path: Path) -> None:
     """Nobody knows yet how long a load takes, so the SLO is no reason to give up; afterwards it is one to refuse."""
-    app = write_app(tmp_path, "import lamina\napp = lamina.App('a')\n@app.function(slo='50ms')\ndef f(x): return x\n")
+    app = write_app(
+        tmp_path,
+        "import time, lamina\napp = lamina.App('a')\n@app.function(slo='50ms')\nclass f:\n"
+        "    def load(self): time.sleep(0.3)\n    def __call__(self, x): return x\n",
+    )
     call = ("POST", "/v1/functions/f", b"1", "application/json")
     own, first = asked(app, (*call, {"Lamina-Deadline-Ms": "5"}), call)
     assert (own.status, first.status) == (504, 200)

@@ -179,7 +179,7 @@ def test_killed_under_load_an_ingress_loses_its_own_connections_and_comes_back(t
     assert wrong == 0
     assert max(lost) == 1 and min(lost) == 0  # who was connected to the other one has noticed nothing
     assert len(set(before) & set(after)) == 1 and len(after) == 2
-    assert back_s < 10  # half a second where nothing else runs
+    assert back_s < 10  # a quarter of a second where nothing else runs
 
 
 def test_a_client_that_leaves_cancels_its_call(tmp_path: Path) -> None:

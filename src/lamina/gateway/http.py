@@ -328,8 +328,7 @@ class Connection(asyncio.Protocol):
         self._open.append(exchange)
         if len(self._open) > self.limits.pipelined:
             self._stop_reading()
-        if not self._full:
-            self._enter("wait")
+        self._enter("wait")
         try:
             self.server.handler(request, exchange)
         except Exception:
@@ -370,6 +369,8 @@ class Connection(asyncio.Protocol):
             transport.abort()
 
     def _enter(self, phase: str) -> None:
+        if self._full and phase not in ("write", "linger"):
+            return  # whatever else it sends, it has yet to take what it was given
         self.phase = phase
         self.phase_since = self.server.now_s
 

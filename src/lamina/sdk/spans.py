@@ -59,6 +59,4 @@ def now_us() -> int:
 
 
 def _plain(attributes: dict[str, Any]) -> dict[str, Attribute]:
-    return {
-        key: value if isinstance(value, bool | int | float) else str(value)[:MOST_CHARS] for key, value in attributes.items()
-    }
+    return {key: value if isinstance(value, bool | int | float) else str(value)[:MOST_CHARS] for key, value in attributes.items()}
