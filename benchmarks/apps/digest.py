@@ -1,4 +1,4 @@
-"""One core, no threads: a function that takes what it computes, and one that takes so long by the clock, whatever the core."""
+"""One core, no threads: a function that computes, and one that takes as long by the clock on any core."""
 
 import hashlib
 import time

@@ -44,7 +44,8 @@ class Vault:
 
         try:
             blob = base64.b64decode(sealed[len(_SEALED) :], validate=True)
-            return self._cipher().decrypt(blob[:_NONCE_BYTES], blob[_NONCE_BYTES:], owner.encode()).decode()
+            plain: bytes = self._cipher().decrypt(blob[:_NONCE_BYTES], blob[_NONCE_BYTES:], owner.encode())
+            return plain.decode()
         except (InvalidTag, ValueError):
             hint = f"set it again, or see to {VARIABLE}"
             raise BadValue(f"secret {owner!r}: it was sealed with another key", hint=hint) from None

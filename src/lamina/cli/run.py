@@ -19,7 +19,7 @@ from lamina.cli._shared import parse_inputs, policy_options, show_value
     "--file", "input_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Use this file as input."
 )
 @click.option("--input", "named", multiple=True, metavar="NAME=JSON|@FILE", help="One input by name; repeatable.")
-@click.option("--policy", default="frontier", show_default=True, help="A policy by name, or the path of a file with one.")
+@click.option("--policy", default="edf", show_default=True, help="A policy by name, or the path of a file with one.")
 @click.option("--policy-option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the policy; repeatable.")
 def command(
     file: str,

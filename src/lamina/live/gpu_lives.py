@@ -41,7 +41,7 @@ class Life:
             return
         ahead: list[Any] = [*self.slots.released()]
         if self.forgotten:
-            ahead.append(Forget(self.forgotten))  # type: ignore[arg-type]
+            ahead.append(Forget(self.forgotten))
             self.forgotten = []
         self.process.send(pack(*ahead, *frames))
 

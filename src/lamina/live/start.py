@@ -33,7 +33,7 @@ from lamina.sdk.load import load_app
 from lamina.sdk.samples import samples_of
 from lamina.types import DeviceSpec
 
-DEFAULT_POLICY = "frontier"
+DEFAULT_POLICY = "edf"
 ON_GPU = {"LAMINA_TORCH_DEVICE": "cuda"}
 """Where a `TorchModel` runs that is alone in its process."""
 

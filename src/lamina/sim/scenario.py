@@ -53,7 +53,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     profiles: tuple[Profile, ...]
     loads: tuple[Load, ...]
     flows: tuple[Flow, ...] = ()
-    policy: str = "frontier"
+    policy: str = "edf"
     options: dict[str, Any] = {}  #: fields of the policy
     predictor: str = "table"  #: or "online": starts from the profiles and learns
     seed: int = 1
@@ -161,7 +161,7 @@ def _policy(top: dict[str, Field], about: dict[str, Field], folder: Path) -> tup
     if name is None:
         if fields:
             raise top["policy"].error("name is missing", 'name = "edf", say')
-        return "frontier", {}
+        return "edf", {}
     policy = name.text()
     if policy.endswith(".py"):
         policy = str(folder / policy)
