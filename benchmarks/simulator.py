@@ -17,6 +17,7 @@ def run(report: Report) -> None:
     rates = sorted(run["calls_per_s"] for run in runs)
     report.add("simulator, fifo, best of three", rates[-1], "calls/s", least=50_000, slowest=rates[0], median=rates[1])
     report.add("simulator, edf", measure("edf", 200_000)["calls_per_s"], "calls/s")
+    report.add("simulator, frontier", measure("frontier", 200_000)["calls_per_s"], "calls/s", least=10_000)
     million = measure("fifo", 1_000_000)
     report.add("simulator, fifo, one million calls in one go", million["calls_per_s"], "calls/s", least=50_000)
     report.add(

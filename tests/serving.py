@@ -129,11 +129,10 @@ class Browser:
 
 @contextlib.asynccontextmanager
 async def served(
-    app: Path, *, policy: str = "edf", limits: Limits | None = None, full_errors: bool = True
+    app: Path, *, policy: str = "edf", limits: Limits | None = None, full_errors: bool = True, ingress: int = 0
 ) -> AsyncIterator[Gateway]:
-    gateway = await open_gateway(
-        open_local(str(app), policy=policies.build(policy)), port=0, limits=limits, full_errors=full_errors
-    )
+    live = open_local(str(app), policy=policies.build(policy))
+    gateway = await open_gateway(live, port=0, limits=limits, full_errors=full_errors, ingress=ingress)
     try:
         yield gateway
     finally:

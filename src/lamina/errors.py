@@ -31,6 +31,13 @@ class BadValue(LaminaError):
     code = "bad-value"
 
 
+class UnknownEncoding(LaminaError):
+    """A body is packed in a way that is not taken where it was sent."""
+
+    status = 415
+    code = "unknown-encoding"
+
+
 class BadScenario(BadValue):
     """A scenario file that cannot be run; the message starts with file and line."""
 

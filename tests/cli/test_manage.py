@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lamina.cli import root
+from lamina.errors import LoadFailed
 from tests.gateway.managed import Managed, managed
 
 APP = """
@@ -113,3 +114,22 @@ def test_a_day_with_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert "may not deploy" in str(refused.exception)
         assert said("login", "--out") == "logged out\n"
         assert said("logs", "price", "--tail", "5") == ""
+
+
+@pytest.mark.live
+def test_a_first_deployment_that_cannot_be_loaded_fails_with_the_lines_that_did_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, other = tmp_path / "app.py", tmp_path / "bank.py"
+    file.write_text(APP)
+    other.write_text(
+        "import lamina\napp = lamina.App('bank')\n\n@app.function()\nclass rate:\n    def load(self):\n        1 / 0\n"
+        "    def __call__(self, x):\n        return x\n"
+    )
+    with Serving(file, tmp_path / "kept") as url:
+        monkeypatch.setenv("LAMINA_ADMIN_URL", url)
+        failed = lamina("deploy", str(other))
+        listed = lamina("ls")
+    assert isinstance(failed.exception, LoadFailed) and failed.exit_code == 1
+    assert "rate: ZeroDivisionError: division by zero" in str(failed.exception) and "line 7, in load" in str(failed.exception)
+    assert "bank  0        halted" in listed.stdout and "version 1 was taken back" in listed.stderr

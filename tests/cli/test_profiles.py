@@ -42,6 +42,16 @@ def test_show_is_a_table_of_latencies() -> None:
     assert json.loads(lamina("profiles", "show", RESNET, "--json"))["function"] == "resnet50"
 
 
+def test_show_tells_what_was_measured_besides(tmp_path: Path) -> None:
+    point = {"batch": 1, "units": 1, "p50_us": 1000}
+    traits = {"parameter_bytes": 2**20, "fixed_bytes": 2**21, "item_bytes": 2**10}
+    more = {"handover": {"batch_us": 250, "item_us": 10}, "spread": [0.9, 1.0, 1.5], "bandwidth": 0.25, "traits": traits}
+    (tmp_path / "f.json").write_text(json.dumps({"function": "f", "device": "cpu", "points": [point], **more}))
+    text = lamina("profiles", "show", str(tmp_path / "f.json"))
+    for said in ("hand-over 250us a batch and 10us an item", "0.90 to 1.50 of the median", "25.0% of", "2MiB a batch", "1MiB"):
+        assert said in text, text
+
+
 @pytest.mark.parametrize(("name", "head"), [("a.svg", b"<?xml"), ("a.png", b"\x89PNG")])
 def test_plot_draws_a_picture(tmp_path: Path, name: str, head: bytes) -> None:
     pytest.importorskip("matplotlib")

@@ -153,6 +153,21 @@ def test_a_late_tick_does_everything_that_was_due(script: Script):
     assert script.sizes == [1]
 
 
+def test_one_tick_for_two_that_were_late_is_not_the_last(script: Script):
+    policy = Waiting({"f": 7 * MS, "g": 3 * MS})
+    script.given(a_function("f", share=0.5), a_function("g", share=0.5), policy=policy)
+    script.at(0).arrives("cf", target="f")
+    script.arrives("cg", target="g")
+    script.ledger.ticks.remove(3 * MS)
+    script.ledger.ticks.remove(7 * MS)
+    script.now_us = 9 * MS
+    script.tell(Tick())
+    policy.until_us["f"] = 20 * MS
+    script.arrives("again", target="f")
+    script.at(20 * MS)
+    assert [at_us for at_us, name in policy.asked if name == "f"][-1] == 20 * MS
+
+
 def test_times_of_calls_that_have_ended_are_not_kept_for_ever(script: Script):
     """The first of them to end is still running, so the others are not at the top of the heap."""
     script.given(a_function(share=0.125, max_batch=8), devices=[BIG_GPU], takes={"f": 10}, engine=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import re
 from pathlib import Path
@@ -60,6 +61,21 @@ def test_bodies_come_as_json_values_bytes_and_parts(app: Path) -> None:
     assert [a.body for a in (as_bytes, as_value, as_parts)] == [b"\x00\xffraw"] * 3
     assert as_bytes.headers["content-type"] == "application/octet-stream"
     assert values.decode(back.body) == b"\x00\xffraw"
+
+
+@pytest.mark.parametrize("ingress", [0, 1])
+def test_packed_bodies_are_not_taken_for_what_they_hold(app: Path, ingress: int) -> None:
+    """Bytes of any kind are one input: packed ones would reach the function as they are, and nobody would notice."""
+    path = "/v1/functions/echo"
+    packed, unknown, plain = asked(
+        app,
+        ("POST", path, gzip.compress(b"raw"), "image/png", {"Content-Encoding": "gzip"}),
+        ("POST", path, b"raw", "image/png", {"Content-Encoding": "br"}),
+        ("POST", path, b"raw", "image/png", {"Content-Encoding": "Identity"}),
+        ingress=ingress,
+    )
+    assert [packed.status, unknown.status, plain.status] == [415, 415, 200]
+    assert "'gzip'" in packed.json["detail"] and packed.headers["accept-encoding"] == "identity"
 
 
 def test_several_inputs_come_by_name_and_defaults_may_be_left_out(app: Path) -> None:

@@ -108,6 +108,67 @@ def test_a_version_that_cannot_be_loaded_is_taken_back_by_itself(app: Path, tmp_
     assert answer == ["v0", 1]
 
 
+BROKEN = """
+import lamina
+app = lamina.App("bank")
+
+@app.function(scale=lamina.Scale(min={least}, max=2), slo=lamina.SLO("50s"))
+class rate:
+    def load(self):
+        self.open_the_weights()
+    def open_the_weights(self):
+        {does}
+    def __call__(self, x):
+        return ["{version}", x]
+"""
+
+
+async def tried(server: Managed, source: str) -> dict[str, object]:
+    """What is said of the app once it is known whether it can be loaded."""
+    answer = await server.deploy("bank", source)
+    assert answer.status == 200, answer.body
+    about = answer.json
+    while about["state"] == "rolling":
+        await asyncio.sleep(0.02)
+        about = next(one for one in (await server.ask("GET", "/v1/apps")).json if one["app"] == "bank")
+    return dict(about)
+
+
+@pytest.mark.parametrize("least", [0, 1])
+def test_a_first_version_that_cannot_be_loaded_is_not_served_and_the_next_may_be(app: Path, tmp_path: Path, least: int) -> None:
+    """Also where nothing must stand, and so nothing would have been loaded before the first call."""
+
+    async def work() -> list[object]:
+        async with managed(app, tmp_path / "kept") as server:
+            said: list[object] = []
+            for version, does in enumerate(("1 / 0", "1 / 0", "pass"), start=1):
+                about = await tried(server, BROKEN.format(least=least, does=does, version=version))
+                status = (await server.call("/v1/functions/rate", 1)).status
+                said.append((about["state"], about["version"], status))
+                if does != "pass":
+                    assert "ZeroDivisionError" in str(about["failed"]) and "in open_the_weights" in str(about["failed"])
+            current = [(one["number"], one["current"]) for one in (await server.ask("GET", "/v1/apps/bank/history")).json]
+            return [*said, current]
+
+    current = [(3, True), (2, False), (1, False)]
+    assert run(work) == [("halted", 0, 404), ("halted", 0, 404), ("serving", 3, 200), current]
+
+
+def test_a_function_that_scales_to_zero_is_tried_and_keeps_its_terms(app: Path, tmp_path: Path) -> None:
+    async def work() -> tuple[list[int], set[int]]:
+        async with managed(app, tmp_path / "kept") as server:
+            while (await server.call("/readyz", method="GET")).status != 200:
+                await asyncio.sleep(0.02)
+            trial = asyncio.create_task(tried(server, BROKEN.format(least=0, does="pass", version=1)))
+            ready = set()
+            while not trial.done():
+                ready.add((await server.call("/readyz", method="GET")).status)
+            (rate,) = (await server.ask("GET", "/v1/apps")).json[1]["functions"]
+            return [rate["ready"], rate["min"]], ready
+
+    assert run(work) == ([1, 0], {200})
+
+
 def test_a_new_version_takes_over_on_a_gpu_too(app: Path, tmp_path: Path) -> None:
     """On the null twin of a device: the same executor process, without one."""
     source = APP.replace("slo=", "gpu=lamina.GPU(0.5), slo=")
@@ -147,6 +208,16 @@ def test_what_cannot_fit_is_refused_with_what_is_missing_and_the_best_offer(app:
     problem = run(work)
     assert problem["code"] == "no-capacity"
     assert "MiB on one device" in str(problem["detail"]) and "best offer: memory up to" in str(problem["hint"])
+
+
+def test_management_and_state_take_no_packed_bodies(app: Path, tmp_path: Path) -> None:
+    async def work() -> list[int]:
+        async with managed(app, tmp_path / "kept") as server:
+            terms = await server.ask("POST", "/v1/functions/price/terms", b'{"max": 2}', content_encoding="gzip")
+            state = await server.call("/v1/state/key", 1, method="PUT", content_encoding="gzip")
+            return [terms.status, state.status]
+
+    assert run(work) == [415, 415]
 
 
 def test_functions_are_scaled_where_they_stand(app: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lamina.predict.profile import Profile
-from lamina.units import show_us
+from lamina.units import show_bytes, show_us
 
 _COLOURS = ("#2563a8", "#d1652b", "#3a8f5a", "#8a4fa3", "#b8962e", "#4a9fb5", "#c04a6b", "#6b6b6b")
 _INK = "#333333"
@@ -46,6 +46,23 @@ def latencies(profile: Profile) -> None:
             for count in units:
                 made.add_row(str(count), *(_cell(points.get((batch, count))) for batch in batches))
         console().print(made)
+
+
+def beside(profile: Profile) -> list[str]:
+    """What else was measured, a line each: the way there and back, how runs differ, what a neighbour feels of it."""
+    lines = []
+    if profile.handover is not None:
+        lines.append(f"hand-over {show_us(profile.handover.batch_us)} a batch and {show_us(profile.handover.item_us)} an item")
+    if profile.spread:
+        least, middle, most = profile.spread[0], profile.spread[len(profile.spread) // 2], profile.spread[-1]
+        lines.append(f"spread {least:.2f} to {most:.2f} of the median, half of the runs up to {middle:.2f}")
+    if profile.bandwidth:
+        lines.append(f"bandwidth {profile.bandwidth:.1%} of the device's peak, alone on all of it")
+    if profile.traits is not None:
+        traits = profile.traits
+        moved = f"{show_bytes(traits.fixed_bytes)} a batch and {show_bytes(traits.item_bytes)} an item"
+        lines.append(f"moves {moved}; parameters {show_bytes(traits.parameter_bytes)}")
+    return lines
 
 
 def _units(count: int) -> str:

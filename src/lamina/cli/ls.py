@@ -27,6 +27,8 @@ def command(admin_url: str, as_json: bool) -> None:
             rows.append({**shown, "function": one["name"], "stands": stands, "queue": one["queue"]})
             shown = {}
         rows += [{"function": name, "stands": "workflow"} for name in app["workflows"]]
+        if not app["functions"] and not app["workflows"]:
+            rows.append(shown)
     columns = {"app": "APP", "version": "VERSION", "state": "", "tenant": "TENANT", "function": "NAME", "stands": "READY"}
     show(rows, {**columns, "queue": "QUEUED"}, False, "nothing is served")
     for app in apps:

@@ -66,6 +66,8 @@ def show_one(file: Path, as_json: bool) -> None:
     show.latencies(profile)
     if profile.load_us or profile.memory_mib:
         click.echo(f"load {show_us(profile.load_us)}, memory {profile.memory_mib} MiB")
+    for line in show.beside(profile):
+        click.echo(line)
     for name, value in profile.meta.items():
         click.echo(f"{name}: {value}")
 

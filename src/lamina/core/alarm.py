@@ -40,8 +40,9 @@ class Alarm:
         self.wish(at_us)
 
     def ticked(self, now_us: int) -> None:
-        """A tick has come; the first one, since they come in order. One that comes early was not asked for."""
-        if self._ticks and self._ticks[0] <= now_us:
+        """A tick has come, for all that are due: whoever sends one for several that are late must not leave us waiting for
+        the others for ever. If they do come, they find nothing to do. One that comes early was not asked for."""
+        while self._ticks and self._ticks[0] <= now_us:
             heappop(self._ticks)
         self._tick_us = self._ticks[0] if self._ticks else NEVER_US
 

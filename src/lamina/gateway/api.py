@@ -64,6 +64,7 @@ class Api:
         self.closing = False
         self.lag_us = 0  #: how long bytes lie unread while this process is busy; part of every call's time
         self.ready: Callable[[], bool] = lambda: True
+        self.needless: Callable[[], set[str]] = set  #: functions whose instances are only tried out: it is ready without
         self.allow: Callable[[Request, Scope], Caller] = lambda request, scope: LOCAL  #: raises `LaminaError` for who may not
         self.traces: Traces | None = None  #: who wants to know what became of which call
         self.runs: Runs | None = None  #: where calls are accepted that nobody waits for

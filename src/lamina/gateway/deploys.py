@@ -22,6 +22,7 @@ from lamina.gateway import package, terms, versions
 from lamina.gateway.api import Api
 from lamina.gateway.stage import Stage
 from lamina.gateway.terms import Terms
+from lamina.gateway.trial import Trial
 from lamina.gateway.versions import Served, Version
 from lamina.live.describe import Described, Manifest, describe
 from lamina.live.loop import LiveLoop
@@ -31,6 +32,7 @@ log = logging.getLogger("lamina")
 
 LOOK_EVERY_S = 0.05
 KEPT_VERSIONS = 20
+MOST_TRACE = 4_000
 RESTORE_S = 30.0
 """After a restart, calls are not taken before the versions served last stand again, or for so long."""
 
@@ -60,7 +62,7 @@ class Deploys:
         if stage.terms:
             stage.activate(stage.served[stage.first.app])
         for _ in range(int(RESTORE_S / LOOK_EVERY_S)):  # the app of the file has begun to load; it is not what is wanted
-            if all(stage.state_of(served) != "rolling" for served in stage.served.values()):
+            if not any(stage.is_mixed(served) for served in stage.served.values()):
                 break
             await asyncio.sleep(LOOK_EVERY_S)
 
@@ -86,6 +88,7 @@ class Deploys:
                 at_us=self._access.now_us(),
             )
             await self._access.write(lambda db: versions.save(db, version))
+            before = before or versions.nothing_of(app, tenant)
             await self._serve(who, served, before, "deploy", f"version {number}, sha256 {version.sha256}")
             await asyncio.to_thread(self._forget_old, app, number)
             return self.stage.about(served)
@@ -171,9 +174,9 @@ class Deploys:
 
     async def _serve(self, who: Identity, served: Served, before: Served | None, deed: str, note: str) -> None:
         """From now on, and after a restart. `before` is what to go back to by itself if it cannot be loaded."""
-        self.stage.activate(served)
+        trial = self.stage.try_out(served)
         await self._is_current(who, deed, served, note)
-        task = asyncio.create_task(self._until_it_stands(who, served, before))
+        task = asyncio.create_task(self._until_it_stands(who, served, before, trial))
         self._watch.add(task)
         task.add_done_callback(self._watch.discard)
 
@@ -181,26 +184,31 @@ class Deploys:
         app, number, now_us = served.app, served.number, self._access.now_us()
         await self._access.change(who, deed, app, lambda db: versions.make_current(db, app, number, now_us), note)
 
-    async def _until_it_stands(self, who: Identity, served: Served, before: Served | None) -> None:
+    async def _until_it_stands(self, who: Identity, served: Served, before: Served | None, trial: Trial) -> None:
         """Take the version back if one of its functions cannot be loaded."""
-        while self.stage.served.get(served.app) is served:
-            state = self.stage.state_of(served)
-            if state == "serving":
-                return
-            if state == "halted":
-                if before is not None:
-                    await self._take_back(who, served, before)
+        stage = self.stage
+        while stage.served.get(served.app) is served:
+            trial.look()
+            state = stage.state_of(served)
+            if state == "halted" and before is not None:
+                await self._take_back(who, served, before)
+            elif state != "rolling":
+                trial.end(served.functions(stage.terms))
                 return
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _take_back(self, who: Identity, served: Served, before: Served) -> None:
-        said = [f"{name}: {info.type}: {info.message}" for name, info in self._load_errors.items()]
+        names = [spec.name for spec in served.manifest.functions]
+        errors = {name: self._load_errors[name] for name in names if name in self._load_errors}
+        said = [f"{name}: {info.type}: {info.message}" for name, info in errors.items()]
         why = "; ".join(said)[:500] or "its instances could not be loaded"
+        traces = "".join(f"\n{info.trace.rstrip()}" for info in errors.values() if info.trace)[:MOST_TRACE]
         async with self._lock:
             if self.stage.served.get(served.app) is served:
                 self.stage.activate(before)
-                self.stage.failed[served.app] = f"version {served.number} was taken back: {why}"
-                log.warning("app %s: %s", served.app, self.stage.failed[served.app])
+                self.stage.trials.pop(served.app, None)
+                self.stage.failed[served.app] = f"version {served.number} was taken back: {why}{traces}"
+                log.warning("app %s: version %d was taken back: %s", served.app, served.number, why)
                 with contextlib.suppress(LaminaError):
                     await self._is_current(who, "taken-back", before, why)
 

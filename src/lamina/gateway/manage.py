@@ -48,6 +48,7 @@ class Manage:
 
     def _route(self, request: Request, exchange: Exchange) -> Work | None:
         """Decoded exactly once, which is to say not at all: no name has a character that needs it."""
+        wire.check_encoding(request)
         parts = request.path.decode("latin-1").split("/")[1:]
         match (request.method, *parts):
             case ("GET", "healthz"):

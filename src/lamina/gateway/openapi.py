@@ -72,7 +72,7 @@ def _operation(target: Target) -> dict[str, Any]:
                 "content": {"application/json": {}, "application/octet-stream": {}, "application/vnd.lamina.value": {}},
             },
             "202": openapi_runs.ACCEPTED,
-            **_problems(("400", "408", "409", "413", "422", "429", "500", "503", "504")),
+            **_problems(("400", "408", "409", "413", "415", "422", "429", "500", "503", "504")),
         },
     }
 

@@ -165,7 +165,7 @@ def _routes(app: App, loop: LiveLoop, metrics: Metrics, door: Door, limits: Limi
         lambda: document(api.targets, v2_paths(oip.serving.catalogue)),
         full_errors=full_errors,
     )
-    api.ready = lambda: standing(loop.controller)
+    api.ready = lambda: standing(loop.controller, api.needless())
     api.allow = door.allow
     oip = mount(api, loop, metrics, body_limit=limits.body_bytes)
     return api, oip
@@ -192,9 +192,9 @@ def _all(*watches: Watch | None) -> Watch:
     return follow
 
 
-def standing(controller: Controller) -> bool:
+def standing(controller: Controller, needless: set[str]) -> bool:
     """Every function has the instances it must always have."""
     return all(
-        sum(instance.phase is Phase.WARM for instance in function.instances.values()) >= function.spec.scale.min
-        for function in controller.state.functions.values()
+        name in needless or sum(one.phase is Phase.WARM for one in function.instances.values()) >= function.spec.scale.min
+        for name, function in controller.state.functions.items()
     )

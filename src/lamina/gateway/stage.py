@@ -14,6 +14,7 @@ from lamina.errors import Forbidden, NotFound
 from lamina.gateway import versions
 from lamina.gateway.api import Api
 from lamina.gateway.terms import Terms
+from lamina.gateway.trial import Trial
 from lamina.gateway.versions import Served
 from lamina.live.loop import LiveLoop
 from lamina.live.triggers import Triggers
@@ -32,6 +33,8 @@ class Stage:
         self.served: dict[str, Served] = {first.app: first}
         self.terms: dict[str, Terms] = {}
         self.failed: dict[str, str] = {}  #: by app: why the last version was taken back
+        self.trials: dict[str, Trial] = {}  #: by app: of a version that is not known to stand yet
+        api.needless = lambda: {name for trial in self.trials.values() for name in trial.raised}
 
     # -------------------------------------------------------------------- who may
 
@@ -95,6 +98,13 @@ class Stage:
         self.failed.pop(served.app, None)
         self._api.set_targets([target for one in self.served.values() for target in one.targets()])
 
+    def try_out(self, served: Served) -> Trial:
+        """From now on, if it can be loaded: that is to be looked at."""
+        trial = Trial(self._loop, [spec.name for spec in served.manifest.functions])
+        self.activate(served)
+        self.trials[served.app] = trial
+        return trial
+
     def open_triggers(self, triggers: Triggers | None) -> None:
         """They are opened after what is deployed: those of the app the server was started with may not be its own any more."""
         self._triggers = triggers
@@ -108,12 +118,18 @@ class Stage:
     # ----------------------------------------------------------------- how it stands
 
     def state_of(self, served: Served) -> str:
-        """`rolling` while instances of an older version stand, `halted` if a new one cannot be loaded, else `serving`."""
-        renewal = self._loop.controller.renewal
-        functions = self._functions(served)
-        if any(one.spec.name in renewal.halted for one in functions):
+        """`rolling` until the version stands and no older one does, `halted` if it cannot be loaded, else `serving`."""
+        trial = self.trials.get(served.app)
+        halted = self._loop.controller.renewal.halted
+        if (served.is_empty and served is not self.first) or (trial is not None and trial.state == "halted"):
             return "halted"
-        return "rolling" if any(renewal.outdated(one) for one in functions) else "serving"
+        if any(spec.name in halted for spec in served.manifest.functions):
+            return "halted"
+        return "rolling" if (trial is not None and trial.state == "rolling") or self.is_mixed(served) else "serving"
+
+    def is_mixed(self, served: Served) -> bool:
+        """Do instances of an older version stand?"""
+        return any(self._loop.controller.renewal.outdated(one) for one in self._functions(served))
 
     def about(self, served: Served) -> dict[str, Any]:
         return {

@@ -79,6 +79,7 @@ class StateSite:
         exchange.respond(200, body, wire.JSON, b'etag: "%d"\r\n' % cell.version)
 
     def _put(self, place: Place, request: Request, exchange: Exchange) -> None:
+        wire.check_encoding(request)
         value = values.from_json(request.body)
         if value is None:
             raise BadValue("body: null is no value", hint="DELETE removes a key")

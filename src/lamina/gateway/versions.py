@@ -29,13 +29,18 @@ class Version(Struct, frozen=True, kw_only=True):
 
 
 class Served(Struct, kw_only=True):
-    """An app as it is being served. Number 0 is the one the server was started with."""
+    """An app as it is being served. Number 0 is the one the server was started with, or, of another app, nothing."""
 
     app: str
     number: int
     tenant: str
     path: str
     manifest: Manifest
+
+    @property
+    def is_empty(self) -> bool:
+        """No version of it could be loaded yet."""
+        return not self.manifest.functions and not self.manifest.flows
 
     def functions(self, terms: dict[str, Terms]) -> list[FunctionSpec]:
         tag = str(self.number) if self.number else ""
@@ -50,6 +55,11 @@ class Served(Struct, kw_only=True):
             Target(name, kind, about[name].params, slo, about[name].doc, self.tenant, about[name].signature)
             for kind, name, slo in parts
         ]
+
+
+def nothing_of(app: str, tenant: str) -> Served:
+    """What there is to go back to before the first version."""
+    return Served(app=app, number=0, tenant=tenant, path="", manifest=Manifest(app, (), (), ()))
 
 
 def check_manifest(manifest: Manifest, app: str, others: list[Served]) -> None:

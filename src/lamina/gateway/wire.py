@@ -9,7 +9,7 @@ import msgspec
 
 from lamina import values
 from lamina.core.actions import Fail, Refuse, Reply
-from lamina.errors import REFUSALS, BadValue, LaminaError
+from lamina.errors import REFUSALS, BadValue, LaminaError, UnknownEncoding
 from lamina.gateway.heads import Request
 from lamina.live.frames import ErrorInfo
 from lamina.sdk.binding import NOTHING, Param, bind, bind_named
@@ -23,8 +23,18 @@ MAX_PARTS = 64
 MAX_BOUNDARY = 70  #: RFC 2046
 
 
+def check_encoding(request: Request) -> None:
+    """Bodies are taken as they are: what is packed would be read as what it is not."""
+    if b"content-encoding" in request.headers and request.body:
+        encoding = request.header(b"content-encoding")
+        if encoding.strip().lower() not in (b"", b"identity"):
+            said = encoding[:40].decode("latin-1")
+            raise UnknownEncoding(f"content-encoding: {said!r} is not taken here", hint="send the body as it is; /v2 takes gzip")
+
+
 def inputs_of(request: Request, params: tuple[Param, ...]) -> dict[str, bytes]:
     """The named inputs of a call, each encoded."""
+    check_encoding(request)
     kind, _, options = request.header(b"content-type").partition(b";")
     kind = kind.strip().lower()
     if kind == JSON or not kind:
@@ -157,6 +167,8 @@ class Problem(msgspec.Struct, omit_defaults=True, kw_only=True):
         lines = b"lamina-call-id: %s\r\n" % self.id.encode()
         if self.retry_after_s:
             lines += b"retry-after: %d\r\n" % max(1, round(self.retry_after_s))
+        if self.status == 415:
+            lines += b"accept-encoding: identity\r\n"
         if self.status == 401:
             lines += b"www-authenticate: Bearer\r\n"
         return lines
@@ -176,6 +188,7 @@ _TITLES = {
     409: "conflict",
     413: "too large",
     414: "address too long",
+    415: "unsupported",
     422: "unprocessable",
     429: "refused",
     431: "header too large",

@@ -7,7 +7,9 @@ ago, will do. What it saves is most of what an arrival costs.
 from __future__ import annotations
 
 from lamina.core.flow import Flow
+from lamina.core.lifecycle import Phase
 from lamina.core.policy import Promise, View
+from lamina.core.state import FunctionState
 from lamina.types import Call
 
 AMPLE = 8
@@ -32,3 +34,22 @@ def promise(view: View, flow: Flow, finish_us: int) -> Promise:
     if finish_us:
         view.lately[flow.name] = (view.now_us + LATELY_US, finish_us)
     return Promise(finish_us)
+
+
+def lets_one_in(view: View, flow: Flow, finish_us: int, allowed_us: int) -> bool:
+    """Only the reserve speaks against this call, and nothing of its kind is served: let it try. What is held back is learnt
+    from those who are served; a door that lets nobody in would stay as it is, on an idle device."""
+    return finish_us <= allowed_us and flow.single is not None and idle(view, view.functions[flow.single.function])
+
+
+def idle(view: View, function: FunctionState) -> bool:
+    """Nothing of it waits or runs, and where it stands there is room: to turn somebody away would save nothing."""
+    if len(function.queue):
+        return False
+    free = False
+    for instance in function.instances.values():
+        if instance.batches:
+            return False
+        device = view.devices[instance.device]
+        free = free or (instance.phase is Phase.WARM and device.busy != device.everything)
+    return free

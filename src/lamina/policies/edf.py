@@ -14,7 +14,7 @@ from lamina.core.actions import Refuse
 from lamina.core.policy import Decision, Drop, Hold, Opening, Promise, Start, View
 from lamina.core.queue import Job, Order
 from lamina.core.state import FunctionState
-from lamina.planner.ample import promise, promised_lately
+from lamina.planner.ample import lets_one_in, promise, promised_lately
 from lamina.planner.backlog import finish_in_us, flow_finish_us
 from lamina.planner.batching import ask_again_at, book_at_us, echo_is_better, largest_in_time, together, wait_until_us
 from lamina.planner.company import wait_for_company_us
@@ -41,8 +41,9 @@ class Policy:
         else:
             finish_us = flow_finish_us(view, flow)
         allowed_us = call.expires_us - view.now_us
-        needed_us = int(finish_us * (1 + self.margin)) + view.reserve_us(call.target) if finish_us else 0
-        if needed_us <= allowed_us:
+        reserve_us = view.reserve_us(call.target)
+        needed_us = int(finish_us * (1 + self.margin)) + reserve_us if finish_us else 0
+        if needed_us <= allowed_us or lets_one_in(view, flow, needed_us - reserve_us, allowed_us):
             return promise(view, flow, finish_us)
         return Refuse(call.id, "deadline", retry_after_us=max(1_000, needed_us - allowed_us), offer_us=needed_us)
 

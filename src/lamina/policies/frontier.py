@@ -23,8 +23,8 @@ from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, Drop, Hold, Promise, Start, View
 from lamina.core.queue import Job, Order
 from lamina.core.state import FunctionState
-from lamina.planner.ample import promise, promised_lately
-from lamina.planner.batching import echo_is_better, wait_until_us
+from lamina.planner.ample import idle, lets_one_in, promise, promised_lately
+from lamina.planner.batching import ask_again_at, echo_is_better, wait_until_us
 from lamina.planner.cheapest import why
 from lamina.planner.cheapest.ahead import Plans
 from lamina.planner.cheapest.allowance import allowance
@@ -57,6 +57,7 @@ class Policy:
     margin: float = 0.05  #: of the expected time, kept spare at admission
     spare: float = 0.02  #: of a batch's time, kept spare when it is chosen
     patience: float = 0.8  #: of the time a call has, what may be spent on waiting for company
+    doubt: float = 0.25  #: on a machine of one's own, what smaller batches must promise to save before a batch is parted
     period_us: int = 1_000_000  #: between two looks at what should stand where
     order: Order = field(default="due", init=False)
     any_size: bool = field(default=True, init=False)
@@ -88,8 +89,9 @@ class Policy:
             return lately
         allowed_us = call.expires_us - view.now_us
         if flow.single is not None and not view.explaining:
-            needed_us = self._shut.needed_us(view, view.functions[flow.single.function], allowed_us)
-            if needed_us > allowed_us:
+            function = view.functions[flow.single.function]
+            needed_us = self._shut.needed_us(view, function, allowed_us)
+            if needed_us > allowed_us and not idle(view, function):
                 self._demand.offered(flow.name)
                 return Refuse(call.id, "deadline", max(1_000, needed_us - allowed_us), needed_us)
         if not all(view.can_host(view.functions[name]) for name in flow.functions):
@@ -102,7 +104,8 @@ class Policy:
         else:
             finish_us = self._offers.flow_finish_us(view, flow, allowed_us, self._demand.tight)
         needed_us = int(finish_us * (1 + self.margin)) + reserve_us if finish_us else 0
-        if needed_us > allowed_us or heavy:
+        shut = needed_us > allowed_us and not lets_one_in(view, flow, needed_us - reserve_us, allowed_us)
+        if shut or heavy:
             said = why.refused(finish_us, reserve_us, self.margin, allowed_us, heavy) if view.explaining else ""
             refuse = Refuse(call.id, "deadline", max(1_000, needed_us - allowed_us), needed_us, said)
             if flow.single is not None and not heavy:
@@ -215,7 +218,10 @@ class Policy:
     def _known_company(self, view: View, function: FunctionState, head: Job, count: int, verdict: Verdict) -> Verdict:
         """Those one step away; and without a plan for the rest of a workflow, whoever is worth it in throughput."""
         seat, pick, now_us = verdict.seat, verdict.pick, view.now_us
-        if seat is None or pick is None or verdict.until_us > now_us or pick.batch < count or count >= function.spec.max_batch:
+        if seat is None or pick is None or verdict.until_us > now_us:
+            return verdict
+        verdict = verdict._replace(pick=(pick := self._whole(function, head, count, seat, pick)))
+        if pick.batch < count or count >= function.spec.max_batch:
             return verdict
 
         def latency_us(batch: int) -> int:
@@ -225,14 +231,15 @@ class Policy:
         start_by_us = min(head.due_us, head.expires_us) - int(most_us * (1 + self.spare)) - 1
         if head.run.flow.single is not None:  # whoever waits to the last moment is late as often as batches are
             start_by_us -= view.reserve_us(head.run.call.target)
-        until_us = 0
+        until_us, again = 0, count + 1
         if function.coming >= 1:
             until_us = wait_for_company_us(view, function, count, now_us, latency_us, start_by_us)
         paid = seat.exact or seat.device.spec.owned
         alone = head.run.flow.single is not None or paid or function.meter.echo > LOOP
         if until_us <= now_us and head.due_us < NEVER_US and alone:
             until_us = wait_until_us(now_us, function, count, function.spec.max_batch, latency_us, start_by_us)
-        return verdict._replace(until_us=until_us, company=count + 1) if until_us > now_us else verdict
+            again = ask_again_at(now_us, function, count)
+        return verdict._replace(until_us=until_us, company=again) if until_us > now_us else verdict
 
     def _worth(self, view: View, function: FunctionState, head: Job, places: list[Seat]) -> list[Seat]:
         """Without the kinds of devices that do not pay at this pace."""
@@ -269,7 +276,10 @@ class Policy:
         for seat in sorted(places, key=lambda seat: seat.at_us):
             seat = self._moved(view, jobs, seat)
             pick = seat.best(len(jobs), end_us - seat.at_us)
-            if pick is None or self._echo_first(function, seat, pick):
+            if pick is None:
+                continue
+            pick = self._whole(function, head, len(jobs), seat, pick)
+            if self._echo_first(function, seat, pick):
                 continue
             full = in_time and pick.batch == function.spec.max_batch and _own_lane(function, seat)
             book_us = seat.at_us - self.lead_us
@@ -290,8 +300,6 @@ class Policy:
     def _start(
         self, view: View, function: FunctionState, jobs: list[Job], seat: Seat, pick: Pick, room: list[Seat]
     ) -> Iterator[Decision]:
-        if pick.batch < len(jobs) and seat.device.spec.owned:
-            pick = self._whole(function, jobs, seat, pick)
         chosen = jobs[: pick.batch]
         for job in chosen:
             call = job.run.call
@@ -310,16 +318,21 @@ class Policy:
         said = why.started(view, jobs, seat, pick, room, self._plans.of(view, jobs[0])) if view.explaining else ""
         yield Start(chosen, seat.opening(pick), said)
 
-    def _whole(self, function: FunctionState, jobs: list[Job], seat: Seat, pick: Pick) -> Pick:
-        """Every so often all who wait in one batch, if that is in time: a size that was slow once, before caches were warm,
-        would else never be seen again. Where time is not paid for, trying costs nothing."""
+    def _whole(self, function: FunctionState, head: Job, count: int, seat: Seat, pick: Pick) -> Pick:
+        """On a machine of one's own: all who wait in one batch, if that is in time and not clearly slower a job. Learnt times are
+        noisy, and who parts a batch for less than their noise is slower in the end. Every so often even then: a size that was
+        slow once, before caches were warm, would else never be seen again. Where time is not paid for, trying costs nothing."""
+        if pick.batch >= count or not seat.device.spec.owned:
+            return pick
+        us = seat.menu.latency_us(count, pick.units, pick.cores)
+        whole = Pick(pick.cost * us / pick.time_us * pick.batch / count, us, count, pick.units, pick.cores)
+        if not 0 < seat.at_us + seat.time_us(whole) <= head.due_us:
+            return pick
+        if whole.time_us * pick.batch <= (1 + self.doubt) * pick.time_us * count:
+            return whole
         name = function.spec.name
         self._parted[name] = parted = self._parted.get(name, 0) + 1
-        if parted % AGAIN:
-            return pick
-        us = seat.menu.latency_us(len(jobs), pick.units, pick.cores)
-        whole = Pick(pick.cost * us / pick.time_us * pick.batch / len(jobs), us, len(jobs), pick.units, pick.cores)
-        return whole if 0 < seat.at_us + seat.time_us(whole) <= jobs[0].due_us else pick
+        return pick if parted % AGAIN else whole
 
     def _try(self, function: FunctionState, jobs: list[Job], seat: Seat) -> Iterator[Decision]:
         """Nobody knows how long it takes here, and nobody will unless it is tried."""

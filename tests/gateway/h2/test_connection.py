@@ -325,3 +325,27 @@ def test_pieces_nobody_reads_are_not_kept_without_end() -> None:
     for _ in range(100):
         request.stream.send(bytes(2_000))
     assert request.stream.is_over and request.is_gone
+
+
+def dripped(talk: Talk, piece: bytes, seconds: int, then: Callable[[Stream], None] = lambda stream: None) -> bool:
+    """A piece of a request each second. Is it still there?"""
+    talk.say(frame(HEADERS, END_HEADERS, 1, HEAD))
+    stream = talk.requests[0].stream
+    for second in range(seconds):
+        talk.connection.sweep(2.0 + second)
+        if stream.is_over:
+            return False
+        talk.say(frame(DATA, 0, 1, piece))
+        then(stream)
+    return True
+
+
+@pytest.mark.parametrize(("piece", "stays"), [(b"x", False), (b"x" * 500, True)])
+def test_a_request_that_drips_is_not_held_for_ever(piece: bytes, stays: bool) -> None:
+    talk = Talk()
+    assert dripped(talk, piece, 60) is stays
+    assert talk.requests[0].is_gone is not stays
+
+
+def test_a_stream_of_small_messages_is_no_drip() -> None:
+    assert dripped(Talk(), b"x", 60, Stream.goes_on)

@@ -59,7 +59,8 @@ class H2Limits(Struct, frozen=True, kw_only=True):
     connection_window: int = 64 * 2**20
     unread_bytes: int = 32 * 2**20  #: of an answer in pieces that its reader does not take
     nuisances: int = 1_000  #: frames in a second that only cost us
-    body_idle_s: float = 30.0
+    body_idle_s: float = 30.0  #: between two pieces of a request
+    body_bytes_per_s: int = 512  #: a message that comes in drops may take that long in all, and what this rate allows besides
     write_s: float = 30.0
 
 
@@ -359,5 +360,11 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             return
         for stream in list(self.streams.values()):
-            if stream.since and now_s - stream.since > self.limits.body_idle_s:
+            if stream.since and self._drips(stream):
                 stream.reset(CANCEL)
+
+    def _drips(self, stream: Stream) -> bool:
+        """The rule HTTP/1 has for a body, for each message of a stream: drops must not hold it for ever."""
+        limits = self.limits
+        allowed_s = limits.body_idle_s + stream.held / limits.body_bytes_per_s
+        return self.now_s - stream.since > limits.body_idle_s or self.now_s - stream.began > allowed_s

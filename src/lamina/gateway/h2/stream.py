@@ -34,6 +34,7 @@ class Stream:
         "_connection",
         "_out",
         "_trailers",
+        "began",
         "has_begun",
         "held",
         "id",
@@ -52,6 +53,7 @@ class Stream:
         self.receive_left = connection.limits.stream_window
         self.sends_until = window  #: bytes the client would take
         self.since = connection.now_s  #: when its request last moved
+        self.began = connection.now_s  #: when the message that comes could begin
         self.is_over = False
         self.has_begun = False
         self._begun = b""
@@ -116,6 +118,10 @@ class Stream:
             self._connection.credit(size)
             self.receive_left += size
             self._connection.write(frame(WINDOW_UPDATE, 0, self.id, size.to_bytes(4, "big")))
+
+    def goes_on(self) -> None:
+        """A message is whole; the next has all its time."""
+        self.began = self._connection.now_s
 
     def reset(self, code: int) -> None:
         if not self.is_over:

@@ -135,6 +135,7 @@ class _Call:
             is_packed, message = buffer[0], bytes(buffer[5 : 5 + size])
             del buffer[: 5 + size]
             self._messages += 1
+            self._stream.goes_on()
             self._take(is_packed, message)
 
     def ended(self) -> None:

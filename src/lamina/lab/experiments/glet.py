@@ -174,13 +174,15 @@ def figures(rows: list[Row]) -> dict[str, Any]:
         for mode, by_policy in gains.get("2080ti", {}).items()
         if (gain := by_policy["gpulet"])
     ]
+    online = [row for row in sound if row["part"] == "online"]
     beside = {REPORTED[0].name: f"{'; '.join(ours)} (synthetic tables)"} if ours else {}
     return {
         "golden": {"agree": sum(row["of"] - len(row["wrong"]) for row in golden), "of": sum(row["of"] for row in golden)},
         "schedulable": show.counts(sound),
         "peaks": peaks,
         "gain_over_timesharing": gains,
-        "online": [row for row in sound if row["part"] == "online"],
+        "online": online,
+        "frontier_behind": show.behind(online),
         "beside": beside,
     }
 

@@ -164,8 +164,8 @@ def behind(settings: dict[str, dict[str, Row]]) -> list[str]:
 
 
 REASONS = """\
-In all others. With BERT at 1.5 and 2 times its base latency there is one size of slice to choose from, and the 2 % of a
-batch's time that frontier keeps spare is the difference. Without it (`spare = 0`, standard) it holds 19.21 and 17.29 GPU-s,
+In all others. With BERT at 1.5 and 2 times its base latency the 2 % of a batch's time that frontier keeps spare is the
+difference (tried on the standard workload). Without it (`spare = 0`, standard) it holds 19.21 and 17.29 GPU-s,
 as much as edf or less, and violations are 0.44 and 0.11 % instead of 0.22 and 0."""
 
 

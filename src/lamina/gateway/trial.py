@@ -1,0 +1,73 @@
+"""A new version has to stand once before it is said to be served: one instance of each of its functions.
+
+A function that scales to zero is asked for one instance until that is ready, or cannot be loaded; then its own terms hold
+again, and the instance leaves when it has been idle for as long as they allow. Where there is no room for one now, nothing
+is known against the version, and nobody waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+
+import msgspec
+
+from lamina.core.events import Deployed
+from lamina.core.lifecycle import Phase
+from lamina.core.state import FunctionState
+from lamina.errors import LaminaError
+from lamina.live.loop import LiveLoop
+from lamina.types import FunctionSpec
+
+NO_ROOM_S = 3.0
+"""Policies that look at times look more often: a function without an instance by then has no room."""
+
+
+class Trial:
+    """To be made before the version is told to the controller: what went wrong with earlier ones is forgotten here."""
+
+    def __init__(self, loop: LiveLoop, functions: Iterable[str]) -> None:
+        self._loop = loop
+        self._awaited = list(functions)
+        self._until_s: dict[str, float] = {}  #: by when those without an instance have one, if there is room
+        self.raised: set[str] = set()  #: functions that were asked for an instance they need not have
+        self.state = "rolling"  #: then `halted`, if one cannot be loaded, or `serving`
+        for name in self._awaited:
+            loop.engine.load_errors.pop(name, None)
+
+    def look(self) -> None:
+        """Now and then, once the controller knows the version."""
+        self._awaited = [name for name in self._awaited if self._is_awaited(self._loop.controller.state.functions[name])]
+        if not self._awaited and self.state == "rolling":
+            self.state = "serving"
+
+    def _is_awaited(self, function: FunctionState) -> bool:
+        name, version = function.spec.name, function.spec.version
+        own = [one for one in function.instances.values() if one.version == version]
+        if any(one.phase is not Phase.LOADING for one in own):
+            return False
+        if name in self._loop.engine.load_errors:
+            self.state = "halted"
+            return True
+        if own or self._loop.controller.renewal.outdated(function):
+            return True
+        now_s = asyncio.get_running_loop().time()
+        if name not in self._until_s:
+            self._until_s[name] = now_s + NO_ROOM_S
+            self._ask(function.spec)
+        return now_s < self._until_s[name]
+
+    def _ask(self, spec: FunctionSpec) -> None:
+        if not spec.scale.min:
+            self.raised.add(spec.name)
+            scale = msgspec.structs.replace(spec.scale, min=1, max=max(1, spec.scale.max))
+            with contextlib.suppress(LaminaError):  # the policy has no place for it
+                self._loop.post(Deployed((msgspec.structs.replace(spec, scale=scale),)))
+
+    def end(self, specs: Iterable[FunctionSpec]) -> None:
+        """`specs`: the terms that hold now."""
+        own = tuple(spec for spec in specs if spec.name in self.raised)
+        self.raised.clear()
+        if own:
+            self._loop.post(Deployed(own))

@@ -1,0 +1,61 @@
+"""A device must not lie idle while calls for it are turned away, whatever was learnt in overload."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+from benchmarks.gpu.five import profiles, specs_for
+from benchmarks.gpu.twin import Twin, Virtual
+from benchmarks.gpu.zoo import FIVE
+
+from lamina.core.actions import Refuse
+from lamina.core.policy import Dispatch
+from lamina.policies import edf, frontier
+from lamina.types import DeviceSpec, SliceLimits, Slo
+from tests.script import BIG_GPU, Script, a_function
+
+MS = 1_000
+both = pytest.mark.parametrize("policy", [edf.Policy, frontier.Policy], ids=["edf", "frontier"])
+
+
+def after_broken_promises(script: Script, policy: Callable[[], Dispatch]) -> Script:
+    """Calls that should take 60 of their 100 ms and took 101, so often that as much is set aside as may be."""
+    script.given(a_function(slo=Slo(latency_us=100 * MS)), devices=[BIG_GPU], policy=policy(), takes={"f": 60 * MS})
+    for number in range(12):
+        script.at(number * 200 * MS).arrives(f"late{number}", within_us=100 * MS)
+        if script.running:
+            script.at(script.now_us + 101 * MS).finishes()
+    return script.at(2_400 * MS)
+
+
+@both
+def test_a_reserve_turns_nobody_away_from_an_idle_device(script: Script, policy: Callable[[], Dispatch]):
+    said = after_broken_promises(script, policy).arrives("c", within_us=100 * MS)
+    assert not [action for action in said if isinstance(action, Refuse)]
+
+
+@both
+def test_while_one_of_them_runs_the_reserve_counts(script: Script, policy: Callable[[], Dispatch]):
+    after_broken_promises(script, policy).arrives("c", within_us=100 * MS)
+    said = script.at(2_401 * MS).arrives("next", within_us=100 * MS)
+    assert [type(action) for action in said] == [Refuse]
+
+
+def in_time(policy: str, owned: bool, rate: float) -> Counter[str]:
+    """Of five models on an H200 in virtual time, calls in time in the last half of a second, when all has been learnt."""
+    profile_list, table = profiles()
+    limits = SliceLimits(sizes=(3,), aligned=True, batches_per_instance=0)
+    device = DeviceSpec(id="gpu0", kind="h200", units=15, memory_mib=140_000, limits=limits, owned=owned)
+    specs, slicer, items = specs_for(5, 3, fixed=False), SimpleNamespace(device=device), dict.fromkeys(FIVE, 0)
+    loop = Twin(slicer, Virtual(table), specs, items, policy, device, profile_list, None, {})
+    rates = dict.fromkeys(FIVE, rate)
+    loop.open(rates, 0.25)
+    return [loop.open(rates, 0.5, seed).by_function for seed in (1, 2, 3, 4)][-1]
+
+
+@pytest.mark.parametrize("owned", [True, False], ids=["owned", "rented"])
+def test_twice_the_load_a_gpu_can_bear_is_answered_no_less(owned: bool):
+    assert in_time("frontier", owned, 800).total() >= 0.9 * in_time("frontier", owned, 400).total()
