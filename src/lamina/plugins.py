@@ -12,6 +12,9 @@ from types import ModuleType
 
 from lamina.errors import LoadFailed, UnknownPlugin
 
+DEFAULT_POLICY = "frontier"
+"""Where nobody names one."""
+
 
 def names(package: str) -> list[str]:
     """Plugins of one package, such as `names("policies")`."""

@@ -101,6 +101,22 @@ def units_price(cost: float, device: DeviceSpec) -> float:
     return cost / device.unit_price()
 
 
+@pytest.mark.parametrize(
+    ("owned", "two_take_ms", "sizes"),
+    [(True, 22, [1, 2]), (False, 22, [1, 1, 1]), (True, 30, [1, 1, 1])],
+    ids=["within-the-noise", "rented", "clearly-slower"],
+)
+def test_on_a_machine_of_ones_own_a_batch_is_not_parted_for_less_than_noise(script: Script, owned, two_take_ms, sizes):
+    """One takes 10 ms. Two arrive while it runs: together they are a little slower each, which may be noise."""
+    device = DeviceSpec(id="cpu", kind="cpu", units=1, memory_mib=1_000, owned=owned)
+    takes = {"f": lambda batch, units: MS * {1: 10, 2: two_take_ms}[batch]}
+    script.given(a_function(max_batch=2, slo=GOAL), devices=[device], policy=frontier.Policy(), takes=takes, engine=True)
+    for number in range(3):
+        script.at(number * MS).arrives(f"c{number}", within_us=100 * MS)
+    script.at(200 * MS)
+    assert [len(batch.jobs) for batch in script.batches] == sizes
+
+
 def test_without_a_goal_it_gets_the_slice_it_asks_for(script: Script):
     script.given(a_function(max_batch=8, share=0.5), devices=[BIG_GPU], policy=frontier.Policy(), takes={"f": scales(2, 8)})
     script.at(0).arrives("c", within_us=60_000 * MS)

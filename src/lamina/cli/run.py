@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from lamina.cli._shared import parse_inputs, policy_options, show_value
+from lamina.plugins import DEFAULT_POLICY
 
 
 @click.command()
@@ -19,7 +20,7 @@ from lamina.cli._shared import parse_inputs, policy_options, show_value
     "--file", "input_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Use this file as input."
 )
 @click.option("--input", "named", multiple=True, metavar="NAME=JSON|@FILE", help="One input by name; repeatable.")
-@click.option("--policy", default="edf", show_default=True, help="A policy by name, or the path of a file with one.")
+@click.option("--policy", default=DEFAULT_POLICY, show_default=True, help="A policy by name, or the path of a file with one.")
 @click.option("--policy-option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the policy; repeatable.")
 def command(
     file: str,

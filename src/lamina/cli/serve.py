@@ -10,6 +10,7 @@ import click
 
 from lamina.cli._manage import manage_options
 from lamina.cli._shared import PORT, Finite
+from lamina.plugins import DEFAULT_POLICY
 
 GPUS = ("auto", "no", "green", "mig", "cpu", "null")
 
@@ -18,7 +19,7 @@ GPUS = ("auto", "no", "green", "mig", "cpu", "null")
 @click.argument("file", metavar="[FILE[:APP]]", required=False)
 @click.option("--model", "models", multiple=True, metavar="NAME=FILE[,slo=50ms]", help="Serve a model file as it is; repeatable.")
 @click.option("--model-repository", type=click.Path(path_type=Path), help="Serve a folder of models: NAME/VERSION/model.onnx.")
-@click.option("--policy", default="edf", show_default=True, help="A policy by name, or the path of a file with one.")
+@click.option("--policy", default=DEFAULT_POLICY, show_default=True, help="A policy by name, or the path of a file with one.")
 @click.option("--policy-option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the policy; repeatable.")
 @click.option("--engine", type=click.Choice(["local", "emulated"]), default="local", show_default=True, help="Where batches run.")
 @click.option("--emulate", metavar="DEVICES", help='Make-believe devices such as "h200x2"; implies --engine emulated.')

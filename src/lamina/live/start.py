@@ -24,6 +24,7 @@ from lamina.live.loop import LiveLoop
 from lamina.live.rehearse import Rehearsal
 from lamina.live.remeasure import Remeasure
 from lamina.live.statebook import Book
+from lamina.plugins import DEFAULT_POLICY
 from lamina.predict import devices, online, profile
 from lamina.predict.interference import bandwidth_of
 from lamina.predict.table import Table
@@ -33,7 +34,6 @@ from lamina.sdk.load import load_app
 from lamina.sdk.samples import samples_of
 from lamina.types import DeviceSpec
 
-DEFAULT_POLICY = "edf"
 ON_GPU = {"LAMINA_TORCH_DEVICE": "cuda"}
 """Where a `TorchModel` runs that is alone in its process."""
 

@@ -18,6 +18,7 @@ from lamina import policies
 from lamina.core.flow import Flow
 from lamina.errors import BadScenario, LaminaError, UnknownPlugin
 from lamina.planner.neighbours import Interference
+from lamina.plugins import DEFAULT_POLICY
 from lamina.predict.profile import Profile
 from lamina.predict.world import P99
 from lamina.sim.fields import Field, given, needed
@@ -53,7 +54,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     profiles: tuple[Profile, ...]
     loads: tuple[Load, ...]
     flows: tuple[Flow, ...] = ()
-    policy: str = "edf"
+    policy: str = DEFAULT_POLICY
     options: dict[str, Any] = {}  #: fields of the policy
     predictor: str = "table"  #: or "online": starts from the profiles and learns
     seed: int = 1
@@ -161,7 +162,7 @@ def _policy(top: dict[str, Field], about: dict[str, Field], folder: Path) -> tup
     if name is None:
         if fields:
             raise top["policy"].error("name is missing", 'name = "edf", say')
-        return "edf", {}
+        return DEFAULT_POLICY, {}
     policy = name.text()
     if policy.endswith(".py"):
         policy = str(folder / policy)
