@@ -118,7 +118,7 @@ def test_serve_says_what_it_serves(app: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
     said = "".join(lines)
-    for word in ("policy edf", "device", "echo(x)", "add(a, b)", "workflow  twice(x)   SLO 5s", "http://127.0.0.1:"):
+    for word in ("policy frontier", "device", "echo(x)", "add(a, b)", "workflow  twice(x)   SLO 5s", "http://127.0.0.1:"):
         assert word in said
 
 
