@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,10 +14,19 @@ import pytest
 from lamina.access.access import SESSION_S, Access
 from lamina.access.desk import Desk
 from lamina.access.records import Identity
+from lamina.access.vault import VARIABLE
 from lamina.errors import BadValue, Conflict, Forbidden, LaminaError, NotFound, Refused, Unauthorized
 from lamina.store.open import open_store
 
 ROOT = Identity()
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that is elsewhere has no place for one."""
+    monkeypatch.setenv(VARIABLE, base64.b64encode(bytes(32)).decode())
+
+
 PASSWORD = "correct horse battery"
 
 

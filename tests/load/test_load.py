@@ -38,7 +38,10 @@ def answering(*answers: bytes) -> Iterator[tuple[str, list[bytes]]]:
             while True:
                 data = b""
                 while b"\r\n\r\n" not in data:
-                    piece = connection.recv(65_536)
+                    try:
+                        piece = connection.recv(65_536)
+                    except ConnectionResetError:  # whoever is stopped hangs up
+                        return
                     if not piece:
                         return
                     data += piece

@@ -13,7 +13,6 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -51,7 +50,7 @@ def wall_us() -> int:
 class Access:
     def __init__(self, store: Store, now_us: Callable[[], int] = wall_us) -> None:
         self._store = store
-        self.vault = Vault(Path(store.name).resolve().parent if "://" not in store.name else None)
+        self.vault = Vault(store.folder)
         self.now_us = now_us
         self.people: dict[str, Person] = {}
         self.tokens: dict[str, Token] = {}  #: by digest

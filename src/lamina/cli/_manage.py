@@ -66,8 +66,8 @@ class Management:
         if self.admin_port is None:
             return given
         folder = self.apps
-        if folder is None and "://" not in self.store.name:
-            folder = Path(self.store.name).resolve().parent / "apps"
+        if folder is None and self.store.folder is not None:
+            folder = self.store.folder / "apps"
         self._output = listen(live.loop.engine)
         self._prepared = Prepared(self._access, folder, self.file)
         return {**given, "prepare": self._prepared}

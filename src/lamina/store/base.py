@@ -12,6 +12,7 @@ once with `StoreDown`, those that must not be lost are kept, in their order, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from lamina.errors import LaminaError, StoreDown
@@ -57,6 +58,11 @@ class Store(Protocol):
     @property
     def name(self) -> str:
         """Where it is, for people: a path, or a URL without its password."""
+        ...
+
+    @property
+    def folder(self) -> Path | None:
+        """What belongs beside it goes here; None if it is on no disk of ours."""
         ...
 
     @property

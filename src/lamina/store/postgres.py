@@ -67,6 +67,10 @@ class Postgres:
         return urlunsplit((parts.scheme, place, parts.path, "", ""))
 
     @property
+    def folder(self) -> None:
+        return None
+
+    @property
     def exists(self) -> bool:
         return True
 

@@ -77,6 +77,10 @@ class Sqlite:
         return str(self.path)
 
     @property
+    def folder(self) -> Path:
+        return self.path.resolve().parent
+
+    @property
     def exists(self) -> bool:
         return self.path.exists()
 

@@ -14,6 +14,7 @@ import queue
 import threading
 import time
 from collections import deque
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from lamina.errors import LaminaError, StoreDown
@@ -52,6 +53,9 @@ class Backend(Protocol):
     def name(self) -> str: ...
 
     @property
+    def folder(self) -> Path | None: ...
+
+    @property
     def exists(self) -> bool: ...
 
     def writer(self) -> Connection:
@@ -87,6 +91,10 @@ class ThreadedStore:
     @property
     def name(self) -> str:
         return self._backend.name
+
+    @property
+    def folder(self) -> Path | None:
+        return self._backend.folder
 
     @property
     def exists(self) -> bool:

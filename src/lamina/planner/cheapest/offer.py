@@ -235,12 +235,15 @@ class Offers:
         return part_us
 
     def _paces(self, view: View, function: FunctionState, allowed_us: int) -> dict[str, float]:
-        """Per device it is on, how many jobs a microsecond all of it would do; none while nobody knows."""
+        """Per device it is on, how many jobs a microsecond all of it would do; none while nobody knows. Where no batch leaves
+        half of the time for waiting, as many as run alone: who has waited for a slice has no time left for a larger one."""
         paces: dict[str, float] = {}
         for host in self._used(view, function):
             device = view.devices[host]
             menu = self.menus.of(view, function, device)
             pick = menu.economical(allowed_us)
+            if pick is not None and 0 < allowed_us < 2 * pick.time_us:
+                pick = menu.fastest()
             if pick is not None:
                 paces[host] = device.spec.units / max(1.0, menu.work(pick))
         return paces
