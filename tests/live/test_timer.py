@@ -54,6 +54,23 @@ def test_what_a_callback_asks_for_does_not_hide_what_is_due_sooner() -> None:
     assert order == ["first", "second"]
 
 
+def test_a_callback_that_fails_is_not_the_last() -> None:
+    told: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: told.append(type(context["exception"]).__name__))
+        timer, done = Timer(loop), asyncio.Event()
+        now_us = clock_us()
+        timer.at(now_us, lambda: [][0])
+        timer.at(now_us, done.set)
+        await asyncio.wait_for(done.wait(), 5)
+        timer.close()
+
+    asyncio.run(main())
+    assert told == ["IndexError"]
+
+
 def test_what_has_come_in_by_then_is_read_first() -> None:
     """Whoever is called back decides about what is here: a byte that was there before it must have been seen."""
     order: list[str] = []

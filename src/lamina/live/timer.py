@@ -84,9 +84,11 @@ class Timer:
     def _call_back(self) -> None:
         now_us = clock_us()
         self._armed_us = 1  # callbacks may ask for more: they are armed together, below
-        while self._heap and self._heap[0][0] <= now_us:
-            _, _, callback = heappop(self._heap)
-            callback()
-        self._armed_us = 0
-        if self._heap:
-            self._arm(self._heap[0][0])
+        try:
+            while self._heap and self._heap[0][0] <= now_us:
+                _, _, callback = heappop(self._heap)
+                callback()
+        finally:  # one that fails must not be the last
+            self._armed_us = 0
+            if self._heap:
+                self._arm(self._heap[0][0])
