@@ -15,6 +15,7 @@ from lamina.planner.cheapest.menu import Menu, sizes_on
 from lamina.planner.cheapest.price import Demand
 from lamina.policies import frontier
 from lamina.types import Call, DeviceSpec, Scale, SliceLimits, Slo
+from tests.policies.gpus import a_model, gpus, simulated
 from tests.script import BIG_GPU, Script, a_function
 
 MS = 1_000
@@ -232,6 +233,15 @@ def test_in_overload_those_that_take_most_are_turned_away():
     assert demand.tight
     assert all(demand.admits("light", ["gpu0"]) for _ in range(100))
     assert sum(demand.admits("heavy", ["gpu0"]) for _ in range(100)) < 20
+
+
+def test_however_much_there_is_to_do_who_has_no_goal_is_let_in():
+    """Nobody asked for it to be in time, so nobody is told that it would not be."""
+    rates = {name: [(0.6, 2_000.0)] for name in ("patient", "hurried")}
+    functions = [a_model("patient", slo=Slo(timeout_us=60_000 * MS)), a_model("hurried", slo=Slo(latency_us=200 * MS))]
+    done = simulated(*functions, policy="frontier", rates=rates, devices=gpus(1))
+    patient = next(row for row in done.targets if row.target == "patient")
+    assert patient.answered == patient.offered > 1_000
 
 
 def test_while_there_is_room_everybody_is_let_in():

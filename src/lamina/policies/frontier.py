@@ -38,7 +38,7 @@ from lamina.planner.cheapest.price import Demand
 from lamina.planner.cheapest.seats import Menus, Seat, bookings, seats
 from lamina.planner.cheapest.shut import Shut
 from lamina.planner.cheapest.standing import Standing
-from lamina.planner.cheapest.weigh import LOOP, NOTHING, Verdict, Weigh, cheapest, has_goal
+from lamina.planner.cheapest.weigh import LOOP, NOTHING, Verdict, Weigh, cheapest, has_goal, states_goal
 from lamina.planner.company import wait_for_company_us
 from lamina.types import NEVER_US, Call
 
@@ -96,7 +96,7 @@ class Policy:
                 return Refuse(call.id, "deadline", max(1_000, needed_us - allowed_us), needed_us)
         if not all(view.can_host(view.functions[name]) for name in flow.functions):
             return Refuse(call.id, "no-capacity")
-        heavy = self._too_heavy(view, flow)
+        heavy = self._too_heavy(view, flow) and states_goal(call, flow.slo)  # who has no goal can wait
         reserve_us = view.reserve_us(call.target)
         if flow.single is not None:
             within_us = int((allowed_us - reserve_us) / (1 + self.margin))

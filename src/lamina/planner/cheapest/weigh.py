@@ -25,7 +25,7 @@ from lamina.core.state import FunctionState
 from lamina.planner.cheapest.ahead import Ahead
 from lamina.planner.cheapest.menu import Menu, Pick
 from lamina.planner.cheapest.seats import Seat
-from lamina.types import NEVER_US
+from lamina.types import NEVER_US, Call, Slo
 
 if TYPE_CHECKING:
     import numpy as np
@@ -197,8 +197,11 @@ class Weigh:
 
 
 def has_goal(job: Job) -> bool:
+    return states_goal(job.run.call, job.run.flow.slo)
+
+
+def states_goal(call: Call, slo: Slo) -> bool:
     """Did anybody say how long it may take? A time after which it is given up is no goal."""
-    call, slo = job.run.call, job.run.flow.slo
     return call.deadline_us < NEVER_US and (slo.latency_us > 0 or call.deadline_us - call.arrived_us < slo.timeout_us)
 
 
