@@ -8,13 +8,13 @@ import ssl
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import click
 import msgspec
 
 from lamina import errors
 from lamina.errors import BadValue, LaminaError, Unreachable
+from lamina.sdk.wire import address
 
 DEFAULT_ADMIN_URL = "http://127.0.0.1:8701"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -94,12 +94,8 @@ def follow(path: str, url: str) -> Iterator[Any]:
 
 
 def _answer(method: str, path: str, url: str, body: bytes, headers: Mapping[str, str]) -> http.client.HTTPResponse:
-    try:
-        parts = urlsplit(url)
-        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none
-        known = False
-    if not known:
+    parts = address(url)
+    if parts is None or parts.port == 0:
         raise BadValue(f"--admin-url: {url!r} is no address", hint=f"such as {DEFAULT_ADMIN_URL}")
     assert parts.hostname is not None
     connection: http.client.HTTPConnection

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult
 
 from msgspec import Struct
 
 from lamina.errors import BadValue
+from lamina.sdk.wire import address
 from lamina.sim import workload
 
 MOST_HZ = 1e6
@@ -67,12 +68,8 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 def _split(url: str) -> SplitResult:
-    try:
-        parts = urlsplit(url)
-        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none
-        known = False
-    if not known:
+    parts = address(url)
+    if parts is None or parts.port == 0:
         raise BadValue(f"url: {url!r} is not an address", hint="write http://HOST:PORT/v1/functions/NAME")
     return parts
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from lamina import errors, values
 from lamina.errors import BadValue, FunctionFailed, LaminaError, Refused
@@ -107,18 +107,24 @@ class Response:
     body: bytes
 
 
-def server_at(url: str, token: str | None) -> Server:
+def address(url: str) -> SplitResult | None:
+    """Of HTTP, with a host; None if it is no such thing."""
     try:
         parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        parts, port = urlsplit(""), None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        _ = parts.port
+    except ValueError:  # a port that is none
+        return None
+    return parts if parts.scheme in ("http", "https") and parts.hostname else None
+
+
+def server_at(url: str, token: str | None) -> Server:
+    parts = address(url)
+    if parts is None or not parts.hostname or parts.query or parts.fragment:
         raise BadValue(f"url: {url!r} is not the address of a server", hint='write it as "http://127.0.0.1:8700"')
     if token is not None and not (token.isascii() and token.isprintable()):
         raise BadValue("token: not printable ASCII", hint="give the token as it was issued")
     tls = parts.scheme == "https"
-    return Server(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/"), token or "")
+    return Server(parts.hostname, parts.port or (443 if tls else 80), tls, parts.path.rstrip("/"), token or "")
 
 
 def call_request(
