@@ -5,19 +5,21 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lamina import policies
-from lamina.core.actions import Reply
+from lamina.core.actions import Action, Reply
 from lamina.core.controller import Controller
-from lamina.core.events import Deployed, DeviceJoined, Event
+from lamina.core.events import BatchFinished, Deployed, DeviceJoined, Event
 from lamina.planner.neighbours import Interference
 from lamina.predict import online
 from lamina.predict.profile import Profile
 from lamina.predict.table import Table
 from lamina.predict.world import World
+from lamina.sim import loop as sim
 from lamina.sim.executor import Executor
-from lamina.sim.loop import Ending, simulate
+from lamina.sim.loop import Ending
 from lamina.types import Call, DeviceSpec
 
 SEED = 3
@@ -34,6 +36,8 @@ class Case(NamedTuple):
     policy: str
     interference: Interference | None = None
     believed: list[Profile] | None = None  #: what the server knew when it began, where that is something else
+    late_us: Sequence[float] = ()  #: quantiles: how late the host's timers came; none: never
+    timed: bool = False  #: the ends of batches are timers too: they are emulated
 
 
 def poisson(rates: dict[str, float], slos_us: dict[str, int], seconds: float, seed: int = SEED) -> list[Call]:
@@ -44,7 +48,7 @@ def poisson(rates: dict[str, float], slos_us: dict[str, int], seconds: float, se
             at_us = round(at_s * 1e6)
             made.append(Call("", name, at_us, at_us + slos_us[name], at_us + slos_us[name]))
     made.sort(key=lambda call: call.arrived_us)
-    return [moved(call, f"c{number}", 0) for number, call in enumerate(made)]
+    return [moved(call, f"{seed}-{number}", 0) for number, call in enumerate(made)]
 
 
 def moved(call: Call, name: str, by_us: int) -> Call:
@@ -64,13 +68,44 @@ def ends_of(case: Case, seed: int = SEED) -> list[Ending]:
     controller, ends = controller_of(case), list[Ending]()
     setup: list[Event] = [DeviceJoined(case.device), case.deployed]
     shifted = [moved(call, call.id, WARM_US) for call in case.calls]
-    executor = Executor(controller, world_of(case, seed), seed=seed)
-    simulate(controller, executor, shifted, setup=setup, on_end=lambda _, end: ends.append(end))
+    late_us = Late(case.late_us, random.Random(f"{seed}/late")) if case.late_us else None
+    executor: sim.Executor = Executor(controller, world_of(case, seed), seed=seed)
+    if case.timed and late_us is not None:
+        executor = Timed(executor, late_us)
+    sim.simulate(controller, executor, shifted, setup=setup, on_end=lambda _, end: ends.append(end), late_us=late_us)
     return ends
 
 
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Timers of a host that was watched."""
+
+    quantiles: Sequence[float]
+    rng: random.Random
+
+    def __call__(self) -> int:
+        at = self.rng.random() * (len(self.quantiles) - 1)
+        low = int(at)
+        return round(self.quantiles[low] + (at - low) * (self.quantiles[low + 1] - self.quantiles[low]))
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Batches whose ends are told by such timers. What is booked behind them begins on time all the same."""
+
+    executor: sim.Executor
+    late_us: Late
+
+    def perform(self, now_us: int, action: Action) -> list[tuple[int, Event | sim.Due]]:
+        later = self.executor.perform(now_us, action)
+        return [(at_us + self.late_us() if type(event) is BatchFinished else at_us, event) for at_us, event in later]
+
+    def witness(self, now_us: int, event: Event | sim.Due) -> list[tuple[int, Event | sim.Due]]:
+        return list(self.executor.witness(now_us, event))
+
+
 def told(calls: list[Call], ends: list[Ending]) -> dict[str, float]:
-    """Of `calls`, whose ends may come in any order; names may come more than once if their goals are the same."""
+    """Of `calls`, whose ends may come in any order."""
     goal_us = {call.id: call.deadline_us - call.arrived_us for call in calls}
     took = sorted(end.latency_us for end in ends if isinstance(end, Reply)) or [0]
     in_time = sum(isinstance(end, Reply) and end.latency_us <= goal_us[end.call_id] for end in ends)
@@ -85,11 +120,28 @@ def told(calls: list[Call], ends: list[Ending]) -> dict[str, float]:
 
 def simulated(cases: Sequence[Case]) -> dict[str, float]:
     """All cases together; the middle of several seeds, as batches spread by chance. How far they lie apart is told too."""
-    calls = [call for case in cases for call in case.calls]
-    found = [told(calls, [end for case in cases for end in ends_of(case, seed)]) for seed in SEEDS]
-    middle = {name: round(statistics.median(one[name] for one in found), 4) for name in found[0]}
-    tails = [one["p99_ms"] for one in found]
-    return middle | {"p99_ms_least": min(tails), "p99_ms_most": max(tails)}
+    return middle([case.calls for case in cases], played(cases))
+
+
+def played(cases: Sequence[Case]) -> list[list[list[Ending]]]:
+    """By seed, by case."""
+    return [[ends_of(case, seed) for case in cases] for seed in SEEDS]
+
+
+def middle(calls: list[list[Call]], ends: list[list[list[Ending]]]) -> dict[str, float]:
+    """Calls by case; ends by seed, by case."""
+    offered = [call for one in calls for call in one]
+    found = [told(offered, [end for one in seed for end in one]) for seed in ends]
+    about = {name: round(statistics.median(one[name] for one in found), 4) for name in found[0]}
+    for name in ("p50_ms", "p99_ms", "attainment"):
+        about |= {f"{name}_least": min(one[name] for one in found), f"{name}_most": max(one[name] for one in found)}
+    return about
+
+
+def together(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """What was noted beside latencies, of several parts of one run: the worst timers, the mean of the rest."""
+    means = {name: round(statistics.mean(part[name] for part in parts), 2) for name in ("decisions_mean_us", "mean_batch")}
+    return {"timers_late_p99_ms": max(part["timers_late_p99_ms"] for part in parts)} | means
 
 
 def off(expected: dict[str, float], live: dict[str, Any]) -> dict[str, Any]:

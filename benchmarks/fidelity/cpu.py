@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from benchmarks.fidelity.cases import SEED, Case, off, poisson, simulated, told
+from benchmarks.fidelity.cases import SEED, Case, off, poisson, simulated, together, told
 from benchmarks.fidelity.live import Batch, Found, Runs, handovers, known, measured, profile_of, served
 from lamina import policies, values
 from lamina.core.events import Deployed
@@ -73,11 +73,8 @@ def compared(name: str, load: float, parts: list[tuple[Case, Found]]) -> dict[st
     """All parts of one load together; also as if each part had been profiled at the pace it then had."""
     calls = [call for case, _ in parts for call in case.calls]
     paces = [_pace(case.profiles[0], found.batches) for case, found in parts]
-    here = told(calls, [end for _, found in parts for end in found.ends]) | {
-        "timers_late_p99_ms": max(found.told["timers_late_p99_ms"] for _, found in parts),
-        "mean_batch": parts[0][1].told["mean_batch"],
-        "paces": [round(pace, 3) for pace in paces],
-    }
+    here = told(calls, [end for _, found in parts for end in found.ends]) | together([found.told for _, found in parts])
+    here |= {"paces": [round(pace, 3) for pace in paces]}
     row = off(simulated([case for case, _ in parts]), here)
     paced = off(simulated([_paced(case, pace) for (case, _), pace in zip(parts, paces, strict=True)]), here)
     known = {f"{key} at its pace": value for key, value in paced.items() if key.endswith("off")}

@@ -43,6 +43,8 @@ GOAL = 4.0
 WARM_S = 2.0
 """Of load before anything counts: what handing over takes in service is seen there."""
 READY_S = 45.0
+SIZES = (1, 2, 4, three.MOST)
+"""Of batches in company: those there are graphs of."""
 
 
 async def measure(slicer: str, out: Path, seconds: float, round_s: float) -> None:
@@ -66,7 +68,7 @@ async def measure(slicer: str, out: Path, seconds: float, round_s: float) -> Non
     print({name: round(us) for name, us in full_us.items()}, [profile.handover for profile in profiles], flush=True)
     slos_us = {name: round(GOAL * us) for name, us in full_us.items()}
     about: dict[str, Any] = {"ready_s": round(ready_s, 1), "device": device, "functions": functions, "seed": SEED}
-    about |= {"handovers": [], "company": await in_company(loop, samples, three.MOST, 12)}
+    about |= {"handovers": [], "company": await in_company(loop, samples, SIZES, 15)}
     print(about["company"], flush=True)
     phases: list[dict[str, Any]] = []
     _write(out, about, rounds, phases)
@@ -133,7 +135,7 @@ def compared(path: Path) -> list[dict[str, Any]]:
             for name in rounds[0]
         ]
         calls = msgspec.convert(phase["calls"], list[Call])
-        case = Case(deployed, device, profiles, calls, "edf", None, believed)
+        case = Case(deployed, device, profiles, calls, "edf", None, believed, phase["told"].get("timers_late_us", ()))
         what = f"{device.kind}, 3 of {device.units} units"
         if len(phase["who"]) == 1:
             made.append(row(f"{what}, alone", phase["load"], case, phase["told"]))
@@ -149,13 +151,16 @@ def compared(path: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Company:
-    """What was measured beside busy neighbours, by their number."""
+    """What was measured beside busy neighbours, by size and by their number."""
 
-    slowdowns: dict[str, list[float]]
+    slowdowns: dict[str, dict[str, list[float]]]
 
     def slowdown(self, function: Running, neighbours: Sequence[Running], kind: str) -> float:
-        known = self.slowdowns.get(function.function, [])
-        return max(1.0, known[min(len(neighbours), len(known)) - 1]) if known and neighbours else 1.0
+        if not neighbours or function.function not in self.slowdowns:
+            return 1.0
+        sizes = self.slowdowns[function.function]
+        known = sizes[next((size for size in sizes if int(size) >= function.batch), str(three.MOST))]
+        return max(1.0, known[min(len(neighbours), len(known)) - 1])
 
 
 def _interference(profiles: list[Profile]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.fidelity.cases import moved, told
@@ -82,6 +82,7 @@ async def served(loop: LiveLoop, calls: list[Call], inputs: Mapping[str, dict[st
     loop.watch = None
     about = {
         "timers_late_p99_ms": sorted(late_us)[int(0.99 * len(late_us))] / 1000,
+        "timers_late_us": [min(late_us), *map(round, statistics.quantiles(late_us, n=40)), max(late_us)],
         "decisions_mean_us": round(statistics.mean(held_us)),
         "decisions_p99_us": sorted(held_us)[int(0.99 * len(held_us))],
         "mean_batch": round(statistics.mean(batch.size for batch in batches), 2),
@@ -103,21 +104,27 @@ async def measured(loop: LiveLoop, samples: Mapping[str, dict[str, Any]], larges
     return found
 
 
-async def in_company(loop: LiveLoop, samples: Mapping[str, dict[str, Any]], size: int, count: int) -> dict[str, list[float]]:
-    """How many times longer a batch takes beside one busy neighbour, beside two, and so on: medians over those alone."""
+async def in_company(
+    loop: LiveLoop, samples: Mapping[str, dict[str, Any]], sizes: Sequence[int], count: int
+) -> dict[str, dict[int, list[float]]]:
+    """How many times longer a batch takes beside one busy neighbour, beside two, and so on, by its size: medians over those
+    alone. Neighbours are not felt while they hand over between their batches of the largest size; as if they never did.
+    """
     stands = {name: _Place(loop, name, body) for name, body in samples.items()}
-    found: dict[str, list[float]] = {}
+    found: dict[str, dict[int, list[float]]] = {}
     for name, place in stands.items():
         others = [other for other in stands if other != name]
-        alone_us = statistics.median([(await place.run(size)).device_us for _ in range(count)])
+        alone_us = {size: await place.median_us(size, count) for size in sizes}
         for busy in range(1, len(others) + 1):
-            over = asyncio.Event()
-            tasks = [asyncio.create_task(stands[other].keep_busy(size, over)) for other in others[:busy]]
-            await place.run(size)
-            us = statistics.median([(await place.run(size)).device_us for _ in range(count)])
+            over, duties = asyncio.Event(), list[float]()
+            tasks = [asyncio.create_task(stands[other].keep_busy(max(sizes), over, duties)) for other in others[:busy]]
+            slower = {size: await place.median_us(size, count) / alone_us[size] for size in sizes}
             over.set()
             await asyncio.gather(*tasks)
-            found.setdefault(name, []).append(round(us / alone_us, 4))
+            duty = statistics.mean(duties)
+            for size, ratio in slower.items():
+                lost = min(0.9, max(0.0, 1 - 1 / ratio) / duty)  # of its pace, while they are on
+                found.setdefault(name, {}).setdefault(size, []).append(round(1 / (1 - lost), 4))
     return found
 
 
@@ -136,9 +143,16 @@ class _Place:
         one = self.instance
         return await self.rehearsal.run(one.id, one.function, one.device, self.mask, [self.leaves] * size)
 
-    async def keep_busy(self, size: int, over: asyncio.Event) -> None:
+    async def median_us(self, size: int, count: int) -> float:
+        await self.run(size)
+        return statistics.median([(await self.run(size)).device_us for _ in range(count)])
+
+    async def keep_busy(self, size: int, over: asyncio.Event, duties: list[float]) -> None:
+        """Says what part of the time it was on its slice."""
+        begun_us, on_us = clock_us(), 0
         while not over.is_set():
-            await self.run(size)
+            on_us += (await self.run(size)).device_us
+        duties.append(on_us / (clock_us() - begun_us))
 
 
 def known(loop: LiveLoop, profiles: list[Profile]) -> None:

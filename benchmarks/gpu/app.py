@@ -139,13 +139,13 @@ class Hungry(lamina.TorchModel):
 
 @app.function(gpu=lamina.GPU(1 / 15, required=True), slo=lamina.SLO("3s"), idempotent=False)
 def hang(how: str) -> int:
-    """For ever: asleep, busy in Python, or in a kernel. "no" does not."""
+    """For ever, or in a kernel for minutes, should nobody end it: asleep, busy in Python, or on the device. "no" does not."""
     if how == "no":
         return 0
     if how == "kernel":
         import torch
 
-        torch.cuda._sleep(10**15)
+        torch.cuda._sleep(4 * 10**11)
         torch.cuda.current_stream().synchronize()
     while how == "spin":
         pass

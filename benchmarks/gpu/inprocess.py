@@ -34,6 +34,7 @@ class Outcome:
     device_us: int = 0  #: on slices, all batches together
     unit_us: int = 0  #: the same, times the units each had
     longest_turn_us: int = 0  #: how long an event may have had to wait for the loop
+    missed_at: Counter[int] = field(default_factory=Counter)  #: by tenth of a second of their arrival: one stall, or all along?
     busy_us: int = 0  #: in turns that had something to do
     wall_us: int = 1
 
@@ -70,7 +71,7 @@ class InProcess:
         self._units: dict[int, int] = {}
         self._begin_ns = time.perf_counter_ns()
         self._todo: list[Any] = []
-        self._calls = 0
+        self._calls = self._opened_us = 0
         self._arrived: dict[str, tuple[str, int]] = {}
         self.outcome = Outcome()
         self._act(self.controller.handle(self.now_us(), DeviceJoined(self.device)))
@@ -129,11 +130,13 @@ class InProcess:
                 goal_us = self.specs[name].slo.latency_us
                 if goal_us and latency_us > goal_us:
                     outcome.late += 1
+                    outcome.missed_at[(at_us - self._opened_us) // 100_000] += 1
                 else:
                     outcome.in_time += 1
                     outcome.by_function[name] += 1
             elif kind is Refuse or kind is Fail:
-                self._arrived.pop(action.call_id, None)
+                _, at_us = self._arrived.pop(action.call_id)
+                outcome.missed_at[(at_us - self._opened_us) // 100_000] += 1
                 outcome.refused += kind is Refuse
                 outcome.failed += kind is Fail
             elif kind is Load:
@@ -161,7 +164,7 @@ class InProcess:
         gc.collect()
         gc.freeze()  # what is loaded stays, as in a worker: a full collection takes longer than any goal here
         self.outcome = Outcome()
-        begin_us = self.now_us() + 1000
+        self._opened_us = begin_us = self.now_us() + 1000
         heap = [(begin_us + rng.expovariate(rate) * 1e6, name) for name, rate in rates.items()]
         heapq.heapify(heap)
         ends_us = begin_us + seconds * 1e6

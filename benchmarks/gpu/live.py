@@ -1,7 +1,12 @@
-"""Five models behind HTTP on one GPU: cold starts, calls a second within 25 ms, what `lamina top` says, values that stay."""
+"""Five models behind HTTP on one GPU: first calls, calls a second within 25 ms by policy, what `lamina top` says, kept values.
+
+A rate holds if 99 % of the calls of each of two runs were answered within 25 ms, as the client sees it. Rates are raised by 1.4
+until one does not hold, then the step is halved three times: the answer is between the last that held and the first that did not.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -11,48 +16,87 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.common import Bench
+from benchmarks.gpu.faults import executor
 from benchmarks.gpu.lanes import median, percentile
-from benchmarks.gpu.server import load, once, request, served
+from benchmarks.gpu.server import ask, load, once, request, served
 from benchmarks.gpu.zoo import FIVE
 
 GOAL_S = 0.025
-RATES = (50, 100, 150, 200, 300, 400, 600)
+FIRST_RATE, RAISE, HALVINGS, SECONDS = 300.0, 1.4, 3, 2.5
+POLICIES = os.environ.get("LAMINA_POLICIES", "frontier edf").split()
 
 
 def run(bench: Bench) -> None:
-    with served() as (url, port, _):
-        for name in FIVE:
-            status, body, took_s = once(port, request(name, patient=True))
-            label = f"first call of {name}: executor, module, weights, graphs"
-            bench.report.add(label, took_s, "s", status=status, answer=body.decode()[:60])
-        time.sleep(8)  # graphs for the other slices are made when there is time
-        answers = {name: {once(port, request(name))[1] for _ in range(5)} for name in FIVE}
-        bench.report.add(
-            "models that answer the same five times", sum(len(one) == 1 for one in answers.values()), "of 5", least=5
-        )
-        best = 0.0
-        for rate in RATES:
-            watcher = threading.Timer(2.0, _top, [url, f"{rate}"])
-            watcher.start()
-            found = load(port, dict.fromkeys(FIVE, rate), 4.0)
-            watcher.join()
-            share = sum(status == 200 and took <= GOAL_S for _, status, took in found) / len(found)
-            times = sorted(took * 1e3 for _, status, took in found if status == 200)
-            statuses = {code: sum(status == code for _, status, _ in found) for code in {status for _, status, _ in found}}
-            bench.report.add(
-                f"HTTP, {rate} calls/s of each model: within 25 ms, as the client sees it",
-                100 * share,
-                "%",
-                p50_ms=percentile(times, 0.5) if times else 0.0,
-                p99_ms=percentile(times, 0.99) if times else 0.0,
-                statuses=str(statuses),
-            )
-            if share >= 0.99:
-                best = rate
-            elif share < 0.8:
-                break
-        bench.report.add("HTTP: calls/s of each of five models at 99 % within 25 ms", best, "calls/s", body_bytes=150_528)
-        _two_steps(bench, port)
+    for policy in POLICIES:
+        with served("--policy", policy) as (url, port, _):
+            for name, (status, body, took_s) in zip(FIVE, _all_at_once(port), strict=True):
+                if policy == POLICIES[0]:
+                    label = f"first call of {name}, all five at once: executor, module, weights, graphs"
+                    bench.report.add(label, took_s, "s", status=status, answer=body.decode()[:60])
+            if policy == POLICIES[0]:
+                _try(bench, port, policy, 100, 9, "while the spare gets ready")
+            _settle(url)
+            answers = {name: {once(port, request(name))[1] for _ in range(3)} for name in FIVE}
+            same = sum(len(one) == 1 for one in answers.values())
+            bench.report.add(f"{policy}: models that answer the same three times", same, "of 5", least=5)
+            _capacity(bench, url, port, policy)
+            if policy == POLICIES[0]:
+                _two_steps(bench, port)
+
+
+def _all_at_once(port: int) -> list[tuple[int, bytes, float]]:
+    async def all_of_them() -> list[tuple[int, bytes, float]]:
+        return await asyncio.gather(*(ask(port, request(name, patient=True)) for name in FIVE))
+
+    return asyncio.run(all_of_them())
+
+
+def _settle(url: str) -> None:
+    """Until the spare has everything ready, and graphs for the other slices are made."""
+    ends_s = time.monotonic() + 40
+    graphs = -1
+    while time.monotonic() < ends_s:
+        found = executor(url)
+        if len(found["standing_by"] or ()) == len(FIVE) and found["graphs"] == graphs:
+            return
+        graphs = found["graphs"]
+        time.sleep(1.2)
+
+
+def _capacity(bench: Bench, url: str, port: int, policy: str) -> None:
+    held, failed, rate = 0.0, 0.0, FIRST_RATE
+    halvings = 0
+    while halvings <= HALVINGS:
+        watcher = threading.Timer(1.5, _top, [url, f"{policy}-{rate:.0f}"])
+        watcher.start()
+        if all(_try(bench, port, policy, rate, seed) for seed in (1, 2)):
+            held = rate
+        else:
+            failed = rate
+        watcher.join()
+        if failed:
+            halvings += 1
+            rate = (held * failed) ** 0.5 if held else failed / RAISE
+        else:
+            rate *= RAISE
+    label = f"HTTP, {policy}: calls/s of each of five models at 99 % within 25 ms, twice"
+    bench.report.add(label, round(held), "calls/s", body_bytes=150_528, did_not_hold=round(failed))
+
+
+def _try(bench: Bench, port: int, policy: str, rate: float, seed: int, when: str = "") -> bool:
+    found = load(port, dict.fromkeys(FIVE, rate), SECONDS, seed=10 * seed)
+    share = sum(status == 200 and took <= GOAL_S for _, status, took in found) / len(found)
+    times = sorted(took * 1e3 for _, status, took in found if status == 200)
+    statuses = {code: sum(status == code for _, status, _ in found) for code in {status for _, status, _ in found}}
+    bench.report.add(
+        f"HTTP, {policy}, {rate:.0f} calls/s of each model, run {seed}{when and ', ' + when}: within 25 ms",
+        100 * share,
+        "%",
+        p50_ms=percentile(times, 0.5) if times else 0.0,
+        p99_ms=percentile(times, 0.99) if times else 0.0,
+        statuses=str(statuses),
+    )
+    return share >= 0.99
 
 
 def _two_steps(bench: Bench, port: int) -> None:

@@ -98,7 +98,7 @@ class Twin(InProcess):
     def open(self, rates: dict[str, float], seconds: float, seed: int = 0) -> Outcome:
         rng = random.Random(seed)
         self.outcome = Outcome()
-        begin_us = self._clock_us + 1000
+        begin_us = self._opened_us = self._clock_us + 1000
         heap = [(begin_us + rng.expovariate(rate) * 1e6, name) for name, rate in rates.items()]
         heapq.heapify(heap)
         ends_us = begin_us + seconds * 1e6

@@ -33,8 +33,8 @@ from lamina.core.policy import Dispatch
 from lamina.errors import BadValue, Cancelled
 from lamina.expr import evaluate
 from lamina.live.data import Data
-from lamina.live.frames import ErrorInfo
 from lamina.live.once import error_of
+from lamina.live.results import describe
 from lamina.predict.profile import Point, Profile
 from lamina.predict.table import Table
 from lamina.predict.world import World
@@ -42,7 +42,6 @@ from lamina.sdk.app import App
 from lamina.sdk.binding import bind_arguments
 from lamina.sdk.context import Context, running
 from lamina.sdk.runner import Runner
-from lamina.sdk.user_errors import user_trace
 from lamina.types import DeviceSpec, SliceLimits, call_for
 from lamina.units import parse_us
 
@@ -222,7 +221,7 @@ class Runtime:
             except BadValue as error:  # as in a worker: the function's fault
                 result = TypeError(f"its result: {error.message}; {error.hint}")
             if isinstance(result, Exception):
-                self._data.put_error(job, ErrorInfo(type(result).__name__, str(result), user_trace(result)))
+                self._data.put_error(job, describe(result))
                 outcomes.append(JobOutcome(False, "function-failed", type(result).__name__))
             else:
                 self._data.put(job, encoded)

@@ -19,6 +19,7 @@ DEVICE: dict[str, Any] = {
     "memory_mib": 1000,
     "memory_used_mib": 10,
     "bandwidth": 0.42,
+    "bandwidth_from": "profiles",
     "executor": {"pid": 7, "restarts": 2, "weights_mib": 99, "device_used_mib": 640, "graphs": 4, "evictions": 0},
 }
 STATUS: dict[str, Any] = {
@@ -84,4 +85,4 @@ def test_a_goal_that_is_missed_is_said():
 
 def test_memory_bandwidth_and_restarts_are_the_executors_own():
     line = next(line for line in shown(STATUS).splitlines() if "gpu0" in line and "h200" in line)
-    assert "640/1000" in line and "42 %" in line and line.rstrip().endswith("2")
+    assert "640/1000" in line and "42 % profiles" in line and line.rstrip().endswith("2")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lamina.core.actions import DropJob, Fail, Reply, Resolve
-from lamina.core.controller import MAX_ITEMS
+from lamina.core.course import MAX_ITEMS
 from lamina.core.events import CallCancelled, Deployed, DeviceJoined, DeviceLost, JobOutcome, Resolved
 from lamina.core.flow import Choice, Each, Flow, Pass, Task
 from lamina.types import NEVER_US

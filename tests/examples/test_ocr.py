@@ -192,8 +192,8 @@ def png_header(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     ("image", "says"),
     [
-        ("page.png", "type str"),
-        ({"a": 1}, "type dict"),
+        ("page.png", "is text where bytes are needed"),
+        ({"a": 1}, "is an object where bytes are needed"),
         (b"", "0 bytes"),
         (b"once upon a time", "neither PNG nor JPEG"),
         (SIGNATURE, "neither PNG nor JPEG"),

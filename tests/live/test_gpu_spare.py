@@ -20,7 +20,7 @@ def waited(*frames: object) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(pack(*frames))
-        _wait_as_spare(SETUP, Channel(theirs, executor_reader()))
+        _wait_as_spare(Channel(theirs, executor_reader()))
 
 
 @pytest.fixture

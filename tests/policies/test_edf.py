@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from lamina.core.actions import Fail, Refuse, StartBatch
 from lamina.core.events import BatchFailed, InstanceLost
 from lamina.core.flow import Each, Flow, Task
 from lamina.policies import edf
+from lamina.sim.run import run
 from lamina.types import DeviceSpec, Quota
+from tests.policies.test_bandwidth import scenario
 from tests.script import BIG_GPU, GPU, Script, a_function
 
 MS = 1_000
@@ -291,3 +295,9 @@ def test_many_slices_are_filled_at_once(script: Script):
     script.at(0).arrives(*"abcdef", within_us=900 * MS)
     script.ready("f-1")
     assert len(script.running) == 4
+
+
+def test_who_is_late_behind_a_batch_is_not_asked_about_again_and_again():
+    events: Counter[str] = Counter()
+    run(scenario("edf"), watch=lambda now_us, event, actions: events.update([type(event).__name__]))
+    assert events["Tick"] < events["CallArrived"]

@@ -13,7 +13,7 @@ from lamina.core.events import CallArrived, Deployed, DeviceJoined
 from lamina.core.flow import Each, Flow, Parallel, Task, Wait
 from lamina.planner.cheapest.menu import Menu, sizes_on
 from lamina.planner.cheapest.price import Demand
-from lamina.policies import frontier
+from lamina.policies import edf, frontier
 from lamina.types import Call, DeviceSpec, Scale, SliceLimits, Slo
 from tests.policies.gpus import a_model, gpus, simulated
 from tests.script import BIG_GPU, Script, a_function
@@ -220,6 +220,16 @@ def test_no_more_is_spent_on_a_call_than_it_may_cost(script: Script):
     on_one_unit = 10 * MS * device.unit_price()  # which takes 10 ms; to be done in 3 it must be dearer
     script.tell(CallArrived(Call("c", "f", 0, 3 * MS, 3 * MS, cost_limit=1.01 * on_one_unit)))
     assert script.ending("c") == "cost" and not script.batches
+
+
+@pytest.mark.parametrize(("policy", "answered"), [(frontier.Policy, True), (edf.Policy, False)], ids=["any size", "as asked"])
+def test_a_limit_that_only_a_smaller_slice_keeps_to_is_refused_where_there_is_none(script, policy, answered):
+    device = DeviceSpec(id="gpu0", kind="gpu", units=8, memory_mib=1_000, limits=SliceLimits(batches_per_instance=0))
+    script.given(
+        a_function(max_batch=1, slo=GOAL), devices=[device], policy=policy(), takes={"f": scales(2, 8)}, engine=True
+    )  # it asks for all of the device: 3 ms on eight units, 10 on one
+    script.tell(CallArrived(Call("c", "f", 0, 90 * MS, 90 * MS, cost_limit=11 * MS * device.unit_price())))
+    assert (script.at(200 * MS).ending("c") != "cost") is answered
 
 
 def test_in_overload_those_that_take_most_are_turned_away():

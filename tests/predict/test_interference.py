@@ -9,7 +9,7 @@ import pytest
 from lamina.lab.experiments._glet_world import catalogue, golden
 from lamina.planner.neighbours import Running
 from lamina.predict.glet_world import linear
-from lamina.predict.interference import Bandwidth, Crowd, Use, bandwidth_of
+from lamina.predict.interference import Bandwidth, Use, bandwidth_of
 from lamina.predict.profile import Profile
 
 NAMES = {int(number): name for number, name in golden()["meta"]["model_ids"].items()}
@@ -58,27 +58,3 @@ def test_use_is_read_off_between_the_sizes_that_were_measured():
     assert use.at(6) == (pytest.approx(0.5), pytest.approx(0.2))
     assert use.at(1) == (0.1, 0.0)
     assert use.at(99) == (0.6, 0.2)
-
-
-def test_a_batch_is_stretched_by_those_it_finds_and_not_by_those_who_are_gone():
-    crowd = Crowd(Bandwidth({("a", "d"): 0.7}, limit=0.7))
-    one = Running("a", 1, 1.0)
-    assert crowd.stretch(0, "d-0", "d", 1, one, 0, 100) == 100
-    assert crowd.stretch(50, "d-0", "d", 2, one, 50, 100) == 200  # beside the first
-    assert crowd.stretch(50, "d-1", "d", 3, one, 50, 100) == 100  # another device
-    assert crowd.stretch(300, "d-0", "d", 4, one, 300, 100) == 100  # both are over
-
-
-def test_a_booked_batch_meets_those_who_run_when_it_starts():
-    crowd = Crowd(Bandwidth({("a", "d"): 0.7}, limit=0.7))
-    one = Running("a", 1, 1.0)
-    crowd.stretch(0, "d-0", "d", 1, one, 0, 100)
-    assert crowd.stretch(10, "d-0", "d", 2, one, 100, 100) == 100  # starts when the first has ended
-    assert crowd.stretch(20, "d-0", "d", 3, one, 20, 10) == 20  # beside the first alone: the booked one has not begun
-
-
-def test_who_ends_before_its_time_is_not_felt_any_more():
-    crowd = Crowd(Bandwidth({("a", "d"): 0.7}, limit=0.7))
-    crowd.stretch(0, "d-0", "d", 1, Running("a", 1, 1.0), 0, 100)
-    crowd.leave("d-0", 1)
-    assert crowd.stretch(50, "d-0", "d", 2, Running("a", 1, 1.0), 50, 100) == 100

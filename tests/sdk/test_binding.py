@@ -50,14 +50,14 @@ def test_several_parameters_refuse_anything_but_an_object():
         bind(TWO, [1, 2])
 
 
-@pytest.mark.parametrize("body", [NOTHING, None])
+@pytest.mark.parametrize("body", [NOTHING, None, {}])
 def test_no_parameter_takes_an_empty_body(body: Any):
     assert bind((), body) == {}
 
 
 def test_no_parameter_refuses_a_body():
     with pytest.raises(BadValue, match="takes no input"):
-        bind((), {})
+        bind((), {"x": 1})
 
 
 def test_named_inputs_of_one_parameter_are_by_name_too():

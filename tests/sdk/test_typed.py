@@ -132,8 +132,39 @@ def test_what_a_model_does_not_take_is_a_bad_value():
         over_the_wire(renamed, model=3)
 
 
-def test_plain_annotations_stay_notes():
-    assert over_the_wire(loose, x=1, many="abc") == "int abc"
+def test_plain_annotations_convert_nothing():
+    assert over_the_wire(loose, x=1, many=["abc"]) == "int ['abc']"
+
+
+def test_text_where_a_list_is_needed_is_the_callers_mistake():
+    with pytest.raises(BadValue, match="many: 'abc' is text where a list is needed"):
+        over_the_wire(loose, x=1, many="abc")
+
+
+def test_who_wraps_the_only_parameter_is_told_to_unwrap_it():
+    with pytest.raises(BadValue, match="send only what is under 'x'"):
+        over_the_wire(doubled, x={"x": 3})
+
+
+@pytest.mark.parametrize("value", [None, np.ones(2), b"raw"])
+def test_what_json_has_no_word_for_is_let_through(value: Any):
+    assert over_the_wire(loose, x=value, many=[]).endswith(" []")
+
+
+def test_either_of_two_kinds_is_taken_and_a_third_is_not():
+    assert over_the_wire(either, x="a") == over_the_wire(either, x=1) == "fine"
+    with pytest.raises(BadValue, match="text or a number is needed"):
+        over_the_wire(either, x=[])
+
+
+def test_annotations_tell_other_tools_what_is_wanted():
+    assert [param.type for param in loose.params] == ["number", "array"]
+    assert [param.type for param in (*either.params, *xs.params)] == ["", ""]
+
+
+@app.function()
+def either(x: str | int | None) -> str:
+    return "fine"
 
 
 @app.function()

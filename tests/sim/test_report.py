@@ -61,8 +61,8 @@ def test_queueing_batches_and_cold_starts_are_averaged_over_answers():
 
 def test_utilisation_and_cost_follow_the_leases():
     summary = summary_of(*MIXED)
-    assert (summary.devices[0].utilisation, summary.devices[0].cost) == (0.125, 0.5)  # 8 of 16 units for 1 of 4 s
-    assert (summary.total.cost_per_1000, summary.total.rent) == (500.0, 4.0)
+    assert (summary.devices[0].utilisation, summary.devices[0].cost) == (0.133333, 0.533333)  # 8 of 15 units for 1 of 4 s
+    assert (summary.total.cost_per_1000, summary.total.rent) == (533.333, 4.0)
 
 
 def test_batch_sizes_are_counted_by_function():

@@ -42,7 +42,7 @@ def test_longer_forms_say_more():
 
 def test_devices_are_counted_through():
     devices = parse(SMALL.replace('kind = "h200"', 'kind = "h200"\ncount = 2\nprice = "3.6/h"')).devices
-    assert [(d.id, d.units, d.price_per_s) for d in devices] == [("h200-0", 16, 0.001), ("h200-1", 16, 0.001)]
+    assert [(d.id, d.units, d.price_per_s) for d in devices] == [("h200-0", 15, 0.001), ("h200-1", 15, 0.001)]
 
 
 def test_options_of_the_policy_are_its_fields():
@@ -96,7 +96,7 @@ MISTAKES = {  # what was right, what is written instead; then line, field, and w
     "stages of nothing": (GAMMA, 'shape = "steps"\nstages = [["1s", 0]]', 40, "load[1].stages", "above 0", "stages ="),
     "unknown device": ('"h200"', '"h900"', 7, "device[0]", "nothing is known about 'h900'", "units and memory"),
     "no device left": ('kind = "h200"', 'kind = "h200"\ncount = 0', 7, "device", "no device", "count"),
-    "slice too large": ('kind = "h200"', 'kind = "h200"\nsizes = [4, 32]', 9, "device[0].sizes", "32 units", "has 16"),
+    "slice too large": ('kind = "h200"', 'kind = "h200"\nsizes = [4, 32]', 9, "device[0].sizes", "32 units", "has 15"),
     "two of a name": ('name = "b"', 'name = "a"', 23, "function[1].name", "two functions called 'a'", "different"),
     "no profile here": ("profile.h200]", "profile.v100]", 18, "function[0].profile", "none for 'h200'", "function.profile.h200"),
     "no profile": (GRID_B, "", 22, "function[1]", "profile is missing", "a file, or a table"),

@@ -85,7 +85,7 @@ def _devices(status: dict[str, Any], letters: dict[str, str]) -> Any:
             f"{device['leased']}/{device['units']}",
             f"{used_mib}/{device['memory_mib']}",
             str(executor.get("weights_mib", "")),
-            "" if device["bandwidth"] is None else f"{100 * device['bandwidth']:.0f} %",
+            "" if device["bandwidth"] is None else f"{100 * device['bandwidth']:.0f} % {device['bandwidth_from']}",
             str(executor.get("restarts", "")),
         )
     return table

@@ -12,8 +12,9 @@ from heapq import heapify, heappop, heappush
 from lamina.core.run import Run
 from lamina.types import NEVER_US, Call
 
-GRACE_US = 100_000
-"""A running job may overshoot by this much before its caller is told; the answer may be a moment away."""
+GRACE_US = 90_000
+"""A running job may overshoot by this much before its caller is told; the answer may be a moment away. With the way back to the
+caller that is less than a tenth of a second."""
 
 
 class Alarm:

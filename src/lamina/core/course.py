@@ -8,10 +8,10 @@ failed, which the each or parallel around it may tolerate, try again or catch; a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 from lamina.core import flow as nodes
 from lamina.core.actions import Action, Fail, Resolve
+from lamina.core.calls import Calls
 from lamina.core.events import Heartbeat, Resolved
 from lamina.core.flow import Choice, Each, Guarded, Node, Parallel, Succeed, Task, Wait
 from lamina.core.keeper import Keeper
@@ -45,27 +45,14 @@ _NO_GUARD = Guard()
 
 
 class Course:
-    """`enqueue` makes a job of a task and says its number, `drop` takes one back, `end` and `reply` end a run."""
-
-    def __init__(
-        self,
-        state: State,
-        out: list[Action],
-        enqueue: Callable[[Run, int, Task, int], int],
-        drop: Callable[[Run, Job], None],
-        end: Callable[[Run, Fail], None],
-        reply: Callable[[Run], None],
-    ) -> None:
+    def __init__(self, state: State, calls: Calls, out: list[Action]) -> None:
         self._state = state
+        self._calls = calls
         self._out = out
-        self._enqueue = enqueue
-        self._drop = drop
-        self._end = end
-        self._reply = reply
         self._agenda: deque[tuple[Run, Scope, Node] | tuple[Run, int, None]] = deque()
         self._busy = False
         self.timers = Timers(state.runs)
-        self.keeper = Keeper(self, out)
+        self.keeper = Keeper(self, state, calls, out)
         self.now_us = 0  #: set by the controller before anything else is
 
     # ----------------------------------------------------------------- what happens
@@ -98,15 +85,16 @@ class Course:
         if after is None or self._busy or run.uprooted or run.landed:
             self._go(run, run.finish(job.scope, job.node))
         else:  # the token moves from one to the other, and nothing else changes
-            self._enqueue(run, job.scope, after, 0)
+            self._calls.enqueue(run, job.scope, after, 0)
 
     def broke(self, run: Run, job: Job, error: str, name: str) -> None:
         fault = Fault(error, name or TASK_FAILED, job.scope, job.node, job.id)
         self._fail(run, run.scopes.get(job.scope), run.visits.get(job.visit), fault)
 
-    def answered(self, run: Run, event: Resolved) -> None:
+    def answered(self, event: Resolved) -> None:
+        run = self._state.runs.get(event.call_id)
         asked = (event.scope, event.node, event.turn)
-        if asked not in run.questions:
+        if run is None or asked not in run.questions:
             return
         run.questions[asked] -= 1
         if not run.questions[asked]:
@@ -133,16 +121,22 @@ class Course:
             assert visit is not None, f"{node.name} asks and has no visit"
             self._start(run, visit, event.value, event.limits)
 
-    def beat(self, run: Run, event: Heartbeat) -> None:
-        job = run.jobs.get(event.job_id)
-        visit = run.visits.get(job.visit) if job is not None else None
+    def beat(self, event: Heartbeat) -> None:
+        run = self._state.runs.get(event.call_id)
+        job = run.jobs.get(event.job_id) if run is not None else None
+        if run is None or job is None:
+            return
+        batch = self._state.batches.get(job.batch_id)
+        if batch is not None:
+            batch.heard_us = self.now_us
+        visit = run.visits.get(job.visit)
         if visit is not None and visit.heartbeat_us:
             self.timers.set(self.now_us + visit.heartbeat_us, run, visit, "heartbeat")
 
     def tick(self) -> None:
         for run, visit, purpose in self.timers.due(self.now_us):
             if visit is None:
-                self._end(run, Fail(run.call.id, TIMEOUT))
+                self._calls.end(run, Fail(run.call.id, TIMEOUT))
             elif run.durable:
                 self.keeper.due(run, visit, purpose)
             elif purpose == "resume":
@@ -159,7 +153,7 @@ class Course:
         if run.uprooted:
             self._sweep(run)
         if run.ended and not run.closed:
-            self._reply(run)
+            self._calls.reply(run)
             return
         agenda = self._agenda
         agenda.extend([(run, scope, node) for scope, node in ready])
@@ -186,7 +180,7 @@ class Course:
         """A node has its tokens."""
         if isinstance(node, Task):
             if node.guard is None and not node.asks:
-                self._enqueue(run, scope.id, node, 0)
+                self._calls.enqueue(run, scope.id, node, 0)
                 return
         elif isinstance(node, Choice) or (isinstance(node, Each | Parallel) and node.guard is None and not node.asks):
             asked = (scope.id, node.name, 0)
@@ -224,7 +218,7 @@ class Course:
         node = visit.node
         if isinstance(node, Task):
             visit.stage = "run"
-            visit.job_id = self._enqueue(run, visit.scope.id, node, visit.id)
+            visit.job_id = self._calls.enqueue(run, visit.scope.id, node, visit.id)
             self._watch(run, visit, limits)
         elif isinstance(node, Wait):
             visit.stage, visit.since_us = "pause", self.now_us
@@ -305,7 +299,7 @@ class Course:
                 del run.visits[visit.id]
             family = run.family_of(scope) if scope is not None else None
             if scope is None or family is None:
-                self._end(run, Fail(run.call.id, fault.error, fault.node, fault.job_id, fault.scope))
+                self._calls.end(run, Fail(run.call.id, fault.error, fault.node, fault.job_id, fault.scope))
                 return
             if family.failed < family.spare:
                 self._go(run, run.give_up(scope.id))
@@ -348,7 +342,7 @@ class Course:
         run.questions.pop((visit.scope.id, visit.node.name, visit.id), None)
         job = run.jobs.get(visit.job_id)
         if job is not None:
-            self._drop(run, job)
+            self._calls.drop(run, job)
         visit.job_id = 0
         if visit.family:
             run.prune(visit)
@@ -360,7 +354,7 @@ class Course:
         run.uprooted = False
         scopes = run.scopes
         for job in [job for job in run.jobs.values() if job.scope not in scopes]:
-            self._drop(run, job)
+            self._calls.drop(run, job)
         for asked in [asked for asked in run.questions if asked[0] not in scopes]:
             del run.questions[asked]
         for visit_id in [visit.id for visit in run.visits.values() if visit.scope.id not in scopes]:

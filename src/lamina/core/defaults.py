@@ -99,9 +99,10 @@ class ScaleToLoad:
         return 1
 
     def _room(self, view: View, function: FunctionState) -> Device | None:
-        """The device with most free units per standing instance that has the memory, and a home where one is needed."""
+        """The device with most free units per standing instance that has the memory, and a home where one is needed; one where
+        the bandwidth rule would not make it take turns with those who stand there, if there is such."""
         spec = function.spec
-        best, best_score = None, -1.0
+        best, best_score = None, (False, False, 0.0)
         for device in view.devices.values():
             if not self._fits(function, device, {}):
                 continue
@@ -109,8 +110,8 @@ class ScaleToLoad:
             limit = device.spec.limits.batches_per_instance
             if mine and (limit == 0 or (mine + 1) * spec.units_on(device.spec) > device.spec.units * limit):
                 continue  # more instances than slices would only wait for each other
-            gpu_first = 1000.0 if device.spec.family == "gpu" else 0.0
-            score = gpu_first + device.spec.units / (1 + len(device.instances))
+            density = device.spec.units / (1 + len(device.instances))
+            score = (device.spec.family == "gpu", view.may_stand(function, device), density)
             if score > best_score:
                 best, best_score = device, score
         return best

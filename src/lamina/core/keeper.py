@@ -8,15 +8,16 @@ run that begins again and is told the same notes is where it was: same scopes, s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lamina.core.actions import Action, Keep
+from lamina.core.calls import Calls
+from lamina.core.events import Awake, Kept
 from lamina.core.notes import Note
 from lamina.core.queue import ASIDE, Job
 from lamina.core.run import Run
 from lamina.core.scope import Visit
-from lamina.core.state import Batch
+from lamina.core.state import Batch, State
 from lamina.core.timers import Purpose
 
 if TYPE_CHECKING:
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 
 
 class Keeper:
-    def __init__(self, course: Course, out: list[Action]) -> None:
+    def __init__(self, course: Course, state: State, calls: Calls, out: list[Action]) -> None:
         self._course = course
+        self._state = state
+        self._calls = calls
         self._out = out
 
     def outcome(self, run: Run, job: Job, batch: Batch | None, error: str = "", name: str = "") -> None:
@@ -63,28 +66,30 @@ class Keeper:
         place = (visit.scope.id, visit.node.name, visit.id, visit.attempt)
         self._out.append(Keep(run.call.id, Note("due", course.now_us, *place, purpose=purpose, queued_us=visit.since_us)))
 
-    def kept(self, run: Run, note: Note) -> bool:
-        """False: nobody waits for this; which is as it should be for what was overtaken by something kept before it."""
+    def kept(self, event: Kept) -> None:
+        """Perhaps nobody waits for it any more: it was overtaken by something kept before it."""
+        run, note = self._state.runs.get(event.call_id), event.note
+        if run is None:
+            return
         course = self._course
         course.now_us = note.at_us
         if note.kind == "due":
             visit = run.visits.get(note.visit)
             if visit is None or visit.attempt != note.attempt or visit.timers.pop(note.purpose, None) is None:
-                return False
+                return
             if note.purpose == "resume":
                 course.resume(run, visit)
             else:
                 course.too_late(run, visit, note.purpose)
-            return True
+            return
         job = self._job(run, note)
         if job is None:
-            return False
+            return
         del run.jobs[job.id]
         if note.kind == "done":
             course.moved(run, job)
         else:
             course.broke(run, job, note.error, note.name)
-        return True
 
     def _job(self, run: Run, note: Note) -> Job | None:
         if run.asleep is None:
@@ -96,15 +101,15 @@ class Keeper:
                 return job
         return None
 
-    def awake(self, run: Run, again_us: int, join: Callable[[Job], None]) -> None:
+    def awake(self, event: Awake) -> None:
         """Begin what is to be done. Limits of time that ran while nobody tried count from when somebody did again."""
-        run.asleep = None
-        course = self._course
-        for job in run.jobs.values():
-            job.batch_id = 0
-            join(job)
+        run, again_us = self._state.runs.get(event.call_id), event.again_us
+        if run is None or run.asleep is None:
+            return
+        self._calls.awaken(run)
         for visit in run.visits.values():
             if visit.since_us < again_us:
-                for purpose, limit_us in (("timeout", visit.timeout_us), ("heartbeat", visit.heartbeat_us)):
+                limits_us: dict[Purpose, int] = {"timeout": visit.timeout_us, "heartbeat": visit.heartbeat_us}
+                for purpose, limit_us in limits_us.items():
                     if purpose in visit.timers:
-                        course.timers.set(again_us + limit_us, run, visit, "timeout" if purpose == "timeout" else "heartbeat")
+                        self._course.timers.set(again_us + limit_us, run, visit, purpose)

@@ -9,15 +9,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from lamina.core.actions import Fail
+from lamina.core.calls import Calls
 from lamina.core.course import Course
+from lamina.core.events import BatchFailed, DeviceLost, InstanceLost
 from lamina.core.fleet import Fleet
 from lamina.core.lifecycle import Phase
 from lamina.core.lines import Lines
-from lamina.core.queue import Job
-from lamina.core.run import Run
+from lamina.core.policy import View
+from lamina.core.renewal import Renewal
 from lamina.core.slack import Slack
 from lamina.core.state import Batch, Instance, State
 
@@ -31,58 +31,76 @@ MAX_CRASHES = 5
 
 
 class Mishaps:
-    """`drop` takes a job back, `end` ends a run."""
-
     def __init__(
         self,
         state: State,
+        view: View,
         lines: Lines,
         fleet: Fleet,
+        renewal: Renewal,
         slack: Slack,
+        calls: Calls,
         course: Course,
-        drop: Callable[[Run, Job], None],
-        end: Callable[[Run, Fail], None],
         hang_floor_us: int,
     ) -> None:
         self._state = state
+        self._view = view
         self._lines = lines
         self._fleet = fleet
+        self._renewal = renewal
         self._slack = slack
+        self._calls = calls
         self._course = course
-        self._drop = drop
-        self._end = end
         self._hang_floor_us = hang_floor_us
 
-    def batch_failed(self, now_us: int, batch: Batch, reason: str) -> None:
-        self._fleet.release(batch)
-        self._retry(now_us, batch, reason, blamed=True)
+    def batch_failed(self, event: BatchFailed) -> None:
+        batch = self._state.batches.get(event.batch_id)
+        if batch is not None:
+            self._fleet.release(batch)
+            self._retry(batch, event.reason, blamed=True)
 
-    def instance_lost(self, now_us: int, instance: Instance, reason: str) -> None:
+    def instance_lost(self, event: InstanceLost) -> None:
+        instance = self._state.instances.get(event.instance)
+        if instance is None:
+            return
         function = self._state.functions[instance.function]
         function.crashes += 1
-        function.not_before_us = now_us + BACKOFF_US[min(function.crashes, len(BACKOFF_US)) - 1]
+        function.not_before_us = self._view.now_us + BACKOFF_US[min(function.crashes, len(BACKOFF_US)) - 1]
         lost_loading = instance.phase is Phase.LOADING
-        self.lose(now_us, [instance], reason)
+        self._lose([instance], event.reason)
         if lost_loading and function.crashes >= MAX_CRASHES and not function.instances:
             for job in function.queue.jobs():
                 if job.id in job.run.jobs:
-                    self._drop(job.run, job)
+                    self._calls.drop(job.run, job)
                     self._course.job_failed(job.run, job, "load-failed")
         elif len(function.queue) or function.spec.scale.min:
             self._lines.cold[function.spec.name] = None
 
-    def lose(self, now_us: int, instances: list[Instance], reason: str) -> None:
+    def device_lost(self, event: DeviceLost) -> None:
+        state = self._state
+        device = state.devices.get(event.device)
+        if device is None:
+            return
+        self._lose([state.instances[instance_id] for instance_id in device.instances], "device-lost")
+        del state.devices[event.device]
+        self._slack.forget()
+        self._lines.cold.update(dict.fromkeys(state.functions))
+
+    def _lose(self, instances: list[Instance], reason: str) -> None:
+        for instance in instances:
+            self._renewal.lost(instance, reason)
         crowd = {instance.id: instance.running for instance in instances}
         begun, booked = self._fleet.lose(instances)
         for batch in begun:
             alone = crowd[batch.instance.id] == 1
             if not alone:  # who of them was it? One at a time now, until all have been tried
                 self._state.functions[batch.instance.function].suspects += len(batch.jobs)
-            self._retry(now_us, batch, reason, blamed=alone)
+            self._retry(batch, reason, blamed=alone)
         for batch in booked:
             self._unbook(batch)
 
-    def end_what_hangs(self, now_us: int) -> None:
+    def end_what_hangs(self) -> None:
+        now_us = self._view.now_us
         for batch in self._state.batches.values():
             if batch.started_us >= 0 and now_us - max(batch.started_us, batch.heard_us) >= self._hang_us(batch):
                 self._fleet.kill(batch.instance, "hung")
@@ -93,7 +111,7 @@ class Mishaps:
     def _hang_us(self, batch: Batch) -> int:
         return max(5 * batch.predicted_us, self._hang_floor_us) if batch.predicted_us else 60_000_000
 
-    def _retry(self, now_us: int, batch: Batch, reason: str, *, blamed: bool) -> None:
+    def _retry(self, batch: Batch, reason: str, *, blamed: bool) -> None:
         """Jobs of a batch that came to nothing: again, in half the company; alone, once more; then no more."""
         function = self._state.functions[batch.instance.function]
         company = len(batch.jobs)
@@ -111,9 +129,9 @@ class Mishaps:
             if not function.spec.idempotent or job.strikes > 1:
                 function.suspects = max(0, function.suspects - 1)
                 self._course.job_failed(run, job, reason)
-            elif now_us + fastest_us > job.expires_us:
+            elif self._view.now_us + fastest_us > job.expires_us:
                 del run.jobs[job.id]
-                self._end(run, Fail(run.call.id, "deadline", job.node, job.id))
+                self._calls.end(run, Fail(run.call.id, "deadline", job.node, job.id))
             else:
                 self._lines.join(function, job)
 

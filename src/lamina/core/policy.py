@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from msgspec import Struct
 
 from lamina.core.actions import Refuse
+from lamina.core.bandwidth import bandwidth_rule
 from lamina.core.lifecycle import Phase
 from lamina.core.queue import Job, Order
 from lamina.types import NEVER_US, Call, FunctionSpec
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from lamina.core.lease import Device
     from lamina.core.promises import Promises
     from lamina.core.state import Batch, FunctionState, Instance, State
+
+
+LEAST_US = 10_000
+"""So long is the least cost of a workflow believed once it has been worked out."""
 
 
 class Promise(Struct, frozen=True, gc=False):
@@ -173,13 +178,19 @@ class ScaleRole(Protocol):
 class View:
     """Read-only: the state, the time, and the questions policies ask most."""
 
-    __slots__ = ("_promises", "_state", "book_ahead_us", "cold", "explaining", "lately", "memo", "now_us", "predictor")
+    __slots__ = (
+        *("_least", "_promises", "_state"),
+        *("any_size", "bandwidth", "book_ahead_us", "cold", "explaining", "lately", "memo", "now_us", "predictor"),
+    )
 
     def __init__(self, state: State, predictor: Predictor, promises: Promises | None = None) -> None:
         self._state = state
         self._promises = promises
         self.predictor = predictor
+        self.bandwidth = bandwidth_rule(predictor)  #: who may run beside whom; None: nobody knows what functions ask for
         self.now_us = 0
+        self.any_size = False  #: the policy may give a batch other slices than its function asks for
+        self._least: dict[str, tuple[int, float]] = {}  #: by workflow: what it costs at least, and until when that is believed
         self.book_ahead_us = NEVER_US  #: no booking earlier than this before a slice is free: somebody else's turn may come
         self.cold: dict[str, None] = {}  #: for the scale role: functions that lack an instance, or on whose account it is asked
         self.explaining = False  #: somebody wants to read `Start.why`
@@ -231,19 +242,24 @@ class View:
         return self._state.held
 
     def least_cost(self, flow: Flow) -> float:
-        """What its jobs cost in full batches where they are cheapest; 0 for what nobody knows, and for what a choice may
-        leave out."""
-        total = 0.0
-        for name, times in flow.visits.items():
-            spec = self._state.functions[name].spec
-            prices = []
-            for device in self._state.devices.values():
-                if spec.fits_family(device.spec.family):
-                    units = spec.units_on(device.spec)
-                    batch_us = self.latency_us(name, device, spec.max_batch, units)
-                    prices.append(batch_us * units * device.spec.unit_price() / spec.max_batch)
-            total += int(times) * min(prices, default=0.0)
-        return total
+        """What its jobs cost in full batches where they are cheapest, on slices the policy may give them; 0 for what nobody
+        knows, and for what a choice may leave out. Worked out anew every so often, as predictions move."""
+        until_us, least = self._least.get(flow.name, (0, 0.0))
+        if until_us <= self.now_us:
+            least = sum([int(times) * self._least_of(self._state.functions[name].spec) for name, times in flow.visits.items()])
+            self._least[flow.name] = (self.now_us + LEAST_US, least)
+        return least
+
+    def _least_of(self, spec: FunctionSpec) -> float:
+        prices = []
+        for device in self._state.devices.values():
+            where = device.spec
+            if spec.fits_family(where.family):
+                free = self.any_size and where.limits.per_batch
+                for units in (where.limits.sizes or range(1, where.units + 1)) if free else (spec.units_on(where),):
+                    batch_us = self.latency_us(spec.name, device, spec.max_batch, units)
+                    prices.append(batch_us * units * where.unit_price() / spec.max_batch)
+        return min(prices, default=0.0)
 
     def reserve_us(self, target: str) -> int:
         """What to add to an expected time so that as many calls of this target are in time as its SLO asks for."""
@@ -261,7 +277,8 @@ class View:
         """Where a batch could go, soonest kinds first: idle slices, then one booking behind each running batch.
 
         An instance that may run several batches is asked again after each start, until its device is full. Nothing is
-        offered while the quota of the function, or of the instance, is in debt. 0 stands for the function's own wish.
+        offered while the quota of the function, or of the instance, is in debt, nor what the bandwidth rule forbids. 0 stands for
+        the function's own wish.
         """
         now_us = self.now_us
         if function.bucket and function.bucket.ready_us(now_us) > now_us:
@@ -277,7 +294,7 @@ class View:
                 mask = 0
                 if instance.has_room(function.batches_at_once(device)) and hands <= device.cores_free:
                     mask = device.find(instance.id, wish, self.kept_from(instance, device) if device.homes else 0)
-                if not mask:
+                if not mask or (self.bandwidth is not None and mask.bit_count() > self.most_units(function, device)):
                     crowded.append((instance, device, wish, hands))
                     break
                 yield Opening(instance, device, mask, None, now_us, hands)
@@ -287,6 +304,19 @@ class View:
             behind = self._booking(instance, device, wish, hands)
             if behind is not None:
                 yield Opening(instance, device, behind.mask, behind, max(now_us, behind.ends_us), hands)
+
+    def most_units(self, function: FunctionState, device: Device, after: Batch | None = None) -> int:
+        """The largest slice that the bandwidth rule leaves to one more batch; with `after`, once that one has ended."""
+        if self.bandwidth is None:
+            return device.spec.units
+        return self.bandwidth.most_units(function.spec.name, device, self._state.batches, after)
+
+    def may_stand(self, function: FunctionState, device: Device) -> bool:
+        """Could it run at any time, as far as the bandwidth rule goes, beside those who stand there?"""
+        if self.bandwidth is None:
+            return True
+        others = [self._state.instances[name] for name in device.instances]
+        return self.bandwidth.may_stand(function, device, [one for one in others if one.function != function.spec.name])
 
     def no_opening_until_us(self, function: FunctionState) -> int:
         """How long to hold a function that has no opening: a quota refills by itself, all else takes an event."""
@@ -320,7 +350,8 @@ class View:
     def _booking(self, instance: Instance, device: Device, units: int, cores: int) -> Batch | None:
         """The running batch whose slice it could inherit soonest. A home is lent for one batch, so not for the next."""
         limits = device.spec.limits
-        if instance.has_room(self._state.functions[instance.function].batches_at_once(device)):
+        function = self._state.functions[instance.function]
+        if instance.has_room(function.batches_at_once(device)):
             candidates: Iterable[Batch] = [self._state.batches[batch_id] for batch_id in device.running]
         elif len(instance.batches) > instance.running:
             return None  # one booked batch per instance is enough to keep it busy
@@ -333,6 +364,8 @@ class View:
             fits = fits and batch.cores >= cores and batch.ends_us - self.now_us <= self.book_ahead_us
             if not limits.per_batch:
                 fits = fits and batch.mask == device.homes.get(instance.id)
+            if self.bandwidth is not None:
+                fits = fits and batch.mask.bit_count() <= self.most_units(function, device, batch)
             if fits and (best is None or batch.ends_us < best.ends_us):
                 best = batch
         return best

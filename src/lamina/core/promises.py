@@ -15,16 +15,18 @@ from lamina.core.run import Run
 
 if TYPE_CHECKING:
     from lamina.core.policy import Predictor
-    from lamina.core.state import State
+    from lamina.core.state import FunctionState, State
 
 STEP = 0.05  #: of the time a call has
 MOST = 0.5  #: likewise: never set more than this aside
 QUIET_US = 1_000_000  #: nothing has run for so long: nothing proves a prediction wrong
+QUIET_GOALS = 5  #: or for so many times the goal of its calls, if that is less
 
 
 @dataclass(slots=True)
 class Promises:
     _reserve_us: dict[str, float] = field(default_factory=dict)  #: by target, and by tenant where they are kept apart
+    _doubted_us: dict[str, int] = field(default_factory=dict)  #: by function: when its predictions were last believed less
     apart: bool = False  #: a tenant that is served after the others must not make their door narrower
     asking: str = ""  #: the tenant whose call is at the door, where they are kept apart
 
@@ -43,16 +45,28 @@ class Promises:
         change = -(1 - target) if in_time else target
         self._reserve_us[key] = max(0.0, min(MOST * allowed_us, before_us + STEP * allowed_us * change))
 
+    def turned_away(self, now_us: int, function: FunctionState, state: State, predictor: Predictor) -> None:
+        """A call of it was refused, or dropped as hopeless. Where goals are milliseconds, a second is hundreds of calls."""
+        function.refused += 1
+        quiet_us = QUIET_GOALS * function.spec.slo.latency_us
+        if 0 < quiet_us < QUIET_US and now_us - self._doubted_us.get(function.spec.name, 0) >= quiet_us:
+            self._doubt(now_us, quiet_us, function, state, predictor)
+
     def doubt(self, now_us: int, state: State, predictor: Predictor) -> None:
         """A door that closes by itself must open by itself: if calls are turned away and nothing runs that could prove
         the prediction wrong, or the reserve too wide, both are believed a little less every second."""
-        for name, function in state.functions.items():
-            if not function.refused:
-                continue
-            if all(not i.batches and now_us - i.used_us >= QUIET_US for i in function.instances.values()):
-                predictor.relax(name)
-                for key in self._reserve_us:
-                    flow = state.flows.get(key.partition("/")[0])
-                    if flow is not None and name in flow.functions:
-                        self._reserve_us[key] *= 0.7
-                function.refused = 0
+        for function in state.functions.values():
+            if function.refused:
+                self._doubt(now_us, QUIET_US, function, state, predictor)
+
+    def _doubt(self, now_us: int, quiet_us: int, function: FunctionState, state: State, predictor: Predictor) -> None:
+        if any(i.batches or now_us - i.used_us < quiet_us for i in function.instances.values()):
+            return
+        name = function.spec.name
+        predictor.relax(name)
+        for key in self._reserve_us:
+            flow = state.flows.get(key.partition("/")[0])
+            if flow is not None and name in flow.functions:
+                self._reserve_us[key] *= 0.7
+        function.refused = 0
+        self._doubted_us[name] = now_us

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,9 +10,10 @@ from typing import Any
 
 import msgspec
 
+import lamina
 from lamina.core.actions import Fail, Refuse
 from lamina.errors import Forbidden, LaminaError, UnknownTarget
-from lamina.gateway import wire
+from lamina.gateway import logs, wire
 from lamina.gateway.caller import LOCAL, Caller, Scope
 from lamina.gateway.calls import Calls
 from lamina.gateway.heads import Request
@@ -26,6 +28,21 @@ from lamina.sdk.tensors import Signature
 from lamina.types import Slo
 
 log = logging.getLogger("lamina")
+
+_INDEX = {
+    "server": f"lamina {lamina.__version__}",
+    "functions": "/v1/functions",
+    "workflows": "/v1/workflows",
+    "models": "/v2",
+    "runs": "/v1/runs",
+    "state": "/v1/state",
+    "bill": "/v1/bill",
+    "status": "/v1/status",
+    "metrics": "/metrics",
+    "health": "/healthz",
+    "ready": "/readyz",
+    "openapi": "/openapi.json",
+}
 
 Read = Callable[[Caller], tuple[bytes, bytes]]
 """A body for who asks, and its type."""
@@ -72,6 +89,7 @@ class Api:
         self.sites: dict[bytes, Handler] = {}  #: more routes, by how their paths begin
         self.set_targets(targets)
         self._reads: dict[bytes, Read] = {
+            b"/": lambda caller: (msgspec.json.encode(_INDEX), wire.JSON),
             b"/v1/functions": lambda caller: self._listing("function", caller),
             b"/v1/workflows": lambda caller: self._listing("workflow", caller),
             b"/v1/status": lambda caller: self._status(),
@@ -109,25 +127,25 @@ class Api:
             self._ready(request, exchange)
             return
         for prefix, site in self.sites.items():
-            if request.path.startswith(prefix):
+            if request.path.startswith(prefix) and request.path[len(prefix) : len(prefix) + 1] in (b"", b"/"):
                 site(request, exchange)
                 return
-        self.allow(request, "read")  # what is not there is nobody else's business
-        raise _unknown()
+        raise self._unknown(request, self.allow(request, "read"))  # what is not there is nobody else's business
 
     def _at_target(self, target: Target, request: Request, exchange: Exchange) -> None:
         if request.method == "POST":
             self.call(target, request, exchange)
         elif request.method in ("GET", "HEAD"):
-            if not target.seen_by(self.allow(request, "read").tenant):
-                raise _unknown()
+            caller = self.allow(request, "read")
+            if not target.seen_by(caller.tenant):
+                raise self._unknown(request, caller)
             exchange.respond(200, msgspec.json.encode(_about(target)))
         else:
-            _refuse_method(exchange, b"GET, HEAD, POST")
+            self.refuse_method(request, exchange, "GET, HEAD, POST")
 
     def _read(self, read: Read, request: Request, exchange: Exchange) -> None:
         if request.method not in ("GET", "HEAD"):
-            _refuse_method(exchange, b"GET, HEAD")
+            self.refuse_method(request, exchange, "GET, HEAD")
             return
         caller = LOCAL if request.path == b"/healthz" else self.allow(request, "read")
         if caller.tenant and request.path in (b"/v1/status", b"/metrics"):
@@ -137,7 +155,7 @@ class Api:
 
     def _ready(self, request: Request, exchange: Exchange) -> None:
         if request.method not in ("GET", "HEAD"):
-            _refuse_method(exchange, b"GET, HEAD")
+            self.refuse_method(request, exchange, "GET, HEAD")
         elif self.closing or not self.ready():
             self.problem(exchange, wire.plain_problem(503, "not ready", hint="it is starting or stopping"))
         else:
@@ -149,7 +167,7 @@ class Api:
             return
         caller = self.allow(request, "invoke")
         if not target.seen_by(caller.tenant):
-            raise _unknown()
+            raise self._unknown(request, caller)
         self.calls.take(target, request, exchange, caller)
 
     def ending_problem(self, ending: Fail | Refuse) -> wire.Problem:
@@ -163,7 +181,24 @@ class Api:
         return wire.failure_problem(ending, info, full=self._full_errors)
 
     def problem(self, exchange: Exchange, problem: wire.Problem) -> None:
+        logs.refused(problem)
         exchange.respond(problem.status, problem.body(), wire.PROBLEM, problem.headers())
+
+    def refuse_method(self, request: Request, exchange: Exchange, allowed: str) -> None:
+        problem = wire.method_problem(request, allowed)
+        logs.refused(problem)
+        exchange.respond(405, problem.body(), wire.PROBLEM, problem.headers() + b"allow: %s\r\n" % allowed.encode())
+
+    def _unknown(self, request: Request, caller: Caller) -> UnknownTarget:
+        """Nothing is there for this caller; what sounds like it may be what was meant."""
+        where = request.path[:80].decode("latin-1")
+        name = where.rpartition("/")[2]
+        seen = {target.name: target for target in self.targets if target.seen_by(caller.tenant)}
+        for one in [name, *difflib.get_close_matches(name, seen, n=1)]:
+            if one in seen and where.startswith("/v1/"):
+                return UnknownTarget(f"nothing at {where!r}", hint=f"did you mean /v1/{seen[one].kind}s/{one}?")
+        hint = "GET /v1/functions and /v1/workflows list what can be called, /openapi.json all there is"
+        return UnknownTarget(f"nothing at {where!r}", hint=hint)
 
     # -------------------------------------------------------------------- reads
 
@@ -182,20 +217,15 @@ class Api:
         return msgspec.json.encode(status(self._loop, self._metrics.recent, self._calls.values())), wire.JSON
 
 
-def _unknown() -> UnknownTarget:
-    return UnknownTarget("nothing at this address", hint="GET /v1/functions and /v1/workflows list what is here")
-
-
-def _refuse_method(exchange: Exchange, allowed: bytes) -> None:
-    problem = wire.plain_problem(405, "this method is not for this address", hint=f"allowed: {allowed.decode()}")
-    exchange.respond(405, problem.body(), wire.PROBLEM, b"allow: %s\r\n" % allowed)
+def _input(param: Param) -> dict[str, Any]:
+    return {"name": param.name, "required": param.required} | ({"type": param.type} if param.type else {})
 
 
 def _about(target: Target) -> dict[str, Any]:
     return {
         "name": target.name,
         "kind": target.kind,
-        "inputs": [{"name": param.name, "required": param.required} for param in target.params],
+        "inputs": [_input(param) for param in target.params],
         "slo_ms": target.slo.latency_us / 1000 or None,
         "doc": target.doc,
     }

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import parse_qs
 
 import msgspec
 
@@ -103,12 +102,13 @@ class Bill:
 
     def handle(self, request: Request, exchange: Exchange) -> None:
         if request.method not in ("GET", "HEAD"):
-            raise BadValue(f"method: {request.method} is not for this address", hint="GET it")
+            self._api.refuse_method(request, exchange, "GET, HEAD")
+            return
         caller = self._api.allow(request, "read")
-        query = parse_qs(request.query.decode("latin-1"))
+        query = wire.query_of(request, ("from", "to", "by"))
         today = datetime.fromtimestamp(self._wall_s(), UTC).strftime("%Y-%m-%d")
         first, last = _day(query, "from", today[:8] + "01"), _day(query, "to", today)
-        by = [part for part in query.get("by", ["tenant,target"])[0].split(",") if part]
+        by = [part for part in query.get("by", "tenant,target").split(",") if part]
         book, known = (bills.STEPS, _BY_FUNCTION) if "function" in by else (bills.CALLS, _BY)
         for part in by:
             if part not in known:
@@ -135,8 +135,8 @@ class Bill:
             answer([])
 
 
-def _day(query: dict[str, list[str]], name: str, default: str) -> str:
-    day = query.get(name, [default])[0]
+def _day(query: dict[str, str], name: str, default: str) -> str:
+    day = query.get(name, default)
     if not _DAY.match(day):
         raise BadValue(f"{name}: {day[:40]!r} is not a day", hint=f"write {name}={default}")
     return day

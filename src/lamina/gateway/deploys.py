@@ -20,7 +20,7 @@ from lamina.access.records import Identity
 from lamina.errors import BadValue, Conflict, LaminaError, NotFound
 from lamina.gateway import package, terms, versions
 from lamina.gateway.api import Api
-from lamina.gateway.stage import Stage
+from lamina.gateway.stage import Failed, Stage
 from lamina.gateway.terms import Terms
 from lamina.gateway.trial import Trial
 from lamina.gateway.versions import Served, Version
@@ -131,7 +131,7 @@ class Deploys:
     # --------------------------------------------------------------------- reads
 
     def listed(self, who: Identity) -> list[dict[str, Any]]:
-        return [self.stage.about(served) for served in self.stage.seen_by(who)]
+        return [self.stage.about(served, in_full="deploy" in who.scopes) for served in self.stage.seen_by(who)]
 
     async def history(self, who: Identity, app: str) -> list[dict[str, Any]]:
         served = self.stage.known(who, app)
@@ -203,11 +203,14 @@ class Deploys:
         said = [f"{name}: {info.type}: {info.message}" for name, info in errors.items()]
         why = "; ".join(said)[:500] or "its instances could not be loaded"
         traces = "".join(f"\n{info.trace.rstrip()}" for info in errors.values() if info.trace)[:MOST_TRACE]
+        traces = traces.replace(f"{Path(served.path).parent}/", "")  # names as they are in the package
+        kinds = "; ".join(f"{name}: {info.type}" for name, info in errors.items()) or why
         async with self._lock:
             if self.stage.served.get(served.app) is served:
                 self.stage.activate(before)
                 self.stage.trials.pop(served.app, None)
-                self.stage.failed[served.app] = f"version {served.number} was taken back: {why}{traces}"
+                taken = f"version {served.number} was taken back: "
+                self.stage.failed[served.app] = Failed(f"{taken}{kinds[:500]}", f"{taken}{why}{traces}")
                 log.warning("app %s: version %d was taken back: %s", served.app, served.number, why)
                 with contextlib.suppress(LaminaError):
                     await self._is_current(who, "taken-back", before, why)

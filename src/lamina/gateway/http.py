@@ -265,7 +265,7 @@ class Connection(asyncio.Protocol):
     def on_url(self, url: bytes) -> None:
         self._url += url
         if len(self._url) > self.limits.url_bytes:
-            self._fault(414, "address too long")
+            self._fault(414, f"address longer than {self.limits.url_bytes} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count += 1
@@ -289,7 +289,7 @@ class Connection(asyncio.Protocol):
             if not length.isdigit() or len(length) > 15:
                 self._fault(400, "bad content-length")
             if int(length) > self.limits.body_bytes:
-                self._fault(413, "body too large")
+                self._fault(413, f"body larger than {self.limits.body_bytes} bytes")
         encoding = self._headers.get(b"transfer-encoding", b"")
         if encoding and (length or encoding.lower() != b"chunked"):
             self._fault(400, "bad transfer-encoding")
@@ -308,7 +308,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, piece: bytes) -> None:
         if len(self._body) + len(piece) > self.limits.body_bytes:
-            self._fault(413, "body too large")
+            self._fault(413, f"body larger than {self.limits.body_bytes} bytes")
         self._body += piece
 
     def on_message_complete(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from lamina.access.access import Access
 from lamina.access.desk import Desk
 from lamina.access.records import Identity
 from lamina.errors import BadValue, LaminaError, NotFound, Refused, Unauthorized
-from lamina.gateway import wire
+from lamina.gateway import logs, wire
 from lamina.gateway.caller import Scope
 from lamina.gateway.deploys import Deploys
 from lamina.gateway.door import Door
@@ -82,22 +82,22 @@ class Manage:
             case ("POST", "v1", "functions", function, "terms"):
                 return self._deploys.change(self._who(request, "deploy"), function, _body(request))
             case ("GET", "v1", "logs"):
-                self._output.serve(request, exchange, self._seen(self._who(request, "read")))
+                who = self._who(request, "read")
+                self._output.serve(request, exchange, self._functions_of(who), all=not who.tenant)
                 return None
             case _:
                 self._who(request, "read")
-                raise NotFound("nothing at this address", hint="docs/access.md and docs/deploy.md list what there is")
+                where = f"{request.method} {request.path[:80].decode('latin-1')}"
+                raise NotFound(f"nothing at {where!r}", hint="docs/access.md and docs/deploy.md list what there is")
 
     def _who(self, request: Request, scope: Scope) -> Identity:
         caller = self._door.allow(request, scope)
         return Identity(caller.tenant, caller.name, caller.scopes)
 
-    def _seen(self, who: Identity) -> Callable[[str], bool]:
-        """Whose output may this one read?"""
-        if not who.tenant:
-            return lambda function: True
-        mine = {f["name"] for app in self._deploys.listed(who) if app["tenant"] == who.tenant for f in app["functions"]}
-        return lambda function: function in mine
+    def _functions_of(self, who: Identity) -> set[str]:
+        """Those whose output this one may read."""
+        apps = [app for app in self._deploys.listed(who) if not who.tenant or app["tenant"] == who.tenant]
+        return {function["name"] for app in apps for function in app["functions"]}
 
     async def _log_in(self, name: str, password: str) -> Given:
         token, visit = await self._access.log_in(name, password)
@@ -128,6 +128,7 @@ class Manage:
         problem = wire.error_problem(error)
         if isinstance(error, Refused):
             problem.reason, problem.retry_after_s = error.reason, error.retry_after_s
+        logs.refused(problem)
         exchange.respond(problem.status, problem.body(), wire.PROBLEM, problem.headers())
 
     async def stop(self) -> None:
@@ -150,9 +151,9 @@ def _body(request: Request) -> Given:
     try:
         given = msgspec.json.decode(request.body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise BadValue("body: not JSON") from None
+        raise BadValue("body: not JSON", hint="send one JSON object, in UTF-8") from None
     if not isinstance(given, dict):
-        raise BadValue("body: not a JSON object")
+        raise BadValue(f"body: {type(given).__name__} given where an object is needed", hint="docs/access.md lists the fields")
     return given
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import lamina
-from lamina.gateway import openapi_runs
+from lamina.gateway import openapi_runs, openapi_state
 from lamina.gateway.api import Target
+from lamina.sdk.binding import Param
 
 _PROBLEM = {"$ref": "#/components/schemas/Problem"}
 _CALL_HEADERS = (
@@ -45,14 +46,18 @@ def document(targets: list[Target], more: dict[str, Any]) -> dict[str, Any]:
             ("/v1/status", "Devices, instances and queues now", "status", ()),
         )
     }
-    paths |= openapi_runs.paths()
+    paths |= openapi_runs.paths() | openapi_state.paths()
     for target in targets:
         paths[f"/v1/{target.kind}s/{target.name}"] = {"post": _operation(target), "get": _about(target)}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Lamina", "version": lamina.__version__},
         "paths": paths | more,
-        "components": {"schemas": {"Problem": _problem_schema(), "Run": openapi_runs.SCHEMA}},
+        "security": [{}, {"token": []}],
+        "components": {
+            "schemas": {"Problem": _problem_schema(), "Run": openapi_runs.SCHEMA},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer", "description": "Needed beyond loopback"}},
+        },
     }
 
 
@@ -72,7 +77,7 @@ def _operation(target: Target) -> dict[str, Any]:
                 "content": {"application/json": {}, "application/octet-stream": {}, "application/vnd.lamina.value": {}},
             },
             "202": openapi_runs.ACCEPTED,
-            **_problems(("400", "408", "409", "413", "415", "422", "429", "500", "503", "504")),
+            **_problems(("400", "401", "403", "408", "409", "413", "415", "422", "429", "500", "503", "504")),
         },
     }
 
@@ -89,18 +94,24 @@ def _bodies(target: Target) -> dict[str, Any]:
     """One parameter: the body is it. Several: an object with their names."""
     named = {
         "type": "object",
-        "properties": {param.name: {} for param in target.params},
+        "properties": {param.name: _schema(param) for param in target.params},
         "required": [param.name for param in target.params if param.required],
         "additionalProperties": False,
     }
     bodies: dict[str, Any] = {
-        "application/json": {"schema": {} if len(target.params) == 1 else named},
+        "application/json": {"schema": _schema(target.params[0]) if len(target.params) == 1 else named},
         "multipart/form-data": {"schema": named},
         "application/vnd.lamina.value": {},
     }
     if len(target.params) == 1:
         bodies["application/octet-stream"] = {}
     return bodies
+
+
+def _schema(param: Param) -> dict[str, Any]:
+    if not param.type:
+        return {}
+    return {"type": param.type if param.required else [param.type, "null"]}
 
 
 def _problems(statuses: tuple[str, ...]) -> dict[str, Any]:
@@ -110,7 +121,9 @@ def _problems(statuses: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _problem_schema() -> dict[str, Any]:
-    texts = {name: {"type": "string"} for name in ("type", "title", "detail", "code", "id", "hint", "reason", "step", "error")}
+    texts = {
+        name: {"type": "string"} for name in ("type", "title", "detail", "code", "id", "hint", "reason", "step", "error", "trace")
+    }
     return {
         "type": "object",
         "properties": {

@@ -6,12 +6,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import Struct
 
-from lamina.errors import BadValue
+from lamina.errors import BadValue, NotFound
+from lamina.gateway import wire
 from lamina.gateway.heads import Request
 from lamina.gateway.http import Exchange
 from lamina.live.local import OnPrinted
@@ -60,16 +60,21 @@ class Output:
             if wants(line):
                 exchange.push(_encoded(line))
 
-    def serve(self, request: Request, exchange: Exchange, sees: Callable[[str], bool]) -> None:
-        """`?function=NAME&call=ID&tail=100&follow=1`: the last lines, and with `follow` those to come."""
-        asked = dict(parse_qsl(request.query.decode("latin-1"), max_num_fields=10))
+    def serve(self, request: Request, exchange: Exchange, known: set[str], *, all: bool) -> None:
+        """Of `known` functions; `all`: also of others, there already or yet to come.
+
+        `?function=NAME&call=ID&tail=100&follow=1`: the last lines, and with `follow` those to come."""
+        asked = wire.query_of(request, ("function", "call", "tail", "follow"))
         tail = asked.get("tail", "100")
-        if not tail.isdecimal() or int(tail) > KEPT_LINES:
-            raise BadValue(f"tail: {tail[:40]!r} is not a number up to {KEPT_LINES}")
+        if not tail.isdecimal() or len(tail) > 9 or int(tail) > KEPT_LINES:
+            raise BadValue(f"tail: {tail[:40]!r} is not a number up to {KEPT_LINES}", hint="leave it out for the last 100 lines")
         name, call = asked.get("function", ""), asked.get("call", "")
+        if name and known.isdisjoint((name, name.rpartition("-")[0])):
+            raise NotFound(f"no function or instance {name[:80]!r}", hint="lamina ls shows what there is")
 
         def wants(line: Line) -> bool:
-            return sees(line.function) and name in ("", line.function, line.instance) and (not call or call in line.calls)
+            mine = all or line.function in known
+            return mine and name in ("", line.function, line.instance) and (not call or call in line.calls)
 
         found = [line for line in self._lines if wants(line)]
         exchange.begin(200, KIND)

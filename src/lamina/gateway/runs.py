@@ -7,12 +7,11 @@ import hashlib
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
 
 import msgspec
 
 from lamina.core.actions import Reply
-from lamina.errors import BadValue, LaminaError, StoreDown
+from lamina.errors import BadValue, LaminaError, NotFound, StoreDown
 from lamina.gateway import wire
 from lamina.gateway.caller import Caller, Scope
 from lamina.gateway.heads import Request
@@ -90,8 +89,8 @@ class Runs:
                 self._list(request, exchange, self._api.allow(request, "read"))
             return
         id, verb = (parts[1] if len(parts) > 1 else ""), "/".join(parts[2:])
-        if parts[0] or not _ID.fullmatch(id) or verb not in self._verbs:
-            raise stored.missing(request.path.decode("latin-1"))
+        if not _ID.fullmatch(id) or verb not in self._verbs:
+            raise _no_such(id, verb)
         methods, scope, act = self._verbs[verb]
         if not self._method(request, exchange, methods):
             return
@@ -115,9 +114,9 @@ class Runs:
             self._problem(exchange, error)
 
     def _list(self, request: Request, exchange: Exchange, caller: Caller) -> None:
-        query = _query(request, ("target", "state", "before", "limit"))
+        query = wire.query_of(request, ("target", "state", "before", "limit"))
         if query.get("state", "failed") not in STATES:
-            raise BadValue(f"state: {query['state'][:40]!r} is none", hint=f"one of {', '.join(STATES)}")
+            raise BadValue(f"state: {query['state'][:40]!r} is no state of a run", hint=f"one of {', '.join(STATES)}")
         limit = _whole(query.get("limit", "50"), "limit", 1, MAX_PAGE)
 
         def work(db: Session) -> list[RunRow]:
@@ -152,7 +151,7 @@ class Runs:
 
     def _result(self, row: RunRow, request: Request, exchange: Exchange) -> None:
         """Now, or within `wait_ms`; 202 if it is not there by then."""
-        wait_ms = _whole(_query(request, ("wait_ms",)).get("wait_ms", "0"), "wait_ms", 0, MAX_WAIT_MS)
+        wait_ms = _whole(wire.query_of(request, ("wait_ms",)).get("wait_ms", "0"), "wait_ms", 0, MAX_WAIT_MS)
         waiting = _Waiting()
 
         def look() -> None:
@@ -229,9 +228,7 @@ class Runs:
     def _method(self, request: Request, exchange: Exchange, allowed: tuple[str, ...]) -> bool:
         if request.method in allowed:
             return True
-        named = ", ".join(allowed)
-        problem = wire.plain_problem(405, "this method is not for this address", hint=f"allowed: {named}")
-        exchange.respond(405, problem.body(), wire.PROBLEM, b"allow: %s\r\n" % named.encode())
+        self._api.refuse_method(request, exchange, ", ".join(allowed))
         return False
 
 
@@ -269,19 +266,15 @@ def about(row: RunRow) -> dict[str, Any]:
     return shown
 
 
-def _query(request: Request, known: tuple[str, ...]) -> dict[str, str]:
-    try:
-        pairs = parse_qsl(request.query.decode("ascii"), keep_blank_values=True, max_num_fields=16)
-    except ValueError:
-        raise BadValue("query: it cannot be read", hint="NAME=VALUE&NAME=VALUE, percent-encoded") from None
-    found = dict(pairs)
-    for name in found:
-        if name not in known:
-            raise BadValue(f"query: {name[:40]!r} means nothing here", hint=f"known: {', '.join(known)}")
-    return found
+def _no_such(id: str, verb: str) -> NotFound:
+    if verb and _ID.fullmatch(id):
+        return NotFound(f"nothing at '/v1/runs/{id}/{verb[:40]}'", hint="of a run there are result, history, cancel and retry")
+    return stored.missing(id)
 
 
 def _whole(text: str, field: str, least: int, most: int) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 9 or not least <= int(text) <= most:
-        raise BadValue(f"{field}: {text[:20]!r} is not a whole number from {least} to {most}")
+        raise BadValue(
+            f"{field}: {text[:20]!r} is not a whole number from {least} to {most}", hint="leave it out for the default"
+        )
     return int(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from lamina.access.records import Identity
 from lamina.core.events import Deployed
@@ -22,6 +23,13 @@ from lamina.planner.room import check_room
 from lamina.types import FunctionSpec, Tenant
 
 
+class Failed(Struct, frozen=True):
+    """Messages and traces of code are for who deploys it; others need to know that it failed, and by what kind of error."""
+
+    in_short: str
+    in_full: str
+
+
 class Stage:
     """`first` is the app the server was started with."""
 
@@ -32,7 +40,7 @@ class Stage:
         self.first = first
         self.served: dict[str, Served] = {first.app: first}
         self.terms: dict[str, Terms] = {}
-        self.failed: dict[str, str] = {}  #: by app: why the last version was taken back
+        self.failed: dict[str, Failed] = {}  #: by app: why the last version was taken back
         self.trials: dict[str, Trial] = {}  #: by app: of a version that is not known to stand yet
         api.needless = lambda: {name for trial in self.trials.values() for name in trial.raised}
 
@@ -131,13 +139,15 @@ class Stage:
         """Do instances of an older version stand?"""
         return any(self._loop.controller.renewal.outdated(one) for one in self._functions(served))
 
-    def about(self, served: Served) -> dict[str, Any]:
+    def about(self, served: Served, *, in_full: bool = True) -> dict[str, Any]:
+        """`in_full`: for who may deploy it, also what its code said when it failed."""
+        failed = self.failed.get(served.app)
         return {
             "app": served.app,
             "version": served.number,
             "tenant": served.tenant,
             "state": self.state_of(served),
-            "failed": self.failed.get(served.app, ""),
+            "failed": "" if failed is None else failed.in_full if in_full else failed.in_short,
             "functions": [self._about(one) for one in self._functions(served)],
             "workflows": [flow.name for flow in served.manifest.flows],
             "triggers": [trigger.name for trigger in served.manifest.triggers],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
 import msgspec
 
@@ -39,17 +39,14 @@ class StateSite:
         api.sites[PREFIX] = self.handle
 
     def handle(self, request: Request, exchange: Exchange) -> None:
-        query = _query(request)
+        query = wire.query_of(request, _KNOWN)
         if self._book.down is not None:
             raise self._book.down
         scope = f"workflow/{query['workflow']}" if query.get("workflow") else f"app/{self._book.app}"
         rest = request.path[len(PREFIX) :]
-        if rest and not rest.startswith(b"/"):
-            raise NotFound("nothing at this address", hint="GET /v1/state lists the keys")
         key = unquote(rest[1:].decode("latin-1"), errors="strict") if len(rest) > 1 else ""
         if request.method not in (self._verbs if key else ("GET", "HEAD")):
-            problem = wire.plain_problem(405, "this method is not for this address", hint="GET, PUT and DELETE of a key")
-            self._api.problem(exchange, problem)
+            self._api.refuse_method(request, exchange, "GET, HEAD, PUT, DELETE" if key else "GET, HEAD")
             return
         self._api.allow(request, "read" if request.method in ("GET", "HEAD") else "invoke")
         if key:
@@ -104,16 +101,7 @@ class StateSite:
     def _matches(self, place: Place, cell: Cell, request: Request) -> None:
         """`if-match: "3"`: only if it is still as it was seen."""
         wanted = request.header(b"if-match").strip(b' "')
+        if wanted and not wanted.isdigit():
+            raise BadValue(f"if-match: {wanted[:40].decode('latin-1')!r} is no version", hint='write it as the ETag says it: "3"')
         if wanted and wanted != b"%d" % cell.version:
             raise Conflict(f"{place[1]!r} has version {cell.version} now", hint="look again before changing it")
-
-
-def _query(request: Request) -> dict[str, str]:
-    try:
-        found = dict(parse_qsl(request.query.decode("ascii"), keep_blank_values=True, max_num_fields=8))
-    except ValueError:
-        raise BadValue("query: it cannot be read", hint="NAME=VALUE&NAME=VALUE, percent-encoded") from None
-    for name in found:
-        if name not in _KNOWN:
-            raise BadValue(f"query: {name[:40]!r} means nothing here", hint=f"known: {', '.join(_KNOWN)}")
-    return found

@@ -7,12 +7,13 @@ from typing import Any, Protocol
 
 import msgspec
 
+from lamina.core.bandwidth import bandwidth_rule
 from lamina.core.lease import Device, mask_label
 from lamina.core.state import FunctionState, State
 from lamina.gateway.recent import Recent, Share
 from lamina.live.engines import Engines
+from lamina.live.gpu_engine import GpuEngine
 from lamina.live.loop import LiveLoop
-from lamina.planner.neighbours import KnowsDemand, known_interference
 from lamina.types import Slo
 
 
@@ -72,30 +73,45 @@ def _device(state: State, loop: LiveLoop, device: Device, now_us: int) -> dict[s
         "homes": homes,
         "memory_mib": device.spec.memory_mib,
         "memory_used_mib": device.memory_used_mib,
-        "bandwidth": _bandwidth(loop, device, [(one["function"], one["mask"].bit_count()) for one in slices]),
+        **_bandwidth(loop, device, [(one["function"], one["mask"].bit_count()) for one in slices]),
         "executor": _executor(loop, device.spec.id),
     }
 
 
-def _bandwidth(loop: LiveLoop, device: Device, running: list[tuple[str, int]]) -> float | None:
-    """Part of the peak memory bandwidth that the batches running now ask for; None where no profile says."""
-    model: object = known_interference(loop.controller.predictor)
-    if not isinstance(model, KnowsDemand):
-        return None
+def _bandwidth(loop: LiveLoop, device: Device, running: list[tuple[str, int]]) -> dict[str, Any]:
+    """Part of the peak memory bandwidth, and who says so: counted in the last second where a device counts, else what the batches
+    running now ask for by their profiles."""
+    gpu = _gpu(loop, device.spec.id)
+    if gpu is not None and gpu.usage is not None and gpu.usage.bandwidth >= 0:
+        return {"bandwidth": round(gpu.usage.bandwidth, 3), "bandwidth_from": "measured"}
+    rule = bandwidth_rule(loop.controller.predictor)
     kind, units = device.spec.kind, device.spec.units
-    if not any(place == kind for _, place in model.demand):
-        return None
-    return round(sum(model.demand.get((function, kind), 0.0) * count / units for function, count in running), 3)
+    if rule is None or not any(place == kind for _, place in rule.demand):
+        return {"bandwidth": None, "bandwidth_from": None}
+    asked = sum(rule.demand.get((function, kind), 0.0) * count / units for function, count in running)
+    return {"bandwidth": round(asked, 3), "bandwidth_from": "profiles"}
+
+
+def _gpu(loop: LiveLoop, device: str) -> GpuEngine | None:
+    gpus = loop.engine.gpus if isinstance(loop.engine, Engines) else []
+    return next((gpu for gpu in gpus if gpu.device.id == device), None)
 
 
 def _executor(loop: LiveLoop, device: str) -> dict[str, Any] | None:
-    """What the process that owns a GPU said last."""
-    gpus = loop.engine.gpus if isinstance(loop.engine, Engines) else []
-    for gpu in gpus:
-        if gpu.device.id == device:
-            said = msgspec.structs.asdict(gpu.usage) if gpu.usage is not None else {}
-            return {"pid": gpu.pid, "restarts": gpu.restarts, **said}
-    return None
+    """What the process that owns a GPU said last, and what its spare has ready."""
+    gpu = _gpu(loop, device)
+    if gpu is None:
+        return None
+    said = msgspec.structs.asdict(gpu.usage) if gpu.usage is not None else {}
+    said.pop("bandwidth", None)
+    return {
+        "pid": gpu.pid,
+        "restarts": gpu.restarts,
+        "replaced_ms": round(gpu.replaced_s * 1000),
+        "standing_by": gpu.standing_by,
+        "loads_ms": gpu.loads,
+        **said,
+    }
 
 
 def _function(state: State, function: FunctionState, shares: dict[tuple[str, str], Share], span_s: float) -> dict[str, Any]:

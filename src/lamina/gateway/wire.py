@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 from typing import Any
+from urllib.parse import parse_qsl
 
 import msgspec
 
 from lamina import values
 from lamina.core.actions import Fail, Refuse, Reply
 from lamina.errors import REFUSALS, BadValue, LaminaError, UnknownEncoding
+from lamina.gateway import logs
 from lamina.gateway.heads import Request
 from lamina.live.frames import ErrorInfo
 from lamina.sdk.binding import NOTHING, Param, bind, bind_named
@@ -18,6 +20,8 @@ JSON = b"application/json"
 VALUE = b"application/vnd.lamina.value"
 BYTES = b"application/octet-stream"
 PROBLEM = b"application/problem+json"
+FORM = b"application/x-www-form-urlencoded"
+"""What curl says of whatever it is given with -d: taken as JSON if it is some, else as bytes."""
 
 MAX_PARTS = 64
 MAX_BOUNDARY = 70  #: RFC 2046
@@ -37,7 +41,7 @@ def inputs_of(request: Request, params: tuple[Param, ...]) -> dict[str, bytes]:
     check_encoding(request)
     kind, _, options = request.header(b"content-type").partition(b";")
     kind = kind.strip().lower()
-    if kind == JSON or not kind:
+    if kind == JSON or not kind or (kind == FORM and _is_json(request.body)):
         return _encoded(bind(params, values.from_json(request.body) if request.body else NOTHING))
     if kind == VALUE:
         named = values.decode(request.body)
@@ -49,9 +53,18 @@ def inputs_of(request: Request, params: tuple[Param, ...]) -> dict[str, bytes]:
     if len(params) != 1:
         raise BadValue(
             f"content-type: {kind.decode('latin-1')[:80]!r} carries one input; this takes {len(params)}",
-            hint="send JSON, or multipart with one part per input",
+            hint="send content-type: application/json with an object, or multipart with one part per input",
         )
     return {params[0].name: values.encode(request.body)}
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        return not body or bool(msgspec.json.decode(body, type=msgspec.Raw))
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+    except RecursionError:
+        return True
 
 
 def _encoded(named: dict[str, Any]) -> dict[str, bytes]:
@@ -122,6 +135,19 @@ def _parts(options: bytes, body: bytes) -> dict[str, Any]:
     except Exception as error:  # the parser has its own family of errors; to the client they are all one
         raise BadValue(f"body: not multipart: {type(error).__name__}") from None
     return parts
+
+
+def query_of(request: Request, known: tuple[str, ...]) -> dict[str, str]:
+    """What an address asks for besides; a name nobody knows is a mistake, not to be passed over."""
+    try:
+        pairs = parse_qsl(request.query.decode("ascii"), keep_blank_values=True, max_num_fields=16)
+    except ValueError:
+        raise BadValue("query: it cannot be read", hint="NAME=VALUE&NAME=VALUE, percent-encoded") from None
+    found = dict(pairs)
+    for name in found:
+        if name not in known:
+            raise BadValue(f"query: {name[:40]!r} means nothing here", hint=f"known: {', '.join(known)}")
+    return found
 
 
 def answer_body(blob: values.Blob, accept: bytes) -> tuple[bytes, bytes]:
@@ -203,9 +229,24 @@ def plain_problem(status: int, detail: str, *, code: str = "", hint: str = "", i
     return Problem(title=title, status=status, detail=detail, code=code or title.replace(" ", "-"), id=id or new_id(), hint=hint)
 
 
+_UNREADABLE = {
+    408: "send it faster, or in smaller requests",
+    413: "send less at a time; a file can lie where the function reads it",
+    414: "put it into the body",
+    431: "send fewer or shorter headers",
+}
+
+
 def parse_problem(status: int, what: str) -> tuple[bytes, bytes]:
     """Body and content type for what could not even be read."""
-    return plain_problem(status, what).body(), PROBLEM
+    problem = plain_problem(status, what, hint=_UNREADABLE.get(status, ""))
+    logs.refused(problem)
+    return problem.body(), PROBLEM
+
+
+def method_problem(request: Request, allowed: str) -> Problem:
+    where = request.path[:80].decode("latin-1")
+    return plain_problem(405, f"{request.method} is not for {where}", hint=f"allowed: {allowed}")
 
 
 def error_problem(error: LaminaError, id: str = "") -> Problem:
@@ -242,7 +283,7 @@ def failure_problem(failure: Fail, info: ErrorInfo | None, *, full: bool) -> Pro
     problem = plain_problem(status, detail, code=code, id=failure.call_id)
     problem.step = failure.step
     if info is not None and failure.error == "bad-value":  # said to the caller on purpose
-        problem.detail = info.message
+        problem.detail, problem.hint = info.message, info.hint
     elif info is not None and full:
         problem.detail = f"{info.type}: {info.message}" if info.message else info.type
         problem.error = info.type

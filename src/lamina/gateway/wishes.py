@@ -39,7 +39,7 @@ def _number(text: bytes, field: str, least: float, most: float) -> float:
     if not least <= number <= most:
         shown = text[:40].decode("latin-1")
         raise BadValue(
-            f"{field}: {shown!r} is not a number from {least:g} to {most:g}",
+            f"{field}: {shown!r} is not a number from {least:.12g} to {most:.12g}",
             hint="leave the header out for the default",
         )
     return number

@@ -160,6 +160,10 @@ class CudaRuntime:
     def no_capture(self) -> AbstractContextManager[Any]:
         return self._making
 
+    def trim(self) -> None:
+        """Memory that is held in case it is needed again goes back to the device. Waits for it; not while serving."""
+        self._torch.cuda.empty_cache()
+
     def warm(self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, after: Any = None) -> int:
         """A run on a stream of the slice that is this thread's alone, waited for. Returns the MiB it took."""
         torch = self._torch

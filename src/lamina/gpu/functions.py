@@ -133,6 +133,10 @@ class Functions:
         """Inside, no graph is captured in any thread: random numbers of the device, say, cannot be drawn meanwhile."""
         return self._runtime.no_capture()
 
+    def trim(self) -> None:
+        """Gives memory back that nobody uses at this moment. Waits for the device; not while serving."""
+        self._runtime.trim()
+
     def warm(self, name: str, bucket: int, mask: int) -> int:
         """A first run of this size, waited for; for a maker's thread, between `hold` and `let_go`. The MiB beside the weights."""
         function = self[name]

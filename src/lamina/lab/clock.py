@@ -53,7 +53,7 @@ class Timed:
         self._noting = self._over = False
         controller.policy = _Roles(controller.policy, dispatch=self)
         controller._scale = _Roles(controller._scale, scale=self)
-        controller._admit = _Roles(controller._admit, admit=self)
+        controller._intake.admit = _Roles(controller._intake.admit, admit=self)
 
     def begin(self) -> None:
         self._noting = True

@@ -18,7 +18,7 @@ import msgspec
 from lamina import values
 from lamina.asl.export import is_states
 from lamina.core.actions import Fail, JobRef, Resolve
-from lamina.core.controller import MAX_ITEMS
+from lamina.core.course import MAX_ITEMS
 from lamina.core.events import Resolved
 from lamina.core.flow import Choice, Each, Flow, Guarded, Node, Parallel, Pass, Task, inner_flows
 from lamina.core.flow import Fail as FailNode

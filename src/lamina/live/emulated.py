@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from lamina import values
 from lamina.core.actions import Action, Kill, Load, Resolve, StartBatch, Unload
@@ -19,9 +20,9 @@ from lamina.live.frames import ErrorInfo
 from lamina.live.states import seeded
 from lamina.live.timer import Timer, clock_us
 from lamina.planner.neighbours import Running
-from lamina.predict.interference import Crowd
+from lamina.predict.crowd import Crowd, Entry
 from lamina.predict.world import World
-from lamina.types import DeviceSpec
+from lamina.types import NEVER_US, DeviceSpec
 
 _NULL = values.encode(None)
 
@@ -54,11 +55,11 @@ class EmulatedEngine:
     def __init__(self, devices: list[DeviceSpec], world: World) -> None:
         self.devices = devices
         self.load_errors: dict[str, ErrorInfo] = {}
-        self._kinds = {device.id: device.kind for device in devices}
-        self._units = {device.id: device.units for device in devices}
-        self._crowd = Crowd(world.interference) if world.interference is not None else None
+        self._specs = {device.id: device for device in devices}
+        self._crowds = {device.id: Crowd(world.interference, device.kind) for device in devices}
+        self._armed_us = {device.id: NEVER_US for device in devices}  #: when it is looked at next
         self._world = world
-        self._ends_us: dict[int, int] = {}
+        self._open: dict[int, tuple[StartBatch, int]] = {}  #: and how long the way back takes
         self._lost: set[str] = set()
 
     async def start(self, post: Callable[[Event], None], data: Data) -> None:
@@ -71,11 +72,10 @@ class EmulatedEngine:
             case StartBatch():
                 self._start(action)
             case Load():
-                load_us = self._world.load_us(action.function, self._kinds[action.device])
+                load_us = self._world.load_us(action.function, self._specs[action.device].kind)
                 self._timer.at(clock_us() + load_us, lambda: self._post(InstanceReady(action.instance, load_us)))
             case Kill():
-                self._lost.add(action.instance)
-                self._post(InstanceLost(action.instance, action.reason))
+                self._kill(action)
             case Unload():
                 self._lost.add(action.instance)
             case _:
@@ -85,24 +85,49 @@ class EmulatedEngine:
         self._timer.close()
 
     def _start(self, action: StartBatch) -> None:
-        kind = self._kinds[action.device]
-        took_us = self._world.batch_us(action.function, kind, len(action.jobs), action.mask.bit_count(), action.cores)
+        """As `lamina.sim.batches` does, on another clock."""
+        now_us, spec = clock_us(), self._specs[action.device]
+        size, units = len(action.jobs), action.mask.bit_count()
+        work_us = self._world.batch_us(action.function, spec.kind, size, units, action.cores)
+        back_us = self._world.handover_us(action.function, spec.kind, size)
+        self._open[action.batch_id] = (action, back_us - back_us // 2)
+        running = Running(action.function, size, units / spec.units)
+        entry = Entry(action.batch_id, running, now_us + back_us // 2, action.after, action.transfer_us, work_us)
+        self._crowds[action.device].enter(now_us, entry)
+        self._what_follows(action.device)
+
+    def _kill(self, action: Kill) -> None:
+        self._lost.add(action.instance)
         now_us = clock_us()
-        back_us = self._world.handover_us(action.function, kind, len(action.jobs))
-        start_us = max(now_us + back_us // 2, self._ends_us.pop(action.after, 0))  # as in `lamina.sim.executor`
-        if self._crowd is not None:
-            running = Running(action.function, len(action.jobs), action.mask.bit_count() / self._units[action.device])
-            begin_us = start_us + action.transfer_us
-            took_us = self._crowd.stretch(now_us, action.device, kind, action.batch_id, running, begin_us, took_us)
-        end_us = start_us + action.transfer_us + took_us
-        self._ends_us[action.batch_id] = end_us
+        for batch_id, (start, _) in list(self._open.items()):
+            if start.instance == action.instance:
+                self._crowds[start.device].leave(now_us, batch_id)
+                self._what_follows(start.device)
+                self._open.pop(batch_id, None)
+        self._post(InstanceLost(action.instance, action.reason))
 
-        def finish() -> None:
-            self._ends_us.pop(action.batch_id, None)
-            if action.instance in self._lost:
-                return
-            for job in action.jobs:
-                self._data.put(job, _NULL)
-            self._post(BatchFinished(action.batch_id, took_us))
+    def _due(self, device: str) -> None:
+        self._armed_us[device] = NEVER_US
+        self._crowds[device].advance(clock_us())
+        self._what_follows(device)
 
-        self._timer.at(end_us + back_us - back_us // 2, finish)
+    def _what_follows(self, device: str) -> None:
+        crowd = self._crowds[device]
+        for ended in crowd.ended():
+            start, back_us = self._open[ended.batch_id]
+            finish = partial(self._finish, start, ended.device_us)
+            if back_us:
+                self._timer.at(ended.end_us + back_us, finish)
+            else:
+                finish()
+        if crowd.next_us < self._armed_us[device]:
+            self._armed_us[device] = crowd.next_us
+            self._timer.at(crowd.next_us, partial(self._due, device))
+
+    def _finish(self, start: StartBatch, device_us: int) -> None:
+        self._open.pop(start.batch_id, None)
+        if start.instance in self._lost:
+            return
+        for job in start.jobs:
+            self._data.put(job, _NULL)
+        self._post(BatchFinished(start.batch_id, device_us))

@@ -58,6 +58,7 @@ class ErrorInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
     type: str
     message: str
     trace: str = ""
+    hint: str = ""  #: what to do about it, where the error says so
 
 
 class DeviceRef(ShmRef, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2, tag_field="kind"):

@@ -7,25 +7,27 @@ the controller loads them again and retries what may be retried. Killing one fun
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lamina.core.actions import Action, DropJob, JobRef, Kill, Load, StartBatch, Unload
-from lamina.core.events import BatchFailed, BatchFinished, Event, InstanceLost, InstanceReady
+from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, InstanceLost, InstanceReady
+from lamina.live.batches import Batches, OpenBatch
 from lamina.live.cores import allowed_cores
-from lamina.live.frames import DeviceRef, Done, ErrorInfo, FrameError, ShmRef
+from lamina.live.frames import Beat, DeviceRef, Done, ErrorInfo, FrameError, ShmRef
 from lamina.live.gpu_frames import (
     Fetched,
     FromExecutor,
     GpuSetup,
+    Hung,
     Imported,
     Loaded,
     LoadOne,
     NotLoaded,
     RunOn,
+    StandingBy,
     Unloaded,
     UnloadOne,
     Up,
@@ -33,10 +35,10 @@ from lamina.live.gpu_frames import (
     gateway_reader,
 )
 from lamina.live.gpu_lives import Life, Lives
-from lamina.live.jobs import NOBODY, OriginOf, deliver, job_frame
+from lamina.live.jobs import OriginOf, deliver, job_frames
 from lamina.live.ledger import Ledger
-from lamina.live.local import LocalLimits, OnPrinted, how_it_ended
-from lamina.live.process import Kind
+from lamina.live.local import LocalLimits, OnPrinted
+from lamina.live.process import Kind, how_it_ended
 from lamina.live.tap import Tap
 from lamina.live.timer import clock_us
 from lamina.sdk.spans import Inner
@@ -44,20 +46,24 @@ from lamina.types import DeviceSpec
 
 log = logging.getLogger("lamina")
 
+SPARE_MIB = 4096
+"""A spare that has the device open takes up to so much of it, and does where that is a tenth at most."""
+
+TWINS = ("null", "cpu")
+"""Slicers without a device."""
+
+HANG_FLOOR_US, HANG_TIMES = 1_000_000, 20
+"""When does a batch hang? A second is hundreds of times what one takes, and so much more than its prediction. The executor counts
+only time in which it could look; whoever stops it from looking is ended by the controller, after five seconds."""
+
 
 @dataclass(slots=True, eq=False)
 class _Instance:
     load: Load
     is_ready: bool = False
+    is_model: bool = False  #: which a spare can have ready too
     lost_because: str = ""
-    batches: set[int] = field(default_factory=set)
     overdue: asyncio.TimerHandle | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Batch:
-    action: StartBatch
-    reads: list[ShmRef]
 
 
 class GpuEngine:
@@ -82,6 +88,7 @@ class GpuEngine:
         self._tap: Tap | None = None
         self.unknown: set[str] = set()
         self.usage: Usage | None = None  #: what the executor said last
+        self.loads: dict[str, dict[str, float]] = {}  #: by function: where the time of its last load went, in milliseconds
         self.apps: dict[str, str] = {}  #: by function: where it is loaded from now, if not from `app`
         self._app, self._slicer, self._ordinal = app, slicer, ordinal
         self._ledger = ledger
@@ -89,10 +96,8 @@ class GpuEngine:
         self._kind = Kind("lamina.live.gpu_worker", gateway_reader, environment or {}, cores=allowed_cores())
         self._lives: Lives | None = None  #: from `start` on
         self._instances: dict[str, _Instance] = {}
-        self._batches: dict[int, _Batch] = {}
-        self._wanted: set[int] = set()
+        self._batches = Batches[OpenBatch](ledger)
         self._is_stopping = False
-        self._drained: asyncio.Event | None = None
 
     @property
     def devices(self) -> list[DeviceSpec]:
@@ -114,12 +119,24 @@ class GpuEngine:
         """The process that owns the device at this moment."""
         return self._lives.now if self._lives is not None else None
 
+    @property
+    def standing_by(self) -> list[str] | None:
+        """Functions that are ready in the spare process; None without one."""
+        return self._lives.standing_by if self._lives is not None else None
+
+    @property
+    def replaced_s(self) -> float:
+        """From the last loss of the executor until the device was open again."""
+        return self._lives.replaced_s if self._lives is not None else 0.0
+
     async def start(self, post: Callable[[Event], None], data: Any) -> None:
         self._loop = asyncio.get_running_loop()
         self._post = post
         self._data = data
         self._listen()
-        self._lives = Lives(self._setup, self._kind, self._ledger, self._frame, self._lost)
+        room = self._slicer in TWINS or self.device.memory_mib >= 10 * SPARE_MIB
+        opens_ahead = room and not self._kind.environment  # of MPS
+        self._lives = Lives(self._setup, self._kind, self._ledger, self._frame, self._lost, opens_ahead=opens_ahead)
         self._lives.take_over()  # opening a device takes seconds: it need not wait for the first load
 
     def perform(self, action: Action) -> None:
@@ -127,7 +144,7 @@ class GpuEngine:
             case StartBatch():
                 self._start(action)
             case DropJob():
-                self._wanted.discard(action.job_id)
+                self._batches.drop(action.job_id)
             case Load():
                 self._load(action)
             case Unload():
@@ -146,7 +163,7 @@ class GpuEngine:
             self._tap = Tap(self._loop, lambda name, calls, line: on_line(name, device, calls, line), echo=self.echo_lines)
             self._kind = replace(self._kind, output=self._tap.fd)
 
-    def _setup(self, life: Life, is_spare: bool) -> GpuSetup:
+    def _setup(self, life: Life) -> GpuSetup:
         return GpuSetup(
             app=self._app,
             device=self.device.id,
@@ -156,7 +173,6 @@ class GpuEngine:
             values_owner=life.values.owner,
             pool_bytes=self._limits.worker_pool_bytes,
             ordinal=self._ordinal,
-            is_spare=is_spare,
             marked=self._tap is not None,
         )
 
@@ -164,8 +180,8 @@ class GpuEngine:
         """All its functions are, whatever ended it."""
         assert self._lives is not None
         self.usage = None
-        for batch in list(self._batches.values()):
-            self._close(batch)
+        for batch in list(self._batches.open.values()):
+            self._batches.close(batch)
         self._lives.close(life)
         instances, self._instances = self._instances, {}
         if self._is_stopping:
@@ -221,6 +237,13 @@ class GpuEngine:
             instance.overdue.cancel()
         del self._instances[name]
         self._send(UnloadOne(name))
+        self._stand()
+
+    def _stand(self) -> None:
+        """What a spare has ready is what is loaded."""
+        assert self._lives is not None
+        models = [instance.load for instance in self._instances.values() if instance.is_model]
+        self._lives.stand([(load.function, load.mask, self.apps.get(load.function, "")) for load in models])
 
     def _kill(self, action: Kill) -> None:
         instance = self._instances.get(action.instance)
@@ -238,44 +261,22 @@ class GpuEngine:
         life, instance = self.life, self._instances.get(action.instance)
         if life is None or instance is None:  # lost; that news is on its way to whoever decided this
             return
-        reads: list[ShmRef] = []
-        place = life.values.owner
-        origin = self.origin
-        jobs = [
-            job_frame(
-                *(self._data, self._ledger, job, reads, self.deadline_us(job.call_id), place),
-                origin=origin(job, action.batch_id) if origin is not None else NOBODY,
-            )
-            for job in action.jobs
-        ]
+        jobs, reads = job_frames(self._data, self._ledger, action, self.deadline_us, self.origin, life.values.owner)
         keep = [self._may_stay(job) for job in action.jobs]
-        batch = _Batch(action, reads)
         try:
-            self._send(RunOn(action.batch_id, action.instance, action.mask, action.after, jobs, keep))
+            limit_us = max(HANG_FLOOR_US, HANG_TIMES * action.predicted_us) if action.predicted_us else 0
+            self._send(RunOn(action.batch_id, action.instance, action.mask, action.after, jobs, keep, limit_us))
         except FrameError as error:
             log.warning("batch %d of %s is not sent: %s", action.batch_id, action.function, error)
             self._ledger.unpin(reads)
             self._post(BatchFailed(action.batch_id, error.code))  # smaller ones may fit
             return
-        self._batches[action.batch_id] = batch
-        instance.batches.add(action.batch_id)
-        self._wanted.update([job.id for job in action.jobs])
+        self._batches.add(OpenBatch(action, reads))
 
     def _may_stay(self, job: JobRef) -> bool:
         """Only functions that are loaded here will read it, as a whole."""
         readers = self._data.readers(job)
         return bool(readers) and readers <= {instance.load.function for instance in self._instances.values()}
-
-    def _close(self, batch: _Batch) -> None:
-        action = batch.action
-        del self._batches[action.batch_id]
-        instance = self._instances.get(action.instance)
-        if instance is not None:
-            instance.batches.discard(action.batch_id)
-        self._wanted.difference_update([job.id for job in action.jobs])
-        self._ledger.unpin(batch.reads)
-        if self._drained is not None and not self._batches:
-            self._drained.set()
 
     # ------------------------------------------------------------------- values
 
@@ -316,19 +317,37 @@ class GpuEngine:
                 self._lives.imported(frame.names)
             case Usage():
                 self.usage = frame
-            case Unloaded():
+            case Hung():
+                self._hung(frame)
+            case Beat():
+                batch = self._batches.open.get(frame.batch_id)
+                for job in batch.action.jobs if batch is not None else ():
+                    self._post(Heartbeat(job.call_id, job.id))
+            case Unloaded() | StandingBy():
                 pass
+
+    def _hung(self, frame: Hung) -> None:
+        batch = self._batches.open.get(frame.batch_id)
+        instance = self._instances.get(batch.action.instance) if batch is not None else None
+        if instance is not None:
+            log.warning("batch %d of %s hangs", frame.batch_id, instance.load.function)
+            self._end("hung", instance)
 
     def _loaded(self, frame: Loaded) -> None:
         instance = self._instances.get(frame.instance)
         if instance is None:  # unloaded while it was loading
             return
-        instance.is_ready = True
+        instance.is_ready, instance.is_model = True, frame.is_model
+        parts = {what: round(took_us / 1000, 1) for what, took_us in frame.parts}
+        self.loads[instance.load.function] = {**parts, "all": round(frame.load_us / 1000, 1)}
+        if frame.is_model:
+            self._stand()
         if instance.overdue is not None:
             instance.overdue.cancel()
         self.load_errors.pop(instance.load.function, None)
         self.unknown.discard(instance.load.function)
-        self._post(InstanceReady(frame.instance, frame.load_us, tuple(frame.probes)))
+        learnt_us = 0 if frame.stood_by else frame.load_us  # how long a load takes is not learnt from one that was done before
+        self._post(InstanceReady(frame.instance, learnt_us, tuple(frame.probes)))
 
     def _not_loaded(self, frame: NotLoaded) -> None:
         instance = self._instances.pop(frame.instance, None)
@@ -339,7 +358,7 @@ class GpuEngine:
             self._post(InstanceLost(frame.instance, "load-failed"))
 
     def _done(self, life: Life, done: Done) -> None:
-        batch = self._batches.get(done.batch_id)
+        batch = self._batches.open.get(done.batch_id)
         if batch is None or len(done.results) != len(batch.action.jobs):
             raise FrameError(f"{len(done.results)} results for batch {done.batch_id}, which it does not have")
         if any(ref not in batch.reads for ref in done.kept):
@@ -353,8 +372,7 @@ class GpuEngine:
         life.values.held.update(ref.slot for ref in stays)
         for ref in done.kept:
             self._ledger.retire(ref)
-        wanted = [job.id in self._wanted for job in batch.action.jobs]
-        self._close(batch)
+        wanted = self._batches.close(batch)
         if done.spans and self.on_spans is not None:
             self.on_spans(done.batch_id, done.spans)
         outcomes = deliver(self._data, batch.action.jobs, wanted, done.results, self._ledger.release)
@@ -364,16 +382,13 @@ class GpuEngine:
 
     async def stop(self, grace_s: float) -> None:
         self._is_stopping = True
-        if self._batches:
-            self._drained = asyncio.Event()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._drained.wait(), grace_s)
+        await self._batches.drained(grace_s)
         self._post = lambda event: None
         for instance in self._instances.values():
             if instance.overdue is not None:
                 instance.overdue.cancel()
         if self._lives is not None:
-            await self._lives.stop(self._limits.unload_s, is_idle=not self._batches)
+            await self._lives.stop(self._limits.unload_s, is_idle=not self._batches.open)
         if self._tap is not None:
             self._tap.close_theirs()
             self._tap.close()

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from lamina.live.frames import (
+    Beat,
     Done,
     ErrorInfo,
     FrameReader,
@@ -34,7 +35,8 @@ class GpuSetup(Struct, frozen=True, forbid_unknown_fields=True):
     pool_bytes: int
     ordinal: int = 0
     weights_mib: int = 0  #: of the device for weights; 0: four fifths
-    is_spare: bool = False  #: get ready, and leave the device alone until `Go`
+    is_spare: bool = False  #: get ready, and serve nobody until `Go`
+    opens_ahead: bool = False  #: a spare that has the device open, and functions ready; else it leaves it alone
     marked: bool = False  #: what functions print is read, and says for whom it was
     fd: int = -1
 
@@ -54,7 +56,8 @@ class UnloadOne(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
 
 
 class RunOn(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=12):
-    """A batch. `after` is one whose slice it takes over; `keep` says whose results may stay on the device, job by job."""
+    """A batch. `after` is one whose slice it takes over; `keep` says whose results may stay on the device, job by job. What runs
+    longer than `limit_us` hangs; 0: nobody knows how long it takes."""
 
     batch_id: Natural
     instance: str
@@ -62,6 +65,7 @@ class RunOn(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, ta
     after: Natural
     jobs: list[JobFrame]
     keep: list[bool]
+    limit_us: Natural = 0
 
 
 class Fetch(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=13):
@@ -86,6 +90,12 @@ class Import(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, t
     names: list[ModuleName]
 
 
+class StandBy(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=17):
+    """To a spare that has the device open: have these functions ready, and no others. Name, standing slice, app."""
+
+    functions: list[tuple[str, Natural, str]]
+
+
 class Up(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=20):
     """The device is open."""
 
@@ -97,6 +107,9 @@ class Loaded(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, t
     instance: str
     load_us: Natural
     probes: list[tuple[Natural, Natural, Natural]] = []
+    is_model: bool = False  #: a module, which a spare can have ready too
+    parts: list[tuple[str, Natural]] = []  #: where the time went, in microseconds
+    stood_by: bool = False  #: opened long before it was asked for
 
 
 class NotLoaded(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=22):
@@ -120,6 +133,7 @@ class Usage(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, ta
     device_used_mib: Natural
     graphs: Natural
     evictions: Natural
+    bandwidth: float = -1.0  #: measured, of the memory's peak; below 0: it cannot be measured here
 
 
 class Imported(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=26):
@@ -128,8 +142,20 @@ class Imported(Struct, frozen=True, array_like=True, forbid_unknown_fields=True,
     names: list[ModuleName]
 
 
-ToExecutor = Go | Import | LoadOne | UnloadOne | RunOn | Fetch | Forget | Release | Stop
-FromExecutor = Up | Loaded | NotLoaded | Unloaded | Done | Fetched | Usage | Imported
+class Hung(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=27):
+    """This batch has run for far too long."""
+
+    batch_id: Natural
+
+
+class StandingBy(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=28):
+    """From a spare: these functions are ready in it."""
+
+    functions: list[str]
+
+
+ToExecutor = Go | Import | StandBy | LoadOne | UnloadOne | RunOn | Fetch | Forget | Release | Stop
+FromExecutor = Up | Loaded | NotLoaded | Unloaded | Done | Fetched | Usage | Imported | Hung | StandingBy | Beat
 
 
 def gateway_reader() -> FrameReader[FromExecutor]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,9 @@ class Held:
     runner: Runner
     mask: int  #: a slice as it will usually get: its home, or the first of its size
     maker: ThreadPoolExecutor  #: the thread that makes its graphs
+    staged: Any = None  #: its weights in pinned memory
+    took_us: dict[str, int] = field(default_factory=dict)  #: where the time of its load went
+    stood_by: bool = False  #: it was opened in a spare, before anybody asked for it
     to_make: list[tuple[int, int]] = field(default_factory=list)  #: (bucket, mask), when there is time
     making: set[tuple[int, int]] = field(default_factory=set)
     parked: dict[tuple[int, int], list[Any]] = field(default_factory=dict)  #: batches that wait for a graph
@@ -54,6 +58,18 @@ class Held:
     @property
     def model(self) -> OpenModel | None:
         return self.runner.model
+
+    @property
+    def weights_bytes(self) -> int:
+        return int(self.staged.size) if self.staged is not None else 0
+
+    @contextmanager
+    def timing(self, part: str) -> Iterator[None]:
+        begin_ns = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self.took_us[part] = self.took_us.get(part, 0) + (time.monotonic_ns() - begin_ns) // 1000
 
     @property
     def takes_device_values(self) -> bool:

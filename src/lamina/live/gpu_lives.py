@@ -1,7 +1,11 @@
-"""The processes behind one GPU: the one that owns it, and a spare that has done everything but touch it. Owner of both.
+"""The processes behind one GPU: the one that serves, and a spare that has done everything but that. Owner of both.
 
-Imports take most of a restart: five seconds for torchvision alone. So the spare is told what the executor has imported, and
-imports it too; when the executor ends, the spare needs the device and the weights, nothing else.
+Imports and first runs take nearly all of a restart: five seconds for torchvision alone, up to three for each model. So the spare
+is told what the executor has imported, and imports it too, and which modules stand there, and has them ready: opened, in pinned
+memory, met by the libraries. When the executor ends, the spare needs weights and graphs, nothing else.
+
+Such a spare has the device open. Under MPS that would be its end, for an error of the device there is everybody's; then, and on
+a device that is small, it leaves the device alone and has the imports only.
 """
 
 from __future__ import annotations
@@ -12,8 +16,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from lamina.live.frames import DeviceRef, ErrorInfo, pack
-from lamina.live.gpu_frames import Fetch, Fetched, Forget, FromExecutor, Go, GpuSetup, Import
+from lamina.live.gpu_frames import Fetch, Fetched, Forget, FromExecutor, Go, GpuSetup, Import, StandBy, StandingBy
 from lamina.live.ledger import DeviceSlots, Ledger, WorkerSlots
 from lamina.live.process import Kind, WorkerProcess
 
@@ -21,6 +27,9 @@ log = logging.getLogger("lamina")
 
 SPARE_AFTER_S = 3.0
 """From a device being open until a spare process gets ready behind it: first those who wait for functions."""
+
+AGAIN_AFTER_S = 30.0
+"""From the end of a spare that had the device open until one that leaves it alone."""
 
 MOST_IMPORTS = 50_000
 
@@ -80,18 +89,26 @@ class Life:
 
 
 class Lives:
-    """`setup` describes a process but for what is its own; `frame` and `lost` are told of the one that serves."""
+    """`setup` describes a process that serves; `frame` and `lost` are told of the one that does. `opens_ahead`: a spare may have
+    the device open."""
 
     def __init__(
         self,
-        setup: Callable[[Life, bool], GpuSetup],
+        setup: Callable[[Life], GpuSetup],
         kind: Kind,
         ledger: Ledger,
         frame: Callable[[Life, FromExecutor], None],
         lost: Callable[[Life], None],
+        *,
+        opens_ahead: bool,
     ) -> None:
         self.now: Life | None = None
         self.restarts = -1  #: the first start is none
+        self.standing_by: list[str] | None = None  #: functions that are ready in the spare; None without one
+        self.replaced_s = 0.0  #: from the last loss until the device was open again
+        self._opens_ahead = opens_ahead
+        self._wanted: list[tuple[str, int, str]] = []
+        self._began_s = 0.0
         self._setup, self._kind, self._ledger = setup, kind, ledger
         self._frame, self._lost = frame, lost
         self._loop = asyncio.get_running_loop()
@@ -101,15 +118,17 @@ class Lives:
         self._is_stopping = False
 
     def take_over(self) -> None:
-        """A process for the device: the spare one, which needs a second, or a fresh one, which needs ten."""
+        """A process for the device: the spare one, or a fresh one, which needs ten seconds."""
         self.restarts += 1
-        spare, self._spare = self._spare, None
+        self._began_s = self._loop.time()
+        spare, self._spare, self.standing_by = self._spare, None, None
         self.now = spare or self._spawn()
         if spare is not None:
             spare.send(Go())
 
     def is_up(self, life: Life) -> None:
         life.is_up = True
+        self.replaced_s = self._loop.time() - self._began_s
         self._loop.call_later(SPARE_AFTER_S, self._make_spare)
 
     def imported(self, names: list[str]) -> None:
@@ -117,18 +136,25 @@ class Lives:
         if self._spare is not None:
             self._spare.send(Import(names))
 
+    def stand(self, functions: list[tuple[str, int, str]]) -> None:
+        """These modules are loaded now (name, standing slice, app): a spare has them ready too."""
+        self._wanted = functions
+        if self._spare is not None and self._opens_ahead:
+            self._spare.send(StandBy(functions))
+
     def _make_spare(self) -> None:
         if not self._is_stopping and self._spare is None and self.now is not None:
-            self._spare = self._spawn(is_spare=True)
+            self._spare, self.standing_by = self._spawn(is_spare=True), []
             if self._imported:
                 self._spare.send(Import(self._imported))
+            self.stand(self._wanted)
 
     def _spawn(self, is_spare: bool = False) -> Life:
         life = Life(self._ledger.open_worker(), self._ledger.open_device(lambda slot: life.forgotten.append(slot)))
-        setup = self._setup(life, is_spare)
+        setup = replace(self._setup(life), is_spare=is_spare, opens_ahead=is_spare and self._opens_ahead)
         try:
             process = WorkerProcess(
-                self._loop, setup, lambda frame: self._frame(life, frame), lambda: self._ended(life), kind=self._kind
+                self._loop, setup, lambda frame: self._heard(life, frame), lambda: self._ended(life), kind=self._kind
             )
         except OSError as error:
             log.error("no executor for %s could be started: %s", setup.device, error.strerror)
@@ -139,11 +165,20 @@ class Lives:
         process.finished.add_done_callback(lambda _: self._processes.discard(process))
         return life
 
+    def _heard(self, life: Life, frame: FromExecutor) -> None:
+        if life is not self._spare:
+            self._frame(life, frame)
+        elif isinstance(frame, StandingBy):
+            self.standing_by = frame.functions
+
     def _ended(self, life: Life) -> None:
         """Called once for each, whatever ended it."""
         if self._spare is life:
-            self._spare = None
+            self._spare = self.standing_by = None
             self.close(life)
+            if self._opens_ahead:
+                self._opens_ahead = False
+                self._loop.call_later(AGAIN_AFTER_S, self._make_spare)
             return
         self.now = None
         self._lost(life)

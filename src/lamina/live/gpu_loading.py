@@ -4,7 +4,7 @@ Each function has a thread of its own, its maker, for everything slow: users' co
 fro between it and the thread that serves: `_open_function` > `_adopt` > `_make_first` > `_made_first` > `_loaded`, and then one
 graph after the other (`_make_one` > `_made`) for the slices it is likely to meet. It is ready with graphs of its smallest
 and its largest batch on one slice. When the executor was replaced it is ready with the largest alone: callers have waited long
-enough, and a small batch fits into that one.
+enough, and a small batch fits into that one. If it stood by here, it begins with `_adopt`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from lamina.errors import LoadFailed, UnknownTarget
 from lamina.gpu.executor import Executor, ExecutorLost
 from lamina.live.gpu_frames import Imported, Loaded, LoadOne, NotLoaded, Unloaded
 from lamina.live.gpu_functions import Held, host_work, likely_masks, usual_mask
+from lamina.live.gpu_standby import Standby
 from lamina.live.results import describe
 from lamina.sdk.torch_model import to_numpy
 
@@ -49,8 +50,19 @@ class Loading:
         self._is_gpu = hasattr(slicer, "driver")
         self._one_by_one = threading.Lock()
         self._told = set(sys.modules)
+        self.standby = Standby(self, executor, send, call_soon)
 
     def begin(self, frame: LoadOne) -> None:
+        key = (frame.function, frame.app)
+        if self.standby.soon(key, lambda: self.begin(frame)):
+            return
+        held = self.standby.take(key)
+        if held is not None:
+            held.instance, held.mask = frame.instance, usual_mask(held.function, self._slicer, frame.mask)
+            held.took_us.clear()
+            held.stood_by = True
+            self._adopt(frame, held)
+            return
         maker = ThreadPoolExecutor(1, f"make-{frame.instance}")
         maker.submit(self._open_function, frame, maker)
 
@@ -85,19 +97,37 @@ class Loading:
     # --------------------------------------------------------------- until it is ready
 
     def _open_function(self, frame: LoadOne, maker: ThreadPoolExecutor) -> None:
-        """In its maker's thread: everything slow that touches nothing of ours."""
-        functions = self._executor.functions
+        """In its maker's thread."""
         try:
-            with self._one_by_one, functions.no_capture():  # users' code: seeds and imports are the whole process's
-                function = self._function(frame.function, frame.app or self._app)
-                runner = function.open()
-            staged = functions.stage(runner.model.module) if runner.model is not None and self._is_gpu else None
+            held = self.open(frame.instance, frame.function, frame.app, frame.mask, maker)
         except BaseException as error:
             said = describe(error.__cause__ or error)  # the user's own, where there is one
             self._call_soon(lambda: self._send(NotLoaded(frame.instance, said)))
             return
-        held = Held(frame.instance, function, runner, usual_mask(function, self._slicer, frame.mask), maker)
-        self._call_soon(lambda: self._adopt(frame, held, staged))
+        self._call_soon(lambda: self._adopt(frame, held))
+
+    def open(self, instance: str, name: str, app: str, home: int, maker: ThreadPoolExecutor) -> Held:
+        """In its maker's thread: everything slow that touches nothing of ours."""
+        functions, begin_ns = self._executor.functions, time.monotonic_ns()
+        with self._one_by_one, functions.no_capture():  # users' code: seeds and imports are the whole process's
+            waited_us = (time.monotonic_ns() - begin_ns) // 1000
+            function = self._function(name, app or self._app)
+            runner = function.open()
+        opened_ns = time.monotonic_ns()
+        staged = functions.stage(runner.model.module) if runner.model is not None and self._is_gpu else None
+        held = Held(instance, function, runner, usual_mask(function, self._slicer, home), maker, staged)
+        open_us, stage_us = (opened_ns - begin_ns) // 1000 - waited_us, (time.monotonic_ns() - opened_ns) // 1000
+        held.took_us |= {"waiting for others' code": waited_us, "its own code": open_us, "pinning": stage_us}
+        return held
+
+    def place(self, held: Held) -> None:
+        """Its weights go to the device, and stay there until `let_go`."""
+        model, executor = held.model, self._executor
+        assert model is not None
+        work = model.module if self._is_gpu else host_work(model)
+        executor.load(held.instance, work, model.example, buckets=held.buckets, staged=held.staged, made_elsewhere=True)
+        executor.functions.hold(held.instance)
+        self._slicer.slice(held.mask)
 
     def _function(self, name: str, app: str) -> Any:
         if app not in self.apps:
@@ -109,17 +139,14 @@ class Loading:
             raise UnknownTarget(f"no function {name!r} in {app}")
         return function
 
-    def _adopt(self, frame: LoadOne, held: Held, staged: Any) -> None:
+    def _adopt(self, frame: LoadOne, held: Held) -> None:
         """Its weights go to the device; then back to its maker, for what takes long."""
-        model, executor = held.model, self._executor
-        if model is None:
+        if held.model is None:
             self._loaded(frame, held, [])
             return
         try:
-            work = model.module if self._is_gpu else host_work(model)
-            executor.load(frame.instance, work, model.example, buckets=held.buckets, staged=staged, made_elsewhere=True)
-            executor.functions.hold(frame.instance)
-            self._slicer.slice(held.mask)
+            with held.timing("weights"):
+                self.place(held)
         except Exception as error:
             self._send(NotLoaded(frame.instance, describe(error)))
             return
@@ -132,8 +159,10 @@ class Loading:
         functions = self._executor.functions
         try:
             for bucket in held.first_buckets[-1:] if frame.again else reversed(held.first_buckets):
-                took_mib = max(took_mib, functions.warm(frame.instance, bucket, held.mask))
-                made[bucket] = functions.make(frame.instance, bucket, held.mask)
+                with held.timing("first runs"):
+                    took_mib = max(took_mib, functions.warm(frame.instance, bucket, held.mask))
+                with held.timing("graphs"):
+                    made[bucket] = functions.make(frame.instance, bucket, held.mask)
                 held.warm.add(bucket)
         except BaseException as error:
             failure = error
@@ -157,7 +186,8 @@ class Loading:
             for bucket, plan in made.items():
                 functions.adopt(frame.instance, bucket, held.mask, plan)
             units = held.mask.bit_count()
-            probes += [(bucket, units, max(1, self._timed(held, bucket))) for bucket in sorted(made)]
+            with held.timing("timing it"):
+                probes += [(bucket, units, max(1, self._timed(held, bucket))) for bucket in sorted(made)]
         except ExecutorLost:
             raise
         except BaseException as error:
@@ -188,7 +218,8 @@ class Loading:
         self.held[frame.instance] = held
         gc.freeze()  # what is loaded stays; the collector need not look at it again
         took_us = time.monotonic_ns() // 1000 - frame.asked_us
-        self._send(Loaded(frame.instance, took_us, probes if frame.probe else []))
+        parts = list(held.took_us.items())
+        self._send(Loaded(frame.instance, took_us, probes if frame.probe else [], held.model is not None, parts, held.stood_by))
         if fresh := [name for name in list(sys.modules) if name not in self._told]:
             self._told.update(fresh)
             self._send(Imported([name for name in fresh if len(name) <= 200]))

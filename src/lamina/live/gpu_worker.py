@@ -24,13 +24,30 @@ from typing import Any
 
 import msgspec
 
+from lamina.core.alarm import GRACE_US
 from lamina.gpu.executor import Executor, ExecutorLost, Finished
 from lamina.gpu.opened import open_executor, open_slicer
-from lamina.live.frames import Channel, Done, ErrorInfo, Release, ShmRef, Stop
-from lamina.live.gpu_frames import Fetch, Forget, Go, GpuSetup, Import, LoadOne, RunOn, UnloadOne, Up, Usage, executor_reader
+from lamina.gpu.traffic import Traffic, traffic_of
+from lamina.live.frames import Beat, Channel, Done, ErrorInfo, Release, ShmRef, Stop
+from lamina.live.gpu_frames import (
+    Fetch,
+    Forget,
+    Go,
+    GpuSetup,
+    Hung,
+    Import,
+    LoadOne,
+    RunOn,
+    StandBy,
+    UnloadOne,
+    Up,
+    Usage,
+    executor_reader,
+)
 from lamina.live.gpu_functions import Held, Lane, Piece
 from lamina.live.gpu_loading import Loading
 from lamina.live.gpu_values import DeviceValues
+from lamina.live.gpu_watch import Watch
 from lamina.live.marks import mark_output
 from lamina.live.results import arguments, packed
 from lamina.live.shm import INLINE_BYTES, Pool, Reader
@@ -66,6 +83,7 @@ class _Open:
 class GpuWorker:
     def __init__(self, setup: GpuSetup, channel: Channel, slicer: Any, executor: Executor, app: Any = None) -> None:
         self.leaving = False
+        self._is_spare = True  #: until it is told to go
         self.wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._setup, self._channel = setup, channel
         self._slicer, self._executor = slicer, executor
@@ -89,6 +107,10 @@ class GpuWorker:
         self._lanes: dict[int, Lane] = {}
         self._news: queue.SimpleQueue[Any] = queue.SimpleQueue()  #: from other threads, to be called here
         self._said_usage_s = 0.0
+        self._watch = Watch()
+        self._traffic: Traffic | None = None
+        if not setup.opens_ahead:
+            self._go()
 
     # ---------------------------------------------------------------- the loop
 
@@ -102,7 +124,7 @@ class GpuWorker:
                 self._take(frame)
                 continue
             is_busy = self._executor.has_work
-            ready = dict(poller.poll(0 if is_busy else 1000))
+            ready = dict(poller.poll(0 if is_busy else 100 if self._open else 1000))
             if ready.pop(self.wake, 0):
                 os.read(self.wake, 4096)
             if ready and not self._channel.read():
@@ -111,12 +133,33 @@ class GpuWorker:
                 self._news.get()()
             if is_busy or self._executor.has_work:
                 self._collect()
-            self._tell_usage()
+            self._look()
+            if not self._is_spare:
+                self._tell_usage()
+
+    def _look(self) -> None:
+        for batch_id in self._watch.look(time.monotonic()):
+            self._channel.send(Hung(batch_id))
+
+    def _go(self) -> None:
+        """The device is ours to serve with."""
+        self._is_spare = False
+        self._loading.standby.go()
+        if self._is_gpu:
+            self._traffic = traffic_of(self._setup.ordinal)
+            self._traffic.begin()
+        self._channel.send(Up(os.getpid(), self._slicer.device.memory_mib))
 
     def _take(self, frame: Any) -> None:
         match frame:
             case RunOn():
                 self._run(frame)
+            case Go():
+                self._go()
+            case Import():
+                import_all(frame.names)
+            case StandBy():
+                self._loading.standby.want(frame.functions)
             case LoadOne():
                 self._loading.begin(frame)
             case UnloadOne():
@@ -202,6 +245,7 @@ class GpuWorker:
             self._submit(batch, items)
 
     def _submit(self, batch: _Open, items: list[Any]) -> None:
+        self._watch.begin(batch.frame.batch_id, batch.frame.mask, batch.frame.limit_us / 1e6)
         ticket = self._executor.submit(batch.frame.instance, items, batch.frame.mask, keep=batch.keeps)
         self._tickets[ticket] = batch.frame.batch_id
 
@@ -211,7 +255,12 @@ class GpuWorker:
         if lane is None:
             slice_ = self._slicer.slice(frame.mask)
             lane = self._lanes[frame.mask] = Lane(slice_, lambda *end: self.call_soon(lambda: self._lane_ended(*end)))
-        ends_s = min((job.deadline_us for job in frame.jobs if job.deadline_us), default=math.inf) / 1e6
+        ends = [job.deadline_us / 1e6 for job in frame.jobs if job.deadline_us]
+        ends_s = min(ends, default=math.inf)
+        limit_s = frame.limit_us / 1e6
+        if limit_s and ends:  # how long it takes is up to its inputs: while somebody waits for it, it may
+            limit_s = max(limit_s, max(ends) + 2 * GRACE_US / 1e6 - time.monotonic())
+        self._watch.begin(frame.batch_id, frame.mask, limit_s)
         call_ids = tuple(job.call_id for job in frame.jobs)
         units = frame.mask.bit_count()
         context = Context(
@@ -228,7 +277,7 @@ class GpuWorker:
     def _wait_for(self, ticket: int) -> Finished | None:
         """A batch of our own; 0 only looks at what has ended."""
         while (found := self._collect(ticket)) is None and ticket:
-            pass
+            self._look()
         return found
 
     def _collect(self, wanted: int = 0) -> Finished | None:
@@ -259,6 +308,7 @@ class GpuWorker:
         for place, output in zip(batch.places, outputs, strict=True):
             batch.outputs[place] = output
         del self._open[frame.batch_id]
+        self._watch.end(frame.batch_id, frame.mask)
         held.batches.discard(frame.batch_id)
         results = packed(self._pool, batch.outputs)
         batch.outputs = []
@@ -281,26 +331,35 @@ class GpuWorker:
             free, total = self._slicer.driver.memory_bytes()
             used_mib = (total - free) >> 20
         functions = self._executor.functions
-        self._channel.send(Usage(functions.weights_mib, used_mib, functions.graphs, functions.evictions))
+        bandwidth = self._traffic.share if self._traffic is not None else -1.0
+        self._channel.send(Usage(functions.weights_mib, used_mib, functions.graphs, functions.evictions, bandwidth))
+        for held in self._loading.held.values():  # who waits for a graph is alive, however long that takes
+            for batch, _ in [waiting for parked in held.parked.values() for waiting in parked]:
+                self._channel.send(Beat(batch.frame.batch_id))
 
 
-def _wait_as_spare(setup: GpuSetup, channel: Channel) -> Any:
-    """Everything that can be done without the device, and then nothing until it is free: imports take most of a restart."""
+def import_all(names: list[str]) -> None:
+    for name in names:
+        with contextlib.suppress(Exception):  # what cannot be had alone comes with whoever needs it
+            importlib.import_module(name)
+
+
+def _open_app(setup: GpuSetup) -> Any:
     from lamina.sdk.load import load_app
 
-    app = None
     with contextlib.suppress(Exception):  # whoever loads a function of it says what is wrong
         import torch  # noqa: F401
 
-        app = load_app(setup.app)
+        return load_app(setup.app)
+
+
+def _wait_as_spare(channel: Channel) -> None:
+    """Everything that can be done without the device, and then nothing until it is free: imports take most of a restart."""
     while not isinstance(frame := channel.waiting(), Go):
         if isinstance(frame, Import):
-            for name in frame.names:
-                with contextlib.suppress(Exception):  # what cannot be had alone comes with whoever needs it
-                    importlib.import_module(name)
+            import_all(frame.names)
         elif frame is not None or not channel.read():
             raise BrokenPipeError
-    return app
 
 
 def main(argument: str) -> int:
@@ -315,12 +374,13 @@ def main(argument: str) -> int:
     sys.setswitchinterval(_SWITCH_S)
     faulthandler.register(signal.SIGUSR1)  # what is it doing? every thread says so on stderr
     try:
-        app = _wait_as_spare(setup, channel) if setup.is_spare else None
+        app = _open_app(setup) if setup.is_spare else None
+        if setup.is_spare and not setup.opens_ahead:
+            _wait_as_spare(channel)
         slicer = open_slicer(setup.slicer, setup.ordinal)
         worker = GpuWorker(setup, channel, slicer, open_executor(slicer, setup.weights_mib), app)
         signal.set_wakeup_fd(worker._woken, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, lambda *_: setattr(worker, "leaving", True))
-        channel.send(Up(os.getpid(), slicer.device.memory_mib))
         worker.serve()
     except (BrokenPipeError, ConnectionResetError):  # nobody is left to work for
         return 0

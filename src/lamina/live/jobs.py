@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from lamina.core.actions import JobRef
+from lamina.core.actions import JobRef, StartBatch
 from lamina.core.events import JobOutcome
 from lamina.errors import BadValue, LaminaError
 from lamina.expr import Expr, Leaf
@@ -64,6 +64,23 @@ def job_frame(
     except LaminaError as error:
         return JobFrame(job.id, job.call_id, None, [], error=ErrorInfo(type(error).__name__, error.message))
     return JobFrame(job.id, job.call_id, given.args, leaves, deadline_us, None, job.call_id in data.pieces, *origin)
+
+
+def job_frames(
+    data: Data,
+    ledger: Ledger,
+    action: StartBatch,
+    deadline_us: Callable[[str], int],
+    origin: OriginOf | None,
+    device: str = "",
+) -> tuple[list[JobFrame], list[ShmRef]]:
+    """The jobs as they travel, and what their batch will look into. Values of `device` need not leave it."""
+    reads: list[ShmRef] = []
+    frames = []
+    for job in action.jobs:
+        whose = origin(job, action.batch_id) if origin is not None else NOBODY
+        frames.append(job_frame(data, ledger, job, reads, deadline_us(job.call_id), device, whose))
+    return frames, reads
 
 
 def deliver(

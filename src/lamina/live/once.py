@@ -66,6 +66,6 @@ def error_of(ending: Fail | Refuse, info: ErrorInfo | None) -> LaminaError:
     if ending.error == "cancelled":
         return Cancelled("cancelled before it was done")
     if ending.error == "bad-value":
-        return BadValue(info.message if info is not None else "a step cannot use what it was given")
+        return BadValue("a step cannot use what it was given") if info is None else BadValue(info.message, hint=info.hint)
     trace = info.trace if info is not None else ""
     return FunctionFailed(said, error=info.type if info is not None else ending.error, step=ending.step, remote_trace=trace)

@@ -60,6 +60,7 @@ class WorkerProcess(asyncio.Protocol):
         kind = kind or Kind()
         self._reader = kind.reader()
         self._transport: asyncio.Transport | None = None
+        self._early = bytearray()
         self._has_ended = False
         self._is_cut_off = False  #: it spoke nonsense; nothing more is believed
         self._is_connected = True
@@ -81,7 +82,9 @@ class WorkerProcess(asyncio.Protocol):
         self._connecting = loop.create_task(loop.create_unix_connection(lambda: self, sock=ours))
 
     def send(self, wire: bytes | bytearray) -> None:
-        if self._transport is not None and self._is_connected:
+        if self._transport is None:
+            self._early += wire  # said before there is a connection, and no less meant
+        elif self._is_connected:
             self._outlet.write(wire)
 
     def stop(self, grace_s: float) -> None:
@@ -109,6 +112,9 @@ class WorkerProcess(asyncio.Protocol):
         self._outlet = Outlet(self._transport)
         if self._has_ended:
             self._transport.abort()
+        elif self._early:
+            self._outlet.write(self._early)
+            self._early = bytearray()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -151,6 +157,15 @@ class WorkerProcess(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         self._on_end()
+
+
+def how_it_ended(process: WorkerProcess | None) -> str:
+    if process is None:
+        return "could not be started"
+    if not process.exited.done():
+        return "closed its connection"
+    status = process.exited.result()
+    return f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
 def _spawn(setup: Struct, theirs: socket.socket, kind: Kind) -> subprocess.Popen[bytes]:

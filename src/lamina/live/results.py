@@ -66,10 +66,11 @@ def packed(pool: Pool, outputs: list[Any]) -> list[bytes | ShmRef | DeviceRef | 
 
 def describe(error: BaseException) -> ErrorInfo:
     try:
-        message = error.message if isinstance(error, LaminaError) else str(error)
+        message, hint = (error.message, error.hint) if isinstance(error, LaminaError) else (str(error), "")
     except Exception:  # the user's class, the user's __str__
-        message = "(its text could not be read)"
-    return ErrorInfo(*(_clean(text) for text in (type(error).__name__, message[:_MESSAGE_CHARS], user_trace(error))))
+        message, hint = "(its text could not be read)", ""
+    said = (type(error).__name__, message[:_MESSAGE_CHARS], user_trace(error), hint[:_MESSAGE_CHARS])
+    return ErrorInfo(*(_clean(text) for text in said))
 
 
 def _clean(text: str) -> str:

@@ -137,7 +137,7 @@ def open_emulated(
 ) -> Live:
     """On make-believe devices, which take as long as the profiles say."""
     made = [replace(device, owned=True) for device in devices.make(kinds)]
-    table = Table(found, margin=2 * noise)
+    table = Table(found, margin=2 * noise, interference=bandwidth_of(found))
     for name, function in app.functions.items():
         fitting = [device for device in made if function.spec.fits_family(device.family)]
         if not fitting:

@@ -47,6 +47,9 @@ def finish_in_us(view: View, function: FunctionState, count: int = 1) -> int:
             most = max(1, device.spec.units // instance.units)
             lanes += min(limit, most) if limit else most
             soonest_us = _free_in_us(view, device.running, instance.units, device.open_to(instance.id).bit_count())
+            if view.bandwidth is not None:
+                allowed_us = view.bandwidth.room_in_us(spec.name, instance.units, device, view.batches, view.now_us)
+                soonest_us = max(soonest_us, allowed_us)
             if limit:
                 soonest_us = max(soonest_us, *(batch.ends_us - view.now_us for batch in instance.batches.values()), 0)
         else:

@@ -7,7 +7,7 @@ carries it as `interference`, and planners that can use it look for it there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 
@@ -23,27 +23,6 @@ class Interference(Protocol):
     def slowdown(self, function: Running, neighbours: Sequence[Running], kind: str) -> float:
         """How many times longer it takes beside these than alone; never below 1."""
         ...
-
-
-@runtime_checkable
-class KnowsDemand(Protocol):
-    """A model that also knows what a function asks for, as part of the peak memory bandwidth, on the whole device."""
-
-    @property
-    def demand(self) -> Mapping[tuple[str, str], float]: ...
-
-    @property
-    def limit(self) -> float: ...
-
-
-def within_bandwidth(model: object, newcomer: Running, others: Sequence[Running], kind: str) -> bool:
-    """May it stand beside these? Not if all together would ask for more than the limit of what the memory can give: slices keep
-    compute apart and share that, and past it everybody pays. Who asks for nothing, or stands alone, always may."""
-    if not isinstance(model, KnowsDemand):
-        return True
-    own = model.demand.get((newcomer.function, kind), 0.0) * newcomer.share
-    theirs = sum(model.demand.get((other.function, kind), 0.0) * other.share for other in others)
-    return not own or not theirs or own + theirs <= model.limit
 
 
 @runtime_checkable

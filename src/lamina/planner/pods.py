@@ -40,7 +40,8 @@ def own_slices(view: View, function: FunctionState) -> Iterator[Opening]:
         if instance.bucket and instance.bucket.ready_us(now_us) > now_us:
             continue
         cores = function.spec.cores_on(device.spec) if device.spec.cores else 0
-        if cores <= device.cores_free and instance.has_room(function.batches_at_once(device)):
+        able = cores <= device.cores_free and instance.has_room(function.batches_at_once(device))
+        if able and home.bit_count() <= view.most_units(function, device):
             yield Opening(instance, device, home, None, now_us, cores)
 
 

@@ -278,6 +278,8 @@ class Policy:
             if instance is None or function.spec.cores_on(device.spec) > device.cores_free:
                 continue
             units, limits = function.spec.units_on(device.spec), device.spec.limits
+            if units > view.most_units(function, device):
+                continue
             if not find_run(device.everything & ~device.busy, units, limits.aligned, device.spec.units):
                 continue
             length_us = batch_us(view, function, device, count)

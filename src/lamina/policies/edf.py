@@ -82,7 +82,8 @@ class Policy:
                 return
         if opening.after is not None:
             if self.wait and echo_is_better(function, opening.after, count, latency_us):
-                yield Hold(spec.name, max(now_us + 1, min(start_by_us, NEVER_US)), spec.max_batch)
+                again_us = start_by_us if start_by_us > now_us else NEVER_US  # late anyway: when that batch ends, or with a full one
+                yield Hold(spec.name, min(again_us, NEVER_US), spec.max_batch)
                 return
             at_us = min(book_at_us(opening.at_us, count, spec.max_batch, self.lead_us), start_by_us)
             if at_us > now_us:

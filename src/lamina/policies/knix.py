@@ -192,7 +192,8 @@ class Policy:
         cores = function.spec.cores_on(device.spec)
         kept = view.kept_from(instance, device) if self.elastic else device.homes_but(instance.id)
         mask = device.find(instance.id, instance.units, kept) if cores <= device.cores_free else 0
-        return Opening(instance, device, mask, None, view.now_us, cores) if mask else None
+        may = 0 < mask.bit_count() <= view.most_units(function, device)
+        return Opening(instance, device, mask, None, view.now_us, cores) if may else None
 
     def _grown(self, view: View, function: FunctionState, own: Opening) -> Opening:
         """The largest slice there is for it, if that is any faster."""
@@ -210,7 +211,7 @@ class Policy:
         if not limits.per_batch or cores > device.cores_free:
             return None
         free = device.everything & ~device.busy & ~view.kept_from(instance, device)
-        most = min(round(self.limit * device.spec.units), free.bit_count())
+        most = min(round(self.limit * device.spec.units), free.bit_count(), view.most_units(function, device))
         for units in range(most, least - 1, -1):
             mask = find_run(free, units, limits.aligned, device.spec.units)
             if mask and device.allows(mask):

@@ -10,11 +10,11 @@ from lamina.errors import BadValue
 from lamina.types import DeviceSpec, SliceLimits
 
 PRESETS: dict[str, DeviceSpec] = {
-    # 132 SMs cut into atoms of 8; the 12 left over make the sixteenth unit
+    # 132 SMs cut into 15 atoms of 8, as `gpu/green.py` does; the 12 left over join in where all 15 are leased
     "h200": DeviceSpec(
         id="h200",
         kind="h200",
-        units=16,
+        units=15,
         memory_mib=143_000,
         limits=SliceLimits(batches_per_instance=0),
         price_per_s=1.0,

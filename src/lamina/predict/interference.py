@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lamina.planner.neighbours import Interference, Running
+from lamina.planner.neighbours import Running
 from lamina.predict.profile import Profile
 
 if TYPE_CHECKING:
@@ -94,26 +94,3 @@ class Linear:
             )
             self._sides[kind, running] = found
         return found
-
-
-@dataclass(slots=True)
-class Crowd:
-    """Who runs on which device, and when. A batch is stretched by those it finds there when it starts, and stays so."""
-
-    model: Interference
-    _there: dict[str, dict[int, tuple[int, int, Running]]] = field(default_factory=dict)  #: start, end, what
-
-    def stretch(self, now_us: int, device: str, kind: str, batch_id: int, running: Running, start_us: int, us: int) -> int:
-        """How long a batch really takes that would take `us` alone. It may be booked, and start later than now."""
-        there = self._there.setdefault(device, {})
-        for over in [other for other, (_, end_us, _) in there.items() if end_us <= now_us]:
-            del there[over]
-        beside = [other for begins_us, end_us, other in there.values() if begins_us <= start_us < end_us]
-        if beside:
-            us = round(us * self.model.slowdown(running, beside, kind))
-        there[batch_id] = (start_us, start_us + us, running)
-        return us
-
-    def leave(self, device: str, batch_id: int) -> None:
-        """It ends before its time."""
-        self._there.get(device, {}).pop(batch_id, None)

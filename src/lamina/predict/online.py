@@ -214,12 +214,24 @@ class Predictor:
     _ratios: dict[tuple[str, str, int, int], _Ratio] = field(default_factory=dict)
     _everywhere: dict[tuple[str, str], _Mean] = field(default_factory=dict)  #: the same ratio, on all slices together
     _loads: dict[tuple[str, str], float] = field(default_factory=dict)
+    _said: dict[str, dict[tuple[str, int, int, int], int]] = field(default_factory=dict)  #: by function: until it learns more
 
     @property
     def interference(self) -> Interference | None:
         return self.base.interference
 
     def latency_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> int:
+        """A decision asks this a dozen times, and most answers are the same as for the one before."""
+        said = self._said.get(function)
+        if said is None:
+            said = self._said[function] = {}
+        key = (kind, batch, units, cores)
+        found = said.get(key)
+        if found is None:
+            found = said[key] = self._latency_us(function, kind, batch, units, cores)
+        return found
+
+    def _latency_us(self, function: str, kind: str, batch: int, units: int, cores: int) -> int:
         everywhere = self._everywhere.get((function, kind))
         if everywhere is not None:
             ratio = self._ratios.get((function, kind, units, cores))
@@ -252,6 +264,7 @@ class Predictor:
 
     def forget(self, function: str = "", kind: str = "") -> None:
         """What was learnt of a function there is void: its profile is a new one. Without a name, of all of them."""
+        self._said.clear()
         learnt: tuple[dict[Any, Any], ...] = (self._curves, self._ratios, self._everywhere)
         for known in learnt:
             for key in [key for key in known if not function or key[:2] == (function, kind)]:
@@ -262,6 +275,7 @@ class Predictor:
 
     def observe(self, function: str, kind: str, batch: int, units: int, device_us: int, cores: int = 0) -> None:
         key = (function, kind, units, cores)
+        self._said.pop(function, None)
         device_us = max(1, device_us)  # a mean of zero could never grow again: what is learnt is cut at a multiple of it
         profiled = self.base.typical_us(function, kind, batch, units, cores)
         if not profiled:
@@ -286,6 +300,7 @@ class Predictor:
 
     def relax(self, function: str) -> None:
         """Calls are refused and nothing runs that could prove the prediction wrong: believe a little more."""
+        self._said.pop(function, None)
         for (name, _, _, _), curve in self._curves.items():
             if name == function:
                 curve.relax()

@@ -28,6 +28,7 @@ NOTHING: Final = _Nothing()
 class Param(Struct, frozen=True):
     name: str
     required: bool = True
+    type: str = ""  #: as JSON Schema names it, where an annotation says
 
 
 Params = Sequence[Param]
@@ -54,9 +55,9 @@ def defaults_of(target: Callable[..., Any]) -> dict[str, Any]:
 def bind(params: Params, body: Any = NOTHING) -> dict[str, Any]:
     """One parameter takes the whole body; several take an object with their names; none takes nothing."""
     if not params:
-        if body is NOTHING or body is None:
+        if body is NOTHING or body is None or body == {}:
             return {}
-        raise BadValue("body: this target takes no input", hint="send an empty body or null")
+        raise BadValue(f"body: {type(body).__name__} given; this target takes no input", hint="send an empty body, null or {}")
     if len(params) == 1:
         return bind_named(params, {} if body is NOTHING else {params[0].name: body})
     if body is NOTHING:

@@ -25,7 +25,7 @@ from lamina.sdk.symbols import Pending
 from lamina.sdk.tensors import Signature, signature_of
 from lamina.sdk.torch_model import TorchModel
 from lamina.sdk.tracing import Tracer, mode, plain_python
-from lamina.sdk.typed import makers_of, returned_by
+from lamina.sdk.typed import makers_of, returned_by, with_types
 from lamina.sdk.user_errors import clean
 from lamina.types import FunctionSpec
 
@@ -60,7 +60,7 @@ class Function(Remote[P, R]):
                 raise BadValue(f"{place}: a batched function that yields", hint="leave batch= out: it answers one at a time")
             self.spec = replace(spec, idempotent=False)  # what was yielded cannot be taken back
         without_self = functools.partial(body, None) if self.is_class else body
-        self.params: tuple[Param, ...] = params_of(without_self, place)
+        self.params: tuple[Param, ...] = with_types(params_of(without_self, place), body, batched=spec.max_batch > 1)
         self.defaults: dict[str, Any] = defaults_of(without_self)  #: per parameter, NOTHING where one is required
         self.makers = makers_of(body, batched=spec.max_batch > 1)  #: for parameters that are more than JSON
         self.returns = returned_by(body, batched=spec.max_batch > 1, streams=self.streams)  #: annotation of one result

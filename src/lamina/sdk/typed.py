@@ -1,7 +1,7 @@
 """Values as their annotations name them: a dict that came over the wire becomes the dataclass, a list the tuple.
 
 Only annotations that JSON has no word for do this: dataclasses, structs, enums, dates, tuples, sets, and models that validate
-themselves (pydantic's). A plain `x: float` stays a note to the reader, as it is in Python.
+themselves (pydantic's). Of a plain `x: float` only the kind is looked at (`kinds.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 
 from lamina.errors import BadValue
+from lamina.sdk.binding import Param
+from lamina.sdk.kinds import checker, schema_type
 from lamina.sdk.tensors import Tensor
 
 Make = Callable[[Any], Any]
@@ -86,15 +88,34 @@ def has_field(hint: Any, name: str) -> bool:
 
 
 def makers_of(target: Callable[..., Any], *, batched: bool) -> dict[str, Make]:
-    """By parameter, for those that need one. In a batched function each entry of the list is a request's."""
+    """By parameter, for those that say anything. In a batched function each entry of the list is a request's."""
     made = {}
     for name, hint in hints_of(target).items():
-        one = get_args(hint)[0] if batched and get_args(hint) else hint
-        if name != "return" and _needs(one):
-            with contextlib.suppress(TypeError):  # msgspec knows no way to make it: it stays as it comes
-                msgspec.json.Decoder(one, dec_hook=_hook)
-                made[name] = _maker(name, one)
+        one = of_one(hint, batched=batched)
+        if name == "return":
+            continue
+        if not _needs(one):
+            if (check := checker(name, one)) is not None:
+                made[name] = check
+            continue
+        with contextlib.suppress(TypeError):  # msgspec knows no way to make it: it stays as it comes
+            msgspec.json.Decoder(one, dec_hook=_hook)
+            made[name] = _maker(name, one)
     return made
+
+
+def with_types(params: tuple[Param, ...], target: Callable[..., Any], *, batched: bool = False) -> tuple[Param, ...]:
+    """The same parameters, with what their annotations say to others' tools."""
+    hints = hints_of(target)
+    kinds = {name: schema_type(of_one(hint, batched=batched)) for name, hint in hints.items()}
+    return tuple(Param(param.name, param.required, kinds.get(param.name, "")) for param in params)
+
+
+def of_one(hint: Any, *, batched: bool) -> Any:
+    """What is said of one request's value."""
+    if not batched or get_origin(hint) is Annotated:
+        return hint
+    return get_args(hint)[0] if get_args(hint) else None
 
 
 def _maker(name: str, hint: Any) -> Make:

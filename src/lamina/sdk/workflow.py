@@ -16,7 +16,7 @@ from lamina.sdk.remote import Remote
 from lamina.sdk.symbols import Pending
 from lamina.sdk.tensors import Signature, signature_of
 from lamina.sdk.tracing import Direct, Tracer, mode
-from lamina.sdk.typed import hints_of
+from lamina.sdk.typed import hints_of, with_types
 from lamina.sdk.user_errors import clean, message_of, user_place
 from lamina.types import Slo
 
@@ -45,7 +45,7 @@ class Workflow(Remote[P, R]):
         self.name = name
         self.slo = slo
         self.place = place
-        self.params: tuple[Param, ...] = params_of(target, place)
+        self.params: tuple[Param, ...] = with_types(params_of(target, place), target)
         functools.update_wrapper(self, target, updated=())
 
     @cached_property

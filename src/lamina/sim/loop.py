@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from lamina.core.actions import Action, Fail, Refuse, Reply, WakeAt
 from lamina.core.controller import Controller
@@ -12,14 +12,20 @@ from lamina.core.events import BatchFinished, CallArrived, Event, Tick
 from lamina.types import NEVER_US, Call
 
 
+class Due(NamedTuple):
+    """Something changes on a device that is the executor's own business: the controller is not told."""
+
+    device: str
+
+
 class Executor(Protocol):
     """The make-believe world."""
 
-    def perform(self, now_us: int, action: Action) -> Iterable[tuple[int, Event]]:
+    def perform(self, now_us: int, action: Action) -> Iterable[tuple[int, Event | Due]]:
         """What an action leads to, and when."""
         ...
 
-    def witness(self, now_us: int, event: Event) -> Iterable[tuple[int, Event]]:
+    def witness(self, now_us: int, event: Event | Due) -> Iterable[tuple[int, Event | Due]]:
         """An event that is neither an arrival nor the end of a batch, just before the controller is told."""
         ...
 
@@ -38,14 +44,16 @@ def simulate(
     on_end: Callable[[int, Ending], None] | None = None,
     watch: Watch | None = None,
     until_us: int = NEVER_US,
+    late_us: Callable[[], int] | None = None,
 ) -> int:
     """Run until every call has ended; returns the virtual time of the end.
 
     Calls come in order of arrival and are drawn one ahead, so a million of them need no memory. `on_end` sees answers,
     failures and refusals; `watch` sees every event with all that it led to. Of equal times, what was set in motion
-    comes first, then the tick, then the next call.
+    comes first, then the tick, then the next call. `late_us` says how late the host is for the tick it was just asked for;
+    without it, never.
     """
-    heap: list[tuple[int, int, Event]] = []
+    heap: list[tuple[int, int, Event | Due]] = []
     order = 0
     for event in setup:
         heappush(heap, (0, order, event))
@@ -67,11 +75,14 @@ def simulate(
         if next_us <= tick_us and next_us <= arrives_us:
             if not heap:
                 return ended_us
-            now_us, _, event = heappop(heap)
-            if type(event) is not BatchFinished:
-                for at_us, result in executor.witness(now_us, event):
+            now_us, _, happens = heappop(heap)
+            if type(happens) is not BatchFinished:
+                for at_us, result in executor.witness(now_us, happens):
                     heappush(heap, (at_us, order, result))
                     order += 1
+                if isinstance(happens, Due):
+                    continue
+            event = happens
         elif tick_us <= arrives_us:
             if coming is None and not runs:
                 ticks.clear()  # nobody is left to wake for; what is under way comes to its end
@@ -88,7 +99,7 @@ def simulate(
         for action in actions:
             kind = type(action)
             if kind is WakeAt:
-                heappush(ticks, action.at_us)  # type: ignore[union-attr]
+                heappush(ticks, action.at_us if late_us is None else action.at_us + late_us())  # type: ignore[union-attr]
             elif kind is Reply or kind is Fail or kind is Refuse:
                 ended_us = now_us
                 if on_end is not None:

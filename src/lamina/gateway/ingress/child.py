@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from lamina.gateway import wire
+from lamina.gateway import logs, wire
 from lamina.gateway.http import Server, loop_factory
 from lamina.gateway.ingress.frames import Setup, Up
 from lamina.gateway.ingress.front import HttpFront, Known, RpcFront
@@ -89,6 +89,8 @@ async def _main(setup: Setup) -> None:
 
 def main() -> None:
     setup = msgspec.json.decode(sys.argv[1], type=Setup)
+    if setup.log_form:
+        logs.set_up(setup.log_form, calls=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_main(setup))

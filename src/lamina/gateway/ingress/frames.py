@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from lamina.core.actions import Reply
 from lamina.gateway.http import Limits
+from lamina.gateway.logs import LogForm
 from lamina.gateway.wire import Problem
 from lamina.live.frames import FrameReader, FrameTooBig, Natural, Release, ShmRef, Stop, pack
 from lamina.sdk.binding import Param
@@ -45,6 +46,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     limits: Limits
     tls: tuple[str, str] | None = None  #: certificate and key
     fd: int = -1
+    log_form: LogForm = ""
 
 
 # ------------------------------------------------------------------ from an ingress

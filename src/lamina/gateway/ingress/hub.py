@@ -8,6 +8,7 @@ import logging
 import socket
 from typing import Any
 
+from lamina.gateway import logs
 from lamina.gateway.api import Api
 from lamina.gateway.http import Limits
 from lamina.gateway.ingress.desk import Desk
@@ -86,6 +87,7 @@ class Hub:
             pool_bytes=POOL_BYTES,
             limits=self._limits,
             tls=self._tls,
+            log_form=logs.form(),
         )
         desk.process = WorkerProcess(self.loop, setup, desk.hear, lambda: self._lost(desk), kind=KIND)
         self.desks.append(desk)

@@ -5,6 +5,8 @@ Which of the two it is, `Inference-Header-Content-Length` says and nothing else:
 
 from __future__ import annotations
 
+import re
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -19,6 +21,9 @@ LENGTH = b"inference-header-content-length"
 MOST_INPUTS = 1_024
 MOST_OUTPUT_BYTES = 256 * 2**10
 """How much may be said about what is to come back. Counts are bounded before anything is made for each."""
+LOOKED_AT_BYTES = 2**20
+"""Of a body, before it is read: so many inputs as are too many are within it, or each of them is large."""
+_INPUT = re.compile(rb'"datatype"\s*:')
 
 Parameters = dict[str, Any]
 
@@ -88,10 +93,13 @@ def read(body: bytes, header_length: bytes) -> Asked:
 
 
 def _parts(head: bytes) -> tuple[_Request, list[_Input], list[_Wanted]]:
+    seem_many = head.count(b'"datatype"', 0, LOOKED_AT_BYTES) > MOST_INPUTS  # but it may be among the texts of a tensor
+    if seem_many and next(islice(_INPUT.finditer(head, 0, LOOKED_AT_BYTES), MOST_INPUTS, None), None) is not None:
+        raise BadValue(f"inputs: more than {MOST_INPUTS} of them", hint="give each once")
     try:
         request = _request.decode(head)
         if len(request.inputs) > MOST_INPUTS:
-            raise BadValue(f"inputs: {len(request.inputs)} of them", hint=f"at most {MOST_INPUTS}")
+            raise BadValue(f"inputs: more than {MOST_INPUTS} of them", hint="give each once")
         outputs = bytes(request.outputs)
         if len(outputs) > MOST_OUTPUT_BYTES:
             raise BadValue(f"outputs: {len(outputs)} bytes about them", hint="ask for each once")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from lamina.gateway import wire
+from lamina.gateway import logs, wire
 from lamina.gateway.http import Exchange
 
 
@@ -14,4 +14,5 @@ def error_text(problem: wire.Problem) -> str:
 
 
 def refuse(exchange: Exchange, problem: wire.Problem) -> None:
+    logs.refused(problem)
     exchange.respond(problem.status, msgspec.json.encode({"error": error_text(problem)}), wire.JSON, problem.headers())

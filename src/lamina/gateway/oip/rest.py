@@ -9,12 +9,12 @@ import msgspec
 
 from lamina import values
 from lamina.errors import BadValue, LaminaError, UnknownTarget
-from lamina.gateway import wire
+from lamina.gateway import logs, wire
 from lamina.gateway.api import Api
 from lamina.gateway.heads import Request
 from lamina.gateway.http import Exchange
 from lamina.gateway.oip import about, generate
-from lamina.gateway.oip.errors import refuse
+from lamina.gateway.oip.errors import error_text, refuse
 from lamina.gateway.oip.infer import infer
 from lamina.gateway.oip.models import Model
 from lamina.gateway.oip.packed import opened
@@ -76,7 +76,7 @@ class Rest:
             case ["repository", "models", name, ("load" | "unload") as verb]:
                 self._change(request, exchange, name, verb)
             case _:
-                raise UnknownTarget("nothing at this address", hint="GET /v2 tells about this server")
+                raise _nothing_at(request, "GET /v2 tells about this server, POST /v2/repository/index lists the models")
 
     def _model(self, request: Request, exchange: Exchange, name: str, version: str, rest: list[str]) -> None:
         catalogue = self._serving.catalogue
@@ -100,7 +100,7 @@ class Rest:
                     in_pieces = verb == "generate_stream"
                     generate.answer(self._serving, model(caller.tenant), request, exchange, caller, in_pieces=in_pieces)
             case _:
-                raise UnknownTarget("nothing at this address", hint="infer, ready, config, stats, generate, generate_stream")
+                raise _nothing_at(request, "of a model there are infer, ready, config, stats, generate, generate_stream")
 
     # --------------------------------------------------------------------- reads
 
@@ -108,7 +108,10 @@ class Rest:
         if request.method in methods:
             return True
         allowed = ", ".join(methods)
-        exchange.respond(405, _encode({"error": f"this address takes {allowed}"}), wire.JSON, b"allow: %s\r\n" % allowed.encode())
+        problem = wire.method_problem(request, allowed)
+        logs.refused(problem)
+        headers = problem.headers() + b"allow: %s\r\n" % allowed.encode()
+        exchange.respond(405, _encode({"error": error_text(problem)}), wire.JSON, headers)
         return False
 
     def _tell(self, request: Request, exchange: Exchange, what: Callable[[str], Any]) -> None:
@@ -155,8 +158,12 @@ class Rest:
         infer(self._serving, self._serving.catalogue.find(name, version, caller.tenant), caller, request, exchange)
 
 
+def _nothing_at(request: Request, hint: str) -> UnknownTarget:
+    return UnknownTarget(f"nothing at {request.path[:80].decode('latin-1')!r}", hint=hint)
+
+
 def _object(text: bytes) -> dict[str, Any]:
     found = values.from_json(text) if text.strip() else {}
     if not isinstance(found, dict) or not isinstance(found.get("parameters", {}), dict | None):
-        raise BadValue("body: not a JSON object")
+        raise BadValue("body: not a JSON object", hint='send {}, or {"parameters": {...}}')
     return found

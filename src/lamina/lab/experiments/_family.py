@@ -1,8 +1,8 @@
 """A small family of functions that look like real ones, for experiments that need many.
 
 Latency on an H200, whose units are groups of 8 SMs: a fixed part, and the work of the batch over units to the power 0.9.
-That is the curve of ResNet-50 as measured at batch 8 (6.6, 3.7, 2.3, 1.5 and 1.1 ms on 1, 2, 4, 8 and 16 units; the curve
-is within 15 % of all of them). Only `classify` is that measured model; the other members are the same curve for
+That is the curve of ResNet-50 as measured at batch 8 (6.6, 3.7, 2.3, 1.5 and 1.1 ms on 1, 2, 4, 8 and 15 units, which are all
+of it; the curve is within 15 % of all of them). Only `classify` is that measured model; the other members are the same curve for
 heavier work, with stated numbers. They are synthetic.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from lamina.predict.profile import Point, Profile
 from lamina.types import FunctionSpec, Scale, Slo
 
-UNITS = (1, 2, 4, 8, 16)
+UNITS = (1, 2, 4, 8, 15)
 BATCHES = (1, 2, 4, 8, 16)
 CURVE = 0.9
 
@@ -58,7 +58,7 @@ def function(name: str, kind: Kind, *, share: float = 0.0, slo_us: int = 0, idle
     return FunctionSpec(
         name=name,
         max_batch=kind.max_batch,
-        share=share or kind.units / 16,
+        share=share or kind.units / UNITS[-1],
         gpu="must",
         memory_mib=kind.memory_mib,
         scale=Scale(max=4, idle_us=idle_us),

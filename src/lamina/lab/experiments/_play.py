@@ -96,7 +96,7 @@ def play(
     """Until every call has ended. The scenario's own loads are left aside."""
     controller = controller_of(scenario)
     table = Table(list(scenario.profiles), margin=scenario.margin)
-    world = World(table, stream(scenario.seed, "world"), scenario.noise, load_noise)
+    world = World(table, stream(scenario.seed, "world"), scenario.noise, load_noise, interference=scenario.interference)
     executor = Executor(controller, world, seed=scenario.seed, templates=scenario.templates, spare=dict(scenario.spare))
     played = Played(executor.ledger)
 

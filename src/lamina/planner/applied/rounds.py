@@ -53,7 +53,8 @@ class Rounds:
             device = view.devices[instance.device]
             home = device.homes.get(instance.id, 0)
             cores = function.spec.cores_on(device.spec)
-            if home and not home & device.busy and cores <= device.cores_free and instance.has_room(1):
+            able = home and not home & device.busy and cores <= device.cores_free and instance.has_room(1)
+            if able and home.bit_count() <= view.most_units(function, device):
                 found.append((instance, place))
         return found
 

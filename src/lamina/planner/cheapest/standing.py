@@ -21,7 +21,6 @@ from lamina.core.policy import Decision, GiveDevice, LoadOn, UnloadOf, View, Wan
 from lamina.core.state import FunctionState, Instance
 from lamina.planner.cheapest.menu import Pick
 from lamina.planner.cheapest.seats import Menus
-from lamina.planner.neighbours import Running, known_interference, within_bandwidth
 from lamina.types import NEVER_US
 
 HOT, APART = 0.6, 0.15
@@ -174,9 +173,9 @@ class Standing(ScaleToLoad):
     def _room(self, view: View, function: FunctionState) -> Device | None:
         """Where it is cheapest in time; of equals, the device with most units per instance."""
         spec = function.spec
-        best, best_rank = None, (0, 0.0, 0.0)
+        best, best_rank = None, (0, 0, 0.0, 0.0)
         for device in view.devices.values():
-            if not self._fits(function, device, {}) or not neighbours_ok(view, function, device):
+            if not self._fits(function, device, {}):
                 continue
             mine = [instance for instance in function.instances.values() if instance.device == device.spec.id]
             limit = device.spec.limits.batches_per_instance
@@ -186,6 +185,7 @@ class Standing(ScaleToLoad):
             in_time = pick is not None and (not spec.slo.latency_us or pick.time_us <= spec.slo.latency_us)
             rank = (
                 0 if in_time else 1,
+                0 if view.may_stand(function, device) else 1,
                 pick.cost * (1 + len(mine)) if pick is not None else float(device.spec.family == "cpu"),
                 -device.spec.units / (1 + len(device.instances)),
             )
@@ -269,15 +269,6 @@ class Standing(ScaleToLoad):
                     yield UnloadOf(instance_id)
                 if not last.instances:
                     yield GiveDevice(last.spec.id)
-
-
-def neighbours_ok(view: View, function: FunctionState, device: Device) -> bool:
-    """May it stand beside those that are there, as far as the memory's bandwidth goes?"""
-    units = device.spec.units
-    others = [view.instances[name] for name in device.instances]
-    beside = [Running(one.function, 1, one.units / units) for one in others if one.function != function.spec.name]
-    newcomer = Running(function.spec.name, 1, function.spec.units_on(device.spec) / units)
-    return within_bandwidth(known_interference(view.predictor), newcomer, beside, device.spec.kind)
 
 
 def _roomy(function: FunctionState, device: Device) -> bool:

@@ -43,6 +43,7 @@ class Places:
 
     def __init__(self, view: View, function: FunctionState, kind: str = "") -> None:
         self.view = view
+        self.function = function
         found = []
         kinds = {view.devices[instance.device].spec.kind for instance in function.instances.values()}
         for instance in function.instances.values() if not _in_debt(view, function.bucket) else ():
@@ -71,7 +72,8 @@ class Places:
                 continue
             size = size_for(device.spec, config.units)
             mask = device.find(instance.id, size, self.view.kept_from(instance, device) if device.homes else 0) if size else 0
-            if mask.bit_count() >= config.units and device.allows(mask):
+            may = config.units <= mask.bit_count() <= self.view.most_units(self.function, device)
+            if may and device.allows(mask):
                 best = Opening(instance, device, mask, None, self.view.now_us, config.cpus if device.spec.cores else 0)
                 if not first or instance.device == first:
                     break

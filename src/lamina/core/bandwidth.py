@@ -1,0 +1,80 @@
+"""The bandwidth rule: batches beside each other may together ask for so much of what a device's memory can give, and no more.
+
+Slices keep compute apart and share the memory behind it; past some part of its peak everybody pays. Who asks for nothing, or
+runs alone, always may. A batch that is booked counts from the start as if it ran in place of the one before it, if that asks
+for less: when it begins nobody is asked again.
+
+What functions ask for is known to whoever predicts, from profiles. Where none says, there is no rule (`View.bandwidth` is None).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from lamina.core.lease import Device
+    from lamina.core.state import Batch, FunctionState, Instance
+
+LITTLE = 1e-9
+"""Sums of shares are not exact."""
+
+
+@runtime_checkable
+class KnowsDemand(Protocol):
+    """A model of neighbours that knows what functions ask for, by function and kind of device: parts of the peak memory
+    bandwidth, were they to have the whole device."""
+
+    @property
+    def demand(self) -> Mapping[tuple[str, str], float]: ...
+
+    @property
+    def limit(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BandwidthRule:
+    demand: Mapping[tuple[str, str], float]
+    limit: float  #: part of the peak that neighbours may ask for together
+
+    def most_units(self, function: str, device: Device, batches: Mapping[int, Batch], after: Batch | None = None) -> int:
+        """The largest slice one more batch of this function may have now; with `after`, once that one has ended."""
+        beside = [batches[batch_id] for batch_id in device.running]
+        return self._fits(function, device, sum([self.asked(batch) for batch in beside if batch is not after]))
+
+    def room_in_us(self, function: str, units: int, device: Device, batches: Mapping[int, Batch], now_us: int) -> int:
+        """Until so many units may be had, were nothing else to start."""
+        beside = sorted([batches[batch_id] for batch_id in device.running], key=lambda batch: batch.ends_us)
+        theirs = sum([self.asked(batch) for batch in beside])
+        at_us = now_us
+        for batch in beside:
+            if self._fits(function, device, theirs) >= units:
+                break
+            theirs -= self.asked(batch)
+            at_us = batch.ends_us
+        return max(0, at_us - now_us)
+
+    def may_stand(self, function: FunctionState, device: Device, others: Iterable[Instance]) -> bool:
+        """Could all of them run at once on the slices they are used to?"""
+        kind, units = device.spec.kind, device.spec.units
+        theirs = sum(self.demand.get((one.function, kind), 0.0) * one.units / units for one in others)
+        return self._fits(function.spec.name, device, theirs) >= function.spec.units_on(device.spec)
+
+    def asked(self, batch: Batch) -> float:
+        """By the batch, or by the one booked behind it if that is more."""
+        kind, units = batch.device.spec.kind, batch.device.spec.units
+        lane = (batch, batch.follower) if batch.follower is not None else (batch,)
+        return max([self.demand.get((one.instance.function, kind), 0.0) * one.mask.bit_count() / units for one in lane])
+
+    def _fits(self, function: str, device: Device, theirs: float) -> int:
+        own, units = self.demand.get((function, device.spec.kind), 0.0), device.spec.units
+        if not own or theirs <= LITTLE:
+            return units
+        return max(0, min(units, int((self.limit - theirs + LITTLE) / own * units)))
+
+
+def bandwidth_rule(predictor: object) -> BandwidthRule | None:
+    """None: nobody says what functions ask for."""
+    model = getattr(predictor, "interference", None)
+    return BandwidthRule(model.demand, model.limit) if isinstance(model, KnowsDemand) and model.demand else None

@@ -1,0 +1,93 @@
+"""What goes well, and what is learnt from it: batches that finished, instances that are ready. The twin of `mishaps.py`.
+
+What comes back for a batch nobody knows is ignored, so a result delivered twice, or after a crash was reported, does nothing.
+"""
+
+from __future__ import annotations
+
+from lamina.core.calls import Calls
+from lamina.core.course import Course
+from lamina.core.events import BatchFinished, InstanceReady, JobOutcome
+from lamina.core.fair import Fair
+from lamina.core.fleet import Fleet
+from lamina.core.lease import mask_label
+from lamina.core.lifecycle import Phase, move
+from lamina.core.lines import Lines
+from lamina.core.policy import View
+from lamina.core.renewal import Renewal
+from lamina.core.state import Batch, State
+
+
+class Successes:
+    def __init__(
+        self, state: State, view: View, lines: Lines, fleet: Fleet, fair: Fair, renewal: Renewal, calls: Calls, course: Course
+    ) -> None:
+        self._state = state
+        self._view = view
+        self._lines = lines
+        self._fleet = fleet
+        self._fair = fair
+        self._renewal = renewal
+        self._calls = calls
+        self._course = course
+
+    def batch_finished(self, event: BatchFinished) -> None:
+        batch = self._state.batches.get(event.batch_id)
+        if batch is None or batch.started_us < 0:
+            return
+        device_us = max(0, event.device_us)
+        self._book(batch, device_us)
+        self._fleet.release(batch)
+        device, count = batch.device.spec, len(batch.jobs)
+        label = mask_label(device.id, batch.mask)
+        cost = device_us * device.lease_price(batch.mask.bit_count(), batch.cores) / count
+        outcomes = event.outcomes
+        if outcomes and len(outcomes) != count:  # whose is whose? Nobody gets an answer that may be another's
+            outcomes = (JobOutcome(False, "bad-result"),) * count
+        for index, job in enumerate(batch.jobs):
+            run = job.run
+            if run.jobs.pop(job.id, None) is None:
+                continue  # its run has ended meanwhile
+            run.queue_us += batch.started_us - job.enqueued_us
+            if count > run.batch:
+                run.batch = count
+            run.slice = label
+            run.cost += cost
+            run.at = device.id
+            if outcomes and not outcomes[index].ok:
+                self._course.job_failed(run, job, outcomes[index].error, outcomes[index].name, batch)
+            elif run.flow.single is not None:
+                run.ended = True
+                self._calls.reply(run)
+            else:
+                self._course.job_done(run, job, batch)
+
+    def _book(self, batch: Batch, device_us: int) -> None:
+        """Its time is known now: to whom it is charged, and what it says about the function."""
+        now_us, device, count = self._view.now_us, batch.device.spec, len(batch.jobs)
+        function = self._state.functions[batch.instance.function]
+        function.crashes = function.refused = 0
+        function.suspects = max(0, function.suspects - count)
+        function.meter.batch_ended(now_us, count, device_us, batch.jobs[0].run.flow.single is not None)
+        self._view.predictor.observe(function.spec.name, device.kind, count, batch.mask.bit_count(), device_us, batch.cores)
+        for bucket in (function.bucket, batch.instance.bucket):
+            if bucket:
+                bucket.charge(now_us, device_us)
+        if self._fair.on:
+            self._fair.finished(now_us, batch, device_us)
+
+    def instance_ready(self, event: InstanceReady) -> None:
+        instance = self._state.instances.get(event.instance)
+        if instance is None or instance.phase is not Phase.LOADING:
+            return
+        instance.phase = move(instance.phase, "ready")
+        device = self._state.devices[instance.device]
+        self._lines.stir(device)
+        predictor = self._view.predictor
+        if event.load_us:
+            predictor.observe_load(instance.function, device.spec.kind, event.load_us)
+        for batch, units, device_us in event.probes:
+            predictor.observe(instance.function, device.spec.kind, batch, units, device_us)
+        for job in self._state.functions[instance.function].queue.jobs():  # they have been waiting for this load
+            job.run.cold_us = max(job.run.cold_us, self._view.now_us - max(instance.since_us, job.enqueued_us))
+        self._renewal.ready(instance)

@@ -1,0 +1,110 @@
+"""How busy is the memory of a GPU? Asked of the management library (NVML), which counts it in hardware from Hopper on.
+
+A thread of its own asks once a second, because the answer may take milliseconds; whoever wants it reads `share`. The layouts are
+those of nvml.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+_MEMORY_BANDWIDTH = 10  # NVML_GPM_METRIC_DRAM_BW_UTIL, in percent of the peak
+_VERSION = 1
+EVERY_S = 1.0
+
+
+class _Metric(ctypes.Structure):
+    _fields_ = (
+        ("id", ctypes.c_uint),
+        ("status", ctypes.c_int),
+        ("value", ctypes.c_double),
+        ("names", ctypes.c_void_p * 3),
+    )
+
+
+class _Question(ctypes.Structure):
+    """nvmlGpmMetricsGet_t, with more room than any version of it asks for."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("count", ctypes.c_uint),
+        ("before", ctypes.c_void_p),
+        ("after", ctypes.c_void_p),
+        ("metrics", _Metric * 512),
+    )
+
+
+class _Support(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint), ("is_supported", ctypes.c_uint))
+
+
+class NotCounted(Exception):
+    """This device, or its driver, does not say."""
+
+
+class Counter:
+    """One device, by its UUID as NVML writes it: "GPU-..."."""
+
+    def __init__(self, uuid: str) -> None:
+        try:
+            self._lib = ctypes.CDLL("libnvidia-ml.so.1")
+        except OSError as error:
+            raise NotCounted(str(error)) from error
+        self._call("nvmlInit_v2")
+        self._device = ctypes.c_void_p()
+        self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(self._device))
+        support = _Support(_VERSION, 0)
+        self._call("nvmlGpmQueryDeviceSupport", self._device, ctypes.byref(support))
+        if not support.is_supported:
+            raise NotCounted(f"{uuid} does not count")
+        self._before, self._after = ctypes.c_void_p(), ctypes.c_void_p()
+        for sample in (self._before, self._after):
+            self._call("nvmlGpmSampleAlloc", ctypes.byref(sample))
+        self._call("nvmlGpmSampleGet", self._device, self._before)
+
+    def share(self) -> float:
+        """Of the peak, since the last time it was asked."""
+        self._call("nvmlGpmSampleGet", self._device, self._after)
+        question = _Question(_VERSION, 1, self._before, self._after)
+        question.metrics[0].id = _MEMORY_BANDWIDTH
+        self._call("nvmlGpmMetricsGet", ctypes.byref(question))
+        self._before, self._after = self._after, self._before
+        if question.metrics[0].status:
+            raise NotCounted(f"nvmlGpmMetricsGet: {question.metrics[0].status}")
+        return float(question.metrics[0].value) / 100
+
+    def _call(self, call: str, *args: Any) -> None:
+        function = getattr(self._lib, call, None)
+        status = -1 if function is None else function(*args)
+        if status:
+            raise NotCounted(f"{call}: {status}")
+
+
+class Traffic:
+    """`share` is what was counted in the last second, of the memory's peak; below 0 where nobody counts."""
+
+    def __init__(self, uuid: str) -> None:
+        self.share = -1.0
+        self._uuid = uuid
+
+    def begin(self) -> None:
+        threading.Thread(target=self._count, daemon=True, name="traffic").start()
+
+    def _count(self) -> None:
+        try:
+            counter, pause = Counter(self._uuid), threading.Event()
+            while True:
+                pause.wait(EVERY_S)
+                self.share = counter.share()
+        except NotCounted:
+            self.share = -1.0
+
+
+def traffic_of(ordinal: int) -> Traffic:
+    """Of the device torch knows by this number."""
+    import torch
+
+    cuda: Any = torch.cuda
+    return Traffic(f"GPU-{cuda.get_device_properties(ordinal).uuid}")

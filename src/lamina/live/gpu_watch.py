@@ -1,0 +1,43 @@
+"""Which batch hangs? Asked in the executor, which knows since when one has its slice to itself.
+
+Time counts only while the process is able to look, in small steps: a call of the driver, or somebody's load, may hold everything
+up for a second, and that is nobody's fault. Batches behind another on the same slice wait for it, and their time does not run.
+"""
+
+from __future__ import annotations
+
+STEP_S, MOST_S = 0.1, 0.2
+"""How often it looks, and how much time one look counts at most."""
+
+
+class Watch:
+    def __init__(self) -> None:
+        self._slices: dict[int, dict[int, tuple[float, float]]] = {}  #: by mask, in order: (seconds seen, their limit)
+        self._looked_s = 0.0
+
+    def begin(self, batch_id: int, mask: int, limit_s: float) -> None:
+        """A limit of 0 is none."""
+        self._slices.setdefault(mask, {})[batch_id] = (-1.0, limit_s)
+
+    def end(self, batch_id: int, mask: int) -> None:
+        there = self._slices.get(mask)
+        if there is not None:
+            there.pop(batch_id, None)
+            if not there:
+                del self._slices[mask]
+
+    def look(self, now_s: float) -> list[int]:
+        """Those that have run for longer than they may."""
+        passed_s = now_s - self._looked_s
+        if passed_s < STEP_S:
+            return []
+        self._looked_s = now_s
+        hung = []
+        for there in self._slices.values():
+            batch_id, (seen_s, limit_s) = next(iter(there.items()))
+            seen_s = seen_s + min(passed_s, MOST_S) if seen_s >= 0 else 0.0  # since the first look, not since the last
+            if limit_s and seen_s >= limit_s:
+                hung.append(batch_id)
+                limit_s = 0.0  # it is told once
+            there[batch_id] = (seen_s, limit_s)  # in place: its turn stays the first
+        return hung

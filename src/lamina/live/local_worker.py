@@ -1,0 +1,92 @@
+"""One worker process from its load to its end, and the batches it has: is it ready, is it to leave, why was it lost?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+
+from lamina.core.actions import Load
+from lamina.live.batches import OpenBatch
+from lamina.live.frames import ErrorInfo, FrameError, pack
+from lamina.live.ledger import WorkerSlots
+from lamina.live.process import WorkerProcess
+
+
+@dataclass(slots=True, eq=False)
+class LocalWorker:
+    load: Load
+    slots: WorkerSlots
+    end_client: Callable[[int], None] | None = None  #: to be called, in a thread, before its process is killed
+    process: WorkerProcess | None = None
+    is_ready: bool = False
+    is_leaving: bool = False  #: its end is expected, and no news to anybody
+    load_error: ErrorInfo | None = None
+    batches: dict[int, LocalBatch] = field(default_factory=dict)
+    _ended_because: str = ""
+    _overdue: asyncio.TimerHandle | None = None
+
+    def began(self, process: WorkerProcess, load_s: float) -> None:
+        self.process = process
+        self._overdue = asyncio.get_running_loop().call_later(load_s, self._too_late, load_s)
+
+    def ready(self, pid: int) -> None:
+        if self.is_ready or self.process is None or pid != self.process.pid:
+            raise FrameError(f"process {pid} reports ready out of turn")
+        self.is_ready = True
+        self.settle()
+
+    def settle(self) -> None:
+        """It is loaded, or never will be."""
+        if self._overdue is not None:
+            self._overdue.cancel()
+
+    def send(self, *frames: Struct) -> None:
+        assert self.process is not None
+        self.process.send(pack(*frames))
+
+    def send_batch(self, batch: LocalBatch) -> None:
+        assert self.process is not None
+        batch.is_sent = True
+        released = self.slots.released()
+        self.process.send(pack(*released) + batch.wire if released else batch.wire)
+        batch.wire = bytearray()
+
+    def leave(self, grace_s: float) -> None:
+        self.is_leaving = True
+        if self.process is not None:
+            if self.is_ready and grace_s:
+                self.process.stop(grace_s)
+            else:
+                self.process.kill()
+
+    def end(self, reason: str) -> None:
+        """Its loss is reported when it is dead, and no sooner: until then it uses its cores."""
+        self._ended_because = self._ended_because or reason
+        process = self.process
+        if process is None:
+            return
+        if self.end_client is not None:
+            ending = asyncio.get_running_loop().run_in_executor(None, self.end_client, process.pid)
+            ending.add_done_callback(lambda _: process.kill())
+        else:
+            process.kill()
+
+    @property
+    def lost_because(self) -> str:
+        return self._ended_because or ("worker-lost" if self.is_ready else "load-failed")
+
+    def _too_late(self, load_s: float) -> None:
+        self.load_error = ErrorInfo("LoadTimeout", f"not loaded within {load_s:g} s")
+        self.end("load-failed")
+
+
+@dataclass(slots=True, eq=False)
+class LocalBatch(OpenBatch):
+    worker: LocalWorker
+    wire: bytearray
+    is_sent: bool = False
+    told_s: float = 0.0  #: when the controller last heard that it yields
+    followers: list[LocalBatch] = field(default_factory=list)  #: on other workers; they start when this one ends

@@ -1,0 +1,75 @@
+"""What a plain annotation says of a value that came as JSON: text, a number, a list, an object.
+
+A value of another kind is the caller's mistake, and is said to be: `x.upper()` of a number would look like the function's.
+Nothing is converted, and what JSON has no word for (arrays, bytes) is let through: there an annotation is a note to the reader.
+"""
+
+from __future__ import annotations
+
+import reprlib
+import types
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any, get_args, get_origin
+
+from lamina.errors import BadValue
+from lamina.sdk.tensors import Tensor
+
+_NUMBER = (bool, int, float)
+_KINDS: dict[type, tuple[type, ...]] = {
+    str: (str,),
+    int: _NUMBER,
+    float: _NUMBER,
+    bool: _NUMBER,
+    list: (list,),
+    dict: (dict,),
+    bytes: (),
+}
+_WORDS = {str: "text", int: "a number", float: "a number", bool: "a number", list: "a list", dict: "an object", bytes: "bytes"}
+_SCHEMAS = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+_JSON = frozenset((str, *_NUMBER, list, dict))
+
+
+def schema_type(hint: Any) -> str:
+    """As JSON Schema names it; "" if the annotation says nothing, or more than one thing."""
+    kinds = _plain(hint)
+    return _SCHEMAS.get(kinds[0], "") if len(kinds) == 1 else ""
+
+
+def checker(name: str, hint: Any) -> Callable[[Any], Any] | None:
+    """Gives the value back, or raises; None if there is nothing to check."""
+    kinds = _plain(hint)
+    if not kinds:
+        return None
+    wrong = _JSON.difference(*(_KINDS[kind] for kind in kinds))
+    needed = " or ".join(dict.fromkeys(_WORDS[kind] for kind in kinds))
+
+    def check(value: Any) -> Any:
+        if type(value) in wrong:
+            raise _mistake(name, value, needed)
+        return value
+
+    return check
+
+
+def _mistake(name: str, value: Any, needed: str) -> BadValue:
+    if type(value) is dict and value.keys() == {name}:
+        hint = f"a target with one parameter takes the body as its value: send only what is under {name!r}"
+    elif needed == "bytes":
+        hint = "send them as the body, with a content type such as image/png, or as a file of a form"
+    else:
+        hint = f"send {needed}"
+    verb = "are" if needed == "bytes" else "is"
+    return BadValue(f"{name}: {reprlib.repr(value)} is {_WORDS[type(value)]} where {needed} {verb} needed", hint=hint)
+
+
+def _plain(hint: Any) -> tuple[type, ...]:
+    """The plain types it allows; none if it names any other. None is let through in any case."""
+    if get_origin(hint) is Annotated:
+        inner, *notes = get_args(hint)
+        return () if any(isinstance(note, Tensor) for note in notes) else _plain(inner)  # a tensor says it better
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        parts = [_plain(choice) for choice in get_args(hint) if choice is not type(None)]
+        return tuple(kind for part in parts for kind in part) if all(parts) else ()
+    kind = get_origin(hint) or hint
+    return (kind,) if isinstance(kind, type) and kind in _KINDS else ()

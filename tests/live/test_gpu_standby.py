@@ -1,0 +1,156 @@
+"""A spare that has the device open, on slices of nothing: what it has ready, and what of it is used."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lamina.gpu import detect
+from lamina.gpu.opened import open_executor, open_slicer
+from lamina.live.frames import Channel, Stop, pack
+from lamina.live.gpu_frames import Go, GpuSetup, Loaded, LoadOne, StandBy, StandingBy, Up, executor_reader, gateway_reader
+from lamina.live.gpu_worker import GpuWorker
+from lamina.live.shm import Folder
+from tests.serving import write_app
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = pytest.mark.live
+
+APP = """
+import lamina, torch
+
+app = lamina.App("tested")
+
+@app.function(gpu="1/4", batch=4)
+class Add(lamina.TorchModel):
+    def load(self):
+        with open(__file__ + ".opened", "a") as file:
+            file.write("x")
+        return torch.nn.Linear(4, 4), torch.zeros(1, 4)
+
+@app.function(gpu="1/4")
+class Broken(lamina.TorchModel):
+    def load(self):
+        raise ValueError("no weights")
+
+@app.function(gpu="1/4")
+def plain(x):
+    return x
+"""
+
+
+class Spare:
+    """The process, in a thread; we are its gateway."""
+
+    def __init__(self, folder: Path, shm: str, slicer: str) -> None:
+        self.app = write_app(folder, APP)
+        self._setup = GpuSetup(
+            app=str(self.app), device="gpu0", slicer=slicer, folder=shm, owner="a", values_owner="b", pool_bytes=1 << 20,
+            is_spare=True, opens_ahead=True,
+        )  # fmt: skip
+        self._ours, self._theirs = socket.socketpair()
+        self._ours.settimeout(20)
+        self._reader, self._heard = gateway_reader(), iter(())
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        slicer = open_slicer(self._setup.slicer)
+        worker = GpuWorker(self._setup, Channel(self._theirs, executor_reader()), slicer, open_executor(slicer))
+        worker.serve()
+        os.close(worker.wake)
+        os.close(worker._woken)
+
+    def tell(self, *frames: Any) -> None:
+        self._ours.sendall(pack(*frames))
+
+    def hear(self, kind: type) -> Any:
+        """The next frame of this kind."""
+        while True:
+            for frame in self._heard:
+                if isinstance(frame, kind):
+                    return frame
+            self._heard = iter(self._reader.feed(self._ours.recv(1 << 16)))
+
+    @property
+    def opened(self) -> int:
+        """How often the user's code ran."""
+        mark = Path(f"{self.app}.opened")
+        return mark.stat().st_size if mark.exists() else 0
+
+    def load(self, function: str) -> Loaded:
+        self.tell(LoadOne(f"{function}#1", function, 0, 0, again=True))
+        found = self.hear(Loaded)
+        assert found.instance == f"{function}#1"
+        return found
+
+    def close(self) -> None:
+        self.tell(Stop())
+        self._thread.join(20)
+        self._ours.close()
+        self._theirs.close()
+        gc.unfreeze()  # a worker freezes what is loaded
+
+
+@pytest.fixture(scope="module")
+def has_gpu() -> bool:
+    return bool(detect.devices_outside())
+
+
+@pytest.fixture(params=["null", pytest.param("green", marks=pytest.mark.gpu)])
+def spare(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Spare]:
+    if request.param == "green" and not request.getfixturevalue("has_gpu"):
+        pytest.skip("no GPU here")
+    folder = Folder()
+    spare = Spare(tmp_path, folder.path, request.param)
+    yield spare
+    spare.close()
+    folder.close()
+
+
+def test_a_module_that_stood_by_is_loaded_without_running_the_users_code_again(spare: Spare):
+    spare.tell(StandBy([("add", 0, "")]))
+    assert spare.hear(StandingBy).functions == ["add"]
+    spare.tell(Go())
+    spare.hear(Up)
+    loaded = spare.load("add")
+    assert spare.opened == 1 and loaded.stood_by
+
+
+def test_what_is_asked_for_while_it_is_being_made_ready_is_opened_once(spare: Spare):
+    spare.tell(StandBy([("add", 0, "")]), Go())
+    spare.load("add")
+    assert spare.opened == 1
+
+
+def test_what_does_not_stand_by_is_opened_as_ever(spare: Spare):
+    spare.tell(Go())
+    loaded = spare.load("add")
+    assert spare.opened == 1 and not loaded.stood_by
+
+
+def test_what_is_not_wanted_any_more_does_not_stand_by(spare: Spare):
+    spare.tell(StandBy([("add", 0, "")]))
+    spare.hear(StandingBy)
+    spare.tell(StandBy([]), Go())
+    spare.load("add")
+    assert spare.opened == 2
+
+
+def test_one_that_cannot_be_opened_and_one_that_is_no_module_keep_nobody_from_standing_by(spare: Spare):
+    spare.tell(StandBy([("broken", 0, ""), ("plain", 0, ""), ("add", 0, "")]))
+    assert spare.hear(StandingBy).functions == ["add"]
+
+
+def test_a_spare_speaks_of_nothing_but_what_stands_by_until_it_is_told_to_go(spare: Spare):
+    spare.tell(StandBy([("add", 0, "")]))
+    first = spare.hear(object)
+    spare.tell(Go())
+    assert [type(first), type(spare.hear(object))] == [StandingBy, Up]
