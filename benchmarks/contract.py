@@ -1,6 +1,6 @@
 """Does the server keep what its OpenAPI document says? Generated requests, none of which may be answered with a 5xx.
 
-`python -m benchmarks.contract [CASES]`: 10,000 by default. Needs schemathesis.
+`python -m benchmarks.contract [CASES]`: 10,000 by default, written to results/bench-contract.json. Needs schemathesis.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
+from importlib.metadata import version
 from pathlib import Path
 
+from benchmarks.report import Report
 from benchmarks.servers import free_port, started, wait_for
 
 APP = """
@@ -48,10 +50,16 @@ def flip(mask: Annotated[np.ndarray, Tensor("BOOL", [2])], by: Annotated[np.ndar
     return {"mask": mask, "by": by}
 
 
+@app.function(scale=ONE)
+def repeat(text: str, times: int = 1) -> str:
+    return text * max(0, min(times, 3))
+
+
 @app.workflow()
 def twice(x):
     return echo(echo(x))
 """
+SEED = 1
 
 
 def run(cases: int, phases: str = "examples,coverage,fuzzing") -> tuple[int, str]:
@@ -60,14 +68,15 @@ def run(cases: int, phases: str = "examples,coverage,fuzzing") -> tuple[int, str
         file = Path(folder) / "contract_app.py"
         file.write_text(APP)
         port = free_port()
-        command = [sys.executable, "-m", "lamina", "serve", str(file), "--port", str(port), "--json", "--store", "none"]
+        command = [sys.executable, "-m", "lamina", "serve", str(file), "--port", str(port), "--json"]
+        command += ["--store", str(Path(folder) / "contract.db")]
         with started(command):
             url = f"http://127.0.0.1:{port}"
             wait_for(f"{url}/readyz", None)
             with urllib.request.urlopen(f"{url}/openapi.json") as answer:
                 bodies = answer.read().count(b'"requestBody"')  # the others are soon exhausted
             each = max(1, -(-cases // bodies))
-            test = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", "--seed", "1"]
+            test = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", "--seed", str(SEED)]
             test += ["--max-examples", str(each), "--checks", "not_a_server_error", "--phases", phases]
             test += [
                 "--mode",
@@ -87,8 +96,13 @@ def run(cases: int, phases: str = "examples,coverage,fuzzing") -> tuple[int, str
 
 
 def main() -> None:
-    made, wrong = run(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000)
-    print(f"{made:,} requests generated; " + (wrong or "no 5xx"))
+    cases = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
+    made, wrong = run(cases)
+    report = Report()
+    report.add("requests made from the OpenAPI document", made, "requests", least=cases, seed=SEED, tool=version("schemathesis"))
+    report.add("operations answered with a 5xx", wrong.count("Server error"), "", most=0)
+    report.write(Path("results") / "bench-contract.json")
+    print(wrong or "no 5xx")
     sys.exit(bool(wrong))
 
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from benchmarks.fidelity.host import Host, Seen
 from lamina import policies
-from lamina.core.actions import Action, Reply
+from lamina.core.actions import Reply
 from lamina.core.controller import Controller
-from lamina.core.events import BatchFinished, Deployed, DeviceJoined, Event
+from lamina.core.events import Deployed, DeviceJoined, Event
 from lamina.planner.neighbours import Interference
 from lamina.predict import online
 from lamina.predict.profile import Profile
 from lamina.predict.table import Table
 from lamina.predict.world import World
-from lamina.sim import loop as sim
 from lamina.sim.executor import Executor
-from lamina.sim.loop import Ending
+from lamina.sim.loop import Ending, simulate
 from lamina.types import Call, DeviceSpec
 
 SEED = 3
@@ -36,8 +35,8 @@ class Case(NamedTuple):
     policy: str
     interference: Interference | None = None
     believed: list[Profile] | None = None  #: what the server knew when it began, where that is something else
-    late_us: Sequence[float] = ()  #: quantiles: how late the host's timers came; none: never
-    timed: bool = False  #: the ends of batches are timers too: they are emulated
+    host: Host = Host()
+    timed: bool = False  #: the ends of batches are timers of the host: they are emulated
 
 
 def poisson(rates: dict[str, float], slos_us: dict[str, int], seconds: float, seed: int = SEED) -> list[Call]:
@@ -68,40 +67,10 @@ def ends_of(case: Case, seed: int = SEED) -> list[Ending]:
     controller, ends = controller_of(case), list[Ending]()
     setup: list[Event] = [DeviceJoined(case.device), case.deployed]
     shifted = [moved(call, call.id, WARM_US) for call in case.calls]
-    late_us = Late(case.late_us, random.Random(f"{seed}/late")) if case.late_us else None
-    executor: sim.Executor = Executor(controller, world_of(case, seed), seed=seed)
-    if case.timed and late_us is not None:
-        executor = Timed(executor, late_us)
-    sim.simulate(controller, executor, shifted, setup=setup, on_end=lambda _, end: ends.append(end), late_us=late_us)
+    executor = Seen(Executor(controller, world_of(case, seed), seed=seed), case.host, WARM_US, case.timed)
+    on_end = lambda _, end: ends.append(end)  # noqa: E731
+    simulate(controller, executor, shifted, setup=setup, on_end=on_end, wakes_us=executor.wakes_us)
     return ends
-
-
-@dataclass(frozen=True, slots=True)
-class Late:
-    """Timers of a host that was watched."""
-
-    quantiles: Sequence[float]
-    rng: random.Random
-
-    def __call__(self) -> int:
-        at = self.rng.random() * (len(self.quantiles) - 1)
-        low = int(at)
-        return round(self.quantiles[low] + (at - low) * (self.quantiles[low + 1] - self.quantiles[low]))
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """Batches whose ends are told by such timers. What is booked behind them begins on time all the same."""
-
-    executor: sim.Executor
-    late_us: Late
-
-    def perform(self, now_us: int, action: Action) -> list[tuple[int, Event | sim.Due]]:
-        later = self.executor.perform(now_us, action)
-        return [(at_us + self.late_us() if type(event) is BatchFinished else at_us, event) for at_us, event in later]
-
-    def witness(self, now_us: int, event: Event | sim.Due) -> list[tuple[int, Event | sim.Due]]:
-        return list(self.executor.witness(now_us, event))
 
 
 def told(calls: list[Call], ends: list[Ending]) -> dict[str, float]:

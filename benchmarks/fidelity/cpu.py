@@ -1,18 +1,22 @@
 """A function in a worker process on one core, the server and its generator of calls on the other.
 
 The machine's pace is another one a minute later, so the function is measured on the worker that serves it, before and after
-each few seconds of load, and each part is simulated with what was measured around it.
+each few seconds of load, and each part is simulated with what was measured around it. How far the pace wanders in between is
+seen from the measurements too: each lies between two others. Simulated at paces drawn from that, latencies become a band.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import random
+import statistics
 from typing import Any
 
 from msgspec.structs import replace
 
-from benchmarks.fidelity.cases import SEED, Case, off, poisson, simulated, together, told
+from benchmarks.fidelity.cases import SEED, Case, ends_of, off, poisson, simulated, together, told
 from benchmarks.fidelity.live import Batch, Found, Runs, handovers, known, measured, profile_of, served
 from lamina import policies, values
 from lamina.core.events import Deployed
@@ -27,6 +31,8 @@ LOADS = (0.5, 0.7, 0.8)
 WARM_S, WARM_RATE = 2.0, 60.0
 """Of load before anything counts: what handing over takes in service is seen there."""
 PARTS, SECONDS, ROUND_S = 2, 5.0, 0.6
+PACES = 60
+"""Drawn for a band."""
 SAMPLE = {"x": 1}
 
 
@@ -45,7 +51,7 @@ async def live(name: str, loads: tuple[float, ...] = LOADS) -> list[dict[str, An
         await measured(loop, {name: SAMPLE}, function.max_batch, 0.2)  # a sleepy machine wakes first
         warm = await served(loop, poisson({name: WARM_RATE}, {name: function.slo.latency_us}, WARM_S, SEED + 1), inputs)
         seen = handovers(warm.batches)
-        made = []
+        made, all_rounds = [], list[Runs]()
         for load in loads:
             parts, rounds = [], [await _measured(loop, name)]
             for part in range(PARTS):
@@ -56,10 +62,11 @@ async def live(name: str, loads: tuple[float, ...] = LOADS) -> list[dict[str, An
                 found = await served(loop, calls, inputs)
                 rounds.append(await _measured(loop, name))
                 world = profile_of(name, "cpu", rounds[-2:], seen.get(name))
-                case = Case(deployed, loop.engine.devices[0], [world], found.calls, "edf", None, [believed])
+                case = Case(deployed, loop.engine.devices[0], [world], found.calls, "edf", None, [believed], found.host)
                 parts.append((case, found))
             made.append((load, parts))
-        return [compared(name, load, parts) for load, parts in made]
+            all_rounds += rounds
+        return [compared(name, load, parts, wandering(all_rounds)) for load, parts in made]
     finally:
         os.sched_setaffinity(0, cores)
         await loop.stop()
@@ -69,7 +76,7 @@ async def _measured(loop: Any, name: str) -> Runs:
     return (await measured(loop, {name: SAMPLE}, 8, ROUND_S))[name]
 
 
-def compared(name: str, load: float, parts: list[tuple[Case, Found]]) -> dict[str, Any]:
+def compared(name: str, load: float, parts: list[tuple[Case, Found]], wander: float) -> dict[str, Any]:
     """All parts of one load together; also as if each part had been profiled at the pace it then had."""
     calls = [call for case, _ in parts for call in case.calls]
     paces = [_pace(case.profiles[0], found.batches) for case, found in parts]
@@ -78,7 +85,32 @@ def compared(name: str, load: float, parts: list[tuple[Case, Found]]) -> dict[st
     row = off(simulated([case for case, _ in parts]), here)
     paced = off(simulated([_paced(case, pace) for (case, _), pace in zip(parts, paces, strict=True)]), here)
     known = {f"{key} at its pace": value for key, value in paced.items() if key.endswith("off")}
-    return {"what": f"cpu, 1 of 2 cores, {WORDS[name]}", "load": load, "calls": len(calls)} | row | known
+    about = {"wandering": round(wander, 4), "band": band([case for case, _ in parts], wander, here)}
+    return {"what": f"cpu, 1 of 2 cores, {WORDS[name]}", "load": load, "calls": len(calls)} | row | known | about
+
+
+def wandering(rounds: list[Runs]) -> float:
+    """Of the machine's pace: how far, in logarithms, a round of measurements lies from those before and after it."""
+    medians = [{place: statistics.median(one.device_us for one in took) for place, took in runs.items()} for runs in rounds]
+    off = [
+        statistics.mean(math.log(here[place]) - math.log(before[place] * after[place]) / 2 for place in here)
+        for before, here, after in zip(medians, medians[1:], medians[2:], strict=False)
+    ]
+    return math.sqrt(statistics.mean(one**2 for one in off))
+
+
+def band(cases: list[Case], wander: float, here: dict[str, Any]) -> dict[str, Any]:
+    """Nine in ten simulated runs, each part at a pace of its own, lie between these; and whether the live run does."""
+    rng, found = random.Random(SEED), []
+    for seed in range(PACES):
+        paced = [_paced(case, math.exp(rng.gauss(0.0, wander))) for case in cases]
+        found.append(told([call for case in cases for call in case.calls], [end for one in paced for end in ends_of(one, seed)]))
+    made: dict[str, Any] = {}
+    for name in ("p50_ms", "p99_ms", "attainment"):
+        values_ = sorted(one[name] for one in found)
+        low, high = values_[PACES // 20], values_[-1 - PACES // 20]
+        made[name] = {"from": low, "to": high, "live": here[name], "inside": low <= here[name] <= high}
+    return made
 
 
 def _pace(profile: Profile, batches: list[Batch]) -> float:

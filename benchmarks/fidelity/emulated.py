@@ -23,6 +23,7 @@ from benchmarks.fidelity.cases import (
     told,
     world_of,
 )
+from benchmarks.fidelity.host import Host
 from benchmarks.fidelity.live import Found, served
 from lamina.core.events import Deployed
 from lamina.live.emulated import EmulatedEngine, Pretence
@@ -73,13 +74,13 @@ def compared(runs: Sequence[tuple[str, float]] = RUNS) -> list[dict[str, Any]]:
 
 
 def _row(policy: str, load: float, repeats: list[tuple[Case, Found]]) -> dict[str, Any]:
-    """All of them together, on a host whose timers are as late as those of the generator were, and on a perfect one."""
+    """All of them together, on a host as it was, and on a perfect one."""
     calls = [call for _, found in repeats for call in found.calls]
     here = told(calls, [end for _, found in repeats for end in found.ends]) | together([found.told for _, found in repeats])
-    cases = [case._replace(calls=found.calls, late_us=found.told["timers_late_us"], timed=True) for case, found in repeats]
+    cases = [case._replace(calls=found.calls, host=found.host, timed=True) for case, found in repeats]
     ends, offered = played(cases), [found.calls for _, found in repeats]
     row = off(middle(offered, ends), here)
-    perfect = off(simulated([case._replace(late_us=()) for case in cases]), here)
+    perfect = off(simulated([case._replace(host=Host()) for case in cases]), here)
     known = {f"{key} without the host": value for key, value in perfect.items() if key.endswith("off")}
     each = []
     for place, (_, found) in enumerate(repeats):

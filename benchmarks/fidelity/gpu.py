@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from benchmarks.apps import three
 from benchmarks.fidelity.cases import SEED, Case, poisson, row
+from benchmarks.fidelity.host import Host
 from benchmarks.fidelity.live import Batch, Runs, handovers, in_company, known, measured, profile_of, served
 from lamina import policies, values
 from lamina.core.actions import Reply
@@ -83,7 +84,15 @@ async def measure(slicer: str, out: Path, seconds: float, round_s: float) -> Non
             found = await served(loop, calls, inputs)
             ends = [[end.call_id, end.latency_us if isinstance(end, Reply) else -1] for end in found.ends]
             phases.append(
-                {"who": who, "load": load, "calls": found.calls, "told": found.told, "ends": ends, "batches": found.batches}
+                {
+                    "who": who,
+                    "load": load,
+                    "calls": found.calls,
+                    "told": found.told,
+                    "ends": ends,
+                    "batches": found.batches,
+                    "host": found.host,
+                }
             )
             _write(out, about, rounds, phases)
             print(who, load, found.told, flush=True)
@@ -135,7 +144,7 @@ def compared(path: Path) -> list[dict[str, Any]]:
             for name in rounds[0]
         ]
         calls = msgspec.convert(phase["calls"], list[Call])
-        case = Case(deployed, device, profiles, calls, "edf", None, believed, phase["told"].get("timers_late_us", ()))
+        case = Case(deployed, device, profiles, calls, "edf", None, believed, msgspec.convert(phase["host"], Host))
         what = f"{device.kind}, 3 of {device.units} units"
         if len(phase["who"]) == 1:
             made.append(row(f"{what}, alone", phase["load"], case, phase["told"]))

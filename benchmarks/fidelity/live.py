@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.fidelity.cases import moved, told
+from benchmarks.fidelity.host import Beat, Host
 from lamina import values
 from lamina.core.actions import Action, StartBatch
 from lamina.core.events import BatchFinished, Event
@@ -41,6 +42,7 @@ class Found(NamedTuple):
     calls: list[Call]  #: when they really came: how late the generator was is no matter of the server's
     ends: list[Ending]
     batches: list[Batch]
+    host: Host
 
 
 async def served(loop: LiveLoop, calls: list[Call], inputs: Mapping[str, dict[str, bytes]]) -> Found:
@@ -77,17 +79,20 @@ async def served(loop: LiveLoop, calls: list[Call], inputs: Mapping[str, dict[st
 
     for call in calls:
         timer.at(begin_us + call.arrived_us, lambda call=call: submit(call))  # type: ignore[misc]
+    beat = Beat(timer, begin_us)
+    beat.start()
     await asyncio.wait_for(done.wait(), 90)
     timer.close()
     loop.watch = None
+    host = beat.host()
     about = {
         "timers_late_p99_ms": sorted(late_us)[int(0.99 * len(late_us))] / 1000,
-        "timers_late_us": [min(late_us), *map(round, statistics.quantiles(late_us, n=40)), max(late_us)],
+        "away_ms": round(sum(until_us - since_us for since_us, until_us in host.away) / 1000, 1),
         "decisions_mean_us": round(statistics.mean(held_us)),
         "decisions_p99_us": sorted(held_us)[int(0.99 * len(held_us))],
         "mean_batch": round(statistics.mean(batch.size for batch in batches), 2),
     }
-    return Found(told(came, ends) | about, came, ends, batches)
+    return Found(told(came, ends) | about, came, ends, batches, host)
 
 
 async def measured(loop: LiveLoop, samples: Mapping[str, dict[str, Any]], largest: int, seconds: float) -> dict[str, Runs]:

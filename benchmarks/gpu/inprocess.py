@@ -80,13 +80,14 @@ class InProcess:
     def now_us(self) -> int:
         return (time.perf_counter_ns() - self._begin_ns) // 1000
 
-    def call(self, name: str, at_us: int) -> None:
+    def call(self, name: str, at_us: int, more: bool = False) -> None:
+        """`more`: others have come by now too, and what to do is decided once for all of them, as the server does."""
         self._calls += 1
         call = call_for(f"c{self._calls}", name, at_us, self.specs[name].slo)
         self._arrived[call.id] = (name, at_us)
         self.outcome.sent += 1
         self.outcome.sent_to[name] += 1
-        self._handle(CallArrived(call))
+        self._handle(CallArrived(call, more))
 
     def turn(self) -> None:
         """What has ended, then what is due."""
@@ -169,16 +170,16 @@ class InProcess:
         heapq.heapify(heap)
         ends_us = begin_us + seconds * 1e6
         while heap[0][0] < ends_us:
-            at_us, name = heap[0]
-            turned_us, events = self.now_us(), self.outcome.batches + len(self._batches)
-            if at_us <= turned_us:
+            turned_us, events = self.now_us(), self.outcome.sent + self.outcome.batches + len(self._batches)
+            if turned_us - heap[0][0] > 500_000:  # hopeless: the loop itself cannot follow
+                break
+            while heap[0][0] <= turned_us:
+                at_us, name = heap[0]
                 heapq.heapreplace(heap, (at_us + rng.expovariate(rates[name]) * 1e6, name))
-                self.call(name, int(at_us))
-                if self.now_us() - at_us > 500_000:  # hopeless: the loop itself cannot follow
-                    break
+                self.call(name, int(at_us), more=heap[0][0] <= turned_us)
             self.turn()
             took_us = self.now_us() - turned_us
-            if events != self.outcome.batches + len(self._batches):
+            if events != self.outcome.sent + self.outcome.batches + len(self._batches):
                 self.outcome.busy_us += took_us
             self.outcome.longest_turn_us = max(self.outcome.longest_turn_us, took_us)
         self.outcome.wall_us = max(1, self.now_us() - begin_us)

@@ -16,8 +16,8 @@ from lamina.errors import BadValue, Forbidden
 from lamina.gateway.api import Api
 from lamina.gateway.bill import Bill
 from lamina.gateway.caller import Caller
+from lamina.gateway.exchange import Exchange
 from lamina.gateway.heads import Request
-from lamina.gateway.http import Exchange
 from lamina.gateway.metrics import Metrics
 from lamina.predict.table import Table
 from lamina.store.base import Store

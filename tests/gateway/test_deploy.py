@@ -154,6 +154,21 @@ def test_a_first_version_that_cannot_be_loaded_is_not_served_and_the_next_may_be
     assert run(work) == [("halted", 0, 404), ("halted", 0, 404), ("serving", 3, 200), current]
 
 
+def test_what_the_code_of_a_failed_version_said_is_for_who_may_deploy(app: Path, tmp_path: Path) -> None:
+    async def work() -> dict[str, str]:
+        async with managed(app, tmp_path / "kept") as server:
+            await tried(server, BROKEN.format(least=1, does="raise OSError('no /srv/key.pem')", version=1))
+            told = {}
+            for scope in ("read", "deploy"):
+                answer = await server.ask("GET", "/v1/apps", token=await server.token("read", scope))
+                told[scope] = next(one["failed"] for one in answer.json if one["app"] == "bank")
+            return told
+
+    told = run(work)
+    assert told["read"] == "version 1 was taken back: rate: OSError"
+    assert "no /srv/key.pem" in told["deploy"] and 'File "app.py", line' in told["deploy"]
+
+
 def test_a_function_that_scales_to_zero_is_tried_and_keeps_its_terms(app: Path, tmp_path: Path) -> None:
     async def work() -> tuple[list[int], set[int]]:
         async with managed(app, tmp_path / "kept") as server:

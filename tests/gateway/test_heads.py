@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from lamina.core.actions import Refuse
 from lamina.gateway.closed import Closed
+from lamina.gateway.exchange import Exchange
 from lamina.gateway.heads import LONGEST, MOST, Heads, Request
-from lamina.gateway.http import Connection, Exchange, Server
+from lamina.gateway.http import Connection, Server
 
 POST = b"POST /x?y=1 HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc"
 REQUESTS = (

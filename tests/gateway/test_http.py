@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from lamina.gateway.exchange import Exchange
 from lamina.gateway.heads import Request
-from lamina.gateway.http import Connection, Exchange, Limits, Server
+from lamina.gateway.http import Connection, Limits, Server
+from lamina.gateway.incoming import Incoming
 from tests.serving import hang_up
 
 pytestmark = pytest.mark.live
@@ -213,9 +215,9 @@ def test_who_is_too_slow_is_told_and_cut_off(why: str, data: bytes) -> None:
 def test_a_body_that_comes_in_drops_is_cut_off_and_one_that_comes_slowly_is_not(
     came_bytes: int, took_s: float, waited_s: float, is_cut_off: bool
 ) -> None:
-    connection = Connection(Server(echo, problem, Limits()))
-    connection._body = bytearray(came_bytes)
-    assert connection._drips(took_s, waited_s) == is_cut_off
+    incoming = Incoming(Connection(Server(echo, problem, Limits())))
+    incoming._body = bytearray(came_bytes)
+    assert incoming.drips(took_s, waited_s) == is_cut_off
 
 
 def test_too_many_connections_are_turned_away_and_the_others_served() -> None:

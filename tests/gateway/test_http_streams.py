@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from lamina.gateway.exchange import Exchange
 from lamina.gateway.heads import Request
-from lamina.gateway.http import Exchange, Limits, Server
+from lamina.gateway.http import Limits, Server
 from tests.gateway.test_http import serve
 from tests.serving import hang_up, request
 

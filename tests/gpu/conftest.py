@@ -11,8 +11,11 @@ from lamina.gpu.driver import NoGpu, open_driver
 from lamina.gpu.green import GreenSlicer
 from lamina.gpu.mig import MigSlicer
 from lamina.gpu.mps import MpsSlicer
-from lamina.gpu.null import NullSlicer
+from lamina.gpu.null import NullSlicer, null_device
 from lamina.gpu.slicer import Slicer
+from lamina.types import SliceLimits
+
+SOFT = SliceLimits(batches_per_instance=0, soft=True)
 
 
 def green_by(kind: str) -> Callable[[], Slicer]:
@@ -24,10 +27,16 @@ def mps() -> Slicer:
     return MpsSlicer()
 
 
-EVERYWHERE: dict[str, Callable[[], Slicer]] = {"null": NullSlicer, "cpu": CpuSlicer}
+EVERYWHERE: dict[str, Callable[[], Slicer]] = {
+    "null": NullSlicer,
+    "cpu": CpuSlicer,
+    "null-soft": lambda: NullSlicer(null_device(soft=True)),
+    "cpu-soft": lambda: CpuSlicer(soft=True),
+}
 ON_A_GPU: dict[str, Callable[[], Slicer]] = {
     "green-bindings": green_by("bindings"),
     "green-ctypes": green_by("ctypes"),
+    "green-soft": lambda: GreenSlicer(limits=SOFT),
     "mps": mps,
     "mig": MigSlicer,
 }
@@ -48,6 +57,15 @@ def made(name: str) -> Slicer:
 def slicer(request: pytest.FixtureRequest) -> Iterator[Slicer]:
     """Every back end in turn."""
     slicer = made(request.param)
+    yield slicer
+    slicer.close()
+
+
+@pytest.fixture
+def soft_green() -> Iterator[GreenSlicer]:
+    pytest.importorskip("torch")
+    slicer = made("green-soft")
+    assert isinstance(slicer, GreenSlicer)
     yield slicer
     slicer.close()
 

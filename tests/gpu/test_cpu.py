@@ -21,6 +21,12 @@ def test_slices_of_disjoint_units_share_no_core():
     assert sum(map(len, cores)) == len(frozenset().union(*cores))
 
 
+def test_soft_slices_have_all_cores_each():
+    slicer = CpuSlicer(soft=True)
+    everything = slicer.slice((1 << slicer.device.units) - 1).cores
+    assert all(slicer.slice(mask).cores == everything for mask in blocks(slicer.device))
+
+
 def test_a_process_is_told_how_many_threads_to_start():
     slicer = CpuSlicer()
     everything = (1 << slicer.device.units) - 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lamina.gpu.green import GreenSlicer, kind_of, widened
+from lamina.gpu.green import GreenSlicer, kind_of
 from lamina.gpu.slicer import blocks
 
 on_gpu = pytest.mark.gpu
@@ -24,20 +24,6 @@ def probe() -> Any:
 )
 def test_profiles_are_found_by_the_short_name_of_the_card(name: str, kind: str):
     assert kind_of(name) == kind
-
-
-@pytest.mark.parametrize(
-    ("mask", "reach", "wide"),
-    [
-        (0b111000, 0, 0b111000),
-        (0b111000, 2, 0b11111110),
-        (0b111, 2, 0b1111111),
-        (0b111 << 12, 2, 0b1111111 << 8),
-        (0b1, 9, 0x7FFF),
-    ],
-)
-def test_a_soft_slice_reaches_into_its_neighbours_and_is_as_wide_everywhere(mask: int, reach: int, wide: int):
-    assert widened(mask, reach, units=15) == wide
 
 
 @on_gpu
@@ -88,6 +74,43 @@ def test_units_share_no_sm(green: GreenSlicer):
     sms = probe()
     seen = [sms.run(green.slice(1 << unit).stream) for unit in range(green.device.units)]
     assert len(frozenset().union(*seen)) == sum(map(len, seen))
+
+
+@on_gpu
+def test_a_soft_slice_runs_on_every_sm_eager_and_as_a_graph(soft_green: GreenSlicer):
+    import torch
+
+    sms = probe()
+    slice_ = soft_green.slice(0b111)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=slice_.torch_stream, capture_error_mode="thread_local"):
+        sms.launch(slice_.stream)
+    eager = sms.run(slice_.stream)
+    sms.ids.fill_(-1)
+    torch.cuda.current_stream().synchronize()
+    with torch.cuda.stream(slice_.torch_stream):
+        graph.replay()
+    assert sms.read(slice_.torch_stream) == eager and len(eager) == slice_.sms == soft_green.driver.whole().sms
+
+
+@on_gpu
+def test_soft_slices_run_at_the_same_time(soft_green: GreenSlicer):
+    """Each with half of the thread blocks the device has room for: in turns they would take twice as long as one alone."""
+    import torch
+
+    one, two = (soft_green.slice(mask).torch_stream for mask in (1, 2))
+    begin, ends = torch.cuda.Event(enable_timing=True), [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    cycles = 20_000_000
+    torch.cuda.synchronize()
+    begin.record(one)
+    two.wait_event(begin)
+    for stream, end in zip((one, two), ends, strict=True):
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(cycles)
+        end.record(stream)
+    torch.cuda.synchronize()
+    first_ms, second_ms = (begin.elapsed_time(end) for end in ends)
+    assert second_ms < 1.5 * first_ms
 
 
 @on_gpu

@@ -125,11 +125,8 @@ async def tell(gateway: Gateway) -> dict[str, Any]:
         said["still"] = await other.post("/v1/functions/alone", None)
         said["status"] = (await other.ask("GET", "/v1/status")).json
         await other.post("/v1/functions/stuck", "not")
-        hung = gateway.loop.controller._mishaps.end_what_hangs
-        gateway.loop.controller._mishaps.end_what_hangs = lambda now_us: None  # the executor notices by itself, and earlier
-        import time; b = time.perf_counter()
+        gateway.loop.controller._mishaps._hang_floor_us = 60_000_000  # the executor notices by itself, and earlier
         said["stuck"] = await other.post("/v1/functions/stuck", "spin", **{"Lamina-Deadline-Ms": "1500"})
-        gateway.loop.controller._mishaps.end_what_hangs = hung; said["stuck_s"] = time.perf_counter() - b
         said["unstuck"] = await other.post("/v1/functions/stuck", "not")
     said["left"] = (set(gpu.life.values.held), set(gpu.life.slots.held)) if gpu.life else None
     gateway.loop.controller.state.check()
@@ -197,7 +194,7 @@ def test_all_functions_come_back_after_the_executor_was_lost(story: dict[str, An
 
 
 def test_a_function_that_hangs_is_ended_with_its_executor_and_all_goes_on(story: dict[str, Any]):
-    print(story["stuck"].body, story["stuck_s"]); assert (story["stuck"].status, body(story["unstuck"])) == (504, "not")
+    assert (story["stuck"].status, body(story["unstuck"])) == (504, "not")
 
 
 def test_an_isolated_function_has_a_process_of_its_own_and_does_not_feel_the_loss(story: dict[str, Any]):

@@ -67,8 +67,8 @@ def test_leases_are_as_long_as_batches_really_were():
 
 def test_who_is_lost_is_not_felt_any_more_and_pays_until_then():
     ends, executor = replies((2_000, "a"), (2_000, "b"), faults=[(2_400, InstanceLost("a-1"))])
-    assert ends["b2000"] == 2_900 + 300  # 200 done; alone until the other is back, 500 later: 300 are left, and felt by then
-    assert executor.ledger.accounts["d"].leased == 400 + 1_200 + (ends["a2000"] - 2_900)
+    assert ends == {"b2000": 3_500, "a2000": 4_200}  # alone while the other loads again, 500 long: 300 are left of it then
+    assert executor.ledger.accounts["d"].leased == 400 + 1_500 + 1_300
 
 
 def test_a_device_that_is_lost_takes_its_crowd_with_it():

@@ -15,7 +15,8 @@ from lamina.units import show_us
 def introduce(gateway: Any, policy: str, label: str) -> None:
     click.echo(f"app {gateway.app.name}   policy {policy}   engine {label}")
     for device in gateway.loop.engine.devices:
-        click.echo(f"  device    {device.id}: {device.units} units, {device.memory_mib} MiB")
+        soft = ", soft slices" if device.limits.soft else ""
+        click.echo(f"  device    {device.id}: {device.units} units{soft}, {device.memory_mib} MiB")
     for target in gateway.api.targets:
         goal = show_us(target.slo.latency_us) if target.slo.latency_us else "none"
         inputs = ", ".join(param.name for param in target.params)

@@ -39,6 +39,7 @@ class Serving:
     emulate: str | None
     profiles: Path | None
     gpu: str
+    slices: str
     no_probe: bool
     host: str
     port: int
@@ -109,7 +110,8 @@ class Serving:
 
         policy = policies.build(self.policy, policy_options(self.options))
         if not self.emulate and self.engine != "emulated":
-            live = start.open_local(target, policy=policy, profiles=self.profiles, probe=not self.no_probe, gpu=self.gpu)
+            cut: dict[str, Any] = {"gpu": self.gpu, "soft": self.slices == "soft"}
+            live = start.open_local(target, policy=policy, profiles=self.profiles, probe=not self.no_probe, **cut)
             return live, "local"
         from lamina.sdk.load import load_app
 

@@ -31,6 +31,13 @@ GPUS = ("auto", "no", "green", "mig", "cpu", "null")
     show_default=True,
     help="Slices of GPUs: auto looks for some, no: none; or green, mig.",
 )
+@click.option(
+    "--slices",
+    type=click.Choice(["hard", "soft"]),
+    default="soft",
+    show_default=True,
+    help="Of a GPU: hard ones have SMs of their own, soft ones share all of them.",
+)
 @click.option("--no-probe", is_flag=True, help="Do not time what has no profile on its examples() when it is loaded.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; beyond loopback it takes tokens.")
 @click.option("--port", type=PORT, default=8700, show_default=True, help="Port to listen on; 0 lets the system choose.")

@@ -80,7 +80,7 @@ def _devices(status: dict[str, Any], letters: dict[str, str]) -> Any:
         used_mib = executor.get("device_used_mib") or device["memory_used_mib"]
         table.add_row(
             device["id"],
-            device["kind"],
+            f"{device['kind']} soft" if device["soft"] else device["kind"],
             units_of(device, letters),
             f"{device['leased']}/{device['units']}",
             f"{used_mib}/{device['memory_mib']}",

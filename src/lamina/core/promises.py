@@ -35,7 +35,11 @@ class Promises:
         return int(self._reserve_us.get(f"{target}/{self.asking}" if self.apart else target, 0.0))
 
     def ended(self, run: Run, in_time: bool) -> None:
+        """Who falls at a step that only some runs come to was promised nothing about it: to turn others away for that would
+        mostly hit those who do not come there."""
         call = run.call
+        if not in_time and any(run.flow.visits.get(job.function, 1.0) < 1 for job in run.jobs.values()):
+            return
         key = f"{call.target}/{call.tenant}" if self.apart else call.target
         before_us = self._reserve_us.get(key, 0.0)
         if in_time and not before_us:  # as nearly all of them

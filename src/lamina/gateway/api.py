@@ -16,8 +16,9 @@ from lamina.errors import Forbidden, LaminaError, UnknownTarget
 from lamina.gateway import logs, wire
 from lamina.gateway.caller import LOCAL, Caller, Scope
 from lamina.gateway.calls import Calls
+from lamina.gateway.exchange import Exchange
 from lamina.gateway.heads import Request
-from lamina.gateway.http import Exchange, Handler
+from lamina.gateway.http import Handler
 from lamina.gateway.metrics import Metrics
 from lamina.gateway.runs import Runs
 from lamina.gateway.status import status

@@ -18,8 +18,8 @@ from lamina.core.actions import Refuse, Reply
 from lamina.errors import BadValue, Forbidden, LaminaError
 from lamina.gateway import wire
 from lamina.gateway.api import Api
+from lamina.gateway.exchange import Exchange
 from lamina.gateway.heads import Request
-from lamina.gateway.http import Exchange
 from lamina.live.loop import Ending
 from lamina.store import bills
 from lamina.store.base import Session, Store

@@ -13,9 +13,9 @@ from lamina.gateway import wire, wishes
 from lamina.gateway.caller import Caller
 from lamina.gateway.closed import Closed
 from lamina.gateway.events import KIND, Events
+from lamina.gateway.exchange import Exchange
 from lamina.gateway.first import FirstCalls
 from lamina.gateway.heads import Request
-from lamina.gateway.http import Exchange
 from lamina.gateway.metrics import Metrics
 from lamina.gateway.runs import wants_async
 from lamina.gateway.wishes import Wishes, wishes_of

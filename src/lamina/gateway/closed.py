@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from lamina.core.actions import Refuse
 from lamina.gateway import wire
-from lamina.gateway.http import STATUS_LINES, Exchange
+from lamina.gateway.exchange import STATUS_LINES, Exchange
 
 _ID = "-id-"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from lamina import values
 from lamina.errors import LaminaError
-from lamina.gateway.http import Exchange
+from lamina.gateway.exchange import Exchange
 from lamina.gateway.wire import BYTES
 
 KIND = b"text/event-stream"

@@ -16,13 +16,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from email.utils import formatdate
-from http import HTTPStatus
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
-import httptools
 from msgspec import Struct
 
+from lamina.gateway.exchange import Exchange
 from lamina.gateway.heads import Head, Heads, Request
+from lamina.gateway.incoming import Incoming
 from lamina.gateway.listen import Listener, listen
 from lamina.live.outlet import Outlet
 
@@ -47,9 +47,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     tiny_bytes: int = 64
 
 
-Handler = Callable[[Request, "Exchange"], None]
+Handler = Callable[[Request, Exchange], None]
 
-STATUS_LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
 LINGER_S = 2.0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -64,70 +63,6 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return made
 
 
-class Exchange:
-    """One request waiting for its answer."""
-
-    __slots__ = ("_connection", "answer", "head_only", "keep_alive", "on_gone", "streaming")
-
-    takes_values: ClassVar[bool] = False  #: text is made of results elsewhere: then they are given as `value`, with the `Reply`
-
-    def __init__(self, connection: Connection, keep_alive: bool, head_only: bool) -> None:
-        self._connection = connection
-        self.keep_alive = keep_alive
-        self.head_only = head_only
-        self.answer: bytes | None = None  #: what is to be sent and is not yet
-        self.streaming = False  #: more of it follows
-        self.on_gone: Callable[[], None] | None = None  #: the client left before the answer
-
-    def respond(self, status: int, body: bytes = b"", content_type: bytes = b"application/json", extra: bytes = b"") -> None:
-        """`extra` is whole header lines, each ending in CRLF. A second answer is ignored."""
-        if self.answer is not None:
-            return
-        self.on_gone = None
-        connection = self._connection
-        self.keep_alive = keep = self.keep_alive and not connection.server.closing
-        parts = (
-            STATUS_LINES[status],
-            connection.server.date_line,
-            b"content-type: ",
-            content_type,
-            b"\r\ncontent-length: %d\r\n" % len(body),
-            extra,
-            b"\r\n" if keep else b"connection: close\r\n\r\n",
-            body if not self.head_only else b"",
-        )
-        self.answer = b"".join(parts)
-        connection.answered()
-
-    def value(self, stored: Any, reply: Any) -> None:
-        raise NotImplementedError
-
-    def begin(self, status: int, content_type: bytes, extra: bytes = b"") -> None:
-        """An answer in pieces: `push` each, then `end`. Without keep-alive the end of the connection is its end."""
-        if self.answer is not None:
-            return
-        connection = self._connection
-        self.keep_alive = keep = self.keep_alive and not connection.server.closing
-        framing = b"transfer-encoding: chunked\r\n\r\n" if keep else b"connection: close\r\n\r\n"
-        head = (STATUS_LINES[status], connection.server.date_line, b"content-type: ", content_type, b"\r\n", extra, framing)
-        self.answer = b"".join(head)
-        self.streaming = not self.head_only
-        connection.answered()
-
-    def push(self, piece: bytes) -> None:
-        if self.streaming and piece:
-            self.answer = (self.answer or b"") + (b"%x\r\n%s\r\n" % (len(piece), piece) if self.keep_alive else piece)
-            self._connection.answered()
-            self._connection.bound(len(self.answer))
-
-    def end(self) -> None:
-        if self.streaming:
-            self.streaming = False
-            self.on_gone = None
-            self.answer = (self.answer or b"") + (b"0\r\n\r\n" if self.keep_alive else b"")
-            self._connection.answered()
-
-
 class Connection(asyncio.Protocol):
     """One client. `phase_since` and `phase` tell the sweeper who is too slow."""
 
@@ -137,28 +72,13 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.phase = "idle"
         self.phase_since = server.now_s
-        self._parser: Any = httptools.HttpRequestParser(self)
+        self._incoming = Incoming(self)
         self._open: deque[Exchange] = deque()
         self._reading = True
         self._full = False  #: more is to be sent than it takes
         self._dead = False
         self._ignored = 0
         self._dying = False  #: the answer under way is the last: nothing after it on this connection has a meaning
-        self._between = True  #: the parser has seen the end of a request and nothing of the next
-        self._last: Request | None = None  #: what it made of the data it was just given
-        self._reset()
-
-    def _reset(self) -> None:
-        self._url = b""
-        self._headers: dict[bytes, bytes] = {}
-        self._count = 0
-        self._head_bytes = 0
-        self._fed = 0
-        self._chunks = 0
-        self._body = bytearray()
-        self._in_body = False
-        self._body_since = 0.0
-        self._bad: tuple[int, str] | None = None
 
     # ------------------------------------------------------------ asyncio's side
 
@@ -186,36 +106,27 @@ class Connection(asyncio.Protocol):
             if self._ignored > self.limits.body_bytes and self.transport is not None:
                 self.transport.abort()
             return
-        fresh = self._between
+        incoming = self._incoming
+        fresh = incoming.between
         if fresh:
             request = self.server.heads.read(data)
             if request is not None:
                 head = request.head
                 if head is None or head.shortcut is None or not self._cut_short(head):
-                    self._arrived(request)
+                    self.arrived(request)
                 return
-            self._last = None
+            incoming.last = None
         if self.phase == "idle":
-            self._enter("head")
+            self.enter("head")
         elif self.phase == "body":
             self.phase_since = self.server.now_s
-        if not self._in_body:
-            self._fed += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(400, "upgrades are not served")
-        except httptools.HttpParserCallbackError as error:
-            if self._bad is None:
-                log.error("a parser callback failed", exc_info=error)
-            self._refuse(*(self._bad or (400, "malformed request")))
-        except httptools.HttpParserError:
-            self._refuse(*(self._bad or (400, "malformed request")))
-        else:
-            if not self._in_body and self._fed > self.limits.head_bytes + self.limits.url_bytes and self.phase == "head":
-                self._refuse(431, "header too large")
-            elif fresh and self._between and self._last is not None:
-                self.server.heads.learn(data, self._last)
+        fault = incoming.feed(data)
+        if fault is not None:
+            self._refuse(*fault)
+        elif self.phase == "head" and incoming.is_overlong:
+            self._refuse(431, "header too large")
+        elif fresh and incoming.between and incoming.last is not None:
+            self.server.heads.learn(data, incoming.last)
 
     def _cut_short(self, head: Head) -> bool:
         """Answer without an exchange, if that is possible: under overload most requests get one and the same answer."""
@@ -236,12 +147,12 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """It does not read what it asked for: then nothing more of what it asks for is looked at."""
         self._full = True
-        self._enter("write")
+        self.enter("write")
         self._stop_reading()
 
     def resume_writing(self) -> None:
         self._full = False
-        self._enter("idle" if not self._open else "wait")
+        self.enter("idle" if not self._open else "wait")
         if len(self._open) <= self.limits.pipelined:
             self._read_on()
 
@@ -255,80 +166,20 @@ class Connection(asyncio.Protocol):
             self._reading = True
             self.transport.resume_reading()
 
-    # ------------------------------------------------------------- llhttp's side
+    # ----------------------------------------------------------------- requests
 
-    def on_message_begin(self) -> None:
-        self._between = False
-        self._reset()
-        self._enter("head")
-
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-        if len(self._url) > self.limits.url_bytes:
-            self._fault(414, f"address longer than {self.limits.url_bytes} bytes")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count += 1
-        self._head_bytes += len(name) + len(value)
-        if self._count > self.limits.headers or self._head_bytes > self.limits.head_bytes:
-            self._fault(431, "header too large")
-        name = name.lower()
-        if name in self._headers:
-            if name in (b"host", b"content-length", b"transfer-encoding", b"content-type", b"authorization"):
-                self._fault(400, "header given twice")
-            self._headers[name] += b", " + value
-        else:
-            self._headers[name] = value
-
-    def on_headers_complete(self) -> None:
-        self._in_body = True
-        if b"host" not in self._headers and self._parser.get_http_version() == "1.1":
-            self._fault(400, "no host header")
-        length = self._headers.get(b"content-length", b"")
-        if length:
-            if not length.isdigit() or len(length) > 15:
-                self._fault(400, "bad content-length")
-            if int(length) > self.limits.body_bytes:
-                self._fault(413, f"body larger than {self.limits.body_bytes} bytes")
-        encoding = self._headers.get(b"transfer-encoding", b"")
-        if encoding and (length or encoding.lower() != b"chunked"):
-            self._fault(400, "bad transfer-encoding")
-        if self._parser.should_upgrade():
-            self._fault(400, "upgrades are not served")
-        if self._headers.get(b"expect", b"").lower() == b"100-continue" and self.transport is not None and not self._open:
+    def body_begins(self, expects: bool) -> None:
+        """With `expects` it waits for a word before it sends the body."""
+        if expects and self.transport is not None and not self._open:
             self._outlet.write(_CONTINUE)
-        self._enter("body")
-        self._body_since = self.phase_since
+        self.enter("body")
 
-    def on_chunk_header(self) -> None:
-        self._chunks += 1
-        limits = self.limits
-        if self._chunks > limits.tiny_chunks and len(self._body) < self._chunks * limits.tiny_bytes:
-            self._fault(413, "too many tiny chunks")
-
-    def on_body(self, piece: bytes) -> None:
-        if len(self._body) + len(piece) > self.limits.body_bytes:
-            self._fault(413, f"body larger than {self.limits.body_bytes} bytes")
-        self._body += piece
-
-    def on_message_complete(self) -> None:
-        self._in_body = False
-        self._between = True
-        self._fed = 0
-        parser = self._parser
-        method = parser.get_method().decode("ascii", "replace")
-        path, _, query = self._url.partition(b"?")
-        keep_alive = parser.should_keep_alive() and parser.get_http_version() == "1.1"  # before, nobody reads chunks
-        request = self._last = Request(method, path, query, self._headers, bytes(self._body), keep_alive)
-        self._body = bytearray()
-        self._arrived(request)
-
-    def _arrived(self, request: Request) -> None:
+    def arrived(self, request: Request) -> None:
         exchange = Exchange(self, request.keep_alive, request.method == "HEAD")
         self._open.append(exchange)
         if len(self._open) > self.limits.pipelined:
             self._stop_reading()
-        self._enter("wait")
+        self.enter("wait")
         try:
             self.server.handler(request, exchange)
         except Exception:
@@ -359,7 +210,7 @@ class Connection(asyncio.Protocol):
                 self._dead = True
                 transport.close()
         elif not self._open and not self._full:  # if it is, it has yet to take what it was given
-            self._enter("idle")
+            self.enter("idle")
             self._read_on()
 
     def bound(self, waiting: int) -> None:
@@ -368,16 +219,11 @@ class Connection(asyncio.Protocol):
         if transport is not None and waiting + transport.get_write_buffer_size() > self.limits.body_bytes:
             transport.abort()
 
-    def _enter(self, phase: str) -> None:
+    def enter(self, phase: str) -> None:
         if self._full and phase not in ("write", "linger"):
             return  # whatever else it sends, it has yet to take what it was given
         self.phase = phase
         self.phase_since = self.server.now_s
-
-    def _fault(self, status: int, what: str) -> None:
-        """Stop the parser; the reason is remembered for the answer."""
-        self._bad = self._bad or (status, what)
-        raise ValueError(what)
 
     def _refuse(self, status: int, what: str) -> None:
         """Answer what cannot be parsed, and hang up: what follows on this connection has no meaning any more."""
@@ -393,28 +239,23 @@ class Connection(asyncio.Protocol):
         """Say goodbye and read on for a moment: closing with unread input would reset the connection, answer and all."""
         assert self.transport is not None
         self._dead = True
-        self._enter("linger")
+        self.enter("linger")
         if self.transport.can_write_eof():
             self.transport.write_eof()
         else:
             self.transport.close()
 
     def sweep(self, now_s: float) -> None:
+        transport, phase, limits = self.transport, self.phase, self.limits
         waited_s = now_s - self.phase_since
-        limits = self.limits
-        if (self.phase == "head" and waited_s > limits.head_s) or (self.phase == "body" and self._drips(now_s, waited_s)):
+        if (phase == "head" and waited_s > limits.head_s) or (phase == "body" and self._incoming.drips(now_s, waited_s)):
             self._refuse(408, "too slow")
-        elif self.phase == "write" and waited_s > limits.write_s and self.transport is not None:
-            self.transport.abort()
-        elif self.phase == "idle" and waited_s > limits.idle_s and self.transport is not None:
-            self.transport.close()
-        elif self.phase == "linger" and waited_s > LINGER_S and self.transport is not None:
-            self.transport.abort()
-
-    def _drips(self, now_s: float, waited_s: float) -> bool:
-        limits = self.limits
-        allowed_s = limits.body_idle_s + len(self._body) / limits.body_bytes_per_s
-        return waited_s > limits.body_idle_s or now_s - self._body_since > allowed_s
+        elif transport is None:
+            return
+        elif phase == "idle" and waited_s > limits.idle_s:
+            transport.close()
+        elif (phase == "write" and waited_s > limits.write_s) or (phase == "linger" and waited_s > LINGER_S):
+            transport.abort()
 
     def hang_up(self) -> None:
         """Close as soon as nothing is owed."""

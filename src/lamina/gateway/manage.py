@@ -20,8 +20,8 @@ from lamina.gateway import logs, wire
 from lamina.gateway.caller import Scope
 from lamina.gateway.deploys import Deploys
 from lamina.gateway.door import Door
+from lamina.gateway.exchange import Exchange
 from lamina.gateway.heads import Request
-from lamina.gateway.http import Exchange
 from lamina.gateway.output import Output
 
 log = logging.getLogger("lamina")

@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from lamina.errors import BadValue, NotFound
 from lamina.gateway import wire
+from lamina.gateway.exchange import Exchange
 from lamina.gateway.heads import Request
-from lamina.gateway.http import Exchange
 from lamina.live.local import OnPrinted
 
 KEPT_LINES = 10_000

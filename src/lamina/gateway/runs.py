@@ -14,9 +14,9 @@ from lamina.core.actions import Reply
 from lamina.errors import BadValue, LaminaError, NotFound, StoreDown
 from lamina.gateway import wire
 from lamina.gateway.caller import Caller, Scope
+from lamina.gateway.exchange import Exchange
 from lamina.gateway.heads import Request
 from lamina.gateway.history import events_of
-from lamina.gateway.http import Exchange
 from lamina.gateway.wishes import Wishes
 from lamina.live.durable import Durable
 from lamina.store import runs as stored

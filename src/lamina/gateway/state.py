@@ -11,8 +11,8 @@ import msgspec
 from lamina import values
 from lamina.errors import BadValue, Conflict, NotFound
 from lamina.gateway import wire
+from lamina.gateway.exchange import Exchange
 from lamina.gateway.heads import Request
-from lamina.gateway.http import Exchange
 from lamina.live.statebook import Book
 from lamina.sdk.state import Cell, Op, Place, applied, checked_key, checked_size
 

@@ -68,6 +68,7 @@ def _device(state: State, loop: LiveLoop, device: Device, now_us: int) -> dict[s
         "kind": device.spec.kind,
         "family": device.spec.family,
         "units": device.spec.units,
+        "soft": device.spec.limits.soft,
         "leased": device.busy.bit_count(),
         "slices": slices,
         "homes": homes,

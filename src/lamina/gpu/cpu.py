@@ -29,7 +29,7 @@ class CpuSlicer:
     name = "cpu"
     in_process = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, soft: bool = False) -> None:
         self._cores = sorted(os.sched_getaffinity(0))
         memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
         self.device = DeviceSpec(
@@ -38,7 +38,7 @@ class CpuSlicer:
             family="cpu",
             units=len(self._cores),
             memory_mib=memory_mib,
-            limits=SliceLimits(batches_per_instance=1),
+            limits=SliceLimits(batches_per_instance=1, soft=soft),
         )
         self._catalogue = Catalogue(self.device)
 
@@ -58,4 +58,4 @@ class CpuSlicer:
         self._catalogue.drain()
 
     def _of(self, mask: int) -> list[int]:
-        return [core for index, core in enumerate(self._cores) if mask >> index & 1]
+        return [core for index, core in enumerate(self._cores) if self.device.limits.soft or mask >> index & 1]

@@ -10,8 +10,9 @@ A split by eight leaves 12 SMs of an H200's 132 that do not form clusters, so ke
 They are nobody's slice: they join in when the whole device is leased, which takes no partition at all (`rest="whole"`).
 For kernels of one's own, `rest="unit"` makes them one more unit, the last.
 
-Slices are hard: SMs of a slice that has nothing to do stay idle. With `reach` they are soft: each may also run on so many units
-to either side, and there shares SMs with its neighbours as plain streams do. That isolates less.
+Such slices are hard: SMs of one that has nothing to do stay idle. Soft ones (`limits.soft`) need no partition. Each is a plain
+stream, so that those who run at one time share all SMs; units then say how many may run beside each other, and who pays for
+what. Nothing keeps a neighbour from slowing them down.
 """
 
 from __future__ import annotations
@@ -95,10 +96,8 @@ class GreenSlicer:
         limits: SliceLimits | None = None,
         rest: Literal["whole", "unit"] = "whole",
         prepare: bool = False,
-        reach: int = 0,
     ) -> None:
-        """`limits` narrows the catalogue, to aligned blocks or to a few sizes; `prepare` makes all of it now."""
-        self._reach = reach
+        """`limits` narrows the catalogue, to aligned blocks or a few sizes, or makes it soft; `prepare` makes all of it now."""
         self.driver = driver or open_driver(ordinal)
         self._ordinal = ordinal
         try:
@@ -128,9 +127,8 @@ class GreenSlicer:
     def slice(self, mask: int) -> GreenSlice:
         found: GreenSlice | None = self._catalogue.known(mask)
         if found is None:
-            wide = widened(mask, self._reach, len(self._parts))
-            parts = [part for unit, part in enumerate(self._parts) if wide >> unit & 1]
-            if len(parts) == len(self._parts):
+            parts = [part for unit, part in enumerate(self._parts) if mask >> unit & 1]
+            if self.device.limits.soft or len(parts) == len(self._parts):
                 parts = []  # all of it, the rest included
             found = self._catalogue.made[mask] = GreenSlice(self.driver, mask, parts, self._ordinal)
         return found
@@ -146,14 +144,6 @@ class GreenSlicer:
             cuda.set_stream(cuda.default_stream(self._ordinal))
         for made in self._catalogue.drain():
             made.destroy()
-
-
-def widened(mask: int, reach: int, units: int) -> int:
-    """The block with `reach` more units on either side; at the ends of the device all of them on the other."""
-    size = min(units, mask.bit_count() + 2 * reach)
-    low = (mask & -mask).bit_length() - 1
-    start = max(0, min(low - reach, units - size))
-    return ((1 << size) - 1) << start
 
 
 def kind_of(name: str) -> str:

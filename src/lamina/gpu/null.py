@@ -20,8 +20,9 @@ class NullSlice:
         pass
 
 
-def null_device(units: int = 16) -> DeviceSpec:
-    return DeviceSpec(id="null0", kind="null", units=units, memory_mib=1024, limits=SliceLimits(batches_per_instance=0))
+def null_device(units: int = 16, *, soft: bool = False) -> DeviceSpec:
+    limits = SliceLimits(batches_per_instance=0, soft=soft)
+    return DeviceSpec(id="null0", kind="null", units=units, memory_mib=1024, limits=limits)
 
 
 @dataclass(slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from lamina.errors import BadValue
 from lamina.gpu.executor import Executor, on_gpu
 from lamina.types import SliceLimits
@@ -14,25 +16,26 @@ CATALOGUE = SliceLimits(aligned=True, batches_per_instance=0)
 NAMES = ("green", "mig", "cpu", "null")
 
 
-def open_slicer(name: str, ordinal: int = 0) -> Any:
+def open_slicer(name: str, ordinal: int = 0, *, soft: bool = False) -> Any:
     """Slices inside this process. Imports CUDA only where the name asks for it."""
+    limits = replace(CATALOGUE, soft=soft)
     match name:
         case "green":
             from lamina.gpu.green import GreenSlicer
 
-            return GreenSlicer(ordinal, limits=CATALOGUE)
+            return GreenSlicer(ordinal, limits=limits)
         case "mig":
             from lamina.gpu.mig import MigSlicer
 
-            return MigSlicer(limits=CATALOGUE)
+            return MigSlicer(limits=limits)
         case "cpu":
             from lamina.gpu.cpu import CpuSlicer
 
-            return CpuSlicer()
+            return CpuSlicer(soft=soft)
         case "null":
-            from lamina.gpu.null import NullSlicer
+            from lamina.gpu.null import NullSlicer, null_device
 
-            return NullSlicer()
+            return NullSlicer(null_device(soft=soft))
     raise BadValue(f"no slicer {name!r} for an executor", hint=f"there are {', '.join(NAMES)}")
 
 

@@ -173,6 +173,7 @@ class GpuEngine:
             values_owner=life.values.owner,
             pool_bytes=self._limits.worker_pool_bytes,
             ordinal=self._ordinal,
+            soft=self.device.limits.soft,
             marked=self._tap is not None,
         )
 

@@ -34,6 +34,7 @@ class GpuSetup(Struct, frozen=True, forbid_unknown_fields=True):
     values_owner: str  #: under which values that stay on the device are counted
     pool_bytes: int
     ordinal: int = 0
+    soft: bool = False  #: slices that share all of the device
     weights_mib: int = 0  #: of the device for weights; 0: four fifths
     is_spare: bool = False  #: get ready, and serve nobody until `Go`
     opens_ahead: bool = False  #: a spare that has the device open, and functions ready; else it leaves it alone

@@ -377,7 +377,7 @@ def main(argument: str) -> int:
         app = _open_app(setup) if setup.is_spare else None
         if setup.is_spare and not setup.opens_ahead:
             _wait_as_spare(channel)
-        slicer = open_slicer(setup.slicer, setup.ordinal)
+        slicer = open_slicer(setup.slicer, setup.ordinal, soft=setup.soft)
         worker = GpuWorker(setup, channel, slicer, open_executor(slicer, setup.weights_mib), app)
         signal.set_wakeup_fd(worker._woken, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, lambda *_: setattr(worker, "leaving", True))

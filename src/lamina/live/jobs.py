@@ -48,24 +48,6 @@ class Data(Protocol):
     def put_error(self, job: JobRef, error: ErrorInfo, /) -> None: ...
 
 
-def job_frame(
-    data: Data,
-    ledger: Ledger,
-    job: JobRef,
-    reads: list[ShmRef],
-    deadline_us: int,
-    device: str = "",
-    origin: Origin = NOBODY,
-) -> JobFrame:
-    """The job as it travels; what its batch will look into is noted in `reads`. Values of `device` need not leave it."""
-    try:
-        given = data.inputs(job)
-        leaves = [(leaf, ledger.pin(stored, reads, device)) for leaf, stored in given.leaves]
-    except LaminaError as error:
-        return JobFrame(job.id, job.call_id, None, [], error=ErrorInfo(type(error).__name__, error.message))
-    return JobFrame(job.id, job.call_id, given.args, leaves, deadline_us, None, job.call_id in data.pieces, *origin)
-
-
 def job_frames(
     data: Data,
     ledger: Ledger,
@@ -74,12 +56,20 @@ def job_frames(
     origin: OriginOf | None,
     device: str = "",
 ) -> tuple[list[JobFrame], list[ShmRef]]:
-    """The jobs as they travel, and what their batch will look into. Values of `device` need not leave it."""
+    """The jobs of a batch as they travel, and what the batch will look into. Values of `device` need not leave it."""
     reads: list[ShmRef] = []
     frames = []
     for job in action.jobs:
+        try:
+            given = data.inputs(job)
+            leaves = [(leaf, ledger.pin(stored, reads, device)) for leaf, stored in given.leaves]
+        except LaminaError as error:
+            frames.append(JobFrame(job.id, job.call_id, None, [], error=ErrorInfo(type(error).__name__, error.message)))
+            continue
         whose = origin(job, action.batch_id) if origin is not None else NOBODY
-        frames.append(job_frame(data, ledger, job, reads, deadline_us(job.call_id), device, whose))
+        frames.append(
+            JobFrame(job.id, job.call_id, given.args, leaves, deadline_us(job.call_id), None, job.call_id in data.pieces, *whose)
+        )
     return frames, reads
 
 

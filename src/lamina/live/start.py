@@ -58,14 +58,16 @@ def open_local(
     profiles: Path | None = None,
     probe: bool = False,
     gpu: str = "no",
+    soft: bool = True,
 ) -> Live:
-    """On this machine: cores in worker processes, and the GPUs that `gpu` names ("auto": those there are).
+    """On this machine: cores in worker processes, and the GPUs that `gpu` names ("auto": those there are), in slices that share
+    all SMs unless `soft` is False.
 
     With `probe`, what has no profile is timed on its sample inputs when it is loaded, and what has one that no longer holds is
     measured again when nobody is served.
     """
     app = load_app(app_path)
-    engine = _engines(app, app_path, gpu)
+    engine = _engines(app, app_path, gpu, soft)
     known = read_profiles(app_path, profiles)
     table = Table(known, interference=bandwidth_of(known))
     if probe:  # what must not run twice does not run for nobody either
@@ -87,7 +89,7 @@ def open_local(
     return Live(app, loop, book, remeasure)
 
 
-def _engines(app: App, app_path: str, gpu: str) -> Engines:
+def _engines(app: App, app_path: str, gpu: str, soft: bool) -> Engines:
     local = LocalEngine(app_path)
     if not any(function.spec.gpu != "no" for function in app.functions.values()):
         gpu = "no"  # nobody asks for one
@@ -99,7 +101,7 @@ def _engines(app: App, app_path: str, gpu: str) -> Engines:
         slicer = open_slicer(gpu)
         found = [(gpu, 0, slicer.device)]
         slicer.close()
-    found = [(name, place, replace(device, owned=True)) for name, place, device in found]
+    found = [(name, place, replace(at, owned=True, limits=replace(at.limits, soft=soft))) for name, place, at in found]
     mps, environment = _isolate(app, local, found)
     gpus = [
         GpuEngine(app_path, device, name, local.ledger, ordinal=place, environment=environment) for name, place, device in found

@@ -26,7 +26,7 @@ class Policy:
     """Most urgent jobs first; the hopeless are refused on arrival."""
 
     lead_us: int = 500  #: how long before a slice is free its next batch is committed
-    margin: float = 0.05  #: of the expected time, kept spare at admission
+    margin: float = 0.05  #: of the expected time, kept spare at admission; below 0 who may be lucky is let in, whatever came of it
     wait: bool = True  #: hold a batch back inside a burst
     order: Order = "due"
 
@@ -41,7 +41,7 @@ class Policy:
         else:
             finish_us = flow_finish_us(view, flow)
         allowed_us = call.expires_us - view.now_us
-        reserve_us = view.reserve_us(call.target)
+        reserve_us = view.reserve_us(call.target) if self.margin >= 0 else 0
         needed_us = int(finish_us * (1 + self.margin)) + reserve_us if finish_us else 0
         if needed_us <= allowed_us or lets_one_in(view, flow, needed_us - reserve_us, allowed_us):
             return promise(view, flow, finish_us)

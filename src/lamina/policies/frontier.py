@@ -306,7 +306,8 @@ class Policy:
             if call.cost_limit and job.run.cost + pick.cost > call.cost_limit:
                 yield Drop(job, "cost")
                 return
-        us = view.latency_us(function.spec.name, seat.device, pick.batch, pick.units, pick.cores)
+        opening = seat.opening(pick)
+        us = view.latency_us(function.spec.name, seat.device, pick.batch, opening.units, pick.cores)
         us += view.transfer_us(chosen, seat.device)
         if seat.at_us + us > max(job.expires_us for job in chosen):  # predictions have moved since the menu was made
             self._menus.forget(function.spec.name)
@@ -316,7 +317,7 @@ class Policy:
         silent = direct and len(chosen) < function.spec.max_batch and quiet_us > SILENCE * function.meter.gap_us
         self._luck.start(function.spec.name, len(chosen), silent)
         said = why.started(view, jobs, seat, pick, room, self._plans.of(view, jobs[0])) if view.explaining else ""
-        yield Start(chosen, seat.opening(pick), said)
+        yield Start(chosen, opening, said)
 
     def _whole(self, function: FunctionState, head: Job, count: int, seat: Seat, pick: Pick) -> Pick:
         """On a machine of one's own: all who wait in one batch, if that is in time and not clearly slower a job. Learnt times are

@@ -116,6 +116,7 @@ class Table:
     _typical: dict[tuple[str, str], _Layers] = field(default_factory=dict)
     _loads: dict[tuple[str, str], int] = field(default_factory=dict)
     _known: dict[tuple[str, str, int, int, int], int] = field(default_factory=dict)
+    _medians: dict[tuple[str, str, int, int, int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for profile in self.profiles:
@@ -146,8 +147,12 @@ class Table:
 
     def typical_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> float:
         """The median: what a simulated batch takes before noise."""
-        layers = self._layers_of(self._typical, function, kind, lambda point: point.p50_us)
-        return _layer(layers, cores).at(batch, units) if layers else 0.0
+        key = (function, kind, batch, units, cores)
+        us = self._medians.get(key)
+        if us is None:
+            layers = self._layers_of(self._typical, function, kind, lambda point: point.p50_us)
+            us = self._medians[key] = _layer(layers, cores).at(batch, units) if layers else 0.0
+        return us
 
     def profile(self, function: str, kind: str) -> Profile | None:
         return self._measured.get((function, kind))

@@ -44,14 +44,14 @@ def simulate(
     on_end: Callable[[int, Ending], None] | None = None,
     watch: Watch | None = None,
     until_us: int = NEVER_US,
-    late_us: Callable[[], int] | None = None,
+    wakes_us: Callable[[int], int] | None = None,
 ) -> int:
     """Run until every call has ended; returns the virtual time of the end.
 
     Calls come in order of arrival and are drawn one ahead, so a million of them need no memory. `on_end` sees answers,
     failures and refusals; `watch` sees every event with all that it led to. Of equal times, what was set in motion
-    comes first, then the tick, then the next call. `late_us` says how late the host is for the tick it was just asked for;
-    without it, never.
+    comes first, then the tick, then the next call. `wakes_us` says when a host wakes that wanted to at a given time; without
+    it, then.
     """
     heap: list[tuple[int, int, Event | Due]] = []
     order = 0
@@ -99,7 +99,7 @@ def simulate(
         for action in actions:
             kind = type(action)
             if kind is WakeAt:
-                heappush(ticks, action.at_us if late_us is None else action.at_us + late_us())  # type: ignore[union-attr]
+                heappush(ticks, action.at_us if wakes_us is None else wakes_us(action.at_us))  # type: ignore[union-attr]
             elif kind is Reply or kind is Fail or kind is Refuse:
                 ended_us = now_us
                 if on_end is not None:

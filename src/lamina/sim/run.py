@@ -55,6 +55,18 @@ def setup_of(scenario: Scenario) -> list[Event]:
     return [*joined, *limits, Deployed(functions=scenario.functions, flows=scenario.flows)]
 
 
+def executor_of(scenario: Scenario, controller: Controller) -> Executor:
+    table = Table(list(scenario.profiles), margin=scenario.margin)
+    return Executor(
+        controller,
+        World(table, stream(scenario.seed, "world"), scenario.noise, interference=scenario.interference),
+        seed=scenario.seed,
+        boot_us=scenario.boot_us,
+        templates=scenario.templates,
+        spare=dict(scenario.spare),
+    )
+
+
 def run(
     scenario: Scenario,
     policy: str | None = None,
@@ -75,35 +87,11 @@ def run(
     `explain` has the policy say what it weighed, for such a log.
     `on_policy` is given the policy when all is over: some keep counts of their own.
     """
-    if policy is not None and policy != scenario.policy:
-        scenario = replace(scenario, policy=policy, options={})
-    if options:
-        scenario = replace(scenario, options=scenario.options | options)
-    if seed is not None:
-        scenario = replace(scenario, seed=seed)
-    if calls is not None:
-        scenario = replace(scenario, calls=calls)
+    scenario = _changed(scenario, policy, options, seed, calls)
     controller = controller_of(scenario)
     controller.explain = explain
-    table = Table(list(scenario.profiles), margin=scenario.margin)
-    executor = Executor(
-        controller,
-        World(table, stream(scenario.seed, "world"), scenario.noise, interference=scenario.interference),
-        seed=scenario.seed,
-        boot_us=scenario.boot_us,
-        templates=scenario.templates,
-        spare=dict(scenario.spare),
-    )
-    slos: dict[str, Slo] = {}
-    for load in scenario.loads:
-        slos.setdefault(load.target, load.slo or scenario.slo_of(load.target))
-    report = Report(slos, progress)
-
-    def checked(now_us: int, event: Event, actions: list[Action]) -> None:
-        controller.state.check()
-        if watch is not None:
-            watch(now_us, event, actions)
-
+    executor = executor_of(scenario, controller)
+    report = Report(_slos(scenario), progress)
     ended_us = simulate(
         controller,
         executor,
@@ -111,19 +99,54 @@ def run(
         setup=setup_of(scenario),
         faults=faults,
         on_end=report.on_end,
-        watch=checked if check else watch,
+        watch=_checking(controller, watch) if check else watch,
     )
     assert not report.unanswered, f"{report.unanswered} calls never ended"
     controller.state.check_quiet()
     if on_policy is not None:
         on_policy(controller.policy)
-    starts_us = min((load.start_us for load in scenario.loads), default=0)
-    cut_short = scenario.duration_us >= NEVER_US or (scenario.calls and report.offered >= scenario.calls)
     return report.summary(
         scenario.name,
         Path(scenario.policy).stem,
         scenario.seed,
         executor.ledger,
-        offered_us=(report.last_us if cut_short else scenario.duration_us) - starts_us,
+        offered_us=_offered_us(scenario, report),
         ended_us=ended_us,
     )
+
+
+def _changed(
+    scenario: Scenario, policy: str | None, options: dict[str, Any] | None, seed: int | None, calls: int | None
+) -> Scenario:
+    if policy is not None and policy != scenario.policy:
+        scenario = replace(scenario, policy=policy, options={})
+    return replace(
+        scenario,
+        options=scenario.options | (options or {}),
+        seed=scenario.seed if seed is None else seed,
+        calls=scenario.calls if calls is None else calls,
+    )
+
+
+def _slos(scenario: Scenario) -> dict[str, Slo]:
+    """By target; of several loads of one, the first says it."""
+    slos: dict[str, Slo] = {}
+    for load in scenario.loads:
+        slos.setdefault(load.target, load.slo or scenario.slo_of(load.target))
+    return slos
+
+
+def _checking(controller: Controller, watch: Watch | None) -> Watch:
+    def checked(now_us: int, event: Event, actions: list[Action]) -> None:
+        controller.state.check()
+        if watch is not None:
+            watch(now_us, event, actions)
+
+    return checked
+
+
+def _offered_us(scenario: Scenario, report: Report) -> int:
+    """For how long calls came: as long as the scenario says, unless it ran out of them."""
+    starts_us = min((load.start_us for load in scenario.loads), default=0)
+    ran_out = scenario.duration_us >= NEVER_US or (scenario.calls and report.offered >= scenario.calls)
+    return (report.last_us if ran_out else scenario.duration_us) - starts_us

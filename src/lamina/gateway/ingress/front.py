@@ -9,8 +9,8 @@ from typing import Any, cast
 from lamina.errors import LaminaError, UnknownTarget
 from lamina.gateway import wire
 from lamina.gateway.caller import LOCAL, Caller
+from lamina.gateway.exchange import Exchange
 from lamina.gateway.heads import Request
-from lamina.gateway.http import Exchange
 from lamina.gateway.ingress.frames import Ask, ModelIs, Raw, Routes
 from lamina.gateway.ingress.line import Line
 from lamina.gateway.ingress.waits import Asker, HttpWait, RpcWait, pass_on

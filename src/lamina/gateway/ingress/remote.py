@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.core.actions import Reply
 from lamina.gateway.calls import Asked
+from lamina.gateway.exchange import Exchange
 from lamina.gateway.heads import Request
-from lamina.gateway.http import Exchange
 from lamina.gateway.ingress.frames import Begin, End, Piece, Push, Respond, Said, Trouble
 from lamina.gateway.oip.inferring import Trouble as RpcTrouble
 from lamina.gateway.wire import Problem

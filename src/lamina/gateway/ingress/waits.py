@@ -8,7 +8,7 @@ from typing import Any
 from lamina.core.actions import Reply
 from lamina.errors import LaminaError
 from lamina.gateway import wire
-from lamina.gateway.http import Exchange
+from lamina.gateway.exchange import Exchange
 from lamina.gateway.ingress.frames import Begin, Infer, Payload, Respond, Rpc, Said
 from lamina.gateway.ingress.line import Line, Wait
 from lamina.gateway.oip.check import check

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from lamina.gateway import logs, wire
-from lamina.gateway.http import Exchange
+from lamina.gateway.exchange import Exchange
 
 
 def error_text(problem: wire.Problem) -> str:

@@ -13,8 +13,8 @@ from lamina import values
 from lamina.errors import BadValue
 from lamina.gateway import wire
 from lamina.gateway.caller import Caller
+from lamina.gateway.exchange import Exchange
 from lamina.gateway.heads import Request
-from lamina.gateway.http import Exchange
 from lamina.gateway.oip.errors import error_text, refuse
 from lamina.gateway.oip.models import Model, dtype_of
 from lamina.gateway.oip.numbers import to_list, to_raw

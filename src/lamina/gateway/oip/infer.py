@@ -5,8 +5,8 @@ from __future__ import annotations
 from lamina.errors import LaminaError
 from lamina.gateway import wire
 from lamina.gateway.caller import Caller
+from lamina.gateway.exchange import Exchange
 from lamina.gateway.heads import Request
-from lamina.gateway.http import Exchange
 from lamina.gateway.oip import body
 from lamina.gateway.oip.errors import refuse
 from lamina.gateway.oip.models import Model

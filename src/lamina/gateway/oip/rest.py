@@ -11,8 +11,8 @@ from lamina import values
 from lamina.errors import BadValue, LaminaError, UnknownTarget
 from lamina.gateway import logs, wire
 from lamina.gateway.api import Api
+from lamina.gateway.exchange import Exchange
 from lamina.gateway.heads import Request
-from lamina.gateway.http import Exchange
 from lamina.gateway.oip import about, generate
 from lamina.gateway.oip.errors import error_text, refuse
 from lamina.gateway.oip.infer import infer

@@ -54,8 +54,12 @@ class Seat(NamedTuple):
         return pick.cost * (1 + pick.batch * self.moving_us / pick.time_us) if self.moving_us else pick.cost
 
     def opening(self, pick: Pick) -> Opening:
-        limits = self.device.spec.limits
-        mask = self.free if self.home else find_run(self.free, pick.units, limits.aligned, self.device.spec.units)
+        """Where slices start at a multiple of their size, the room for six units may have no place for five: then it has six."""
+        aligned, total = self.device.spec.limits.aligned, self.device.spec.units
+        mask = self.free if self.home else find_run(self.free, pick.units, aligned, total)
+        if not mask:
+            larger = (find_run(self.free, size, aligned, total) for size in self.menu.sizes if size > pick.units)
+            mask = next((found for found in larger if found), 0)
         return Opening(self.instance, self.device, mask, self.after, self.at_us, pick.cores)
 
 

@@ -1,0 +1,144 @@
+"""Models of the V100 set that nobody has seen, probed where we choose: how many probes does a stated error take?
+
+RaPP fixes its eleven places, and all its quotas at one batch size on all SMs. Here the known models say where a new one tells
+most: the first places are those after which they, left out, are predicted best (as `lamina.predict.fit` does it); from then on
+the next is where the rest of the grid is least sure. How a cell is predicted from probes anywhere:
+
+*Processes* over probes and static features say what slices need (G), what launches take under a quota (T), and the cells
+themselves; the guess is the mean of `max(G, T)`, twice, and the cell. *What the probes missed by* is then spread to cells
+nearby: to the same quota at near shares and batches where launches bind, to near shares and batches where the slice does.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.prediction_unseen import FOLDS, Setting, around
+from benchmarks.prediction_v100 import FULL, PROBED_QUOTAS, PROBED_SHARES, SHARES, Set, off, parts
+
+COUNTS = (5, 8, 11, 16, 24, 32, 48, 64, 96)
+GOAL = 0.045
+FIRST = 8  #: places chosen by leaving known models out; a search, where the rest follows from one matrix
+TRIED_SHARES, TRIED_QUOTAS = (0, 1, 2, 3, 5, 7, 9, 12, 15, 19), (0, 1, 2, 3, 4, 6, 9)
+LOOKED_AT = (1, 3, 6, 9, 12, 15, 18)  #: shares by which a choice of places is judged
+NOISE = 0.1  #: of a probe, over what cells nearby have in common
+
+CELLS = np.arange(800).reshape(4, 20, 10)
+RAPP = [*CELLS[0, PROBED_SHARES, FULL], *CELLS[2, -1, PROBED_QUOTAS]]
+
+
+class Guess(NamedTuple):
+    """All `[model, cell]`."""
+
+    bound: Any  #: by launches: 1 surely, 0 surely not
+    cells: Any  #: from the processes over cells alone
+    mixed: Any  #: with max(G, T)
+
+
+def _alike(axis: Any, reach: float) -> Any:
+    return np.exp(-0.5 * ((axis[:, None] - axis[None]) / reach) ** 2)
+
+
+_BATCH, _SHARE, _QUOTA = (axis.reshape(-1) for axis in np.indices(CELLS.shape))
+LAUNCHED = 0.1 + 0.1 * _alike(_QUOTA, 0.7) * (1 + _alike(_SHARE, 5.0) + _alike(_BATCH, 1.0))
+SLICED = 0.5 * _alike(np.log(np.array(SHARES))[_SHARE], 0.5) * _alike(_BATCH, 1.0)
+"""How much of what the guess missed two cells have in common, where launches bind both, and where the slice does."""
+
+
+def guess(data: Set, places: list[int], known: Any, out: Any, shares: Any = slice(None)) -> Guess:
+    """Of the known models as if they had been left out."""
+    models, grid = len(data.grid), data.grid[:, :, shares]
+    slices, typical, local = parts(data.grid)
+    wanted = [slices[:, :, shares, None], typical[:, :, None], local[:, :, shares], grid]
+    probes = data.grid.reshape(models, -1)[:, places]
+    level = probes.mean(1, keepdims=True)
+    spread = data.features[known].std(0)
+    static = np.clip((data.features - data.features[known].mean(0)) / np.where(spread < 1e-6, 1.0, spread), -3, 3)
+    seen = [probes - level, level, static / np.sqrt(static.shape[1])]
+    each = 11 / len(places)  # many probes together count no more than few
+    setting: Setting = (each, 0.01, 0.1), (each, 0.01, 0.05), 0.15
+    flat = around(level, seen, np.column_stack([part.reshape(models, -1) for part in wanted]), known, out, setting)
+    ends = np.cumsum([part[0].size for part in wanted])[:-1]
+    g, t, here, cells = (made.reshape(part.shape) for made, part in zip(np.split(flat, ends, axis=1), wanted, strict=True))
+    bound = 1 / (1 + np.exp((g - t) / 0.1))
+    mixed = (np.maximum(g, t) + np.maximum(g, here) + cells) / 3
+    return Guess(*(part.reshape(models, -1) for part in (bound, cells, mixed)))
+
+
+def corrected(data: Set, places: list[int], made: Guess) -> Any:
+    """The guess, and what the probes say it missed by."""
+    answer = made.mixed.copy()
+    missed = (data.grid.reshape(answer.shape) - answer)[:, places]
+    for model, launches in enumerate(made.bound):
+        common = _common(launches)[:, places]
+        answer[model] += common @ np.linalg.solve(common[places] + NOISE * np.eye(len(places)), missed[model])
+    return answer
+
+
+def _common(launches: Any) -> Any:
+    return np.outer(launches, launches) * LAUNCHED + np.outer(1 - launches, 1 - launches) * SLICED
+
+
+def choose(data: Set, known: Any, most: int) -> list[int]:
+    """Places in the order they are worth measuring, from known models alone."""
+    tried = CELLS[:, TRIED_SHARES][:, :, TRIED_QUOTAS].reshape(-1).tolist()
+    few = Set(data.names, data.grid[known], data.features[known], data.work[known])
+    everybody, nobody = np.arange(len(known)), np.arange(0)
+    truth = few.grid[:, :, LOOKED_AT].reshape(len(known), -1)
+
+    def missed(places: list[int]) -> float:
+        return float(np.abs(guess(few, places, everybody, nobody, LOOKED_AT).mixed - truth).mean())
+
+    chosen: list[int] = []
+    while len(chosen) < FIRST:
+        chosen.append(min((place for place in tried if place not in chosen), key=lambda place: missed([*chosen, place])))
+    unsure = np.mean([_common(launches) for launches in guess(few, chosen, everybody, nobody).bound], axis=0)
+    for place in chosen:
+        unsure = _told(unsure, place)
+    while len(chosen) < most:
+        left = [place for place in tried if place not in chosen]
+        gain = (unsure[:, left] ** 2).sum(0) / (unsure[left, left] + NOISE)
+        chosen.append(left[int(gain.argmax())])
+        unsure = _told(unsure, chosen[-1])
+    return chosen
+
+
+def _told(unsure: Any, place: int) -> Any:
+    """What is unsure of all cells once this one is measured."""
+    return unsure - np.outer(unsure[:, place], unsure[:, place]) / (unsure[place, place] + NOISE)
+
+
+def fold(data: Set, out: Any) -> dict[str, dict[str, Any]]:
+    """Mean error of each model of a fold, at the cells not probed, by number of probes."""
+    known = np.setdiff1d(np.arange(len(data.grid)), out)
+    chosen = choose(data, known, max(COUNTS))
+    found = {}
+    for label, places in [(str(count), chosen[:count]) for count in COUNTS] + [("RaPP's 11", RAPP)]:
+        made = guess(data, places, known, out)
+        unseen = np.setdiff1d(CELLS, places)
+        truth = data.grid.reshape(made.mixed.shape)
+
+        def errors(answer: Any, truth: Any = truth, unseen: Any = unseen) -> Any:
+            return off(answer, truth)[np.ix_(out, unseen)].mean(1)
+
+        found[label] = {"cells alone": errors(made.cells), "mape": errors(corrected(data, places, made))}
+    return found
+
+
+def own_probes(data: Set, seed: int) -> dict[str, Any]:
+    folds = [np.sort(some) for some in np.array_split(np.random.default_rng(seed).permutation(len(data.grid)), FOLDS)]
+    with ProcessPoolExecutor() as pool:
+        found = list(pool.map(partial(fold, data), folds))
+    by_count: dict[str, Any] = {}
+    for label in found[0]:
+        errors = {way: np.concatenate([one[label][way] for one in found]) for way in found[0][label]}
+        by_count[label] = {way: round(float(some.mean()), 4) for way, some in errors.items()}
+        by_count[label]["median"] = round(float(np.median(errors["mape"])), 4)
+    met = next((count for count in COUNTS if by_count[str(count)]["mape"] <= GOAL), None)
+    made = {"seed": seed, "folds": FOLDS, "goal met with": met, "probes": by_count}
+    print(f"  own probes: {made}", flush=True)
+    return made

@@ -1,0 +1,149 @@
+"""A request as it comes in, piece by piece: llhttp reads it, and every limit is kept before anything is held.
+
+Owner of what has been read of one request. llhttp calls back; a callback that finds too much stops it, and the reason is kept
+for the answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import httptools
+
+from lamina.gateway.heads import Request
+
+if TYPE_CHECKING:
+    from lamina.gateway.http import Connection
+
+log = logging.getLogger("lamina")
+
+Fault = tuple[int, str]
+"""The status to answer with, and what is wrong."""
+
+ONCE = frozenset((b"host", b"content-length", b"transfer-encoding", b"content-type", b"authorization"))
+"""Headers that mean something else, or something to somebody else, when they are given twice."""
+
+_UPGRADE = (400, "upgrades are not served")
+_MALFORMED = (400, "malformed request")
+
+
+class Incoming:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._limits = connection.limits
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self.between = True  #: the end of a request has been seen, and nothing of the next
+        self.last: Request | None = None  #: what was made of the data just fed
+        self._reset()
+
+    def _reset(self) -> None:
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._count = 0
+        self._head_bytes = 0
+        self._fed = 0
+        self._chunks = 0
+        self._body = bytearray()
+        self._in_body = False
+        self._body_since = 0.0
+        self._fault: Fault | None = None
+
+    def feed(self, data: bytes) -> Fault | None:
+        """Requests that are complete have arrived when this returns. What it returns is wrong with the one under way."""
+        if not self._in_body:
+            self._fed += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            return _UPGRADE
+        except httptools.HttpParserCallbackError as error:
+            if self._fault is None:
+                log.error("a parser callback failed", exc_info=error)
+            return self._fault or _MALFORMED
+        except httptools.HttpParserError:
+            return self._fault or _MALFORMED
+        return None
+
+    @property
+    def is_overlong(self) -> bool:
+        """Its head is longer than all there may be in it; llhttp tells of no header before it has the whole of it."""
+        return not self._in_body and self._fed > self._limits.head_bytes + self._limits.url_bytes
+
+    def drips(self, now_s: float, waited_s: float) -> bool:
+        limits = self._limits
+        allowed_s = limits.body_idle_s + len(self._body) / limits.body_bytes_per_s
+        return waited_s > limits.body_idle_s or now_s - self._body_since > allowed_s
+
+    # ------------------------------------------------------------ called by llhttp
+
+    def on_message_begin(self) -> None:
+        self.between = False
+        self._reset()
+        self._connection.enter("head")
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        if len(self._url) > self._limits.url_bytes:
+            self._stop(414, f"address longer than {self._limits.url_bytes} bytes")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count += 1
+        self._head_bytes += len(name) + len(value)
+        if self._count > self._limits.headers or self._head_bytes > self._limits.head_bytes:
+            self._stop(431, "header too large")
+        name = name.lower()
+        if name in self._headers:
+            if name in ONCE:
+                self._stop(400, "header given twice")
+            self._headers[name] += b", " + value
+        else:
+            self._headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        self._in_body = True
+        headers = self._headers
+        if b"host" not in headers and self._parser.get_http_version() == "1.1":
+            self._stop(400, "no host header")
+        self._check_framing(headers.get(b"content-length", b""), headers.get(b"transfer-encoding", b""))
+        if self._parser.should_upgrade():
+            self._stop(*_UPGRADE)
+        self._connection.body_begins(headers.get(b"expect", b"").lower() == b"100-continue")
+        self._body_since = self._connection.phase_since
+
+    def _check_framing(self, length: bytes, encoding: bytes) -> None:
+        """Where it ends must be certain: else somebody in front of us may see another request than we do."""
+        if length:
+            if not length.isdigit() or len(length) > 15:
+                self._stop(400, "bad content-length")
+            if int(length) > self._limits.body_bytes:
+                self._stop(413, f"body larger than {self._limits.body_bytes} bytes")
+        if encoding and (length or encoding.lower() != b"chunked"):
+            self._stop(400, "bad transfer-encoding")
+
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
+        limits = self._limits
+        if self._chunks > limits.tiny_chunks and len(self._body) < self._chunks * limits.tiny_bytes:
+            self._stop(413, "too many tiny chunks")
+
+    def on_body(self, piece: bytes) -> None:
+        if len(self._body) + len(piece) > self._limits.body_bytes:
+            self._stop(413, f"body larger than {self._limits.body_bytes} bytes")
+        self._body += piece
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        self.between = True
+        self._fed = 0
+        parser = self._parser
+        method = parser.get_method().decode("ascii", "replace")
+        path, _, query = self._url.partition(b"?")
+        keep_alive = parser.should_keep_alive() and parser.get_http_version() == "1.1"  # before, nobody reads chunks
+        request = self.last = Request(method, path, query, self._headers, bytes(self._body), keep_alive)
+        self._body = bytearray()
+        self._connection.arrived(request)
+
+    def _stop(self, status: int, what: str) -> None:
+        self._fault = self._fault or (status, what)
+        raise ValueError(what)

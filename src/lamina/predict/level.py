@@ -1,0 +1,82 @@
+"""One time that is observed again and again: its mean, its mean deviation, and whether it has changed for good.
+
+A machine that is slower from now on (another clock, another driver) is another matter than one slow run. A running sum tells
+them apart (CUSUM): each observation adds how far it is from the mean, in mean deviations, less one and at most three, so
+that noise adds up to nothing, one outlier is not enough and three in a row are. What was seen since the sum left zero then
+is the new level.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+
+WIDEN = 2.0  #: mean deviations that a plan adds
+FIRST = 0.05  #: deviation assumed of something seen once
+STEP = 0.1  #: weight of the newest observation
+MOST = 4.0  #: times the mean: more than that counts as a stall of the machine, and no more than this is learnt from it
+ALLOWED = 1.0  #: mean deviations an observation may be off before it counts towards a change
+FARTHEST = 3.0  #: and no more than this many count
+CHANGED = 5.5  #: sum of what counted that makes a change of level
+SETTLED = 4  #: observations before a change can be told from a beginning
+
+
+@dataclass(slots=True)
+class _Drift:
+    """Has the level changed, and to what? Two sums: one for slower, one for faster."""
+
+    sums: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    since: list[list[float]] = field(default_factory=lambda: [[], []])  #: observations since each sum left zero
+
+    def add(self, value: float, mean: float, deviation: float) -> list[float]:
+        """The observations of the new level, or nothing."""
+        off = (value - mean) / max(deviation, 0.2 * FIRST * mean)
+        for side, sign in enumerate((1.0, -1.0)):
+            self.sums[side] = max(0.0, self.sums[side] + min(FARTHEST, sign * off) - ALLOWED)
+            if not self.sums[side]:
+                self.since[side].clear()
+                continue
+            self.since[side].append(value)
+            if self.sums[side] > CHANGED:
+                level = self.since[side][-8:]
+                self.sums, self.since = [0.0, 0.0], [[], []]
+                return level
+        return []
+
+
+@dataclass(slots=True)
+class Level:
+    """Of one batch size. `least` is the best it has ever been, in a profile or since."""
+
+    mean: float
+    deviation: float
+    least: float
+    count: int = 1
+    changes: int = 0  #: of level that were followed
+    _drift: _Drift = field(default_factory=_Drift)
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.least = min(self.least, value)
+        if self.count <= 3 and value < 0.5 * self.mean:  # the first run of a size is often slow, and tells nothing
+            self.mean, self.deviation = value, FIRST * value
+            return
+        value = min(value, MOST * self.mean)
+        level = self._drift.add(value, self.mean, self.deviation) if self.count > SETTLED else []
+        if level:
+            self.changes += 1
+            self.mean = median(level)  # the first of them may still be of the old level
+            spread = median(abs(seen - self.mean) for seen in level)
+            self.deviation, self.count = max(FIRST * self.mean, spread), 1  # a beginning: if it was a stall, the next run says so
+            return
+        self.deviation += STEP * (abs(value - self.mean) - self.deviation)
+        self.mean += max(STEP, 1 / self.count) * (value - self.mean)
+
+    def relax(self) -> None:
+        """Believe it less, and a beginning least of all: it may have been one slow run."""
+        self.mean += (0.3 if self.count > SETTLED else 0.7) * (self.least - self.mean)
+        self.deviation *= 0.7
+
+    @property
+    def plan(self) -> float:
+        return self.mean + WIDEN * self.deviation
