@@ -1,6 +1,6 @@
 """One of five tenants in a process of its own, each with a fifth of the GPU under MPS: the rival in `five.py` with no executor.
 
-    python -m benchmarks.gpu.five_mps NAME     answers each line `{"factor", "rate", "seconds", "seed", "at_s"}` with an outcome
+    python -m benchmarks.gpu.five_mps NAME     answers each line, which says what to try, with an outcome
 
 A tenant has its controller, its policy and its loop for itself, so these five have five times the host that the others have.
 """
@@ -44,17 +44,18 @@ class Tenants:
             print(f"no MPS tenants: {error}")
             return False
 
-    def at(self, factor: int) -> Any:
+    def at(self, factor: int, options: dict[str, Any]) -> Any:
         from benchmarks.gpu.five import SECONDS
 
-        def tried(rate: float) -> Outcome:
-            self._ask(factor, rate, 0.25, 0)
-            return self._ask(factor, rate, SECONDS, 1)
+        def tried(rate: float, seed: int = 1) -> Outcome:
+            trial = {"factor": factor, "rate": rate, "options": options, "trial": seed}
+            self._ask(trial, 0.25, 0)
+            return self._ask(trial, SECONDS, seed)
 
         return tried
 
-    def _ask(self, factor: int, rate: float, seconds: float, seed: int) -> Outcome:
-        trial = {"factor": factor, "rate": rate, "seconds": seconds, "at_s": time.time() + 0.05}
+    def _ask(self, trial: dict[str, Any], seconds: float, seed: int) -> Outcome:
+        trial = {**trial, "seconds": seconds, "at_s": time.time() + 0.05}
         for number, process in enumerate(self._processes.values()):
             assert process.stdin is not None
             process.stdin.write(json.dumps({**trial, "seed": seed * 100 + number}) + "\n")
@@ -93,13 +94,13 @@ class Tenants:
 
 def serve(name: str) -> None:
     from benchmarks.gpu import zoo
-    from benchmarks.gpu.five import BUCKETS, OPTIONS, PlainSlicer, profiles, specs_for
+    from benchmarks.gpu.apart import BUCKETS, PlainSlicer, catalogue
+    from benchmarks.gpu.five import profiles, specs_for
     from lamina.gpu.cuda import CudaRuntime
     from lamina.gpu.executor import Executor
-    from lamina.types import DeviceSpec, SliceLimits
+    from lamina.types import DeviceSpec
 
-    limits = SliceLimits(sizes=(UNITS,), aligned=True, batches_per_instance=0)
-    device = DeviceSpec(id="gpu0", kind="h200", units=15, memory_mib=100_000, limits=limits)
+    device = DeviceSpec(id="gpu0", kind="h200", units=15, memory_mib=100_000, limits=catalogue(UNITS))
     slicer = PlainSlicer(device)
     executor = Executor(slicer, CudaRuntime())  # type: ignore[arg-type]
     model = zoo.build(name)
@@ -111,10 +112,11 @@ def serve(name: str) -> None:
     loop, asked = None, None
     for line in sys.stdin:
         trial = json.loads(line)
-        if loop is None or asked != (trial["factor"], trial["rate"]):  # a new rate begins with nothing learnt, as everywhere
+        wanted = {key: trial[key] for key in ("factor", "rate", "options", "trial")}
+        if loop is None or asked != wanted:  # a new trial begins with nothing learnt, as everywhere
             specs = specs_for(trial["factor"], UNITS, fixed=True, names=(name,))
-            loop = InProcess(slicer, executor, specs, items, "edf", device, profile_list, {name: MASK}, OPTIONS)
-            asked = (trial["factor"], trial["rate"])
+            loop = InProcess(slicer, executor, specs, items, "edf", device, profile_list, {name: MASK}, trial["options"])
+            asked = wanted
         while time.time() < trial["at_s"]:
             pass
         outcome = loop.open({name: trial["rate"]}, trial["seconds"], seed=trial["seed"])

@@ -42,6 +42,13 @@ def test_show_is_a_table_of_latencies() -> None:
     assert json.loads(lamina("profiles", "show", RESNET, "--json"))["function"] == "resnet50"
 
 
+def test_a_table_wider_than_the_screen_becomes_two(tmp_path: Path) -> None:
+    points = [{"batch": b, "units": u, "p50_us": 900.4 * b, "p99_us": 1234.5 * b} for b in range(1, 9) for u in range(1, 9)]
+    (tmp_path / "f.json").write_text(json.dumps({"function": "f", "device": "cpu", "points": points}))
+    text = lamina("profiles", "show", str(tmp_path / "f.json"))
+    assert text.count("900us / 1.23ms") == 8 and text.count("7.2 / 9.88ms") == 8, text
+
+
 def test_show_tells_what_was_measured_besides(tmp_path: Path) -> None:
     point = {"batch": 1, "units": 1, "p50_us": 1000}
     traits = {"parameter_bytes": 2**20, "fixed_bytes": 2**21, "item_bytes": 2**10}

@@ -180,6 +180,48 @@ def test_pipelined_requests_are_answered_in_order() -> None:
     assert bodies == [b"0", b"1", b"2"]
 
 
+def test_large_bodies_sent_ahead_are_read_one_at_a_time_and_nobody_is_blamed_for_the_wait() -> None:
+    held: list[Exchange] = []
+    one = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 300000\r\n\r\n" + bytes(300_000)
+
+    def handler(request: Request, exchange: Exchange) -> None:
+        if request.method == "GET":
+            exchange.respond(200)
+        else:
+            held.append(exchange)
+
+    async def script(port: int, server: Server) -> list[int]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(one * 4 + b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        counts = []
+        for number in range(1, 5):
+            while len(held) < number:
+                await talk(port, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            for _ in range(5):  # time for more to be read, if it were
+                await talk(port, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            for connection in list(server.connections):
+                connection.sweep(server.now_s + 5)
+            counts.append(len(held))
+            held[-1].respond(200)
+        counts.append((await reader.read()).count(b"200 OK"))
+        await hang_up(writer)
+        return counts
+
+    assert serve(script, handler, Limits(body_idle_s=1, head_s=1)) == [1, 2, 3, 4, 5]
+
+
+def test_a_connection_that_waits_for_its_next_request_holds_nothing_of_the_last() -> None:
+    async def script(port: int, server: Server) -> list[Request | None]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 300000\r\n\r\n" + bytes(300_000))
+        await reader.readuntil(b"\r\n\r\n")
+        held = [connection._incoming.last for connection in server.connections]
+        await hang_up(writer)
+        return held
+
+    assert serve(script) == [None]
+
+
 def test_chunked_bodies_are_put_together() -> None:
     async def script(port: int, _server: Server) -> bytes:
         return await talk(port, POST + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n")

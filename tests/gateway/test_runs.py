@@ -20,7 +20,7 @@ from lamina import policies
 from lamina.errors import BadValue, Cancelled, Conflict, DeadlineExceeded, FunctionFailed, LaminaError, NotFound, StoreDown
 from lamina.gateway.caller import ALL, Caller
 from lamina.gateway.serve import Gateway, open_gateway
-from lamina.live.durable import ROOM
+from lamina.live.room import ROOM
 from lamina.live.start import open_local
 from lamina.sdk.async_client import AsyncClient
 from lamina.sdk.client import Client

@@ -214,3 +214,46 @@ def test_pieces_of_a_batch_that_fail_at_once_end_it_once(executor: Executor):
     executor.functions["broken"].did_not_fit(4)
     executor.submit("broken", rows(1, 2, 3, 4), 1)
     assert isinstance(only(executor.poll()).error, ArithmeticError)
+
+
+class Spoilt(HostRuntime):
+    """A capture that fails so many times."""
+
+    def __init__(self, failures: int, error: type[Exception] = RuntimeError) -> None:
+        self.left, self._error = failures, error
+
+    def make(self, *args: Any, **options: Any) -> Any:
+        if self.left:
+            self.left -= 1
+            raise self._error("spoilt")
+        return super().make(*args, **options)
+
+
+def made_by(runtime: Spoilt) -> Any:
+    executor = Executor(NullSlicer(), runtime)
+    executor.load("double", double, ONE, buckets=(1, 4), made_elsewhere=True)
+    return executor.functions.make("double", 4, 1)
+
+
+def test_a_graph_that_was_spoilt_once_is_made_again():
+    assert made_by(Spoilt(1)).is_captured
+
+
+def test_why_there_is_no_graph_is_told_without_what_would_keep_its_remains():
+    told = made_by(Spoilt(2))
+    assert str(told) == "spoilt" and told.__traceback__ is None
+
+
+def test_what_does_not_fit_is_not_tried_twice():
+    runtime = Spoilt(1, MemoryError)
+    assert isinstance(made_by(runtime), MemoryError) and runtime.left == 0
+
+
+def test_a_batch_without_a_graph_waits_for_a_size_that_libraries_know(executor: Executor):
+    functions = executor.functions
+    assert [functions.bucket_for("double", 2), functions.bucket_for("double", 2, {1, 8})] == [2, 8]
+
+
+def test_a_size_that_did_not_fit_is_not_waited_for(executor: Executor):
+    executor.functions["double"].did_not_fit(8)
+    assert executor.functions.bucket_for("double", 2, {1, 8}) == 2 and not executor.functions.may_fit("double", 8)

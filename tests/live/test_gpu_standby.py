@@ -14,10 +14,10 @@ import pytest
 
 from lamina.gpu import detect
 from lamina.gpu.opened import open_executor, open_slicer
+from lamina.live.folder import Folder
 from lamina.live.frames import Channel, Stop, pack
 from lamina.live.gpu_frames import Go, GpuSetup, Loaded, LoadOne, StandBy, StandingBy, Up, executor_reader, gateway_reader
 from lamina.live.gpu_worker import GpuWorker
-from lamina.live.shm import Folder
 from tests.serving import write_app
 
 pytest.importorskip("torch", reason="torch is not installed")

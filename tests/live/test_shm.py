@@ -11,9 +11,9 @@ import numpy
 import pytest
 
 from lamina import values
-from lamina.live import shm
+from lamina.live.folder import BadSlot, Folder, clean
 from lamina.live.frames import ShmRef
-from lamina.live.shm import INLINE_BYTES, BadSlot, Folder, Pool, Reader
+from lamina.live.shm import INLINE_BYTES, Pool, Reader
 
 MIB = 2**20
 
@@ -209,19 +209,22 @@ def test_a_folder_is_private_and_goes_when_closed(tmp_path: Path) -> None:
 
 def test_cleaning_leaves_a_living_folder_alone(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path))
-    assert shm.clean(str(tmp_path)) == 0
+    assert clean(str(tmp_path)) == 0
     folder.close()
 
 
 def test_cleaning_leaves_what_is_not_ours_alone(tmp_path: Path) -> None:
     (tmp_path / "lamina-notes").mkdir()
     (tmp_path / "lamina-link").symlink_to(tmp_path)
-    assert shm.clean(str(tmp_path)) == 0
+    assert clean(str(tmp_path)) == 0
 
 
 @pytest.mark.live
 def test_the_folder_of_a_dead_process_is_removed_by_the_next(tmp_path: Path) -> None:
-    code = "import os, sys; from lamina.live.shm import *; Pool(Folder(sys.argv[1]).path, 'w1', 2**20).put(b'x'); os._exit(9)"
+    code = (
+        "import os, sys; from lamina.live.folder import Folder; from lamina.live.shm import Pool;"
+        "Pool(Folder(sys.argv[1]).path, 'w1', 2**20).put(b'x'); os._exit(9)"
+    )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
     assert len(list(tmp_path.glob("lamina-*/w1-0"))) == 1
     Folder(str(tmp_path)).close()

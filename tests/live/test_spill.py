@@ -11,9 +11,10 @@ import pytest
 
 from lamina import values
 from lamina.errors import BadValue
+from lamina.live.folder import BadSlot, Folder
 from lamina.live.frames import ShmRef
 from lamina.live.parts import encoded_parts
-from lamina.live.shm import BadSlot, Folder, Pool, Reader
+from lamina.live.shm import Pool, Reader
 from lamina.units import MIB
 
 

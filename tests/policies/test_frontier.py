@@ -262,6 +262,17 @@ def test_while_there_is_room_everybody_is_let_in():
     assert not demand.tight and demand.admits("heavy", ["gpu0"])
 
 
+def test_more_calls_than_usual_turn_nobody_away_from_a_device_that_is_not_busy():
+    demand = Demand()
+    for look in range(2):
+        for _ in range(100):
+            demand.offered("light")
+            demand.offered("heavy")
+        demand.saw("gpu0", 0.7)
+        demand.look(look * 1_000 * MS, {"gpu0": 8}, {"light": {"gpu0": 40.0 * MS}, "heavy": {"gpu0": 400.0 * MS}})
+    assert not demand.tight and demand.admits("heavy", ["gpu0"])
+
+
 # -------------------------------------------------------------------------------------------------------------- lateness
 
 

@@ -11,10 +11,15 @@ from benchmarks.gpu.five import profiles, specs_for
 from benchmarks.gpu.twin import Twin, Virtual
 from benchmarks.gpu.zoo import FIVE
 
-from lamina.core.actions import Refuse
+from lamina.core.actions import Refuse, StartBatch
+from lamina.core.controller import Controller
+from lamina.core.events import CallArrived, Deployed, DeviceJoined, InstanceReady
 from lamina.core.policy import Dispatch
 from lamina.policies import edf, frontier
-from lamina.types import DeviceSpec, SliceLimits, Slo
+from lamina.predict import online
+from lamina.predict.profile import Point, Profile
+from lamina.predict.table import Table
+from lamina.types import DeviceSpec, SliceLimits, Slo, call_for
 from tests.script import BIG_GPU, Script, a_function
 
 MS = 1_000
@@ -64,3 +69,18 @@ def test_twice_the_load_a_gpu_can_bear_is_answered_no_less(owned: bool):
 def test_in_overload_nobody_is_turned_away_for_others_who_are_not_let_in_either():
     """bert_base in batches of three would take less of the device than resnet50, but has no time to gather three."""
     assert in_time("frontier", True, 1_500)["resnet50"] >= 300
+
+
+def test_where_goals_are_milliseconds_a_prediction_that_shuts_the_door_is_doubted_within_a_few_of_them():
+    """One run in which everything stood still, and no other since: by what was learnt, no call could ever be in time."""
+    predictor = online.Predictor(Table([Profile(function="f", device="gpu", points=[Point(batch=1, units=8, p50_us=1 * MS)])]))
+    predictor.observe("f", "gpu", 1, 8, 30 * MS)
+    controller = Controller(edf.Policy(), predictor)
+    slo = Slo(latency_us=3 * MS)
+    events = [DeviceJoined(BIG_GPU), Deployed(functions=(a_function(slo=slo),)), InstanceReady("f-1", 1)]
+    for event in events:
+        controller.handle(0, event)
+    answers = [
+        controller.handle(at_us, CallArrived(call_for(f"c{at_us}", "f", at_us, slo))) for at_us in range(0, 100 * MS, 5 * MS)
+    ]
+    assert any(isinstance(action, StartBatch) for said in answers for action in said)

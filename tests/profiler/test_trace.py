@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +73,30 @@ def test_a_function_that_is_no_model_is_refused_with_advice() -> None:
         guess(app.functions["unseen"], "h200")
 
 
-def test_the_command_writes_it(tmp_path: Path) -> None:
+def predict(folder: Path) -> Any:
     from click.testing import CliRunner
 
     from lamina.cli.profile import command
 
-    done = CliRunner().invoke(command, [f"{__file__}:seen", "--predict", "h200", "--out", str(tmp_path)])
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "seen.h200.json").exists()
+    words = [f"{__file__}:seen", "--predict", "h200", "--json", "--out", str(folder)]
+    return CliRunner().invoke(command, words, catch_exceptions=False)
+
+
+def test_the_command_writes_it_as_often_as_it_is_asked(tmp_path: Path) -> None:
+    for _ in range(2):
+        told = json.loads(predict(tmp_path).stdout)
+        assert told["source"] == "predicted" and Path(told["file"]) == tmp_path / "seen.h200.json"
+        assert (tmp_path / "seen.h200.json").exists()
+
+
+def test_places_worth_measuring_are_within_the_largest_batch(tmp_path: Path) -> None:
+    assert "batch 2 on 6 units" in json.loads(predict(tmp_path).stdout)["worth_measuring"]
+    assert "batch 32" not in json.loads(predict(tmp_path).stdout)["worth_measuring"]
+
+
+def test_a_guess_never_replaces_a_measured_profile(tmp_path: Path) -> None:
+    measured = '{"function": "seen", "device": "h200", "points": [{"batch": 1, "units": 1, "p50_us": 5}]}'
+    (tmp_path / "seen.h200.json").write_text(measured)
+    with pytest.raises(BadValue, match="was measured"):
+        predict(tmp_path)
+    assert (tmp_path / "seen.h200.json").read_text() == measured

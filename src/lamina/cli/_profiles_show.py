@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +38,27 @@ def latencies(profile: Profile) -> None:
         points = {(p.batch, p.units): p for p in profile.points if p.cores == cores}
         batches, units = sorted({batch for batch, _ in points}), sorted({count for _, count in points})
         beside = f", {cores} cores beside it" if cores else ""
-        title = f"{profile.function} on {profile.device}{beside}: p50 / p99"
-        if len(units) <= max(8, len(batches)):
-            made = table("batch", *map(_units, units), title=title)
-            for batch in batches:
-                made.add_row(str(batch), *(_cell(points.get((batch, count))) for count in units))
-        else:
-            made = table("units", *(f"batch {batch}" for batch in batches), title=title)
-            for count in units:
-                made.add_row(str(count), *(_cell(points.get((batch, count))) for batch in batches))
-        console().print(made)
+        times = "p50 / p99" if any(point.p99_us for point in points.values()) else "p50"
+        if profile.meta.get("source") == "predicted":
+            times = "predicted median / 19 of 20 lie below"
+        title = f"{profile.function} on {profile.device}{beside}: {times}"
+        turned = len(units) > max(8, len(batches))
+        first, across, down = ("units", batches, units) if turned else ("batch", units, batches)
+        heads = [f"batch {batch}" for batch in batches] if turned else list(map(_units, units))
+        rows = [[_cell(points.get((column, row) if turned else (row, column))) for column in across] for row in down]
+        for columns in _fitting(heads, rows):
+            made = table(first, *heads[columns], title=title)
+            for name, cells in zip(down, rows, strict=True):
+                made.add_row(str(name), *cells[columns])
+            console().print(made)
+
+
+def _fitting(heads: list[str], rows: list[list[str]]) -> Iterator[slice]:
+    """As many columns at a time as the screen is wide: a time that is folded or cut off cannot be read."""
+    widest = max(map(len, (*heads, *(cell for row in rows for cell in row))))
+    fit = max(1, (console().width - 8) // (widest + 3))
+    each = math.ceil(len(heads) / math.ceil(len(heads) / fit))  # evenly: seven columns and one are not nice
+    yield from (slice(start, start + each) for start in range(0, len(heads), each))
 
 
 def beside(profile: Profile) -> list[str]:
@@ -70,9 +83,14 @@ def _units(count: int) -> str:
 
 
 def _cell(point: Any) -> str:
+    """A unit that both share is said once: tables of eight columns are wide as it is."""
     if point is None:
         return "-"
-    return f"{show_us(point.p50_us)} / {show_us(point.p99_us)}" if point.p99_us else show_us(point.p50_us)
+    p50, p99 = show_us(point.p50_us), show_us(point.p99_us)
+    number, tail = (text.rstrip("uminsec") for text in (p50, p99))
+    if not point.p99_us:
+        return p50
+    return f"{number} / {p99}" if p50[len(number) :] == p99[len(tail) :] else f"{p50} / {p99}"
 
 
 def save(profile: Profile, path: Path) -> None:

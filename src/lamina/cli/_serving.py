@@ -59,6 +59,12 @@ class Serving:
     managed: dict[str, Any] = field(default_factory=dict)  #: for `Management`
 
     def run(self) -> int:
+        from lamina.gateway.unhurried import unhurried
+
+        with unhurried():
+            return self._run()
+
+    def _run(self) -> int:
         from lamina.gateway import logs
         from lamina.gateway.http import loop_factory
         from lamina.store.open import default_place, open_store
@@ -180,7 +186,8 @@ class Serving:
         except OSError as error:
             said = str(error.strerror)
             where = "" if "bind on address" in said else f" on {self.host}:{self.port}"  # which of the ports, it says itself
-            click.echo(f"error: cannot listen{where}: {said}\n  hint: choose another port", err=True)
+            hint = "stop what listens there, or choose another port; 0 lets the system choose"
+            click.echo(f"error: cannot listen{where}: {said}\n  hint: {hint}", err=True)
             await live.loop.stop()
             return None
         except LaminaError:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
+import msgspec
 
 from lamina.cli._profiles_show import latencies
+from lamina.errors import BadValue
 from lamina.units import parse_share, parse_us, show_us
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ def command(
     from lamina.profiler import session
 
     if kind is not None:
-        return _predict(target, kind, out)
+        return _predict(target, kind, out, as_json)
     budget_s = parse_us(budget, "--budget") / 1e6
     options = session.Options(out=out, target=parse_share(sure, "--target"), budget_s=budget_s, fresh=fresh)
     for one in session.targets(target, [_body(text) for text in inputs]):
@@ -65,21 +67,28 @@ def command(
     return 0
 
 
-def _predict(target: str, kind: str, out: Path | None) -> int:
+def _predict(target: str, kind: str, out: Path | None, as_json: bool) -> int:
+    from lamina.predict.profile import read
     from lamina.profiler import make, session
     from lamina.profiler.guess import guess
 
     where, function = session.function_of(target)
-    profile = guess(function, kind)
     folder = out if out is not None else where.parent / "profiles"
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{function.name}.{kind}.json"
+    if path.exists() and read(path).meta.get("source") != "predicted":
+        raise BadValue(f"{path} was measured, a guess would replace it", hint="keep the guess elsewhere: --out FOLDER")
+    profile = guess(function, kind)
+    folder.mkdir(parents=True, exist_ok=True)
     make.write(profile, path)
+    if as_json:
+        told = {"function": profile.function, "device": kind, "file": str(path), "points": len(profile.points), **profile.meta}
+        click.echo(msgspec.json.encode(told).decode())
+        return 0
     latencies(profile)
-    places = ", ".join(f"batch {batch} on {units} units" for batch, units in profile.meta["worth_measuring"])
-    click.echo(
-        f"predicted, not measured: 19 of 20 measurements should lie below its p99\nworth measuring: {places}\n{path}\n", err=True
-    )
+    click.echo(f"predicted from {profile.meta['learnt_from']} on {kind}, nothing was measured", err=True)
+    if profile.meta["worth_measuring"]:
+        click.echo(f"worth measuring first: {profile.meta['worth_measuring']}", err=True)
+    click.echo(f"{path}\n", err=True)
     return 0
 
 
@@ -95,10 +104,10 @@ def _body(text: str) -> Any:
 
 
 def _show(result: Result, as_json: bool) -> None:
-    profile, outcome = result.profile, result.outcome
-    if as_json:
-        import msgspec
+    from lamina.profiler.why import why_unsure
 
+    profile, outcome, why = result.profile, result.outcome, why_unsure(result.outcome)
+    if as_json:
         told = {
             "function": profile.function,
             "device": profile.device,
@@ -107,6 +116,7 @@ def _show(result: Result, as_json: bool) -> None:
             "spent_s": round(outcome.spent_s, 2),
             "unsure": round(outcome.unsure, 4) if math.isfinite(outcome.unsure) else None,
             "reached": outcome.reached,
+            "why_unsure": why,
             "kept_runs": result.kept_runs,
         }
         click.echo(msgspec.json.encode(told).decode())
@@ -115,13 +125,15 @@ def _show(result: Result, as_json: bool) -> None:
         click.echo(f"earlier runs are not used: {result.dropped}", err=True)
     latencies(profile)
     sure = f"sure to {100 * outcome.unsure:.1f}%" if math.isfinite(outcome.unsure) else "not sure of anything yet"
-    more = "" if outcome.reached else "; the same command goes on from here"
     kept = f", {result.kept_runs} runs from before" if result.kept_runs else ""
     click.echo(
-        f"{len(profile.points)} points in {outcome.spent_s:.1f}s{kept}, {sure}{more}; "
-        f"load {show_us(profile.load_us)}, {profile.memory_mib} MiB\n{result.path}\n",
+        f"{len(profile.points)} points in {outcome.spent_s:.1f}s{kept}, {sure}; "
+        f"load {show_us(profile.load_us)}, {profile.memory_mib} MiB",
         err=True,
     )
+    if why:
+        click.echo(f"not to the {profile.meta['target']:.0%} wanted: {why}\nthe same command goes on from here", err=True)
+    click.echo(f"{result.path}\n", err=True)
 
 
 @contextmanager

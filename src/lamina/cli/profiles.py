@@ -46,7 +46,7 @@ def list_all(folder: Path, as_json: bool) -> None:
             f"{row['min_units']}-{row['max_units']}",
             show_us(load) if load else "-",
             f"{memory} MiB" if memory else "-",
-            row["date"][:10] or "-",
+            "predicted" if row["source"] == "predicted" else row["date"][:10] or "-",
             row["file"],
         )
     show.console().print(table)
@@ -137,6 +137,7 @@ def _about(profile: Profile) -> dict[str, Any]:
         "load_us": profile.load_us,
         "memory_mib": profile.memory_mib,
         "date": str(profile.meta.get("date", "")),
+        "source": str(profile.meta.get("source", "")),
         "machine": str(profile.meta.get("machine", "")),
     }
 

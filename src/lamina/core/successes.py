@@ -69,7 +69,8 @@ class Successes:
         function.crashes = function.refused = 0
         function.suspects = max(0, function.suspects - count)
         function.meter.batch_ended(now_us, count, device_us, batch.jobs[0].run.flow.single is not None)
-        self._view.predictor.observe(function.spec.name, device.kind, count, batch.mask.bit_count(), device_us, batch.cores)
+        if device_us:  # else it never ran, and says nothing about how long it takes
+            self._view.predictor.observe(function.spec.name, device.kind, count, batch.mask.bit_count(), device_us, batch.cores)
         for bucket in (function.bucket, batch.instance.bucket):
             if bucket:
                 bucket.charge(now_us, device_us)

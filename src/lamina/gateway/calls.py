@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from lamina.core.actions import Refuse, Reply
 from lamina.errors import LaminaError, StoreDown
 from lamina.gateway import wire, wishes
@@ -25,6 +27,7 @@ from lamina.types import Call, call_for
 if TYPE_CHECKING:
     from lamina.gateway.api import Api, Target
 
+LARGE_BYTES = 16 * 2**10
 CLOSED_US = 20_000  #: a refusal is repeated for at most so long without asking again
 
 
@@ -58,7 +61,10 @@ class Calls:
             self.api.problem(exchange, wire.error_problem(error, call_id))
             return
         asked.listen()
-        self.loop.submit(self._call(asked, wanted), inputs, asked.ended)
+        call = self._call(asked, wanted)
+        if len(request.body) > LARGE_BYTES:  # its values are elsewhere now, and it may wait for long
+            asked.request = replace(request, body=b"")
+        self.loop.submit(call, inputs, asked.ended)
 
     def cut_short(self, request: Request, target: Target, closed: Closed) -> None:
         """Who comes with the same head while this refusal holds gets it at once: before its body is looked at."""

@@ -38,6 +38,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     url_bytes: int = 8 * 2**10
     connections: int = 1_000
     pipelined: int = 64
+    ahead_bytes: int = 64 * 2**10  #: of bodies that wait for their answers: with more, no other body is read
     head_s: float = 10.0  #: to send a whole header
     body_idle_s: float = 30.0  #: between two pieces of a body
     body_bytes_per_s: int = 512  #: a body that comes in drops may take that long in all, and what this rate allows besides
@@ -74,6 +75,7 @@ class Connection(asyncio.Protocol):
         self.phase_since = server.now_s
         self._incoming = Incoming(self)
         self._open: deque[Exchange] = deque()
+        self._ahead_bytes = 0  #: of their requests
         self._reading = True
         self._full = False  #: more is to be sent than it takes
         self._dead = False
@@ -115,7 +117,6 @@ class Connection(asyncio.Protocol):
                 if head is None or head.shortcut is None or not self._cut_short(head):
                     self.arrived(request)
                 return
-            incoming.last = None
         if self.phase == "idle":
             self.enter("head")
         elif self.phase == "body":
@@ -127,6 +128,7 @@ class Connection(asyncio.Protocol):
             self._refuse(431, "header too large")
         elif fresh and incoming.between and incoming.last is not None:
             self.server.heads.learn(data, incoming.last)
+        incoming.last = None  # a connection that waits for its next request holds nothing of the last
 
     def _cut_short(self, head: Head) -> bool:
         """Answer without an exchange, if that is possible: under overload most requests get one and the same answer."""
@@ -153,8 +155,13 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._full = False
         self.enter("idle" if not self._open else "wait")
-        if len(self._open) <= self.limits.pipelined:
+        if not self._has_enough:
             self._read_on()
+
+    @property
+    def _has_enough(self) -> bool:
+        """Requests to answer, before more of what it sends is looked at."""
+        return bool(self._open) and (len(self._open) > self.limits.pipelined or self._ahead_bytes > self.limits.ahead_bytes)
 
     def _stop_reading(self) -> None:
         if self._reading and self.transport is not None:
@@ -164,6 +171,8 @@ class Connection(asyncio.Protocol):
     def _read_on(self) -> None:
         if not self._reading and self.transport is not None and not self.transport.is_closing():
             self._reading = True
+            self._incoming.excuse(self.server.now_s - self.phase_since)
+            self.phase_since = self.server.now_s
             self.transport.resume_reading()
 
     # ----------------------------------------------------------------- requests
@@ -172,10 +181,13 @@ class Connection(asyncio.Protocol):
         """With `expects` it waits for a word before it sends the body."""
         if expects and self.transport is not None and not self._open:
             self._outlet.write(_CONTINUE)
+        if self._has_enough:
+            self._stop_reading()
         self.enter("body")
 
     def arrived(self, request: Request) -> None:
         exchange = Exchange(self, request.keep_alive, request.method == "HEAD")
+        self._ahead_bytes = len(request.body) + (self._ahead_bytes if self._open else 0)
         self._open.append(exchange)
         if len(self._open) > self.limits.pipelined:
             self._stop_reading()
@@ -248,6 +260,8 @@ class Connection(asyncio.Protocol):
     def sweep(self, now_s: float) -> None:
         transport, phase, limits = self.transport, self.phase, self.limits
         waited_s = now_s - self.phase_since
+        if phase in ("head", "body") and not self._reading:
+            return  # it is us who are slow
         if (phase == "head" and waited_s > limits.head_s) or (phase == "body" and self._incoming.drips(now_s, waited_s)):
             self._refuse(408, "too slow")
         elif transport is None:

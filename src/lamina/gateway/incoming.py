@@ -75,6 +75,10 @@ class Incoming:
         allowed_s = limits.body_idle_s + len(self._body) / limits.body_bytes_per_s
         return waited_s > limits.body_idle_s or now_s - self._body_since > allowed_s
 
+    def excuse(self, unread_s: float) -> None:
+        """For so long nobody looked at what it sent."""
+        self._body_since += unread_s
+
     # ------------------------------------------------------------ called by llhttp
 
     def on_message_begin(self) -> None:

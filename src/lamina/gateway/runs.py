@@ -166,7 +166,7 @@ class Runs:
                 self._answer(*found, request, exchange)
 
         if wait_ms:
-            waiting.begin(wait_ms / 1000, look, lambda woken: self._durable.when_over(row.id, woken))
+            waiting.begin(wait_ms / 1000, look, lambda woken: self._durable.waiters.add(row.id, woken))
             exchange.on_gone = waiting.stop
         look()
 

@@ -6,9 +6,10 @@ what they produce is copied away in the same stream before the next one starts.
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from weakref import WeakSet
 
@@ -136,7 +137,7 @@ class CudaRuntime:
         pool, users = self._pool(plan.slice.mask)
         graph = torch.cuda.CUDAGraph()
         hooks = waiting_for(plan.work, block, stream) if block is not None and len(block.pieces) > 1 else []
-        with torch.inference_mode():
+        with torch.inference_mode(), _no_collection():
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 plan.outputs = plan.work(*plan.inputs)
@@ -260,6 +261,19 @@ class CudaRuntime:
 
     def _event(self) -> Any:
         return self.events.pop() if self.events else self._torch.cuda.Event(enable_timing=True)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A graph that the collector happens to find in a thread that captures spoils that capture: a graph must not be destroyed
+    there. Captures take milliseconds."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _like(torch: Any, example: Any, bucket: int, **options: Any) -> Any:

@@ -8,7 +8,7 @@ that serves only replays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -144,13 +144,16 @@ class Functions:
 
     def make(self, name: str, bucket: int, mask: int) -> Any:
         """A captured plan, for `adopt`, or why there is none; for a maker's thread, between `hold` and `let_go`, after `warm`."""
-        function = self[name]
-        try:
-            return self._runtime.make(function.work, function.example, bucket, self._slicer.slice(mask), function.block)
-        except Exception as error:
-            if self._runtime.is_broken(error):
-                raise
-            return error
+        function, slice_ = self[name], self._slicer.slice(mask)
+        for is_last in (False, True):  # what spoilt one capture need not spoil the next
+            try:
+                return self._runtime.make(function.work, function.example, bucket, slice_, function.block)
+            except Exception as error:
+                if self._runtime.is_broken(error):
+                    raise
+                if is_last or self._runtime.is_out_of_memory(error):
+                    return error.with_traceback(None)  # which would keep the spoilt graph
+        raise AssertionError("one of two tries ends it")
 
     def adopt(self, name: str, bucket: int, mask: int, plan: Any) -> None:
         """Serve with it from now on. It runs once for nobody: the first replay uploads the graph, which takes a millisecond."""
@@ -169,9 +172,15 @@ class Functions:
         least = min(count, function.largest)
         return not function.graphs or any(size >= least and function.has_graph(size, mask) for size in function.buckets)
 
-    def bucket_for(self, name: str, count: int) -> int:
+    def bucket_for(self, name: str, count: int, known: Container[int] = ()) -> int:
+        """The smallest that holds them; of those that are `known` to the libraries, if there is one: its graph is soon made."""
         function = self[name]
-        return next(size for size in function.buckets if size >= min(count, function.largest))
+        sizes = [size for size in function.buckets if size >= min(count, function.largest)]
+        return next((size for size in sizes if size in known and size <= function.largest), sizes[0])
+
+    def may_fit(self, name: str, bucket: int) -> bool:
+        """Is there any use in making a graph of this size?"""
+        return bucket <= self[name].largest
 
     # -------------------------------------------------------------- graphs made here
 

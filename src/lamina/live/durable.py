@@ -1,8 +1,9 @@
 """Runs that outlive this process: accepted when they are on disk, fed to the controller as it has room, ended once.
 
-The store holds every run; memory holds those that are being worked on, and no more than `ROOM` of them, so that ten thousand
-waiting runs cost a decision nothing. What moves a run on is written down before it takes effect (see `core.keeper`), so after
-a crash a run begins again, is told what it was told before, and goes on from there; what was under way is done again.
+The store holds every run; memory holds those that are being worked on, and no more than there is room for (`room.py`), so that
+ten thousand waiting runs cost a decision nothing. What moves a run on is written down before it takes effect (see
+`core.keeper`), so after a crash a run begins again, is told what it was told before, and goes on from there; what was under way
+is done again.
 
 Times in the store are those of the wall; the controller's begin when it does. `_origin_us` is what lies between.
 """
@@ -10,12 +11,10 @@ Times in the store are those of the wall; the controller's begin when it does. `
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -25,16 +24,14 @@ from lamina.core.notes import Note
 from lamina.errors import Conflict, LaminaError
 from lamina.live.feeder import Feeder
 from lamina.live.loop import Ending, LiveLoop
+from lamina.live.room import Room
 from lamina.live.starter import Starter, shifted
+from lamina.live.waiters import Waiters
 from lamina.store import runs as stored
 from lamina.store.base import Done, Session, Store, Work
 from lamina.store.runs import Fed, RunRow
 
 log = logging.getLogger("lamina")
-
-ROOM, JOBS, BYTES = 512, 4_096, 256 * 2**20
-"""Runs in memory that have work to do, the jobs they may bring to one function, and their inputs: enough to fill any batch, few
-enough to search, and fewer than make a queue full for callers who wait."""
 
 LOOK_S = 0.2
 """Runs that only wait leave room for others; so often it is looked how many do."""
@@ -65,14 +62,6 @@ def _both(first: Work[None], second: Work[None]) -> Work[None]:
 _NOTHING: Beside = (_nothing, lambda: None)
 
 
-@dataclass(slots=True)
-class _Held:
-    row: RunRow
-    number: int  #: of its last note
-    weight: float  #: jobs it may bring to one function
-    writing: int = 0  #: notes on their way to the disk
-
-
 class Durable:
     """`describe` makes what clients are told of an ending without a result. `beside` is asked, by call, scope and node, for more
     to be written in one transaction with the outcome of a step, and for what is to be done when that is on disk."""
@@ -86,14 +75,13 @@ class Durable:
         self.beside: Callable[[str, int, str], Beside | None] = lambda call_id, scope, node: None
         self._loop = loop
         self._describe = describe
-        self._held: dict[str, _Held] = {}
-        self.feeder = Feeder(store, self._begin, self._has_room)
-        self._weight, self._bytes = 0.0, 0
-        self._deferred = 0  #: runs refused for the moment: as long as there are many, no others are fetched
+        self._room = Room(loop.controller.state)
+        self._held = self._room.held
+        self.feeder = Feeder(store, self._begin, self._room.has_more)
+        self.waiters = Waiters()  #: for the end of a run, on disk
         self._started = self._closing = False
         self._telling = ("", 0)  #: the run that is told something just now, and the number of that note
         self._cancelled: set[str] = set()
-        self._waiters: dict[str, list[Callable[[], None]]] = {}
         self._last_us = 0
         self._origin_us = time.time_ns() // 1000 - loop.now_us()
         self._starter = Starter(loop, store, self._origin_us, self.holds, self._tell, self._ended)
@@ -165,31 +153,9 @@ class Durable:
         self.feeder.feed(look=True)
         self._later(LOOK_S, self._look)
 
-    def _has_room(self, look: bool) -> bool:
-        if self._weight < JOBS and self._bytes < BYTES and len(self._held) + self._deferred < ROOM:
-            return True
-        if look and self._bytes < BYTES:  # those that only wait leave their room to others
-            runs = self._loop.controller.state.runs
-            busy = [held for id, held in self._held.items() if id not in runs or runs[id].jobs]
-            return len(busy) < ROOM and sum(held.weight for held in busy) < JOBS
-        return False
-
-    def _hold(self, row: RunRow, number: int) -> None:
-        flow = self._loop.controller.state.flows.get(row.target)
-        weight = max([1.0, *flow.visits.values()]) if flow is not None else 1.0
-        self._held[row.id] = _Held(row, number, weight)
-        self._weight += weight
-        self._bytes += row.size_bytes
-
-    def _let_go(self, id: str) -> _Held:
-        held = self._held.pop(id)
-        self._weight -= held.weight
-        self._bytes -= held.row.size_bytes
-        return held
-
     def _begin(self, fed: Fed) -> None:
         if fed.row.id not in self._held:
-            self._hold(fed.row, fed.last)
+            self._room.take(fed.row, fed.last)
             self._starter.begin(fed, self.wall_us())
 
     # ----------------------------------------------------------------------- on the way
@@ -232,7 +198,7 @@ class Durable:
 
     def _ended(self, ending: Ending) -> None:
         id = ending.call_id
-        held = self._let_go(id)
+        held = self._room.leave(id)
         if isinstance(ending, Refuse) and ending.reason in (FULL, *ENOUGH):
             self._not_now(held.row, ending)
             return
@@ -254,7 +220,7 @@ class Durable:
             if error is not None:
                 log.error("run %s: its end cannot be kept: %s", id, error)
             then()
-            self._wake(id)
+            self.waiters.wake(id)
 
         self.store.write(stored.plain_end(id, record) if is_plain else work, on_disk, must=True)
         self.feeder.feed()
@@ -264,11 +230,11 @@ class Durable:
         if refusal.reason in ENOUGH:
             self.feeder.pause(row.id, row.tenant, wait_s)
         else:
-            self._deferred += 1
+            self._room.deferred += 1
             self._later(max(0.05, wait_s), lambda: self._no_longer_deferred(row))
 
     def _no_longer_deferred(self, row: RunRow) -> None:
-        self._deferred -= 1
+        self._room.deferred -= 1
         self.feeder.again(row.id, row.tenant)
 
     def _record(self, ending: Ending, otherwise: str) -> stored.Ending:
@@ -281,27 +247,11 @@ class Durable:
                 ending = Fail(ending.call_id, error.code)
         return stored.Ending(otherwise, now_us, None, self._describe(ending))
 
-    def _wake(self, id: str) -> None:
-        for waiter in self._waiters.pop(id, []):
-            waiter()
-
-    def when_over(self, id: str, waiter: Callable[[], None]) -> Callable[[], None]:
-        """Called once the end of this run is on disk; what is returned takes that back."""
-        self._waiters.setdefault(id, []).append(waiter)
-
-        def leave() -> None:
-            with contextlib.suppress(KeyError, ValueError):
-                self._waiters[id].remove(waiter)
-                if not self._waiters[id]:
-                    del self._waiters[id]
-
-        return leave
-
     def cancel(self, id: str, done: Done[None]) -> None:
         """Under way or not; a run that is over stays as it is."""
         if id in self._held:
             self._cancelled.add(id)
-            self.when_over(id, lambda: done(None))
+            self.waiters.add(id, lambda: done(None))
             self._loop.cancel(id)
             if id in self._held:  # not begun yet
                 self._ended(Fail(id, "cancelled"))
@@ -316,7 +266,7 @@ class Durable:
         def on_disk(error: LaminaError | None) -> None:
             if error is None:
                 self.feeder.withdraw(id)
-                self._wake(id)
+                self.waiters.wake(id)
                 if id in self._held:  # fetched meanwhile
                     self._loop.cancel(id)
             done(error)

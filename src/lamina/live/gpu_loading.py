@@ -84,6 +84,9 @@ class Loading:
 
     def make_more(self, held: Held, *, at_once: tuple[int, int] | None = None) -> None:
         """The next graph that is missing, or the one somebody waits for."""
+        fits = self._executor.functions.may_fit
+        while at_once is None and held.to_make and not fits(held.instance, held.to_make[0][0]):
+            held.to_make.pop(0)
         if held.is_leaving or (at_once is None and (held.making or not held.to_make)):
             return
         bucket, mask = at_once or held.to_make.pop(0)
@@ -195,7 +198,7 @@ class Loading:
             self._send(NotLoaded(frame.instance, describe(error)))
             return
         masks = likely_masks(self._slicer, held.mask, frame.mask)
-        wanted = [(bucket, mask) for bucket in held.first_buckets for mask in masks]
+        wanted = [(bucket, mask) for bucket in reversed(held.first_buckets) for mask in masks]  # the largest holds any batch
         wanted += [(bucket, mask) for bucket in held.buckets for mask in masks if bucket not in held.first_buckets]
         held.to_make = [place for place in wanted if place not in {(bucket, held.mask) for bucket in made}]
         self._loaded(frame, held, probes)

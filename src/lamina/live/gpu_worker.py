@@ -236,7 +236,7 @@ class GpuWorker:
         if functions.is_ready(instance, len(items), mask):
             self._submit(batch, items)
             return
-        missing = (functions.bucket_for(instance, len(items)), mask)
+        missing = (functions.bucket_for(instance, len(items), batch.held.warm), mask)
         batch.held.parked.setdefault(missing, []).append((batch, items))
         self._loading.make_more(batch.held, at_once=missing)
 
@@ -333,8 +333,17 @@ class GpuWorker:
         functions = self._executor.functions
         bandwidth = self._traffic.share if self._traffic is not None else -1.0
         self._channel.send(Usage(functions.weights_mib, used_mib, functions.graphs, functions.evictions, bandwidth))
-        for held in self._loading.held.values():  # who waits for a graph is alive, however long that takes
-            for batch, _ in [waiting for parked in held.parked.values() for waiting in parked]:
+        for held in list(self._loading.held.values()):
+            self._see_to_parked(held, now_s * 1e6 - 2 * GRACE_US)
+
+    def _see_to_parked(self, held: Held, late_us: float) -> None:
+        """Who waits for a graph is alive, however long that takes; unless nobody waits for its results any more."""
+        for place, parked in list(held.parked.items()):
+            late = [batch for batch, _ in parked if all(0 < job.deadline_us < late_us for job in batch.frame.jobs)]
+            held.parked[place] = [waiting for waiting in parked if waiting[0] not in late]
+            for batch in late:
+                self._ended(batch, 0, [TimeoutError("past its deadline before it began")] * len(batch.places))
+            for batch, _ in held.parked[place]:
                 self._channel.send(Beat(batch.frame.batch_id))
 
 

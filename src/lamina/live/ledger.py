@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from lamina.errors import LaminaError
+from lamina.live.folder import BadSlot, Folder, spill_base
 from lamina.live.frames import DeviceRef, Release, ShmRef, Stored
-from lamina.live.shm import INLINE_BYTES, BadSlot, Folder, Pool, Reader, Slots, spill_base
+from lamina.live.shm import INLINE_BYTES, Pool, Reader, Slots
 
 GATEWAY = "gateway"
 

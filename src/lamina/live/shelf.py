@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lamina import values
@@ -45,11 +45,11 @@ class Shelf:
     def opened(self, stored: Stored) -> Any:
         return values.decode(self.blob(stored))
 
-    def items(self, stored: Stored) -> list[Stored]:
+    def items(self, stored: Stored) -> Sequence[Stored]:
         """Of a list. Large ones in shared memory stay where they are: a part of a slot is as good as a slot."""
         blob = self.blob(stored)
         if not isinstance(stored, ShmRef):
-            return [*values.items(blob)]
+            return values.items(blob)
         found: list[Stored] = []
         for start, size in values.spans(blob):
             if size > INLINE_BYTES:

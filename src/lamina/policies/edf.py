@@ -26,7 +26,7 @@ class Policy:
     """Most urgent jobs first; the hopeless are refused on arrival."""
 
     lead_us: int = 500  #: how long before a slice is free its next batch is committed
-    margin: float = 0.05  #: of the expected time, kept spare at admission; below 0 who may be lucky is let in, whatever came of it
+    margin: float = 0.05  #: of the expected time, kept spare at admission; below 0 who may be lucky is let in, come what may
     wait: bool = True  #: hold a batch back inside a burst
     order: Order = "due"
 
@@ -82,7 +82,7 @@ class Policy:
                 return
         if opening.after is not None:
             if self.wait and echo_is_better(function, opening.after, count, latency_us):
-                again_us = start_by_us if start_by_us > now_us else NEVER_US  # late anyway: when that batch ends, or with a full one
+                again_us = start_by_us if start_by_us > now_us else NEVER_US  # late anyway: when that batch ends
                 yield Hold(spec.name, min(again_us, NEVER_US), spec.max_batch)
                 return
             at_us = min(book_at_us(opening.at_us, count, spec.max_batch, self.lead_us), start_by_us)

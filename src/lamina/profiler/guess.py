@@ -27,6 +27,8 @@ def guess(function: Function[..., Any], kind: str) -> Profile:
         runner.close()
     grid = model.predict(record)
     found = grid.profile(function.name, kind)
-    kept = [point for point in found.points if point.batch <= max(1, function.spec.max_batch)]
-    meta = found.meta | {"functions": len(model.library.functions), "worth_measuring": model.probes(3)}
+    largest = max(1, function.spec.max_batch)
+    kept = [point for point in found.points if point.batch <= largest]
+    places = [f"batch {batch} on {units} unit{'s'[: units > 1]}" for batch, units in model.probes(3) if batch <= largest]
+    meta = found.meta | {"learnt_from": f"{len(model.library.functions)} functions", "worth_measuring": ", ".join(places)}
     return replace(found, points=kept, traits=beside.traits(record), meta=meta)

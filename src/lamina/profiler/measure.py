@@ -45,6 +45,7 @@ class Progress:
 class Outcome:
     runs: dict[Place, list[float]]
     unsure: float  #: of the least sure place
+    least_sure: Place
     spent_s: float
     reached: bool  #: whether that is the target
     disturbed: int = 0  #: runs of this session that had to wait for a core
@@ -87,8 +88,10 @@ class Measuring:
         return self.so_far()
 
     def so_far(self) -> Outcome:
-        unsure = self._least_sure(self._places)
-        return Outcome(self.runs, unsure, self._spent_s(), unsure <= self.target, self._disturbed)
+        places = self._places
+        unsure = self._least_sure(places)
+        where = max(places, key=self._model().unsure) if math.isfinite(unsure) else places[0]
+        return Outcome(self.runs, unsure, where, self._spent_s(), unsure <= self.target, self._disturbed)
 
     @property
     def _places(self) -> list[Place]:

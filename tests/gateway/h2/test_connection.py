@@ -349,3 +349,53 @@ def test_a_request_that_drips_is_not_held_for_ever(piece: bytes, stays: bool) ->
 
 def test_a_stream_of_small_messages_is_no_drip() -> None:
     assert dripped(Talk(), b"x", 60, Stream.goes_on)
+
+
+def lasts_s(data: bytes, per_s: int, greeted: bool = True) -> int:
+    """How long a client may go on that sends so many bytes of this each second; 60: as long as it likes."""
+    talk = Talk()
+    if not greeted:
+        talk.connection = Connection(talk._taken, H2Limits(), set(), 1.0)
+        talk.connection.connection_made(talk.pipe)  # type: ignore[arg-type]
+    for second in range(60):
+        talk.connection.sweep(1.0 + second)
+        if talk.pipe.is_closed:
+            return second
+        talk.say(data[second * per_s : (second + 1) * per_s])
+    return 60
+
+
+_HEADERS = frame(HEADERS, END_HEADERS, 1, HEAD + encode([(b"x", b"y" * 100)]))
+_BLOCK = frame(HEADERS, 0, 1, b"") + frame(CONTINUATION, 0, 1, b"") * 100
+DRIPS: dict[str, tuple[bytes, int, bool, int]] = {
+    "the greeting": (PREFACE, 1, False, 11),
+    "nothing at all": (b"", 1, False, 11),
+    "a frame of headers": (_HEADERS, 1, True, 11),
+    "headers that go on and on": (_BLOCK, 9, True, 11),
+    "a frame of data": (frame(HEADERS, END_HEADERS, 1, HEAD) + frame(DATA, 0, 1, bytes(10_000)), 60, True, 35),
+    "a frame of data that comes fast enough": (
+        frame(HEADERS, END_HEADERS, 1, HEAD) + frame(DATA, 0, 1, bytes(99_000)),
+        600,
+        True,
+        60,
+    ),
+    "nothing, once it has said who it is": (b"", 1, True, 60),
+    "whole frames, one at a time": (frame(PING, 0, 0, bytes(8)) * 99, 17, True, 60),
+}
+
+
+@pytest.mark.parametrize("what", DRIPS)
+def test_what_comes_in_drops_and_belongs_to_no_request_yet_is_not_waited_for_either(what: str) -> None:
+    data, per_s, greeted, most_s = DRIPS[what]
+    assert lasts_s(data, per_s, greeted) <= most_s
+    assert most_s < 60 or lasts_s(data, per_s, greeted) == 60
+
+
+def test_a_large_frame_that_comes_slowly_but_fast_enough_is_no_drip() -> None:
+    talk = Talk()
+    talk.say(frame(HEADERS, END_HEADERS, 1, HEAD))
+    whole = frame(DATA, END_STREAM, 1, bytes(200_000))
+    for second in range(len(whole) // 2_000 + 1):
+        talk.connection.sweep(2.0 + second)
+        talk.say(whole[second * 2_000 : (second + 1) * 2_000])
+    assert talk.requests[0].is_whole and not talk.requests[0].is_gone

@@ -59,6 +59,7 @@ class H2Limits(Struct, frozen=True, kw_only=True):
     connection_window: int = 64 * 2**20
     unread_bytes: int = 32 * 2**20  #: of an answer in pieces that its reader does not take
     nuisances: int = 1_000  #: frames in a second that only cost us
+    head_s: float = 10.0  #: for a greeting, a block of headers, and a frame of anything but data
     body_idle_s: float = 30.0  #: between two pieces of a request
     body_bytes_per_s: int = 512  #: a message that comes in drops may take that long in all, and what this rate allows besides
     write_s: float = 30.0
@@ -78,6 +79,8 @@ class Connection(asyncio.Protocol):
         self._is_greeted = self._is_closing = False
         self._headers = Decoder(limits.head_bytes, limits.headers)
         self._block: tuple[int, int, bytearray] | None = None  #: stream, flags and bytes of headers that go on
+        self._frame_since = now_s  #: when the frame that is not whole yet began; before the first one, the connection
+        self._block_since = now_s
         self._last = 0
         self._stream_window = DEFAULT_WINDOW  #: the client's, for new streams
         self._received = 0  #: of the window that was not given back
@@ -138,7 +141,19 @@ class Connection(asyncio.Protocol):
         except Broken as error:
             self.go_away(error.code, str(error))
             return
+        if at or not self._buffer:
+            self._frame_since = self.now_s
         self._buffer = data[at:]
+        coming = self._coming()
+        if coming is not None and coming.since:
+            coming.since = self.now_s
+
+    def _coming(self) -> Stream | None:
+        """Whose data the frame has that is not whole yet."""
+        buffer = self._buffer
+        if len(buffer) < 9 or buffer[3] != DATA:
+            return None
+        return self.streams.get(int.from_bytes(buffer[5:9], "big") & 0x7FFFFFFF)
 
     # -------------------------------------------------------------------- frames
 
@@ -184,6 +199,7 @@ class Connection(asyncio.Protocol):
             self._open(stream, flags, payload)
         else:
             self._block = (stream, flags, bytearray(payload))
+            self._block_since = self.now_s
 
     def _continue(self, flags: int, payload: bytes) -> None:
         if self._block is None:
@@ -359,12 +375,28 @@ class Connection(asyncio.Protocol):
         if self._blocked_s and now_s - self._blocked_s > self.limits.write_s:
             self._transport.abort()
             return
+        if self._is_stuck():
+            self.go_away(ENHANCE_YOUR_CALM, "too slow")
+            return
+        coming = self._coming()
         for stream in list(self.streams.values()):
-            if stream.since and self._drips(stream):
+            if stream.since and self._drips(stream, len(self._buffer) if stream is coming else 0):
                 stream.reset(CANCEL)
 
-    def _drips(self, stream: Stream) -> bool:
+    def _is_stuck(self) -> bool:
+        """What comes of a frame or of headers in drops belongs to no stream yet."""
+        limits = self.limits
+        if self._block is not None and self.now_s - self._block_since > limits.head_s:
+            return True
+        if self._is_greeted and not self._buffer:
+            return False
+        allowed_s = limits.head_s
+        if self._is_greeted and len(self._buffer) > 3 and self._buffer[3] == DATA:
+            allowed_s = limits.body_idle_s + len(self._buffer) / limits.body_bytes_per_s
+        return self.now_s - self._frame_since > allowed_s
+
+    def _drips(self, stream: Stream, coming_bytes: int) -> bool:
         """The rule HTTP/1 has for a body, for each message of a stream: drops must not hold it for ever."""
         limits = self.limits
-        allowed_s = limits.body_idle_s + stream.held / limits.body_bytes_per_s
+        allowed_s = limits.body_idle_s + (stream.held + coming_bytes) / limits.body_bytes_per_s
         return self.now_s - stream.since > limits.body_idle_s or self.now_s - stream.began > allowed_s

@@ -20,6 +20,7 @@ from lamina.gateway.ingress.front import HttpFront, Known, RpcFront
 from lamina.gateway.ingress.line import Line
 from lamina.gateway.lag import Lag, watch_lag
 from lamina.gateway.tls import context
+from lamina.gateway.unhurried import unhurried
 from lamina.live.shm import Pool, Reader
 
 if TYPE_CHECKING:
@@ -89,11 +90,12 @@ async def _main(setup: Setup) -> None:
 
 def main() -> None:
     setup = msgspec.json.decode(sys.argv[1], type=Setup)
-    if setup.log_form:
-        logs.set_up(setup.log_form, calls=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_main(setup))
+    with unhurried():
+        if setup.log_form:
+            logs.set_up(setup.log_form, calls=False)
+        with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(_main(setup))
     os._exit(0)
 
 

@@ -6,7 +6,8 @@ the unit-seconds each takes in full batches. Where it exceeds a device, its call
 ones are all let in, and of the first that does not fit as large a part as does.
 
 Demand is an estimate, so it is corrected: a device that is not busy although calls are turned away can do more than was
-thought.
+thought. And nobody is turned away from a device that was not busy: a few calls more than usual in a fifth of a second are no
+overload.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ LOOK_US = 200_000
 
 FULL = 0.97
 """Part of a device that demand may fill before anybody is turned away for it."""
+
+BUSY = 0.9
+"""Part of its units in use from which on a device counts as busy."""
 
 
 @dataclass(slots=True)
@@ -78,15 +82,14 @@ class Demand:
         self.tight = any(device.tight for device in self._devices.values())
 
     def _settle(self, device: _Device, units: int, asked: list[tuple[float, str, float]]) -> None:
-        if device.seen:
-            busy = device.busy / device.seen
-            if device.tight and busy < 0.9:
-                device.room = min(2.0, device.room * 1.05)
-            elif not device.tight:
-                device.room += 0.1 * (1.0 - device.room)
+        idle = device.seen > 0 and device.busy / device.seen < BUSY
+        if device.tight and idle:
+            device.room = min(2.0, device.room * 1.05)
+        elif not device.tight and device.seen:
+            device.room += 0.1 * (1.0 - device.room)
         device.busy, device.seen = 0.0, 0
         room = FULL * units * device.room
-        device.tight = sum(need for _, _, need in asked) > room
+        device.tight = sum(need for _, _, need in asked) > room and (device.tight or not idle)
         device.shares.clear()
         if device.tight:
             for place, (_, target, need) in enumerate(asked):

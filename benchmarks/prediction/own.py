@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.prediction_unseen import FOLDS, Setting, around
-from benchmarks.prediction_v100 import FULL, PROBED_QUOTAS, PROBED_SHARES, SHARES, Set, off, parts
+from benchmarks.prediction.unseen import FOLDS, Setting, around
+from benchmarks.prediction.v100 import FULL, PROBED_QUOTAS, PROBED_SHARES, SHARES, Set, load, off, parts
 
 COUNTS = (5, 8, 11, 16, 24, 32, 48, 64, 96)
 GOAL = 0.045
@@ -49,11 +49,15 @@ SLICED = 0.5 * _alike(np.log(np.array(SHARES))[_SHARE], 0.5) * _alike(_BATCH, 1.
 """How much of what the guess missed two cells have in common, where launches bind both, and where the slice does."""
 
 
-def guess(data: Set, places: list[int], known: Any, out: Any, shares: Any = slice(None)) -> Guess:
-    """Of the known models as if they had been left out."""
-    models, grid = len(data.grid), data.grid[:, :, shares]
+def wanted_of(data: Set, shares: Any = slice(None)) -> list[Any]:
+    """What processes are asked for at some shares: G, T, T by share and the cells themselves."""
     slices, typical, local = parts(data.grid)
-    wanted = [slices[:, :, shares, None], typical[:, :, None], local[:, :, shares], grid]
+    return [slices[:, :, shares, None], typical[:, :, None], local[:, :, shares], data.grid[:, :, shares]]
+
+
+def guess(data: Set, wanted: list[Any], places: list[int], known: Any, out: Any) -> Guess:
+    """Of the known models as if they had been left out."""
+    models = len(data.grid)
     probes = data.grid.reshape(models, -1)[:, places]
     level = probes.mean(1, keepdims=True)
     spread = data.features[known].std(0)
@@ -88,15 +92,16 @@ def choose(data: Set, known: Any, most: int) -> list[int]:
     tried = CELLS[:, TRIED_SHARES][:, :, TRIED_QUOTAS].reshape(-1).tolist()
     few = Set(data.names, data.grid[known], data.features[known], data.work[known])
     everybody, nobody = np.arange(len(known)), np.arange(0)
-    truth = few.grid[:, :, LOOKED_AT].reshape(len(known), -1)
+    some = wanted_of(few, LOOKED_AT)
+    truth = some[-1].reshape(len(known), -1)
 
     def missed(places: list[int]) -> float:
-        return float(np.abs(guess(few, places, everybody, nobody, LOOKED_AT).mixed - truth).mean())
+        return float(np.abs(guess(few, some, places, everybody, nobody).mixed - truth).mean())
 
     chosen: list[int] = []
     while len(chosen) < FIRST:
         chosen.append(min((place for place in tried if place not in chosen), key=lambda place: missed([*chosen, place])))
-    unsure = np.mean([_common(launches) for launches in guess(few, chosen, everybody, nobody).bound], axis=0)
+    unsure = np.mean([_common(launches) for launches in guess(few, wanted_of(few), chosen, everybody, nobody).bound], axis=0)
     for place in chosen:
         unsure = _told(unsure, place)
     while len(chosen) < most:
@@ -115,30 +120,28 @@ def _told(unsure: Any, place: int) -> Any:
 def fold(data: Set, out: Any) -> dict[str, dict[str, Any]]:
     """Mean error of each model of a fold, at the cells not probed, by number of probes."""
     known = np.setdiff1d(np.arange(len(data.grid)), out)
-    chosen = choose(data, known, max(COUNTS))
-    found = {}
+    chosen, wanted = choose(data, known, max(COUNTS)), wanted_of(data)
+    truth, found = data.grid.reshape(len(data.grid), -1), {}
     for label, places in [(str(count), chosen[:count]) for count in COUNTS] + [("RaPP's 11", RAPP)]:
-        made = guess(data, places, known, out)
-        unseen = np.setdiff1d(CELLS, places)
-        truth = data.grid.reshape(made.mixed.shape)
-
-        def errors(answer: Any, truth: Any = truth, unseen: Any = unseen) -> Any:
-            return off(answer, truth)[np.ix_(out, unseen)].mean(1)
-
-        found[label] = {"cells alone": errors(made.cells), "mape": errors(corrected(data, places, made))}
+        made = guess(data, wanted, places, known, out)
+        unseen = np.ix_(out, np.setdiff1d(CELLS, places))
+        answers = {"cells alone": made.cells, "mape": corrected(data, places, made)}
+        found[label] = {way: off(answer, truth)[unseen].mean(1) for way, answer in answers.items()}
     return found
 
 
-def own_probes(data: Set, seed: int) -> dict[str, Any]:
+def own_probes(seed: int) -> dict[str, Any]:
+    data = load()
     folds = [np.sort(some) for some in np.array_split(np.random.default_rng(seed).permutation(len(data.grid)), FOLDS)]
     with ProcessPoolExecutor() as pool:
         found = list(pool.map(partial(fold, data), folds))
     by_count: dict[str, Any] = {}
     for label in found[0]:
         errors = {way: np.concatenate([one[label][way] for one in found]) for way in found[0][label]}
-        by_count[label] = {way: round(float(some.mean()), 4) for way, some in errors.items()}
-        by_count[label]["median"] = round(float(np.median(errors["mape"])), 4)
+        by_count[label] = {way: float(some.mean()) for way, some in errors.items()}
+        by_count[label]["median"] = float(np.median(errors["mape"]))
     met = next((count for count in COUNTS if by_count[str(count)]["mape"] <= GOAL), None)
     made = {"seed": seed, "folds": FOLDS, "goal met with": met, "probes": by_count}
-    print(f"  own probes: {made}", flush=True)
+    shown = ", ".join(f"{label}: {one['mape']:.2%}" for label, one in by_count.items())
+    print(f"  own probes, seed {seed}, by their number: {shown}", flush=True)
     return made

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.prediction_v100 import FULL, PROBED_QUOTAS, PROBED_SHARES, TREES, Set, off, parts, probed
+from benchmarks.prediction.v100 import FULL, PROBED_QUOTAS, PROBED_SHARES, TREES, Set, load, off, parts, probed
 
 FOLDS, BAGS = 10, 6
 PUBLISHED = "convnext_base"
@@ -131,7 +131,8 @@ def predict(data: Set, seed: int, out: Any) -> tuple[Any, Any]:
     return base[test].reshape(shape), (base[test] + added).reshape(shape)
 
 
-def unseen_models(data: Set, seed: int) -> dict[str, Any]:
+def unseen_models(seed: int) -> dict[str, Any]:
+    data = load()
     grid = data.grid
     folds = [np.sort(fold) for fold in np.array_split(np.random.default_rng(seed).permutation(len(grid)), FOLDS)]
     predicted, before = np.zeros(grid.shape), np.zeros(grid.shape)
@@ -142,11 +143,11 @@ def unseen_models(data: Set, seed: int) -> dict[str, Any]:
     made = {
         "seed": seed,
         "folds": FOLDS,
-        "mape": round(float(errors.mean()), 4),
-        "median": round(float(np.median(errors)), 4),
-        "without trees": round(float(off(before, grid)[:, ~probed()].mean()), 4),
-        f"{PUBLISHED} at batch 4": round(float(off(predicted, grid)[data.names.index(PUBLISHED), 2].mean()), 4),
-        "by model": dict(sorted(zip(data.names, errors.round(4).tolist(), strict=True), key=lambda item: -item[1])),
+        "mape": float(errors.mean()),
+        "median": float(np.median(errors)),
+        "without trees": float(off(before, grid)[:, ~probed()].mean()),
+        f"{PUBLISHED} at batch 4": float(off(predicted, grid)[data.names.index(PUBLISHED), 2].mean()),
+        "by model": dict(sorted(zip(data.names, errors.tolist(), strict=True), key=lambda item: -item[1])),
     }
-    print(f"  unseen models: {made}", flush=True)
+    print(f"  unseen models, seed {seed}: {made['mape']:.2%}, median {made['median']:.2%}", flush=True)
     return made

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.prediction_v100 import SHARES, load
+from benchmarks.prediction.v100 import SHARES, load
 from benchmarks.train_predictor import records, times
 from lamina.predict.fit import fit
 

@@ -4,7 +4,7 @@ The set: 69 torchvision nets x 4 batch sizes x 20 SM shares x 10 time quotas; a 
 and what the host needs to launch under a quota. RaPP's inputs for a model: its graph, six times at batch 1 over the SM share
 (5, 10, 30, 60, 80, 100 %) and five at batch 4 on all SMs over the quota (20 .. 100 %). The two questions it reports:
 configurations of known models (random cells left out, its own protocol; here), and models it has never seen
-(`prediction_unseen.py`). `floors` says what could be had at best.
+(`unseen.py`). `floors` says what could be had at best.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def unseen_configurations(data: Set, seed: int, trees: int = 600) -> dict[str, A
     found, rng = {"seed": seed}, np.random.default_rng(seed)
     for split, out in (("cells", rng.random(len(truth)) < 0.1), ("rows", np.repeat(rng.random(len(truth) // 10) < 0.1, 10))):
         model = lightgbm.train(TREES | {"seed": seed}, lightgbm.Dataset(rows[~out], (truth - base)[~out]), trees)
-        found[split] = round(float(off(model.predict(rows[out]) + base[out], truth[out]).mean()), 4)
+        found[split] = float(off(model.predict(rows[out]) + base[out], truth[out]).mean())
         print(f"  unseen configurations, seed {seed}, {split}: {found[split]:.4f}", flush=True)
     return found
 
@@ -153,13 +153,14 @@ def floors(data: Set) -> dict[str, float]:
         "max(G, T), both measured: 89 points of the model": np.maximum(grid[..., FULL:], grid[:, :1, ALL:, :]),
         "max(G, T), G measured, T the median of all its cells of that batch": np.maximum(grid[..., FULL:], typical[:, :, None]),
     }
-    return {label: round(float(off(made, grid).mean()), 4) for label, made in known.items()}
+    return {label: float(off(made, grid).mean()) for label, made in known.items()}
 
 
 def run() -> dict[str, Any]:
     data = load()
     made: dict[str, Any] = {"models": len(data.names), "cells": int(data.grid.size), "floors": floors(data)}
-    print(made, flush=True)
+    for label, error in made["floors"].items():
+        print(f"  {label}: {error:.1%}")
     with ProcessPoolExecutor() as pool:
         made["unseen_configurations"] = list(pool.map(partial(unseen_configurations, data), range(2)))
     return made

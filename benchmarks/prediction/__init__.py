@@ -1,0 +1,1 @@
+"""`python -m benchmarks.prediction`: how good the predictors are, and how fast. See `__main__.py`."""

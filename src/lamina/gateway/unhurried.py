@@ -1,0 +1,72 @@
+"""Stderr for a process that serves: written from a thread of its own.
+
+A terminal that was stopped, a pipe nobody reads, a disk that hangs: a line for any of them would stop the whole server, and
+whoever can make it write lines could do that. Here lines wait, up to a bound, and beyond it are counted and left out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, TextIO, cast
+
+MOST_CHARS = 4 * 2**20
+GOODBYE_S = 1.0
+
+
+class Unhurried:
+    """What is not about writing is asked of the stream behind it."""
+
+    def __init__(self, stream: TextIO, most_chars: int = MOST_CHARS) -> None:
+        self._stream = stream
+        self._most_chars = most_chars
+        self._pieces: SimpleQueue[str | None] = SimpleQueue()
+        self._given = 0  #: characters; changed by who writes
+        self._written = 0  #: changed by the thread
+        self._lost = 0
+        self._thread = Thread(target=self._run, name="lamina-stderr", daemon=True)
+        self._thread.start()
+
+    def write(self, text: str) -> int:
+        if self._given - self._written + len(text) > self._most_chars:
+            self._lost += 1
+            return len(text)
+        if self._lost:
+            self._pieces.put(f"({self._lost} pieces are missing here: nobody read them)\n")
+            self._lost = 0
+        self._given += len(text)
+        self._pieces.put(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """That is the thread's business."""
+
+    def finish(self, limit_s: float = GOODBYE_S) -> None:
+        self._pieces.put(None)
+        self._thread.join(limit_s)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _run(self) -> None:
+        while (piece := self._pieces.get()) is not None:
+            with suppress(OSError, ValueError):
+                self._stream.write(piece)
+                self._stream.flush()
+            self._written += len(piece)
+
+
+@contextmanager
+def unhurried() -> Iterator[None]:
+    """In this block, all that goes to stderr."""
+    behind = sys.stderr
+    stream = Unhurried(behind)
+    sys.stderr = cast(TextIO, stream)
+    try:
+        yield
+    finally:
+        sys.stderr = behind
+        stream.finish()

@@ -1,0 +1,50 @@
+"""What one run holds, scope by scope as the core has them: which values were put where, and from where they are seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lamina.core.flow import Flow, Node, inner_flows
+from lamina.live.frames import ErrorInfo, ShmRef, Stored
+from lamina.live.states import Story
+
+
+@dataclass(slots=True)
+class Scope:
+    flow: Flow
+    outer: Scope | None = None
+    item: Stored | None = None
+    results: dict[str, Stored] = field(default_factory=dict)
+    spread: dict[str, list[Scope]] = field(default_factory=dict)  #: items of each Each, branches of each Parallel, in order
+
+    def home_of(self, name: str) -> Scope | None:
+        """Whose step this is, seen from here."""
+        at: Scope | None = self
+        while at is not None and name not in at.flow.nodes:
+            at = at._block_with(name) or at.outer
+        return at
+
+    def _block_with(self, name: str) -> Scope | None:
+        """The block of this scope that shows this step: what is tried or has a limit of time is a scope of its own."""
+        for block, inner in self.spread.items():
+            if name in ((self.flow.nodes[block].data or {}).get("block") or ()):
+                return inner[-1]
+        return None
+
+
+@dataclass(slots=True)
+class RunValues:
+    inputs: dict[str, Stored]
+    scopes: dict[int, Scope]
+    errors: dict[tuple[int, str], ErrorInfo] = field(default_factory=dict)  #: the last of each step
+    story: Story | None = None  #: of a flow written as states: then its values are there
+    held: list[ShmRef] = field(default_factory=list)  #: to be freed at its end
+    durable: bool = False
+
+    def spread(self, scope: Scope, node: Node, first_scope: int, items: Sequence[Stored | None]) -> list[Scope]:
+        """Scopes for the items of an each or the branches of a parallel, numbered from `first_scope`."""
+        flows = inner_flows(node)
+        made = [Scope(flows[i if len(flows) > 1 else 0], scope, item) for i, item in enumerate(items)]
+        self.scopes.update(enumerate(made, first_scope))
+        return made

@@ -1,0 +1,212 @@
+"""Values of workflows written in Python: every step has one, and expressions say how the next is made of them.
+
+The twin of `states.py`. An expression that is a bare reference is never opened, and the list that an each has collected goes on
+item by item where some are in shared memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lamina import values
+from lamina.core.actions import Fail, Resolve
+from lamina.core.course import MAX_ITEMS
+from lamina.core.events import Resolved
+from lamina.core.flow import Choice, Each, Guarded, Node, Parallel, Pass, Task
+from lamina.core.flow import Fail as FailNode
+from lamina.errors import BadValue, LaminaError
+from lamina.expr import Absent, Expr, Leaf, evaluate, leaf_of, leaves
+from lamina.live.frames import ErrorInfo, ShmRef, Stored
+from lamina.live.scopes import RunValues, Scope
+from lamina.live.shelf import Shelf
+from lamina.live.states import UNSAID
+
+
+@dataclass(slots=True)
+class JobInput:
+    args: dict[str, Expr]
+    leaves: list[tuple[Leaf, Stored]]
+
+
+class Traced:
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    def result(self, run: RunValues, scope: Scope) -> Stored:
+        if scope.flow.data is None:
+            return self._look_up(run, scope, ("node", next(iter(scope.flow.nodes))))
+        return self._value(run, scope, scope.flow.data["result"])
+
+    # ----------------------------------------------------------------- arguments
+
+    def arguments(self, run: RunValues, scope: Scope, node: Task) -> JobInput:
+        if node.data is None:  # of a call of one function
+            found: list[tuple[Leaf, Stored]] = [(("input", name), blob) for name, blob in run.inputs.items()]
+            return JobInput({name: ["input", name] for name in run.inputs}, found)
+        return self._plain(run, scope, node) or self._made(run, scope, node.data["args"])
+
+    def _plain(self, run: RunValues, scope: Scope, node: Task) -> JobInput | None:
+        """All it needs are inputs of the run and results beside it, and all of them are here: nearly always so."""
+        known: dict[str, list[Leaf]] = scope.flow.__dict__.setdefault("needs", {})  # as its own cached properties are kept
+        args: dict[str, Expr] = node.data["args"]
+        if node.name not in known:
+            known[node.name] = list(dict.fromkeys(leaf for expr in args.values() for leaf in leaves(expr)))
+        given: list[tuple[Leaf, Stored]] = []
+        for leaf in known[node.name]:
+            value = (run.inputs if leaf[0] == "input" else scope.results).get(leaf[1])
+            if value is None:
+                return None
+            given.append((leaf, value))
+        return JobInput(args, given)
+
+    def _made(self, run: RunValues, scope: Scope, exprs: dict[str, Expr]) -> JobInput:
+        given: list[tuple[Leaf, Stored]] = []
+        args: dict[str, Expr] = {name: self._apart(run, scope, expr, given) for name, expr in exprs.items()}
+        known = dict(given)
+        for leaf in dict.fromkeys(leaf for expr in args.values() for leaf in leaves(expr) if leaf not in known):
+            with contextlib.suppress(Absent):  # whether it is needed only shows where the expression is worked out
+                given.append((leaf, self._look_up(run, scope, leaf)))
+        return JobInput(args, given)
+
+    def _apart(self, run: RunValues, scope: Scope, expr: Expr, given: list[tuple[Leaf, Stored]]) -> Expr:
+        """A list an each has collected, item by item where some are in shared memory: then it need not be put together here."""
+        leaf = leaf_of(expr)
+        if leaf is None or leaf[0] != "node" or len(expr) != 2:
+            return expr
+        at, name = scope.home_of(leaf[1]), leaf[1]
+        if at is None or name in at.results or name not in at.spread or (at.flow.nodes[name].data or {}).get("block"):
+            return expr
+        items = [self.result(run, inner) for inner in at.spread[name]]
+        if not any(isinstance(item, ShmRef) for item in items):
+            return expr
+        given += [(("node", f"{name}/{index}"), item) for index, item in enumerate(items)]
+        return ["list", *(["node", f"{name}/{index}"] for index in range(len(items)))]
+
+    # ----------------------------------------------------------------- questions
+
+    def answer(self, run: RunValues, question: Resolve, first_scope: int) -> Resolved:
+        scope = run.scopes[question.scope]
+        node = scope.flow.nodes[question.node]
+        try:
+            if question.stage == "end":
+                value = self._without(scope, node, question)
+            elif question.stage == "catch":
+                value = self._caught(run, scope, node, question)
+            elif isinstance(node, Parallel):
+                scope.spread[node.name] = run.spread(scope, node, first_scope, [None] * len(node.branches))
+                value = len(node.branches)
+            elif isinstance(node, Each):
+                items = self._shelf.items(self._value(run, scope, node.data["items"]))
+                value = self.make_items(run, question, items, first_scope)
+            else:
+                assert isinstance(node, Choice)
+                value = self._choose(run, scope, node)
+        except LaminaError as error:
+            run.errors[question.scope, question.node] = ErrorInfo(type(error).__name__, error.message, "")
+            return Resolved(question.call_id, question.scope, question.node, error=error.code, turn=question.turn)
+        return Resolved(question.call_id, question.scope, question.node, value, turn=question.turn)
+
+    def make_items(self, run: RunValues, question: Resolve, blobs: Sequence[Stored], first_scope: int) -> int:
+        """Those in shared memory belong to the list they are parts of."""
+        if len(blobs) > MAX_ITEMS:
+            raise BadValue(f"each over {len(blobs)} items", hint=f"at most {MAX_ITEMS} at a time")
+        scope = run.scopes[question.scope]
+        node = scope.flow.nodes[question.node]
+        items = [blob if isinstance(blob, ShmRef) else self._shelf.keep(run.held, blob) for blob in blobs]
+        scope.spread[node.name] = run.spread(scope, node, first_scope, items)
+        return len(blobs)
+
+    def _without(self, scope: Scope, node: Node, question: Resolve) -> int:
+        """Some of its items or branches brought no result."""
+        absent = set(question.missing)
+        scope.spread[node.name] = [inner for index, inner in enumerate(scope.spread[node.name]) if index not in absent]
+        return 0
+
+    def _caught(self, run: RunValues, scope: Scope, node: Node, question: Resolve) -> int:
+        """What was said goes where the way on begins, and is there only if that way was taken."""
+        assert question.fault is not None and isinstance(node, Guarded) and node.guard is not None
+        fault = question.fault
+        error = run.errors.get((fault.scope, fault.node)) or _unsaid(run, fault.scope, fault.node, fault.name)
+        (caught,) = node.guard.catch[question.catcher].next
+        scope.results[caught] = values.encode({"Error": error.type, "Cause": error.message})
+        return 0
+
+    def _choose(self, run: RunValues, scope: Scope, node: Choice) -> int:
+        for index, rule in enumerate(node.data["rules"]):
+            if self._evaluated(run, scope, rule):
+                return index
+        return len(node.branches) - 1
+
+    # --------------------------------------------------------------- expressions
+
+    def _value(self, run: RunValues, scope: Scope, expr: Expr) -> Stored:
+        """Of an expression; a bare reference, or one of several, is not opened at all."""
+        leaf = leaf_of(expr)
+        if leaf is not None and len(expr) == (1 if leaf[0] == "item" else 2):
+            return self._look_up(run, scope, leaf)
+        if expr[0] == "when":
+            if not self._evaluated(run, scope, expr[1]):
+                raise Absent("a branch not taken has no value")
+            return self._value(run, scope, expr[2])
+        if expr[0] == "first":
+            for inner in expr[1:]:
+                with contextlib.suppress(Absent):
+                    return self._value(run, scope, inner)
+            raise Absent("none of several values is there")
+        return values.encode(self._evaluated(run, scope, expr))
+
+    def _evaluated(self, run: RunValues, scope: Scope, expr: Expr) -> Any:
+        opened: dict[Leaf, Any] = {}
+
+        def look_up(leaf: Leaf) -> Any:
+            if leaf not in opened:
+                opened[leaf] = self._shelf.opened(self._look_up(run, scope, leaf))
+            return opened[leaf]
+
+        return evaluate(expr, look_up)
+
+    def _look_up(self, run: RunValues, scope: Scope, leaf: Leaf) -> Stored:
+        kind, name = leaf
+        if kind == "input":
+            if name not in run.inputs:
+                raise Absent(f"no input {name!r}")
+            return run.inputs[name]
+        if kind == "item":
+            if scope.item is None:
+                raise Absent("no item outside an each")
+            return scope.item
+        at = scope.home_of(name)
+        if at is None:
+            raise Absent(f"no step {name!r}")
+        if name not in at.results:
+            at.results[name] = self._derive(run, at, name)
+        return at.results[name]
+
+    def _derive(self, run: RunValues, scope: Scope, name: str) -> Stored:
+        """Values no worker made: the list an each collected, and what a pass is made of."""
+        node = scope.flow.nodes[name]
+        if isinstance(node, Each | Parallel) and name in scope.spread:
+            blobs = [self._shelf.blob(self.result(run, inner)) for inner in scope.spread[name]]
+            return self._shelf.keep(run.held, values.join(blobs))
+        if isinstance(node, Pass) and node.data:
+            return self._value(run, scope, node.data["value"])
+        raise Absent(f"{name!r} has no value")
+
+
+def said(run: RunValues, failure: Fail | None) -> ErrorInfo | None:
+    """About the failure that ended the run."""
+    if failure is None or not failure.step:
+        return None
+    found = run.errors.get((failure.scope, failure.step))
+    if found is not None or failure.error.islower():
+        return found
+    return _unsaid(run, failure.scope, failure.step, failure.error)
+
+
+def _unsaid(run: RunValues, scope: int, step: str, error: str) -> ErrorInfo:
+    at = run.scopes.get(scope)
+    node = at.flow.nodes.get(step) if at is not None else None
+    return ErrorInfo(error, node.cause if isinstance(node, FailNode) else UNSAID.get(error, ""))

@@ -1,0 +1,27 @@
+"""Who wants to know when a run is over."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+
+class Waiters:
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[Callable[[], None]]] = {}
+
+    def add(self, id: str, waiter: Callable[[], None]) -> Callable[[], None]:
+        """What is returned takes it back."""
+        self._waiting.setdefault(id, []).append(waiter)
+
+        def leave() -> None:
+            with contextlib.suppress(KeyError, ValueError):
+                self._waiting[id].remove(waiter)
+                if not self._waiting[id]:
+                    del self._waiting[id]
+
+        return leave
+
+    def wake(self, id: str) -> None:
+        for waiter in self._waiting.pop(id, []):
+            waiter()

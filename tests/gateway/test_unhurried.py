@@ -1,0 +1,37 @@
+"""Lines that nobody reads stop nobody."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+import pytest
+
+from lamina.gateway.unhurried import Unhurried, unhurried
+
+
+def test_what_was_written_is_there_in_its_order_when_the_block_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with unhurried():
+        for number in range(100):
+            print(number, file=sys.stderr)
+    assert stream.getvalue().split() == [str(number) for number in range(100)]
+    assert sys.stderr is stream
+
+
+def test_a_pipe_nobody_reads_stops_nobody_and_what_is_left_out_is_counted() -> None:
+    ours, theirs = os.pipe()
+    with open(theirs, "w") as full, open(ours) as reader:
+        stream = Unhurried(full, most_chars=200_000)
+        for _ in range(4_000):
+            stream.write("x" * 99 + "\n")  # 400 kB; a pipe takes 64
+        seen = [reader.readline() for _ in range(1_900)]
+        stream.write("the next\n")
+        later = reader.readline()
+        while "the next" not in later and "missing" not in later:
+            later = reader.readline()
+        stream.finish()
+    assert set(seen) == {"x" * 99 + "\n"}
+    assert "pieces are missing here" in later
