@@ -87,7 +87,7 @@ def run(cases: int, phases: str = "examples,coverage,fuzzing") -> tuple[int, str
                 "--request-timeout",
                 "120",
                 "--workers",
-                "2",
+                "1",
             ]
             said = subprocess.run(test, capture_output=True, text=True, cwd=folder, check=False)
         found = re.search(r"([\d,]+) generated", said.stdout)

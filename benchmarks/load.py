@@ -1,22 +1,27 @@
-"""Load generators: closed loop (wrk where it is installed, else our own, `python -m benchmarks.load`) and open loop (Poisson,
-latency from the scheduled arrival, so a server that stalls cannot hide it; in C, see `open_loop.c`).
+"""Load generators: closed loop (wrk, or where that is not installed our own, which takes a tenth off the rate), open loop in C.
+
+Requests, connections and sums are those of `lamina load`. What that has not is a closed loop, which finds out how much a server
+can do, and a generator that sends tens of thousands of calls a second without taking a core from the server it measures.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
+import select
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from urllib.parse import urlsplit
+
+from lamina.load import record
+from lamina.load.line import Line
+from lamina.load.plan import Plan
+from lamina.sim.histogram import Histogram
 
 
 @dataclass
@@ -82,52 +87,37 @@ def _wrk(url: str, body: str, connections: int, seconds: float) -> Result:
 
 @dataclass
 class OpenResult:
-    """One open-loop run. Latencies are in milliseconds and count from the scheduled arrival."""
+    """What `lamina load` would say of it (times from the scheduled arrival), and of the generator."""
 
-    offered: int
-    seconds: float
-    unanswered: int
+    seen: record.Result
     generator_cores: float  #: what the generator itself took of the machine
-    statuses: dict[str, int] = field(default_factory=dict)
-    in_time: int = 0
-    ok_p99_ms: float = 0.0
-    refused_p50_ms: float = 0.0
-    refused_p99_ms: float = 0.0
-    refused_sent_p99_ms: float = 0.0  #: the same from the moment it was sent: without what the generator was late
-    sent_late_p99_ms: float = 0.0  #: of the generator: from the scheduled arrival to the send
-
-    @property
-    def goodput(self) -> float:
-        return self.in_time / self.seconds
+    refused_sent_p99_ms: float  #: from the moment a refused call was sent: without what the generator was late
 
 
 def open_loop(
     url: str, body: str, rate: float, seconds: float, slo_ms: float, *, connections: int = 500, seed: int = 1
 ) -> OpenResult:
-    host, port, request = _request(url, body)
+    """Poisson."""
+    plan = _plan(url, body, rate, seconds)
+    host, port, _ = plan.place()
     with tempfile.NamedTemporaryFile("wb") as file:
-        file.write(request)
+        file.write(plan.request())
         file.flush()
         command = [str(_generator()), host, str(port), file.name, str(rate), str(seconds), str(connections), str(seed)]
         *lines, last = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     _, offered, unanswered, cpu_us = last.split()
-    result = OpenResult(int(offered), seconds, int(unanswered), int(cpu_us) / 1e6 / seconds)
-    times: dict[str, list[int]] = {}
-    refused_sent, late = [], []
+    tally, refused_sent = record.Tally(round(slo_ms * 1000)), Histogram()
+    for _ in range(int(offered)):
+        tally.due()
     for line in lines:
         status, due_us, sent_us, took_us = line.split()
-        waited_us = int(sent_us) - int(due_us)
-        late.append(waited_us)
-        times.setdefault(status, []).append(int(took_us))
+        late_us = int(sent_us) - int(due_us)
+        tally.sent(late_us)
+        tally.ended(status, int(took_us))
         if status == "429":
-            refused_sent.append(int(took_us) - waited_us)
-    result.statuses = {status: len(some) for status, some in times.items()}
-    result.in_time = sum(took_us <= slo_ms * 1000 for took_us in times.get("200", ()))
-    result.ok_p99_ms = _quantiles_ms(times.get("200", []))[1]
-    result.refused_p50_ms, result.refused_p99_ms = _quantiles_ms(times.get("429", []))
-    result.refused_sent_p99_ms = _quantiles_ms(refused_sent)[1]
-    result.sent_late_p99_ms = _quantiles_ms(late)[1]
-    return result
+            refused_sent.add(max(0, int(took_us) - late_us))
+    seen = tally.result(url=url, shape="poisson", seed=seed, seconds=seconds, unanswered=int(unanswered))
+    return OpenResult(seen, int(cpu_us) / 1e6 / seconds, refused_sent.quantile_us(0.99) / 1000)
 
 
 def _generator() -> Path:
@@ -140,95 +130,47 @@ def _generator() -> Path:
     return program
 
 
-class _Pipe(asyncio.Protocol):
-    """One connection; answers come in order, so the oldest request is the one answered."""
-
-    def __init__(self, on_answer: object) -> None:
-        self.on_answer = on_answer
-        self.sent: deque[float] = deque()
-        self.buffer = b""
-        self.transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]
-
-    def data_received(self, data: bytes) -> None:
-        buffer = self.buffer + data if self.buffer else data
-        start = 0
-        while True:
-            end = buffer.find(b"\r\n\r\n", start)
-            if end < 0:
-                break
-            mark = buffer.find(b"content-length: ", start, end)
-            stop = buffer.find(b"\r", mark, end + 2)
-            whole = end + 4 + int(buffer[mark + 16 : stop])
-            if len(buffer) < whole:
-                break
-            self.on_answer(self, buffer[start + 9 : start + 12], self.sent.popleft())  # type: ignore[operator]
-            start = whole
-        self.buffer = buffer[start:]
+def _plan(url: str, body: str, rate: float, seconds: float) -> Plan:
+    return Plan(url=url, body=body.encode(), headers=(("content-type", "application/json"),), stages=((seconds, rate),))
 
 
-def _request(url: str, body: str) -> tuple[str, int, bytes]:
-    parts = urlsplit(url)
-    data = body.encode()
-    lines = (
-        f"POST {parts.path} HTTP/1.1",
-        f"host: {parts.netloc}",
-        "content-type: application/json",
-        f"content-length: {len(data)}",
-    )
-    head = "\r\n".join(lines) + "\r\n\r\n"
-    assert parts.hostname
-    assert parts.port
-    return parts.hostname, parts.port, head.encode() + data
+def _closed(url: str, body: str, connections: int, seconds: float) -> Result:
+    plan = _plan(url, body, 0.0, seconds)
+    host, port, _ = plan.place()
+    request, took, errors = plan.request(), Histogram(), 0
+    poll, lines = select.epoll(), dict[int, Line]()
+    for _ in range(connections):
+        line = Line(host, port, None)
+        lines[line.socket.fileno()] = line
+        poll.register(line.socket.fileno(), select.EPOLLIN)
 
+    def send(line: Line) -> None:
+        line.due_us = time.perf_counter_ns() // 1000
+        assert line.send(request), "a request larger than the socket's buffer"
 
-def _quantiles_ms(took_us: list[int]) -> tuple[float, float]:
-    """Median and 99th percentile."""
-    some = sorted(took_us)
-    return (some[len(some) // 2] / 1000, some[int(len(some) * 0.99)] / 1000) if some else (0.0, 0.0)
-
-
-async def _closed(url: str, body: str, connections: int, seconds: float) -> Result:
-    host, port, request = _request(url, body)
-    loop = asyncio.get_running_loop()
-    times: list[float] = []
-    errors = 0
-    clock = time.perf_counter
-    end = clock() + seconds
-
-    def on_answer(pipe: _Pipe, status: bytes, sent: float) -> None:
-        nonlocal errors
-        now = clock()
-        times.append((now - sent) * 1000)
-        errors += status != b"200"
-        if now < end:
-            pipe.sent.append(now)
-            assert pipe.transport is not None
-            pipe.transport.write(request)
-
-    pipes = [(await loop.create_connection(lambda: _Pipe(on_answer), host, port))[1] for _ in range(connections)]
-    for pipe in pipes:
-        pipe.sent.append(clock())
-        assert pipe.transport is not None
-        pipe.transport.write(request)
-    await asyncio.sleep(seconds)
-    while any(pipe.sent for pipe in pipes) and clock() < end + 5:
-        await asyncio.sleep(0.005)
-    for pipe in pipes:
-        assert pipe.transport is not None
-        pipe.transport.close()
-    times.sort()
-    return Result(len(times) / seconds, times[len(times) // 2], times[int(len(times) * 0.99)], errors)
+    for line in lines.values():
+        send(line)
+    waiting, end_us = connections, time.perf_counter_ns() // 1000 + round(seconds * 1e6)
+    while waiting and time.perf_counter_ns() // 1000 < end_us + 5_000_000:
+        for number, _ in poll.poll(0.1):
+            line = lines[number]
+            if not (status := line.answer()):
+                continue
+            now_us = time.perf_counter_ns() // 1000
+            took.add(now_us - line.due_us)
+            errors += status != "200"
+            if now_us < end_us:
+                send(line)
+            else:
+                waiting -= 1
+    for line in lines.values():
+        line.close()
+    return Result(took.count / seconds, took.quantile_us(0.5) / 1000, took.quantile_us(0.99) / 1000, errors)
 
 
 def main() -> None:
-    import uvloop
-
     url, body, connections, seconds = sys.argv[1:]
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        print(json.dumps(asdict(runner.run(_closed(url, body, int(connections), float(seconds))))))
+    print(json.dumps(asdict(_closed(url, body, int(connections), float(seconds)))))
 
 
 if __name__ == "__main__":

@@ -35,9 +35,9 @@ def run(report: Report, seconds: float = SECONDS) -> None:
                 _add(report, factor, (rates[-2] + rates[-1]) / 2, result, cores)
         with floor("mlp", BODY.encode(), goal) as by_hand:
             closed(by_hand, BODY, 16, 2)
-            result = open_loop(by_hand, BODY, 10 * rates[-1], seconds, SLO_MS)
-        shape = {"refused_p99_ms": result.refused_p99_ms, "offered": result.offered / seconds, "unanswered": result.unanswered}
-        report.add("  10x, batched by hand, plain admission: goodput", result.goodput / rates[-1], "x", **shape)
+            seen = open_loop(by_hand, BODY, 10 * rates[-1], seconds, SLO_MS).seen
+        shape = {"refused_p99_ms": seen.refusals.p99_ms, "offered": seen.offered / seconds, "unanswered": seen.unanswered}
+        report.add("  10x, batched by hand, plain admission: goodput", seen.goodput / rates[-1], "x", **shape)
 
 
 def _offer(target: str, rate: float, seconds: float, server: int) -> tuple[OpenResult, dict[str, float]]:
@@ -51,12 +51,13 @@ def _offer(target: str, rate: float, seconds: float, server: int) -> tuple[OpenR
 
 
 def _add(report: Report, factor: float, capacity: float, result: OpenResult, cores: dict[str, float]) -> None:
-    shape = {"capacity": capacity, "offered": result.offered / result.seconds, "ok_p99_ms": result.ok_p99_ms}
-    shape["unanswered"] = result.unanswered
+    seen = result.seen
+    shape = {"capacity": capacity, "offered": seen.offered / seen.seconds, "ok_p99_ms": seen.answered.p99_ms}
+    shape["unanswered"] = seen.unanswered
     if factor < 1:
-        report.add(f"  {factor:g}x: in time, of the offered", result.in_time / result.offered, "x", least=0.99, **shape)
+        report.add(f"  {factor:g}x: in time, of the offered", seen.attainment, "x", least=0.99, **shape)
         return
     shape |= {f"{name}_cores": used for name, used in cores.items()}
-    report.add(f"  {factor:g}x: goodput, of capacity", result.goodput / capacity, "x", least=0.9, **shape)
-    lateness = {"from_send_p99_ms": result.refused_sent_p99_ms, "generator_late_p99_ms": result.sent_late_p99_ms}
-    report.add(f"  {factor:g}x: refusals, p99", result.refused_p99_ms, "ms", most=10, p50_ms=result.refused_p50_ms, **lateness)
+    report.add(f"  {factor:g}x: goodput, of capacity", seen.goodput / capacity, "x", least=0.9, **shape)
+    lateness = {"from_send_p99_ms": result.refused_sent_p99_ms, "generator_late_p99_ms": seen.send_lag_ms.p99_ms}
+    report.add(f"  {factor:g}x: refusals, p99", seen.refusals.p99_ms, "ms", most=10, p50_ms=seen.refusals.p50_ms, **lateness)

@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.fidelity import cpu, emulated, gpu
 from benchmarks.fidelity.cases import SEED
+from lamina.profiler.make import commit
 
 RESULT = Path("results/prediction-fidelity.json")
 
@@ -36,9 +37,14 @@ def _put(found: dict[str, Any], kind: str, rows: list[dict[str, Any]]) -> None:
         print(json.dumps(row), flush=True)
     new = {(row["what"], row["load"]) for row in rows}
     found[kind] = [row for row in found.get(kind, []) if (row["what"], row["load"]) not in new] + rows
-    seconds = {"emulated": emulated.SECONDS, "cpu": cpu.PARTS * cpu.SECONDS, "gpu": gpu.SECONDS}[kind]
-    about = {"date": datetime.date.today().isoformat(), "seed": SEED, "seconds": seconds, "load": round(os.getloadavg()[0], 2)}
-    found.setdefault("made", {})[kind] = about
+    seconds = {"emulated": emulated.REPEATS * emulated.SECONDS, "cpu": cpu.PARTS * cpu.SECONDS, "gpu": gpu.SECONDS}[kind]
+    found.setdefault("made", {})[kind] = {
+        "date": datetime.date.today().isoformat(),
+        "commit": commit(Path()),
+        "seed": SEED,
+        "seconds": seconds,
+        "load": round(os.getloadavg()[0], 2),
+    }
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ RUNS = (("edf", 0.5), ("edf", 0.8), ("edf", 1.1), ("frontier", 0.5), ("frontier"
 SECONDS, REPEATS = 10.0, 3
 """Live, with other dice each time: in overload the dice alone move attainment by a point to either side."""
 
+TRIES, MOST_AWAY = 4, 0.25
+
 
 def case_of(policy: str, load: float, seed: int = SEED, seconds: float = SECONDS) -> Case:
     profiles = [profile for profile in read_all(Path("profiles/v100")) if profile.function in NAMES]
@@ -69,8 +71,17 @@ def compared(runs: Sequence[tuple[str, float]] = RUNS) -> list[dict[str, Any]]:
     for seed in range(SEED, SEED + REPEATS):
         for policy, load in runs:
             case = case_of(policy, load, seed)
-            seen.setdefault((policy, load), []).append((case, asyncio.run(live(case, seed))))
+            seen.setdefault((policy, load), []).append((case, _live(case, seed)))
     return [_row(policy, load, repeats) for (policy, load), repeats in seen.items()]
+
+
+def _live(case: Case, seed: int) -> Found:
+    """Again, a few times, if the machine was busy with something else for most of it: then it is no witness of anything."""
+    for _ in range(TRIES):
+        found = asyncio.run(live(case, seed))
+        if found.told["away_ms"] < MOST_AWAY * SECONDS * 1000:
+            break
+    return found
 
 
 def _row(policy: str, load: float, repeats: list[tuple[Case, Found]]) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class Tenants:
 def serve(name: str) -> None:
     from benchmarks.gpu import zoo
     from benchmarks.gpu.apart import BUCKETS, PlainSlicer, catalogue
-    from benchmarks.gpu.five import profiles, specs_for
+    from benchmarks.gpu.five import SOFT, profiles, specs_for
     from lamina.gpu.cuda import CudaRuntime
     from lamina.gpu.executor import Executor
     from lamina.types import DeviceSpec
@@ -115,7 +115,7 @@ def serve(name: str) -> None:
         wanted = {key: trial[key] for key in ("factor", "rate", "options", "trial")}
         if loop is None or asked != wanted:  # a new trial begins with nothing learnt, as everywhere
             specs = specs_for(trial["factor"], UNITS, fixed=True, names=(name,))
-            loop = InProcess(slicer, executor, specs, items, "edf", device, profile_list, {name: MASK}, trial["options"])
+            loop = InProcess(slicer, executor, specs, items, "edf", device, profile_list, {name: MASK}, trial["options"], SOFT)
             asked = wanted
         while time.time() < trial["at_s"]:
             pass

@@ -59,11 +59,12 @@ class InProcess:
         profiles: list[Any] | None = None,
         places: dict[str, int] | None = None,
         options: dict[str, Any] | None = None,
+        soft: frozenset[str] = frozenset(),
     ) -> None:
         self.executor, self.items = executor, items
         self.places = places or {}  #: functions that always run on this mask, whatever the controller calls it
         table = Table(profiles or [], margin=0.02)
-        self.controller = Controller(policies.build(policy, options or {}), online.Predictor(table))
+        self.controller = Controller(policies.build(policy, options or {}), online.Predictor(table, soft))
         self.device = device or slicer.device
         self.specs = {spec.name: spec for spec in functions}
         self._ticks: list[int] = []

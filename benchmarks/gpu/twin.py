@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.gpu.apart import BUCKETS, catalogue, places
-from benchmarks.gpu.five import GUESS, OPTIONS, WAITS, capacity, profiles, specs_for
+from benchmarks.gpu.five import GUESS, OPTIONS, SOFT, WAITS, capacity, profiles, specs_for
 from benchmarks.gpu.inprocess import InProcess, Outcome
 from benchmarks.gpu.zoo import FIVE
 from lamina.core.actions import StartBatch
@@ -180,7 +180,8 @@ CASES = {
     "3 soft slices": Case("soft", units=5),
     "7 soft slices": Case("soft", units=2),
     "5 soft slices, policy as it comes": Case("soft", options={"wait": False}),
-    "soft slices of any size, frontier": Case("soft", units=0, policy="frontier", options={}),
+    "5 soft slices, frontier": Case("soft", policy="frontier", options={}),
+    "hard slices of any size, frontier": Case("hard", units=0, policy="frontier", options={}),
     "5 hard slices, neighbours cost nothing": Case("hard", beside=(1.0, 1.0)),
     "5 hard slices, the host takes no time": Case("hard", host=0.0),
     "5 soft slices, neighbours cost nothing but SMs": Case("soft", beside=(1.0, 1.0)),
@@ -199,7 +200,7 @@ def tried(factor: int, case: Case) -> Any:
 
     def one(rate: float, seed: int = 1) -> Outcome:
         slicer = SimpleNamespace(device=device)
-        known = (profile_list, places() if fixed else None, case.options)
+        known = (profile_list, places() if fixed else None, case.options, SOFT)
         items = dict.fromkeys(FIVE, 0)
         loop = Twin(slicer, Virtual(table, beside, soft), specs, items, case.policy, device, *known, host=case.host)
         loop.open(dict.fromkeys(FIVE, rate), 0.25)

@@ -37,6 +37,8 @@ MIB = 2**20
 
 
 def _parse(text: str, scale: dict[str, int], field: str, example: str) -> Fraction:
+    if not isinstance(text, str):
+        raise BadValue(f"{field}: {text!r} has no unit", hint=f"write a number and a unit, such as {example}")
     found = _QUANTITY.fullmatch(text)
     unit = found[2].lower() if found else ""
     if not found or unit not in scale:

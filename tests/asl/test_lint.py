@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from lamina.asl.lint import BadDocument, lint, read
+from lamina.asl.document import BadDocument, read
+from lamina.asl.lint import lint
 from tests.asl.cases_choice import decides
 from tests.asl.kit import catch, machine, one, retry, task
 

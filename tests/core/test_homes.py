@@ -13,7 +13,7 @@ from lamina.core.flow import Flow, Task
 from lamina.core.policy import Decision, Hold, LoadOn, ResizeTo, View
 from lamina.errors import PolicyError
 from lamina.policies import fifo
-from lamina.types import DeviceSpec, SliceLimits
+from lamina.types import DeviceSpec, Scale, SliceLimits
 from tests.script import Script, a_function
 
 MS = 1_000
@@ -248,3 +248,8 @@ def test_the_input_of_a_step_is_fetched_from_the_node_of_the_step_before(script:
     script.at(50 * MS)
     moved = [(batch.device, batch.transfer_us, batch.predicted_us) for batch in script.batches]
     assert moved == [("near", 0, 5 * MS), ("far", 10_500, 15_500)]
+
+
+def test_as_many_homes_stand_on_a_gpu_as_must_though_one_instance_could_fill_it(script: Script):
+    script.given(a_function(share=0.5, home=True, scale=Scale(min=2)), devices=[MANY])
+    assert [load.mask for _, load in script.all(Load)] == [0b11, 0b1100]

@@ -6,6 +6,7 @@ import io
 import os
 import sys
 
+import click
 import pytest
 
 from lamina.gateway.unhurried import Unhurried, unhurried
@@ -19,6 +20,14 @@ def test_what_was_written_is_there_in_its_order_when_the_block_ends(monkeypatch:
             print(number, file=sys.stderr)
     assert stream.getvalue().split() == [str(number) for number in range(100)]
     assert sys.stderr is stream
+
+
+def test_what_click_says_goes_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with unhurried():
+        click.echo("error: cannot listen", err=True)
+    assert stream.getvalue() == "error: cannot listen\n"
 
 
 def test_a_pipe_nobody_reads_stops_nobody_and_what_is_left_out_is_counted() -> None:

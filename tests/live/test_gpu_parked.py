@@ -1,9 +1,8 @@
-"""A batch whose graph is not made yet: it waits, and says so; when nobody waits for it any more it ends."""
+"""A batch whose graph is not made yet waits, and says so; when nobody waits for it any more it ends. One whose graph cannot be
+made runs all the same, in a thread of its own."""
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -13,13 +12,10 @@ from typing import Any
 import pytest
 
 from lamina import values
-from lamina.gpu.executor import Executor
-from lamina.gpu.null import NullSlicer
 from lamina.gpu.runtime import HostRuntime
-from lamina.live.folder import Folder
-from lamina.live.frames import Beat, Channel, Done, JobFrame, Stop, pack
-from lamina.live.gpu_frames import GpuSetup, Loaded, LoadOne, RunOn, executor_reader, gateway_reader
-from lamina.live.gpu_worker import GpuWorker
+from lamina.live.frames import Beat, Done, JobFrame
+from lamina.live.gpu_frames import Loaded, LoadOne, RunOn
+from tests.live.gpu_stage import GpuStage
 from tests.serving import write_app
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -31,88 +27,99 @@ import lamina, torch
 app = lamina.App("tested")
 
 @app.function(gpu="1/4", batch=4)
-class Add(lamina.TorchModel):
+class Same(lamina.TorchModel):
     def load(self):
-        return torch.nn.Linear(4, 4), torch.zeros(1, 4)
+        return torch.nn.Identity(), torch.zeros(1, 2)
+    def post(self, row):
+        return [float(value) for value in row]
 """
+HOME, ELSEWHERE = 0b1111, 0b11110000
 
 
-class Gated(HostRuntime):
-    """Graphs of other slices than the first are not made before the gate is opened."""
+class Slow(HostRuntime):
+    """Graphs of other slices than the first are not made before the gate is opened; then they are made, or fail with `error`."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: Exception | None = None, largest: int = 4) -> None:
         self.gate = threading.Event()
+        self.launched_by: set[str] = set()
+        self._error, self._largest = error, largest
 
     def make(self, work: Any, example: Any, bucket: int, slice_: Any, block: Any = None) -> Any:
-        if slice_.mask != 0b1111:
+        if slice_.mask != HOME:
             self.gate.wait(20)
+            if self._error is not None:
+                raise self._error
+        if bucket > self._largest:
+            raise MemoryError
         return super().make(work, example, bucket, slice_, block)
+
+    def launch(self, *args: Any, **options: Any) -> Any:
+        self.launched_by.add(threading.current_thread().name)
+        return super().launch(*args, **options)
 
 
 class Stage:
-    def __init__(self, folder: Path, shm: str) -> None:
-        app = write_app(folder, APP)
-        setup = GpuSetup(app=str(app), device="gpu0", slicer="null", folder=shm, owner="a", values_owner="b", pool_bytes=1 << 20)
-        self._ours, self._theirs = socket.socketpair()
-        self._ours.settimeout(20)
-        self.runtime = Gated()
-        self.worker = GpuWorker(
-            setup, Channel(self._theirs, executor_reader()), slicer := NullSlicer(), Executor(slicer, self.runtime)
-        )
-        self._reader, self._heard = gateway_reader(), iter(())
-        self._thread = threading.Thread(target=self.worker.serve)
-        self._thread.start()
-        self.tell(LoadOne("add#1", "add", 0, 0))
+    def __init__(self, folder: Path, runtime: Slow) -> None:
+        self.runtime = runtime
+        self._inner = GpuStage(write_app(folder, APP), runtime=runtime)
+        self.tell, self.hear = self._inner.tell, self._inner.hear
+        self.tell(LoadOne("same#1", "same", 0, 0))
         self.hear(Loaded)
+        self.runtime.launched_by.clear()
 
-    def tell(self, *frames: Any) -> None:
-        self._ours.sendall(pack(*frames))
+    def start(self, count: int = 1, *, mask: int = ELSEWHERE, deadline_us: int = 0) -> None:
+        jobs = [JobFrame(n, "c", None, [(("in", "x"), values.encode([n, n]))], deadline_us) for n in range(count)]
+        self.tell(RunOn(7, "same#1", mask, 0, jobs, [False] * count))
 
-    def hear(self, *kinds: type) -> Any:
-        while True:
-            for frame in self._heard:
-                if isinstance(frame, kinds):
-                    return frame
-            self._heard = iter(self._reader.feed(self._ours.recv(1 << 16)))
-
-    def start(self, deadline_us: int) -> None:
-        """On a slice without a graph."""
-        job = JobFrame(1, "c1", None, [(("in", "x"), values.encode([1.0, 2.0, 3.0, 4.0]))], deadline_us)
-        self.tell(RunOn(7, "add#1", 0b11110000, 0, [job], [False]))
+    def answers(self) -> list[Any]:
+        return [values.decode(result) for result in self.hear(Done).results]
 
     def close(self) -> None:
         self.runtime.gate.set()
-        self.tell(Stop())
-        self._thread.join(20)
-        self._ours.close()
-        self._theirs.close()
-        os.close(self.worker.wake)
-        os.close(self.worker._woken)
+        self._inner.close()
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    folder = Folder()
-    stage = Stage(tmp_path, folder.path)
-    yield stage
-    stage.close()
-    folder.close()
+def stages(tmp_path: Path) -> Iterator[Any]:
+    made: list[Stage] = []
+
+    def make(runtime: Slow) -> Stage:
+        made.append(Stage(tmp_path, runtime))
+        return made[-1]
+
+    yield make
+    for stage in made:
+        stage.close()
 
 
-def test_a_batch_that_waits_for_its_graph_says_that_it_is_alive(stage: Stage):
-    stage.start(deadline_us=0)
+def test_a_batch_that_waits_for_its_graph_says_that_it_is_alive(stages: Any):
+    stage = stages(Slow())
+    stage.start()
     assert stage.hear(Beat, Done) == Beat(7)
 
 
-def test_a_batch_that_waited_runs_when_its_graph_is_made(stage: Stage):
-    stage.start(deadline_us=0)
-    stage.hear(Beat)
+def test_a_batch_that_waited_runs_when_its_graph_is_made(stages: Any):
+    stage = stages(Slow())
+    stage.start()
     stage.runtime.gate.set()
-    [result] = stage.hear(Done).results
-    assert len(values.decode(result)) == 4
+    assert stage.answers() == [[0.0, 0.0]]
 
 
-def test_a_batch_nobody_waits_for_any_more_ends_without_having_run(stage: Stage):
+def test_a_batch_nobody_waits_for_any_more_ends_without_having_run(stages: Any):
+    stage = stages(Slow())
     stage.start(deadline_us=time.monotonic_ns() // 1000 - 1_000_000)
     done = stage.hear(Beat, Done)
     assert (done.device_us, done.results[0].type) == (0, "TimeoutError")
+
+
+def test_without_a_graph_a_batch_runs_in_another_thread_than_the_one_that_serves(stages: Any):
+    stage = stages(Slow(RuntimeError("it waits for the device")))
+    stage.runtime.gate.set()
+    stage.start(3)
+    assert stage.answers() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]] and "serving" not in stage.runtime.launched_by
+
+
+def test_a_batch_whose_graph_does_not_fit_waits_for_a_smaller_one(stages: Any):
+    stage = stages(Slow(largest=1))
+    stage.start(3, mask=HOME)
+    assert stage.answers() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]

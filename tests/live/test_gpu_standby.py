@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-import os
-import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lamina.gpu import detect
-from lamina.gpu.opened import open_executor, open_slicer
-from lamina.live.folder import Folder
-from lamina.live.frames import Channel, Stop, pack
-from lamina.live.gpu_frames import Go, GpuSetup, Loaded, LoadOne, StandBy, StandingBy, Up, executor_reader, gateway_reader
-from lamina.live.gpu_worker import GpuWorker
+from lamina.live.gpu_frames import Go, Loaded, LoadOne, StandBy, StandingBy, Up
+from tests.live.gpu_stage import GpuStage
 from tests.serving import write_app
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -47,56 +39,21 @@ def plain(x):
 
 
 class Spare:
-    """The process, in a thread; we are its gateway."""
-
-    def __init__(self, folder: Path, shm: str, slicer: str) -> None:
-        self.app = write_app(folder, APP)
-        self._setup = GpuSetup(
-            app=str(self.app), device="gpu0", slicer=slicer, folder=shm, owner="a", values_owner="b", pool_bytes=1 << 20,
-            is_spare=True, opens_ahead=True,
-        )  # fmt: skip
-        self._ours, self._theirs = socket.socketpair()
-        self._ours.settimeout(20)
-        self._reader, self._heard = gateway_reader(), iter(())
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        slicer = open_slicer(self._setup.slicer)
-        worker = GpuWorker(self._setup, Channel(self._theirs, executor_reader()), slicer, open_executor(slicer))
-        worker.serve()
-        os.close(worker.wake)
-        os.close(worker._woken)
-
-    def tell(self, *frames: Any) -> None:
-        self._ours.sendall(pack(*frames))
-
-    def hear(self, kind: type) -> Any:
-        """The next frame of this kind."""
-        while True:
-            for frame in self._heard:
-                if isinstance(frame, kind):
-                    return frame
-            self._heard = iter(self._reader.feed(self._ours.recv(1 << 16)))
+    def __init__(self, folder: Path, slicer: str) -> None:
+        self._app = write_app(folder, APP)
+        self._stage = GpuStage(self._app, slicer, spare=True)
+        self.tell, self.hear, self.close = self._stage.tell, self._stage.hear, self._stage.close
 
     @property
     def opened(self) -> int:
         """How often the user's code ran."""
-        mark = Path(f"{self.app}.opened")
+        mark = Path(f"{self._app}.opened")
         return mark.stat().st_size if mark.exists() else 0
 
     def load(self, function: str) -> Loaded:
         self.tell(LoadOne(f"{function}#1", function, 0, 0, again=True))
-        found = self.hear(Loaded)
-        assert found.instance == f"{function}#1"
+        found: Loaded = self.hear(Loaded)
         return found
-
-    def close(self) -> None:
-        self.tell(Stop())
-        self._thread.join(20)
-        self._ours.close()
-        self._theirs.close()
-        gc.unfreeze()  # a worker freezes what is loaded
 
 
 @pytest.fixture(scope="module")
@@ -108,11 +65,9 @@ def has_gpu() -> bool:
 def spare(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Spare]:
     if request.param == "green" and not request.getfixturevalue("has_gpu"):
         pytest.skip("no GPU here")
-    folder = Folder()
-    spare = Spare(tmp_path, folder.path, request.param)
+    spare = Spare(tmp_path, request.param)
     yield spare
     spare.close()
-    folder.close()
 
 
 def test_a_module_that_stood_by_is_loaded_without_running_the_users_code_again(spare: Spare):

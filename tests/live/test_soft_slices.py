@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import lamina
 from lamina.gpu.opened import open_slicer
 from lamina.live.gpu_lives import Life
+from lamina.live.softness import Slices, are_soft
 from lamina.live.start import open_local
 from tests.serving import write_app
 
@@ -22,17 +25,48 @@ def f(x):
     return x
 """
 
-both = pytest.mark.parametrize("soft", [True, False], ids=["soft", "hard"])
 
-
-@both
-def test_planner_and_executor_are_told_the_same(tmp_path: Path, soft: bool):
-    (gpu,) = open_local(str(write_app(tmp_path, APP)), gpu="null", soft=soft).loop.engine.gpus
+@pytest.mark.parametrize(("slices", "soft"), [("soft", True), ("hard", False), ("auto", False)])
+def test_planner_and_executor_are_told_the_same(tmp_path: Path, slices: Slices, soft: bool):
+    (gpu,) = open_local(str(write_app(tmp_path, APP)), gpu="null", slices=slices).loop.engine.gpus
     life = Life(gpu._ledger.open_worker(), gpu._ledger.open_device(lambda slot: None))
     assert gpu.device.limits.soft is gpu._setup(life).soft is soft
 
 
-@both
+@pytest.mark.parametrize("soft", [True, False])
 @pytest.mark.parametrize("name", ["cpu", "null"])
 def test_a_twin_is_opened_as_it_is_asked_for(name: str, soft: bool):
     assert open_slicer(name, soft=soft).device.limits.soft is soft
+
+
+class Model(lamina.TorchModel):
+    pass
+
+
+def an_app(**goals: str | None) -> list[Any]:
+    """Models by name and goal; "code" is no model, and "alone" has a process of its own."""
+    app = lamina.App("soft")
+    for name, goal in goals.items():
+        target: Any = (lambda x: x) if name == "code" else type(name, (Model,), {})
+        app.function(name=name, gpu=lamina.GPU("1/4", isolated=name == "alone"), slo=lamina.Slo(goal) if goal else None)(target)
+    app.function(name="on_cores")(lambda x: x)
+    return list(app.functions.values())
+
+
+def test_models_with_goals_alike_share_all_sms():
+    assert are_soft("auto", an_app(a="5ms", b="50ms"))
+
+
+@pytest.mark.parametrize(
+    "others", [{"b": "51ms"}, {"b": None}, {"code": "5ms"}], ids=["a far longer goal", "no goal", "code that is no model"]
+)
+def test_one_that_may_hog_the_device_makes_slices_hard(others: dict[str, str | None]):
+    assert not are_soft("auto", an_app(a="5ms", **others))
+
+
+def test_who_has_a_process_of_its_own_does_not_matter():
+    assert are_soft("auto", an_app(a="5ms", alone=None))
+
+
+def test_without_functions_on_a_gpu_there_is_nothing_to_share():
+    assert not are_soft("auto", an_app())

@@ -6,11 +6,16 @@ import math
 
 import pytest
 
+from lamina.core.lease import Device
+from lamina.core.lifecycle import Phase
+from lamina.core.state import Instance
 from lamina.lab.experiments import admission
 from lamina.lab.experiments._admission_world import CPU, GPU, TIMES
 from lamina.planner.cheapest.kinds import usual
 from lamina.planner.cheapest.luck import MOST, Luck
-from lamina.planner.cheapest.menu import Menu
+from lamina.planner.cheapest.menu import Menu, Pick
+from lamina.planner.cheapest.seats import Seat
+from lamina.types import DeviceSpec, SliceLimits
 
 GOAL_US = 40_000
 
@@ -67,6 +72,16 @@ def menu(kind: str) -> Menu:
 def test_lone_jobs_are_cheapest_on_cores_and_crowds_on_the_gpu(gap_us: int, cheaper: str):
     costs = {kind: usual(menu(kind), gap_us, GOAL_US // 2, None)[0] for kind in ("cpu", "gpu")}
     assert min(costs, key=lambda kind: costs[kind]) == cheaper
+
+
+def test_where_five_units_cannot_start_a_batch_has_the_six_there_is_room_for():
+    """Slices start at a multiple of their size: units 6 to 11 have no place for five."""
+    limits = SliceLimits(aligned=True, batches_per_instance=0)
+    device = Device(DeviceSpec(id="gpu0", kind="gpu", units=15, memory_mib=1, limits=limits))
+    instance = Instance("f-1", "f", "gpu0", Phase.WARM, 0)
+    sizes = Menu(lambda batch, units, cores: 1_000, 1, (5, 6, 15), (0,), device.spec)
+    seat = Seat(instance, device, sizes, 0b111111 << 6, 6, 0, False, 0)
+    assert seat.opening(Pick(1.0, 1_000, 1, 5, 0)).mask == 0b111111 << 6
 
 
 def attainment(flow: str, latency_ms: int, cost: str, name: str) -> float:

@@ -32,3 +32,9 @@ def test_a_pod_without_work_goes_for_one_who_has_some(script: Script, policy: st
     assert first.mask.bit_count() == UNITS
     script.at(500 * MS).arrives("d", target="g", within_us=900 * MS)
     assert [gone.instance for gone in unloads(script)] == [first.instance]
+
+
+@pytest.mark.parametrize("policy", WHO_KEEP_PODS)
+def test_a_function_without_a_profile_that_must_always_stand_is_loaded_before_it_is_called(script: Script, policy: str):
+    given(script, policy, a_model(scale=Scale(min=1, max=4)))
+    assert [load.function for load in loads(script)] == ["f"]

@@ -19,7 +19,7 @@ from lamina.policies import edf, frontier
 from lamina.predict import online
 from lamina.predict.profile import Point, Profile
 from lamina.predict.table import Table
-from lamina.types import DeviceSpec, SliceLimits, Slo, call_for
+from lamina.types import DeviceSpec, Scale, SliceLimits, Slo, call_for
 from tests.script import BIG_GPU, Script, a_function
 
 MS = 1_000
@@ -77,7 +77,7 @@ def test_where_goals_are_milliseconds_a_prediction_that_shuts_the_door_is_doubte
     predictor.observe("f", "gpu", 1, 8, 30 * MS)
     controller = Controller(edf.Policy(), predictor)
     slo = Slo(latency_us=3 * MS)
-    events = [DeviceJoined(BIG_GPU), Deployed(functions=(a_function(slo=slo),)), InstanceReady("f-1", 1)]
+    events = [DeviceJoined(BIG_GPU), Deployed(functions=(a_function(slo=slo, scale=Scale(min=1)),)), InstanceReady("f-1", 1)]
     for event in events:
         controller.handle(0, event)
     answers = [

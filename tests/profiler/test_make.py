@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+import random
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from lamina.predict.profile import Point, Profile
 from lamina.profiler import make
 from lamina.profiler.compare import compare
 from lamina.profiler.measure import Outcome
-from lamina.profiler.record import Ended, Head, Record
+from lamina.profiler.record import Ended, Head, Record, Visit
 from tests.profiler.fake import FakeBench, straight
 
 
@@ -84,3 +86,25 @@ def test_a_comparison_names_the_biggest_change_whichever_way() -> None:
 def test_profiles_without_a_common_place_cannot_be_compared() -> None:
     with pytest.raises(BadValue, match="no place is in both"):
         compare(profile_of((1, 100.0)), profile_of((2, 100.0)))
+
+
+def visits(paces: list[float], noise: float, runs: int = 12) -> list[Visit]:
+    """One place, visited again and again by a machine whose pace is another one each time."""
+    rng = random.Random(4)
+    return [Visit(batch=1, units=1, us=[1_000 * pace * math.exp(rng.gauss(0, noise)) for _ in range(runs)]) for pace in paces]
+
+
+def test_a_machine_whose_pace_changes_is_seen_to_wander() -> None:
+    rng = random.Random(5)
+    paces = [math.exp(rng.gauss(0, 0.1)) for _ in range(40)]
+    assert make.wandering(visits(paces, noise=0.05)) == pytest.approx(0.1, rel=0.3)
+
+
+def test_noise_alone_is_no_wandering() -> None:
+    found = make.wandering(visits([1.0] * 40, noise=0.1))
+    assert found is not None
+    assert found < 0.02
+
+
+def test_places_visited_once_say_nothing_about_the_pace() -> None:
+    assert make.wandering(visits([1.0], noise=0.1)) is None

@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 import lamina
-from lamina.errors import Cancelled, DeadlineExceeded, FunctionFailed, LaminaError, Refused, UnknownTarget, Unreachable
+from lamina.errors import BadValue, Cancelled, DeadlineExceeded, FunctionFailed, LaminaError, Refused, UnknownTarget, Unreachable
 
 from .scripted import DROP, Scripted, Seen, http, ok, problem, serving, silent
 
@@ -343,3 +343,16 @@ def test_a_remote_error_shows_the_users_frames_and_the_public_call_only(app: lam
     frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert frames[1:] == ["remote", "call"]
     assert "File app.py, line 3" in "".join(traceback.format_exception(caught.value))
+
+
+def test_without_an_address_it_is_the_usual_server_with_the_usual_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAMINA_URL", "http://models.example:9000")
+    monkeypatch.setenv("LAMINA_TOKEN", "lmt_x")
+    server = lamina.Client().server
+    assert (server.host, server.port, server.token) == ("models.example", 9000, "lmt_x")
+    assert lamina.Client("http://other.example").server.token == ""  # a token is for the server it was made for
+
+
+def test_a_time_without_a_unit_is_refused_by_name() -> None:
+    with pytest.raises(BadValue, match="timeout: 5 has no unit"):
+        lamina.Client(timeout=5)  # type: ignore[arg-type]

@@ -61,3 +61,14 @@ def test_a_bad_value_is_refused_where_it_is_written_and_names_its_field(make: An
     with pytest.raises(BadValue, match=f"^{field}: ") as caught:
         make()
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(("options", "says"), [({"scale": 3}, "scale: 3 is not a Scale"), ({"quota": 0.5}, "quota: 0.5 is not")])
+def test_a_number_in_the_place_of_a_value_is_refused_by_name(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadValue, match=says):
+        lamina.App("wrong").function(**options)
+
+
+def test_a_goal_beyond_a_minute_needs_no_timeout_of_its_own() -> None:
+    assert lamina.SLO("5min").spec().timeout_us == 600_000_000
+    assert lamina.SLO("50ms").spec().timeout_us == 60_000_000

@@ -146,7 +146,13 @@ def test_who_wraps_the_only_parameter_is_told_to_unwrap_it():
         over_the_wire(doubled, x={"x": 3})
 
 
-@pytest.mark.parametrize("value", [None, np.ones(2), b"raw"])
+def test_nothing_is_a_mistake_unless_the_annotation_or_the_default_says_otherwise():
+    with pytest.raises(BadValue, match="x: None is nothing where a number is needed"):
+        over_the_wire(doubled, x=None)
+    assert over_the_wire(either, x=None) == over_the_wire(sloppy, x=None) == "fine"
+
+
+@pytest.mark.parametrize("value", [np.ones(2), b"raw"])
 def test_what_json_has_no_word_for_is_let_through(value: Any):
     assert over_the_wire(loose, x=value, many=[]).endswith(" []")
 
@@ -164,6 +170,11 @@ def test_annotations_tell_other_tools_what_is_wanted():
 
 @app.function()
 def either(x: str | int | None) -> str:
+    return "fine"
+
+
+@app.function()
+def sloppy(x: str = None) -> str:  # type: ignore[assignment]  # noqa: RUF013
     return "fine"
 
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from lamina.asl import fields
+from lamina.asl.lint_parts import Found, is_whole
 from lamina.asl.paths import kind_of, member
-
-Found = tuple[str, str, str]
 
 _RETRIER = {"ErrorEquals", "IntervalSeconds", "MaxAttempts", "BackoffRate", "MaxDelaySeconds", "JitterStrategy", "Comment"}
 _CATCHER = {"ErrorEquals", "Next", "ResultPath", "Comment"}
@@ -28,10 +27,6 @@ def care_problems(state: dict[str, Any], key: str, path: str) -> Iterator[Found]
             continue
         yield from _errors(entry, at, clause, last=index == len(entries) - 1)
         yield from _retrier(entry, at, clause) if key == "Retry" else _catcher(entry, at, clause)
-
-
-def is_whole(value: Any, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def _errors(entry: dict[str, Any], at: str, clause: str, *, last: bool) -> Iterator[Found]:

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from lamina.asl.choice import COMBINED, COMPARATORS, TESTS, WITH_PATH, is_kind, kind_compared
+from lamina.asl.lint_parts import Found
 from lamina.asl.paths import PathError, kind_of, parse
-
-Found = tuple[str, str, str]
 
 
 def choice_problems(state: dict[str, Any], path: str) -> Iterator[Found]:

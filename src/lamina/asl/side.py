@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from lamina.asl.lint import BadDocument, Problem, read
+from lamina.asl.document import BadDocument, Problem, read
 from lamina.asl.paths import member
 from lamina.core.flow import Flow
 from lamina.types import FunctionSpec

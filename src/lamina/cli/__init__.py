@@ -37,7 +37,7 @@ class _Commands(click.Group):
         for title, names in {**_GROUPS, "More": tuple(rest)}.items():
             found = [(name, self.get_command(ctx, name)) for name in names]
             with formatter.section(title):
-                formatter.write_dl([(name, command.get_short_help_str(66)) for name, command in found if command is not None])
+                formatter.write_dl([(name, command.get_short_help_str(200)) for name, command in found if command is not None])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import logging
 import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,7 @@ import click
 import msgspec
 
 from lamina import errors
-from lamina.errors import BadValue, LaminaError, Unreachable
+from lamina.errors import BadValue, LaminaError, StoreDown, Unreachable
 from lamina.sdk.wire import address
 
 DEFAULT_ADMIN_URL = "http://127.0.0.1:8701"
@@ -55,12 +56,17 @@ def administer(what: str, given: Mapping[str, Any], url: str, place: str | None)
     from lamina.access.records import Identity
     from lamina.store.open import open_store
 
+    logging.getLogger("lamina").addHandler(logging.NullHandler())  # what is wrong with the store is said once, as an error
+
     async def work() -> Any:
         store = open_store(place)
         try:
             access = Access(store)
             await access.load()
             return await Desk(access).do(Identity(), what, given)
+        except StoreDown as error:
+            error.hint += "; of a server that runs, leave --store out: its management does it (lamina serve --admin-port)"
+            raise
         finally:
             await store.close()
 

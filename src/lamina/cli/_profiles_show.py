@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lamina.cli._shared import console
 from lamina.predict.profile import Profile
 from lamina.units import show_bytes, show_us
 
 _COLOURS = ("#2563a8", "#d1652b", "#3a8f5a", "#8a4fa3", "#b8962e", "#4a9fb5", "#c04a6b", "#6b6b6b")
 _INK = "#333333"
 _MOST_CURVES = 8
-
-
-def console() -> Any:
-    from rich.console import Console
-
-    return Console() if sys.stdout.isatty() else Console(width=140)
 
 
 def table(*columns: str, title: str = "") -> Any:
@@ -50,13 +44,13 @@ def latencies(profile: Profile) -> None:
             made = table(first, *heads[columns], title=title)
             for name, cells in zip(down, rows, strict=True):
                 made.add_row(str(name), *cells[columns])
-            console().print(made)
+            console(140).print(made)
 
 
 def _fitting(heads: list[str], rows: list[list[str]]) -> Iterator[slice]:
     """As many columns at a time as the screen is wide: a time that is folded or cut off cannot be read."""
     widest = max(map(len, (*heads, *(cell for row in rows for cell in row))))
-    fit = max(1, (console().width - 8) // (widest + 3))
+    fit = max(1, (console(140).width - 8) // (widest + 3))
     each = math.ceil(len(heads) / math.ceil(len(heads) / fit))  # evenly: seven columns and one are not nice
     yield from (slice(start, start + each) for start in range(0, len(heads), each))
 

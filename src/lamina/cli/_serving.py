@@ -116,7 +116,7 @@ class Serving:
 
         policy = policies.build(self.policy, policy_options(self.options))
         if not self.emulate and self.engine != "emulated":
-            cut: dict[str, Any] = {"gpu": self.gpu, "soft": self.slices == "soft"}
+            cut: dict[str, Any] = {"gpu": self.gpu, "slices": self.slices}
             live = start.open_local(target, policy=policy, profiles=self.profiles, probe=not self.no_probe, **cut)
             return live, "local"
         from lamina.sdk.load import load_app
@@ -161,6 +161,8 @@ class Serving:
         gc.freeze()  # what is here now stays: looking through it again and again would stop the loop for milliseconds
         gc.set_threshold(*GC_AT)
         self._tell(gateway, management, label)
+        if self.place and gateway.durable is not None:
+            gateway.durable.start()  # a place somebody has named: if it cannot be used, that is said now
         status = asyncio.create_task(status_line(gateway)) if sys.stderr.isatty() and not self.as_json else None
         await stop.wait()
         if status is not None:

@@ -8,13 +8,16 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
 
 from lamina.errors import BadValue
 from lamina.sdk.binding import NOTHING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 DEFAULT_URL = "http://127.0.0.1:8700"
 PORT = click.IntRange(0, 65535)
@@ -46,6 +49,13 @@ def write_picture(picture: str, output: Path | None, name: str) -> None:
     path = output or Path(f"{name}.svg")
     path.write_text(picture)
     click.echo(f"wrote {path}", err=True)
+
+
+def console(width: int = 120) -> Console:
+    """For tables: as wide as the terminal is, or `width` where there is none."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=width)
 
 
 def policy_options(pairs: tuple[str, ...]) -> dict[str, Any]:

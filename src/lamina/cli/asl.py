@@ -150,7 +150,7 @@ def draw(file: str, name: str | None, out: Path | None) -> int:
 
 
 def _read(file: Path) -> tuple[str, Any]:
-    from lamina.asl.lint import read
+    from lamina.asl.document import read
 
     text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8-sig")
     return text, read(text, str(file))

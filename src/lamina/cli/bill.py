@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
 import msgspec
 
 from lamina.cli._admin import json_option
-from lamina.cli._shared import url_option
+from lamina.cli._shared import console, url_option
 from lamina.errors import BadValue
 
 
@@ -41,7 +40,6 @@ def command(first: str | None, last: str | None, by: str, url: str, as_json: boo
         click.echo(msgspec.json.encode(found).decode())
         return
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, title=f"{found['from']} to {found['to']}", title_justify="left")
@@ -54,7 +52,7 @@ def command(first: str | None, last: str | None, by: str, url: str, as_json: boo
         figures = [f"{calls:,}", f"{100 * met / calls:.1f} %" if calls else "-", f"{row['refused']:,}", f"{row['failed']:,}"]
         figures += [f"{cost:.4g}", f"{1000 * cost / calls:.3g}" if calls else "-"]
         table.add_row(*(row.get(name) or "-" for name in found["by"]), *figures)
-    (Console() if sys.stdout.isatty() else Console(width=120)).print(table)
+    console().print(table)
 
 
 def _sum(found: dict[str, Any]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from lamina.cli._shared import console
 from lamina.errors import BadValue
 
 if TYPE_CHECKING:
@@ -29,11 +30,7 @@ def command(call: str, log_file: Path, as_json: bool) -> int:
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
         return 0
-    import sys
-
-    from rich.console import Console
-
-    _print(found, Console() if sys.stdout.isatty() else Console(width=120))
+    _print(found, console())
     return 0
 
 

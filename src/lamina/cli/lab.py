@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lamina.cli._shared import console
 from lamina.errors import BadValue
 
 if TYPE_CHECKING:
     from lamina.lab.results import Results
 
 FOLDER = Path("results/lab")
+WIDTH = 140
 
 
 @click.group()
@@ -132,20 +134,13 @@ def _show(module: Any, made: Results, as_json: bool) -> None:
         return
     from lamina.lab import show
 
-    console = _console()
-    console.print(show.sections(module.sections(made.good)))
+    console(WIDTH).print(show.sections(module.sections(made.good)))
 
 
 def _print_table(table: Any) -> None:
     from lamina.lab import show
 
-    _console().print(show.table(table))
-
-
-def _console() -> Any:
-    from rich.console import Console
-
-    return Console() if sys.stdout.isatty() else Console(width=140)
+    console(WIDTH).print(show.table(table))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lamina.cli import EXIT_STOPPED
+from lamina.cli import EXIT_FAILED, EXIT_STOPPED
 from lamina.cli._shared import Finite
 from lamina.errors import BadValue
 from lamina.units import parse_us
@@ -98,6 +98,9 @@ def command(**given: Any) -> int:
 
         given["html"].write_text(page(result), encoding="utf-8")
         click.echo(f"page: {given['html']}", err=True)
+    if result.offered and not result.in_time + result.late + result.refused:
+        click.echo("error: not one call was answered as it should be", err=True)
+        return EXIT_FAILED
     return EXIT_STOPPED if result.stopped else 0
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from lamina.cli import EXIT_FAILED
-from lamina.cli._shared import Finite
+from lamina.cli._shared import Finite, console
 from lamina.errors import BadValue
 
 if TYPE_CHECKING:
@@ -61,7 +61,6 @@ def command(
       lamina plan scenarios/quickstart.toml --check
       lamina plan tasks.csv --profiles profiles/v100 --gpus 4
     """
-    from lamina.cli import _plan_input as source
     from lamina.cli import _plan_show as show
     from lamina.planner.glet.model import WHOLE
 
@@ -69,21 +68,7 @@ def command(
         from lamina.sim.plot import check_name
 
         check_name(plot)
-    source.check_policy(policy)
-    if tasks.suffix != ".toml" and not tasks.is_file():
-        raise BadValue(f"no file {str(tasks)!r}", hint="give a scenario (.toml), or a CSV of model,rate,SLO lines")
-    if compat and glet_dir is None:
-        raise BadValue("--compat: the original reads its own files only", hint="name their folder with --glet-dir")
-    if tasks.suffix == ".toml":
-        from lamina.sim.scenario import read
-
-        given = source.from_scenario(read(tasks), policy, network or 0.0)
-    elif profiles is not None:
-        given = source.from_profiles(tasks, profiles, policy, network or 0.0)
-    elif glet_dir is not None:
-        given = source.from_glet(tasks, policy, glet_dir, sched_config, device_config, network or 0.0, compat)
-    else:
-        raise BadValue("--profiles: profiles are needed", hint="name a folder with them, or with gpu-let's files (--glet-dir)")
+    given = _read(tasks, policy, profiles, glet_dir, sched_config, device_config, network or 0.0, compat)
     wanted = _gpus(gpus, given)
     kinds, plan = _find(given, wanted, compat)
     units = {kind: known.cuts[WHOLE] for kind, known in given.catalogue.kinds.items()}
@@ -95,19 +80,43 @@ def command(
 
         told = show.with_check(told, play(given, plan, kinds, seed))
     if as_json:
-        import msgspec
-
         click.echo(msgspec.json.encode(show.as_published(plan) if compat else show.as_json(told)).decode())
     else:
-        from rich.console import Console
-
-        console = Console() if sys.stdout.isatty() else Console(width=120)
-        console.print(show.tables(told))
+        console().print(show.tables(told))
     if plot is not None:
         from lamina.cli._plan_plot import save
 
         save(plan, policy, kinds, plot)
     return 0 if plan.schedulable else EXIT_FAILED
+
+
+def _read(
+    tasks: Path,
+    policy: str,
+    profiles: Path | None,
+    glet_dir: Path | None,
+    sched_config: Path | None,
+    device_config: Path | None,
+    network_gbit: float,
+    compat: bool,
+) -> Input:
+    """What is to be planned, from whichever of the files it may be in."""
+    from lamina.cli import _plan_input as source
+
+    source.check_policy(policy)
+    if tasks.suffix != ".toml" and not tasks.is_file():
+        raise BadValue(f"no file {str(tasks)!r}", hint="give a scenario (.toml), or a CSV of model,rate,SLO lines")
+    if compat and glet_dir is None:
+        raise BadValue("--compat: the original reads its own files only", hint="name their folder with --glet-dir")
+    if tasks.suffix == ".toml":
+        from lamina.sim import scenario
+
+        return source.from_scenario(scenario.read(tasks), policy, network_gbit)
+    if profiles is not None:
+        return source.from_profiles(tasks, profiles, policy, network_gbit)
+    if glet_dir is not None:
+        return source.from_glet(tasks, policy, glet_dir, sched_config, device_config, network_gbit, compat)
+    raise BadValue("--profiles: profiles are needed", hint="name a folder with them, or with gpu-let's files (--glet-dir)")
 
 
 def _gpus(text: str | None, given: Input) -> list[str] | None:

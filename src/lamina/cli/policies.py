@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from typing import Any
 
 import click
 
 from lamina import plugins, policies
+from lamina.cli._shared import console
 
 
 @click.command()
@@ -21,7 +21,6 @@ def command(as_json: bool) -> None:
 
         click.echo(msgspec.json.encode(found).decode())
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -29,7 +28,7 @@ def command(as_json: bool) -> None:
         table.add_column(column)
     for row in found:
         table.add_row(row["name"], row["about"], ", ".join(f"{k}={v}" for k, v in row["options"].items()))
-    (Console() if sys.stdout.isatty() else Console(width=120)).print(table)
+    console().print(table)
 
 
 def _about(name: str) -> dict[str, Any]:

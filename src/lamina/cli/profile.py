@@ -104,9 +104,7 @@ def _body(text: str) -> Any:
 
 
 def _show(result: Result, as_json: bool) -> None:
-    from lamina.profiler.why import why_unsure
-
-    profile, outcome, why = result.profile, result.outcome, why_unsure(result.outcome)
+    profile, outcome, why = result.profile, result.outcome, result.why_unsure
     if as_json:
         told = {
             "function": profile.function,

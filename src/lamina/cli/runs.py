@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from lamina.cli._shared import url_option, write_picture
+from lamina.cli._shared import console, url_option, write_picture
 
 _STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "queued": "dim"}
 
@@ -44,7 +43,6 @@ def ls(target: str, state: str, limit: int, url: str, as_json: bool) -> int:
         click.echo("no runs", err=True)
         return 0
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -54,10 +52,10 @@ def ls(target: str, state: str, limit: int, url: str, as_json: bool) -> int:
         style = _STYLES.get(run["state"], "")
         state_text = f"[{style}]{run['state']}[/]"
         table.add_row(run["id"], run["target"], state_text, _clock(run["created_us"]), _took(run), str(run.get("retries", "")))
-    console = Console() if sys.stdout.isatty() else Console(width=120)
-    console.print(table)
+    terminal = console()
+    terminal.print(table)
     if page["next"]:
-        console.print(f"there are more; --limit shows up to 500, GET /v1/runs?before={page['next']} the rest", style="dim")
+        terminal.print(f"there are more; --limit shows up to 500, GET /v1/runs?before={page['next']} the rest", style="dim")
     return 0
 
 

@@ -33,10 +33,10 @@ GPUS = ("auto", "no", "green", "mig", "cpu", "null")
 )
 @click.option(
     "--slices",
-    type=click.Choice(["hard", "soft"]),
-    default="soft",
+    type=click.Choice(["auto", "hard", "soft"]),
+    default="auto",
     show_default=True,
-    help="Of a GPU: hard ones have SMs of their own, soft ones share all of them.",
+    help="Of a GPU: hard ones have SMs of their own, soft ones share all; auto: soft for models with goals alike.",
 )
 @click.option("--no-probe", is_flag=True, help="Do not time what has no profile on its examples() when it is loaded.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; beyond loopback it takes tokens.")

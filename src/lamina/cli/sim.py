@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from lamina.cli._shared import policy_options
+from lamina.cli._shared import console, policy_options
 from lamina.errors import BadValue
 
 if TYPE_CHECKING:
+    from lamina.core.eventlog import Writer
     from lamina.sim.scenario import Scenario
 
 
@@ -48,7 +49,6 @@ def command(
       lamina sim scenario.toml --seed 7 --json
       lamina sim scenario.toml --log events.jsonl --explain
     """
-    from lamina.core.eventlog import Writer
     from lamina.sim import scenario as scenarios
     from lamina.sim import show
     from lamina.sim.run import run
@@ -60,38 +60,44 @@ def command(
 
         check_name(plot)
     read = scenarios.read(scenario)
-    try:
-        writer = Writer(log_file) if log_file else None
-    except OSError as error:
-        raise BadValue(f"--log {log_file}: {error.strerror}", hint="give a file in a folder that is there") from None
-    try:
-        with _progress(read, calls) as progress:
-            summary = run(
-                read,
-                policy,
-                policy_options(options),
-                seed=seed,
-                calls=calls,
-                progress=progress,
-                watch=writer.write if writer else None,
-                check=check,
-                explain=explain,
-            )
-    finally:
-        if writer is not None:
-            writer.close()
+    with _log(log_file) as writer, _progress(read, calls) as progress:
+        summary = run(
+            read,
+            policy,
+            policy_options(options),
+            seed=seed,
+            calls=calls,
+            progress=progress,
+            watch=writer.write if writer else None,
+            check=check,
+            explain=explain,
+        )
     if as_json:
         click.echo(show.json_lines(summary), nl=False)
     else:
-        from rich.console import Console
-
-        console = Console() if sys.stdout.isatty() else Console(width=120)
-        console.print(show.tables(summary, console.width))
+        terminal = console()
+        terminal.print(show.tables(summary, terminal.width))
     if plot is not None:
         from lamina.sim.plot import save
 
         save(summary, plot)
     return 0
+
+
+@contextmanager
+def _log(path: Path | None) -> Iterator[Writer | None]:
+    """Where every event and action is written, if anywhere."""
+    if path is None:
+        yield None
+        return
+    from lamina.core.eventlog import Writer
+
+    try:
+        writer = Writer(path)
+    except OSError as error:
+        raise BadValue(f"--log {path}: {error.strerror}", hint="give a file in a folder that is there") from None
+    with closing(writer):
+        yield writer
 
 
 @contextmanager

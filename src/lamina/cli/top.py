@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from typing import Any
 
 import click
 import msgspec
 
-from lamina.cli._shared import Finite, url_option
+from lamina.cli._shared import Finite, console, url_option
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
@@ -28,8 +27,6 @@ def command(url: str, every: float, once: bool, as_json: bool) -> int:
       lamina top
       lamina top --once --url http://127.0.0.1:8700
     """
-    from rich.console import Console
-
     from lamina.sdk.client import Client
 
     with Client(url, token=os.environ.get("LAMINA_TOKEN") or None) as client:
@@ -37,8 +34,7 @@ def command(url: str, every: float, once: bool, as_json: bool) -> int:
             click.echo(msgspec.json.encode(client.status()).decode())
             return 0
         if once:
-            console = Console() if sys.stdout.isatty() else Console(width=120)
-            console.print(page(client.status()))
+            console().print(page(client.status()))
             return 0
         from rich.live import Live
 

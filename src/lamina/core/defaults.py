@@ -10,7 +10,7 @@ from lamina.core.lease import Device
 from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, LoadOn, Promise, UnloadOf, View
 from lamina.core.state import FunctionState, Instance
-from lamina.types import Call
+from lamina.types import Call, DeviceSpec, FunctionSpec
 
 
 @dataclass(slots=True)
@@ -107,14 +107,18 @@ class ScaleToLoad:
             if not self._fits(function, device, {}):
                 continue
             mine = sum(view.instances[i].function == spec.name for i in device.instances)
-            limit = device.spec.limits.batches_per_instance
-            if mine and (limit == 0 or (mine + 1) * spec.units_on(device.spec) > device.spec.units * limit):
-                continue  # more instances than slices would only wait for each other
+            if self._has_enough(spec, device.spec, mine):
+                continue
             density = device.spec.units / (1 + len(device.instances))
             score = (device.spec.family == "gpu", view.may_stand(function, device), density)
             if score > best_score:
                 best, best_score = device, score
         return best
+
+    def _has_enough(self, spec: FunctionSpec, device: DeviceSpec, mine: int) -> bool:
+        """More instances than slices would only wait for each other; but another with a home brings its own slice."""
+        limit = device.limits.batches_per_instance
+        return mine > 0 and (not spec.home if limit == 0 else (mine + 1) * spec.units_on(device) > device.units * limit)
 
     def _has_place(self, view: View, instance: Instance) -> bool:
         """Not so if homes given since have left no block it could ever lease: it only seems to stand."""

@@ -268,7 +268,7 @@ class View:
     def can_host(self, function: FunctionState) -> bool:
         """Is there a device it could ever be loaded on?"""
         spec = function.spec
-        return any(
+        return bool(function.instances) or any(
             spec.fits_family(device.spec.family) and spec.memory_mib <= device.spec.memory_mib
             for device in self._state.devices.values()
         )

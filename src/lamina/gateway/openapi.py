@@ -109,9 +109,7 @@ def _bodies(target: Target) -> dict[str, Any]:
 
 
 def _schema(param: Param) -> dict[str, Any]:
-    if not param.type:
-        return {}
-    return {"type": param.type if param.required else [param.type, "null"]}
+    return {"type": param.type} if param.type else {}
 
 
 def _problems(statuses: tuple[str, ...]) -> dict[str, Any]:

@@ -46,7 +46,9 @@ class Terms(Struct, frozen=True, kw_only=True):
         if scale.max < 1 or scale.min > scale.max:
             raise BadValue(f"scale: min {scale.min} and max {scale.max} make no sense", hint="0 <= min <= max")
         if not 0 <= given.get("share", 0) <= 1:
-            raise BadValue(f"share: {given['share']:g} is not from 0 to 1")
+            raise BadValue(f"share: {given['share']:g} is not from 0 to 1", hint="1/4 of a GPU is 0.25")
+        if given.get("share") and spec.gpu == "no":
+            raise BadValue(f"share: {spec.name!r} does not run on GPUs", hint="write gpu= into its decorator, or set cores")
         is_resized = "memory_mib" in given or (spec.home and ("share" in given or "cores" in given))
         return Terms(
             scale=scale,

@@ -31,6 +31,8 @@ class Unhurried:
         self._thread.start()
 
     def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"text is written here, not {type(text).__name__}")  # how others find out what kind of stream it is
         if self._given - self._written + len(text) > self._most_chars:
             self._lost += 1
             return len(text)

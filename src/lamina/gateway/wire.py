@@ -12,6 +12,7 @@ from lamina import values
 from lamina.core.actions import Fail, Refuse, Reply
 from lamina.errors import REFUSALS, BadValue, LaminaError, UnknownEncoding
 from lamina.gateway import logs
+from lamina.gateway.form import parts_of
 from lamina.gateway.heads import Request
 from lamina.live.frames import ErrorInfo
 from lamina.sdk.binding import NOTHING, Param, bind, bind_named
@@ -22,9 +23,6 @@ BYTES = b"application/octet-stream"
 PROBLEM = b"application/problem+json"
 FORM = b"application/x-www-form-urlencoded"
 """What curl says of whatever it is given with -d: taken as JSON if it is some, else as bytes."""
-
-MAX_PARTS = 64
-MAX_BOUNDARY = 70  #: RFC 2046
 
 
 def check_encoding(request: Request) -> None:
@@ -49,7 +47,7 @@ def inputs_of(request: Request, params: tuple[Param, ...]) -> dict[str, bytes]:
             raise BadValue("body: not a dict of named inputs", hint="encode {parameter: value}")
         return _encoded(bind_named(params, named))
     if kind == b"multipart/form-data":
-        return _encoded(bind_named(params, _parts(options, request.body)))
+        return _encoded(bind_named(params, parts_of(options, request.body)))
     if len(params) != 1:
         raise BadValue(
             f"content-type: {kind.decode('latin-1')[:80]!r} carries one input; this takes {len(params)}",
@@ -69,72 +67,6 @@ def _is_json(body: bytes) -> bool:
 
 def _encoded(named: dict[str, Any]) -> dict[str, bytes]:
     return {name: values.encode(value) for name, value in named.items()}
-
-
-def _parts(options: bytes, body: bytes) -> dict[str, Any]:
-    """Fields as text, files as bytes. Boundary and number of parts are bounded before the parser sees them."""
-    from python_multipart.multipart import MultipartParser, parse_options_header
-
-    _, found = parse_options_header(b"multipart/form-data;" + options)
-    boundary = found.get(b"boundary", b"")
-    if not 1 <= len(boundary) <= MAX_BOUNDARY:
-        raise BadValue("content-type: no usable multipart boundary", hint=f"1 to {MAX_BOUNDARY} characters")
-    parts: dict[str, Any] = {}
-    headers: dict[bytes, bytes] = {}
-    piece = bytearray()
-    name, value = bytearray(), bytearray()
-
-    def begin() -> None:
-        headers.clear()
-        piece.clear()
-        if len(parts) >= MAX_PARTS:
-            raise BadValue(f"body: more than {MAX_PARTS} parts")
-
-    def header_end() -> None:
-        headers[bytes(name).lower()] = bytes(value)
-        name.clear()
-        value.clear()
-
-    def end() -> None:
-        disposition, about = parse_options_header(headers.get(b"content-disposition", b""))
-        key = about.get(b"name", b"").decode("utf-8", "replace")
-        if disposition != b"form-data" or not key:
-            raise BadValue("body: a part without a name")
-        if key in parts:
-            raise BadValue(f"{key[:80]!r}: given twice")
-        is_file = b"filename" in about or b"content-type" in headers
-        try:
-            parts[key] = bytes(piece) if is_file else bytes(piece).decode()
-        except UnicodeDecodeError:
-            parts[key] = bytes(piece)
-
-    def take(into: bytearray, limit: int) -> Any:
-        def on_data(data: bytes, start: int, stop: int) -> None:
-            if len(into) + stop - start > limit:
-                raise BadValue("body: part header too large")
-            into.extend(data[start:stop])
-
-        return on_data
-
-    parser = MultipartParser(
-        boundary,
-        {
-            "on_part_begin": begin,
-            "on_part_data": take(piece, 2**40),
-            "on_part_end": end,
-            "on_header_field": take(name, 256),
-            "on_header_value": take(value, 4096),
-            "on_header_end": header_end,
-        },
-    )
-    try:
-        parser.write(body)
-        parser.finalize()
-    except LaminaError:
-        raise
-    except Exception as error:  # the parser has its own family of errors; to the client they are all one
-        raise BadValue(f"body: not multipart: {type(error).__name__}") from None
-    return parts
 
 
 def query_of(request: Request, known: tuple[str, ...]) -> dict[str, str]:
@@ -264,28 +196,32 @@ def refusal_problem(refusal: Refuse) -> Problem:
     return problem
 
 
+_LOG = "the server's log says more, under this id"
 _FAILURES = {
-    "deadline": (504, "deadline-exceeded", "accepted, and not done by its deadline"),
-    "cancelled": (503, "cancelled", "cancelled before it was done"),
-    "worker-lost": (503, "worker-lost", "its worker died, and so did the next one"),
-    "device-lost": (503, "worker-lost", "its device was lost"),
-    "hung": (503, "worker-lost", "its worker hung and was replaced"),
-    "load-failed": (503, "load-failed", "the function cannot be loaded"),
-    "bad-value": (422, "unprocessable", "a step cannot use what it was given"),
-    "function-failed": (500, "function-failed", "the function raised an error"),
+    "deadline": (
+        *(504, "deadline-exceeded", "accepted, and not done by its deadline"),
+        "allow more time (its SLO or timeout, lamina-deadline-ms), or start it as a run: prefer: respond-async",
+    ),
+    "cancelled": (503, "cancelled", "cancelled before it was done", ""),
+    "worker-lost": (503, "worker-lost", "its worker died, and so did the next one", _LOG),
+    "device-lost": (503, "worker-lost", "its device was lost", "try again"),
+    "hung": (503, "worker-lost", "its worker hung and was replaced", _LOG),
+    "load-failed": (503, "load-failed", "the function cannot be loaded", _LOG),
+    "bad-value": (422, "unprocessable", "a step cannot use what it was given", ""),
+    "function-failed": (500, "function-failed", "the function raised an error", _LOG),
 }
 
 
 def failure_problem(failure: Fail, info: ErrorInfo | None, *, full: bool) -> Problem:
     """`full` tells what the user's code said; without it, that stays in the log under the problem's id."""
-    by_name = (500, "function-failed", f"failed with {failure.error}")  # what a workflow fails with by itself has a name
-    status, code, detail = _FAILURES.get(failure.error, (500, failure.error, "failed") if failure.error.islower() else by_name)
-    problem = plain_problem(status, detail, code=code, id=failure.call_id)
+    by_name = (500, "function-failed", f"failed with {failure.error}", "")  # what a workflow fails with by itself has a name
+    other = (500, failure.error, "failed", _LOG) if failure.error.islower() else by_name
+    status, code, detail, hint = _FAILURES.get(failure.error, other)
+    problem = plain_problem(status, detail, code=code, id=failure.call_id, hint=hint)
     problem.step = failure.step
     if info is not None and failure.error == "bad-value":  # said to the caller on purpose
         problem.detail, problem.hint = info.message, info.hint
     elif info is not None and full:
         problem.detail = f"{info.type}: {info.message}" if info.message else info.type
-        problem.error = info.type
-        problem.trace = info.trace
+        problem.error, problem.trace, problem.hint = info.type, info.trace, info.hint
     return problem

@@ -56,6 +56,10 @@ class CudaFlight:
     def is_done(self) -> bool:
         return bool(self._end.query())
 
+    def wait(self) -> None:
+        """For threads that have nothing else to do."""
+        self._end.synchronize()
+
     def result(self) -> tuple[int, list[Any]]:
         device_us = int(self._begin.elapsed_time(self._end) * 1000)
         self._runtime.events += [self._begin, self._end] if self._keep is None else [self._begin]

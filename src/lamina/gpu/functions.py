@@ -3,7 +3,7 @@
 A plan runs eagerly until its graph is captured: when there is nothing else to do, after two runs at the latest, or elsewhere. A
 library chooses and compiles its kernels when a shape is first met, which takes seconds, and cuDNN remembers them for each thread
 by itself. So a server gives each function a thread that warms up, captures and hands over (`warm`, `make`, `adopt`); the thread
-that serves only replays.
+that serves only replays. What cannot be captured runs in that other thread too (`run_apart`).
 """
 
 from __future__ import annotations
@@ -161,10 +161,30 @@ class Functions:
         if not isinstance(plan, Exception):
             function.plans[bucket, mask] = plan
             self.warm_up(function, plan, bucket)
-        elif self._runtime.is_out_of_memory(plan):
+        elif self._runtime.is_out_of_memory(plan) and bucket > 1:
             function.did_not_fit(bucket)
         else:  # it waits for the device, say: then it stays eager, and serves all the same
             function.graphs = False
+
+    def runs_apart(self, name: str) -> bool:
+        """Must it run in its maker's thread, because there are no graphs of it?"""
+        function = self[name]
+        return function.is_made_elsewhere and not function.graphs
+
+    def run_apart(self, name: str, items: list[Any], mask: int, *, keep: bool = False) -> tuple[int, list[Any]]:
+        """A batch without a graph, waited for: device time and results. For a maker's thread, between `hold` and `let_go`."""
+        function, slice_ = self[name], self._slicer.slice(mask)
+        device_us, outputs = 0, []
+        for first in range(0, len(items), function.largest):
+            piece = [item if isinstance(item, tuple | list) else (item,) for item in items[first : first + function.largest]]
+            bucket = next(size for size in function.buckets if size >= len(piece))
+            plan = self._runtime.plan(function.work, function.example, bucket, slice_)
+            flight = self._runtime.launch(plan, piece, after=self.arrived(function), keep=keep)
+            flight.wait()
+            took_us, rows = flight.result()
+            device_us += took_us
+            outputs += rows
+        return device_us, outputs
 
     def is_ready(self, name: str, count: int, mask: int) -> bool:
         """Can a batch of this size run here without making anything first?"""
@@ -208,13 +228,14 @@ class Functions:
         try:
             bucket = function.bucket(len(items), mask)
             plan = self.plan(function, bucket, mask)
-            if function.graphs and not plan.is_captured and plan.runs >= CAPTURE_AT_LATEST:
+            captures = function.graphs and not function.is_made_elsewhere
+            if captures and not plan.is_captured and plan.runs >= CAPTURE_AT_LATEST:
                 self._capture(function, plan, bucket, mask)
             flight = self._runtime.launch(plan, items, after=self.arrived(function), keep=keep)
         except BaseException:
             self.done(function)
             raise
-        if function.graphs and not plan.is_captured:
+        if captures and not plan.is_captured:
             self._uncaptured[function.name, bucket, mask] = (function, plan)
         return flight
 

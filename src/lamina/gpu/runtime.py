@@ -24,6 +24,8 @@ class Flight(Protocol):
 
     def is_done(self) -> bool: ...
 
+    def wait(self) -> None: ...
+
     def result(self) -> tuple[int, list[Any]]:
         """Device time in microseconds, and one output per item."""
         ...
@@ -57,6 +59,9 @@ class HostFlight:
 
     def is_done(self) -> bool:
         return True
+
+    def wait(self) -> None:
+        pass
 
     def result(self) -> tuple[int, list[Any]]:
         return self._found

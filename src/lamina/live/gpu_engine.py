@@ -52,8 +52,8 @@ SPARE_MIB = 4096
 TWINS = ("null", "cpu")
 """Slicers without a device."""
 
-HANG_FLOOR_US, HANG_TIMES = 1_000_000, 20
-"""When does a batch hang? A second is hundreds of times what one takes, and so much more than its prediction. The executor counts
+HANG_FLOOR_US, HANG_TIMES = 1_000_000, 5
+"""When does a batch hang? A second is hundreds of times what one takes; or so many times what was predicted. The executor counts
 only time in which it could look; whoever stops it from looking is ended by the controller, after five seconds."""
 
 
@@ -249,6 +249,7 @@ class GpuEngine:
     def _kill(self, action: Kill) -> None:
         instance = self._instances.get(action.instance)
         if instance is not None:
+            log.warning("%s is %s: the executor of %s is ended", action.instance, action.reason, self.device.id)
             self._end(action.reason, instance)
 
     def _end(self, reason: str, instance: _Instance) -> None:

@@ -10,6 +10,7 @@ enough, and a small batch fits into that one. If it stood by here, it begins wit
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 import time
@@ -187,10 +188,13 @@ class Loading:
             if failure is not None:
                 raise failure
             for bucket, plan in made.items():
-                functions.adopt(frame.instance, bucket, held.mask, plan)
-            units = held.mask.bit_count()
+                self._adopt_plan(held, bucket, held.mask, plan)
+            units, captured = (
+                held.mask.bit_count(),
+                [bucket for bucket in sorted(made) if not isinstance(made[bucket], Exception)],
+            )
             with held.timing("timing it"):
-                probes += [(bucket, units, max(1, self._timed(held, bucket))) for bucket in sorted(made)]
+                probes += [(bucket, units, max(1, self._timed(held, bucket))) for bucket in captured]
         except ExecutorLost:
             raise
         except BaseException as error:
@@ -248,8 +252,15 @@ class Loading:
         functions.let_go(held.instance)
         if failure is not None and self._executor.is_broken(failure):
             raise ExecutorLost(f"{held.function.name} broke the device: {failure}")
-        functions.adopt(held.instance, bucket, mask, plan if failure is None else failure)
+        self._adopt_plan(held, bucket, mask, plan if failure is None else failure)
         self._resume(held.parked.pop((bucket, mask), []))
         if held.is_leaving:
             self.unload(held.instance)
         self.make_more(held)
+
+    def _adopt_plan(self, held: Held, bucket: int, mask: int, plan: Any) -> None:
+        functions, had_graphs = self._executor.functions, not self._executor.functions.runs_apart(held.instance)
+        functions.adopt(held.instance, bucket, mask, plan)
+        if had_graphs and functions.runs_apart(held.instance):
+            held.to_make.clear()
+            os.write(2, f"lamina: {held.function.name} runs without graphs, in a thread of its own: {plan}\n".encode())

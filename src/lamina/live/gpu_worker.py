@@ -231,23 +231,43 @@ class GpuWorker:
             self._ended(batch, 0, [])
             return
         batch.keeps = all(batch.frame.keep) and not model.has_post and batch.held.row_bytes > INLINE_BYTES
+        self._run_or_park(batch, items)
+
+    def _run_or_park(self, batch: _Open, items: list[Any]) -> None:
+        """Without a graph for it, it waits for one."""
         instance, mask = batch.frame.instance, batch.frame.mask
         functions = self._executor.functions
-        if functions.is_ready(instance, len(items), mask):
-            self._submit(batch, items)
-            return
-        missing = (functions.bucket_for(instance, len(items), batch.held.warm), mask)
-        batch.held.parked.setdefault(missing, []).append((batch, items))
-        self._loading.make_more(batch.held, at_once=missing)
+        if functions.runs_apart(instance):
+            functions.hold(instance)
+            self._slicer.slice(mask)
+            batch.held.maker.submit(self._run_apart, batch, items)
+        elif functions.is_ready(instance, len(items), mask):
+            self._watch.begin(batch.frame.batch_id, mask, batch.frame.limit_us / 1e6)
+            ticket = self._executor.submit(instance, items, mask, keep=batch.keeps)
+            self._tickets[ticket] = batch.frame.batch_id
+        else:
+            missing = (functions.bucket_for(instance, len(items), batch.held.warm), mask)
+            batch.held.parked.setdefault(missing, []).append((batch, items))
+            self._loading.make_more(batch.held, at_once=missing)
 
     def _resume(self, parked: list[Any]) -> None:
-        for batch, items in parked:
-            self._submit(batch, items)
+        for batch, items in parked:  # what they waited for may not have fitted: then they wait for something smaller
+            self._run_or_park(batch, items)
 
-    def _submit(self, batch: _Open, items: list[Any]) -> None:
-        self._watch.begin(batch.frame.batch_id, batch.frame.mask, batch.frame.limit_us / 1e6)
-        ticket = self._executor.submit(batch.frame.instance, items, batch.frame.mask, keep=batch.keeps)
-        self._tickets[ticket] = batch.frame.batch_id
+    def _run_apart(self, batch: _Open, items: list[Any]) -> None:
+        """In its maker's thread."""
+        frame = batch.frame
+        try:
+            done = Finished(0, *self._executor.functions.run_apart(frame.instance, items, frame.mask, keep=batch.keeps))
+        except Exception as error:
+            done = Finished(0, 0, None, error)
+        self.call_soon(lambda: self._ran_apart(batch, done))
+
+    def _ran_apart(self, batch: _Open, done: Finished) -> None:
+        self._executor.functions.let_go(batch.frame.instance)
+        if done.error is not None and self._executor.is_broken(done.error):
+            raise ExecutorLost(f"{batch.held.function.name} broke the device: {done.error}")
+        self._ended(batch, done.device_us, self._model_outputs(batch, done))
 
     def _run_callable(self, batch: _Open, calls: list[dict[str, Any]]) -> None:
         frame = batch.frame
@@ -381,6 +401,7 @@ def main(argument: str) -> int:
     if setup.marked:
         mark_output()
     sys.setswitchinterval(_SWITCH_S)
+    faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # what is it doing? every thread says so on stderr
     try:
         app = _open_app(setup) if setup.is_spare else None

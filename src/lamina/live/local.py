@@ -158,7 +158,7 @@ class LocalEngine:
         finally:
             if tap is not None:
                 tap.close_theirs()
-        worker.began(process, self._limits.load_s)
+        worker.began(process, self._loop, self._limits.load_s)
         self._processes.add(process)
         process.finished.add_done_callback(lambda _: self._processes.discard(process))
 

@@ -28,9 +28,10 @@ class LocalWorker:
     _ended_because: str = ""
     _overdue: asyncio.TimerHandle | None = None
 
-    def began(self, process: WorkerProcess, load_s: float) -> None:
+    def began(self, process: WorkerProcess, loop: asyncio.AbstractEventLoop, load_s: float) -> None:
+        """`loop` may stand still meanwhile: the profiler runs it for its answers only."""
         self.process = process
-        self._overdue = asyncio.get_running_loop().call_later(load_s, self._too_late, load_s)
+        self._overdue = loop.call_later(load_s, self._too_late, load_s)
 
     def ready(self, pid: int) -> None:
         if self.is_ready or self.process is None or pid != self.process.pid:

@@ -23,6 +23,7 @@ from lamina.live.local import LocalEngine
 from lamina.live.loop import LiveLoop
 from lamina.live.rehearse import Rehearsal
 from lamina.live.remeasure import Remeasure
+from lamina.live.softness import Slices, are_soft
 from lamina.live.statebook import Book
 from lamina.plugins import DEFAULT_POLICY
 from lamina.predict import devices, online, profile
@@ -58,16 +59,16 @@ def open_local(
     profiles: Path | None = None,
     probe: bool = False,
     gpu: str = "no",
-    soft: bool = True,
+    slices: Slices = "auto",
 ) -> Live:
-    """On this machine: cores in worker processes, and the GPUs that `gpu` names ("auto": those there are), in slices that share
-    all SMs unless `soft` is False.
+    """On this machine: cores in worker processes, and the GPUs that `gpu` names ("auto": those there are), in slices that have
+    SMs of their own or share all of them (`live/softness.py`).
 
     With `probe`, what has no profile is timed on its sample inputs when it is loaded, and what has one that no longer holds is
     measured again when nobody is served.
     """
     app = load_app(app_path)
-    engine = _engines(app, app_path, gpu, soft)
+    engine = _engines(app, app_path, gpu, slices)
     known = read_profiles(app_path, profiles)
     table = Table(known, interference=bandwidth_of(known))
     if probe:  # what must not run twice does not run for nobody either
@@ -75,7 +76,7 @@ def open_local(
         for part in engine.parts:
             kind = part.devices[0].kind
             part.unknown = {one.name for one in functions if not table.latency_us(one.name, kind, 1, 1)}
-    predictor = online.Predictor(table)
+    predictor = online.Predictor(table, frozenset(device.kind for device in engine.devices if device.limits.soft))
     controller = Controller(policy or policies.build(DEFAULT_POLICY), predictor)
     data = Data(engine.pool, engine.reader, engine.release)
     loop = LiveLoop(controller, engine, data)
@@ -89,7 +90,7 @@ def open_local(
     return Live(app, loop, book, remeasure)
 
 
-def _engines(app: App, app_path: str, gpu: str, soft: bool) -> Engines:
+def _engines(app: App, app_path: str, gpu: str, slices: Slices) -> Engines:
     local = LocalEngine(app_path)
     if not any(function.spec.gpu != "no" for function in app.functions.values()):
         gpu = "no"  # nobody asks for one
@@ -101,6 +102,7 @@ def _engines(app: App, app_path: str, gpu: str, soft: bool) -> Engines:
         slicer = open_slicer(gpu)
         found = [(gpu, 0, slicer.device)]
         slicer.close()
+    soft = are_soft(slices, app.functions.values())
     found = [(name, place, replace(at, owned=True, limits=replace(at.limits, soft=soft))) for name, place, at in found]
     mps, environment = _isolate(app, local, found)
     gpus = [

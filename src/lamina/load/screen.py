@@ -89,6 +89,7 @@ def table(result: Result) -> Any:
     }
     for name, count in counts.items():
         spread = times.get(name)
-        figures = [f"{value:.2f}" for value in (spread.p50_ms, spread.p95_ms, spread.p99_ms, spread.max_ms)] if spread else []
+        shown = (spread.p50_ms, spread.p95_ms, spread.p99_ms, spread.max_ms) if spread is not None and count else ()
+        figures = [f"{value:.2f}" for value in shown]
         found.add_row(name, str(count), f"{100 * count / max(1, result.offered):.2f} %", *figures)
     return found

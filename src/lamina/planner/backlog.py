@@ -75,6 +75,8 @@ def finish_in_us(view: View, function: FunctionState, count: int = 1) -> int:
 def _some(function: FunctionState) -> list[Instance]:
     """All its instances, or an even choice of them."""
     instances = function.instances
+    if len(instances) <= MANY:
+        return list(instances.values())
     return list(islice(instances.values(), 0, None, -(-len(instances) // MANY) or 1))
 
 

@@ -24,12 +24,13 @@ from lamina.core.lease import Device, find_run
 from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, Drop, Opening, Promise, Start, View, Wake
 from lamina.core.queue import Job, Order
-from lamina.core.run import Run
 from lamina.core.state import FunctionState, Instance
 from lamina.planner.batching import together
-from lamina.planner.thesis.booking import Booking, Grounds, batch_us, overdue_until_us, price
-from lamina.planner.thesis.placements import Placement, Shape, placements
-from lamina.planner.thesis.reservations import Reservations, Slot
+from lamina.planner.thesis.appointments import Appointments
+from lamina.planner.thesis.booking import Booking, Grounds, batch_us
+from lamina.planner.thesis.placements import Placement
+from lamina.planner.thesis.prospects import Prospects
+from lamina.planner.thesis.reservations import Slot
 from lamina.policies._kaas import in_debt_until_us
 from lamina.policies._keep import Keeper
 from lamina.types import NEVER_US, Call
@@ -50,26 +51,22 @@ class Policy:
     tries: int = 16  #: of them, for one call
     period_us: int = 1_000_000
     order: Order = "due"
-    _table: Reservations = field(default_factory=Reservations, init=False)
-    _plans: dict[str, dict[str, list[Slot]]] = field(default_factory=dict, init=False)  #: call -> function -> slots
-    _runs: dict[str, Run] = field(default_factory=dict, init=False)  #: calls whose first job has been seen
-    _slots: dict[int, tuple[Job, Slot]] = field(default_factory=dict, init=False)  #: jobs that wait, and where they will run
-    _shapes: dict[str, Shape] = field(default_factory=dict, init=False)
-    _known: dict[str, list[Placement]] = field(default_factory=dict, init=False)
-    _costs: dict[tuple[str, str], float] = field(default_factory=dict, init=False)  #: (function, kind) -> one job alone
+    _booked: Appointments = field(default_factory=Appointments, init=False)
+    _prospects: Prospects = field(init=False)
     _keeper: Keeper = field(default_factory=Keeper, init=False)
     _wakes: set[int] = field(default_factory=set, init=False)
     _dice: random.Random = field(default_factory=lambda: random.Random(0), init=False)
 
     def __post_init__(self) -> None:
         self._dice = random.Random(self.seed)
+        self._prospects = Prospects(self._keeper.suits, self.most)
 
     # -------------------------------------------------------------- admission
 
     def admit(self, view: View, call: Call) -> Promise | Refuse | None:
-        self._tidy(view)
+        self._booked.tidy(view)
         flow = view.flows[call.target]
-        every = self._placements(view, flow)
+        every = self._prospects.of(view, flow)
         if not every:
             return Refuse(call.id, "no-capacity")
         now_us, limit = view.now_us, call.cost_limit
@@ -77,13 +74,14 @@ class Policy:
         deadline_us = min(call.deadline_us, NEVER_US // 2) - reserve_us
         able = [placement for placement in every if now_us + placement.latency_us <= deadline_us]
         if limit:
-            able = self._affordable(view, flow, able, limit)
+            able = self._prospects.affordable(view, flow, able, limit, self._booked.table if self.batching else ())
+        spares = (self.spare, 0.0) if self.spare and self.batching and call.deadline_us < NEVER_US else (0.0,)
         for placement in self._candidates(view, able):
-            for spare in (self.spare, 0.0) if self.spare and self.batching and call.deadline_us < NEVER_US else (0.0,):
+            for spare in spares:
                 booking = Booking(self._grounds(view), placement, call.id, deadline_us, self.batching, spare)
-                done = booking.book(self._shape(flow), limit)
+                done = booking.book(self._prospects.shape(flow), limit)
                 if done is not None:
-                    return self._booked(view, call, booking.slots, done[0])
+                    return self._promise(view, call, booking.slots, done[0])
         offer_us = self._offer(view, flow, every, limit)
         if not offer_us:
             return Refuse(call.id, "cost" if limit else "no-capacity")
@@ -103,100 +101,47 @@ class Policy:
 
         return sorted(able, key=rank)[: self.tries]
 
-    def _affordable(self, view: View, flow: Flow, able: list[Placement], limit: float) -> list[Placement]:
-        """Those that could keep to the limit: alone, or by joining batches that wait with room."""
-        if not any(placement.cost > limit for placement in able):
-            return able
-        rooms = set()
-        for slot in self._table:
-            if self.batching and not slot.batch_id and len(slot.members) < view.functions[slot.function].spec.max_batch:
-                rooms.add((slot.function, view.devices[slot.device].spec.kind))
-        shape = self._shape(flow)
-
-        def least(placement: Placement) -> float:
-            return shape.cost(
-                lambda name: 0.0 if (name, placement.kinds[name]) in rooms else self._costs[name, placement.kinds[name]]
-            )
-
-        return [placement for placement in able if placement.cost <= limit or (rooms and least(placement) <= limit)]
-
     def _offer(self, view: View, flow: Flow, every: list[Placement], limit: float) -> int:
         """The soonest a run could be done within its cost, 0 if it could not at any time."""
         best_us = 0
         for placement in sorted(every, key=lambda placement: placement.latency_us)[:OFFERS]:
             booking = Booking(self._grounds(view), placement, "", NEVER_US // 2, self.batching)
-            done = booking.book(self._shape(flow), limit)
+            done = booking.book(self._prospects.shape(flow), limit)
             if done is not None:
                 booking.undo()
                 in_us = done[0] - view.now_us
                 best_us = min(best_us, in_us) if best_us else in_us
         return best_us
 
-    def _booked(self, view: View, call: Call, slots: dict[str, list[Slot]], finish_us: int) -> Promise | None:
-        self._plans[call.id] = slots
+    def _promise(self, view: View, call: Call, slots: dict[str, list[Slot]], finish_us: int) -> Promise | None:
+        self._booked.plan(call.id, slots)
         self._keeper.want(slots)
         self._wakes |= {slot.start_us for own in slots.values() for slot in own if slot.start_us > view.now_us}
         return Promise(finish_us - view.now_us) if call.deadline_us < NEVER_US else None
 
     def _grounds(self, view: View) -> Grounds:
-        return Grounds(view, self._table, lambda function, device: self._keeper.fits(view, self._table, function, device))
-
-    def _shape(self, flow: Flow) -> Shape:
-        shape = self._shapes.get(flow.name)
-        if shape is None or shape.flow is not flow:
-            shape = self._shapes[flow.name] = Shape(flow)
-            self._known.pop(flow.name, None)
-        return shape
-
-    def _placements(self, view: View, flow: Flow) -> list[Placement]:
-        """Worked out again every `period_us`, for predictions move."""
-        shape = self._shape(flow)
-        if flow.name not in self._known:
-            options = {name: self._options(view, view.functions[name]) for name in flow.functions}
-            self._known[flow.name] = placements(shape, options, self.most)
-        return self._known[flow.name]
-
-    def _options(self, view: View, function: FunctionState) -> dict[str, tuple[int, float]]:
-        found: dict[str, tuple[int, float]] = {}
-        for device in view.devices.values():
-            if self._keeper.suits(function.spec, device.spec):
-                took_us = batch_us(view, function, device, 1)
-                found.setdefault(device.spec.kind, (took_us, took_us * price(function, device)))
-                self._costs[function.spec.name, device.spec.kind] = found[device.spec.kind][1]
-        return found
+        table = self._booked.table
+        return Grounds(view, table, lambda function, device: self._keeper.fits(view, table, function, device))
 
     # --------------------------------------------------------------- dispatch
 
     def dispatch(self, view: View) -> Iterator[Decision]:
-        self._tidy(view)
-        yield from self._keeper.load(view, self._table)
+        self._booked.tidy(view)
+        yield from self._keeper.load(view, self._booked.table)
         for function in list(view.waiting.values()):
             waiting: dict[Slot, list[Job]] = {}
             for job in function.queue.jobs():
-                slot = self._slot_of(view, job)
-                if slot is None:
-                    slot = self._anew(view, function, job)
+                slot = self._booked.of(job) or self._anew(view, function, job)
                 if slot is not None:
                     waiting.setdefault(slot, []).append(job)
                 elif job.id in job.run.jobs and self._hopeless(view, function, job):  # a drop may have ended other runs
                     yield Drop(job)
             for slot, jobs in waiting.items():
                 yield from self._try(view, function, slot, [job for job in jobs if job.id in job.run.jobs])
-        yield from self._keeper.load(view, self._table)
+        yield from self._keeper.load(view, self._booked.table)
         for at_us in sorted(self._wakes):
             yield Wake(at_us)
         self._wakes.clear()
-
-    def _slot_of(self, view: View, job: Job) -> Slot | None:
-        """Where it was booked; None if it never was, or if that has lapsed."""
-        known = self._slots.get(job.id)
-        if known is None:
-            call = job.run.call.id
-            self._runs[call] = job.run
-            booked = self._plans.get(call, {}).get(job.function)
-            known = self._slots[job.id] = (job, booked.pop(0) if booked else _NOWHERE)
-        slot = known[1]
-        return slot if slot.booked and not slot.batch_id else None
 
     def _anew(self, view: View, function: FunctionState, job: Job) -> Slot | None:
         """For jobs nobody expected (more items, a second round) and those that missed their slot: the soonest there is."""
@@ -209,10 +154,7 @@ class Policy:
                     found.append(slot)
         best = min(found, key=lambda slot: slot.end_us, default=None)
         if best is not None:
-            best.members.append(job.run.call.id)
-            best.latest_us = job.expires_us
-            self._table.add(best)
-            self._slots[job.id] = (job, best)
+            self._booked.give(job, best)
             self._keeper.want({function.spec.name: [best]})
             if best.start_us > view.now_us:
                 self._wakes.add(best.start_us)
@@ -228,7 +170,7 @@ class Policy:
 
     def _try(self, view: View, function: FunctionState, slot: Slot, jobs: list[Job]) -> Iterator[Decision]:
         """Start the slot if it is its time, or if it can be earlier; those who are not here then have missed it."""
-        now_us = view.now_us
+        now_us, table = view.now_us, self._booked.table
         complete = len(jobs) >= len(slot.members)
         if not jobs:
             return
@@ -246,7 +188,8 @@ class Policy:
             stands = any(one.device == slot.device for one in function.instances.values())
             if not stands:  # what was loaded for it has been lost
                 self._keeper.want({function.spec.name: [slot]})
-            if now_us > slot.end_us or not (stands or self._keeper.fits(view, self._table, function, view.devices[slot.device])):
+            fits = stands or self._keeper.fits(view, table, function, view.devices[slot.device])
+            if now_us > slot.end_us or not fits:
                 yield from self._move(view, function, slot, jobs)
             return
         instance, device, mask, length_us = place
@@ -255,17 +198,15 @@ class Policy:
             if job.id in job.run.jobs:
                 yield Drop(job)
         jobs = [job for job in jobs if job not in late and job.id in job.run.jobs]
-        self._table.remove(slot)
+        table.remove(slot)
         if not jobs:
             return
         slot.device, slot.mask, slot.start_us, slot.end_us = device.spec.id, mask, now_us, now_us + length_us
         slot.cores = function.spec.cores_on(device.spec)
-        self._table.add(slot)
+        table.add(slot)
         why = f"booked for {len(slot.members)} jobs, ends by {slot.end_us} us" if view.explaining else ""
         yield Start(jobs, Opening(instance, device, mask, None, now_us, slot.cores), why)
-        slot.batch_id = jobs[0].batch_id
-        for job in jobs:
-            self._slots.pop(job.id, None)
+        self._booked.begun(jobs, slot)
         if len(jobs) < len(slot.members):
             self._wakes.add(now_us + 1)
 
@@ -283,7 +224,7 @@ class Policy:
             if not find_run(device.everything & ~device.busy, units, limits.aligned, device.spec.units):
                 continue
             length_us = batch_us(view, function, device, count)
-            taken = self._table.taken(device.spec.id, now_us, now_us + length_us, slot) | device.busy
+            taken = self._booked.table.taken(device.spec.id, now_us, now_us + length_us, slot) | device.busy
             if device is own and slot.mask.bit_count() == units and not slot.mask & taken:
                 return instance, device, slot.mask, length_us
             mask = find_run(device.everything & ~taken, units, limits.aligned, device.spec.units)
@@ -294,67 +235,17 @@ class Policy:
     def _move(self, view: View, function: FunctionState, slot: Slot, jobs: list[Job]) -> Iterator[Decision]:
         """Its time is over, and somebody is in its place: each of them gets another. Where there is none now, it is looked
         for again when something happens."""
-        self._table.remove(slot)
-        for job in jobs:
-            self._slots[job.id] = (job, _NOWHERE)
+        self._booked.cancel(slot, jobs)
         for job in jobs:
             other = self._anew(view, function, job) if job.id in job.run.jobs else None
             if other is not None:
                 yield from self._try(view, function, other, [job])
 
-    # ------------------------------------------------------------------ order
-
     def scale(self, view: View) -> Iterator[Decision]:
-        self._known.clear()
-        self._tidy(view)
-        self._plans = {
-            call: plan for call, plan in self._plans.items() if any(slot.booked for own in plan.values() for slot in own)
-        }
-        yield from self._keeper.scale(view, self._table)
-
-    def _tidy(self, view: View) -> None:
-        """Batches that have ended give back what is left of their slots; those that overrun keep them. So do runs that went
-        another way than the dearest."""
-        now_us = view.now_us
-        for call in [call for call, run in self._runs.items() if run.closed or not (run.jobs or run.questions or run.visits)]:
-            self._end(call)
-        expected = set()
-        for job, slot in list(self._slots.values()):
-            if job.id in job.run.jobs:
-                expected.add(id(slot))
-            else:  # nobody wants its result any more: those who share its slot need not wait for it
-                del self._slots[job.id]
-                self._leave(slot, job.run.call.id)
-        for device in self._table.devices:
-            if device not in view.devices:
-                self._table.forget(device)
-                continue
-            for slot in list(self._table.on(device)):
-                if slot.batch_id:
-                    if slot.batch_id not in view.batches:
-                        self._table.remove(slot)
-                    elif slot.end_us <= now_us:
-                        slot.end_us = overdue_until_us(slot.start_us, now_us)
-                elif slot.end_us <= now_us and id(slot) not in expected:
-                    self._table.remove(slot)
-
-    def _end(self, call: str) -> None:
-        del self._runs[call]
-        for slots in self._plans.pop(call, {}).values():
-            for slot in slots:
-                self._leave(slot, call)
-
-    def _leave(self, slot: Slot, call: str) -> None:
-        """One job of this call will not come."""
-        for those in (slot.members, slot.unsure):
-            if call in those:
-                those.remove(call)
-        if not slot.members and not slot.batch_id:
-            self._table.remove(slot)
-
-
-_NOWHERE = Slot("", "", 0, 0, 0)
-"""Where a job is that has no slot: in no table."""
+        self._prospects.forget()
+        self._booked.tidy(view)
+        self._booked.forget_lapsed()
+        yield from self._keeper.scale(view, self._booked.table)
 
 
 def _stands(view: View, function: str, kind: str) -> bool:

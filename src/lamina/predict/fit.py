@@ -25,10 +25,9 @@ def fit(
     device: str,
     records: Mapping[str, Record],
     times: Mapping[str, Mapping[tuple[int, int], float]],
-    probes: Sequence[Sequence[tuple[int, int]]] | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> Model:
-    """`times`: microseconds by function and (batch, units); every function on the same grid. No `probes`: they are chosen."""
+    """`times`: microseconds by function and (batch, units); every function on the same grid."""
     import numpy as np
 
     names = sorted(times)
@@ -45,7 +44,6 @@ def fit(
             )
     logs = np.log(np.array([[times[name][place] for place in grid] for name in names]))
     features = {view: np.array([make(records[name]) for name in names]) for view, make in VIEWS.items()}
-    chosen = [[grid[place] for place in places] for places in telling(features, logs, PROBES)] if probes is None else probes
     return Model(
         Library(
             device=device,
@@ -55,7 +53,7 @@ def fit(
             features={view: [_short(row) for row in rows] for view, rows in features.items()},
             traced={view: [_short(make(traced(records[name]))) for name in names] for view, make in VIEWS.items()},
             logs=[_short(row) for row in logs],
-            probes=[list(places) for places in chosen],
+            probes=[[grid[place] for place in places] for places in telling(features, logs, PROBES)],
             meta=dict(meta or {}),
         )
     )

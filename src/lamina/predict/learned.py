@@ -89,12 +89,12 @@ class Model:
         """`probes`: measured microseconds by (batch, units), any number of the grid's points."""
         import numpy as np
 
-        mean, half = self.ask(static, probes or {})
+        mean, half = self._ask(static, probes or {})
         shape = (len(self.library.batches), len(self.library.units))
         low, mid, high = (monotone(np.exp(x).reshape(shape)) for x in (mean - half, mean, mean + half))
         return Grid(self.library.batches, self.library.units, np.minimum(low, mid), mid, np.maximum(mid, high))
 
-    def ask(self, static: Record, probes: Mapping[tuple[int, int], float]) -> tuple[Array, Array]:
+    def _ask(self, static: Record, probes: Mapping[tuple[int, int], float]) -> tuple[Array, Array]:
         """Logarithms over the grid, and how far to both sides nine in ten lie."""
         import numpy as np
 

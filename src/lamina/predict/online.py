@@ -24,6 +24,7 @@ OUTSIDE = 0.5  #: share of observations outside of a profile's interval that mak
 ENOUGH = 8  #: observations before that can be said
 NARROWEST = 0.05  #: an interval is no narrower than this to either side
 WIDER = 0.1  #: of a stale profile, on top of the deviation seen
+AMONG = 1.0  #: mean deviations that a plan adds where slices are soft
 
 
 class Stale(NamedTuple):
@@ -59,16 +60,25 @@ class _Ratio:
     def stale(self) -> bool:
         return self.seen >= ENOUGH and self.outside > OUTSIDE
 
+    def level(self, everywhere: Level) -> Level:
+        return self.mean if self.alone else everywhere
+
     def plan(self, everywhere: Level) -> float:
-        plan = self.mean.plan if self.alone else everywhere.plan
+        plan = self.level(everywhere).plan
         return plan * (1 + WIDER) if self.stale else plan
 
 
 @dataclass(slots=True)
 class Predictor:
-    """Starts from `base` where it has an answer, from nothing where it has not."""
+    """Starts from `base` where it has an answer, from nothing where it has not.
+
+    `soft` are kinds of devices whose slices share SMs. There a run takes as long as its neighbours let it: far less than on SMs of
+    its own when it is alone, about as long in a crowd. No profile is stale for that, and deviations are wide for reasons that
+    pass, so a plan adds one of them: with two, calls that would have been in time were dropped beside idle slices.
+    """
 
     base: Table = field(default_factory=lambda: Table([]))
+    soft: frozenset[str] = frozenset()
     _curves: dict[tuple[str, str, int, int], Curve] = field(default_factory=dict)
     _ratios: dict[tuple[str, str, int, int], _Ratio] = field(default_factory=dict)
     _everywhere: dict[tuple[str, str], Level] = field(default_factory=dict)  #: the same ratio, on all slices together
@@ -94,7 +104,11 @@ class Predictor:
         everywhere = self._everywhere.get((function, kind))
         if everywhere is not None:
             ratio = self._ratios.get((function, kind, units, cores))
-            plan = ratio.plan(everywhere) if ratio is not None else everywhere.plan
+            if kind in self.soft:
+                level = ratio.level(everywhere) if ratio is not None else everywhere
+                plan = level.mean + AMONG * level.deviation
+            else:
+                plan = ratio.plan(everywhere) if ratio is not None else everywhere.plan
             return int(self.base.typical_us(function, kind, batch, units, cores) * plan) + 1
         curve = self._curves.get((function, kind, units, cores))
         if curve is not None:
@@ -112,7 +126,7 @@ class Predictor:
 
     def stale(self) -> list[Stale]:
         """Profiles to measure again."""
-        found = sorted(key for key, ratio in self._ratios.items() if ratio.stale)
+        found = sorted(key for key, ratio in self._ratios.items() if ratio.stale and key[1] not in self.soft)
         return [Stale(*key, ratio=self._ratios[key].mean.mean, outside=self._ratios[key].outside) for key in found]
 
     def renew(self, profile: Profile) -> None:

@@ -124,7 +124,7 @@ def sizes(operators: Sequence[Sequence[Any]]) -> list[float]:
     return [
         math.log(sum(row[1] * math.sqrt(max(row[2], 1)) for row in operators)),
         math.log(1 + max(row[2] for row in operators)),
-        math.log(max(1, *(row[5] for row in operators))) if len(operators) > 1 else math.log(max(1, operators[0][5])),
+        math.log(max(1, *(row[5] for row in operators))),
     ]
 
 

@@ -115,9 +115,12 @@ class GpuBench:
         return {"machine": driver.name(), "units": f"{self.device.units} of 8 SMs", "driver": f"{_driver_version()}{cuda}"}
 
     def close(self) -> None:
+        """Slices of a GPU stay until the process ends: memory that was used on one is freed later, by libraries that then still
+        ask for its stream, and end the process if it is gone."""
         if self._runner is not None:
             self._runner.close()
-        self._executor.slicer.close()
+        if not self._on_gpu:
+            self._executor.slicer.close()
 
 
 def _good(value: Any) -> Any:

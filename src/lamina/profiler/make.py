@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import statistics
 import subprocess
@@ -17,8 +18,8 @@ from lamina.predict.beside import demand
 from lamina.predict.profile import Handover, Point, Profile, Traits
 from lamina.profiler.bench import Bench, KnowsHandover, KnowsTraits, Place
 from lamina.profiler.measure import Outcome
-from lamina.profiler.record import Record
-from lamina.profiler.surrogate import STALL, without_stalls
+from lamina.profiler.record import Record, Visit
+from lamina.profiler.surrogate import MEDIAN, STALL, without_stalls
 
 ENOUGH_RUNS = 200
 """For a 99th percentile of one's own. With fewer, a point has the tail of all points together, times its median."""
@@ -61,6 +62,24 @@ def handover(seen: Sequence[tuple[int, float]]) -> Handover | None:
     return Handover(round(max(0.0, line.intercept), 1), round(max(0.0, line.slope), 2))
 
 
+def wandering(visits: Sequence[Visit]) -> float | None:
+    """How far the machine's pace was another one when a place was visited again, as a part of the time: one standard deviation,
+    less what repeats of one moment explain. None where no place was."""
+    places: dict[Place, list[list[float]]] = {}
+    for visit in visits:
+        places.setdefault((visit.batch, visit.units), []).append([math.log(us) for us in without_stalls(visit.us)])
+    between, chance = [], []
+    for seen in places.values():
+        medians = [statistics.median(logs) for logs in seen]
+        if len(medians) < 2:
+            continue
+        between.append(statistics.variance(medians))
+        chance += [MEDIAN**2 * statistics.variance(logs) / len(logs) for logs in seen if len(logs) > 1]
+    if not between:
+        return None
+    return math.sqrt(max(0.0, statistics.fmean(between) - (statistics.fmean(chance) if chance else 0.0)))
+
+
 def to_profile(function: str, bench: Bench, outcome: Outcome, record: Record, target: float, app: Path) -> Profile:
     """Of all sessions in the record; `outcome` is that of the last."""
     every = [us for values in outcome.runs.values() for us in values]
@@ -78,6 +97,9 @@ def to_profile(function: str, bench: Bench, outcome: Outcome, record: Record, ta
         "unsure": round(outcome.unsure, 4),
         "target": target,
     }
+    if (wander := wandering(record.visits)) is not None:
+        times_s = [visit.at_s for visit in record.visits if visit.at_s]
+        meta |= {"wandering": round(wander, 4), "over_s": max(times_s, default=0) - min(times_s, default=0)}
     points = to_points(outcome.runs)
     traits: Traits | None = bench.traits() if isinstance(bench, KnowsTraits) else None
     meta["bandwidth"] = (

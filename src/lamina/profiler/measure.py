@@ -45,10 +45,10 @@ class Progress:
 class Outcome:
     runs: dict[Place, list[float]]
     unsure: float  #: of the least sure place
-    least_sure: Place
     spent_s: float
     reached: bool  #: whether that is the target
     disturbed: int = 0  #: runs of this session that had to wait for a core
+    least_sure: Place = (1, 1)
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class Measuring:
         places = self._places
         unsure = self._least_sure(places)
         where = max(places, key=self._model().unsure) if math.isfinite(unsure) else places[0]
-        return Outcome(self.runs, unsure, where, self._spent_s(), unsure <= self.target, self._disturbed)
+        return Outcome(self.runs, unsure, self._spent_s(), unsure <= self.target, self._disturbed, where)
 
     @property
     def _places(self) -> list[Place]:
@@ -121,10 +121,10 @@ class Measuring:
         """Made anew after each visit, and asked twice."""
         count = sum(map(len, self.runs.values()))
         if self._known is None or self._known[0] != count:
-            self._known = (count, Surrogate(self.runs, self._cycle))
+            self._known = (count, Surrogate(self.runs, self.cycle))
         return self._known[1]
 
-    def _cycle(self, batch: int) -> int:
+    def cycle(self, batch: int) -> int:
         return self.bench.cycle(batch) if isinstance(self.bench, Varies) else 1
 
     # ----------------------------------------------------------------- measuring

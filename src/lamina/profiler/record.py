@@ -6,6 +6,7 @@ One JSON line per visit. They are kept only for the same code on the same kind o
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -30,6 +31,7 @@ class Visit(Struct, frozen=True, kw_only=True, tag="visit", tag_field="line"):
     batch: int
     units: int
     us: list[float]
+    at_s: int = 0  #: of the clock on the wall
 
 
 class Loaded(Struct, frozen=True, kw_only=True, tag="loaded", tag_field="line"):
@@ -48,11 +50,12 @@ _line = msgspec.json.Decoder(Head | Visit | Loaded | Ended)
 
 
 class Record:
-    """Opens or begins the file. `runs`, `loads_us` and `sessions` are what was there."""
+    """Opens or begins the file. `runs`, `visits`, `loads_us` and `sessions` are what was there."""
 
     def __init__(self, path: Path, head: Head, *, fresh: bool = False) -> None:
         self.path = path
         self.runs: dict[Place, list[float]] = {}
+        self.visits: list[Visit] = []
         self.loads_us: list[int] = []
         self.sessions: list[Ended] = []
         self.dropped = ""  #: why an earlier record was not used
@@ -66,7 +69,9 @@ class Record:
             self._write(head)
 
     def add(self, place: Place, runs_us: list[float]) -> None:
-        self._write(Visit(batch=place[0], units=place[1], us=[round(us, 1) for us in runs_us]))
+        visit = Visit(batch=place[0], units=place[1], us=[round(us, 1) for us in runs_us], at_s=round(time.time()))
+        self.visits.append(visit)
+        self._write(visit)
 
     def add_load(self, load_us: int) -> None:
         self.loads_us.append(load_us)
@@ -103,6 +108,7 @@ class Record:
             match line:
                 case Visit():
                     self.runs.setdefault((line.batch, line.units), []).extend(line.us)
+                    self.visits.append(line)
                 case Loaded():
                     self.loads_us.append(line.us)
                 case Ended():

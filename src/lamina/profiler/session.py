@@ -15,6 +15,7 @@ from lamina.profiler import make
 from lamina.profiler.bench import Bench
 from lamina.profiler.measure import Measuring, Outcome, Progress
 from lamina.profiler.record import Ended, Head, Record
+from lamina.profiler.why import why_unsure
 from lamina.sdk.app import App
 from lamina.sdk.binding import bind
 from lamina.sdk.function import Function
@@ -53,6 +54,7 @@ class Result:
     outcome: Outcome
     kept_runs: int  #: from earlier sessions
     dropped: str  #: why earlier runs were not used
+    why_unsure: str  #: empty if it is as sure as was asked for
 
 
 def function_of(spec: str) -> tuple[Path, Function[..., Any]]:
@@ -140,7 +142,7 @@ def run(target: Target, bench: Bench, options: Options, watch: Callable[[Progres
     profile = make.to_profile(function.name, bench, outcome, record, options.target, target.file)
     path = folder / f"{stem}.json"
     make.write(profile, path)
-    return Result(profile, path, outcome, kept_runs, record.dropped)
+    return Result(profile, path, outcome, kept_runs, record.dropped, why_unsure(outcome, measuring.cycle))
 
 
 def _head(target: Target, bench: Bench) -> Head:

@@ -33,7 +33,7 @@ FEAR = 0.5
 
 _NINETY = 1.645
 _TENTHS = 2.563  #: standard deviations between the first and the last tenth
-_MEDIAN = 1.2533  #: the error of a median over that of a mean
+MEDIAN = 1.2533  #: the error of a median over that of a mean
 _HALF_APART = 0.9539  #: standard deviations that two of the same lie apart, half of the time
 _SPREAD = 0.05  #: standard deviation of repeats, before there are any
 _NAME = "it"
@@ -153,7 +153,7 @@ class Surrogate:
             if turns > 1:
                 own = min(variance, own_shared)
                 variance = own + (variance - own) * max(0.0, 1 - len(values) / turns)
-            noises[batch, units] = _NINETY * _MEDIAN * math.sqrt(variance / len(values))
+            noises[batch, units] = _NINETY * MEDIAN * math.sqrt(variance / len(values))
         return noises
 
 

@@ -1,42 +1,46 @@
 """Why a profile is not as sure as was asked for, in words: what helps depends on it.
 
-More time helps against chance and against places nobody looked at. Against a machine whose pace changed it does not: a quieter
-machine does, or profiling again later.
+Time helps where places or samples had no turn yet. Where the same batch of the same samples differs from one run to the next,
+the machine or the function is not steady: time helps slowly, a steadier machine at once.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from lamina.profiler.bench import Place
 from lamina.profiler.measure import Outcome
-from lamina.profiler.surrogate import without_stalls
 
-ENOUGH = 6  #: runs of a place from which its earlier half is compared with its later one
-PACE = 0.1  #: change of it that is worth a word, as a logarithm
+STEADY = 0.02  #: so much from one run to the next keeps nobody from being sure
+
+Runs = Mapping[Place, Sequence[float]]
+Cycle = Callable[[int], int]
+"""After how many batches of a size its samples repeat."""
 
 
-def why_unsure(outcome: Outcome) -> str:
+def why_unsure(outcome: Outcome, cycle: Cycle = lambda batch: 1) -> str:
     """Empty if it is as sure as it should be."""
     if outcome.reached:
         return ""
     if not math.isfinite(outcome.unsure):
         return "the time was too short for the four corners of the grid"
-    ratio = pace(outcome.runs)
-    if abs(math.log(ratio)) > PACE:
-        return f"the machine's own pace changed: the same batches took {ratio:.2f} times as long in later runs as in earlier ones"
     batch, units = outcome.least_sure
     where = f"batch {batch} on {units} unit{'s'[: units > 1]}"
     if outcome.least_sure not in outcome.runs:
-        return f"the time was too short: {where} is a guess between others"
-    values = without_stalls(outcome.runs[outcome.least_sure])
-    return f"{len(values)} runs of {where} lie {max(values) / min(values) - 1:.0%} apart"
+        return f"the time was too short, {where} is a guess between others"
+    apart = unsteady(outcome.runs, cycle)
+    if apart < STEADY:
+        return f"the time was too short, {where} had {len(outcome.runs[outcome.least_sure])} runs of samples that differ"
+    return f"the same batch takes {apart:.0%} more or less from one run to the next; a steadier machine helps most"
 
 
-def pace(runs: Mapping[Place, Sequence[float]]) -> float:
-    """How many times as long later runs took as earlier ones of the same place; the middle of all places, so that one with odd
-    runs does not count. 1 if nothing was repeated often enough."""
-    halves = [(values[: len(values) // 2], values[len(values) // 2 :]) for values in runs.values() if len(values) >= ENOUGH]
-    return statistics.median(statistics.median(late) / statistics.median(early) for early, late in halves) if halves else 1.0
+def unsteady(runs: Runs, cycle: Cycle) -> float:
+    """How far a batch of the same samples on the same slice is off when it is run again: half of them by less."""
+    again = [
+        abs(math.log(later / before))
+        for (batch, _), values in runs.items()
+        for before, later in zip(values, values[cycle(batch) :], strict=False)
+    ]
+    return math.expm1(statistics.median(again)) if again else 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -39,7 +38,6 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-DEFAULT_URL = "http://127.0.0.1:8700"
 
 
 class FunctionOptions(TypedDict, total=False):
@@ -210,8 +208,9 @@ class App:
     def client(self) -> Client:
         """For the server at `LAMINA_URL`, with the token in `LAMINA_TOKEN`, as they are now; kept for the next call."""
         from lamina.sdk.client import Client
+        from lamina.sdk.wire import usual_server
 
-        url, token = _server()
+        url, token = usual_server()
         if (url, token) not in self._clients:
             self._clients[url, token] = Client(url, token=token or None)
         return self._clients[url, token]
@@ -221,8 +220,9 @@ class App:
         import asyncio
 
         from lamina.sdk.async_client import AsyncClient
+        from lamina.sdk.wire import usual_server
 
-        url, token = _server()
+        url, token = usual_server()
         clients = self._async_clients.setdefault(asyncio.get_running_loop(), {})
         if (url, token) not in clients:
             client = AsyncClient(url, token=token or None)
@@ -261,10 +261,6 @@ def _closing(client: AsyncClient) -> AsyncIterator[None]:
     return iterator
 
 
-def _server() -> tuple[str, str]:
-    return os.environ.get("LAMINA_URL") or DEFAULT_URL, os.environ.get("LAMINA_TOKEN", "")
-
-
 def _checked(name: Any, field: str, place: str = "") -> str:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise BadValue(
@@ -299,6 +295,10 @@ def _function_spec(
         cpu = CPU(1 if cpu is None else cpu)
     if gpu is not None and not isinstance(gpu, GPU):
         gpu = GPU(gpu)
+    if scale is not None and not isinstance(scale, Scale):
+        raise BadValue(f"scale: {scale!r} is not a Scale", hint="write scale=lamina.Scale(min=1, max=4)")
+    if quota is not None and not isinstance(quota, Quota):
+        raise BadValue(f"quota: {quota!r} is not a Quota", hint="write quota=lamina.Quota(limit=0.5)")
     if quota is not None and gpu is not None and gpu.limit is not None:
         raise BadValue("gpu.limit: given beside quota", hint="put the limit into one of them")
     time_limit = gpu.time_limit if gpu else 1.0

@@ -20,7 +20,9 @@ from lamina.units import parse_us
 class AsyncClient:
     """`async with AsyncClient("http://127.0.0.1:8700") as client`. Belongs to the loop it is first used on."""
 
-    def __init__(self, url: str, *, token: str | None = None, timeout: str = "60s", max_connections: int = 256) -> None:
+    def __init__(
+        self, url: str | None = None, *, token: str | None = None, timeout: str = "60s", max_connections: int = 256
+    ) -> None:
         self.server = wire.server_at(url, token)
         self._timeout = timeout
         self._timeout_s = parse_us(timeout, "timeout") / 1e6

@@ -26,9 +26,10 @@ MAX_SPAWNED = 64
 
 
 class Client:
-    """`Client("http://127.0.0.1:8700")`. `timeout` is how long to wait for the server's next word."""
+    """`Client("http://127.0.0.1:8700")`, or `Client()`: at `LAMINA_URL`, with the token in `LAMINA_TOKEN`. `timeout` is how long
+    to wait for the server's next word."""
 
-    def __init__(self, url: str, *, token: str | None = None, timeout: str = "60s") -> None:
+    def __init__(self, url: str | None = None, *, token: str | None = None, timeout: str = "60s") -> None:
         self.server = wire.server_at(url, token)
         self._timeout = timeout
         self._timeout_s = parse_us(timeout, "timeout") / 1e6

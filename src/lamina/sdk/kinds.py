@@ -25,23 +25,32 @@ _KINDS: dict[type, tuple[type, ...]] = {
     dict: (dict,),
     bytes: (),
 }
-_WORDS = {str: "text", int: "a number", float: "a number", bool: "a number", list: "a list", dict: "an object", bytes: "bytes"}
+_WORDS: dict[type, str] = {
+    str: "text",
+    int: "a number",
+    float: "a number",
+    bool: "a number",
+    list: "a list",
+    dict: "an object",
+    bytes: "bytes",
+    type(None): "nothing",
+}
 _SCHEMAS = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
-_JSON = frozenset((str, *_NUMBER, list, dict))
+_JSON = frozenset((str, *_NUMBER, list, dict, type(None)))
 
 
-def schema_type(hint: Any) -> str:
+def schema_type(hint: Any, default: Any) -> str:
     """As JSON Schema names it; "" if the annotation says nothing, or more than one thing."""
     kinds = _plain(hint)
-    return _SCHEMAS.get(kinds[0], "") if len(kinds) == 1 else ""
+    return _SCHEMAS.get(kinds[0], "") if len(kinds) == 1 and not _may_be_none(hint, default) else ""
 
 
-def checker(name: str, hint: Any) -> Callable[[Any], Any] | None:
+def checker(name: str, hint: Any, default: Any) -> Callable[[Any], Any] | None:
     """Gives the value back, or raises; None if there is nothing to check."""
     kinds = _plain(hint)
     if not kinds:
         return None
-    wrong = _JSON.difference(*(_KINDS[kind] for kind in kinds))
+    wrong = _JSON.difference(*(_KINDS[kind] for kind in kinds), [type(None)] if _may_be_none(hint, default) else [])
     needed = " or ".join(dict.fromkeys(_WORDS[kind] for kind in kinds))
 
     def check(value: Any) -> Any:
@@ -63,8 +72,13 @@ def _mistake(name: str, value: Any, needed: str) -> BadValue:
     return BadValue(f"{name}: {reprlib.repr(value)} is {_WORDS[type(value)]} where {needed} {verb} needed", hint=hint)
 
 
+def _may_be_none(hint: Any, default: Any) -> bool:
+    """`x: str = None` means it too, whatever a type checker says."""
+    return default is None or type(None) in get_args(hint)
+
+
 def _plain(hint: Any) -> tuple[type, ...]:
-    """The plain types it allows; none if it names any other. None is let through in any case."""
+    """The plain types it allows besides None; none if it names any other."""
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
         return () if any(isinstance(note, Tensor) for note in notes) else _plain(inner)  # a tensor says it better

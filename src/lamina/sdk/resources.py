@@ -10,18 +10,8 @@ from lamina.errors import BadValue
 from lamina.units import parse_mib, parse_share, parse_us
 
 
-def _time_us(value: Any, field: str) -> int:
-    if not isinstance(value, str):
-        raise BadValue(f"{field}: {value!r} has no unit", hint='write a number and a unit, such as "50ms" or "2s"')
-    return parse_us(value, field)
-
-
 def _memory_mib(value: Any, field: str) -> int:
-    if value is None:
-        return 0
-    if not isinstance(value, str):
-        raise BadValue(f"{field}: {value!r} has no unit", hint='write a number and a unit, such as "4GiB"')
-    return parse_mib(value, field)
+    return 0 if value is None else parse_mib(value, field)
 
 
 def _share(value: Any, field: str) -> float:
@@ -48,18 +38,19 @@ class SLO:
     _: KW_ONLY
     target: float = 0.99
     on_miss: types.OnMiss = "shed"
-    timeout: str = "60s"
+    timeout: str | None = None  #: 60 seconds, or twice the goal where that is longer
 
     def __post_init__(self) -> None:
         self.spec()
 
     def spec(self) -> types.Slo:
-        latency_us = 0 if self.latency is None else _time_us(self.latency, "slo.latency")
+        latency_us = 0 if self.latency is None else parse_us(self.latency, "slo.latency")
         if self.latency is not None and latency_us < 1:
             raise BadValue(f"slo.latency: {self.latency!r} is no time at all", hint="leave it out if there is no goal")
         if self.on_miss not in ("shed", "serve"):
             raise BadValue(f"slo.on_miss: {self.on_miss!r} is unknown", hint='write "shed" or "serve"')
-        timeout_us = _time_us(self.timeout, "slo.timeout")
+        usual_us = max(types.Slo().timeout_us, 2 * latency_us)
+        timeout_us = usual_us if self.timeout is None else parse_us(self.timeout, "slo.timeout")
         if timeout_us < max(1, latency_us):
             raise BadValue(
                 f"slo.timeout: {self.timeout!r} is shorter than the goal {self.latency!r}",
@@ -133,7 +124,7 @@ class Scale:
         low, high = whole(self.min, "scale.min", 0), whole(self.max, "scale.max", 1)
         if low > high:
             raise BadValue(f"scale.min: {low} is above scale.max, {high}", hint="raise scale.max or lower scale.min")
-        return types.Scale(min=low, max=high, idle_us=_time_us(self.idle, "scale.idle"))
+        return types.Scale(min=low, max=high, idle_us=parse_us(self.idle, "scale.idle"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +144,7 @@ class Quota:
         limit = _share(self.limit, "quota.limit")
         if request > limit:
             raise BadValue(f"quota.request: {self.request!r} is above quota.limit, {self.limit!r}", hint="raise quota.limit")
-        window_us = _time_us(self.window, "quota.window")
+        window_us = parse_us(self.window, "quota.window")
         if window_us < 1_000:
             raise BadValue(f"quota.window: {self.window!r} is too short", hint="a window is 1ms or longer")
         return types.Quota(request=request, limit=limit, window_us=window_us)

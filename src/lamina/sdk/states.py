@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from lamina.asl import bind as binding
 from lamina.asl.compile import PATIENT, compile_flow
+from lamina.asl.document import Problem, read
 from lamina.asl.fields import Dialect
-from lamina.asl.lint import Problem, check, lint, read
+from lamina.asl.lint import check, lint
 from lamina.asl.side import read_side
 from lamina.core.flow import Flow
 from lamina.errors import BadFlow, BadValue

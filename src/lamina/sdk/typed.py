@@ -21,7 +21,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 
 from lamina.errors import BadValue
-from lamina.sdk.binding import Param
+from lamina.sdk.binding import Param, defaults_of
 from lamina.sdk.kinds import checker, schema_type
 from lamina.sdk.tensors import Tensor
 
@@ -89,13 +89,14 @@ def has_field(hint: Any, name: str) -> bool:
 
 def makers_of(target: Callable[..., Any], *, batched: bool) -> dict[str, Make]:
     """By parameter, for those that say anything. In a batched function each entry of the list is a request's."""
-    made = {}
+    made: dict[str, Make] = {}
+    defaults = defaults_of(target)
     for name, hint in hints_of(target).items():
         one = of_one(hint, batched=batched)
         if name == "return":
             continue
         if not _needs(one):
-            if (check := checker(name, one)) is not None:
+            if (check := checker(name, one, defaults[name])) is not None:
                 made[name] = check
             continue
         with contextlib.suppress(TypeError):  # msgspec knows no way to make it: it stays as it comes
@@ -106,9 +107,12 @@ def makers_of(target: Callable[..., Any], *, batched: bool) -> dict[str, Make]:
 
 def with_types(params: tuple[Param, ...], target: Callable[..., Any], *, batched: bool = False) -> tuple[Param, ...]:
     """The same parameters, with what their annotations say to others' tools."""
-    hints = hints_of(target)
-    kinds = {name: schema_type(of_one(hint, batched=batched)) for name, hint in hints.items()}
-    return tuple(Param(param.name, param.required, kinds.get(param.name, "")) for param in params)
+    hints, defaults = hints_of(target), defaults_of(target)
+
+    def kind(name: str) -> str:
+        return schema_type(of_one(hints.get(name), batched=batched), defaults[name])
+
+    return tuple(Param(param.name, param.required, kind(param.name)) for param in params)
 
 
 def of_one(hint: Any, *, batched: bool) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -117,7 +118,19 @@ def address(url: str) -> SplitResult | None:
     return parts if parts.scheme in ("http", "https") and parts.hostname else None
 
 
-def server_at(url: str, token: str | None) -> Server:
+DEFAULT_URL = "http://127.0.0.1:8700"
+
+
+def usual_server() -> tuple[str, str]:
+    """Address and token for who names none: of the environment, as it is now."""
+    return os.environ.get("LAMINA_URL") or DEFAULT_URL, os.environ.get("LAMINA_TOKEN", "")
+
+
+def server_at(url: str | None, token: str | None) -> Server:
+    """Without an address, the usual one, and then with the usual token."""
+    if url is None:
+        url, usual_token = usual_server()
+        token = usual_token if token is None else token
     parts = address(url)
     if parts is None or not parts.hostname or parts.query or parts.fragment:
         raise BadValue(f"url: {url!r} is not the address of a server", hint='write it as "http://127.0.0.1:8700"')

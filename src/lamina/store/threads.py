@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from lamina.errors import LaminaError, StoreDown
 from lamina.store.base import Done, Session, Statement, Value, Work
+from lamina.store.delivery import Delivery, Told
 
 log = logging.getLogger("lamina")
 
@@ -28,9 +29,6 @@ RETRY_S = 0.25
 """How often a store that is down is tried."""
 
 PATIENCE_S = 5.0
-
-TURN_S = 0.001
-"""How long the loop is kept by what is told in one go."""
 
 GROUP = 2_000
 """Works in one transaction, at most: the first of them must not wait for ever."""
@@ -70,7 +68,6 @@ class Backend(Protocol):
 
 
 _Entry = tuple[Work[Any], Done[Any] | None, bool]
-_Told = tuple[Done[Any], Any, bool]
 
 
 class ThreadedStore:
@@ -82,8 +79,7 @@ class ThreadedStore:
         self._threads: list[threading.Thread] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._down: StoreDown | None = None
-        self._told: deque[_Told] = deque()
-        self._told_first: deque[_Told] = deque()
+        self._delivery: Delivery | None = None
         self._tried = threading.Event()  #: it has been opened, or could not be
         self.transactions = 0
         self.works = 0
@@ -107,6 +103,7 @@ class ThreadedStore:
     def start(self) -> None:
         if not self._threads:
             self._loop = asyncio.get_running_loop()
+            self._delivery = Delivery(self._loop)
             for target in (self._write_all, self._read_all):
                 thread = threading.Thread(target=target, name=f"lamina-store-{target.__name__.strip('_')}", daemon=True)
                 self._threads.append(thread)
@@ -204,7 +201,7 @@ class ThreadedStore:
             if entry[1] is not None:
                 self._tell([(entry[1], _as_ours(error), entry[2])])
 
-    def _group(self, connection: Connection, group: list[_Entry]) -> list[_Told]:
+    def _group(self, connection: Connection, group: list[_Entry]) -> list[Told]:
         connection.begin()
         told: list[tuple[Done[Any] | None, Any, bool]] = []
         statements: dict[str, list[tuple[Value, ...]]] = {}
@@ -264,31 +261,9 @@ class ThreadedStore:
                 self._tell([(done, ailment or _as_ours(error), False)])
         _close(connection)
 
-    def _tell(self, told: list[_Told]) -> None:
-        if told and self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has gone: nobody is left to be told
-                self._loop.call_soon_threadsafe(self._hear, told)
-
-    def _hear(self, told: list[_Told]) -> None:
-        if not self._told and not self._told_first:
-            asyncio.get_running_loop().call_soon(self._deliver)
-        for one in told:
-            (self._told if one[2] else self._told_first).append(one)
-
-    def _deliver(self) -> None:
-        """A few, in their order, and then it is somebody else's turn: what follows from a write may be work. Answers to what may
-        be refused go first: clients wait for them."""
-        until_s = time.perf_counter() + TURN_S
-        while self._told or self._told_first:
-            done, result, _ = (self._told_first or self._told).popleft()
-            try:
-                done(result)
-            except Exception:
-                log.exception("what followed from a write failed")
-            if time.perf_counter() >= until_s:
-                break
-        if self._told or self._told_first:
-            asyncio.get_running_loop().call_soon(self._deliver)
+    def _tell(self, told: list[Told]) -> None:
+        if self._delivery is not None:
+            self._delivery.tell(told)
 
 
 def _run_all(db: Session, statements: dict[str, list[tuple[Value, ...]]]) -> None:

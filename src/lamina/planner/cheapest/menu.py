@@ -46,9 +46,10 @@ def steps(most: int, every: int = EVERY) -> list[int]:
 
 
 def sizes_on(spec: FunctionSpec, device: DeviceSpec) -> tuple[int, ...]:
-    """Unit counts worth weighing: those the device has; where it has any, powers of two, their middles, and the wish."""
+    """Unit counts worth weighing: those the device has; where it has any, powers of two, their middles, and the wish. Where slices
+    are soft a larger one is no faster."""
     wish = spec.units_on(device)
-    if not device.limits.per_batch:
+    if not device.limits.per_batch or device.limits.soft:
         return (wish,)
     if device.limits.sizes:
         return tuple(sorted(size for size in set(device.limits.sizes) if size <= device.units))
@@ -85,6 +86,7 @@ class Menu:
     sizes: tuple[int, ...]
     hands: tuple[int, ...]
     spec: DeviceSpec
+    made: int = 1  #: times, for this function and kind of device
     made_us: int = 0
     check_us: int = 0  #: when it is next held against what is predicted
     levels: list[int] = field(init=False)

@@ -18,6 +18,10 @@ FIRST_US, CHECK_US = 10_000, 1_000_000
 """How often a menu is held against what is predicted now: at first often, while that is still being learnt, and less and less
 often the longer it holds."""
 
+RESTLESS = 10
+"""Times the first of these, for a menu that has had to be made anew so often: what still moves then is noise, and making one takes
+as long as a batch."""
+
 
 class Seat(NamedTuple):
     """Room for one batch. Of a standing slice all is taken: it is paid for already."""
@@ -77,9 +81,11 @@ class Menus:
         if menu is not None and menu.known and now_us < menu.check_us:
             return menu
         if menu is None or menu.stale() or menu.most != function.spec.max_batch:
+            made = menu.made + 1 if menu is not None else 1
             menu = self._menus[key] = self._make(view, function, device)
-            menu.made_us = now_us
-        menu.check_us = now_us + max(FIRST_US, min(CHECK_US, now_us - menu.made_us))
+            menu.made, menu.made_us = made, now_us
+        least_us = FIRST_US * min(menu.made, RESTLESS)
+        menu.check_us = now_us + max(least_us, min(CHECK_US, now_us - menu.made_us))
         return menu
 
     def forget(self, function: str) -> None:

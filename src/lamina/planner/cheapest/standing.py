@@ -178,8 +178,7 @@ class Standing(ScaleToLoad):
             if not self._fits(function, device, {}):
                 continue
             mine = [instance for instance in function.instances.values() if instance.device == device.spec.id]
-            limit = device.spec.limits.batches_per_instance
-            if mine and (limit == 0 or (len(mine) + 1) * spec.units_on(device.spec) > device.spec.units * limit):
+            if self._has_enough(spec, device.spec, len(mine)):
                 continue
             pick = self._pick(view, function, device)
             in_time = pick is not None and (not spec.slo.latency_us or pick.time_us <= spec.slo.latency_us)

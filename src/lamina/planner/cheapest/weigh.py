@@ -16,20 +16,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from lamina.core.lease import Device
 from lamina.core.policy import View
 from lamina.core.queue import Job
 from lamina.core.state import FunctionState
+from lamina.planner.cheapest import terms
 from lamina.planner.cheapest.ahead import Ahead
 from lamina.planner.cheapest.menu import Menu, Pick
 from lamina.planner.cheapest.seats import Seat
 from lamina.types import NEVER_US, Call, Slo
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 GAIN = 0.03
 """Company that saves less than this is not waited for."""
@@ -132,50 +128,32 @@ class Weigh:
         cap: float = math.inf,
     ) -> Verdict:
         """A step with others after it; `budget_us` is for all of them, `cap` what a job of this step may cost."""
-        import numpy as np
-
-        step = ahead.step
-        configs = step.configs
-        room = tuple(_room(seats, menu) for menu in ahead.menus)
-        allowed = _allowed(ahead, count if waiting is None else -count, room)
-        by_kind = [_least_busy(seats, menu) ** 2 for menu in ahead.menus]
-        busy = min(by_kind)
-        delay_us = None
-        kept_us = 0
+        step, configs = ahead.step, ahead.step.configs
+        allowed = terms.allowed(seats, count if waiting is None else -count, ahead)
         if cap < math.inf:
             allowed = allowed & (configs.cost <= cap)
             if waiting is not None and not (allowed & (configs.batch <= count)).any():
                 waiting = waiting._replace(impatience=0.0)  # too dear without company: nothing is lost by waiting to the last
+        crowded = [terms.least_busy(seats, menu) ** 2 for menu in ahead.menus]
+        busy = min(crowded)
+        kept_us = 0
         if waiting is not None:
             kept_us = int((1 + 2 * busy) * waiting.kept_us(int(configs.time_us.min()) + step.after.fastest_us))
-            over = np.maximum(configs.batch - count, 0)
-            delay_us = (over * waiting.gap_us).astype(np.int64)
-            delay_us[over > 0] += kept_us
-        if any(seat.moving_us for seat in seats):
-            moving_us = np.array([_least_moving_us(seats, menu) for menu in ahead.menus])[ahead.kind]
-            moving_us = moving_us * configs.batch
-            delay_us = moving_us if delay_us is None else delay_us + moving_us
-        rush = None
-        if max(by_kind):
-            price = np.array(by_kind)[ahead.kind] if len(by_kind) > 1 else busy
-            rush = (ahead.held / max(1, slo_us) + ahead.squeeze) * price
+        delay_us = terms.delay_us(seats, count, waiting.gap_us if waiting is not None else None, kept_us, ahead)
+        rush = terms.rush(crowded, slo_us, ahead)
         careful_us = int(budget_us / (1 + self.spare + CROWD * busy))
         ranking = step.query(careful_us, allowed=allowed, delay_us=delay_us, extra_cost=rush)
         if not ranking.fits:
             ranking = step.query(budget_us, allowed=allowed, delay_us=delay_us, extra_cost=rush)
-            if not ranking.fits:
-                return NOTHING
+        if not ranking.fits:
+            return NOTHING
         best = ranking.best
         target = ahead.picks[best]
         if target.batch > count:
+            assert waiting is not None
             now = next((int(row) for row in ranking.order[: ranking.fits] if configs.batch[row] <= count), -1)
             if now < 0 or ranking.totals[best] < (1 - GAIN) * ranking.totals[now]:
-                assert waiting is not None
-                left_us = careful_us - target.time_us - kept_us
-                times = step.after.time_us
-                place = int(times.searchsorted(left_us - int((target.batch - count) * waiting.gap_us), side="right"))
-                latest_us = now_us + left_us - (int(times[place - 1]) if place else 0)
-                until_us = waiting.until_us(now_us, latest_us, target.batch - count, target.time_us)
+                until_us = _company_until_us(now_us, careful_us - kept_us, count, waiting, ahead, target)
                 if until_us > now_us:
                     return Verdict(None, None, until_us, target.batch)
             if now < 0:
@@ -231,35 +209,10 @@ def cheapest(seats: list[Seat], count: int, within_us: int, slo_us: int = 0) -> 
     return best
 
 
-def _allowed(ahead: Ahead, count: int, room: tuple[tuple[int, int], ...]) -> NDArray[np.bool_]:
-    """No batch larger than the queue (a negative count: unless waited for), no slice larger than there is room for."""
-    found = ahead.masks.get((count, room))
-    if found is None:
-        import numpy as np
-
-        configs = ahead.step.configs
-        units, cores = np.array(room, np.int64).T
-        found = (configs.units <= units[ahead.kind]) & (configs.cpus <= cores[ahead.kind]) & (configs.batch <= abs(count))
-        if count < 0:
-            found |= configs.batch > -count
-        ahead.masks[count, room] = found
-    return found
-
-
-def _least_busy(seats: list[Seat], menu: Menu) -> float:
-    return min((_busy(seat.device) for seat in seats if seat.menu is menu), default=1.0)
-
-
-def _busy(device: Device) -> float:
-    """Of units or of cores, whichever there is less left of."""
-    busy = device.busy.bit_count() / device.spec.units
-    return max(busy, 1 - device.cores_free / device.spec.cores) if device.spec.cores else busy
-
-
-def _room(seats: list[Seat], menu: Menu) -> tuple[int, int]:
-    mine = [(seat.units, seat.cores) for seat in seats if seat.menu is menu]
-    return max(mine, default=(0, 0))
-
-
-def _least_moving_us(seats: list[Seat], menu: Menu) -> int:
-    return min((seat.moving_us for seat in seats if seat.menu is menu), default=0)
+def _company_until_us(now_us: int, within_us: int, count: int, waiting: Waiting, ahead: Ahead, target: Pick) -> int:
+    """How long to wait for the others of this batch, so that all that comes after it is as cheap as was thought."""
+    missing = target.batch - count
+    left_us, times = within_us - target.time_us, ahead.step.after.time_us
+    place = int(times.searchsorted(left_us - int(missing * waiting.gap_us), side="right"))
+    latest_us = now_us + left_us - (int(times[place - 1]) if place else 0)
+    return waiting.until_us(now_us, latest_us, missing, target.time_us)

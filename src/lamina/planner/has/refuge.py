@@ -24,11 +24,13 @@ Site = tuple[Device, Shape, str]
 
 
 def take_refuge(view: View, function: FunctionState) -> Iterator[Decision]:
-    """One pod if it has work and none; nothing if there is no place even without those nobody needs."""
-    if not len(function.queue) or pods_of(function) or view.now_us < function.not_before_us:
+    """One pod if it has none and has work, or must always stand; nothing if there is no place even without those nobody needs,
+    who leave for work alone."""
+    wanted = function.spec.scale.min or len(function.queue)
+    if not wanted or pods_of(function) or view.now_us < function.not_before_us:
         return
     site = _anywhere(view, function)
-    if site is None:
+    if site is None and len(function.queue):
         yield from _make_room(view, function)
         site = _anywhere(view, function)
     if site is not None:

@@ -1,0 +1,55 @@
+"""A state machine as a text: what it says, and what is said about one that is none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from lamina.errors import BadFlow
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    path: str
+    clause: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: [{self.clause}] {self.message}"
+
+
+class BadDocument(BadFlow):
+    """A text that is no valid state machine; `problems` are all that was found."""
+
+    def __init__(self, problems: list[Problem], source: str = "") -> None:
+        prefix = f"{source}: " if source else ""
+        super().__init__("\n".join(f"{prefix}{problem}" for problem in problems))
+        self.problems = problems
+        self.source = source
+
+
+def read(text: str | bytes, source: str = "") -> Any:
+    """A document from JSON; a name that stands twice in one object is refused, since one of the two would be lost."""
+    try:
+        return json.loads(text, object_pairs_hook=_no_twins, parse_constant=_no_constant)
+    except _TwinError as error:
+        raise BadDocument([Problem("$", "JSON", str(error))], source) from None
+    except (ValueError, RecursionError) as error:
+        raise BadDocument([Problem("$", "JSON", f"not JSON: {error}")], source) from None
+
+
+class _TwinError(ValueError):
+    pass
+
+
+def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(key for key, _ in pairs if sum(other == key for other, _ in pairs) > 1)
+        raise _TwinError(f"{twice!r} stands twice in one object")
+    return found
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(f"JSON has no {word}")

@@ -1,0 +1,30 @@
+"""Hard slices or soft ones, where nobody has said?
+
+Measured (`docs/gpu.md`): five small models with goals of three to ten times their own time are served up to twice as often in time
+on soft slices, since no SM is idle while anybody has work. But beside a neighbour that fills the device with long kernels they
+take seven to thirteen times as long, and on hard ones 1.1 times. So soft are the slices of those of whom nothing of the kind is to
+be expected: models, whose batches are bounded, with goals of the same order, since no batch is begun that takes longer than
+its own goal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from lamina.sdk.torch_model import TorchModel
+
+Slices = Literal["auto", "hard", "soft"]
+
+APART = 10
+"""Times the shortest goal: who may take longer than that is no neighbour for it on the same SMs."""
+
+
+def are_soft(slices: Slices, functions: Iterable[Any]) -> bool:
+    """`functions` of the app; those that do not share a GPU do not matter."""
+    if slices != "auto":
+        return slices == "soft"
+    sharing = [one for one in functions if one.spec.gpu != "no" and not one.isolated]
+    models = all(one.is_class and issubclass(one.target, TorchModel) for one in sharing)
+    goals_us = [one.spec.slo.latency_us for one in sharing]
+    return bool(sharing) and models and min(goals_us) > 0 and max(goals_us) <= APART * min(goals_us)

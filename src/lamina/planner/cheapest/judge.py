@@ -1,0 +1,115 @@
+"""What to do for those who wait for one function: run them now, where and in what company, or wait for more.
+
+The weighing itself is `weigh.py`'s. Here is what is weighed: for whom (the goal of the first in line, or none), with what comes
+after, within what it may cost; and two second thoughts. Those one step away are known and worth waiting for; and on a machine
+of one's own a batch is not parted for a saving as small as the noise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from lamina.core.policy import View
+from lamina.core.queue import Job
+from lamina.core.state import FunctionState
+from lamina.planner.batching import ask_again_at, wait_until_us
+from lamina.planner.cheapest.ahead import Plans
+from lamina.planner.cheapest.luck import Luck
+from lamina.planner.cheapest.menu import Pick
+from lamina.planner.cheapest.seats import Seat
+from lamina.planner.cheapest.weigh import LOOP, NOTHING, Verdict, Weigh, cheapest, has_goal
+from lamina.planner.company import wait_for_company_us
+from lamina.types import NEVER_US
+
+AGAIN = 16
+"""Of batches that leave jobs behind, one in so many takes them all."""
+
+
+@dataclass(slots=True)
+class Judge:
+    plans: Plans
+    weigh: Weigh
+    luck: Luck
+    doubt: float  #: on a machine of one's own, what smaller batches must promise to save before a batch is parted
+    _parted: dict[str, int] = field(default_factory=dict)  #: batches that left some behind
+
+    def verdict(
+        self, view: View, function: FunctionState, jobs: list[Job], room: list[Seat], in_time: bool, cap: float
+    ) -> Verdict:
+        now_us, head, count = view.now_us, jobs[0], len(jobs)
+        call = head.run.call
+        slo_us = call.deadline_us - call.arrived_us
+        if not has_goal(head):
+            return self._as_wished(view, function, head, room, count)
+        if not in_time:
+            found = cheapest(room, count, head.expires_us - now_us, slo_us)
+            return Verdict(*found) if found else NOTHING
+        waiting = None
+        if self.luck.trusts(function.spec.name):
+            waiting = self.weigh.waiting(view, function, head, count, room)
+        ahead = self.plans.of(view, head)
+        verdict = NOTHING
+        if ahead is not None:
+            within_us = call.deadline_us - now_us
+            if cap < math.inf:
+                verdict = self.weigh.ahead(now_us, room, count, within_us, slo_us, waiting, ahead, cap)
+            if verdict is NOTHING:
+                verdict = self.weigh.ahead(now_us, room, count, within_us, slo_us, waiting, ahead)
+        if verdict is NOTHING:
+            verdict = self.weigh.alone(now_us, room, count, head.due_us - now_us, slo_us, waiting if ahead is None else None)
+        return self._known_company(view, function, head, count, verdict)
+
+    def _as_wished(self, view: View, function: FunctionState, head: Job, room: list[Seat], count: int) -> Verdict:
+        """Nobody said how long it may take: on the slice it asks for, and no waiting but what pays in throughput."""
+        wished = []
+        for seat in room:
+            units = function.spec.units_on(seat.device.spec)
+            if seat.exact:
+                wished.append(seat)
+            elif seat.units >= units:
+                wished.append(seat._replace(units=units, exact=True))
+        found = cheapest(wished, count, head.expires_us - view.now_us)
+        return self._known_company(view, function, head, count, Verdict(*found)) if found else NOTHING
+
+    def _known_company(self, view: View, function: FunctionState, head: Job, count: int, verdict: Verdict) -> Verdict:
+        """Those one step away; and without a plan for the rest of a workflow, whoever is worth it in throughput."""
+        seat, pick, now_us = verdict.seat, verdict.pick, view.now_us
+        if seat is None or pick is None or verdict.until_us > now_us:
+            return verdict
+        verdict = verdict._replace(pick=(pick := self.whole(function, head, count, seat, pick)))
+        if pick.batch < count or count >= function.spec.max_batch:
+            return verdict
+
+        def latency_us(batch: int) -> int:
+            return seat.menu.latency_us(batch, pick.units, pick.cores)
+
+        most_us = latency_us(min(count + 1, function.spec.max_batch))
+        start_by_us = min(head.due_us, head.expires_us) - int(most_us * (1 + self.weigh.spare)) - 1
+        if head.run.flow.single is not None:  # whoever waits to the last moment is late as often as batches are
+            start_by_us -= view.reserve_us(head.run.call.target)
+        until_us, again = 0, count + 1
+        if function.coming >= 1:
+            until_us = wait_for_company_us(view, function, count, now_us, latency_us, start_by_us)
+        paid = seat.exact or seat.device.spec.owned
+        alone = head.run.flow.single is not None or paid or function.meter.echo > LOOP
+        if until_us <= now_us and head.due_us < NEVER_US and alone:
+            until_us = wait_until_us(now_us, function, count, function.spec.max_batch, latency_us, start_by_us)
+            again = ask_again_at(now_us, function, count)
+        return verdict._replace(until_us=until_us, company=again) if until_us > now_us else verdict
+
+    def whole(self, function: FunctionState, head: Job, count: int, seat: Seat, pick: Pick) -> Pick:
+        """On a machine of one's own: all who wait in one batch, if that is in time and not clearly slower a job. Learnt times are
+        noisy, and who parts a batch for less than their noise is slower in the end. Every so often even then: a size that was
+        slow once, before caches were warm, would else never be seen again. Where time is not paid for, trying costs nothing."""
+        if pick.batch >= count or not seat.device.spec.owned:
+            return pick
+        us = seat.menu.latency_us(count, pick.units, pick.cores)
+        whole = Pick(pick.cost * us / pick.time_us * pick.batch / count, us, count, pick.units, pick.cores)
+        if not 0 < seat.at_us + seat.time_us(whole) <= head.due_us:
+            return pick
+        if whole.time_us * pick.batch <= (1 + self.doubt) * pick.time_us * count:
+            return whole
+        name = function.spec.name
+        self._parted[name] = parted = self._parted.get(name, 0) + 1
+        return pick if parted % AGAIN else whole

@@ -1,0 +1,77 @@
+"""What is weighed besides time and price, for all configurations of a step at once: what can be had at all, what it takes until a
+batch can begin, and what a long stay on a full device costs those who come next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lamina.core.lease import Device
+from lamina.planner.cheapest.ahead import Ahead
+from lamina.planner.cheapest.menu import Menu
+from lamina.planner.cheapest.seats import Seat
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+def allowed(seats: list[Seat], count: int, ahead: Ahead) -> NDArray[np.bool_]:
+    """No batch larger than the queue (a negative count: unless waited for), no slice larger than there is room for."""
+    room = tuple(_room(seats, menu) for menu in ahead.menus)
+    found = ahead.masks.get((count, room))
+    if found is None:
+        import numpy as np
+
+        configs = ahead.step.configs
+        units, cores = np.array(room, np.int64).T
+        found = (configs.units <= units[ahead.kind]) & (configs.cpus <= cores[ahead.kind]) & (configs.batch <= abs(count))
+        if count < 0:
+            found |= configs.batch > -count
+        ahead.masks[count, room] = found
+    return found
+
+
+def delay_us(seats: list[Seat], count: int, gap_us: float | None, kept_us: int, ahead: Ahead) -> NDArray[np.int64] | None:
+    """What configurations take besides their time: until their jobs are here (`gap_us` apart; None: nobody is waited for), and
+    until the inputs are."""
+    import numpy as np
+
+    found, batch = None, ahead.step.configs.batch
+    if gap_us is not None:
+        over = np.maximum(batch - count, 0)
+        found = (over * gap_us).astype(np.int64)
+        found[over > 0] += kept_us
+    if any(seat.moving_us for seat in seats):
+        moving_us = np.array([_least_moving_us(seats, menu) for menu in ahead.menus])[ahead.kind]
+        moving_us = moving_us * batch
+        found = moving_us if found is None else found + moving_us
+    return found
+
+
+def rush(crowded: list[float], slo_us: int, ahead: Ahead) -> NDArray[np.float64] | None:
+    """What a long stay costs besides on a full device; None: they are empty."""
+    if not max(crowded):
+        return None
+    import numpy as np
+
+    price = np.array(crowded)[ahead.kind] if len(crowded) > 1 else crowded[0]
+    return (ahead.held / max(1, slo_us) + ahead.squeeze) * price
+
+
+def least_busy(seats: list[Seat], menu: Menu) -> float:
+    return min((_busy(seat.device) for seat in seats if seat.menu is menu), default=1.0)
+
+
+def _busy(device: Device) -> float:
+    """Of units or of cores, whichever there is less left of."""
+    busy = device.busy.bit_count() / device.spec.units
+    return max(busy, 1 - device.cores_free / device.spec.cores) if device.spec.cores else busy
+
+
+def _room(seats: list[Seat], menu: Menu) -> tuple[int, int]:
+    mine = [(seat.units, seat.cores) for seat in seats if seat.menu is menu]
+    return max(mine, default=(0, 0))
+
+
+def _least_moving_us(seats: list[Seat], menu: Menu) -> int:
+    return min((seat.moving_us for seat in seats if seat.menu is menu), default=0)

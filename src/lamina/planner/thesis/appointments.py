@@ -1,0 +1,102 @@
+"""Which job runs in which slot. Owner of the table of reservations and of who has a place in it.
+
+A call has its slots from when it is admitted, a job from when it comes up. A slot lapses when nobody comes for it; one whose
+batch has ended gives back what is left of it, and one whose batch overruns keeps it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lamina.core.policy import View
+from lamina.core.queue import Job
+from lamina.core.run import Run
+from lamina.planner.thesis.booking import overdue_until_us
+from lamina.planner.thesis.reservations import Reservations, Slot
+
+_NOWHERE = Slot("", "", 0, 0, 0)
+"""Where a job is that has no slot: in no table."""
+
+
+@dataclass(slots=True)
+class Appointments:
+    table: Reservations = field(default_factory=Reservations)
+    _plans: dict[str, dict[str, list[Slot]]] = field(default_factory=dict)  #: call -> function -> slots
+    _runs: dict[str, Run] = field(default_factory=dict)  #: calls whose first job has been seen
+    _slots: dict[int, tuple[Job, Slot]] = field(default_factory=dict)  #: jobs that wait, and where they will run
+
+    def plan(self, call: str, slots: dict[str, list[Slot]]) -> None:
+        self._plans[call] = slots
+
+    def of(self, job: Job) -> Slot | None:
+        """Where it was booked; None if it never was, or if that has lapsed."""
+        known = self._slots.get(job.id)
+        if known is None:
+            call = job.run.call.id
+            self._runs[call] = job.run
+            booked = self._plans.get(call, {}).get(job.function)
+            known = self._slots[job.id] = (job, booked.pop(0) if booked else _NOWHERE)
+        slot = known[1]
+        return slot if slot.booked and not slot.batch_id else None
+
+    def give(self, job: Job, slot: Slot) -> None:
+        """A slot of its own."""
+        slot.members.append(job.run.call.id)
+        slot.latest_us = job.expires_us
+        self.table.add(slot)
+        self._slots[job.id] = (job, slot)
+
+    def begun(self, jobs: list[Job], slot: Slot) -> None:
+        slot.batch_id = jobs[0].batch_id
+        for job in jobs:
+            self._slots.pop(job.id, None)
+
+    def cancel(self, slot: Slot, jobs: list[Job]) -> None:
+        """These have missed it: they have no place."""
+        self.table.remove(slot)
+        for job in jobs:
+            self._slots[job.id] = (job, _NOWHERE)
+
+    def tidy(self, view: View) -> None:
+        """What is over, and what nobody will come for: so it is with runs that went another way than the dearest."""
+        for call in [call for call, run in self._runs.items() if run.closed or not (run.jobs or run.questions or run.visits)]:
+            self._end(call)
+        expected = set()
+        for job, slot in list(self._slots.values()):
+            if job.id in job.run.jobs:
+                expected.add(id(slot))
+            else:  # nobody wants its result any more: those who share its slot need not wait for it
+                del self._slots[job.id]
+                self._leave(slot, job.run.call.id)
+        for device in self.table.devices:
+            if device not in view.devices:
+                self.table.forget(device)
+                continue
+            for slot in list(self.table.on(device)):
+                if slot.batch_id:
+                    if slot.batch_id not in view.batches:
+                        self.table.remove(slot)
+                    elif slot.end_us <= view.now_us:
+                        slot.end_us = overdue_until_us(slot.start_us, view.now_us)
+                elif slot.end_us <= view.now_us and id(slot) not in expected:
+                    self.table.remove(slot)
+
+    def forget_lapsed(self) -> None:
+        """Calls of whose slots none is booked any more."""
+        self._plans = {
+            call: plan for call, plan in self._plans.items() if any(slot.booked for own in plan.values() for slot in own)
+        }
+
+    def _end(self, call: str) -> None:
+        del self._runs[call]
+        for slots in self._plans.pop(call, {}).values():
+            for slot in slots:
+                self._leave(slot, call)
+
+    def _leave(self, slot: Slot, call: str) -> None:
+        """One job of this call will not come."""
+        for those in (slot.members, slot.unsure):
+            if call in those:
+                those.remove(call)
+        if not slot.members and not slot.batch_id:
+            self.table.remove(slot)

@@ -1,0 +1,54 @@
+"""From the store's threads to the loop: what came of works is told there, a little in each of its turns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from typing import Any
+
+from lamina.store.base import Done
+
+log = logging.getLogger("lamina")
+
+TURN_S = 0.001
+"""How long the loop is kept by what is told in one go."""
+
+Told = tuple[Done[Any], Any, bool]
+"""Who is told, what, and whether the work had to be done: else a client may wait for it."""
+
+
+class Delivery:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._first: deque[Told] = deque()
+        self._others: deque[Told] = deque()
+
+    def tell(self, told: list[Told]) -> None:
+        """From any thread."""
+        if told:
+            with contextlib.suppress(RuntimeError):  # the loop has gone: nobody is left to be told
+                self._loop.call_soon_threadsafe(self._hear, told)
+
+    def _hear(self, told: list[Told]) -> None:
+        if not self._others and not self._first:
+            self._loop.call_soon(self._deliver)
+        for one in told:
+            (self._others if one[2] else self._first).append(one)
+
+    def _deliver(self) -> None:
+        """A few, in their order, and then it is somebody else's turn: what follows from a write may be work. Answers to what may
+        be refused go first: clients wait for them."""
+        until_s = time.perf_counter() + TURN_S
+        while self._others or self._first:
+            done, result, _ = (self._first or self._others).popleft()
+            try:
+                done(result)
+            except Exception:
+                log.exception("what followed from a write failed")
+            if time.perf_counter() >= until_s:
+                break
+        if self._others or self._first:
+            self._loop.call_soon(self._deliver)

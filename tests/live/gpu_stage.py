@@ -1,0 +1,59 @@
+"""The executor of a GPU in a thread of the test, and its gateway's end of the line."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+from lamina.gpu.executor import Executor
+from lamina.gpu.opened import open_executor, open_slicer
+from lamina.gpu.runtime import Runtime
+from lamina.live.frames import Channel, Stop, pack
+from lamina.live.gpu_frames import GpuSetup, executor_reader, gateway_reader
+from lamina.live.gpu_worker import GpuWorker
+from lamina.live.folder import Folder
+
+
+class GpuStage:
+    def __init__(self, app: Path, slicer: str = "null", *, spare: bool = False, runtime: Runtime | None = None) -> None:
+        self._folder, self._runtime = Folder(), runtime
+        self._setup = GpuSetup(
+            app=str(app), device="gpu0", slicer=slicer, folder=self._folder.path, owner="a", values_owner="b",
+            pool_bytes=1 << 20, is_spare=spare, opens_ahead=spare,
+        )  # fmt: skip
+        self._ours, self._theirs = socket.socketpair()
+        self._ours.settimeout(20)
+        self._reader, self._heard = gateway_reader(), iter(())
+        self._thread = threading.Thread(target=self._serve, name="serving")
+        self._thread.start()
+
+    def _serve(self) -> None:
+        slicer = open_slicer(self._setup.slicer)
+        executor = open_executor(slicer) if self._runtime is None else Executor(slicer, self._runtime)
+        worker = GpuWorker(self._setup, Channel(self._theirs, executor_reader()), slicer, executor)
+        worker.serve()
+        os.close(worker.wake)
+        os.close(worker._woken)
+
+    def tell(self, *frames: Any) -> None:
+        self._ours.sendall(pack(*frames))
+
+    def hear(self, *kinds: type) -> Any:
+        """The next frame of these kinds."""
+        while True:
+            for frame in self._heard:
+                if isinstance(frame, kinds):
+                    return frame
+            self._heard = iter(self._reader.feed(self._ours.recv(1 << 16)))
+
+    def close(self) -> None:
+        self.tell(Stop())
+        self._thread.join(20)
+        self._ours.close()
+        self._theirs.close()
+        self._folder.close()
+        gc.unfreeze()  # a worker freezes what is loaded
