@@ -221,7 +221,18 @@ def test_what_was_accepted_is_answered_before_all_processes_end(tmp_path: Path) 
 
 
 def test_an_ingress_is_told_no_secret_on_its_command_line() -> None:
-    assert set(Setup.__struct_fields__) == {"host", "port", "grpc_port", "folder", "owner", "pool_bytes", "limits", "tls", "fd"}
+    assert set(Setup.__struct_fields__) == {
+        "host",
+        "port",
+        "grpc_port",
+        "folder",
+        "owner",
+        "pool_bytes",
+        "limits",
+        "log_form",
+        "tls",
+        "fd",
+    }
 
 
 def test_what_is_deployed_can_be_called_through_all_of_them(tmp_path: Path) -> None:

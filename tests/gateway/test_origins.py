@@ -20,7 +20,7 @@ APP = """
 import lamina
 app = lamina.App("told")
 
-@app.function(slo="60s"{gpu})
+@app.function(slo="20s"{gpu})
 def tell(x):
     here = lamina.context()
     with here.span("outer", size=3):

@@ -12,10 +12,10 @@ from typing import Any
 from lamina.gpu.executor import Executor
 from lamina.gpu.opened import open_executor, open_slicer
 from lamina.gpu.runtime import Runtime
+from lamina.live.folder import Folder
 from lamina.live.frames import Channel, Stop, pack
 from lamina.live.gpu_frames import GpuSetup, executor_reader, gateway_reader
 from lamina.live.gpu_worker import GpuWorker
-from lamina.live.folder import Folder
 
 
 class GpuStage:
@@ -37,7 +37,7 @@ class GpuStage:
         worker = GpuWorker(self._setup, Channel(self._theirs, executor_reader()), slicer, executor)
         worker.serve()
         os.close(worker.wake)
-        os.close(worker._woken)
+        os.close(worker.woken)
 
     def tell(self, *frames: Any) -> None:
         self._ours.sendall(pack(*frames))

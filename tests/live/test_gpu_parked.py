@@ -67,9 +67,9 @@ class Stage:
         self.hear(Loaded)
         self.runtime.launched_by.clear()
 
-    def start(self, count: int = 1, *, mask: int = ELSEWHERE, deadline_us: int = 0) -> None:
+    def start(self, count: int = 1, *, mask: int = ELSEWHERE, deadline_us: int = 0, batch_id: int = 7, after: int = 0) -> None:
         jobs = [JobFrame(n, "c", None, [(("in", "x"), values.encode([n, n]))], deadline_us) for n in range(count)]
-        self.tell(RunOn(7, "same#1", mask, 0, jobs, [False] * count))
+        self.tell(RunOn(batch_id, "same#1", mask, after, jobs, [False] * count))
 
     def answers(self) -> list[Any]:
         return [values.decode(result) for result in self.hear(Done).results]
@@ -110,6 +110,31 @@ def test_a_batch_nobody_waits_for_any_more_ends_without_having_run(stages: Any):
     stage.start(deadline_us=time.monotonic_ns() // 1000 - 1_000_000)
     done = stage.hear(Beat, Done)
     assert (done.device_us, done.results[0].type) == (0, "TimeoutError")
+
+
+def test_a_batch_booked_behind_one_that_waits_is_told_of_after_it(stages: Any):
+    stage = stages(Slow())
+    stage.start(mask=ELSEWHERE)
+    stage.start(mask=HOME, batch_id=8, after=7)
+    stage.hear(Beat)
+    stage.runtime.gate.set()
+    assert [stage.hear(Done).batch_id, stage.hear(Done).batch_id] == [7, 8]
+
+
+def test_a_batch_that_fails_at_once_is_told_of_after_the_one_it_was_booked_behind(stages: Any):
+    stage = stages(Slow())
+    stage.start(mask=ELSEWHERE)
+    stage.tell(RunOn(8, "same#1", ELSEWHERE, 7, [JobFrame(9, "c", None, [(("in", "x"), values.encode("no"))])], [False]))
+    stage.hear(Beat)
+    stage.runtime.gate.set()
+    assert [stage.hear(Done).batch_id, stage.hear(Done).batch_id] == [7, 8]
+
+
+def test_a_batch_booked_behind_one_nobody_waits_for_any_more_runs_when_that_has_ended(stages: Any):
+    stage = stages(Slow())
+    stage.start(mask=ELSEWHERE, deadline_us=time.monotonic_ns() // 1000 - 1_000_000)
+    stage.start(mask=HOME, batch_id=8, after=7)
+    assert [stage.hear(Done).batch_id, stage.hear(Done).batch_id] == [7, 8]
 
 
 def test_without_a_graph_a_batch_runs_in_another_thread_than_the_one_that_serves(stages: Any):

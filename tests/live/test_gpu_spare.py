@@ -11,7 +11,7 @@ import pytest
 
 from lamina.live.frames import Channel, Stop, pack
 from lamina.live.gpu_frames import Go, GpuSetup, Import, executor_reader
-from lamina.live.gpu_worker import _wait_as_spare
+from lamina.live.gpu_process import wait_as_spare
 
 SETUP = GpuSetup(app="nowhere.py", device="gpu0", slicer="null", folder="", owner="a", values_owner="b", pool_bytes=0)
 
@@ -20,7 +20,7 @@ def waited(*frames: object) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(pack(*frames))
-        _wait_as_spare(Channel(theirs, executor_reader()))
+        wait_as_spare(Channel(theirs, executor_reader()))
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def an_app(**goals: str | None) -> list[Any]:
     app = lamina.App("soft")
     for name, goal in goals.items():
         target: Any = (lambda x: x) if name == "code" else type(name, (Model,), {})
-        app.function(name=name, gpu=lamina.GPU("1/4", isolated=name == "alone"), slo=lamina.Slo(goal) if goal else None)(target)
+        app.function(name=name, gpu=lamina.GPU("1/4", isolated=name == "alone"), slo=lamina.SLO(goal) if goal else None)(target)
     app.function(name="on_cores")(lambda x: x)
     return list(app.functions.values())
 

@@ -240,7 +240,7 @@ def test_other_functions_keep_what_was_learnt_when_one_is_measured_again():
     assert predictor.latency_us("f", "gpu", 4, 1) >= 9_000
 
 
-def test_on_soft_slices_a_plan_adds_one_deviation_and_no_profile_is_stale():
+def test_on_soft_slices_a_plan_adds_less_and_no_profile_is_stale():
     """Alone it has the whole device and takes half of what the profile says; beside others as long."""
     profile = Profile(function="f", device="gpu", points=[Point(batch=1, units=1, p50_us=1_000.0)])
     hard, soft = Predictor(Table([profile])), Predictor(Table([profile]), frozenset({"gpu"}))

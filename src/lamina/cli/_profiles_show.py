@@ -14,6 +14,7 @@ from lamina.units import show_bytes, show_us
 _COLOURS = ("#2563a8", "#d1652b", "#3a8f5a", "#8a4fa3", "#b8962e", "#4a9fb5", "#c04a6b", "#6b6b6b")
 _INK = "#333333"
 _MOST_CURVES = 8
+WIDTH = 140
 
 
 def table(*columns: str, title: str = "") -> Any:

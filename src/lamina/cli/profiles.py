@@ -50,7 +50,7 @@ def list_all(folder: Path, as_json: bool) -> None:
             "predicted" if row["source"] == "predicted" else row["date"][:10] or "-",
             row["file"],
         )
-    console(140).print(table)
+    console(show.WIDTH).print(table)
 
 
 @command.command("show")
@@ -112,7 +112,7 @@ def compare_two(before: Path, after: Path, as_json: bool) -> None:
     for change in found.changes:
         units = f"{change.units}, {change.cores} cores" if change.cores else str(change.units)
         table.add_row(units, str(change.batch), show_us(change.before_us), show_us(change.after_us), f"{change.ratio:.2f}")
-    console(140).print(table)
+    console(show.WIDTH).print(table)
     big = found.biggest
     click.echo(
         f"median ratio {found.median_ratio:.3f}; biggest change {big.ratio:.2f}x at batch {big.batch} on {big.units} units"

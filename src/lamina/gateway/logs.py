@@ -117,7 +117,9 @@ def refused(problem: Problem) -> None:
     if problem.status >= 500 or problem.status == 429 or problem.step or not turned_away.isEnabledFor(logging.INFO):
         return
     extra = {"call_id": problem.id, "status": problem.status, "code": problem.code}
-    text = "".join(char if char.isprintable() else "?" for char in problem.detail[:200])
+    text = problem.detail[:200]
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else "?" for char in text)
     turned_away.info("%s %d %s: %s", problem.id, problem.status, problem.code, text, extra=extra)
 
 

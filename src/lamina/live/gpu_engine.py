@@ -93,7 +93,7 @@ class GpuEngine:
         self._app, self._slicer, self._ordinal = app, slicer, ordinal
         self._ledger = ledger
         self._limits = limits or LocalLimits()
-        self._kind = Kind("lamina.live.gpu_worker", gateway_reader, environment or {}, cores=allowed_cores())
+        self._kind = Kind("lamina.live.gpu_process", gateway_reader, environment or {}, cores=allowed_cores())
         self._lives: Lives | None = None  #: from `start` on
         self._instances: dict[str, _Instance] = {}
         self._batches = Batches[OpenBatch](ledger)

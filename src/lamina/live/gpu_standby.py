@@ -7,6 +7,8 @@ its smallest and its largest batch once. Its weights are on the device for that 
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,12 @@ Key = tuple[str, str]
 
 MOST_BYTES = 8 << 30
 """Of weights in pinned memory, all functions together; what is beyond that is opened when it is needed."""
+
+
+def import_all(names: list[str]) -> None:
+    for name in names:
+        with contextlib.suppress(Exception):  # what cannot be had alone comes with whoever needs it
+            importlib.import_module(name)
 
 
 class Standby:

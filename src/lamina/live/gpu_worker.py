@@ -1,4 +1,4 @@
-"""The process that owns one GPU and runs the batches of many functions on slices of it: `python -m lamina.live.gpu_worker SETUP`.
+"""Inside the process that owns one GPU: the batches of many functions on slices of it.
 
 One thread takes frames, starts batches and asks for what has ended; it waits for nothing but news. How functions are loaded,
 each in a thread of its own, is in `gpu_loading`; callables of users run in one thread per slice. An error of the device ends
@@ -9,24 +9,17 @@ retried.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
-import importlib
 import math
 import os
 import queue
 import select
-import signal
-import socket
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from lamina.core.alarm import GRACE_US
 from lamina.gpu.executor import Executor, ExecutorLost, Finished
-from lamina.gpu.opened import open_executor, open_slicer
 from lamina.gpu.traffic import Traffic, traffic_of
 from lamina.live.frames import Beat, Channel, Done, ErrorInfo, Release, ShmRef, Stop
 from lamina.live.gpu_frames import (
@@ -42,26 +35,19 @@ from lamina.live.gpu_frames import (
     UnloadOne,
     Up,
     Usage,
-    executor_reader,
 )
 from lamina.live.gpu_functions import Held, Lane, Piece
 from lamina.live.gpu_loading import Loading
+from lamina.live.gpu_standby import import_all
 from lamina.live.gpu_values import DeviceValues
 from lamina.live.gpu_watch import Watch
-from lamina.live.marks import mark_output
 from lamina.live.results import arguments, packed
 from lamina.live.shm import INLINE_BYTES, Pool, Reader
-from lamina.live.worker import die_with_parent
 from lamina.sdk.context import Context
 from lamina.sdk.spans import Inner
 from lamina.sdk.state import Refusal
 
-BROKEN = 70
-"""Exit status after an error of the device."""
-
 USAGE_EVERY_S = 1.0
-_SWITCH_S = 0.0005
-"""How long a callable's thread may keep the interpreter to itself: batches of others wait that long."""
 
 NO_STATE = Refusal("state: functions on a GPU have none", "keep it in a step on the CPU")
 
@@ -76,7 +62,8 @@ class _Open:
     places: list[int]  #: of the jobs that run, in the order of the executor's items
     reads: list[ShmRef]
     keeps: bool = False
-    followers: list[RunOn] = field(default_factory=list)
+    is_in_line: bool = False  #: its slice will run it before whatever comes to that slice later
+    followers: list[Callable[[], None]] = field(default_factory=list)  #: to be called when it has ended, and been told
     spans: list[Inner] = field(default_factory=list)  #: parts of it that the function wants to be seen
 
 
@@ -84,7 +71,7 @@ class GpuWorker:
     def __init__(self, setup: GpuSetup, channel: Channel, slicer: Any, executor: Executor, app: Any = None) -> None:
         self.leaving = False
         self._is_spare = True  #: until it is told to go
-        self.wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.wake, self.woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._setup, self._channel = setup, channel
         self._slicer, self._executor = slicer, executor
         self._is_gpu = hasattr(slicer, "driver")
@@ -180,16 +167,16 @@ class GpuWorker:
         """From any thread: to be called in the loop's."""
         self._news.put(work)
         with contextlib.suppress(BlockingIOError):  # so many wake-ups are on their way that one more tells nothing
-            os.write(self._woken, b"!")
+            os.write(self.woken, b"!")
 
     # ------------------------------------------------------------------- batches
 
     def _run(self, frame: RunOn) -> None:
-        before = self._open.get(frame.after)
-        if before is not None and before.frame.mask != frame.mask:
-            before.followers.append(frame)  # on one and the same slice the stream itself keeps the order
-            return
         held = self._loading.held.get(frame.instance)
+        before = self._open.get(frame.after)
+        if before is not None and not _in_line(before, frame, held):
+            before.followers.append(lambda: self._run(frame))
+            return
         if held is None:
             lost = ErrorInfo("UnknownTarget", f"{frame.instance} is not loaded here")
             self._channel.send(Done(frame.batch_id, 0, [lost] * len(frame.jobs)))
@@ -245,6 +232,7 @@ class GpuWorker:
             self._watch.begin(batch.frame.batch_id, mask, batch.frame.limit_us / 1e6)
             ticket = self._executor.submit(instance, items, mask, keep=batch.keeps)
             self._tickets[ticket] = batch.frame.batch_id
+            batch.is_in_line = True
         else:
             missing = (functions.bucket_for(instance, len(items), batch.held.warm), mask)
             batch.held.parked.setdefault(missing, []).append((batch, items))
@@ -288,6 +276,7 @@ class GpuWorker:
             *(frame.jobs, batch.spans, batch.held.function.name),
         )
         lane.put(Piece(frame.batch_id, batch.held.runner, calls, context))
+        batch.is_in_line = True
 
     def _lane_ended(self, batch_id: int, took_us: int, outputs: list[Any]) -> None:
         if any(isinstance(output, Exception) and self._executor.is_broken(output) for output in outputs):
@@ -324,18 +313,23 @@ class GpuWorker:
         return batch.held.model.answers(done.outputs)
 
     def _ended(self, batch: _Open, device_us: int, outputs: list[Any]) -> None:
+        """It is told of after the one it was booked behind: until that one has ended, the gateway takes it for one that waits."""
         frame, held = batch.frame, batch.held
+        self._watch.end(frame.batch_id, frame.mask)
+        before = self._open.get(frame.after)
+        if before is not None:
+            before.followers.append(lambda: self._ended(batch, device_us, outputs))
+            return
         for place, output in zip(batch.places, outputs, strict=True):
             batch.outputs[place] = output
         del self._open[frame.batch_id]
-        self._watch.end(frame.batch_id, frame.mask)
         held.batches.discard(frame.batch_id)
         results = packed(self._pool, batch.outputs)
         batch.outputs = []
         kept = [ref for ref in batch.reads if self._reader.is_viewed(ref)]
         self._channel.send(Done(frame.batch_id, device_us, results, kept, None, batch.spans))
-        for follower in batch.followers:
-            self._run(follower)
+        for then in batch.followers:
+            then()
         if held.is_leaving and not held.batches:
             self._loading.unload(held.instance)
 
@@ -367,60 +361,7 @@ class GpuWorker:
                 self._channel.send(Beat(batch.frame.batch_id))
 
 
-def import_all(names: list[str]) -> None:
-    for name in names:
-        with contextlib.suppress(Exception):  # what cannot be had alone comes with whoever needs it
-            importlib.import_module(name)
-
-
-def _open_app(setup: GpuSetup) -> Any:
-    from lamina.sdk.load import load_app
-
-    with contextlib.suppress(Exception):  # whoever loads a function of it says what is wrong
-        import torch  # noqa: F401
-
-        return load_app(setup.app)
-
-
-def _wait_as_spare(channel: Channel) -> None:
-    """Everything that can be done without the device, and then nothing until it is free: imports take most of a restart."""
-    while not isinstance(frame := channel.waiting(), Go):
-        if isinstance(frame, Import):
-            import_all(frame.names)
-        elif frame is not None or not channel.read():
-            raise BrokenPipeError
-
-
-def main(argument: str) -> int:
-    setup = msgspec.json.decode(argument, type=GpuSetup)
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which then tells us
-    os.set_inheritable(setup.fd, False)
-    channel = Channel(socket.socket(fileno=setup.fd), executor_reader())
-    sys.argv = [setup.app]
-    if setup.marked:
-        mark_output()
-    sys.setswitchinterval(_SWITCH_S)
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)  # what is it doing? every thread says so on stderr
-    try:
-        app = _open_app(setup) if setup.is_spare else None
-        if setup.is_spare and not setup.opens_ahead:
-            _wait_as_spare(channel)
-        slicer = open_slicer(setup.slicer, setup.ordinal, soft=setup.soft)
-        worker = GpuWorker(setup, channel, slicer, open_executor(slicer, setup.weights_mib), app)
-        signal.set_wakeup_fd(worker._woken, warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, lambda *_: setattr(worker, "leaving", True))
-        worker.serve()
-    except (BrokenPipeError, ConnectionResetError):  # nobody is left to work for
-        return 0
-    except ExecutorLost as error:
-        os.write(2, f"lamina: {setup.device}: {error}\n".encode())  # its last words
-        os._exit(BROKEN)  # without the exit handlers of a library whose device is broken
-    finally:
-        channel.leave_open()
-    os._exit(0)  # threads of users may hang, and no result of theirs is wanted
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+def _in_line(before: _Open, frame: RunOn, held: Held | None) -> bool:
+    """Does the slice itself keep the order of the two? Batches of modules share its stream, callables its thread."""
+    same_kind = held is not None and (held.model is None) == (before.held.model is None)
+    return same_kind and before.is_in_line and before.frame.mask == frame.mask

@@ -1,10 +1,10 @@
 """Hard slices or soft ones, where nobody has said?
 
-Measured (`docs/gpu.md`): five small models with goals of three to ten times their own time are served up to twice as often in time
-on soft slices, since no SM is idle while anybody has work. But beside a neighbour that fills the device with long kernels they
-take seven to thirteen times as long, and on hard ones 1.1 times. So soft are the slices of those of whom nothing of the kind is to
-be expected: models, whose batches are bounded, with goals of the same order, since no batch is begun that takes longer than
-its own goal.
+Measured (`docs/gpu.md`): of five small models with goals of three to ten times their own time, soft slices serve up to twice as
+many calls in time, since no SM is idle while anybody has work. But beside a neighbour that fills the device with long kernels
+they take seven to thirteen times as long, and on hard ones 1.1 times. So soft are the slices of those of whom nothing of the
+kind is to be expected: models, whose batches are bounded, with goals of the same order, since no batch is begun that takes
+longer than its own goal.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ OUTSIDE = 0.5  #: share of observations outside of a profile's interval that mak
 ENOUGH = 8  #: observations before that can be said
 NARROWEST = 0.05  #: an interval is no narrower than this to either side
 WIDER = 0.1  #: of a stale profile, on top of the deviation seen
-AMONG = 1.0  #: mean deviations that a plan adds where slices are soft
+AMONG = 1.4  #: mean deviations that a plan adds where slices are soft
 
 
 class Stale(NamedTuple):
@@ -72,9 +72,9 @@ class _Ratio:
 class Predictor:
     """Starts from `base` where it has an answer, from nothing where it has not.
 
-    `soft` are kinds of devices whose slices share SMs. There a run takes as long as its neighbours let it: far less than on SMs of
-    its own when it is alone, about as long in a crowd. No profile is stale for that, and deviations are wide for reasons that
-    pass, so a plan adds one of them: with two, calls that would have been in time were dropped beside idle slices.
+    `soft` are kinds of devices whose slices share SMs. There a run takes as long as its neighbours let it: far less than on SMs
+    of its own when it is alone, about as long in a crowd. No profile is stale for that, and deviations are wide for reasons
+    that pass, so a plan adds less of them: else calls that would have been in time are dropped beside idle slices.
     """
 
     base: Table = field(default_factory=lambda: Table([]))

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import http.client
-import select
-import socket
 import threading
-import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
-from lamina.errors import Cancelled, DeadlineExceeded, LaminaError, UnknownTarget, Unreachable
+from lamina.errors import LaminaError
 from lamina.sdk import wire
-from lamina.sdk.binding import NOTHING, Param, bind
+from lamina.sdk.binding import NOTHING
 from lamina.sdk.calls import Call, Line
+from lamina.sdk.connections import Connections
 from lamina.sdk.resources import whole
-from lamina.sdk.runs import POLL_MS, Run, RunStatus, key_of, run_request, start_request, started, status_of
+from lamina.sdk.runs import Run, RunStatus, longest_poll_ms, run_request, status_of
+from lamina.sdk.talk import Talk, Talks
 from lamina.sdk.wire import Answer, Request, Response
-from lamina.units import parse_us
 
-MAX_IDLE = 64
+T = TypeVar("T")
+
 MAX_SPAWNED = 64
 
 
@@ -31,14 +29,11 @@ class Client:
 
     def __init__(self, url: str | None = None, *, token: str | None = None, timeout: str = "60s") -> None:
         self.server = wire.server_at(url, token)
-        self._timeout = timeout
-        self._timeout_s = parse_us(timeout, "timeout") / 1e6
-        self.poll_ms = min(POLL_MS, round(500 * self._timeout_s))  #: longest time the server may keep us waiting for a result
-        self._idle: list[http.client.HTTPConnection] = []
-        weakref.finalize(self, _close_all, self._idle)  # nobody closes the client behind `.remote(...)`
+        self._connections = Connections(self.server, timeout)
+        self.poll_ms = longest_poll_ms(timeout)
+        self._talks = Talks(self.server)
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
-        self._kinds: dict[str, str] = {}  #: what a name turned out to be
 
     def __enter__(self) -> Client:
         return self
@@ -52,8 +47,7 @@ class Client:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown()
-        with self._lock:
-            _close_all(self._idle)
+        self._connections.close()
 
     # ------------------------------------------------------------------ calls
 
@@ -108,17 +102,10 @@ class Client:
         idempotency_key: str = "",
     ) -> Run:
         """A run that the server keeps: it survives this process, and that one. The same key starts the same run once."""
-        kind, key = kind or self._kinds.get(name, ""), key_of(idempotency_key)
-        for guess in (kind,) if kind else wire.KINDS:
-            request = start_request(self.server, guess, name, inputs, deadline, priority, cost_limit, key)
-            id = started(self.server, name, self.send(request))
-            if isinstance(id, LaminaError):
-                raise id
-            if id is not None:
-                self._kinds[name] = guess
-                return Run(self, id)
-        self._kinds.pop(name, None)
-        raise wire.unknown(self.server, name)
+        id = self._have(self._talks.start(name, inputs, deadline, priority, cost_limit, kind, idempotency_key), Line())
+        if isinstance(id, LaminaError):
+            raise id
+        return Run(self, id)
 
     def run(self, id: str) -> Run:
         """The run of that id, whoever started it."""
@@ -187,19 +174,10 @@ class Client:
         cost_limit: float,
         kind: str,
     ) -> Answer | LaminaError:
-        """Errors are returned, and raised by the method the user called: the frames in between are nobody's business."""
-        kind = kind or self._kinds.get(name, "")
         try:
-            for guess in (kind,) if kind else wire.KINDS:
-                request = wire.call_request(self.server, guess, name, inputs, deadline, priority, cost_limit)
-                answer = wire.answer_of(self._send(request, line))
-                if not isinstance(answer, UnknownTarget):
-                    self._kinds[name] = guess
-                    return answer
+            return self._have(self._talks.call(name, inputs, deadline, priority, cost_limit, kind), line)
         except LaminaError as error:
             return error.with_traceback(None)
-        self._kinds.pop(name, None)
-        return wire.unknown(self.server, name)
 
     # ------------------------------------------------------------------ reads
 
@@ -219,10 +197,10 @@ class Client:
 
     def bind(self, name: str, body: Any = NOTHING) -> dict[str, Any]:
         """Named inputs for a JSON body, by asking the server which parameters `name` has."""
-        known = {about["name"]: about["inputs"] for about in [*self.functions(), *self.workflows()]}
-        if name not in known:
-            raise wire.unknown(self.server, name, list(known))
-        return bind([Param(one["name"], one["required"]) for one in known[name]], body)
+        named = self._have(self._talks.bind(name, body), Line())
+        if isinstance(named, LaminaError):
+            raise named
+        return named
 
     def _read(self, path: str) -> Any:
         return self.ask(wire.read_request(self.server, path))
@@ -234,86 +212,18 @@ class Client:
             raise answer
         return answer.value
 
-    # ------------------------------------------------------------ connections
-
     def send(self, request: Request) -> Response:
-        return self._send(request, Line())
+        return self._connections.send(request, Line())
 
-    def _send(self, request: Request, line: Line) -> Response:
-        """A kept connection may have been closed by the server: if it drops before a byte of answer, once more on a new one."""
-        kept = self._take()
-        response = self._exchange(kept, request, line) if kept is not None else None
-        if response is None:
-            response = self._exchange(self._connect(), request, line)
-        if response is None:
-            raise Unreachable(f"{self.server.url} closed the connection without an answer", hint="see the server's log")
-        return response
-
-    def _exchange(self, connection: http.client.HTTPConnection, request: Request, line: Line) -> Response | None:
-        """None: the connection dropped before a byte of an answer."""
-        keep = False
+    def _have(self, talk: Talk[T], line: Line) -> T:
+        """Carry on a talk to its end."""
         try:
-            line.hold(connection)
-            try:
-                connection.request(request.method, request.path, request.body or None, request.headers)
-                if not self.server.tls and not connection.sock.recv(1, socket.MSG_PEEK):
-                    raise ConnectionResetError
-            except ConnectionError:
-                if line.cut:
-                    raise
-                return None
-            answer = connection.getresponse()
-            body = answer.read()
-            keep = not answer.will_close and not line.cut
-            headers = {key.lower(): value for key, value in answer.getheaders()}
-            return Response(answer.status, headers, body)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"no answer from {self.server.url} within {self._timeout}", hint="give the client a longer timeout="
-            ) from None
-        except (OSError, http.client.HTTPException) as error:
-            if line.cut:
-                raise Cancelled("cancelled by its caller") from None
-            raise Unreachable(f"the answer of {self.server.url} broke off: {error or type(error).__name__}") from None
-        finally:
-            if keep:
-                self._give_back(connection)
-            else:
-                connection.close()
-
-    def _connect(self) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self.server.tls else http.client.HTTPConnection
-        connection = kind(self.server.host, self.server.port, timeout=self._timeout_s)
-        try:
-            connection.connect()
-        except OSError as error:
-            connection.close()
-            raise Unreachable(f"no server at {self.server.url}: {error}", hint="start it with: lamina serve app.py") from None
-        return connection
-
-    def _take(self) -> http.client.HTTPConnection | None:
-        """A kept connection; one with something to read while nothing was asked has been closed, or is out of step."""
-        with self._lock:
-            while self._idle:
-                connection = self._idle.pop()
-                poller = select.poll()
-                poller.register(connection.sock, select.POLLIN)
-                if not poller.poll(0):
-                    return connection
-                connection.close()
-        return None
-
-    def _give_back(self, connection: http.client.HTTPConnection) -> None:
-        with self._lock:
-            if len(self._idle) < MAX_IDLE:
-                self._idle.append(connection)
-                return
-        connection.close()
-
-
-def _close_all(connections: list[http.client.HTTPConnection]) -> None:
-    while connections:
-        connections.pop().close()
+            request = next(talk)
+            while True:
+                request = talk.send(self._connections.send(request, line))
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 def _settled(call: Call, return_errors: bool) -> Any:

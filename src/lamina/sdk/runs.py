@@ -132,6 +132,11 @@ class AsyncRun:
         return run_request(self._client.server, self.id, verb, method, query)
 
 
+def longest_poll_ms(timeout: str) -> int:
+    """How long the server may keep a client waiting for a result that waits `timeout` for its next word."""
+    return min(POLL_MS, round(parse_us(timeout, "timeout") / 2_000))
+
+
 class _Patience:
     def __init__(self, timeout: str | None, poll_ms: int) -> None:
         self._timeout = timeout

@@ -46,8 +46,8 @@ def steps(most: int, every: int = EVERY) -> list[int]:
 
 
 def sizes_on(spec: FunctionSpec, device: DeviceSpec) -> tuple[int, ...]:
-    """Unit counts worth weighing: those the device has; where it has any, powers of two, their middles, and the wish. Where slices
-    are soft a larger one is no faster."""
+    """Unit counts worth weighing: those the device has; where it has any, powers of two, their middles, and the wish. Where
+    slices are soft a larger one is no faster."""
     wish = spec.units_on(device)
     if not device.limits.per_batch or device.limits.soft:
         return (wish,)

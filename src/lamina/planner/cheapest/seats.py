@@ -19,8 +19,8 @@ FIRST_US, CHECK_US = 10_000, 1_000_000
 often the longer it holds."""
 
 RESTLESS = 10
-"""Times the first of these, for a menu that has had to be made anew so often: what still moves then is noise, and making one takes
-as long as a batch."""
+"""Times the first of these, for a menu that has had to be made anew so often: what still moves then is noise, and making one
+takes as long as a batch."""
 
 
 class Seat(NamedTuple):

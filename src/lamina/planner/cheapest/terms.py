@@ -34,16 +34,15 @@ def allowed(seats: list[Seat], count: int, ahead: Ahead) -> NDArray[np.bool_]:
 def delay_us(seats: list[Seat], count: int, gap_us: float | None, kept_us: int, ahead: Ahead) -> NDArray[np.int64] | None:
     """What configurations take besides their time: until their jobs are here (`gap_us` apart; None: nobody is waited for), and
     until the inputs are."""
-    import numpy as np
-
     found, batch = None, ahead.step.configs.batch
     if gap_us is not None:
-        over = np.maximum(batch - count, 0)
-        found = (over * gap_us).astype(np.int64)
+        over = (batch - count).clip(0)
+        found = (over * gap_us).astype(batch.dtype)
         found[over > 0] += kept_us
-    if any(seat.moving_us for seat in seats):
-        moving_us = np.array([_least_moving_us(seats, menu) for menu in ahead.menus])[ahead.kind]
-        moving_us = moving_us * batch
+    if any([seat.moving_us for seat in seats]):
+        import numpy as np
+
+        moving_us = np.array([_least_moving_us(seats, menu) for menu in ahead.menus])[ahead.kind] * batch
         found = moving_us if found is None else found + moving_us
     return found
 
@@ -52,10 +51,14 @@ def rush(crowded: list[float], slo_us: int, ahead: Ahead) -> NDArray[np.float64]
     """What a long stay costs besides on a full device; None: they are empty."""
     if not max(crowded):
         return None
-    import numpy as np
+    costs: NDArray[np.float64] = ahead.held / max(1, slo_us) + ahead.squeeze
+    if len(crowded) > 1:
+        import numpy as np
 
-    price = np.array(crowded)[ahead.kind] if len(crowded) > 1 else crowded[0]
-    return (ahead.held / max(1, slo_us) + ahead.squeeze) * price
+        costs *= np.array(crowded)[ahead.kind]
+    else:
+        costs *= crowded[0]
+    return costs
 
 
 def least_busy(seats: list[Seat], menu: Menu) -> float:

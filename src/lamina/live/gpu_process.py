@@ -1,0 +1,84 @@
+"""The process that owns one GPU, or stands by to: `python -m lamina.live.gpu_process SETUP`. It ends with its gateway.
+
+An error of the device ends it at once, because nothing it says after that can be believed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+import msgspec
+
+from lamina.gpu.executor import ExecutorLost
+from lamina.gpu.opened import open_executor, open_slicer
+from lamina.live.frames import Channel
+from lamina.live.gpu_frames import Go, GpuSetup, Import, executor_reader
+from lamina.live.gpu_standby import import_all
+from lamina.live.gpu_worker import GpuWorker
+from lamina.live.marks import mark_output
+from lamina.live.worker import die_with_parent
+
+BROKEN = 70
+"""Exit status after an error of the device."""
+
+SWITCH_S = 0.0005
+"""How long a callable's thread may keep the interpreter to itself: batches of others wait that long."""
+
+
+def _open_app(setup: GpuSetup) -> Any:
+    from lamina.sdk.load import load_app
+
+    with contextlib.suppress(Exception):  # whoever loads a function of it says what is wrong
+        import torch  # noqa: F401
+
+        return load_app(setup.app)
+
+
+def wait_as_spare(channel: Channel) -> None:
+    """Everything that can be done without the device, and then nothing until it is free: imports take most of a restart."""
+    while not isinstance(frame := channel.waiting(), Go):
+        if isinstance(frame, Import):
+            import_all(frame.names)
+        elif frame is not None or not channel.read():
+            raise BrokenPipeError
+
+
+def main(argument: str) -> int:
+    setup = msgspec.json.decode(argument, type=GpuSetup)
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which then tells us
+    os.set_inheritable(setup.fd, False)
+    channel = Channel(socket.socket(fileno=setup.fd), executor_reader())
+    sys.argv = [setup.app]
+    if setup.marked:
+        mark_output()
+    sys.setswitchinterval(SWITCH_S)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # what is it doing? every thread says so on stderr
+    try:
+        app = _open_app(setup) if setup.is_spare else None
+        if setup.is_spare and not setup.opens_ahead:
+            wait_as_spare(channel)
+        slicer = open_slicer(setup.slicer, setup.ordinal, soft=setup.soft)
+        worker = GpuWorker(setup, channel, slicer, open_executor(slicer, setup.weights_mib), app)
+        signal.set_wakeup_fd(worker.woken, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, lambda *_: setattr(worker, "leaving", True))
+        worker.serve()
+    except (BrokenPipeError, ConnectionResetError):  # nobody is left to work for
+        return 0
+    except ExecutorLost as error:
+        os.write(2, f"lamina: {setup.device}: {error}\n".encode())  # its last words
+        os._exit(BROKEN)  # without the exit handlers of a library whose device is broken
+    finally:
+        channel.leave_open()
+    os._exit(0)  # threads of users may hang, and no result of theirs is wanted
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,162 @@
+"""Connections to one server for asyncio: a pool of them, one exchange at a time on each."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import httptools
+
+from lamina.errors import DeadlineExceeded, Unreachable
+from lamina.sdk.wire import Request, Response, Server
+from lamina.units import parse_us
+
+
+class AsyncConnections:
+    """At most `most` at a time; `timeout` is for a whole exchange."""
+
+    def __init__(self, server: Server, timeout: str, most: int) -> None:
+        self._server = server
+        self._timeout = timeout
+        self._timeout_s = parse_us(timeout, "timeout") / 1e6
+        self._places = asyncio.Semaphore(most)
+        self._open: set[_Connection] = set()
+        self._idle: list[_Connection] = []
+
+    async def close(self) -> None:
+        for connection in list(self._open):
+            connection.close()
+            await connection.closed.wait()
+
+    async def send(self, request: Request) -> Response:
+        """As in `Connections`; a call that is cancelled closes its connection, so that the server drops it too."""
+        try:
+            async with self._places, asyncio.timeout(self._timeout_s):
+                kept = self._idle.pop() if self._idle else None
+                response = await self._exchange(kept, request) if kept is not None else None
+                if response is None:
+                    response = await self._exchange(await self._connect(), request)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"no answer from {self._server.url} within {self._timeout}", hint="give the client a longer timeout="
+            ) from None
+        if response is None:
+            raise Unreachable(f"{self._server.url} closed the connection without an answer", hint="see the server's log")
+        return response
+
+    async def _exchange(self, connection: _Connection, request: Request) -> Response | None:
+        try:
+            response = await connection.exchange(request)
+        except BaseException:
+            connection.close()
+            raise
+        if response is not None and connection.keep:
+            self._idle.append(connection)
+        else:
+            connection.close()
+        return response
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        server = self._server
+        try:
+            _, connection = await loop.create_connection(
+                lambda: _Connection(self), server.host, server.port, ssl=True if server.tls else None
+            )
+        except OSError as error:
+            raise Unreachable(f"no server at {server.url}: {error}", hint="start it with: lamina serve app.py") from None
+        return connection
+
+    def arrived(self, connection: _Connection) -> None:
+        self._open.add(connection)
+
+    def gone(self, connection: _Connection) -> None:
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+
+class _Connection(asyncio.Protocol):
+    """One exchange at a time. Whatever comes while nothing was asked closes it."""
+
+    def __init__(self, pool: AsyncConnections) -> None:
+        self.closed = asyncio.Event()
+        self.keep = True
+        self._pool = pool
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[Response | None] | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._begun = False
+        self._headers: dict[str, str] = {}
+        self._body: list[bytes] = []
+
+    async def exchange(self, request: Request) -> Response | None:
+        """None: the connection dropped before a byte of an answer."""
+        if self._transport is None or self._transport.is_closing():
+            return None
+        self._reset()
+        self._waiter = asyncio.get_running_loop().create_future()
+        lines = [f"{request.method} {request.path} HTTP/1.1", *(f"{key}: {value}" for key, value in request.headers.items())]
+        if request.method == "POST":
+            lines.append(f"content-length: {len(request.body)}")
+        self._transport.writelines(["\r\n".join([*lines, "", ""]).encode("latin-1"), request.body])
+        try:
+            return await self._waiter
+        finally:
+            self._waiter = None
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    # ------------------------------------------------------------ asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are not subclasses
+        self._pool.arrived(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.gone(self)
+        self.closed.set()
+        if self._begun:
+            self._settle(Unreachable(f"the answer broke off: {exc or 'connection closed'}"))
+        else:
+            self._settle(None)
+
+    def data_received(self, data: bytes) -> None:
+        if self._waiter is None:
+            self.close()
+            return
+        self._begun = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._settle(Unreachable(f"the answer is not HTTP: {error}", hint="is the address that of a Lamina server?"))
+            self.close()
+
+    def _settle(self, result: Response | Unreachable | None) -> None:
+        if self._waiter is None or self._waiter.done():
+            return
+        if isinstance(result, Unreachable):
+            self._waiter.set_exception(result)
+        else:
+            self._waiter.set_result(result)
+
+    # ------------------------------------------------------------- llhttp's side
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_body(self, piece: bytes) -> None:
+        self._body.append(piece)
+
+    def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:  # 100 Continue and its kin announce the answer
+            self._headers, self._body = {}, []
+            return
+        self.keep = self._parser.should_keep_alive()
+        self._settle(Response(status, self._headers, b"".join(self._body)))

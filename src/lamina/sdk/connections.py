@@ -1,0 +1,109 @@
+"""Connections to one server for any number of threads, kept open between requests."""
+
+from __future__ import annotations
+
+import http.client
+import select
+import socket
+import threading
+import weakref
+
+from lamina.errors import Cancelled, DeadlineExceeded, Unreachable
+from lamina.sdk.calls import Line
+from lamina.sdk.wire import Request, Response, Server
+from lamina.units import parse_us
+
+MAX_IDLE = 64
+
+
+class Connections:
+    """`timeout` is how long to wait for the server's next word."""
+
+    def __init__(self, server: Server, timeout: str) -> None:
+        self._server = server
+        self._timeout = timeout
+        self._timeout_s = parse_us(timeout, "timeout") / 1e6
+        self._idle: list[http.client.HTTPConnection] = []
+        self._lock = threading.Lock()
+        weakref.finalize(self, _close_all, self._idle)  # nobody closes the client behind `.remote(...)`
+
+    def close(self) -> None:
+        """The idle ones. Others can still be opened."""
+        with self._lock:
+            _close_all(self._idle)
+
+    def send(self, request: Request, line: Line) -> Response:
+        """A kept connection may have been closed by the server: if it drops before a byte of answer, once more on a new one."""
+        kept = self._take()
+        response = self._exchange(kept, request, line) if kept is not None else None
+        if response is None:
+            response = self._exchange(self._connect(), request, line)
+        if response is None:
+            raise Unreachable(f"{self._server.url} closed the connection without an answer", hint="see the server's log")
+        return response
+
+    def _exchange(self, connection: http.client.HTTPConnection, request: Request, line: Line) -> Response | None:
+        """None: the connection dropped before a byte of an answer."""
+        keep = False
+        try:
+            line.hold(connection)
+            try:
+                connection.request(request.method, request.path, request.body or None, request.headers)
+                if not self._server.tls and not connection.sock.recv(1, socket.MSG_PEEK):
+                    raise ConnectionResetError
+            except ConnectionError:
+                if line.cut:
+                    raise
+                return None
+            answer = connection.getresponse()
+            body = answer.read()
+            keep = not answer.will_close and not line.cut
+            headers = {key.lower(): value for key, value in answer.getheaders()}
+            return Response(answer.status, headers, body)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"no answer from {self._server.url} within {self._timeout}", hint="give the client a longer timeout="
+            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            if line.cut:
+                raise Cancelled("cancelled by its caller") from None
+            raise Unreachable(f"the answer of {self._server.url} broke off: {error or type(error).__name__}") from None
+        finally:
+            if keep:
+                self._give_back(connection)
+            else:
+                connection.close()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._server.tls else http.client.HTTPConnection
+        connection = kind(self._server.host, self._server.port, timeout=self._timeout_s)
+        try:
+            connection.connect()
+        except OSError as error:
+            connection.close()
+            raise Unreachable(f"no server at {self._server.url}: {error}", hint="start it with: lamina serve app.py") from None
+        return connection
+
+    def _take(self) -> http.client.HTTPConnection | None:
+        """A kept connection; one with something to read while nothing was asked has been closed, or is out of step."""
+        with self._lock:
+            while self._idle:
+                connection = self._idle.pop()
+                poller = select.poll()
+                poller.register(connection.sock, select.POLLIN)
+                if not poller.poll(0):
+                    return connection
+                connection.close()
+        return None
+
+    def _give_back(self, connection: http.client.HTTPConnection) -> None:
+        with self._lock:
+            if len(self._idle) < MAX_IDLE:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+
+def _close_all(connections: list[http.client.HTTPConnection]) -> None:
+    while connections:
+        connections.pop().close()

@@ -1,0 +1,72 @@
+"""What is asked of a server, and what its answers mean: the same for both clients, whatever their connections are.
+
+Each talk is a generator. It yields a request, is sent the response, and returns what came of it; whoever has a connection drives
+it. Errors are returned and not raised: the method the user called raises them, and the frames in between are nobody's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import Any, TypeVar
+
+from lamina.errors import LaminaError, UnknownTarget
+from lamina.sdk import wire
+from lamina.sdk.binding import Param, bind
+from lamina.sdk.runs import key_of, start_request, started
+from lamina.sdk.wire import Answer, Request, Response, Server
+
+T = TypeVar("T")
+Talk = Generator[Request, Response, T]
+
+Inputs = Mapping[str, Any] | None
+
+
+class Talks:
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._kinds: dict[str, str] = {}  #: what a name turned out to be
+
+    def call(
+        self, name: str, inputs: Inputs, deadline: str | None, priority: int, cost_limit: float, kind: str
+    ) -> Talk[Answer | LaminaError]:
+        for guess in self._guesses(name, kind):
+            answer = wire.answer_of((yield wire.call_request(self._server, guess, name, inputs, deadline, priority, cost_limit)))
+            if not isinstance(answer, UnknownTarget):
+                self._kinds[name] = guess
+                return answer
+        return self._unknown(name)
+
+    def start(
+        self, name: str, inputs: Inputs, deadline: str | None, priority: int, cost_limit: float, kind: str, key: str
+    ) -> Talk[str | LaminaError]:
+        """The id of the run."""
+        key = key_of(key)
+        for guess in self._guesses(name, kind):
+            request = start_request(self._server, guess, name, inputs, deadline, priority, cost_limit, key)
+            id = started(self._server, name, (yield request))
+            if isinstance(id, LaminaError):
+                return id
+            if id is not None:
+                self._kinds[name] = guess
+                return id
+        return self._unknown(name)
+
+    def bind(self, name: str, body: Any) -> Talk[dict[str, Any] | LaminaError]:
+        """Named inputs for a JSON body, by the parameters that `name` has at the server."""
+        known: dict[str, Any] = {}
+        for path in ("/v1/functions", "/v1/workflows"):
+            answer = wire.answer_of((yield wire.read_request(self._server, path)))
+            if isinstance(answer, LaminaError):
+                return answer
+            known |= {about["name"]: about["inputs"] for about in answer.value}
+        if name not in known:
+            return wire.unknown(self._server, name, list(known))
+        return bind([Param(one["name"], one["required"]) for one in known[name]], body)
+
+    def _guesses(self, name: str, kind: str) -> tuple[str, ...]:
+        kind = kind or self._kinds.get(name, "")
+        return (kind,) if kind else wire.KINDS
+
+    def _unknown(self, name: str) -> UnknownTarget:
+        self._kinds.pop(name, None)
+        return wire.unknown(self._server, name)
