@@ -146,7 +146,8 @@ def _closed(url: str, body: str, connections: int, seconds: float) -> Result:
 
     def send(line: Line) -> None:
         line.due_us = time.perf_counter_ns() // 1000
-        assert line.send(request), "a request larger than the socket's buffer"
+        if not line.send(request):
+            raise ValueError("the request is larger than a socket's buffer: use wrk")
 
     for line in lines.values():
         send(line)

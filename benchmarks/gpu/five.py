@@ -65,7 +65,6 @@ LABELS = {
     "soft": "5 soft slices",
     "default": "5 soft slices, policy `frontier` as it comes",
 }
-GUESS = {3: 100.0, 5: 340.0, 10: 700.0}
 SECONDS = 1.5
 STEP = 1.2
 

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.gpu.apart import BUCKETS, catalogue, places
-from benchmarks.gpu.five import GUESS, OPTIONS, SOFT, WAITS, capacity, profiles, specs_for
+from benchmarks.gpu.five import OPTIONS, SOFT, WAYS, capacity, profiles, specs_for
 from benchmarks.gpu.inprocess import InProcess, Outcome
 from benchmarks.gpu.zoo import FIVE
 from lamina.core.actions import StartBatch
@@ -57,24 +57,32 @@ class Virtual:
     running: dict[int, Batch] = field(default_factory=dict)
     over: list[Any] = field(default_factory=list)
     tickets: int = 0
+    _worked_us: float = 0.0  #: until when work has been taken off
+    _next: tuple[float, int] | None = None  #: who ends first, and when; None: to be found out
     _known: dict[tuple[str, int, float], float] = field(default_factory=dict)
 
     def submit(self, name: str, inputs: list[Any], mask: int) -> int:
+        self._work(self.at_us)
         bucket = next(size for size in BUCKETS if size >= len(inputs))
         self.tickets += 1
         self.running[self.tickets] = Batch(name, bucket, mask, self.at_us, 1 + abs(self.rng.gauss(0, NOISE)))
         return self.tickets
 
     def next_us(self) -> float:
-        first = self._first()
-        return self.at_us + first[0] if first else NEVER
+        if self._next is None:
+            heads = self._heads()
+            ends = ((self._worked_us + max(0.0, one.left) * self._takes_us(one, len(heads)), ticket) for ticket, one in heads)
+            self._next = min(ends, default=(NEVER, 0))
+        return self._next[0]
 
     def advance(self, to_us: float) -> None:
-        while (first := self._first()) and self.at_us + first[0] <= to_us:
-            self._work(self.at_us + first[0])
-            batch = self.running.pop(first[1])
-            self.over.append(SimpleNamespace(ticket=first[1], device_us=int(self.at_us - batch.begin_us), error=None))
-        self._work(max(to_us, self.at_us))
+        while (ends_us := self.next_us()) <= to_us:
+            assert self._next is not None
+            ticket = self._next[1]
+            self._work(ends_us)
+            batch = self.running.pop(ticket)
+            self.over.append(SimpleNamespace(ticket=ticket, device_us=int(ends_us - batch.begin_us), error=None))
+        self.at_us = max(to_us, self.at_us)
 
     def poll(self) -> list[Any]:
         over, self.over = self.over, []
@@ -87,16 +95,12 @@ class Virtual:
             heads.setdefault(batch.mask, (ticket, batch))
         return list(heads.values())
 
-    def _first(self) -> tuple[float, int] | None:
-        """Who ends first, and in what time."""
-        heads = self._heads()
-        return min(((max(0.0, batch.left) * self._takes_us(batch, len(heads)), ticket) for ticket, batch in heads), default=None)
-
     def _work(self, to_us: float) -> None:
+        """Who runs is about to change: what has been done until then."""
         heads = self._heads()
         for _, batch in heads:
-            batch.left -= (to_us - self.at_us) / self._takes_us(batch, len(heads))
-        self.at_us = to_us
+            batch.left -= (to_us - self._worked_us) / self._takes_us(batch, len(heads))
+        self._worked_us, self._next = to_us, None
 
     def _takes_us(self, batch: Batch, count: int) -> float:
         """All of it, while so many run."""
@@ -172,18 +176,12 @@ class Case:
 
 CASES = {
     "a stream per model": Case("streams"),
-    "a stream per model, waits for company": Case("streams", options=WAITS),
     "5 hard slices": Case("hard"),
     "3 hard slices": Case("hard", units=5),
     "5 soft slices": Case("soft"),
-    "5 soft slices, wait for company": Case("soft", options=WAITS),
     "3 soft slices": Case("soft", units=5),
     "7 soft slices": Case("soft", units=2),
-    "5 soft slices, policy as it comes": Case("soft", options={"wait": False}),
     "5 soft slices, frontier": Case("soft", policy="frontier", options={}),
-    "hard slices of any size, frontier": Case("hard", units=0, policy="frontier", options={}),
-    "5 hard slices, neighbours cost nothing": Case("hard", beside=(1.0, 1.0)),
-    "5 hard slices, the host takes no time": Case("hard", host=0.0),
     "5 soft slices, neighbours cost nothing but SMs": Case("soft", beside=(1.0, 1.0)),
     "5 soft slices, the host takes no time": Case("soft", host=0.0),
 }
@@ -214,7 +212,8 @@ def main() -> None:
     rows = []
     for factor in factors:
         for what, case in CASES.items():
-            rate, outcome = capacity(tried(factor, case), GUESS[factor])
+            guess = WAYS["streams" if case.kind == "streams" else "soft"].guess[factor]
+            rate, outcome = capacity(tried(factor, case), guess)
             found = outcome or Outcome()
             row = {"factor": factor, "what": what, "calls_s": round(rate), "refused": found.refused}
             row |= {"dropped": found.failed, "late": found.late, "batch": round(found.items / max(1, found.batches), 2)}

@@ -4,9 +4,10 @@ RaPP fixes its eleven places, and all its quotas at one batch size on all SMs. H
 most: the first places are those after which they, left out, are predicted best (as `lamina.predict.fit` does it); from then on
 the next is where the rest of the grid is least sure. How a cell is predicted from probes anywhere:
 
-*Processes* over probes and static features say what slices need (G), what launches take under a quota (T), and the cells
-themselves; the guess is the mean of `max(G, T)`, twice, and the cell. *What the probes missed by* is then spread to cells
-nearby: to the same quota at near shares and batches where launches bind, to near shares and batches where the slice does.
+*Processes* over probes and static features say what slices need (G), what launches take under a quota (T; for all shares and by
+share), and the cells themselves; the guess is the mean of both `max(G, T)` and the cell. *What it missed by at the probes* is
+then spread to cells nearby: where launches bind, to the same quota at near shares and batches; where the slice does, to near
+shares and batches.
 """
 
 from __future__ import annotations

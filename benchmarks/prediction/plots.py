@@ -41,11 +41,11 @@ def _h200(errors_by_count: dict[str, dict[str, float]]) -> None:
     left.legend()
     static, measured, name = records(), times(), "electra_small"  # neither easy nor hard
     model = fit("h200", static, {other: points for other, points in measured.items() if other != name})
-    for count, colour in ((0, "tab:blue"), (3, "tab:green")):
-        grid = model.predict(static[name], {p: measured[name][p] for p in model.probes(count)})
+    for probes, colour in ((0, "tab:blue"), (3, "tab:green")):
+        grid = model.predict(static[name], {p: measured[name][p] for p in model.probes(probes)})
         row = grid.batches.index(8)
         right.fill_between(grid.units, grid.low[row] / 1e3, grid.high[row] / 1e3, alpha=0.25, color=colour)
-        right.plot(grid.units, grid.mid[row] / 1e3, color=colour, label=f"{count} probes, 90 %")
+        right.plot(grid.units, grid.mid[row] / 1e3, color=colour, label=f"{probes} probes, 90 %")
     right.plot(grid.units, [measured[name][8, u] / 1e3 for u in grid.units], "k.", label="measured")
     right.set(xlabel="units of 8 SMs", ylabel="ms", yscale="log", title=f"{name} at batch 8, never seen before")
     right.legend()

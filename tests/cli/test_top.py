@@ -12,6 +12,7 @@ DEVICE: dict[str, Any] = {
     "id": "gpu0",
     "kind": "h200",
     "family": "gpu",
+    "soft": False,
     "units": 8,
     "leased": 2,
     "slices": [{"slice": "gpu0/2-3", "mask": 0b1100, "function": "name", "jobs": 3, "for_ms": 1.0}],

@@ -141,6 +141,41 @@ def test_what_is_not_there_is_not_found_and_wrong_methods_are_told(app: Path) ->
     assert deleted.headers["allow"] == "GET, HEAD, POST"
 
 
+def test_what_curl_sends_is_json_if_it_is_json_and_else_bytes(app: Path) -> None:
+    form = "application/x-www-form-urlencoded"
+    text, raw, named = asked(
+        app,
+        ("POST", "/v1/functions/echo", b'{"a": 1}', form),
+        ("POST", "/v1/functions/echo", b"\x89PNG", form),
+        ("POST", "/v1/functions/add", b'{"a": 1, "b": 2}', form),
+    )
+    assert (text.json, raw.body, named.json) == ({"a": 1}, b"\x89PNG", 3)
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/v1/functions/ehco", "did you mean /v1/functions/echo?"),
+        ("/v1/workflows/echo", "did you mean /v1/functions/echo?"),
+        ("/v1/echo", "did you mean /v1/functions/echo?"),
+        ("/echo", "/openapi.json"),
+        ("/v1/billing", "/openapi.json"),
+        ("/v2x", "/openapi.json"),
+    ],
+)
+def test_who_asks_at_the_wrong_address_is_told_which_and_where_to_look(app: Path, path: str, hint: str) -> None:
+    (answer,) = asked(app, ("POST", path, b"1"))
+    assert answer.status == 404
+    assert path in answer.json["detail"] and hint in answer.json["hint"]
+
+
+def test_the_root_says_where_things_are_and_each_is_there(app: Path) -> None:
+    (index,) = asked(app, ("GET", "/"))
+    places = [place for name, place in index.json.items() if name not in ("server", "runs")]  # this one keeps none
+    answers = dict(zip(places, asked(app, *(("GET", place) for place in places)), strict=True))
+    assert {place for place, answer in answers.items() if answer.status != 200} <= {"/readyz"}  # it may not be yet
+
+
 def test_the_users_error_comes_back_whole_or_only_as_an_id(app: Path) -> None:
     (full,) = asked(app, ("POST", "/v1/functions/fail", b"7"))
     assert full.status == 500
@@ -155,7 +190,7 @@ def test_the_users_error_comes_back_whole_or_only_as_an_id(app: Path) -> None:
 def test_what_a_function_says_about_its_input_reaches_the_caller(app: Path) -> None:
     (answer,) = asked(app, ("POST", "/v1/functions/picky", b"3"), full_errors=False)
     assert answer.status == 422
-    assert "x: 3 is too small" in answer.json["detail"]
+    assert (answer.json["detail"], answer.json["hint"]) == ("x: 3 is too small", "send more")
 
 
 def test_a_workflow_runs_its_steps(app: Path) -> None:

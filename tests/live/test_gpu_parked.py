@@ -146,5 +146,6 @@ def test_without_a_graph_a_batch_runs_in_another_thread_than_the_one_that_serves
 
 def test_a_batch_whose_graph_does_not_fit_waits_for_a_smaller_one(stages: Any):
     stage = stages(Slow(largest=1))
+    stage.runtime.gate.set()
     stage.start(3, mask=HOME)
     assert stage.answers() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]

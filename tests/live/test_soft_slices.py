@@ -44,11 +44,12 @@ class Model(lamina.TorchModel):
 
 
 def an_app(**goals: str | None) -> list[Any]:
-    """Models by name and goal; "code" is no model, and "alone" has a process of its own."""
+    """Models by name and goal; the names of some say what else is special about them."""
     app = lamina.App("soft")
     for name, goal in goals.items():
         target: Any = (lambda x: x) if name == "code" else type(name, (Model,), {})
-        app.function(name=name, gpu=lamina.GPU("1/4", isolated=name == "alone"), slo=lamina.SLO(goal) if goal else None)(target)
+        gpu = lamina.GPU(1.0 if name == "whole" else "1/4", isolated=name == "alone")
+        app.function(name=name, gpu=gpu, home=name == "home", slo=lamina.SLO(goal) if goal else None)(target)
     app.function(name="on_cores")(lambda x: x)
     return list(app.functions.values())
 
@@ -58,7 +59,9 @@ def test_models_with_goals_alike_share_all_sms():
 
 
 @pytest.mark.parametrize(
-    "others", [{"b": "51ms"}, {"b": None}, {"code": "5ms"}], ids=["a far longer goal", "no goal", "code that is no model"]
+    "others",
+    [{"b": "51ms"}, {"b": None}, {"code": "5ms"}, {"whole": "5ms"}, {"home": "5ms"}],
+    ids=["a far longer goal", "no goal", "code that is no model", "all of the GPU", "a slice of its own"],
 )
 def test_one_that_may_hog_the_device_makes_slices_hard(others: dict[str, str | None]):
     assert not are_soft("auto", an_app(a="5ms", **others))

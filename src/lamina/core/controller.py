@@ -61,7 +61,7 @@ HOUSEKEEPING_US = 1_000_000
 
 
 class Controller:
-    def __init__(self, policy: Dispatch, predictor: Predictor, *, hang_floor_us: int = 5_000_000, explain: bool = False) -> None:
+    def __init__(self, policy: Dispatch, predictor: Predictor, *, hang_floor_us: int = 5_000_000) -> None:
         self.policy = policy
         self.predictor = predictor
         self._scale: ScaleRole = policy if isinstance(policy, ScaleRole) else ScaleToLoad()
@@ -72,7 +72,6 @@ class Controller:
         self.state = state = State()
         self._promises = promises = Promises()
         self._view = view = View(state, predictor, promises)
-        view.explaining = explain
         view.any_size = getattr(policy, "any_size", False)
         self._lines = lines = Lines(state)
         self._alarm = alarm = Alarm(state.runs)

@@ -111,10 +111,9 @@ def printed(function: str, instance: str, calls: tuple[str, ...], text: str) -> 
 def refused(problem: Problem) -> None:
     """A request that was the caller's mistake: its id leads from what the caller was told to here.
 
-    What could not be in time (429) is counted instead: under overload that is most of what comes. What failed in a step has
-    been logged with what its code said.
+    What could not be in time (429) is counted instead: under overload that is most of what comes.
     """
-    if problem.status >= 500 or problem.status == 429 or problem.step or not turned_away.isEnabledFor(logging.INFO):
+    if problem.status >= 500 or problem.status == 429 or not turned_away.isEnabledFor(logging.INFO):
         return
     extra = {"call_id": problem.id, "status": problem.status, "code": problem.code}
     text = problem.detail[:200]

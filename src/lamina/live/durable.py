@@ -290,7 +290,7 @@ class Durable:
         before_us = self.wall_us() - self.keep_us
 
         def swept(count: int | LaminaError) -> None:
-            if isinstance(count, int) and count >= 500:
+            if isinstance(count, int) and count >= stored.SWEPT:
                 self._sweep_now(before_us, swept)
 
         if self.store.down is None:

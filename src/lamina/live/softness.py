@@ -4,7 +4,8 @@ Measured (`docs/gpu.md`): of five small models with goals of three to ten times 
 many calls in time, since no SM is idle while anybody has work. But beside a neighbour that fills the device with long kernels
 they take seven to thirteen times as long, and on hard ones 1.1 times. So soft are the slices of those of whom nothing of the
 kind is to be expected: models, whose batches are bounded, with goals of the same order, since no batch is begun that takes
-longer than its own goal.
+longer than its own goal; who each ask for half of the device or less, since otherwise they would take turns; and none with a
+home, which says that it wants to be kept apart.
 """
 
 from __future__ import annotations
@@ -26,5 +27,6 @@ def are_soft(slices: Slices, functions: Iterable[Any]) -> bool:
         return slices == "soft"
     sharing = [one for one in functions if one.spec.gpu != "no" and not one.isolated]
     models = all(one.is_class and issubclass(one.target, TorchModel) for one in sharing)
+    beside = all(0 < one.spec.share <= 0.5 and not one.spec.home for one in sharing)
     goals_us = [one.spec.slo.latency_us for one in sharing]
-    return bool(sharing) and models and min(goals_us) > 0 and max(goals_us) <= APART * min(goals_us)
+    return bool(sharing) and models and beside and min(goals_us) > 0 and max(goals_us) <= APART * min(goals_us)

@@ -19,6 +19,9 @@ OPEN = ("queued", "running")
 OVER = ("succeeded", "failed", "cancelled")
 STATES = OPEN + OVER
 
+SWEPT = 500
+"""Runs forgotten in one go: who waits for the store must not wait for all of them."""
+
 
 class RunRow(Struct, frozen=True):
     """Times are microseconds since 1970; 0: not yet, or none."""
@@ -249,9 +252,10 @@ def page(db: Session, tenant: str, *, target: str = "", state: str = "", before:
     return [RunRow(*row) for row in found]
 
 
-def sweep(db: Session, before_us: int, limit: int = 500) -> int:
-    """Forget runs that ended before then; returns how many, at most `limit`."""
-    old = [row[0] for row in db.rows("SELECT id FROM runs WHERE ended_us > 0 AND ended_us < ? LIMIT ?", before_us, limit)]
+def sweep(db: Session, before_us: int) -> int:
+    """Forget runs that ended before then, a portion of them; returns how many."""
+    found = db.rows("SELECT id FROM runs WHERE ended_us > 0 AND ended_us < ? LIMIT ?", before_us, SWEPT)
+    old = [row[0] for row in found]
     db.many("DELETE FROM notes WHERE run = ?", [(id,) for id in old])
     db.many("DELETE FROM runs WHERE id = ?", [(id,) for id in old])
     return len(old)

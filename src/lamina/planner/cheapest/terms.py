@@ -39,7 +39,7 @@ def delay_us(seats: list[Seat], count: int, gap_us: float | None, kept_us: int, 
         over = (batch - count).clip(0)
         found = (over * gap_us).astype(batch.dtype)
         found[over > 0] += kept_us
-    if any([seat.moving_us for seat in seats]):
+    if any(seat.moving_us for seat in seats):
         import numpy as np
 
         moving_us = np.array([_least_moving_us(seats, menu) for menu in ahead.menus])[ahead.kind] * batch
