@@ -59,7 +59,8 @@ def world_of(case: Case, seed: int = SEED) -> World:
 
 
 def controller_of(case: Case) -> Controller:
-    return Controller(policies.build(case.policy), online.Predictor(Table(case.believed or case.profiles, margin=0.1)))
+    soft = frozenset({case.device.kind} if case.device.limits.soft else ())
+    return Controller(policies.build(case.policy), online.Predictor(Table(case.believed or case.profiles, margin=0.1), soft))
 
 
 def ends_of(case: Case, seed: int = SEED) -> list[Ending]:
@@ -110,7 +111,8 @@ def middle(calls: list[list[Call]], ends: list[list[list[Ending]]]) -> dict[str,
 def together(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """What was noted beside latencies, of several parts of one run: the worst timers, the mean of the rest."""
     means = {name: round(statistics.mean(part[name] for part in parts), 2) for name in ("decisions_mean_us", "mean_batch")}
-    return {"timers_late_p99_ms": max(part["timers_late_p99_ms"] for part in parts)} | means
+    away_ms = round(sum(part["away_ms"] for part in parts), 1)
+    return {"timers_late_p99_ms": max(part["timers_late_p99_ms"] for part in parts), "away_ms": away_ms} | means
 
 
 def off(expected: dict[str, float], live: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from lamina import values
+from lamina.core.actions import Fail
 from lamina.errors import NoCapacity
+from lamina.gateway import wire
 from tests.serving import Answer, Browser, run, served, write_app
 
 pytestmark = pytest.mark.live
@@ -220,6 +222,11 @@ def test_a_cost_limit_that_cannot_be_kept_is_refused(app: Path) -> None:
     )
     assert (refused.status, refused.json["reason"]) == (429, "cost")
     assert taken.status == 200
+
+
+def test_a_cost_limit_that_is_found_too_low_when_its_turn_has_come_is_a_refusal_as_well() -> None:
+    problem = wire.failure_problem(Fail("c1", "cost", "echo"), None, full=True)
+    assert (problem.status, problem.code, problem.reason) == (429, "refused", "cost")
 
 
 def test_listings_status_health_and_description(app: Path) -> None:

@@ -18,8 +18,11 @@ def test_what_was_written_is_there_in_its_order_when_the_block_ends(monkeypatch:
     with unhurried():
         for number in range(100):
             print(number, file=sys.stderr)
+        kept = sys.stderr
     assert stream.getvalue().split() == [str(number) for number in range(100)]
     assert sys.stderr is stream
+    kept.write("later")  # a logger may still have it
+    assert stream.getvalue().endswith("later")
 
 
 def test_what_click_says_goes_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,8 +68,8 @@ class Calls:
             now_us,
             call.deadline_us - tail_us,
             call.expires_us - tail_us,
-            at=run.at,
-            visit=visit,
+            run.at,
+            visit,
         )
         run.jobs[job.id] = job
         if run.expected:
@@ -103,7 +103,12 @@ class Calls:
 
     def reply(self, run: Run) -> None:
         call, now_us = run.call, self._view.now_us
-        self._close(run)
+        del self._state.runs[call.id]
+        run.closed = True
+        if self._fair.on:
+            self._fair.ended(call)
+        if run.expected:
+            self._outlook.end(run)
         if run.promised_us:
             self._promises.ended(run, now_us <= call.expires_us)
         self._out.append(
@@ -122,7 +127,12 @@ class Calls:
 
     def end(self, run: Run, word: Fail) -> None:
         """The run ends here without a result; whatever still runs for it is not waited for."""
-        self._close(run)
+        del self._state.runs[run.call.id]
+        run.closed = True
+        if self._fair.on:
+            self._fair.ended(run.call)
+        if run.expected:
+            self._outlook.end(run)
         if run.promised_us and word.error == "deadline":
             self._promises.ended(run, in_time=False)
         for job in list(run.jobs.values()):
@@ -139,11 +149,3 @@ class Calls:
         run = self._state.runs.get(event.call_id)
         if run is not None:
             self.end(run, Fail(event.call_id, "cancelled"))
-
-    def _close(self, run: Run) -> None:
-        del self._state.runs[run.call.id]
-        run.closed = True
-        if self._fair.on:
-            self._fair.ended(run.call)
-        if run.expected:
-            self._outlook.end(run)

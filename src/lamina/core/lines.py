@@ -19,15 +19,15 @@ class Lines:
         self.cold: dict[str, None] = {}  #: functions that lack an instance: not to wait for the next period
 
     def join(self, function: FunctionState, job: Job) -> None:
-        queue, state = function.queue, self._state
+        queue, state, name = function.queue, self._state, job.function
         queue.add(job)
-        held = state.held.get(function.spec.name)
+        held = state.held.get(name)
         if held is None:
-            state.waiting[function.spec.name] = function
+            state.waiting[name] = function
         elif len(queue) >= held.count or queue.head() is job:
             self.recall(function)
         if not function.instances:
-            self.cold[function.spec.name] = None
+            self.cold[name] = None
 
     def leave(self, function: FunctionState, jobs: list[Job]) -> None:
         function.queue.remove_first(jobs)

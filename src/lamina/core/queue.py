@@ -28,11 +28,11 @@ class Job(Struct, eq=False):
     enqueued_us: int
     due_us: int  #: when this step must end for the run to meet its deadline
     expires_us: int  #: when its end is of no use to anybody
+    at: str = ""  #: device where its input lies; "": it came with the call
+    visit: int = 0  #: of its run, that it is done for; 0: a plain step
     batch_limit: int = 0  #: at most so many together: it was in a batch that killed its worker; 0: no such limit
     strikes: int = 0  #: workers that died under it alone
     batch_id: int = 0  #: the batch it is in; 0 while it waits, `ASIDE` while it does neither
-    at: str = ""  #: device where its input lies; "": it came with the call
-    visit: int = 0  #: of its run, that it is done for; 0: a plain step
 
 
 @dataclass(slots=True)

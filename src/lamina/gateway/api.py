@@ -176,7 +176,7 @@ class Api:
         if isinstance(ending, Refuse):
             return wire.refusal_problem(ending)
         info = self._loop.error(ending)
-        if ending.error not in ("cancelled", "bad-value"):  # who did it knows, and `problem` logs it
+        if ending.error not in ("cancelled", "bad-value", "cost"):  # who did it knows, and `problem` logs it
             said = f": {info.type}: {info.message}\n{info.trace}" if info else ""
             log.warning("call %s failed at %s: %s%s", ending.call_id, ending.step or "?", ending.error, said)
         return wire.failure_problem(ending, info, full=self._full_errors)

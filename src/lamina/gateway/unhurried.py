@@ -27,12 +27,15 @@ class Unhurried:
         self._given = 0  #: characters; changed by who writes
         self._written = 0  #: changed by the thread
         self._lost = 0
+        self._is_finished = False
         self._thread = Thread(target=self._run, name="lamina-stderr", daemon=True)
         self._thread.start()
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"text is written here, not {type(text).__name__}")  # how others find out what kind of stream it is
+        if self._is_finished:
+            return self._stream.write(text)
         if self._given - self._written + len(text) > self._most_chars:
             self._lost += 1
             return len(text)
@@ -47,6 +50,8 @@ class Unhurried:
         """That is the thread's business."""
 
     def finish(self, limit_s: float = GOODBYE_S) -> None:
+        """After this, whoever still writes does it by himself."""
+        self._is_finished = True
         self._pieces.put(None)
         self._thread.join(limit_s)
 

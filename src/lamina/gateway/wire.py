@@ -207,6 +207,7 @@ _FAILURES = {
     "device-lost": (503, "worker-lost", "its device was lost", "try again"),
     "hung": (503, "worker-lost", "its worker hung and was replaced", _LOG),
     "load-failed": (503, "load-failed", "the function cannot be loaded", _LOG),
+    "cost": (429, "refused", *REFUSALS["cost"][1:]),  # seen when its batch was about to start
     "bad-value": (422, "unprocessable", "a step cannot use what it was given", ""),
     "function-failed": (500, "function-failed", "the function raised an error", _LOG),
 }
@@ -219,6 +220,7 @@ def failure_problem(failure: Fail, info: ErrorInfo | None, *, full: bool) -> Pro
     status, code, detail, hint = _FAILURES.get(failure.error, other)
     problem = plain_problem(status, detail, code=code, id=failure.call_id, hint=hint)
     problem.step = failure.step
+    problem.reason = failure.error if status == 429 else ""
     if info is not None and failure.error == "bad-value":  # said to the caller on purpose
         problem.detail, problem.hint = info.message, info.hint
     elif info is not None and full:

@@ -65,6 +65,9 @@ def error_of(ending: Fail | Refuse, info: ErrorInfo | None) -> LaminaError:
         return WorkerLost(f"step {ending.step!r}: its worker was lost twice")
     if ending.error == "cancelled":
         return Cancelled("cancelled before it was done")
+    if ending.error == "cost":
+        _, detail, hint = REFUSALS["cost"]
+        return Refused(detail, hint=hint, reason="cost")
     if ending.error == "bad-value":
         return BadValue("a step cannot use what it was given") if info is None else BadValue(info.message, hint=info.hint)
     trace = info.trace if info is not None else ""

@@ -44,6 +44,9 @@ from lamina.types import NEVER_US, Call
 SILENCE = 8
 """Times the usual gap between two calls: after that, those who were waited for do not come."""
 
+LARGER_US = 200
+"""Only a larger slice has a place, and is thought to be too slow: one that does may be free by then."""
+
 
 @dataclass(slots=True)
 class Policy:
@@ -194,7 +197,8 @@ class Policy:
         us += view.transfer_us(chosen, seat.device)
         if seat.at_us + us > max(job.expires_us for job in chosen):  # predictions have moved since the menu was made
             self._menus.forget(function.spec.name)
-            yield Hold(function.spec.name, view.now_us + 1, NEVER_US)
+            again_us = 1 if opening.units == pick.units else LARGER_US
+            yield Hold(function.spec.name, view.now_us + again_us, NEVER_US)
             return
         direct, quiet_us = chosen[0].run.flow.single is not None, view.now_us - function.meter.last_us
         silent = direct and len(chosen) < function.spec.max_batch and quiet_us > SILENCE * function.meter.gap_us

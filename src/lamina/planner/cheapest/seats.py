@@ -128,19 +128,16 @@ def seats(view: View, menus: Menus, function: FunctionState) -> list[Seat]:
             continue
         menu = menus.of(view, function, device)
         home = device.homes.get(instance.id, 0) if device.homes else 0
-        most = view.most_units(function, device) if view.bandwidth is not None else spec.units
         if home and not home & device.busy:
-            units = home.bit_count()
-            if units <= most:
-                found.append(Seat(instance, device, menu, home, units, cores, True, now_us, exact=True))
+            found.append(Seat(instance, device, menu, home, home.bit_count(), cores, True, now_us, exact=True))
         elif spec.limits.per_batch:
             free = device.everything & ~device.busy
             if device.homes:
                 free &= ~view.kept_from(instance, device)
-            units = min(most, roomiest(free, menu.sizes, spec.limits.aligned, spec.units)) if free else 0
+            units = roomiest(free, menu.sizes, spec.limits.aligned, spec.units) if free else 0
             if units:
                 found.append(Seat(instance, device, menu, free, units, cores, False, now_us))
-    return found
+    return found if view.bandwidth is None else _within_bandwidth(view, function, found)
 
 
 def bookings(view: View, menus: Menus, function: FunctionState, before_us: int) -> list[Seat]:
@@ -164,13 +161,22 @@ def bookings(view: View, menus: Menus, function: FunctionState, before_us: int) 
             at_us = max(now_us, batch.ends_us)
             if batch.follower is not None or at_us > before_us or batch.mask & foreign:
                 continue
-            most = view.most_units(function, device, batch) if view.bandwidth is not None else device.spec.units
             if batch.mask == home:
-                units = home.bit_count()
-                if units <= most:
-                    found.append(Seat(instance, device, menu, home, units, batch.cores, True, at_us, batch, exact=True))
+                found.append(Seat(instance, device, menu, home, home.bit_count(), batch.cores, True, at_us, batch, exact=True))
             elif limits.per_batch:
-                units = min(most, roomiest(batch.mask, menu.sizes, limits.aligned, device.spec.units))
+                units = roomiest(batch.mask, menu.sizes, limits.aligned, device.spec.units)
                 if units:
                     found.append(Seat(instance, device, menu, batch.mask, units, batch.cores, False, at_us, batch))
-    return found
+    return found if view.bandwidth is None else _within_bandwidth(view, function, found)
+
+
+def _within_bandwidth(view: View, function: FunctionState, found: list[Seat]) -> list[Seat]:
+    """No more of each than the bandwidth rule allows; of a standing slice all or nothing."""
+    kept = []
+    for seat in found:
+        most = view.most_units(function, seat.device, seat.after)
+        if seat.units <= most:
+            kept.append(seat)
+        elif most and not seat.exact:
+            kept.append(seat._replace(units=most))
+    return kept
