@@ -49,6 +49,13 @@ def test_while_one_of_them_runs_the_reserve_counts(script: Script, policy: Calla
     assert [type(action) for action in said] == [Refuse]
 
 
+@pytest.mark.parametrize(("margin", "refused"), [(0.05, True), (-0.1, False)])
+def test_edf_with_a_margin_below_zero_sets_nothing_aside(script: Script, margin: float, refused: bool):
+    after_broken_promises(script, lambda: edf.Policy(margin=margin)).arrives("c", within_us=100 * MS)
+    said = script.at(2_401 * MS).arrives("next", within_us=160 * MS)
+    assert any(isinstance(action, Refuse) for action in said) is refused
+
+
 def in_time(policy: str, owned: bool, rate: float) -> Counter[str]:
     """Of five models on an H200 in virtual time, calls in time in the last half of a second, when all has been learnt."""
     profile_list, table = profiles()

@@ -47,7 +47,8 @@ def _green() -> Found:
     slicer.close()
     whole = driver.whole().sms
     cuda = f"CUDA {driver.version // 1000}.{driver.version % 1000 // 10} by {driver.kind}"
-    return Found("green", True, f"{driver.name()}: {device.units} units of 8 of its {whole} SMs, {device.memory_mib} MiB, {cuda}")
+    cut = f"{device.units} units of 8 of its {whole} SMs, hard or soft"
+    return Found("green", True, f"{driver.name()}: {cut}, {device.memory_mib} MiB, {cuda}")
 
 
 def _mps() -> Found:

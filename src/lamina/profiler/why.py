@@ -33,7 +33,7 @@ def why_unsure(outcome: Outcome, cycle: Cycle = lambda batch: 1) -> str:
     apart = unsteady(outcome.runs, cycle)
     if apart < STEADY:
         return f"the time was too short, {where} had {len(outcome.runs[outcome.least_sure])} runs of samples that differ"
-    return f"the same batch takes {apart:.0%} more or less from one run to the next; a steadier machine helps most"
+    return f"the same batch takes {apart:.0%} more or less from one run to the next: the machine, or the function, is not steady"
 
 
 def unsteady(runs: Runs, cycle: Cycle) -> float:
