@@ -21,6 +21,7 @@ from lamina.gateway.heads import Request
 from lamina.gateway.http import Handler
 from lamina.gateway.metrics import Metrics
 from lamina.gateway.runs import Runs
+from lamina.gateway.sparing import Sparing
 from lamina.gateway.status import status
 from lamina.gateway.traces import Traces
 from lamina.live.loop import LiveLoop
@@ -87,6 +88,7 @@ class Api:
         self.traces: Traces | None = None  #: who wants to know what became of which call
         self.runs: Runs | None = None  #: where calls are accepted that nobody waits for
         self.on_targets: Callable[[], None] = lambda: None  #: told when they change
+        self._advice = Sparing()  #: to look for a name that is like a wrong one takes long
         self.sites: dict[bytes, Handler] = {}  #: more routes, by how their paths begin
         self.set_targets(targets)
         self._reads: dict[bytes, Read] = {
@@ -193,11 +195,12 @@ class Api:
     def _unknown(self, request: Request, caller: Caller) -> UnknownTarget:
         """Nothing is there for this caller; what sounds like it may be what was meant."""
         where = request.path[:80].decode("latin-1")
-        name = where.rpartition("/")[2]
-        seen = {target.name: target for target in self.targets if target.seen_by(caller.tenant)}
-        for one in [name, *difflib.get_close_matches(name, seen, n=1)]:
-            if one in seen and where.startswith("/v1/"):
-                return UnknownTarget(f"nothing at {where!r}", hint=f"did you mean /v1/{seen[one].kind}s/{one}?")
+        if where.startswith("/v1/") and self._advice.may():
+            name = where.rpartition("/")[2]
+            seen = {target.name: target for target in self.targets if target.seen_by(caller.tenant)}
+            for one in [name, *difflib.get_close_matches(name, seen, n=1)]:
+                if one in seen:
+                    return UnknownTarget(f"nothing at {where!r}", hint=f"did you mean /v1/{seen[one].kind}s/{one}?")
         hint = "GET /v1/functions and /v1/workflows list what can be called, /openapi.json all there is"
         return UnknownTarget(f"nothing at {where!r}", hint=hint)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from lamina.core.actions import Fail, Refuse, Reply
+from lamina.gateway.sparing import Sparing
 from lamina.live.loop import Ending
 
 if TYPE_CHECKING:
@@ -40,10 +40,9 @@ access = logging.getLogger("lamina.access")
 functions = logging.getLogger("lamina.function")
 turned_away = logging.getLogger("lamina.request")
 
-LogForm = Literal["", "text", "json"]
+_lines = Sparing()  #: who sends nonsense must not be able to fill a disk
 
-TOLD_PER_S = 20
-TOLD_AT_ONCE = 200
+LogForm = Literal["", "text", "json"]
 
 
 class JsonLines(logging.Formatter):
@@ -60,30 +59,6 @@ class JsonLines(logging.Formatter):
         return msgspec.json.encode(line).decode()
 
 
-class Sparingly(logging.Filter):
-    """Who sends nonsense must not be able to fill a disk: so many lines a second, and then how many there would have been."""
-
-    def __init__(self, per_s: float = TOLD_PER_S, at_once: int = TOLD_AT_ONCE) -> None:
-        super().__init__()
-        self._per_s, self._at_once = per_s, at_once
-        self._left: float = at_once
-        self._seen_s = time.monotonic()
-        self._untold = 0
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        now_s = time.monotonic()
-        self._left = min(self._at_once, self._left + self._per_s * (now_s - self._seen_s))
-        self._seen_s = now_s
-        if self._left < 1:
-            self._untold += 1
-            return False
-        self._left -= 1
-        if self._untold:
-            record.msg = f"{record.msg} ({self._untold} more since the last line)"
-            self._untold = 0
-        return True
-
-
 def set_up(form: LogForm, *, calls: bool) -> None:
     """For a process that serves; libraries do not touch logging. `calls`: a line for every call, which costs about 20 us each."""
     handler = logging.StreamHandler(sys.stderr)
@@ -93,7 +68,6 @@ def set_up(form: LogForm, *, calls: bool) -> None:
     root.propagate = False
     root.setLevel(logging.INFO)
     access.setLevel(logging.INFO if calls else logging.WARNING)
-    turned_away.filters[:] = [Sparingly()]
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # what is wrong with a body is told to who sent it
 
 
@@ -113,12 +87,15 @@ def refused(problem: Problem) -> None:
 
     What could not be in time (429) is counted instead: under overload that is most of what comes.
     """
-    if problem.status >= 500 or problem.status == 429 or not turned_away.isEnabledFor(logging.INFO):
+    if problem.status >= 500 or problem.status == 429 or not turned_away.isEnabledFor(logging.INFO) or not _lines.may():
         return
     extra = {"call_id": problem.id, "status": problem.status, "code": problem.code}
     text = problem.detail[:200]
     if not text.isprintable():
         text = "".join(char if char.isprintable() else "?" for char in text)
+    if _lines.left_out:
+        text += f" ({_lines.left_out} more since the last line)"
+        _lines.left_out = 0
     turned_away.info("%s %d %s: %s", problem.id, problem.status, problem.code, text, extra=extra)
 
 
