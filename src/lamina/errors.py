@@ -6,7 +6,16 @@ what to do next (`hint`). `code` is the stable word clients may match on.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar, Final
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """A hint for a name that is none: the nearest of those there are, or else `otherwise`."""
+    import difflib  # for mistakes only
+
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]!r}?" if close else otherwise
 
 
 class LaminaError(Exception):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import pkgutil
@@ -10,7 +9,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from lamina.errors import LoadFailed, UnknownPlugin
+from lamina.errors import LoadFailed, UnknownPlugin, did_you_mean
 
 DEFAULT_POLICY = "frontier"
 """Where nobody names one."""
@@ -28,10 +27,9 @@ def load(package: str, name: str) -> ModuleType:
         return _load_file(Path(name))
     known = names(package)
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
         raise UnknownPlugin(
             f"no {name!r} in {package}; there are {', '.join(known)}",
-            hint=f"did you mean {close[0]!r}?" if close else f"write one file, {package}/{name}.py, or give a path to it",
+            hint=did_you_mean(name, known, f"write one file, {package}/{name}.py, or give a path to it"),
         )
     return importlib.import_module(f"lamina.{package}.{name}")
 

@@ -232,14 +232,20 @@ def test_a_limit_that_only_a_smaller_slice_keeps_to_is_refused_where_there_is_no
     assert (script.at(200 * MS).ending("c") != "cost") is answered
 
 
-def test_in_overload_those_that_take_most_are_turned_away():
+def much_demand(looks: int, busy: float) -> Demand:
+    """A hundred light and a hundred heavy calls before each look at a device that is so busy."""
     demand = Demand()
-    for look in range(5):
+    for look in range(looks):
         for _ in range(100):
             demand.offered("light")
             demand.offered("heavy")
-        demand.saw("gpu0", 1.0)
+        demand.saw("gpu0", busy)
         demand.look(look * 1_000 * MS, {"gpu0": 8}, {"light": {"gpu0": 40.0 * MS}, "heavy": {"gpu0": 400.0 * MS}})
+    return demand
+
+
+def test_in_overload_those_that_take_most_are_turned_away():
+    demand = much_demand(looks=5, busy=1.0)
     assert demand.tight
     assert all(demand.admits("light", ["gpu0"]) for _ in range(100))
     assert sum(demand.admits("heavy", ["gpu0"]) for _ in range(100)) < 20
@@ -263,13 +269,7 @@ def test_while_there_is_room_everybody_is_let_in():
 
 
 def test_more_calls_than_usual_turn_nobody_away_from_a_device_that_is_not_busy():
-    demand = Demand()
-    for look in range(2):
-        for _ in range(100):
-            demand.offered("light")
-            demand.offered("heavy")
-        demand.saw("gpu0", 0.7)
-        demand.look(look * 1_000 * MS, {"gpu0": 8}, {"light": {"gpu0": 40.0 * MS}, "heavy": {"gpu0": 400.0 * MS}})
+    demand = much_demand(looks=2, busy=0.7)
     assert not demand.tight and demand.admits("heavy", ["gpu0"])
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lamina.errors import BadValue
+from lamina.errors import BadValue, did_you_mean
 from lamina.planner.glet import Catalogue, Task
 
 _COLUMNS = {"model": ("model", "id", "name", "model_id"), "rate": ("rate", "rps"), "slo": ("slo", "slo_ms", "slo(ms)")}
@@ -76,8 +75,7 @@ def _task(place: str, row: Sequence[str], order: tuple[int, int, int], known: Ma
         raise BadValue(f"{place}: {','.join(row)!r} has too few fields", hint="write model,rate,SLO")
     model, rate, slo_ms = (row[column] for column in order)
     if model not in known:
-        close = difflib.get_close_matches(model, names, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
+        hint = did_you_mean(model, names, f"there are {', '.join(names)}")
         raise BadValue(f"{place}: model {model!r} is not known", hint=hint)
     return known[model], _positive(place, "rate", rate), _positive(place, "SLO", slo_ms, above=True)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from lamina.errors import BadValue
+from lamina.errors import BadValue, did_you_mean
 from lamina.planner.glet import COMPAT, NETWORK_GBITS, POLICIES, REPAIRED, Catalogue, Plan, Planner, Task
 
 if TYPE_CHECKING:
@@ -47,10 +47,7 @@ class Input:
 
 def check_policy(name: str) -> None:
     if name not in NAMES:
-        import difflib
-
-        close = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(NAMES)}"
+        hint = did_you_mean(name, NAMES, f"there are {', '.join(NAMES)}")
         raise BadValue(f"--policy {name!r}: no such policy can plan", hint=hint)
 
 

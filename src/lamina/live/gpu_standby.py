@@ -90,17 +90,16 @@ class Standby:
 
     def _bring(self, key: Key, held: Held) -> None:
         held_bytes = sum(other.weights_bytes for other in self._ready.values())
-        if held.model is None or held_bytes + held.weights_bytes > MOST_BYTES:
-            self._leave(held)
-            self._over()
-            return
-        try:
-            self._loading.place(held)
-        except Exception:
-            self._leave(held)
-            self._over()
-            return
-        held.maker.submit(self._meet, key, held)
+        if held.model is not None and held_bytes + held.weights_bytes <= MOST_BYTES:
+            try:
+                self._loading.place(held)
+            except Exception:  # whoever loads it says what is wrong
+                pass
+            else:
+                held.maker.submit(self._meet, key, held)
+                return
+        self._leave(held)
+        self._over()
 
     def _meet(self, key: Key, held: Held) -> None:
         """In its maker's thread: libraries see the shapes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ import msgspec
 
 from lamina import plugins, units
 from lamina.core.policy import Dispatch
-from lamina.errors import BadValue, LaminaError
+from lamina.errors import BadValue, LaminaError, did_you_mean
 
 Complain = Callable[[str, str, str], LaminaError]
 """(option, what is wrong, hint) -> the error to raise."""
@@ -40,11 +39,10 @@ def build(name: str, options: dict[str, Any] | None = None, complain: Complain =
     values: dict[str, Any] = {}
     for option, value in (options or {}).items():
         if option not in known:
-            close = difflib.get_close_matches(option, known, n=1)
             raise complain(
                 option,
                 f"{name} has no such option",
-                f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known) or 'none'}",
+                did_you_mean(option, known, f"it has {', '.join(known) or 'none'}"),
             )
         try:
             values[option] = msgspec.convert(_in_unit(option, value), hints.get(option, Any), strict=False)

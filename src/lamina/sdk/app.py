@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -12,7 +11,7 @@ from weakref import WeakKeyDictionary
 from msgspec.structs import replace
 
 from lamina.core.events import Deployed
-from lamina.errors import BadValue, UnknownTarget
+from lamina.errors import BadValue, UnknownTarget, did_you_mean
 from lamina.sdk.context import context
 from lamina.sdk.cron import parse as parse_cron
 from lamina.sdk.function import Function
@@ -195,8 +194,7 @@ class App:
         found = self.functions.get(name) or self.workflows.get(name)
         if found is None:
             known = [*self.functions, *self.workflows]
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there is {', '.join(known) or 'nothing'}"
+            hint = did_you_mean(name, known, f"there is {', '.join(known) or 'nothing'}")
             raise UnknownTarget(f"no function or workflow {name!r} in app {self.name!r}", hint=hint)
         return found
 

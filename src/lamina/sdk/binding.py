@@ -6,14 +6,13 @@ it runs, since a default need not be a value that can travel.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
 
-from lamina.errors import BadValue
+from lamina.errors import BadValue, did_you_mean
 
 
 class _Nothing:
@@ -74,8 +73,7 @@ def bind_named(params: Params, inputs: Mapping[Any, Any]) -> dict[str, Any]:
     known = {param.name for param in params}
     for name in inputs:
         if name not in known:
-            close = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there is {_names(params)}" if params else "it takes no input"
+            hint = did_you_mean(str(name), known, f"there is {_names(params)}" if params else "it takes no input")
             raise BadValue(f"unknown parameter {name!r}", hint=hint)
     bound = {}
     for param in params:

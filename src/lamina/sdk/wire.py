@@ -6,7 +6,6 @@ parameter it is that parameter, and a client does not know how many there are.
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -218,11 +217,10 @@ def error_of(response: Response) -> LaminaError:
 
 def unknown(server: Server, name: str, known: Sequence[str] = ()) -> errors.UnknownTarget:
     """`known`: what the server listed, if it was asked."""
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there is {', '.join(known)}" if known else ""
+    listed = f"there is {', '.join(known)}" if known else "client.functions() and client.workflows() list what is there"
     return errors.UnknownTarget(
         f"no function or workflow {name!r} at {server.url}",
-        hint=hint or "client.functions() and client.workflows() list what is there",
+        hint=errors.did_you_mean(name, known, listed),
     )
 
 

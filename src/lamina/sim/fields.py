@@ -7,14 +7,13 @@ misspelt option that is silently ignored makes a simulation of something else.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from lamina import units
-from lamina.errors import BadScenario, BadValue
+from lamina.errors import BadScenario, BadValue, did_you_mean
 from lamina.sim.toml_lines import Path
 
 _RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*/\s*([a-z]+)\s*")
@@ -55,10 +54,8 @@ class Field:
     def unknown(self, what: str, known: Iterable[str]) -> BadScenario:
         """`what` names no such thing; the hint is the nearest one, or all of them."""
         known = sorted(known)
-        close = difflib.get_close_matches(str(self.value), known, n=1)
-        if close:
-            return self.error(what, f"did you mean {close[0]!r}?")
-        return self.error(what, f"there is {', '.join(known)}" if known else "leave it out")
+        otherwise = f"there is {', '.join(known)}" if known else "leave it out"
+        return self.error(what, did_you_mean(str(self.value), known, otherwise))
 
     # ------------------------------------------------------------- structure
 
@@ -68,10 +65,9 @@ class Field:
         fields = {key: Field(self.file, self.lines, (*self.path, key), value) for key, value in self.value.items()}
         for key, field in fields.items():
             if known and key not in known:
-                close = difflib.get_close_matches(key, known, n=1)
                 raise field.error(
                     "there is no such field",
-                    f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}",
+                    did_you_mean(key, known, f"known here: {', '.join(known)}"),
                 )
         return fields
 

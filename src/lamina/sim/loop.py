@@ -43,7 +43,6 @@ def simulate(
     faults: Iterable[tuple[int, Event]] = (),
     on_end: Callable[[int, Ending], None] | None = None,
     watch: Watch | None = None,
-    until_us: int = NEVER_US,
     wakes_us: Callable[[int], int] | None = None,
 ) -> int:
     """Run until every call has ended; returns the virtual time of the end.
@@ -93,8 +92,6 @@ def simulate(
             now_us, event = arrives_us, CallArrived(coming)
             coming = next(arrivals, None)
             arrives_us = NEVER_US if coming is None else coming.arrived_us
-        if now_us > until_us:
-            return ended_us
         actions = handle(now_us, event)
         for action in actions:
             kind = type(action)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
-from lamina.errors import BadValue
+from lamina.errors import BadValue, did_you_mean
 from lamina.gateway.oip.models import Model, dtype_of
 from lamina.gateway.oip.tensors import SIZES, Given, count
 from lamina.values import MAX_EMPTY, MAX_RANK
@@ -85,5 +84,4 @@ def _check_wanted(model: Model, wanted: Sequence[str]) -> None:
 
 
 def _near(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name[:80], known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"there is {', '.join(known) or 'none'}"
+    return did_you_mean(name[:80], known, f"there is {', '.join(known) or 'none'}")
