@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+
 import pytest
 from hypothesis import settings
 
@@ -9,6 +11,14 @@ from tests.script import Script
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
+
+
+LEAVE_S = 120
+
+
+def pytest_unconfigure() -> None:
+    """A thread that never ends would keep the process for ever: then say where it is, and go."""
+    faulthandler.dump_traceback_later(LEAVE_S, exit=True)
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from typing import Any
 
 import pytest
 
@@ -97,6 +99,28 @@ def test_a_second_server_is_kept_out_until_the_first_has_gone(place: str):
     refused, version = within(place, work)
     assert isinstance(refused, StoreDown)
     assert version == 1
+
+
+def test_what_comes_while_it_is_being_closed_is_written_or_refused_and_the_close_ends(place: str):
+    may_end = threading.Event()
+
+    async def work(store: Store) -> tuple[Any, Any, Any]:
+        await written(store, put("first"))
+        slow = read(store, lambda db: may_end.wait(20))
+        closing = asyncio.create_task(store.close())
+        await asyncio.sleep(0)  # the close waits for the reader
+        during, too_late = written(store, put("during")), read(store, keys)
+        may_end.set()
+        await closing
+        return await slow, (await during, await too_late), (await written(store, put("late"), must=True), await read(store, keys))
+
+    async def after(store: Store) -> list[str]:
+        return await read(store, keys)
+
+    slow, during, late = within(place, work)
+    assert slow is True
+    assert during[0] == 1 and [type(told) for told in (during[1], *late)] == [StoreDown] * 3
+    assert within(place, after) == ["during", "first"]
 
 
 @pytest.mark.parametrize("place", ["", "mysql://x", "postgresqlx://"])

@@ -14,6 +14,7 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -76,11 +77,12 @@ class ThreadedStore:
         self._gathered: list[_Entry] = []
         self._writes: queue.SimpleQueue[list[_Entry] | None] = queue.SimpleQueue()
         self._reads: queue.SimpleQueue[list[_Entry] | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._ends: list[asyncio.Event] = []  #: of the thread that writes, and of the one that reads
         self._loop: asyncio.AbstractEventLoop | None = None
         self._down: StoreDown | None = None
         self._delivery: Delivery | None = None
         self._tried = threading.Event()  #: it has been opened, or could not be
+        self._reading = self._writing = True  #: until it is closed
         self.transactions = 0
         self.works = 0
 
@@ -101,18 +103,30 @@ class ThreadedStore:
         return self._down
 
     def start(self) -> None:
-        if not self._threads:
+        if not self._ends and self._reading:
             self._loop = asyncio.get_running_loop()
             self._delivery = Delivery(self._loop)
-            for target in (self._write_all, self._read_all):
-                thread = threading.Thread(target=target, name=f"lamina-store-{target.__name__.strip('_')}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+            self._ends = [self._thread(self._write_all), self._thread(self._read_all)]
+
+    def _thread(self, work: Callable[[], None]) -> asyncio.Event:
+        """Set when it has ended. Nobody joins it: a disk that hangs must not keep the process."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def all_of_it() -> None:
+            try:
+                work()
+            finally:
+                with contextlib.suppress(RuntimeError):  # the loop has gone
+                    loop.call_soon_threadsafe(ended.set)
+
+        threading.Thread(target=all_of_it, name=f"lamina-store-{work.__name__.strip('_')}", daemon=True).start()
+        return ended
 
     def write(self, work: Work[T], done: Done[T] | None = None, *, must: bool = False) -> None:
         self.start()
-        if self._down is not None and not must:
-            self._tell([(done, self._down, False)] if done is not None else [])
+        refusal = (None if must else self._down) if self._writing else self._closed()
+        if refusal is not None:
+            self._tell([(done, refusal, False)] if done is not None else [])
             return
         if not self._gathered:  # one parcel per turn of the loop: waking another thread costs more than most works
             assert self._loop is not None
@@ -126,14 +140,26 @@ class ThreadedStore:
 
     def read(self, work: Work[T], done: Done[T]) -> None:
         self.start()
-        self._reads.put([(work, done, False)])
+        if self._reading:
+            self._reads.put([(work, done, False)])
+        else:
+            self._tell([(done, self._closed(), False)])
 
     async def close(self) -> None:
-        threads, self._threads = self._threads, []
-        self._send()
-        for thread, entries in zip(reversed(threads), (self._reads, self._writes), strict=False):  # the writer tidies up, last
-            entries.put(None)
-            await asyncio.get_running_loop().run_in_executor(None, thread.join)
+        """For good. What is written while the last reads are waited for is still taken, and nothing after that."""
+        is_first, self._reading = self._reading, False
+        if is_first and self._ends:
+            writer, reader = self._ends
+            self._reads.put(None)
+            await reader.wait()
+            self._writing = False
+            self._send()
+            self._writes.put(None)
+            await writer.wait()
+        self._writing = False
+
+    def _closed(self) -> StoreDown:
+        return StoreDown(f"store {self.name}: it is closed", hint="the server is stopping; ask again when it is back")
 
     # ------------------------------------------------------------------- writing
 
