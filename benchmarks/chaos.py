@@ -59,13 +59,20 @@ def p99(times_ms: list[float]) -> float:
     return sorted(times_ms)[int(len(times_ms) * 0.99)] if times_ms else 0.0
 
 
-async def torture(pid: int, port: int, rate: float, seconds: float, every_s: float, seed: int = 1) -> History:
-    """Open-loop Poisson calls with a nonce each; a killer with a seed of its own beside them (none if `every_s` is 0)."""
+async def torture(
+    pid: int, port: int, rate: float, seconds: float, every_s: float, seed: int = 1, *, kills: int = 0, deadline_s: int = 0
+) -> History:
+    """Open-loop Poisson calls with a nonce each; a killer with a seed of its own beside them (none if `every_s` is 0).
+
+    For machines of any speed: with `kills` it goes on until so many workers died, each when all of them stood; with `deadline_s`
+    clients wait that long instead of what the app promises."""
     rng = random.Random(seed)
     history = History()
     answers: dict[str, int] = {}
     idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
     room = asyncio.Semaphore(900)  # the server takes a thousand connections
+    patience_s = deadline_s + 8
+    wish = b"Lamina-Deadline-Ms: %d\r\n" % (1000 * deadline_s) if deadline_s else b""
 
     async def call(nonce: str, due: float) -> None:
         async with room:
@@ -78,11 +85,11 @@ async def torture(pid: int, port: int, rate: float, seconds: float, every_s: flo
         else:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
         body = f'"{nonce}"'.encode()
-        writer.write(b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (PATH.encode(), len(body)) + body)
+        writer.write(b"POST %s HTTP/1.1\r\nHost: a\r\n%sContent-Length: %d\r\n\r\n" % (PATH.encode(), wish, len(body)) + body)
         try:
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 8)
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), patience_s)
             length = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
-            said = await asyncio.wait_for(reader.readexactly(length), 8)
+            said = await asyncio.wait_for(reader.readexactly(length), patience_s)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
             history.lost += 1
             writer.close()
@@ -106,6 +113,8 @@ async def torture(pid: int, port: int, rate: float, seconds: float, every_s: flo
         dice = random.Random(seed + 1)
         while True:
             await asyncio.sleep(every_s)
+            if kills:
+                await asyncio.to_thread(wait_for, f"http://127.0.0.1:{port}/readyz", None, 60.0)
             victims = sorted(children_by_parent().get(pid, []))
             if victims:
                 with contextlib.suppress(ProcessLookupError):
@@ -116,7 +125,7 @@ async def torture(pid: int, port: int, rate: float, seconds: float, every_s: flo
     begin = due = time.perf_counter()
     calls: set[asyncio.Task[None]] = set()
     number = 0
-    while due < begin + seconds:
+    while due < begin + seconds or history.kills < kills:
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         task = asyncio.create_task(call(f"{seed}-{number}", due))
         calls.add(task)

@@ -42,9 +42,9 @@ def wait_for(url: str, body: bytes | None, limit_s: float = 20.0) -> None:
 def started(
     command: list[str], env: dict[str, str] | None = None, log: IO[bytes] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """What it says goes to `log`; without one it should not say much."""
+    """What it says goes to `log`; without one nobody hears it, and no pipe can fill up and stop it."""
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **(env or {})}
-    process = subprocess.Popen(command, env=settings, stdout=subprocess.DEVNULL, stderr=log or subprocess.PIPE)
+    process = subprocess.Popen(command, env=settings, stdout=subprocess.DEVNULL, stderr=log or subprocess.DEVNULL)
     try:
         yield process
     finally:
@@ -54,8 +54,6 @@ def started(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        if process.stderr is not None:
-            process.stderr.close()
 
 
 @contextlib.contextmanager

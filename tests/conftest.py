@@ -5,11 +5,12 @@ from __future__ import annotations
 import faulthandler
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.script import Script
 
-settings.register_profile("repeatable", derandomize=True, deadline=None)
+# how quick the machine is today is no property of the code
+settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 
 

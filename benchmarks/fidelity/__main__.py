@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fidelity import cpu, emulated, gpu
+from benchmarks.fidelity import cpu, emulated, replay
 from benchmarks.fidelity.cases import SEED
 from lamina.profiler.make import commit
 
@@ -26,8 +26,8 @@ def main() -> None:
     if "cpu" in words:
         for name in [name for name in cpu.WORDS if name in words] or cpu.WORDS:
             _put(found, "cpu", asyncio.run(cpu.live(name)))
-    if "gpu" in words:
-        _put(found, "gpu", gpu.compared(Path(words[words.index("gpu") + 1])))
+    if "replay" in words:
+        _put(found, "gpu", replay.rows([Path(word) for word in words[words.index("replay") + 1 :]]))
     RESULT.write_text(json.dumps(found, indent=1) + "\n")
 
 
@@ -35,9 +35,9 @@ def _put(found: dict[str, Any], kind: str, rows: list[dict[str, Any]]) -> None:
     """In place of earlier rows of the same run."""
     for row in rows:
         print(json.dumps(row), flush=True)
-    new = {(row["what"], row["load"]) for row in rows}
-    found[kind] = [row for row in found.get(kind, []) if (row["what"], row["load"]) not in new] + rows
-    seconds = {"emulated": emulated.REPEATS * emulated.SECONDS, "cpu": cpu.PARTS * cpu.SECONDS, "gpu": gpu.SECONDS}[kind]
+    new = {_name(row) for row in rows}
+    found[kind] = [row for row in found.get(kind, []) if _name(row) not in new] + rows
+    seconds = {"emulated": emulated.REPEATS * emulated.SECONDS, "cpu": cpu.PARTS * cpu.SECONDS, "gpu": "as recorded"}[kind]
     found.setdefault("made", {})[kind] = {
         "date": datetime.date.today().isoformat(),
         "commit": commit(Path()),
@@ -45,6 +45,10 @@ def _put(found: dict[str, Any], kind: str, rows: list[dict[str, Any]]) -> None:
         "seconds": seconds,
         "load": round(os.getloadavg()[0], 2),
     }
+
+
+def _name(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row.get("run"), row["what"], row["load"]
 
 
 if __name__ == "__main__":

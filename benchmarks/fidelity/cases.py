@@ -23,6 +23,7 @@ from lamina.types import Call, DeviceSpec
 
 SEED = 3
 SEEDS = range(SEED, SEED + 7)
+REFUSED = -1
 WARM_US = 1_000_000
 """Simulated before the first call: live, the instances that must stand are loaded before it too."""
 
@@ -76,15 +77,21 @@ def ends_of(case: Case, seed: int = SEED) -> list[Ending]:
 
 def told(calls: list[Call], ends: list[Ending]) -> dict[str, float]:
     """Of `calls`, whose ends may come in any order."""
-    goal_us = {call.id: call.deadline_us - call.arrived_us for call in calls}
-    took = sorted(end.latency_us for end in ends if isinstance(end, Reply)) or [0]
-    in_time = sum(isinstance(end, Reply) and end.latency_us <= goal_us[end.call_id] for end in ends)
     assert len(ends) == len(calls), (len(ends), len(calls))
+    latency_us = {end.call_id: end.latency_us if isinstance(end, Reply) else REFUSED for end in ends}
+    return told_of(calls, [latency_us[call.id] for call in calls])
+
+
+def told_of(calls: Sequence[Call], latencies_us: Sequence[int]) -> dict[str, float]:
+    """Of `calls` and how long each took; `REFUSED`: there was no answer."""
+    took = sorted(us for us in latencies_us if us != REFUSED) or [0]
+    ends = zip(calls, latencies_us, strict=True)
+    in_time = sum(us != REFUSED and us <= call.deadline_us - call.arrived_us for call, us in ends)
     return {
-        "answered": sum(isinstance(end, Reply) for end in ends),
+        "answered": sum(us != REFUSED for us in latencies_us),
         "p50_ms": took[len(took) // 2] / 1000,
         "p99_ms": took[int(0.99 * len(took))] / 1000,
-        "attainment": round(in_time / len(ends), 4),
+        "attainment": round(in_time / len(calls), 4),
     }
 
 
@@ -124,7 +131,3 @@ def off(expected: dict[str, float], live: dict[str, Any]) -> dict[str, Any]:
         "p99 off": round(live["p99_ms"] / expected["p99_ms"] - 1, 4),
         "attainment off": round(live["attainment"] - expected["attainment"], 4),
     }
-
-
-def row(what: str, load: float, case: Case, found: dict[str, Any]) -> dict[str, Any]:
-    return {"what": what, "load": load, "calls": len(case.calls)} | off(simulated([case]), found)

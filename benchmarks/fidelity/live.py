@@ -27,7 +27,7 @@ Runs = dict[tuple[int, int], list[Took]]
 
 
 class Batch(NamedTuple):
-    """One batch of a live run; times on the loop's clock."""
+    """One batch of a live run; times on the clock of the calls."""
 
     function: str
     size: int
@@ -63,7 +63,8 @@ async def served(loop: LiveLoop, calls: list[Call], inputs: Mapping[str, dict[st
         held_us.append(loop.decided_us)
         if isinstance(event, BatchFinished) and event.batch_id in open_:
             begun_us, start = open_.pop(event.batch_id)
-            batches.append(Batch(start.function, len(start.jobs), begun_us, now_us, event.device_us, bool(start.after)))
+            begun_us, ended_us = begun_us - offset_us, now_us - offset_us
+            batches.append(Batch(start.function, len(start.jobs), begun_us, ended_us, event.device_us, bool(start.after)))
         for action in actions:
             if isinstance(action, StartBatch):
                 open_[action.batch_id] = (now_us, action)

@@ -16,6 +16,9 @@ NEVER_US = 2**62
 
 OnMiss = Literal["shed", "serve"]
 
+LEAST_KEPT = 0.75
+"""Of its share of a device a function keeps at least so much when that is rounded to units."""
+
 
 class Slo(Struct, frozen=True, kw_only=True):
     """A latency goal: `latency_us` from arrival to answer, for a share `target` of the calls.
@@ -50,7 +53,7 @@ class SliceLimits(Struct, frozen=True, kw_only=True):
     """What a device can do, as data, so that no policy asks which kind it is."""
 
     sizes: tuple[int, ...] = ()  #: unit counts a slice may have; empty: any
-    aligned: bool = False  #: a slice starts at a multiple of its size (fixed catalogues of partitions)
+    aligned: bool = False  #: a slice starts at a multiple of its size, counted from either end (fixed catalogues of partitions)
     per_batch: bool = True  #: a slice may be chosen anew for every batch; else only standing slices
     resize_us: int = 0  #: what moving a standing slice costs
     batches_per_instance: int = 1  #: batches one instance runs at once; 0: as many as there are slices
@@ -112,11 +115,19 @@ class FunctionSpec(Struct, frozen=True, kw_only=True):
         return self.gpu != "must" if family == "cpu" else self.gpu != "no"
 
     def units_on(self, device: DeviceSpec) -> int:
-        """Units of `device` one batch takes by default: the smallest size it has that covers the wish, else its largest."""
+        """Units of `device` one batch takes by default: the smallest size it has that covers the wish, else its largest.
+
+        A share is rounded down, so that those which add up to one device run there at the same time; up only where down would take
+        more than a quarter of it, which happens to shares of less than three units. 0.33 of 15 is a third.
+        """
         if device.family == "cpu":
             wish = self.cores
+        elif self.share:
+            exact = self.share * device.units
+            wish = int(exact + 1 / (device.units + 1))  # so little is short in all of them that it never adds up to a unit
+            wish += wish < LEAST_KEPT * exact
         else:
-            wish = max(1, -(-round(self.share * device.units * 1000) // 1000)) if self.share else device.units
+            wish = device.units
         wish = min(max(1, wish), device.units)
         if not device.limits.sizes:
             return wish

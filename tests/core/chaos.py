@@ -387,8 +387,9 @@ class Chaos:
             ev.Tick(),
         ]
         booked = [batch_id for batch_id, lease in self.ledger.batches.items() if not lease.running]
-        if booked:
-            nonsense.append(ev.BatchFinished(self.rng.choice(booked), 5))
+        if booked:  # its end overtakes that of the one before it
+            self.ended.append(self.rng.choice(booked))
+            nonsense += [ev.BatchFinished(self.ended[-1], 5)] * 4
         if self.running():  # a worker that cannot count, or whose clock is broken
             batch_id = self.rng.choice(self.running())
             self.ended.append(batch_id)

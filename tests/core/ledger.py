@@ -55,7 +55,7 @@ class Ledger:
         match event:
             case ev.BatchFinished():
                 lease = self.batches.get(event.batch_id)
-                if lease is not None and lease.running:
+                if lease is not None:  # booked or begun: what has run has run
                     self.done |= {job.id for job in lease.action.jobs}
                     self._end(lease)
             case ev.BatchFailed():
@@ -169,7 +169,8 @@ class Ledger:
         assert mask == ((1 << units) - 1) << start, f"{mask:b} is not one block"
         assert mask < 1 << device.units, f"{device.id} has no units {mask:b}"
         assert not device.limits.sizes or units in device.limits.sizes, f"{device.id} has no slices of {units}"
-        assert not device.limits.aligned or start % units == 0, f"{mask:b} does not start where it may"
+        from_above = device.units - start
+        assert not device.limits.aligned or start % units == 0 or from_above % units == 0, f"{mask:b} does not start where it may"
 
     def _start(self, now_us: int, action: do.StartBatch) -> None:
         device, loaded = self.devices[action.device], self.instances[action.instance]

@@ -35,7 +35,7 @@ def serve(script: Script, handler: Any = echo, limits: Limits | None = None) -> 
         server = Server(handler, problem, limits)
         port = await server.start("127.0.0.1", 0)
         try:
-            return await asyncio.wait_for(script(port, server), 20)
+            return await asyncio.wait_for(script(port, server), 60)
         finally:
             await server.stop()
 

@@ -59,7 +59,7 @@ async def worked_us(names: Sequence[str], kill: str = "") -> list[int]:
     await asyncio.sleep(0)
     if kill:
         engine.perform(Kill(kill, "a test"))
-    await asyncio.wait_for(done.wait(), 5)
+    await asyncio.wait_for(done.wait(), 60)
     await loop.stop()
     assert all(isinstance(ending, Reply) for ending in ends)
     return took_us

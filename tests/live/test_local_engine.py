@@ -131,7 +131,7 @@ class Stage:
         self.results[job.id] = error
 
     async def event(self) -> Event:
-        return await asyncio.wait_for(self.events.get(), 20)
+        return await asyncio.wait_for(self.events.get(), 60)
 
     async def load(self, function: str, instance: str = "", mask: int = 0) -> str:
         instance = instance or f"{function}-1"
@@ -181,7 +181,7 @@ class Gate:
         os.mkfifo(self.path)
 
     async def reached(self) -> None:
-        self._file = await asyncio.wait_for(asyncio.to_thread(open, self.path, "wb", buffering=0), 20)
+        self._file = await asyncio.wait_for(asyncio.to_thread(open, self.path, "wb", buffering=0), 60)
 
     def open(self) -> None:
         self._file.write(b"done")

@@ -128,4 +128,4 @@ def test_a_server_looks_once_if_it_is_told_to(app: Path, wanted: bool) -> None:
         finally:
             await live.loop.stop()
 
-    assert asyncio.run(asyncio.wait_for(known(), 30)) == {"double": wanted, "once": False}
+    assert asyncio.run(asyncio.wait_for(known(), 90)) == {"double": wanted, "once": False}

@@ -24,8 +24,8 @@ def test_the_context_ends_with_its_batch():
 
 
 def test_time_left_counts_down_from_what_the_worker_set():
-    left_ms = Context(ends_s=ends_in(2_000_000)).remaining_ms()
-    assert 1_000 < left_ms <= 2_000
+    left_ms = Context(ends_s=ends_in(600_000_000)).remaining_ms()
+    assert 300_000 < left_ms <= 600_000
 
 
 def test_a_gpu_slice_has_cores_of_its_own():

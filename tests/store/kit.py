@@ -12,7 +12,7 @@ from lamina.store.open import open_store
 T = TypeVar("T")
 
 
-def within(place: str | Store, work: Callable[[Store], Coroutine[Any, Any, T]], limit_s: float = 20.0) -> T:
+def within(place: str | Store, work: Callable[[Store], Coroutine[Any, Any, T]], limit_s: float = 60.0) -> T:
     async def bounded() -> T:
         store = open_store(place) if isinstance(place, str) else place
         store.start()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lamina.errors import BadValue, Conflict, LaminaError, StoreDown
-from lamina.store import kv, outbox
+from lamina.store import kv, outbox, threads
 from lamina.store.base import Session, Store
 from lamina.store.open import open_store
 from lamina.store.threads import ThreadedStore
@@ -121,6 +121,38 @@ def test_what_comes_while_it_is_being_closed_is_written_or_refused_and_the_close
     assert slow is True
     assert during[0] == 1 and [type(told) for told in (during[1], *late)] == [StoreDown] * 3
     assert within(place, after) == ["during", "first"]
+
+
+def test_a_read_that_hangs_does_not_keep_the_close(place: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(threads, "CLOSE_S", 0.05)
+    may_end = threading.Event()
+
+    async def work(store: Store) -> Any:
+        await written(store, put("first"))
+        slow = read(store, lambda db: may_end.wait(60))
+        last = written(store, put("last"))
+        await store.close()
+        may_end.set()
+        return await last, await slow
+
+    assert within(place, work) == (1, True)
+
+
+def test_a_reader_whose_connection_breaks_reads_again(place: str):
+    class Breaks(Exception):
+        """No fault of the store's, so it is asked to roll back, and cannot."""
+
+    def broken(db: Session) -> None:
+        db.close()  # type: ignore[attr-defined]
+        raise Breaks
+
+    async def work(store: Store) -> list[Any]:
+        await written(store, put("k"))
+        return [await read(store, broken), await read(store, keys)]
+
+    told, found = within(place, work)
+    assert type(told) is LaminaError
+    assert found == ["k"]
 
 
 @pytest.mark.parametrize("place", ["", "mysql://x", "postgresqlx://"])

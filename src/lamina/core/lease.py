@@ -10,11 +10,18 @@ from lamina.types import DeviceSpec
 
 
 @lru_cache(maxsize=4096)
+def aligned_starts(units: int, total: int) -> tuple[int, ...]:
+    """Where a block of a fixed catalogue may begin: at a multiple of its size, counted from either end. From one end alone, two
+    blocks that fill a device between them would often have no place beside each other: 10 and 5 of 15 have, 11 and 4 would not."""
+    return tuple(dict.fromkeys((*range(0, total - units + 1, units), *range(total - units, -1, -units))))
+
+
+@lru_cache(maxsize=4096)
 def find_run(free: int, units: int, aligned: bool, total: int) -> int:
-    """The lowest `units` neighbouring units of `free` as a mask, or 0. Neighbours, so that a slice is one block."""
+    """The first `units` neighbouring units of `free` as a mask, or 0. Neighbours, so that a slice is one block."""
     block = (1 << units) - 1
     if aligned:
-        for start in range(0, total - units + 1, units):
+        for start in aligned_starts(units, total):
             mask = block << start
             if free & mask == mask:
                 return mask
@@ -126,7 +133,7 @@ class Device:
             and mask == low * ((1 << units) - 1)
             and mask <= self.everything
             and (not limits.sizes or units in limits.sizes)
-            and (not limits.aligned or (low.bit_length() - 1) % units == 0)
+            and (not limits.aligned or low.bit_length() - 1 in aligned_starts(units, self.spec.units))
         )
 
     def take(self, batch_id: int, mask: int, cores: int = 0) -> None:

@@ -1,6 +1,8 @@
 """What goes well, and what is learnt from it: batches that finished, instances that are ready. The twin of `mishaps.py`.
 
 What comes back for a batch nobody knows is ignored, so a result delivered twice, or after a crash was reported, does nothing.
+The end of a booked batch may be told before the end of the one it is behind: two ends take different ways. What has run has run, so
+it counts at once; the slice stays with the one before it.
 """
 
 from __future__ import annotations
@@ -33,11 +35,13 @@ class Successes:
 
     def batch_finished(self, event: BatchFinished) -> None:
         batch = self._state.batches.get(event.batch_id)
-        if batch is None or batch.started_us < 0:
+        if batch is None:
             return
         device_us = max(0, event.device_us)
         self._book(batch, device_us)
         self._fleet.release(batch)
+        if batch.started_us < 0:
+            batch.started_us = max(self._view.now_us - device_us, *[job.enqueued_us for job in batch.jobs])
         device, count = batch.device.spec, len(batch.jobs)
         label = mask_label(device.id, batch.mask)
         cost = device_us * device.lease_price(batch.mask.bit_count(), batch.cores) / count

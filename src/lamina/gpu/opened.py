@@ -11,7 +11,8 @@ from lamina.gpu.executor import Executor, on_gpu
 from lamina.types import SliceLimits
 
 CATALOGUE = SliceLimits(aligned=True, batches_per_instance=0)
-"""Slices of any size that start at a multiple of it: 45 on an H200 instead of 120, so that graphs for them can be had."""
+"""Slices of any size that start at a multiple of it, from either end: 66 on an H200 instead of 120, so that graphs for them can
+be had."""
 
 NAMES = ("green", "mig", "cpu", "null")
 

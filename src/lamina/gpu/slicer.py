@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lamina.core.lease import Device
+from lamina.core.lease import Device, aligned_starts
 from lamina.errors import BadValue, LaminaError
 from lamina.types import DeviceSpec
 
@@ -51,7 +51,7 @@ def check_mask(device: DeviceSpec, mask: int) -> None:
     """Refuse what the device cannot make, and say what it can."""
     if mask <= 0 or not Device(device).allows(mask):
         sizes = f"of {', '.join(map(str, device.limits.sizes))} units" if device.limits.sizes else "of any size"
-        place = ", starting at a multiple of its size" if device.limits.aligned else ""
+        place = ", starting at a multiple of its size from either end" if device.limits.aligned else ""
         raise BadValue(
             f"mask {mask:#x} is not a slice of {device.id}", hint=f"a slice is one block {sizes} among {device.units}{place}"
         )
@@ -63,7 +63,7 @@ def blocks(device: DeviceSpec) -> list[int]:
     return [
         ((1 << size) - 1) << start
         for size in sizes
-        for start in range(0, device.units - size + 1, size if device.limits.aligned else 1)
+        for start in (aligned_starts(size, device.units) if device.limits.aligned else range(device.units - size + 1))
     ]
 
 

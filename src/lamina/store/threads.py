@@ -29,7 +29,11 @@ T = TypeVar("T")
 RETRY_S = 0.25
 """How often a store that is down is tried."""
 
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
+"""For the tables to be made, before somebody reads: on a slow disk that takes seconds."""
+
+CLOSE_S = 15.0
+"""So long the last reads are waited for, and the last writes: a disk that hangs keeps nobody from leaving."""
 
 GROUP = 2_000
 """Works in one transaction, at most: the first of them must not wait for ever."""
@@ -151,12 +155,19 @@ class ThreadedStore:
         if is_first and self._ends:
             writer, reader = self._ends
             self._reads.put(None)
-            await reader.wait()
+            await self._has_ended(reader)
             self._writing = False
             self._send()
             self._writes.put(None)
-            await writer.wait()
+            await self._has_ended(writer)
         self._writing = False
+
+    async def _has_ended(self, thread: asyncio.Event) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await thread.wait()
+        except TimeoutError:
+            log.error("store %s: it hangs, and what it has not done by now is given up", self.name)
 
     def _closed(self) -> StoreDown:
         return StoreDown(f"store {self.name}: it is closed", hint="the server is stopping; ask again when it is back")
@@ -184,6 +195,8 @@ class ThreadedStore:
                 connection = None
                 if not is_open:
                     break
+        given_up = self._down or self._closed()
+        self._tell([(done, given_up, True) for _, done, _ in pending if done is not None])
         _close(connection)
 
     def _gather(self, pending: deque[_Entry], is_new: bool) -> bool:
@@ -279,11 +292,9 @@ class ThreadedStore:
                 self._tell([(done, work(connection), False)])
             except Exception as error:
                 ailment = self._backend.ailment(error)
-                if ailment is not None:
+                if ailment is not None or not _rolled_back(connection):
                     _close(connection)
                     connection = None
-                elif connection is not None:
-                    connection.rollback()
                 self._tell([(done, ailment or _as_ours(error), False)])
         _close(connection)
 
@@ -308,6 +319,16 @@ def _as_ours(error: Exception) -> LaminaError:
         return error
     log.error("a work for the store failed", exc_info=error)
     return LaminaError("the store could not do this", hint="see the server's log")
+
+
+def _rolled_back(connection: Connection | None) -> bool:
+    """False: it is of no more use."""
+    try:
+        if connection is not None:
+            connection.rollback()
+    except Exception:
+        return False
+    return True
 
 
 def _close(connection: Connection | None) -> None:

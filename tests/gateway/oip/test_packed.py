@@ -19,7 +19,7 @@ def unpack(body: bytes, encoding: bytes = b"gzip") -> Any:
     async def main() -> Any:
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         opened(body, encoding, LIMIT, done.set_result)
-        return await asyncio.wait_for(done, 10)
+        return await asyncio.wait_for(done, 60)
 
     return asyncio.run(main())
 
