@@ -12,7 +12,7 @@ import math
 import os
 import random
 import statistics
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -30,13 +30,25 @@ LOADS = (0.5, 0.7, 0.8)
 """Of what the function can do in its largest batches."""
 WARM_S, WARM_RATE = 2.0, 60.0
 """Of load before anything counts: what handing over takes in service is seen there."""
-PARTS, SECONDS, ROUND_S = 2, 5.0, 0.6
+PARTS, SECONDS, ROUND_S = 2, 5.0, 1.2
 PACES = 60
 """Drawn for a band."""
 SAMPLE = {"x": 1}
 
 
-async def live(name: str, loads: tuple[float, ...] = LOADS) -> list[dict[str, Any]]:
+class Lived(NamedTuple):
+    """All that needs a quiet machine."""
+
+    name: str
+    loads: list[tuple[float, list[tuple[Case, Found]]]]  #: and the parts of each
+    wander: float
+
+
+def rows(lived: Lived) -> list[dict[str, Any]]:
+    return [compared(lived.name, load, parts, lived.wander) for load, parts in lived.loads]
+
+
+async def live(name: str, loads: tuple[float, ...] = LOADS) -> Lived:
     started = open_local(APP, policy=policies.build("edf"))
     loop, function = started.loop, started.app.functions[name].spec
     deployed = Deployed((function,))
@@ -66,7 +78,7 @@ async def live(name: str, loads: tuple[float, ...] = LOADS) -> list[dict[str, An
                 parts.append((case, found))
             made.append((load, parts))
             all_rounds += rounds
-        return [compared(name, load, parts, wandering(all_rounds)) for load, parts in made]
+        return Lived(name, made, wandering(all_rounds))
     finally:
         os.sched_setaffinity(0, cores)
         await loop.stop()

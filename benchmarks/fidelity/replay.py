@@ -91,10 +91,17 @@ def _far(runs: Runs) -> float:
 
 
 def _handovers(run: Recording, place: int) -> dict[str, Handover]:
-    """As the same company was served a moment ago; where nobody noted it before the first load, a moment later."""
-    if place % LOADS == 0:
-        return run.handovers[place // LOADS] if run.handovers else handovers(run.phases[place + 1].batches)
-    return handovers(run.phases[place - 1].batches)
+    """As the same company was served a moment before and a moment after, like the profile. The warm-up is before the first."""
+    first = place - place % LOADS
+    warm = run.handovers[place // LOADS : place // LOADS + 1] if place == first else []
+    around = [other for other in (place - 1, place + 1) if first <= other < min(first + LOADS, len(run.phases))]
+    seen = warm + [handovers(run.phases[other].batches) for other in around]
+    lines = {name: [one[name] for one in seen if name in one] for name in run.phases[place].who}
+    return {
+        name: Handover(statistics.fmean(one.batch_us for one in found), statistics.fmean(one.item_us for one in found))
+        for name, found in lines.items()
+        if found
+    }
 
 
 def _alone_us(run: Recording) -> dict[str, dict[int, float]]:

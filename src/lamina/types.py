@@ -117,8 +117,8 @@ class FunctionSpec(Struct, frozen=True, kw_only=True):
     def units_on(self, device: DeviceSpec) -> int:
         """Units of `device` one batch takes by default: the smallest size it has that covers the wish, else its largest.
 
-        A share is rounded down, so that those which add up to one device run there at the same time; up only where down would take
-        more than a quarter of it, which happens to shares of less than three units. 0.33 of 15 is a third.
+        A share is rounded down, so that those which add up to one device run there at the same time; up only where down would
+        take more than a quarter of it, which happens to shares of less than three units. 0.33 of 15 is a third.
         """
         if device.family == "cpu":
             wish = self.cores

@@ -108,14 +108,24 @@ def tasks() -> dict[str, Callable[..., Any]]:
     slow.takes_s = 5.0  # type: ignore[attr-defined]
     beating.takes_s, beating.beats_s = 5.0, 1.0  # type: ignore[attr-defined]
     found = [boom, other, flaky, in_turn, slow, slow_once, beating, for_seconds, odd_fails]
-    return {
-        **{function.__name__: function for function in found},
-        "echo": lambda given: given,
-        "double": lambda given: given * 2,
-        "calls": lambda _: count("calls"),
-        "nothing": lambda _: None,
-        "shape": lambda _: {"a": 1, "b": {"c": [10, 20]}},
-    }
+    return timeless(
+        {
+            **{function.__name__: function for function in found},
+            "echo": lambda given: given,
+            "double": lambda given: given * 2,
+            "calls": lambda _: count("calls"),
+            "nothing": lambda _: None,
+            "shape": lambda _: {"a": 1, "b": {"c": [10, 20]}},
+        }
+    )
+
+
+def timeless(tasks: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """Who does not say how long it takes takes nothing, however busy the machine is."""
+    for task in tasks.values():
+        if not hasattr(task, "takes_s"):
+            task.takes_s = 0.0  # type: ignore[attr-defined]
+    return tasks
 
 
 def run(case: Case) -> Outcome:

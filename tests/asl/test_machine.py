@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -10,12 +11,12 @@ import pytest
 from lamina.asl.compile import compile_flow
 from lamina.core.events import Tick
 from lamina.live.machine import Machine, Outcome, TaskContext
-from tests.asl.kit import catch, machine, one, task
+from tests.asl.kit import catch, machine, one, task, timeless
 
 
 def run(document: dict[str, Any], given: Any = None, virtual: bool = True, **tasks: Any) -> Outcome:
     flow = compile_flow(document, "machine", lambda resource: (resource, None))
-    return Machine(flow, tasks, virtual=virtual, began_us=0, seed=1).run({} if given is None else given)
+    return Machine(flow, timeless(tasks), virtual=virtual, began_us=0, seed=1).run({} if given is None else given)
 
 
 def test_years_pass_in_no_time():

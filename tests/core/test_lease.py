@@ -154,14 +154,6 @@ def test_a_function_wants_a_size_the_device_has(units: int, share: float, sizes:
     assert not sizes or wanted in sizes
 
 
-@pytest.mark.parametrize(
-    ("share", "units", "expected"), [(1 / 3, 9, 3), (0.25, 16, 4), (0.26, 16, 5), (0.001, 16, 1), (1.0, 16, 16), (0.0, 16, 16)]
-)
-def test_a_share_is_rounded_up_to_units(share: float, units: int, expected: int):
-    spec = DeviceSpec(id="d", kind="k", units=units, memory_mib=1)
-    assert FunctionSpec(name="f", share=share, gpu="may").units_on(spec) == expected
-
-
 @pytest.mark.parametrize(("cores", "expected"), [(1, 1), (3, 3), (99, 8), (0, 1)])
 def test_on_a_cpu_a_function_wants_its_cores(cores: int, expected: int):
     spec = DeviceSpec(id="d", kind="cpu", family="cpu", units=8, memory_mib=1)

@@ -357,9 +357,9 @@ def test_the_first_caller_of_a_function_waits_for_its_load_and_a_deadline_of_its
     app = write_app(
         tmp_path,
         "import time, lamina\napp = lamina.App('a')\n@app.function(slo='50ms')\nclass f:\n"
-        "    def load(self): time.sleep(0.3)\n    def __call__(self, x): return x\n",
+        "    def load(self): time.sleep(1.5)\n    def __call__(self, x): return x\n",
     )
     call = ("POST", "/v1/functions/f", b"1", "application/json")
-    own, first = asked(app, (*call, {"Lamina-Deadline-Ms": "5"}), call)
+    own, first = asked(app, (*call, {"Lamina-Deadline-Ms": "1000"}), call)
     assert (own.status, first.status) == (504, 200)
     assert float(first.headers["lamina-cold-start-ms"]) > 50

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -314,6 +315,25 @@ def test_a_client_that_leaves_is_noticed_once() -> None:
 
     serve(script, handler)
     assert gone == ["gone"]
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_who_comes_while_the_server_stops_is_not_left_waiting(turns: int) -> None:
+    """Whatever turn of the loop it is: taken by the system, taken by us, or connected."""
+
+    async def main() -> bytes:
+        server = Server(echo, problem)
+        port = await server.start("127.0.0.1", 0)
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.setblocking(False)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await server.stop()
+            with contextlib.suppress(ConnectionError):
+                return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 100), 60)
+        return b""
+
+    assert asyncio.run(main()) == b""
 
 
 def test_a_handler_that_breaks_costs_one_answer_only() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 from itertools import takewhile
 
 import pytest
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.live
 
 SECONDS = 8
 TRIES = 4
-KEEPS_TIME_MS = 2.0  #: timers later than this mean that the machine was busy with something else
+KEEPS_TIME_MS = {0.99: 2.0, 0.999: 8.0}  #: timers later than this mean that the machine was busy with something else
 #: four slices, batches of up to eight: 4 x 8 / 48 ms = 667 calls a second; offered are 70 % of that
 SCENARIO = parse(
     """
@@ -84,8 +86,8 @@ def arrivals(scenario: Scenario) -> list[Call]:
     return list(takewhile(lambda call: call.arrived_us < SECONDS * 1_000_000, calls_of(scenario)))
 
 
-async def emulated_ms(scenario: Scenario, controller: Controller) -> tuple[list[float], float]:
-    """The very same calls at the very same times, on the clock on the wall; and how late timers were, at the 99th percentile."""
+async def emulated_ms(scenario: Scenario, controller: Controller) -> tuple[list[float], list[float]]:
+    """The very same calls at the very same times, on the clock on the wall; and how late timers were."""
     its_world = world(scenario)
     loop = LiveLoop(controller, EmulatedEngine(list(scenario.devices), its_world), Pretence(its_world))
     await loop.start(Deployed(functions=scenario.functions, flows=scenario.flows))
@@ -121,20 +123,21 @@ async def emulated_ms(scenario: Scenario, controller: Controller) -> tuple[list[
         )
         due_us = begin_us + call.arrived_us
         timer.at(due_us, lambda shifted=shifted, due_us=due_us: submit(shifted, due_us))
-    await asyncio.wait_for(done.wait(), SECONDS + 10)
+    with contextlib.suppress(TimeoutError):  # on a machine that does not keep time
+        await asyncio.wait_for(done.wait(), SECONDS + 10)
     timer.close()
     await loop.stop()
-    return sorted(latencies), sorted(late_ms)[int(0.99 * len(late_ms))]
+    return sorted(latencies), sorted([*late_ms, *[math.inf] * left])
 
 
 def test_median_and_tail_agree_within_five_percent_at_seventy_percent_load() -> None:
     in_theory = simulated_ms(SCENARIO)
     for _ in range(TRIES):
         in_practice, late_ms = asyncio.run(emulated_ms(SCENARIO, controller_of(SCENARIO)))
-        if late_ms <= KEEPS_TIME_MS:
+        if all(late_ms[int(part * len(late_ms))] <= most_ms for part, most_ms in KEEPS_TIME_MS.items()):
             break
     else:
-        pytest.skip(f"this machine does not keep time: timers came {late_ms:.1f} ms late")
+        pytest.skip(f"this machine does not keep time: timers came up to {late_ms[-1]:.1f} ms late")
     assert len(in_practice) == len(in_theory) > 3_000
     for part in (0.5, 0.99):
         expected = in_theory[int(part * len(in_theory))]

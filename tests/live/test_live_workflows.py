@@ -88,11 +88,16 @@ def batched(x):
 
 
 @app.workflow()
-async def heard(seconds, beats):
+async def heard(seconds):
     try:
-        return await work.heartbeat("300ms")(seconds, beats)
+        return await work.heartbeat("300ms")(seconds)
     except TimeoutError as error:
         return str(error)
+
+
+@app.workflow()
+async def heard_in_time(seconds):
+    return await work.heartbeat("2s")(seconds, True)
 
 
 @app.workflow()
@@ -159,15 +164,15 @@ def call(client: lamina.Client, name: str, **inputs: Any) -> Any:
 
 
 def test_a_step_that_is_silent_for_too_long_is_given_up(client: lamina.Client):
-    assert "silent for longer" in call(client, "heard", seconds=1.0, beats=False)
+    assert "silent for longer" in call(client, "heard", seconds=2.0)
 
 
 def test_a_step_that_says_it_is_alive_may_take_its_time(client: lamina.Client):
-    assert call(client, "heard", seconds=1.0, beats=True) == 1.0
+    assert call(client, "heard_in_time", seconds=2.5) == 2.5
 
 
 def test_a_block_is_left_when_its_time_is_up(client: lamina.Client):
-    assert call(client, "limited", seconds=1.0) == "late"
+    assert call(client, "limited", seconds=2.0) == "late"
 
 
 def test_every_step_knows_what_is_left_of_the_run(client: lamina.Client):

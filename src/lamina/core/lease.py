@@ -12,7 +12,7 @@ from lamina.types import DeviceSpec
 @lru_cache(maxsize=4096)
 def aligned_starts(units: int, total: int) -> tuple[int, ...]:
     """Where a block of a fixed catalogue may begin: at a multiple of its size, counted from either end. From one end alone, two
-    blocks that fill a device between them would often have no place beside each other: 10 and 5 of 15 have, 11 and 4 would not."""
+    blocks that fill a device between them would often have no place beside each other: 10 and 5 of 15 would, 11 and 4 not."""
     return tuple(dict.fromkeys((*range(0, total - units + 1, units), *range(total - units, -1, -units))))
 
 

@@ -1,8 +1,8 @@
 """What goes well, and what is learnt from it: batches that finished, instances that are ready. The twin of `mishaps.py`.
 
 What comes back for a batch nobody knows is ignored, so a result delivered twice, or after a crash was reported, does nothing.
-The end of a booked batch may be told before the end of the one it is behind: two ends take different ways. What has run has run, so
-it counts at once; the slice stays with the one before it.
+The end of a booked batch may be told before the end of the one it is behind: two ends may take different ways. What has run has
+run, so it counts at once; the slice stays with the one before it.
 """
 
 from __future__ import annotations

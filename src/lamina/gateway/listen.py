@@ -14,6 +14,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 
 log = logging.getLogger("lamina")
 
@@ -57,15 +58,26 @@ class Listener:
             connection.setblocking(False)
             opening = self._loop.create_task(self._open(connection))
             self._opening.add(opening)
-            opening.add_done_callback(self._opening.discard)
+            opening.add_done_callback(partial(self._opened, connection))
 
     def _again(self, sock: socket.socket) -> None:
         if sock in self.sockets:
             self._loop.add_reader(sock, self._accept, sock)
 
     async def _open(self, connection: socket.socket) -> None:
+        """Who was taken, and is not connected before we stop listening, is sent away: nobody else would ever do it."""
+        if not self.sockets:
+            connection.close()
+            return
         with contextlib.suppress(OSError):  # gone again, or no TLS: nobody's business but the client's
-            await self._loop.connect_accepted_socket(self._factory, connection, ssl=self._tls)
+            transport, _ = await self._loop.connect_accepted_socket(self._factory, connection, ssl=self._tls)
+            if not self.sockets:
+                transport.abort()
+
+    def _opened(self, connection: socket.socket, opening: asyncio.Task[object]) -> None:
+        self._opening.discard(opening)
+        if opening.cancelled():
+            connection.close()
 
 
 async def listen(

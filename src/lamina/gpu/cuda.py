@@ -9,13 +9,21 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
+from lamina.errors import LoadFailed
 from lamina.gpu.green import GreenSlice
-from lamina.gpu.runtime import Work
+from lamina.gpu.runtime import Buffers, Work
 from lamina.gpu.weights import waiting_for
+
+CAPTURE_LIMIT_S = 30.0
+"""A capture takes milliseconds. One that takes this long does not come to an end, and a load that waits for it says so instead of
+waiting with it."""
+
+READY_BUFFERS = 2
+"""Pinned buffers of a batch size that are made with its first graph: for a batch that runs, and one that is booked."""
 
 
 class Kept:
@@ -29,8 +37,8 @@ class Kept:
 
 
 class CudaPlan:
-    def __init__(self, torch: Any, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice) -> None:
-        self.work, self.slice, self.bucket = work, slice_, bucket
+    def __init__(self, torch: Any, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, buffers: Buffers) -> None:
+        self.work, self.slice, self.bucket, self.buffers = work, slice_, bucket, buffers
         self.example = example
         self.inputs = tuple(_like(torch, part, bucket, device="cuda") for part in example)
         self.rows = tuple(list(part.unbind(0)) for part in self.inputs)
@@ -39,8 +47,6 @@ class CudaPlan:
         self.is_captured = False
         self.waits_by_itself = False
         self.runs = 0
-        self.staging: list[tuple[Any, ...]] = []  #: pinned input buffers that are free
-        self.landing: list[tuple[Any, ...]] = []  #: pinned output buffers that are free
 
 
 class CudaFlight:
@@ -64,13 +70,13 @@ class CudaFlight:
         device_us = int(self._begin.elapsed_time(self._end) * 1000)
         self._runtime.events += [self._begin, self._end] if self._keep is None else [self._begin]
         if self._staging is not None:
-            self._plan.staging.append(self._staging)
+            self._plan.buffers.staging.append(self._staging)
         if self._keep is not None:
             columns: Any = [[Kept(row, self._end) for row in part.unbind(0)] for part in self._keep]
         else:
             copies = [self._runtime.copied(part[: self._count]) for part in self._landing]
             columns = [list(copy) for copy in copies]
-            self._plan.landing.append(self._landing)
+            self._plan.buffers.landing.append(self._landing)
         return device_us, columns[0] if self._single else list(zip(*columns, strict=True))
 
 
@@ -88,9 +94,9 @@ class CudaRuntime:
         self._of_thread = threading.local()
         self._raw_stream = torch._C._cuda_getCurrentRawStream
 
-    def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice) -> CudaPlan:
+    def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, buffers: Buffers) -> CudaPlan:
         self._use(slice_)  # its buffers are cleared there, before anything reads them
-        return CudaPlan(self._torch, work, example, bucket, slice_)
+        return CudaPlan(self._torch, work, example, bucket, slice_, buffers)
 
     def launch(self, plan: CudaPlan, items: list[Any], *, after: Any = None, keep: bool = False) -> CudaFlight:
         stream, count = plan.slice.torch_stream, len(items)
@@ -114,7 +120,7 @@ class CudaRuntime:
         if keep:
             flight._keep = [part[:count].clone() for part in parts]
         else:
-            flight._landing = self._landing(plan, parts)
+            flight._landing = _taken(plan.buffers.landing) or self._landing(plan, parts)
             for landing, part in zip(flight._landing, parts, strict=True):
                 if count == plan.bucket:
                     landing.copy_(part, non_blocking=True)
@@ -162,8 +168,14 @@ class CudaRuntime:
             found = self._pools[mask] = (self._torch.cuda.graph_pool_handle(), WeakSet())
         return found
 
-    def no_capture(self) -> AbstractContextManager[Any]:
-        return self._making
+    @contextmanager
+    def no_capture(self) -> Iterator[None]:
+        if not self._making.acquire(timeout=CAPTURE_LIMIT_S):
+            raise LoadFailed(f"a graph has been under way for {CAPTURE_LIMIT_S:g} s", hint="some module does not end its capture")
+        try:
+            yield
+        finally:
+            self._making.release()
 
     def trim(self) -> None:
         """Memory that is held in case it is needed again goes back to the device. Waits for it; not while serving."""
@@ -185,13 +197,20 @@ class CudaRuntime:
             stream.synchronize()
         return (int(torch.cuda.max_memory_allocated()) - before) >> 20
 
-    def make(self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, block: Any = None) -> CudaPlan:
+    def make(
+        self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, buffers: Buffers, block: Any = None
+    ) -> CudaPlan:
         """Captured on this thread's own stream of the slice; one capture at a time."""
         torch, stream = self._torch, self._own_stream(slice_)
         with self._making, torch.cuda.stream(stream):
-            plan = CudaPlan(torch, work, example, bucket, slice_)
+            plan = CudaPlan(torch, work, example, bucket, slice_, buffers)
             stream.synchronize()
             self._capture(plan, block, stream)
+        if not buffers.is_ready:
+            buffers.is_ready = True
+            parts = plan.outputs if isinstance(plan.outputs, tuple | list) else (plan.outputs,)
+            buffers.staging += [self._staging(plan) for _ in range(READY_BUFFERS)]
+            buffers.landing += [self._landing(plan, parts) for _ in range(READY_BUFFERS)]
         return plan
 
     def _own_stream(self, slice_: GreenSlice) -> Any:
@@ -235,7 +254,7 @@ class CudaRuntime:
                         rows[row].copy_(torch.as_tensor(part))
                 continue
             if flight._staging is None:
-                flight._staging = plan.staging.pop() if plan.staging else self._staging(plan)
+                flight._staging = _taken(plan.buffers.staging) or self._staging(plan)
             pinned, view = flight._staging[index]
             if view is None:
                 for row, part in enumerate(parts):
@@ -253,8 +272,6 @@ class CudaRuntime:
         return tuple((pinned, None if pinned.dtype is self._torch.bfloat16 else pinned.numpy()) for pinned in made)
 
     def _landing(self, plan: CudaPlan, parts: Sequence[Any]) -> tuple[Any, ...]:
-        if plan.landing:
-            return plan.landing.pop()
         return tuple(
             self._torch.empty((plan.bucket, *part.shape[1:]), dtype=part.dtype, device="cpu", pin_memory=True) for part in parts
         )
@@ -264,7 +281,15 @@ class CudaRuntime:
         return part.float().numpy() if part.dtype is self._torch.bfloat16 else part.numpy().copy()
 
     def _event(self) -> Any:
-        return self.events.pop() if self.events else self._torch.cuda.Event(enable_timing=True)
+        return _taken(self.events) or self._torch.cuda.Event(enable_timing=True)
+
+
+def _taken(free: list[Any]) -> Any:
+    """The last of them, if there is one. Makers take too: between looking and taking it may be gone."""
+    try:
+        return free.pop()
+    except IndexError:
+        return None
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lamina.errors import BadValue, UnknownTarget
-from lamina.gpu.runtime import Runtime
+from lamina.gpu.runtime import Buffers, Runtime
 from lamina.gpu.slicer import Slicer
 
 CAPTURE_AT_LATEST = 2
@@ -35,10 +35,12 @@ class Loaded:
     is_made_elsewhere: bool = False  #: its graphs come by `adopt`
     block: Any = None  #: its weights, if they are ours to move
     plans: dict[tuple[int, int], Any] = field(default_factory=dict)  #: by (bucket, mask)
+    buffers: dict[int, Buffers] = field(init=False)  #: by bucket
     largest: int = field(init=False)  #: items that are known to fit into memory together
 
     def __post_init__(self) -> None:
         self.largest = self.buckets[-1]
+        self.buffers = {bucket: Buffers() for bucket in self.buckets}
 
     def bucket(self, count: int, mask: int) -> int:
         """The smallest that holds them; where graphs are made elsewhere, the smallest that has one."""
@@ -63,6 +65,9 @@ class Functions:
         self._loaded: dict[str, Loaded] = {}
         self._uncaptured: dict[tuple[str, int, int], tuple[Loaded, Any]] = {}
         self._warming: list[tuple[Loaded, Any]] = []  #: runs for nobody, before or after a graph is captured
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._loaded
 
     def __getitem__(self, name: str) -> Loaded:
         found = self._loaded.get(name)
@@ -124,6 +129,11 @@ class Functions:
         return self._weights.shelf.used >> 20 if self._weights is not None else 0
 
     @property
+    def weights_in_use(self) -> bool:
+        """Are there batches whose end would make room?"""
+        return self._weights is not None and self._weights.shelf.is_busy
+
+    @property
     def evictions(self) -> int:
         return self._weights.shelf.evictions if self._weights is not None else 0
 
@@ -147,7 +157,8 @@ class Functions:
         function, slice_ = self[name], self._slicer.slice(mask)
         for is_last in (False, True):  # what spoilt one capture need not spoil the next
             try:
-                return self._runtime.make(function.work, function.example, bucket, slice_, function.block)
+                buffers = function.buffers[bucket]
+                return self._runtime.make(function.work, function.example, bucket, slice_, buffers, function.block)
             except Exception as error:
                 if self._runtime.is_broken(error):
                     raise
@@ -156,29 +167,45 @@ class Functions:
         raise AssertionError("one of two tries ends it")
 
     def adopt(self, name: str, bucket: int, mask: int, plan: Any) -> None:
-        """Serve with it from now on. It runs once for nobody: the first replay uploads the graph, which takes a millisecond."""
+        """Serve with it from now on. It runs once for nobody: the first replay uploads the graph, which takes a millisecond.
+
+        Where there is none, batches stay eager. One that did not fit while as large ones are there says nothing of the size: the
+        device was full at that moment. If none was ever made, no more are tried.
+        """
         function = self[name]
         if not isinstance(plan, Exception):
-            function.plans[bucket, mask] = plan
-            self.warm_up(function, plan, bucket)
-        elif self._runtime.is_out_of_memory(plan) and bucket > 1:
-            function.did_not_fit(bucket)
-        else:  # it waits for the device, say: then it stays eager, and serves all the same
-            function.graphs = False
+            try:
+                self.warm_up(function, plan, bucket)
+            except Exception as error:
+                if self._runtime.is_broken(error):
+                    raise
+                plan = error
+            else:
+                function.plans[bucket, mask] = plan
+                return
+        if self._runtime.is_out_of_memory(plan):
+            if not any(size >= bucket and done.is_captured for (size, _), done in function.plans.items()):
+                function.graphs = bucket > 1
+                function.did_not_fit(bucket)
+        elif not any(done.is_captured for done in function.plans.values()):
+            function.graphs = False  # it waits for the device, say: then it serves all the same, in its maker's thread
 
     def runs_apart(self, name: str) -> bool:
         """Must it run in its maker's thread, because there are no graphs of it?"""
         function = self[name]
         return function.is_made_elsewhere and not function.graphs
 
-    def run_apart(self, name: str, items: list[Any], mask: int, *, keep: bool = False) -> tuple[int, list[Any]]:
-        """A batch without a graph, waited for: device time and results. For a maker's thread, between `hold` and `let_go`."""
+    def run_apart(
+        self, name: str, items: list[Any], mask: int, known: Container[int], *, keep: bool = False
+    ) -> tuple[int, list[Any]]:
+        """A batch without a graph, waited for: device time and results. For a maker's thread, between `hold` and `let_go`; of the
+        sizes `known` to it, if it can be."""
         function, slice_ = self[name], self._slicer.slice(mask)
         device_us, outputs = 0, []
         for first in range(0, len(items), function.largest):
             piece = [item if isinstance(item, tuple | list) else (item,) for item in items[first : first + function.largest]]
-            bucket = next(size for size in function.buckets if size >= len(piece))
-            plan = self._runtime.plan(function.work, function.example, bucket, slice_)
+            bucket = self.bucket_for(name, len(piece), known)
+            plan = self._runtime.plan(function.work, function.example, bucket, slice_, function.buffers[bucket])
             flight = self._runtime.launch(plan, piece, after=self.arrived(function), keep=keep)
             flight.wait()
             took_us, rows = flight.result()
@@ -219,7 +246,8 @@ class Functions:
         plan = function.plans.get((bucket, mask))
         if plan is None:
             slice_ = self._slicer.slice(mask)
-            plan = function.plans[bucket, mask] = self._runtime.plan(function.work, function.example, bucket, slice_)
+            buffers = function.buffers[bucket]
+            plan = function.plans[bucket, mask] = self._runtime.plan(function.work, function.example, bucket, slice_, buffers)
         return plan
 
     def launch(self, function: Loaded, items: list[Any], mask: int, *, keep: bool) -> Any:
@@ -266,7 +294,12 @@ class Functions:
     def warm_up(self, function: Loaded, plan: Any, bucket: int) -> None:
         """Its weights count as used until it has ended."""
         self.bring(function)
-        self._warming.append((function, self._runtime.launch(plan, [None] * bucket, after=self.arrived(function))))
+        try:
+            flight = self._runtime.launch(plan, [None] * bucket, after=self.arrived(function))
+        except BaseException:
+            self.done(function)
+            raise
+        self._warming.append((function, flight))
 
     def cool(self) -> bool:
         """Forget those that have ended; are there others?"""

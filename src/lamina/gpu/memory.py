@@ -71,6 +71,10 @@ class Shelf:
     def done(self, key: str) -> None:
         self._held[key].busy -= 1
 
+    @property
+    def is_busy(self) -> bool:
+        return any(held.busy for held in self._held.values())
+
     def remove(self, key: str) -> None:
         self.used -= self._held.pop(key).size
 

@@ -5,11 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lamina.gpu.slicer import Slice
 
 Work = Callable[..., Any]
+
+
+@dataclass(slots=True)
+class Buffers:
+    """Pinned memory of the host for one function and batch size, on whatever slice: what is free of it. To pin some takes
+    milliseconds, so whoever captures the first graph of this size does it, not whoever serves the first batch."""
+
+    staging: list[Any] = field(default_factory=list)  #: for inputs
+    landing: list[Any] = field(default_factory=list)  #: for results
+    is_ready: bool = False  #: some were made in advance
 
 
 class Plan(Protocol):
@@ -32,11 +43,11 @@ class Flight(Protocol):
 
 
 class Runtime(Protocol):
-    def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any) -> Plan: ...
+    def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, buffers: Buffers) -> Plan: ...
     def launch(self, plan: Any, items: list[Any], *, after: Any = None, keep: bool = False) -> Flight: ...
     def capture(self, plan: Any, block: Any = None) -> None: ...
     def warm(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, after: Any = None) -> int: ...
-    def make(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, block: Any = None) -> Plan: ...
+    def make(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, buffers: Buffers, block: Any = None) -> Plan: ...
     def no_capture(self) -> AbstractContextManager[Any]: ...
     def trim(self) -> None: ...
     def is_out_of_memory(self, error: BaseException) -> bool: ...
@@ -70,7 +81,7 @@ class HostFlight:
 class HostRuntime:
     """Runs a batch when it is launched, on numpy arrays: the executor's twin without a GPU."""
 
-    def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: Slice) -> HostPlan:
+    def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: Slice, buffers: Buffers) -> HostPlan:
         return HostPlan(work, example, bucket, slice_)
 
     def launch(self, plan: HostPlan, items: list[Any], *, after: Any = None, keep: bool = False) -> HostFlight:
@@ -89,7 +100,9 @@ class HostRuntime:
     def warm(self, work: Work, example: Sequence[Any], bucket: int, slice_: Slice, after: Any = None) -> int:
         return 0
 
-    def make(self, work: Work, example: Sequence[Any], bucket: int, slice_: Slice, block: Any = None) -> HostPlan:
+    def make(
+        self, work: Work, example: Sequence[Any], bucket: int, slice_: Slice, buffers: Buffers, block: Any = None
+    ) -> HostPlan:
         plan = HostPlan(work, example, bucket, slice_)
         plan.is_captured = True
         return plan

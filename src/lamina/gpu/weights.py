@@ -113,7 +113,11 @@ class Weights:
             room = -(-staged.size // self._page) * self._page
             block = self.blocks[staged.key] = Block(staged.key, staged.host, staged.size, self._driver.reserve(room), room)
         block.owners.add(owner)
-        self.bring(block)
+        try:
+            self.bring(block)
+        except BaseException:
+            self.remove(owner, block)
+            raise
         for tensor, spot in staged.spots:
             tensor.data = _at(self._torch, block.device, spot)
         return block

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lamina.core.actions import Action, DropJob, JobRef, Kill, Load, StartBatch, Unload
+import msgspec
+
+from lamina.core.actions import Action, DropJob, JobRef, Kill, Load, Resize, StartBatch, Unload
 from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, InstanceLost, InstanceReady
 from lamina.live.batches import Batches, OpenBatch
 from lamina.live.cores import allowed_cores
@@ -25,6 +27,7 @@ from lamina.live.gpu_frames import (
     Imported,
     Loaded,
     LoadOne,
+    MoveTo,
     NotLoaded,
     RunOn,
     StandingBy,
@@ -64,6 +67,12 @@ class _Instance:
     is_model: bool = False  #: which a spare can have ready too
     lost_because: str = ""
     overdue: asyncio.TimerHandle | None = None
+    asked_mask: int = 0  #: its standing slice, as the executor was told when it was to load it
+
+    def settle(self) -> None:
+        """Its load has come to its end, whichever that was."""
+        if self.overdue is not None:
+            self.overdue.cancel()
 
 
 class GpuEngine:
@@ -75,7 +84,6 @@ class GpuEngine:
         ledger: Ledger,
         *,
         ordinal: int = 0,
-        limits: LocalLimits | None = None,
         environment: dict[str, str] | None = None,
     ) -> None:
         self.device = device
@@ -92,7 +100,7 @@ class GpuEngine:
         self.apps: dict[str, str] = {}  #: by function: where it is loaded from now, if not from `app`
         self._app, self._slicer, self._ordinal = app, slicer, ordinal
         self._ledger = ledger
-        self._limits = limits or LocalLimits()
+        self._limits = LocalLimits()
         self._kind = Kind("lamina.live.gpu_process", gateway_reader, environment or {}, cores=allowed_cores())
         self._lives: Lives | None = None  #: from `start` on
         self._instances: dict[str, _Instance] = {}
@@ -151,7 +159,9 @@ class GpuEngine:
                 self._unload(action.instance)
             case Kill():
                 self._kill(action)
-            case _:  # a standing slice that moves needs nothing: every batch brings its own, and graphs follow
+            case Resize():
+                self._resize(action)
+            case _:
                 pass
 
     # -------------------------------------------------------------- the process
@@ -185,6 +195,8 @@ class GpuEngine:
             self._batches.close(batch)
         self._lives.close(life)
         instances, self._instances = self._instances, {}
+        for instance in instances.values():
+            instance.settle()
         if self._is_stopping:
             return
         ended = how_it_ended(life.process)
@@ -194,8 +206,6 @@ class GpuEngine:
         if life.is_up:
             self._lives.take_over()
         for name, instance in instances.items():
-            if instance.overdue is not None:
-                instance.overdue.cancel()
             reason = instance.lost_because or ("worker-lost" if instance.is_ready else "load-failed")
             if not instance.is_ready:
                 said = ErrorInfo("ExecutorLost", f"the executor {ended} while it was loading")
@@ -220,6 +230,7 @@ class GpuEngine:
 
     def _send_load(self, instance: _Instance) -> None:
         load = instance.load
+        instance.asked_mask = load.mask
         app = self.apps.get(load.function, "")
         self._send(
             LoadOne(load.instance, load.function, load.mask, clock_us(), load.function in self.unknown, app, self.restarts > 0)
@@ -234,8 +245,7 @@ class GpuEngine:
         instance = self._instances.get(name)
         if instance is None:
             return
-        if instance.overdue is not None:
-            instance.overdue.cancel()
+        instance.settle()
         del self._instances[name]
         self._send(UnloadOne(name))
         self._stand()
@@ -245,6 +255,15 @@ class GpuEngine:
         assert self._lives is not None
         models = [instance.load for instance in self._instances.values() if instance.is_model]
         self._lives.stand([(load.function, load.mask, self.apps.get(load.function, "")) for load in models])
+
+    def _resize(self, action: Resize) -> None:
+        """Every batch brings its slice along, so nothing is to be moved; graphs for the new place are made before it is used."""
+        instance = self._instances.get(action.instance)
+        if instance is not None and instance.load.mask != action.mask:
+            instance.load = msgspec.structs.replace(instance.load, mask=action.mask)
+            if instance.is_ready:
+                self._send(MoveTo(action.instance, action.mask))
+                self._stand()
 
     def _kill(self, action: Kill) -> None:
         instance = self._instances.get(action.instance)
@@ -344,8 +363,9 @@ class GpuEngine:
         self.loads[instance.load.function] = {**parts, "all": round(frame.load_us / 1000, 1)}
         if frame.is_model:
             self._stand()
-        if instance.overdue is not None:
-            instance.overdue.cancel()
+            if instance.load.mask != instance.asked_mask:
+                self._send(MoveTo(frame.instance, instance.load.mask))
+        instance.settle()
         self.load_errors.pop(instance.load.function, None)
         self.unknown.discard(instance.load.function)
         learnt_us = 0 if frame.stood_by else frame.load_us  # how long a load takes is not learnt from one that was done before
@@ -354,8 +374,7 @@ class GpuEngine:
     def _not_loaded(self, frame: NotLoaded) -> None:
         instance = self._instances.pop(frame.instance, None)
         if instance is not None:
-            if instance.overdue is not None:
-                instance.overdue.cancel()
+            instance.settle()
             self.load_errors[instance.load.function] = frame.error
             self._post(InstanceLost(frame.instance, "load-failed"))
 
@@ -387,8 +406,7 @@ class GpuEngine:
         await self._batches.drained(grace_s)
         self._post = lambda event: None
         for instance in self._instances.values():
-            if instance.overdue is not None:
-                instance.overdue.cancel()
+            instance.settle()
         if self._lives is not None:
             await self._lives.stop(self._limits.unload_s, is_idle=not self._batches.open)
         if self._tap is not None:

@@ -97,6 +97,13 @@ class StandBy(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, 
     functions: list[tuple[str, Natural, str]]
 
 
+class MoveTo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=18):
+    """This function's standing slice is another one from now on; 0: it has none."""
+
+    instance: str
+    mask: Natural
+
+
 class Up(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=20):
     """The device is open."""
 
@@ -155,7 +162,7 @@ class StandingBy(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     functions: list[str]
 
 
-ToExecutor = Go | Import | StandBy | LoadOne | UnloadOne | RunOn | Fetch | Forget | Release | Stop
+ToExecutor = Go | Import | StandBy | LoadOne | UnloadOne | MoveTo | RunOn | Fetch | Forget | Release | Stop
 FromExecutor = Up | Loaded | NotLoaded | Unloaded | Done | Fetched | Usage | Imported | Hung | StandingBy | Beat
 
 

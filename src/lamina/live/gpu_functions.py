@@ -34,26 +34,53 @@ class Held:
     function: Function[..., Any]
     runner: Runner
     mask: int  #: a slice as it will usually get: its home, or the first of its size
-    maker: ThreadPoolExecutor  #: the thread that makes its graphs
+    maker: ThreadPoolExecutor  #: the thread that opens it, makes graphs of its first sizes and runs what has none
     staged: Any = None  #: its weights in pinned memory
     took_us: dict[str, int] = field(default_factory=dict)  #: where the time of its load went
     stood_by: bool = False  #: it was opened in a spare, before anybody asked for it
+    further: ThreadPoolExecutor | None = None  #: the one that makes graphs of other sizes
     to_make: list[tuple[int, int]] = field(default_factory=list)  #: (bucket, mask), when there is time
     making: set[tuple[int, int]] = field(default_factory=set)
-    parked: dict[tuple[int, int], list[Any]] = field(default_factory=dict)  #: batches that wait for a graph
+    missed: dict[tuple[int, int], int] = field(default_factory=dict)  #: batches that found no graph there
+    in_vain: set[tuple[int, int]] = field(default_factory=set)  #: places where there can be none
+    awaited: set[tuple[int, int]] = field(default_factory=set)  #: places without which it is not ready
+    then: Callable[[], None] | None = None  #: to be called when they are there
+    eager: int = 0  #: batches without a graph, with the maker
     warm: set[int] = field(default_factory=set)  #: buckets the maker has met; its own
+    warm_further: set[int] = field(default_factory=set)  #: and the other thread
     row_bytes: int = 0  #: of one result, once one has been seen
     is_leaving: bool = False
     batches: set[int] = field(default_factory=set)
+    buckets: tuple[int, ...] = field(init=False)
 
-    @property
-    def buckets(self) -> tuple[int, ...]:
-        return buckets_for(self.function.spec.max_batch)
+    def __post_init__(self) -> None:
+        self.buckets = buckets_for(self.function.spec.max_batch)
 
     @property
     def first_buckets(self) -> tuple[int, ...]:
         """Enough to serve any batch, padded."""
         return tuple(dict.fromkeys((1, self.buckets[-1])))
+
+    def is_first(self, place: tuple[int, int]) -> bool:
+        return place[0] in (1, self.buckets[-1])
+
+    def thread_for(self, place: tuple[int, int]) -> ThreadPoolExecutor:
+        if self.is_first(place):
+            return self.maker
+        if self.further is None:
+            self.further = ThreadPoolExecutor(1, f"more-{self.instance}")
+        return self.further
+
+    @property
+    def is_busy(self) -> bool:
+        """Is anything of it under way?"""
+        return bool(self.batches or self.making or self.eager)
+
+    def close(self) -> None:
+        self.runner.close()
+        self.maker.shutdown(wait=False)
+        if self.further is not None:
+            self.further.shutdown(wait=False)
 
     @property
     def model(self) -> OpenModel | None:

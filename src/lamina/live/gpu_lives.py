@@ -29,7 +29,10 @@ SPARE_AFTER_S = 3.0
 """From a device being open until a spare process gets ready behind it: first those who wait for functions."""
 
 AGAIN_AFTER_S = 30.0
-"""From the end of a spare that had the device open until one that leaves it alone."""
+"""From the end of a spare until the next. The second that ends by itself was the last to open the device, for that may be why."""
+
+MOST_SPARES = 4
+"""That end by themselves behind one executor; then there are no more."""
 
 MOST_IMPORTS = 50_000
 
@@ -114,6 +117,7 @@ class Lives:
         self._loop = asyncio.get_running_loop()
         self._spare: Life | None = None
         self._imported: list[str] = []
+        self._spares_lost = 0  #: behind this executor
         self._processes: set[WorkerProcess] = set()
         self._is_stopping = False
 
@@ -128,6 +132,7 @@ class Lives:
 
     def is_up(self, life: Life) -> None:
         life.is_up = True
+        self._spares_lost = 0
         self.replaced_s = self._loop.time() - self._began_s
         self._loop.call_later(SPARE_AFTER_S, self._make_spare)
 
@@ -176,8 +181,9 @@ class Lives:
         if self._spare is life:
             self._spare = self.standing_by = None
             self.close(life)
-            if self._opens_ahead:
-                self._opens_ahead = False
+            self._spares_lost += 1
+            self._opens_ahead = self._opens_ahead and self._spares_lost < 2
+            if self._spares_lost < MOST_SPARES:
                 self._loop.call_later(AGAIN_AFTER_S, self._make_spare)
             return
         self.now = None

@@ -1,16 +1,17 @@
 """How a function comes to stand in an executor, and how it leaves. Owner of what is loaded there.
 
 Each function has a thread of its own, its maker, for everything slow: users' code, weights, first runs, graphs. Steps go to and
-fro between it and the thread that serves: `_open_function` > `_adopt` > `_make_first` > `_made_first` > `_loaded`, and then one
-graph after the other (`_make_one` > `_made`) for the slices it is likely to meet. It is ready with graphs of its smallest
-and its largest batch on one slice. When the executor was replaced it is ready with the largest alone: callers have waited long
-enough, and a small batch fits into that one. If it stood by here, it begins with `_adopt`.
+fro between it and the thread that serves: `_open_function` > `_adopt` > `_make_first` > `_made_first` > `_time` > `_loaded`. It
+is ready with graphs of its smallest and its largest batch on every slice it is likely to meet. When the executor was replaced it
+is ready with the largest on one slice: callers have waited long enough, and a small batch fits into that one. If it stood by
+here, it begins with `_adopt`. Which graphs are made when, from then on, is in `gpu_making`.
+
+Nothing here waits in the thread that serves. Who is not wanted any more leaves at the next step, when nothing of it is under way.
 """
 
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import threading
 import time
@@ -19,19 +20,20 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from lamina.errors import LoadFailed, UnknownTarget
-from lamina.gpu.executor import Executor, ExecutorLost
+from lamina.gpu.executor import Executor, ExecutorLost, Finished
 from lamina.live.gpu_frames import Imported, Loaded, LoadOne, NotLoaded, Unloaded
 from lamina.live.gpu_functions import Held, host_work, likely_masks, usual_mask
+from lamina.live.gpu_making import Making
 from lamina.live.gpu_standby import Standby
 from lamina.live.results import describe
 from lamina.sdk.torch_model import to_numpy
 
-Timed = Callable[[int], Any]
+Submit = Callable[[str, list[Any], int, Callable[[Finished], None]], None]
 
 
 class Loading:
-    """`call_soon` brings work to the thread that serves, `wait_for` waits there for a batch of the executor, `resume` starts
-    batches that were parked until their graph was made."""
+    """`call_soon` brings work to the thread that serves, `submit` runs a batch for nobody there and tells when it has ended,
+    `is_idle` says whether anybody is served, `freed` is called when weights may have become free to go."""
 
     def __init__(
         self,
@@ -41,23 +43,31 @@ class Loading:
         *,
         send: Callable[[Any], None],
         call_soon: Callable[[Callable[[], None]], None],
-        wait_for: Timed,
-        resume: Callable[[list[Any]], None],
+        submit: Submit,
+        is_idle: Callable[[], bool],
+        freed: Callable[[], None],
     ) -> None:
         self.held: dict[str, Held] = {}
         self.apps: dict[str, Any] = {}  #: by path: new versions come beside old ones
         self._app, self._slicer, self._executor = app, slicer, executor
-        self._send, self._call_soon, self._wait_for, self._resume = send, call_soon, wait_for, resume
+        self._send, self._call_soon, self._submit = send, call_soon, submit
         self._is_gpu = hasattr(slicer, "driver")
         self._one_by_one = threading.Lock()
         self._told = set(sys.modules)
+        self._coming: set[str] = set()  #: instances on their way that are still wanted
+        self._leaving: list[Held] = []
         self.standby = Standby(self, executor, send, call_soon)
+        self.making = Making(slicer, executor, call_soon, is_idle, freed)
 
     def begin(self, frame: LoadOne) -> None:
+        self._coming.add(frame.instance)
         key = (frame.function, frame.app)
-        if self.standby.soon(key, lambda: self.begin(frame)):
+        if self.standby.soon(key, lambda: self._begin(frame)):
             return
-        held = self.standby.take(key)
+        self._begin(frame)
+
+    def _begin(self, frame: LoadOne) -> None:
+        held = self.standby.take((frame.function, frame.app))
         if held is not None:
             held.instance, held.mask = frame.instance, usual_mask(held.function, self._slicer, frame.mask)
             held.took_us.clear()
@@ -68,35 +78,23 @@ class Loading:
         maker.submit(self._open_function, frame, maker)
 
     def unload(self, instance: str) -> None:
-        held = self.held.get(instance)
-        if held is None:
-            return
-        held.is_leaving = True
-        if held.batches or held.making:  # once more, when the last of them has ended
-            return
-        if held.model is not None:
-            while self._executor.functions.is_warming(instance):
-                self._wait_for(0)
-            self._executor.unload(instance)
-        del self.held[instance]
-        held.runner.close()
-        held.maker.shutdown(wait=False)
-        self._send(Unloaded(instance))
+        self._coming.discard(instance)  # if it is on its way, it leaves at its next step
+        held = self.held.pop(instance, None)
+        if held is not None:
+            self._leave(held)
 
-    def make_more(self, held: Held, *, at_once: tuple[int, int] | None = None) -> None:
-        """The next graph that is missing, or the one somebody waits for."""
-        fits = self._executor.functions.may_fit
-        while at_once is None and held.to_make and not fits(held.instance, held.to_make[0][0]):
-            held.to_make.pop(0)
-        if held.is_leaving or (at_once is None and (held.making or not held.to_make)):
-            return
-        bucket, mask = at_once or held.to_make.pop(0)
-        if (bucket, mask) in held.making:
-            return
-        held.making.add((bucket, mask))
-        self._executor.functions.hold(held.instance)
-        self._slicer.slice(mask)
-        held.maker.submit(self._make_one, held, bucket, mask)
+    def move(self, instance: str, mask: int) -> None:
+        """Its standing slice is another one from now on: graphs for it, before there are batches there, if there is time."""
+        held = self.held.get(instance)
+        if held is not None and held.model is not None:
+            held.mask = usual_mask(held.function, self._slicer, mask)
+            self.making.want(held, likely_masks(self._slicer, held.mask, mask))
+
+    def see_to(self) -> None:
+        """Called by the thread that serves, at every turn."""
+        if self._leaving:
+            self._see_off()
+        self.making.go_on()
 
     # --------------------------------------------------------------- until it is ready
 
@@ -106,7 +104,8 @@ class Loading:
             held = self.open(frame.instance, frame.function, frame.app, frame.mask, maker)
         except BaseException as error:
             said = describe(error.__cause__ or error)  # the user's own, where there is one
-            self._call_soon(lambda: self._send(NotLoaded(frame.instance, said)))
+            maker.shutdown(wait=False)
+            self._call_soon(lambda: self._refuse(frame, said))
             return
         self._call_soon(lambda: self._adopt(frame, held))
 
@@ -128,10 +127,10 @@ class Loading:
         """Its weights go to the device, and stay there until `let_go`."""
         model, executor = held.model, self._executor
         assert model is not None
+        self._slicer.slice(held.mask)
         work = model.module if self._is_gpu else host_work(model)
         executor.load(held.instance, work, model.example, buckets=held.buckets, staged=held.staged, made_elsewhere=True)
         executor.functions.hold(held.instance)
-        self._slicer.slice(held.mask)
 
     def _function(self, name: str, app: str) -> Any:
         if app not in self.apps:
@@ -145,14 +144,17 @@ class Loading:
 
     def _adopt(self, frame: LoadOne, held: Held) -> None:
         """Its weights go to the device; then back to its maker, for what takes long."""
+        if frame.instance not in self._coming:
+            self._leave(held)
+            return
         if held.model is None:
-            self._loaded(frame, held, [])
+            self._loaded(frame, held, {})
             return
         try:
             with held.timing("weights"):
                 self.place(held)
         except Exception as error:
-            self._send(NotLoaded(frame.instance, describe(error)))
+            self._refuse(frame, describe(error), held)
             return
         held.maker.submit(self._make_first, frame, held)
 
@@ -183,84 +185,82 @@ class Loading:
                 f"{frame.function!r} needs {need_mib} MiB at its largest batch, and declared {declared_mib}",
                 hint="declare more memory, or a smaller batch",
             )
-        probes: list[tuple[int, int, int]] = []
-        try:
-            if failure is not None:
-                raise failure
-            for bucket, plan in made.items():
-                self._adopt_plan(held, bucket, held.mask, plan)
-            units, captured = (
-                held.mask.bit_count(),
-                [bucket for bucket in sorted(made) if not isinstance(made[bucket], Exception)],
-            )
-            with held.timing("timing it"):
-                probes += [(bucket, units, max(1, self._timed(held, bucket))) for bucket in captured]
-        except ExecutorLost:
-            raise
-        except BaseException as error:
-            self._executor.unload(frame.instance)
-            self._send(NotLoaded(frame.instance, describe(error)))
+        if failure is not None or frame.instance not in self._coming:
+            self._refuse(frame, describe(failure or LoadFailed("it is not wanted any more")), held)
             return
+        for bucket, plan in made.items():
+            self.making.adopt(held, bucket, held.mask, plan)
         masks = likely_masks(self._slicer, held.mask, frame.mask)
-        wanted = [(bucket, mask) for bucket in reversed(held.first_buckets) for mask in masks]  # the largest holds any batch
-        wanted += [(bucket, mask) for bucket in held.buckets for mask in masks if bucket not in held.first_buckets]
-        held.to_make = [place for place in wanted if place not in {(bucket, held.mask) for bucket in made}]
-        self._loaded(frame, held, probes)
-        self.make_more(held)
 
-    def _timed(self, held: Held, count: int) -> int:
-        """A batch for nobody. Others' batches may end meanwhile, and are told as ever."""
+        def timed(probes: dict[int, int]) -> None:
+            """As many graphs as it takes for no batch to find none; unless callers have waited long enough."""
+            if frame.again:
+                self._loaded(frame, held, probes)
+                self.making.want(held, masks)
+            else:
+                self.making.want(held, masks, then=lambda: self._loaded(frame, held, probes))
+
+        captured = [bucket for bucket in sorted(made) if not isinstance(made[bucket], Exception)]
+        self._time(frame, held, [bucket for bucket in captured for _ in range(2)], {}, timed)
+
+    def _time(
+        self, frame: LoadOne, held: Held, left: list[int], probes: dict[int, int], then: Callable[[dict[int, int]], None]
+    ) -> None:
+        """Batches for nobody, one after the other; of each size the second one counts, for the first makes buffers."""
+        if not left:
+            then(probes)
+            return
         assert held.model is not None
-        item = tuple(to_numpy(part[0]) for part in held.model.example)
-        took_us = 0
-        for _ in range(2):  # the first one makes buffers
-            done = self._wait_for(self._executor.submit(held.instance, [item] * count, held.mask))
-            if done.error is not None:
-                raise done.error
-            took_us = done.device_us
-            held.row_bytes = getattr(done.outputs[0], "nbytes", 0) if done.outputs else 0
-        return took_us
+        item, begin_ns = tuple(to_numpy(part[0]) for part in held.model.example), time.monotonic_ns()
 
-    def _loaded(self, frame: LoadOne, held: Held, probes: list[tuple[int, int, int]]) -> None:
+        def ended(done: Finished) -> None:
+            held.took_us["timing it"] = held.took_us.get("timing it", 0) + (time.monotonic_ns() - begin_ns) // 1000
+            if done.error is not None:
+                self._refuse(frame, describe(done.error), held)
+                return
+            probes[left[0]] = max(1, done.device_us)
+            held.row_bytes = getattr(done.outputs[0], "nbytes", 0) if done.outputs else 0
+            self._time(frame, held, left[1:], probes, then)
+
+        self._submit(held.instance, [item] * left[0], held.mask, ended)
+
+    def _loaded(self, frame: LoadOne, held: Held, probes: dict[int, int]) -> None:
+        if frame.instance not in self._coming:
+            self._leave(held)
+            return
+        self._coming.remove(frame.instance)
         self.held[frame.instance] = held
         gc.freeze()  # what is loaded stays; the collector need not look at it again
         took_us = time.monotonic_ns() // 1000 - frame.asked_us
-        parts = list(held.took_us.items())
-        self._send(Loaded(frame.instance, took_us, probes if frame.probe else [], held.model is not None, parts, held.stood_by))
+        units, parts = held.mask.bit_count(), list(held.took_us.items())
+        told = [(bucket, units, device_us) for bucket, device_us in probes.items()] if frame.probe else []
+        self._send(Loaded(frame.instance, took_us, told, held.model is not None, parts, held.stood_by))
         if fresh := [name for name in list(sys.modules) if name not in self._told]:
             self._told.update(fresh)
             self._send(Imported([name for name in fresh if len(name) <= 200]))
 
-    # ------------------------------------------------------------------ further graphs
+    # ------------------------------------------------------------------------ its end
 
-    def _make_one(self, held: Held, bucket: int, mask: int) -> None:
-        """In its maker's thread."""
-        plan, failure = None, None
+    def _refuse(self, frame: LoadOne, said: Any, held: Held | None = None) -> None:
+        if frame.instance in self._coming:  # else nobody asks any more
+            self._coming.remove(frame.instance)
+            self._send(NotLoaded(frame.instance, said))
+        if held is not None:
+            self._leave(held)
+
+    def _leave(self, held: Held) -> None:
+        held.is_leaving = True
+        held.to_make.clear()
+        self._leaving.append(held)
+        self._see_off()
+
+    def _see_off(self) -> None:
+        """Those of whom nothing is under way any more."""
         functions = self._executor.functions
-        try:
-            if bucket not in held.warm:
-                functions.warm(held.instance, bucket, mask)
-                held.warm.add(bucket)
-            plan = functions.make(held.instance, bucket, mask)
-        except Exception as error:
-            failure = error
-        self._call_soon(lambda: self._made(held, bucket, mask, plan, failure))
-
-    def _made(self, held: Held, bucket: int, mask: int, plan: Any, failure: Exception | None) -> None:
-        functions = self._executor.functions
-        held.making.discard((bucket, mask))
-        functions.let_go(held.instance)
-        if failure is not None and self._executor.is_broken(failure):
-            raise ExecutorLost(f"{held.function.name} broke the device: {failure}")
-        self._adopt_plan(held, bucket, mask, plan if failure is None else failure)
-        self._resume(held.parked.pop((bucket, mask), []))
-        if held.is_leaving:
-            self.unload(held.instance)
-        self.make_more(held)
-
-    def _adopt_plan(self, held: Held, bucket: int, mask: int, plan: Any) -> None:
-        functions, had_graphs = self._executor.functions, not self._executor.functions.runs_apart(held.instance)
-        functions.adopt(held.instance, bucket, mask, plan)
-        if had_graphs and functions.runs_apart(held.instance):
-            held.to_make.clear()
-            os.write(2, f"lamina: {held.function.name} runs without graphs, in a thread of its own: {plan}\n".encode())
+        for held in list(self._leaving):
+            if not held.is_busy and not functions.is_warming(held.instance):
+                self._leaving.remove(held)
+                if held.instance in functions:
+                    self._executor.unload(held.instance)
+                held.close()
+                self._send(Unloaded(held.instance))

@@ -43,6 +43,7 @@ class Standby:
         self._ready: dict[Key, Held] = {}
         self._at: Key | None = None  #: the one being made ready
         self._waiting: list[Callable[[], None]] = []  #: for that one
+        self._is_over = False  #: the device is ours to serve with
 
     def want(self, functions: list[tuple[str, int, str]]) -> None:
         """Have these ready, and no others."""
@@ -55,6 +56,7 @@ class Standby:
 
     def go(self) -> None:
         """No more of it: from now on there are callers."""
+        self._is_over = True
         self._wanted.clear()
 
     def take(self, key: Key) -> Held | None:
@@ -118,7 +120,8 @@ class Standby:
         functions = self._executor.functions
         functions.let_go(held.instance)
         self._executor.unload(held.instance)
-        functions.trim()
+        if not self._is_over:  # else somebody is served
+            functions.trim()
         if failure is None and key in self._tried:  # else it is not wanted any more
             self._ready[key] = held
             self._send(StandingBy([name for name, _ in self._ready]))
@@ -135,5 +138,4 @@ class Standby:
 
     @staticmethod
     def _leave(held: Held) -> None:
-        held.runner.close()
-        held.maker.shutdown(wait=False)
+        held.close()

@@ -1,9 +1,9 @@
 """Inside the process that owns one GPU: the batches of many functions on slices of it.
 
 One thread takes frames, starts batches and asks for what has ended; it waits for nothing but news. How functions are loaded,
-each in a thread of its own, is in `gpu_loading`; callables of users run in one thread per slice. An error of the device ends
-the process at once, because nothing it says after that can be believed: the gateway starts another, and retries what may be
-retried.
+each in a thread of its own, is in `gpu_loading`; a batch without a graph runs in that thread too, eagerly; callables of users run
+in one thread per slice. An error of the device ends the process at once, because nothing it says after that can be believed: the
+gateway starts another, and retries what may be retried.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 from lamina.core.alarm import GRACE_US
 from lamina.gpu.executor import Executor, ExecutorLost, Finished
+from lamina.gpu.memory import NoRoom
 from lamina.gpu.traffic import Traffic, traffic_of
 from lamina.live.frames import Beat, Channel, Done, ErrorInfo, Release, ShmRef, Stop
 from lamina.live.gpu_frames import (
@@ -30,6 +31,7 @@ from lamina.live.gpu_frames import (
     Hung,
     Import,
     LoadOne,
+    MoveTo,
     RunOn,
     StandBy,
     UnloadOne,
@@ -63,6 +65,7 @@ class _Open:
     reads: list[ShmRef]
     keeps: bool = False
     is_in_line: bool = False  #: its slice will run it before whatever comes to that slice later
+    is_waiting: bool = False  #: for its maker, or for room on the device
     followers: list[Callable[[], None]] = field(default_factory=list)  #: to be called when it has ended, and been told
     spans: list[Inner] = field(default_factory=list)  #: parts of it that the function wants to be seen
 
@@ -84,13 +87,15 @@ class GpuWorker:
             executor,
             send=channel.send,
             call_soon=self.call_soon,
-            wait_for=self._wait_for,
-            resume=self._resume,
+            submit=self._submit,
+            is_idle=lambda: not self._open,
+            freed=self._try_crowded,
         )
         if app is not None:
             self._loading.apps[setup.app] = app
         self._open: dict[int, _Open] = {}
-        self._tickets: dict[int, int] = {}
+        self._tickets: dict[int, Callable[[Finished], None]] = {}  #: who is to be told of the end
+        self._crowded: list[tuple[_Open, list[Any]]] = []  #: batches whose weights find no room beside those in use
         self._lanes: dict[int, Lane] = {}
         self._news: queue.SimpleQueue[Any] = queue.SimpleQueue()  #: from other threads, to be called here
         self._said_usage_s = 0.0
@@ -111,7 +116,7 @@ class GpuWorker:
                 self._take(frame)
                 continue
             is_busy = self._executor.has_work
-            ready = dict(poller.poll(0 if is_busy else 100 if self._open else 1000))
+            ready = dict(poller.poll(0 if is_busy else 10 if self._loading.making.is_behind else 100 if self._open else 1000))
             if ready.pop(self.wake, 0):
                 os.read(self.wake, 4096)
             if ready and not self._channel.read():
@@ -120,13 +125,11 @@ class GpuWorker:
                 self._news.get()()
             if is_busy or self._executor.has_work:
                 self._collect()
-            self._look()
+            self._loading.see_to()
+            for batch_id in self._watch.look(time.monotonic()):
+                self._channel.send(Hung(batch_id))
             if not self._is_spare:
                 self._tell_usage()
-
-    def _look(self) -> None:
-        for batch_id in self._watch.look(time.monotonic()):
-            self._channel.send(Hung(batch_id))
 
     def _go(self) -> None:
         """The device is ours to serve with."""
@@ -151,6 +154,8 @@ class GpuWorker:
                 self._loading.begin(frame)
             case UnloadOne():
                 self._loading.unload(frame.instance)
+            case MoveTo():
+                self._loading.move(frame.instance, frame.mask)
             case Fetch():
                 self._channel.send(self._values.fetched(frame.slot))
             case Forget():
@@ -218,44 +223,73 @@ class GpuWorker:
             self._ended(batch, 0, [])
             return
         batch.keeps = all(batch.frame.keep) and not model.has_post and batch.held.row_bytes > INLINE_BYTES
-        self._run_or_park(batch, items)
+        self._launch(batch, items)
 
-    def _run_or_park(self, batch: _Open, items: list[Any]) -> None:
-        """Without a graph for it, it waits for one."""
+    def _launch(self, batch: _Open, items: list[Any]) -> None:
+        """By its graph, or eagerly in its maker's thread, where libraries know its size."""
         instance, mask = batch.frame.instance, batch.frame.mask
         functions = self._executor.functions
-        if functions.runs_apart(instance):
-            functions.hold(instance)
-            self._slicer.slice(mask)
-            batch.held.maker.submit(self._run_apart, batch, items)
-        elif functions.is_ready(instance, len(items), mask):
-            self._watch.begin(batch.frame.batch_id, mask, batch.frame.limit_us / 1e6)
-            ticket = self._executor.submit(instance, items, mask, keep=batch.keeps)
-            self._tickets[ticket] = batch.frame.batch_id
+        if functions.is_ready(instance, len(items), mask) and not functions.runs_apart(instance):
+            self._begin(batch)
             batch.is_in_line = True
-        else:
-            missing = (functions.bucket_for(instance, len(items), batch.held.warm), mask)
-            batch.held.parked.setdefault(missing, []).append((batch, items))
-            self._loading.make_more(batch.held, at_once=missing)
+            self._submit(instance, items, mask, lambda done: self._model_ended(batch, items, done), keep=batch.keeps)
+            return
+        try:
+            self._slicer.slice(mask)
+            functions.hold(instance)
+        except Exception as error:
+            self._model_ended(batch, items, Finished(0, 0, None, error))
+            return
+        batch.is_waiting = True
+        batch.held.eager += 1
+        batch.held.maker.submit(self._run_apart, batch, items)
 
-    def _resume(self, parked: list[Any]) -> None:
-        for batch, items in parked:  # what they waited for may not have fitted: then they wait for something smaller
-            self._run_or_park(batch, items)
+    def _submit(
+        self, instance: str, items: list[Any], mask: int, then: Callable[[Finished], None], *, keep: bool = False
+    ) -> None:
+        self._tickets[self._executor.submit(instance, items, mask, keep=keep)] = then
+
+    def _begin(self, batch: _Open) -> None:
+        """It has its slice to itself, or waits for nobody but those before it there."""
+        batch.is_waiting = False
+        self._watch.begin(batch.frame.batch_id, batch.frame.mask, batch.frame.limit_us / 1e6)
 
     def _run_apart(self, batch: _Open, items: list[Any]) -> None:
         """In its maker's thread."""
         frame = batch.frame
+        self.call_soon(lambda: self._begin(batch))
         try:
-            done = Finished(0, *self._executor.functions.run_apart(frame.instance, items, frame.mask, keep=batch.keeps))
+            if _is_late(frame):
+                raise TimeoutError("past its deadline before it began")
+            known, functions = batch.held.warm, self._executor.functions
+            done = Finished(0, *functions.run_apart(frame.instance, items, frame.mask, known, keep=batch.keeps))
         except Exception as error:
             done = Finished(0, 0, None, error)
-        self.call_soon(lambda: self._ran_apart(batch, done))
+        self.call_soon(lambda: self._ran_apart(batch, items, done))
 
-    def _ran_apart(self, batch: _Open, done: Finished) -> None:
+    def _ran_apart(self, batch: _Open, items: list[Any], done: Finished) -> None:
+        batch.held.eager -= 1
         self._executor.functions.let_go(batch.frame.instance)
         if done.error is not None and self._executor.is_broken(done.error):
             raise ExecutorLost(f"{batch.held.function.name} broke the device: {done.error}")
+        self._loading.making.missed(batch.held, len(items), batch.frame.mask)
+        self._model_ended(batch, items, done)
+
+    def _model_ended(self, batch: _Open, items: list[Any], done: Finished) -> None:
+        if isinstance(done.error, NoRoom) and self._executor.functions.weights_in_use:  # some will go when their batches end
+            self._watch.end(batch.frame.batch_id, batch.frame.mask)
+            batch.is_in_line, batch.is_waiting = False, True
+            self._crowded.append((batch, items))
+            return
         self._ended(batch, done.device_us, self._model_outputs(batch, done))
+
+    def _try_crowded(self) -> None:
+        crowded, self._crowded = self._crowded, []
+        for batch, items in crowded:
+            if _is_late(batch.frame):
+                self._ended(batch, 0, [TimeoutError("no room on the device until its deadline")] * len(batch.places))
+            else:
+                self._launch(batch, items)
 
     def _run_callable(self, batch: _Open, calls: list[dict[str, Any]]) -> None:
         frame = batch.frame
@@ -283,24 +317,12 @@ class GpuWorker:
             raise ExecutorLost("a function broke the device")
         self._ended(self._open[batch_id], took_us, outputs)
 
-    def _wait_for(self, ticket: int) -> Finished | None:
-        """A batch of our own; 0 only looks at what has ended."""
-        while (found := self._collect(ticket)) is None and ticket:
-            self._look()
-        return found
-
-    def _collect(self, wanted: int = 0) -> Finished | None:
-        """Everything that has ended; returns the batch `wanted`, which nobody else waits for."""
-        found = None
+    def _collect(self) -> None:
+        """Everything that has ended."""
         for done in self._executor.poll():
             if isinstance(done.error, ExecutorLost):
                 raise done.error
-            if done.ticket == wanted:
-                found = done
-                continue
-            batch = self._open[self._tickets.pop(done.ticket)]
-            self._ended(batch, done.device_us, self._model_outputs(batch, done))
-        return found
+            self._tickets.pop(done.ticket)(done)
 
     def _model_outputs(self, batch: _Open, done: Finished) -> list[Any]:
         if done.error is not None or done.outputs is None:
@@ -313,13 +335,8 @@ class GpuWorker:
         return batch.held.model.answers(done.outputs)
 
     def _ended(self, batch: _Open, device_us: int, outputs: list[Any]) -> None:
-        """It is told of after the one it was booked behind: until that one has ended, the gateway takes it for one that waits."""
         frame, held = batch.frame, batch.held
         self._watch.end(frame.batch_id, frame.mask)
-        before = self._open.get(frame.after)
-        if before is not None:
-            before.followers.append(lambda: self._ended(batch, device_us, outputs))
-            return
         for place, output in zip(batch.places, outputs, strict=True):
             batch.outputs[place] = output
         del self._open[frame.batch_id]
@@ -330,8 +347,8 @@ class GpuWorker:
         self._channel.send(Done(frame.batch_id, device_us, results, kept, None, batch.spans))
         for then in batch.followers:
             then()
-        if held.is_leaving and not held.batches:
-            self._loading.unload(held.instance)
+        if self._crowded:
+            self._try_crowded()
 
     # --------------------------------------------------------------------- usage
 
@@ -347,18 +364,16 @@ class GpuWorker:
         functions = self._executor.functions
         bandwidth = self._traffic.share if self._traffic is not None else -1.0
         self._channel.send(Usage(functions.weights_mib, used_mib, functions.graphs, functions.evictions, bandwidth))
-        for held in list(self._loading.held.values()):
-            self._see_to_parked(held, now_s * 1e6 - 2 * GRACE_US)
-
-    def _see_to_parked(self, held: Held, late_us: float) -> None:
-        """Who waits for a graph is alive, however long that takes; unless nobody waits for its results any more."""
-        for place, parked in list(held.parked.items()):
-            late = [batch for batch, _ in parked if all(0 < job.deadline_us < late_us for job in batch.frame.jobs)]
-            held.parked[place] = [waiting for waiting in parked if waiting[0] not in late]
-            for batch in late:
-                self._ended(batch, 0, [TimeoutError("past its deadline before it began")] * len(batch.places))
-            for batch, _ in held.parked[place]:
+        for batch in self._open.values():
+            if batch.is_waiting:  # and alive, however long that takes
                 self._channel.send(Beat(batch.frame.batch_id))
+        self._try_crowded()
+
+
+def _is_late(frame: RunOn) -> bool:
+    """Does nobody wait for its results any more?"""
+    late_us = time.monotonic_ns() // 1000 - 2 * GRACE_US
+    return all(0 < job.deadline_us < late_us for job in frame.jobs)
 
 
 def _in_line(before: _Open, frame: RunOn, held: Held | None) -> bool:

@@ -27,6 +27,8 @@ ENOUGH_RUNS = 200
 
 QUANTILES = 41
 """From the least to the most: one for every 2.5 %."""
+LEAST_RUNS = 16
+"""To say how times spread. Fewer, and one slow run would look like a habit."""
 
 
 def to_points(runs: Mapping[Place, Sequence[float]]) -> list[Point]:
@@ -44,7 +46,7 @@ def to_spread(runs: Mapping[Place, Sequence[float]]) -> list[float]:
     """Of all runs over the median of their place: quantiles, so that a simulation can draw from them."""
     kept = [without_stalls(values) for values in runs.values()]
     ratios = [us / statistics.median(values) for values in kept for us in values if len(values) > 1]
-    if len(ratios) < QUANTILES:
+    if len(ratios) < LEAST_RUNS:
         return []
     inside = statistics.quantiles(ratios, n=QUANTILES - 1, method="inclusive")
     return [round(ratio, 4) for ratio in (min(ratios), *inside, max(ratios))]

@@ -1,0 +1,175 @@
+"""Which graphs are made when. Owner of what is missing.
+
+A batch never waits for a graph. Where there is none it runs eagerly, in its function's maker's thread, whose libraries know the
+sizes it was loaded with; the graph is made when that thread has nothing else to do, after two such batches at the latest.
+
+Two threads a function, because a library that meets a new size compiles for seconds, for that thread alone: the maker has the
+smallest and the largest size, with which any batch can be served; a second thread has all others. Those are made one at a time,
+and while anybody is served with a rest after each: a capture takes the interpreter and the driver from whoever serves, for
+milliseconds, and hundreds of them in a row are felt.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from lamina.gpu.executor import Executor, ExecutorLost
+from lamina.live.gpu_functions import Held
+
+EAGER_AT_MOST = 2
+"""Batches without a graph on one place before it is made even though others wait for the maker."""
+
+REST = 9
+"""Times what a capture took, until the next one that nobody waits for: a tenth of the time at most."""
+
+MOST_S = 0.1
+"""Of that time: what is longer was spent waiting for others."""
+
+LOOK_S = 0.005
+"""How often somebody looks whether a rest is over."""
+
+Place = tuple[int, int]
+"""Batch size, slice."""
+
+
+class Making:
+    def __init__(
+        self,
+        slicer: Any,
+        executor: Executor,
+        call_soon: Callable[[Callable[[], None]], None],
+        is_idle: Callable[[], bool],
+        freed: Callable[[], None],
+    ) -> None:
+        self._slicer, self._executor = slicer, executor
+        self._call_soon, self._is_idle, self._freed = call_soon, is_idle, freed
+        self._further = 0  #: graphs of further sizes being made
+        self._rest_until_s = 0.0
+        self._looked_s = 0.0
+        self._behind: dict[Held, None] = {}  #: those who lack some, in the order in which they came
+
+    @property
+    def is_behind(self) -> bool:
+        """Is there anything left to make?"""
+        return bool(self._behind)
+
+    # -------------------------------------------------------------- what is to be made
+
+    def want(self, held: Held, masks: Iterable[int], then: Callable[[], None] | None = None) -> None:
+        """All sizes on these slices. `then` is called when the first ones are there, or cannot be had."""
+        masks = list(masks)
+        sizes = (*reversed(held.first_buckets), *(bucket for bucket in held.buckets if bucket not in held.first_buckets))
+        places = [(bucket, mask) for bucket in sizes for mask in masks if not self._is_there(held, (bucket, mask))]
+        held.to_make = [*places, *(place for place in held.to_make if place not in places)]
+        if then is not None:
+            held.awaited = {place for place in places if held.is_first(place)}
+            held.then = then
+        self.make_more(held)
+        self._tell_if_complete(held)
+
+    def missed(self, held: Held, count: int, mask: int) -> None:
+        """A batch found no graph: it should, next time."""
+        place = (self._executor.functions.bucket_for(held.instance, count, held.warm), mask)
+        held.missed[place] = held.missed.get(place, 0) + 1
+        if not held.is_leaving and place not in held.making and not self._is_there(held, place):
+            held.to_make = [place, *(other for other in held.to_make if other != place)]
+        self.make_more(held)
+
+    def go_on(self) -> None:
+        """Whose turn is it? Asked again and again."""
+        now_s = time.monotonic()
+        if self._behind and now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            for held in list(self._behind):
+                self.make_more(held)
+
+    def _is_there(self, held: Held, place: Place) -> bool:
+        """Or has it been tried in vain?"""
+        return place in held.in_vain or self._executor.functions[held.instance].has_graph(*place)
+
+    def make_more(self, held: Held) -> None:
+        """The next one for each of its threads that has nothing else to do."""
+        functions = self._executor.functions
+        self._behind.pop(held, None)
+        if held.is_leaving or functions.runs_apart(held.instance):
+            held.to_make.clear()
+            return
+        held.to_make = [place for place in held.to_make if functions.may_fit(held.instance, place[0])]
+        for is_first in (True, False):
+            if not any(held.is_first(place) is is_first for place in held.making):
+                place = next((place for place in held.to_make if held.is_first(place) is is_first), None)
+                if place is not None and (self._may_begin(held, place) if is_first else self._may_begin_further()):
+                    self._begin(held, place)
+        if held.to_make:
+            self._behind[held] = None
+
+    def _may_begin(self, held: Held, place: Place) -> bool:
+        return not held.eager or held.missed.get(place, 0) >= EAGER_AT_MOST
+
+    def _may_begin_further(self) -> bool:
+        return self._is_idle() or (not self._further and time.monotonic() >= self._rest_until_s)
+
+    # ---------------------------------------------------------------------- one of them
+
+    def _begin(self, held: Held, place: Place) -> None:
+        try:
+            self._slicer.slice(place[1])
+            self._executor.functions.hold(held.instance)
+        except Exception as error:
+            if self._executor.is_broken(error):
+                raise ExecutorLost(f"no graph of {held.function.name}: {error}") from error
+            return  # no room for its weights at this moment: it is looked at again
+        held.to_make.remove(place)
+        held.making.add(place)
+        self._further += not held.is_first(place)
+        held.thread_for(place).submit(self._make, held, place)
+
+    def _make(self, held: Held, place: Place) -> None:
+        """In a thread of its own."""
+        functions, warm = self._executor.functions, held.warm if held.is_first(place) else held.warm_further
+        plan: Any = None
+        took_s = 0.0
+        try:
+            if place[0] not in warm:
+                functions.warm(held.instance, *place)
+                warm.add(place[0])
+            begin_s = time.monotonic()
+            plan = functions.make(held.instance, *place)
+            took_s = time.monotonic() - begin_s
+        except Exception as error:
+            plan = error
+        self._call_soon(lambda: self._made(held, place, plan, took_s))
+
+    def _made(self, held: Held, place: Place, plan: Any, took_s: float) -> None:
+        held.making.discard(place)
+        self._executor.functions.let_go(held.instance)
+        if isinstance(plan, Exception) and self._executor.is_broken(plan):
+            raise ExecutorLost(f"{held.function.name} broke the device: {plan}")
+        if not held.is_first(place):
+            self._further -= 1
+            self._rest_until_s = time.monotonic() + REST * min(took_s, MOST_S)
+        if not held.is_leaving:
+            self.adopt(held, *place, plan)
+        held.awaited.discard(place)
+        self.make_more(held)
+        self._tell_if_complete(held)
+        self._freed()
+
+    def adopt(self, held: Held, bucket: int, mask: int, plan: Any) -> None:
+        functions, had_graphs = self._executor.functions, not self._executor.functions.runs_apart(held.instance)
+        functions.adopt(held.instance, bucket, mask, plan)
+        if isinstance(plan, Exception):
+            held.in_vain.add((bucket, mask))
+        if had_graphs and functions.runs_apart(held.instance):
+            os.write(2, f"lamina: {held.function.name} runs without graphs, in a thread of its own: {plan}\n".encode())
+
+    @staticmethod
+    def _tell_if_complete(held: Held) -> None:
+        """Those that nobody will make any more are not waited for."""
+        held.awaited = {place for place in held.awaited if place in held.making or place in held.to_make}
+        if held.then is not None and not held.awaited:
+            then, held.then = held.then, None
+            then()
