@@ -25,7 +25,7 @@ def main() -> None:
         _put(found, "emulated", emulated.compared(runs))
     if "cpu" in words:
         for name in [name for name in cpu.WORDS if name in words] or cpu.WORDS:
-            _put(found, "cpu", cpu.rows(asyncio.run(cpu.live(name))))
+            _put(found, "cpu", cpu.rows(name, asyncio.run(cpu.live(name))))
     if "replay" in words:
         if words[-1] == "replay":  # all there are
             found["gpu"] = []

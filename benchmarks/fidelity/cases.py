@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from benchmarks.fidelity.host import Host, Seen
@@ -38,6 +39,7 @@ class Case(NamedTuple):
     believed: list[Profile] | None = None  #: what the server knew when it began, where that is something else
     host: Host = Host()
     timed: bool = False  #: the ends of batches are timers of the host: they are emulated
+    pace: Callable[[int], float] | None = None  #: of the machine over time: profiled times are multiplied by it
 
 
 def poisson(rates: dict[str, float], slos_us: dict[str, int], seconds: float, seed: int = SEED) -> list[Call]:
@@ -55,8 +57,18 @@ def moved(call: Call, name: str, by_us: int) -> Call:
     return Call(name, call.target, call.arrived_us + by_us, call.deadline_us + by_us, call.expires_us + by_us)
 
 
-def world_of(case: Case, seed: int = SEED) -> World:
-    return World(Table(case.profiles), random.Random(seed), 0.05, interference=case.interference)
+@dataclass(slots=True)
+class Paced(World):
+    """On a machine whose pace changes."""
+
+    pace: float = 1.0
+
+    def batch_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> int:
+        return round(World.batch_us(self, function, kind, batch, units, cores) * self.pace)
+
+
+def world_of(case: Case, seed: int = SEED) -> Paced:
+    return Paced(Table(case.profiles), random.Random(seed), 0.05, interference=case.interference)
 
 
 def controller_of(case: Case) -> Controller:
@@ -69,7 +81,12 @@ def ends_of(case: Case, seed: int = SEED) -> list[Ending]:
     controller, ends = controller_of(case), list[Ending]()
     setup: list[Event] = [DeviceJoined(case.device), case.deployed]
     shifted = [moved(call, call.id, WARM_US) for call in case.calls]
-    executor = Seen(Executor(controller, world_of(case, seed), seed=seed), case.host, WARM_US, case.timed)
+    world = world_of(case, seed)
+
+    def tell(now_us: int) -> None:
+        world.pace = case.pace(now_us) if case.pace is not None else 1.0
+
+    executor = Seen(Executor(controller, world, seed=seed), case.host, WARM_US, case.timed, tell)
     on_end = lambda _, end: ends.append(end)  # noqa: E731
     simulate(controller, executor, shifted, setup=setup, on_end=on_end, wakes_us=executor.wakes_us)
     return ends

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -76,8 +77,11 @@ class Seen:
     host: Host
     offset_us: int  #: the time of the simulation when that of the calls is zero
     timed: bool  #: it is told by timers: batches are emulated
+    tell: Callable[[int], None] | None = None  #: whoever wants to know how late it is, before anything is done
 
     def perform(self, now_us: int, action: Action) -> list[tuple[int, Event | Due]]:
+        if self.tell is not None:
+            self.tell(now_us - self.offset_us)
         return [self._seen(at_us, event) for at_us, event in self.executor.perform(now_us, action)]
 
     def witness(self, now_us: int, event: Event | Due) -> list[tuple[int, Event | Due]]:

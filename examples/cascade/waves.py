@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.floating]  #: of 32 bits wherever models see them
 Ints = npt.NDArray[np.int64]
 Model = Callable[[Floats], Floats]
 """Waves, one per row, to chances, one per shape."""
@@ -35,11 +35,11 @@ def ideal(shape: int, phase: Floats) -> Floats:
     """One of the shapes at `phase` (in periods), with an effective value of 1."""
     turn = phase % 1.0
     if SHAPES[shape] == "sine":
-        return np.sqrt(np.float32(2)) * np.sin(2 * np.pi * turn, dtype=np.float32)
+        return np.asarray(np.sqrt(np.float32(2)) * np.sin(2 * np.pi * turn, dtype=np.float32))
     if SHAPES[shape] == "square":
         return np.where(turn < 0.5, np.float32(1), np.float32(-1))
     saw = (2 * turn - 1).astype(np.float32)
-    return np.sqrt(np.float32(3)) * (saw if SHAPES[shape] == "saw" else 2 * np.abs(saw) - 1)
+    return np.asarray(np.sqrt(np.float32(3)) * (saw if SHAPES[shape] == "saw" else 2 * np.abs(saw) - 1))
 
 
 def waves(count: int, seed: int) -> tuple[Floats, Ints]:
@@ -55,12 +55,12 @@ def waves(count: int, seed: int) -> tuple[Floats, Ints]:
 
 def normalised(signals: Floats) -> Floats:
     signals = signals - signals.mean(-1, keepdims=True)
-    return signals / np.maximum(signals.std(-1, keepdims=True), np.float32(1e-6))
+    return np.asarray(signals / np.maximum(signals.std(-1, keepdims=True), np.float32(1e-6)))
 
 
 def softmax(scores: Floats) -> Floats:
     powers = np.exp(scores - scores.max(1, keepdims=True))
-    return powers / powers.sum(1, keepdims=True)
+    return np.asarray(powers / powers.sum(1, keepdims=True))
 
 
 def quick(steps: int = 300) -> Model:

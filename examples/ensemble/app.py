@@ -28,7 +28,7 @@ def prepare(image: Any) -> Floats:
         raise BadValue(f"image: {picture.size} numbers", hint=f"send {ROWS} rows of {COLUMNS} numbers")
     if not np.isfinite(picture).all():
         raise BadValue("image: holds infinity or not-a-number", hint="send plain numbers")
-    return normalised(picture.reshape(1, PIXELS))[0]
+    return normalised(picture.reshape(1, PIXELS)).reshape(PIXELS)
 
 
 class _Model:

@@ -17,7 +17,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.floating]  #: of 32 bits wherever models see them
 Ints = npt.NDArray[np.int64]
 Model = Callable[[Floats], Floats]
 """Pictures, one per row, to chances, one per digit."""
@@ -59,7 +59,7 @@ def pictures(count: int, seed: int) -> tuple[Floats, Ints]:
 
 def normalised(images: Floats) -> Floats:
     """Mean 0 and deviation 1 per picture: how dark the ink was says nothing."""
-    return (images - images.mean(1, keepdims=True)) / np.maximum(images.std(1, keepdims=True), 1e-6)
+    return np.asarray((images - images.mean(1, keepdims=True)) / np.maximum(images.std(1, keepdims=True), 1e-6))
 
 
 @cache
@@ -71,7 +71,7 @@ def lessons() -> tuple[Floats, Ints]:
 
 def softmax(scores: Floats) -> Floats:
     powers = np.exp(scores - scores.max(1, keepdims=True))
-    return powers / powers.sum(1, keepdims=True)
+    return np.asarray(powers / powers.sum(1, keepdims=True))
 
 
 def pairs(ridge: float = 100.0) -> Model:
@@ -125,7 +125,7 @@ def neighbours(nearest: int = 7, kept: int = 30) -> Model:
     def chances(asked: Floats) -> Floats:
         distance = (known**2).sum(1) - 2 * (asked @ directions) @ known.T
         near = np.argpartition(distance, nearest, axis=1)[:, :nearest]
-        return (wanted[near].sum(1) + np.float32(0.1)) / np.float32(nearest + 1)
+        return np.asarray((wanted[near].sum(1) + np.float32(0.1)) / np.float32(nearest + 1))
 
     return chances
 

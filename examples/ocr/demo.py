@@ -216,7 +216,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=7.0, help="length of a step")
     parser.add_argument("--deadline", help="for each page, such as 2s; default: four times what a page takes alone")
-    parser.add_argument("--policy", default="edf")
+    parser.add_argument("--policy", default="frontier")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/demo.png"), help="where the plot goes")
     options = parser.parse_args(arguments)

@@ -34,7 +34,7 @@ def prepare(page: Pixels) -> Tensor:
     ratio = min(1.0, LONG_SIDE_PX / max(height, width))
     new_height, new_width = (max(STRIDE_PX, round(side * ratio / STRIDE_PX) * STRIDE_PX) for side in (height, width))
     resized = cv2.resize(page, (new_width, new_height), interpolation=cv2.INTER_AREA if ratio < 1 else cv2.INTER_LINEAR)
-    return to_tensor(resized)[None]  # type: ignore[arg-type]
+    return to_tensor(np.asarray(resized, np.uint8))[None]
 
 
 def lines(page: Pixels, chances: Tensor) -> list[dict[str, Any]]:
@@ -65,8 +65,8 @@ def _cores(chances: Tensor) -> list[Corners]:
         if _mean_inside(chances, cv2.boxPoints((centre, (width, height), angle))) < LINE_THRESHOLD:
             continue
         grow = 2 * GROW_RATIO * (width * height) / (2 * (width + height))
-        found.append(cv2.boxPoints((centre, (width + grow, height + grow), angle)))
-    return found  # type: ignore[return-value]
+        found.append(np.asarray(cv2.boxPoints((centre, (width + grow, height + grow), angle)), np.float32))
+    return found
 
 
 def _mean_inside(chances: Tensor, corners: Any) -> float:
@@ -115,4 +115,4 @@ def _cut(page: Pixels, corners: Corners) -> Pixels:
         flags=cv2.INTER_CUBIC,
         borderMode=cv2.BORDER_REPLICATE,
     )
-    return np.ascontiguousarray(np.rot90(line)) if height >= TALL * width else line  # type: ignore[return-value]
+    return np.ascontiguousarray(np.rot90(line) if height >= TALL * width else line, np.uint8)

@@ -45,7 +45,7 @@ def decode(image: object) -> Pixels:
         pixels = None
     if pixels is None:
         raise BadValue("image: the file is damaged", hint="open and save it again")
-    return pixels  # type: ignore[return-value]
+    return np.asarray(pixels, np.uint8)
 
 
 def _size(image: bytes) -> tuple[int, int]:
@@ -73,7 +73,7 @@ def to_line(pixels: Pixels, height_px: int, widest_px: int) -> Tensor:
     """A line of text at the height a model was trained on, its shape kept up to a width."""
     height, width = pixels.shape[:2]
     new_width = min(widest_px, max(1, -(-height_px * width // height)))
-    return to_tensor(cv2.resize(pixels, (new_width, height_px)))  # type: ignore[arg-type]
+    return to_tensor(np.asarray(cv2.resize(pixels, (new_width, height_px)), np.uint8))
 
 
 def stack(lines: list[Tensor], width_px: int) -> Tensor:

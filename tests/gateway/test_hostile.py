@@ -53,7 +53,8 @@ def test_ten_thousand_mutated_requests_do_no_harm(tmp_path: Path) -> None:
     assert not seen.hangs
     assert seen.statuses.keys() >= {200, 400, 404}
     assert grown_mib <= 20, f"{grown_mib:.1f} MiB more after 9,000 requests"
-    assert statistics.median(seen.valid_s) <= 2 * statistics.median(seen.again_s), "who behaves has to wait"
+    after_s, calm_s = statistics.median(seen.valid_s), statistics.median(seen.again_s)
+    assert after_s <= max(2 * calm_s, 0.05), f"who behaves has to wait: {after_s:.4f} s instead of {calm_s:.4f}"
 
 
 def test_two_hundred_ways_to_fail_tell_nothing_about_the_inside(app: Path) -> None:

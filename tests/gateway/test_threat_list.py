@@ -240,14 +240,18 @@ def test_tensors_that_make_no_sense_are_refused_for_five_milliseconds_of_a_core_
 
 @pytest.mark.parametrize("name", MEGABYTES)
 def test_what_comes_in_megabytes_is_refused_for_five_milliseconds_of_a_core_once_it_is_here(name: str) -> None:
+    """On a slow core for a quarter of what reading it all takes there."""
     data = json.dumps(TENSORS[name]).encode()
-    spent_ms = []
+    spent_ms, reading_ms = [], []
     for _ in range(TRIES):
         begun = time.process_time()
         with pytest.raises(BadValue, match=r"inputs: more than|outputs: 2000000 bytes"):
             body.read(data, b"")
-        spent_ms.append(1e3 * (time.process_time() - begun))
-    assert min(spent_ms) <= 5
+        between = time.process_time()
+        json.loads(data)
+        spent_ms.append(1e3 * (between - begun))
+        reading_ms.append(1e3 * (time.process_time() - between))
+    assert min(spent_ms) <= max(5, min(reading_ms) / 4)
 
 
 def test_texts_that_look_like_inputs_are_not_counted_as_such() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import socket
@@ -19,8 +20,11 @@ from lamina.live.gpu_worker import GpuWorker
 
 
 class GpuStage:
-    def __init__(self, app: Path, slicer: str = "null", *, spare: bool = False, runtime: Runtime | None = None) -> None:
-        self._folder, self._runtime = Folder(), runtime
+    def __init__(
+        self, app: Path, slicer: str = "null", *, spare: bool = False, runtime: Runtime | None = None, weights: Any = None
+    ) -> None:
+        self._folder, self._runtime, self._weights = Folder(), runtime, weights
+        self.ended_by: BaseException | None = None  #: what the serving thread was ended by
         self._setup = GpuSetup(
             app=str(app), device="gpu0", slicer=slicer, folder=self._folder.path, owner="a", values_owner="b",
             pool_bytes=1 << 20, is_spare=spare, opens_ahead=spare,
@@ -33,9 +37,13 @@ class GpuStage:
 
     def _serve(self) -> None:
         slicer = open_slicer(self._setup.slicer)
-        executor = open_executor(slicer) if self._runtime is None else Executor(slicer, self._runtime)
-        worker = GpuWorker(self._setup, Channel(self._theirs, executor_reader()), slicer, executor)
-        worker.serve()
+        executor = open_executor(slicer) if self._runtime is None else Executor(slicer, self._runtime, self._weights)
+        self.worker = worker = GpuWorker(self._setup, Channel(self._theirs, executor_reader()), slicer, executor)
+        try:
+            worker.serve()
+        except Exception as error:
+            self.ended_by = error
+            self._theirs.shutdown(socket.SHUT_RDWR)
         os.close(worker.wake)
         os.close(worker.woken)
 
@@ -48,10 +56,13 @@ class GpuStage:
             for frame in self._heard:
                 if isinstance(frame, kinds):
                     return frame
-            self._heard = iter(self._reader.feed(self._ours.recv(1 << 16)))
+            wire = self._ours.recv(1 << 16)
+            assert wire, f"the executor has ended: {self.ended_by!r}"
+            self._heard = iter(self._reader.feed(wire))
 
     def close(self) -> None:
-        self.tell(Stop())
+        with contextlib.suppress(BrokenPipeError):
+            self.tell(Stop())
         self._thread.join(20)
         self._ours.close()
         self._theirs.close()

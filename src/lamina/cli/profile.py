@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import msgspec
 
+from lamina.cli import EXIT_STOPPED
 from lamina.cli._profiles_show import latencies
 from lamina.errors import BadValue
 from lamina.units import parse_share, parse_us, show_us
@@ -64,6 +65,8 @@ def command(
         finally:
             bench.close()
         _show(result, as_json)
+        if result.stopped:
+            return EXIT_STOPPED
     return 0
 
 

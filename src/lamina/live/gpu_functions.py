@@ -34,13 +34,14 @@ class Held:
     function: Function[..., Any]
     runner: Runner
     mask: int  #: a slice as it will usually get: its home, or the first of its size
-    maker: ThreadPoolExecutor  #: the thread that opens it, makes graphs of its first sizes and runs what has none
+    maker: ThreadPoolExecutor  #: the thread that opens it, makes the graphs it needs most, and runs batches without one
     staged: Any = None  #: its weights in pinned memory
     took_us: dict[str, int] = field(default_factory=dict)  #: where the time of its load went
     stood_by: bool = False  #: it was opened in a spare, before anybody asked for it
-    further: ThreadPoolExecutor | None = None  #: the one that makes graphs of other sizes
-    to_make: list[tuple[int, int]] = field(default_factory=list)  #: (bucket, mask), when there is time
-    making: set[tuple[int, int]] = field(default_factory=set)
+    further: ThreadPoolExecutor | None = None  #: the one that makes all others
+    likely: set[tuple[int, int]] = field(default_factory=set)  #: places (bucket, mask) whose graphs the maker makes
+    to_make: list[tuple[int, int]] = field(default_factory=list)  #: when there is time
+    making: dict[tuple[int, int], bool] = field(default_factory=dict)  #: by the maker, or by the other thread?
     missed: dict[tuple[int, int], int] = field(default_factory=dict)  #: batches that found no graph there
     in_vain: set[tuple[int, int]] = field(default_factory=set)  #: places where there can be none
     awaited: set[tuple[int, int]] = field(default_factory=set)  #: places without which it is not ready
@@ -61,15 +62,10 @@ class Held:
         """Enough to serve any batch, padded."""
         return tuple(dict.fromkeys((1, self.buckets[-1])))
 
-    def is_first(self, place: tuple[int, int]) -> bool:
-        return place[0] in (1, self.buckets[-1])
-
-    def thread_for(self, place: tuple[int, int]) -> ThreadPoolExecutor:
-        if self.is_first(place):
-            return self.maker
-        if self.further is None:
+    def thread(self, by_maker: bool) -> ThreadPoolExecutor:
+        if not by_maker and self.further is None:
             self.further = ThreadPoolExecutor(1, f"more-{self.instance}")
-        return self.further
+        return self.maker if by_maker or self.further is None else self.further
 
     @property
     def is_busy(self) -> bool:

@@ -1,11 +1,12 @@
 """Which graphs are made when. Owner of what is missing.
 
-A batch never waits for a graph. Where there is none it runs eagerly, in its function's maker's thread, whose libraries know the
-sizes it was loaded with; the graph is made when that thread has nothing else to do, after two such batches at the latest.
+A batch never waits for a graph. Where there is none it runs eagerly, in the thread that opened its function, its maker: a library
+that meets a size compiles for seconds, for that thread alone, and the maker has met the smallest and the largest, with which any
+batch can be served. It makes graphs of these two on the slices the function is likely to meet; nearly all of them before it is
+ready, and later ones between batches, after two eager ones at the latest.
 
-Two threads a function, because a library that meets a new size compiles for seconds, for that thread alone: the maker has the
-smallest and the largest size, with which any batch can be served; a second thread has all others. Those are made one at a time,
-and while anybody is served with a rest after each: a capture takes the interpreter and the driver from whoever serves, for
+All others are made in a second thread, so that no batch is behind one of them. Who is missed comes first. The rest comes one at a
+time, and while anybody is served with a pause after each: a capture takes the interpreter and the driver from whoever serves, for
 milliseconds, and hundreds of them in a row are felt.
 """
 
@@ -20,7 +21,7 @@ from lamina.gpu.executor import Executor, ExecutorLost
 from lamina.live.gpu_functions import Held
 
 EAGER_AT_MOST = 2
-"""Batches without a graph on one place before it is made even though others wait for the maker."""
+"""Batches without a graph in one place before the maker makes it, even though others wait for it."""
 
 REST = 9
 """Times what a capture took, until the next one that nobody waits for: a tenth of the time at most."""
@@ -46,7 +47,7 @@ class Making:
     ) -> None:
         self._slicer, self._executor = slicer, executor
         self._call_soon, self._is_idle, self._freed = call_soon, is_idle, freed
-        self._further = 0  #: graphs of further sizes being made
+        self._further = 0  #: being made in second threads
         self._rest_until_s = 0.0
         self._looked_s = 0.0
         self._behind: dict[Held, None] = {}  #: those who lack some, in the order in which they came
@@ -59,16 +60,17 @@ class Making:
     # -------------------------------------------------------------- what is to be made
 
     def want(self, held: Held, masks: Iterable[int], then: Callable[[], None] | None = None) -> None:
-        """All sizes on these slices. `then` is called when the first ones are there, or cannot be had."""
+        """These are the slices it is likely to meet. `then` is called when there are graphs of its first sizes on all of them, or
+        when there can be none."""
         masks = list(masks)
-        sizes = (*reversed(held.first_buckets), *(bucket for bucket in held.buckets if bucket not in held.first_buckets))
-        places = [(bucket, mask) for bucket in sizes for mask in masks if not self._is_there(held, (bucket, mask))]
+        first = [(bucket, mask) for bucket in reversed(held.first_buckets) for mask in masks]
+        others = [(bucket, mask) for bucket in held.buckets for mask in masks if bucket not in held.first_buckets]
+        places = [place for place in first + others if place not in held.making and not self._is_there(held, place)]
         held.to_make = [*places, *(place for place in held.to_make if place not in places)]
+        held.likely |= set(first)
         if then is not None:
-            held.awaited = {place for place in places if held.is_first(place)}
-            held.then = then
+            held.awaited, held.then = set(first), then
         self.make_more(held)
-        self._tell_if_complete(held)
 
     def missed(self, held: Held, count: int, mask: int) -> None:
         """A batch found no graph: it should, next time."""
@@ -96,25 +98,28 @@ class Making:
         self._behind.pop(held, None)
         if held.is_leaving or functions.runs_apart(held.instance):
             held.to_make.clear()
-            return
         held.to_make = [place for place in held.to_make if functions.may_fit(held.instance, place[0])]
-        for is_first in (True, False):
-            if not any(held.is_first(place) is is_first for place in held.making):
-                place = next((place for place in held.to_make if held.is_first(place) is is_first), None)
-                if place is not None and (self._may_begin(held, place) if is_first else self._may_begin_further()):
-                    self._begin(held, place)
+        for by_maker in (True, False):
+            if by_maker not in held.making.values():
+                place = next((place for place in held.to_make if (place in held.likely) is by_maker), None)
+                if place is not None and self._may_begin(held, place):
+                    self._begin(held, place, by_maker)
         if held.to_make:
             self._behind[held] = None
+        held.awaited = {place for place in held.awaited if place in held.making or place in held.to_make}
+        if held.then is not None and not held.awaited:
+            then, held.then = held.then, None
+            then()
 
     def _may_begin(self, held: Held, place: Place) -> bool:
-        return not held.eager or held.missed.get(place, 0) >= EAGER_AT_MOST
-
-    def _may_begin_further(self) -> bool:
-        return self._is_idle() or (not self._further and time.monotonic() >= self._rest_until_s)
+        missed = held.missed.get(place, 0)
+        if place in held.likely:
+            return not held.eager or missed >= EAGER_AT_MOST
+        return missed > 0 or self._is_idle() or (not self._further and time.monotonic() >= self._rest_until_s)
 
     # ---------------------------------------------------------------------- one of them
 
-    def _begin(self, held: Held, place: Place) -> None:
+    def _begin(self, held: Held, place: Place, by_maker: bool) -> None:
         try:
             self._slicer.slice(place[1])
             self._executor.functions.hold(held.instance)
@@ -123,13 +128,13 @@ class Making:
                 raise ExecutorLost(f"no graph of {held.function.name}: {error}") from error
             return  # no room for its weights at this moment: it is looked at again
         held.to_make.remove(place)
-        held.making.add(place)
-        self._further += not held.is_first(place)
-        held.thread_for(place).submit(self._make, held, place)
+        held.making[place] = by_maker
+        self._further += not by_maker
+        held.thread(by_maker).submit(self._make, held, place, held.warm if by_maker else held.warm_further)
 
-    def _make(self, held: Held, place: Place) -> None:
-        """In a thread of its own."""
-        functions, warm = self._executor.functions, held.warm if held.is_first(place) else held.warm_further
+    def _make(self, held: Held, place: Place, warm: set[int]) -> None:
+        """In one of its threads, which has met the sizes `warm`."""
+        functions = self._executor.functions
         plan: Any = None
         took_s = 0.0
         try:
@@ -144,32 +149,22 @@ class Making:
         self._call_soon(lambda: self._made(held, place, plan, took_s))
 
     def _made(self, held: Held, place: Place, plan: Any, took_s: float) -> None:
-        held.making.discard(place)
+        by_maker = held.making.pop(place)
         self._executor.functions.let_go(held.instance)
         if isinstance(plan, Exception) and self._executor.is_broken(plan):
             raise ExecutorLost(f"{held.function.name} broke the device: {plan}")
-        if not held.is_first(place):
+        if not by_maker:
             self._further -= 1
             self._rest_until_s = time.monotonic() + REST * min(took_s, MOST_S)
         if not held.is_leaving:
             self.adopt(held, *place, plan)
-        held.awaited.discard(place)
         self.make_more(held)
-        self._tell_if_complete(held)
         self._freed()
 
     def adopt(self, held: Held, bucket: int, mask: int, plan: Any) -> None:
         functions, had_graphs = self._executor.functions, not self._executor.functions.runs_apart(held.instance)
         functions.adopt(held.instance, bucket, mask, plan)
-        if isinstance(plan, Exception):
+        if not functions[held.instance].has_graph(bucket, mask):
             held.in_vain.add((bucket, mask))
         if had_graphs and functions.runs_apart(held.instance):
             os.write(2, f"lamina: {held.function.name} runs without graphs, in a thread of its own: {plan}\n".encode())
-
-    @staticmethod
-    def _tell_if_complete(held: Held) -> None:
-        """Those that nobody will make any more are not waited for."""
-        held.awaited = {place for place in held.awaited if place in held.making or place in held.to_make}
-        if held.then is not None and not held.awaited:
-            then, held.then = held.then, None
-            then()

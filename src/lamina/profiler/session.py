@@ -55,6 +55,7 @@ class Result:
     kept_runs: int  #: from earlier sessions
     dropped: str  #: why earlier runs were not used
     why_unsure: str  #: empty if it is as sure as was asked for
+    stopped: bool = False  #: by the user
 
 
 def function_of(spec: str) -> tuple[Path, Function[..., Any]]:
@@ -126,6 +127,7 @@ def run(target: Target, bench: Bench, options: Options, watch: Callable[[Progres
             watch(progress)
 
     measuring = Measuring(bench, function.spec.max_batch, options.target, options.budget_s, record.runs, note)
+    stopped = False
     try:
         record.add_load(bench.load())
         outcome = measuring.go()
@@ -133,7 +135,7 @@ def run(target: Target, bench: Bench, options: Options, watch: Callable[[Progres
         if not record.runs:
             record.close()
             raise
-        outcome = measuring.so_far()
+        stopped, outcome = True, measuring.so_far()
     except BaseException:
         record.close()
         raise
@@ -142,7 +144,8 @@ def run(target: Target, bench: Bench, options: Options, watch: Callable[[Progres
     profile = make.to_profile(function.name, bench, outcome, record, options.target, target.file)
     path = folder / f"{stem}.json"
     make.write(profile, path)
-    return Result(profile, path, outcome, kept_runs, record.dropped, why_unsure(outcome, measuring.cycle))
+    why = "you stopped it" if stopped and not outcome.reached else why_unsure(outcome, measuring.cycle)
+    return Result(profile, path, outcome, kept_runs, record.dropped, why, stopped)
 
 
 def _head(target: Target, bench: Bench) -> Head:

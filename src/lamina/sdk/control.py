@@ -16,7 +16,7 @@ from lamina.units import parse_us
 
 
 def each(
-    body: Callable[[Any], Any],
+    body: Callable[..., Any],
     items: Any,
     *,
     expect: float | None = None,
