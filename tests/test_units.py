@@ -46,6 +46,12 @@ def test_a_number_without_a_unit_and_other_nonsense_is_refused_with_a_hint(text:
     assert '"50ms"' in caught.value.hint
 
 
+def test_what_is_below_zero_is_said_to_be():
+    with pytest.raises(BadValue, match="slo: '-50ms' is below zero"):
+        parse_us("-50ms", "slo")
+
+
+
 @pytest.mark.parametrize(
     ("value", "share"), [(0.25, 0.25), ("1/4", 0.25), ("25%", 0.25), ("0.25", 0.25), (1, 1.0), (" 1/3 ", 1 / 3), ("12.5%", 0.125)]
 )

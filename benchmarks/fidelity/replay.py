@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from benchmarks.fidelity.cases import Case, off, simulated, told_of
-from benchmarks.fidelity.company import Company, felt, weights
+from benchmarks.fidelity.company import SIZES, Company, felt, weights
 from benchmarks.fidelity.live import Runs, handovers, profile_of
 from benchmarks.fidelity.recorded import Phase, Recording, read
 from lamina.core.events import Deployed
@@ -69,8 +69,10 @@ def cases_of(run: Recording, place: int, others: dict[str, Recording]) -> list[t
         for name, other in others.items():
             models[f"as felt in {name}"] = Company(felt(other, _alone_us(other)))
         if run.company:
-            models["as measured before with full batches"] = Company(run.company)
-        models["by the fitted line"] = beside.fitted_of(profiles)
+            every = all(len(sizes) == len(SIZES) for sizes in run.company.values())
+            models[f"as measured before{'' if every else ' with full batches'}"] = Company(run.company)
+        if kind in beside.PEAK:
+            models["by the fitted line"] = beside.fitted_of(profiles)
     about = f"{slices}, beside {len(phase.who) - 1}"
     return [(f"{about}, {how}", case._replace(interference=model), phase) for how, model in models.items()]
 

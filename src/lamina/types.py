@@ -55,7 +55,6 @@ class SliceLimits(Struct, frozen=True, kw_only=True):
     sizes: tuple[int, ...] = ()  #: unit counts a slice may have; empty: any
     aligned: bool = False  #: a slice starts at a multiple of its size, counted from either end (fixed catalogues of partitions)
     per_batch: bool = True  #: a slice may be chosen anew for every batch; else only standing slices
-    resize_us: int = 0  #: what moving a standing slice costs
     batches_per_instance: int = 1  #: batches one instance runs at once; 0: as many as there are slices
     soft: bool = False  #: a slice is a turn beside others and not a place: each runs on all of the device
 

@@ -41,6 +41,8 @@ def _parse(text: str, scale: dict[str, int], field: str, example: str) -> Fracti
         raise BadValue(f"{field}: {text!r} has no unit", hint=f"write a number and a unit, such as {example}")
     found = _QUANTITY.fullmatch(text)
     unit = found[2].lower() if found else ""
+    if not found and _QUANTITY.fullmatch(text.strip().removeprefix("-")):
+        raise BadValue(f"{field}: {text!r} is below zero", hint=f"write a number and a unit, such as {example}")
     if not found or unit not in scale:
         raise BadValue(f"{field}: {text!r} is not a quantity", hint=f"write a number and a unit, such as {example}")
     return Fraction(found[1]) * scale[unit]

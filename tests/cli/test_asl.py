@@ -98,7 +98,7 @@ def test_virtual_time_waits_for_nothing(lamina):
         )[0]
         == 0
     )
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.live

@@ -35,7 +35,7 @@ def server(app: Path) -> Iterator[str]:
         assert process.stdout is not None
         yield json.loads(process.stdout.readline())["url"]
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_help_lists_every_command_and_is_quick_about_it() -> None:
@@ -114,9 +114,10 @@ def test_serve_says_what_it_serves(app: Path) -> None:
         assert process.stdout is not None
         lines = []
         while not lines or not lines[-1].startswith("listening"):
-            lines.append(process.stdout.readline())
+            assert (line := process.stdout.readline()), "it ended"
+            lines.append(line)
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     said = "".join(lines)
     for word in ("policy frontier", "device", "echo(x)", "add(a, b)", "workflow  twice(x)   SLO 5s", "http://127.0.0.1:"):
         assert word in said
@@ -145,10 +146,10 @@ def test_a_server_on_make_believe_devices_takes_the_profiled_time(tmp_path: Path
         url = json.loads(process.stdout.readline())["url"]
         request = urllib.request.Request(f"{url}/v1/functions/see", data=b"1", headers={"content-type": "application/json"})
         begin = time.perf_counter()
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             assert answer.read() == b"null"
             assert answer.headers["lamina-slice"].startswith("h200-")
         took_s = time.perf_counter() - begin
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert took_s > 0.02

@@ -73,7 +73,7 @@ class Serving:
     def __init__(self, app: Path, folder: Path) -> None:
         self._app, self._folder = app, folder
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self.server: Managed | None = None
 
     async def _serve(self) -> None:
@@ -86,7 +86,7 @@ class Serving:
 
     def __enter__(self) -> str:
         self._thread.start()
-        assert self._ready.wait(30) and self.server is not None
+        assert self._ready.wait(100) and self.server is not None
         return f"http://127.0.0.1:{self.server.admin.port}"
 
     def __exit__(self, *_: Any) -> None:

@@ -199,3 +199,21 @@ CORES = DeviceSpec(id="cpu0", kind="cpu", units=2, memory_mib=1000, family="cpu"
 )
 def test_functions_that_fit_nowhere_are_named_before_the_first_call(spec: FunctionSpec, told: list[str]):
     assert misfits([spec], [CORES]) == told
+
+
+def test_a_store_that_keeps_nothing_is_none_to_manage(capsys):
+    code, said = typed(capsys, "token", "create", "ci", "--store", "none")
+    assert (code, said.splitlines()[0]) == (2, "error: --store: 'none' keeps nothing")
+    assert not Path("none").exists()
+
+
+def test_a_report_of_no_results_is_not_written(capsys):
+    code, said = typed(capsys, "lab", "report", "--results", "nowhere")
+    assert (code, said.splitlines()[0]) == (2, "error: --results nowhere: no results of any experiment")
+
+
+@pytest.mark.parametrize("group", ["asl", "lab", "profiles", "runs", "secret", "state", "tenant", "token", "user"])
+def test_help_tells_in_full_what_each_command_does(group: str, capsys):
+    with pytest.raises(SystemExit):
+        main([group, "--help"])
+    assert "..." not in capsys.readouterr().out.partition("Commands:")[2]

@@ -145,13 +145,15 @@ def test_what_is_not_there_is_not_found_and_wrong_methods_are_told(app: Path) ->
 
 def test_what_curl_sends_is_json_if_it_is_json_and_else_bytes(app: Path) -> None:
     form = "application/x-www-form-urlencoded"
-    text, raw, named = asked(
+    text, raw, named, broken = asked(
         app,
         ("POST", "/v1/functions/echo", b'{"a": 1}', form),
         ("POST", "/v1/functions/echo", b"\x89PNG", form),
         ("POST", "/v1/functions/add", b'{"a": 1, "b": 2}', form),
+        ("POST", "/v1/functions/add", b'{"a": 1, b: 2}', form),
     )
     assert (text.json, raw.body, named.json) == ({"a": 1}, b"\x89PNG", 3)
+    assert broken.json["detail"].startswith("body: not JSON")  # bytes could not be two numbers
 
 
 @pytest.mark.parametrize(

@@ -172,12 +172,12 @@ def test_a_tenant_sees_and_calls_what_is_its_own_and_what_is_everybody_s(app: Pa
 def test_a_quota_is_kept_from_the_moment_it_is_set_and_the_refusal_says_which(app: Path, tmp_path: Path) -> None:
     async def work() -> None:
         async with managed(app, tmp_path / "kept") as server:
-            token = await server.token("invoke", tenant="acme", rate_per_s=0.5)
+            token = await server.token("invoke", tenant="acme", rate_per_s=0.01)
             first, second = [await server.call("/v1/functions/echo", 1, token) for _ in range(2)]
             assert (first.status, second.status) == (200, 429)
             assert (second.json["reason"], second.json["detail"]) == (
                 "quota",
-                "the tenant's quota is used up: 0.5 calls a second",
+                "the tenant's quota is used up: 0.01 calls a second",
             )
             assert int(second.headers["retry-after"]) >= 1
             assert (await server.call("/v1/functions/echo", 1)).status == 200  # others are not concerned

@@ -113,7 +113,7 @@ def _resident_mib() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
 
 
-def found(folder: Path, count: int, ingress: int, limit_s: float = 60) -> Left:
+def found(folder: Path, count: int, ingress: int, limit_s: float = 100) -> Left:
     async def work() -> Left:
         live = open_local(str(write_app(folder, APP)), policy=policies.build("edf"))
         gateway = await open_gateway(live, ingress=ingress)

@@ -207,7 +207,7 @@ async def _double(tmp_path: Path, watch: Any = None) -> Gateway:
     return await open_gateway(open_local(str(write_app(tmp_path, APP))), watch=watch)
 
 
-def test_tensors_that_make_no_sense_are_refused_for_five_milliseconds_of_a_core_and_no_worker_hears_of_them(tmp_path: Path) -> None:
+def test_tensors_that_make_no_sense_are_refused_for_five_milliseconds_of_a_core_and_no_worker_hears_it(tmp_path: Path) -> None:
     begun: list[str] = []
 
     def watch(now_us: int, event: Any, actions: list[Any]) -> None:

@@ -7,6 +7,7 @@ import gc
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,15 @@ class GpuStage:
 
     def hear(self, *kinds: type) -> Any:
         """The next frame of these kinds."""
-        while True:
+        ends_s = time.monotonic() + 20
+        while time.monotonic() < ends_s:
             for frame in self._heard:
                 if isinstance(frame, kinds):
                     return frame
             wire = self._ours.recv(1 << 16)
             assert wire, f"the executor has ended: {self.ended_by!r}"
             self._heard = iter(self._reader.feed(wire))
+        raise TimeoutError(f"no {kinds} in 20 s")
 
     def close(self) -> None:
         with contextlib.suppress(BrokenPipeError):

@@ -373,7 +373,7 @@ def test_where_a_function_is_to_stand_from_now_on_graphs_are_made_before_it_runs
     stage.load()
     stage.tell(MoveTo("same#1", UNLIKELY << 2))
     assert stage.runtime.begun.wait(20)
-    stage.start()  # on its old slice, or any other, meanwhile
+    stage.start(mask=HOME)  # which serves meanwhile
     assert stage.answers() == [[0.0, 0.0]]
 
 

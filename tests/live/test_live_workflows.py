@@ -145,15 +145,15 @@ async def counted_elsewhere(by):
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lamina.Client]:
     path = write_app(tmp_path_factory.mktemp("lively"), APP)
     loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    gateway = asyncio.run_coroutine_threadsafe(open_gateway(open_local(str(path)), port=0), loop).result(30)
+    gateway = asyncio.run_coroutine_threadsafe(open_gateway(open_local(str(path)), port=0), loop).result(100)
     try:
         with lamina.Client(gateway.url, timeout="60s") as made:
             made.call("work", {"seconds": 0.0})  # its worker is up: what follows is not about that
             yield made
     finally:
-        asyncio.run_coroutine_threadsafe(gateway.stop(5), loop).result(30)
+        asyncio.run_coroutine_threadsafe(gateway.stop(5), loop).result(100)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

@@ -663,6 +663,29 @@ def test_stop_waits_for_what_runs(app: str, shm: Path, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_stop_ends_even_if_nobody_could_be_told_of_a_loss(app: str, shm: Path) -> None:
+    told: list[str] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(str(context["exception"])))
+        stage = Stage(LocalEngine(app, shm_base=str(shm)))
+
+        def post(event: Event) -> None:
+            if isinstance(event, InstanceLost):
+                raise ValueError("a defect")
+            stage.events.put_nowait(event)
+
+        await stage.engine.start(post, stage)
+        instance = await stage.load("echo")
+        os.kill(stage.engine.pids[instance], signal.SIGKILL)
+        while not told:
+            await asyncio.sleep(0.01)
+        await asyncio.wait_for(stage.engine.stop(0), 60)
+
+    asyncio.run(main())
+    assert told == ["a defect"]
+
+
 ORPHAN = """
 import asyncio, sys
 from lamina import values
@@ -699,7 +722,7 @@ def test_busy_workers_die_with_their_gateway_and_the_next_cleans_up(app: str, sh
     asyncio.run(gate.reached())
     gateway.kill()
     gateway.communicate()
-    assert select.select([worker], [], [], 20) == ([worker], [], [])
+    assert select.select([worker], [], [], 60) == ([worker], [], [])
     gate.leave()
     os.close(worker)
     assert len(list(shm.iterdir())) == 1

@@ -18,6 +18,8 @@ import pytest
 import lamina
 from lamina.gateway.serve import Gateway, open_gateway
 from lamina.live.start import open_local
+from lamina.live.statebook import Book
+from lamina.live.triggers import Triggers
 from lamina.store.open import open_store
 from tests.serving import Answer, Browser, run, write_app
 
@@ -149,6 +151,29 @@ def test_state_can_be_looked_at_and_changed_from_outside(tmp_path: Path):
     assert [one["key"] for one in listed.json["keys"]] == ["page/7"]
     assert seen.json["value"] == {"page/7": [7]}
     assert [answer.status for answer in (stale, deleted, gone, other, wrong, odd)] == [409, 204, 404, 404, 405, 400]
+
+
+class Later:
+    """A store that has not answered yet."""
+
+    exists = True
+
+    def read(self, work: Any, done: Any) -> None:
+        self.answer = done
+
+
+def test_clocks_of_a_server_that_has_stopped_do_not_begin_when_what_was_left_is_read_at_last():
+    async def work() -> int:
+        app, store, started = lamina.App("late"), Later(), list[str]()
+        app.every("100ms")(app.function(name="tick")(lambda due: None))
+        triggers = Triggers(Book("late"), lambda target, *_: started.append(target), store)  # type: ignore[arg-type]
+        triggers.set_app("late", app.triggers)
+        triggers.open()
+        triggers.close()
+        store.answer(([], []))
+        return len(triggers._timers)
+
+    assert run(work) == 0
 
 
 @contextmanager

@@ -55,9 +55,9 @@ def test_all_sizes_of_a_small_device_and_some_of_a_large_one():
 
 
 def test_aligned_slices_fit_only_where_they_may_start():
-    assert placeable([4, 2, 1], 7, aligned=True)
-    assert not placeable([4, 3], 7, aligned=True)
-    assert placeable([4, 3], 7, aligned=False)
+    assert placeable([4, 3], 7, aligned=True)
+    assert not placeable([3, 2, 2], 7, aligned=True)
+    assert placeable([3, 2, 2], 7, aligned=False)
 
 
 def test_what_a_device_cannot_run_takes_for_ever():

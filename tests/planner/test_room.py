@@ -31,8 +31,8 @@ def test_what_fits_is_let_in() -> None:
 def test_sixty_and_sixty_percent_are_too_much_for_one_gpu() -> None:
     said = refused(function("b", share=0.6, home=True), standing=(function("a", share=0.6, home=True),))
     assert said == (
-        "no room for instance 1 of 1 of 'b': it lacks 10 units of its own (most left on one device: 6)"
-        " | best offer: up to 6 units and 900 MiB"
+        "no room for instance 1 of 1 of 'b': it lacks 9 units of its own (most left on one device: 7)"
+        " | best offer: up to 7 units and 900 MiB"
     )
 
 

@@ -108,3 +108,8 @@ def test_noise_alone_is_no_wandering() -> None:
 
 def test_places_visited_once_say_nothing_about_the_pace() -> None:
     assert make.wandering(visits([1.0], noise=0.1)) is None
+
+
+def test_a_few_runs_already_say_how_times_spread() -> None:
+    runs = {(batch, 1): [100.0 * batch] * 3 + [150.0 * batch] for batch in range(1, 5)}
+    assert make.to_spread(runs)[0] == 1.0 and make.to_spread(runs)[-1] == 1.5

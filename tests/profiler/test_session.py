@@ -9,6 +9,8 @@ import pytest
 from lamina.errors import BadValue, FunctionFailed, LoadFailed
 from lamina.predict import profile as profiles
 from lamina.profiler import session
+from lamina.profiler.bench import Run
+from tests.profiler.fake import FakeBench, straight
 
 APP = """
 import lamina
@@ -173,3 +175,19 @@ def test_every_sample_has_its_turn_in_batches_of_one(tmp_path: Path) -> None:
     finally:
         bench.close()
     assert seen.read_text() == "abca"
+
+
+class Stopped(FakeBench):
+    """Somebody loses patience."""
+
+    def run(self, batch: int, units: int) -> Run:
+        if len(self.asked) == 100:
+            raise KeyboardInterrupt
+        return super().run(batch, units)
+
+
+def test_what_was_measured_until_it_was_stopped_is_a_profile(app: str, tmp_path: Path) -> None:
+    (target,) = session.targets(f"{app}:work", [])
+    result = session.run(target, Stopped(straight, noise=0.3), session.Options(out=tmp_path, target=0.01))
+    assert result.stopped and result.why_unsure == "you stopped it"
+    assert profiles.read(result.path).points

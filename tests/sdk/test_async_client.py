@@ -28,7 +28,7 @@ def server() -> Iterator[Scripted]:
 
 def run(url: str, act: Callable[[lamina.AsyncClient], Awaitable[Any]], **options: Any) -> Any:
     async def main() -> Any:
-        async with lamina.AsyncClient(url, **{"timeout": "5s", **options}) as client:
+        async with lamina.AsyncClient(url, **{"timeout": "60s", **options}) as client:
             return await act(client)
 
     return asyncio.run(main())
@@ -55,7 +55,7 @@ def test_calls_at_once_have_connections_of_their_own(server: Scripted):
     together = threading.Barrier(8)
 
     def answer(seen: Seen) -> bytes:
-        together.wait(5)
+        together.wait(60)
         return echo(seen)
 
     server.answer = answer

@@ -28,7 +28,7 @@ def server() -> Iterator[Scripted]:
 
 @pytest.fixture
 def client(server: Scripted) -> Iterator[lamina.Client]:
-    with lamina.Client(server.url, timeout="5s") as made:
+    with lamina.Client(server.url, timeout="60s") as made:
         yield made
 
 
@@ -92,6 +92,13 @@ def test_a_body_is_bound_by_the_parameters_the_server_lists(client: lamina.Clien
     listing = b'[{"name": "f", "inputs": [{"name": "x", "required": true}]}]'
     server.answer = lambda seen: http(200, listing if seen.path == "/v1/functions" else b"[]", "application/json")
     assert client.bind("f", 3) == {"x": 3}
+
+
+def test_who_has_read_the_listings_asks_at_the_right_address_at_once(client: lamina.Client, server: Scripted):
+    listing = b'[{"name": "w", "inputs": [{"name": "x", "required": true}]}]'
+    server.answer = lambda seen: http(200, listing if seen.path == "/v1/workflows" else b"[]", "application/json")
+    client.call("w", client.bind("w", 3))
+    assert [seen.path for seen in server.seen] == ["/v1/functions", "/v1/workflows", "/v1/workflows/w"]
 
 
 # ------------------------------------------------------------- connections
@@ -172,17 +179,17 @@ def test_one_client_serves_many_threads(client: lamina.Client):
 
 def test_a_spawned_call_gives_its_result_later(client: lamina.Client, server: Scripted):
     go = threading.Event()
-    server.answer = lambda seen: ok(go.wait(5))
+    server.answer = lambda seen: ok(go.wait(60))
     call = client.spawn("f")
     assert not call.done()
     go.set()
-    assert call.get("5s") is True
+    assert call.get("60s") is True
     assert call.done()
 
 
 def test_waiting_can_end_before_the_call_does(client: lamina.Client, server: Scripted):
     go = threading.Event()
-    server.answer = lambda seen: ok(go.wait(5))
+    server.answer = lambda seen: ok(go.wait(60))
     call = client.spawn("f")
     with pytest.raises(TimeoutError, match="not done within 10ms"):
         call.get("10ms")
@@ -208,9 +215,9 @@ def test_a_cancelled_call_hangs_up(client: lamina.Client, server: Scripted):
 
     server.answer = answer
     call = client.spawn("f")
-    assert arrived.wait(5)
+    assert arrived.wait(60)
     assert call.cancel()
-    assert gone.wait(5)
+    assert gone.wait(60)
     with pytest.raises(Cancelled):
         call.get()
 
@@ -225,7 +232,7 @@ def test_map_keeps_the_order_whatever_ends_first(client: lamina.Client, server: 
     together = threading.Barrier(4)
 
     def answer(seen: Seen) -> bytes:
-        together.wait(5)  # passes only if four are under way at once
+        together.wait(60)  # passes only if four are under way at once
         return ok(seen.inputs["x"])
 
     server.answer = answer
@@ -277,9 +284,9 @@ def test_a_map_left_early_calls_the_rest_off(client: lamina.Client, server: Scri
     server.answer = answer
     results = client.map("f", ({"x": x} for x in range(2)), max_concurrency=2)
     next(results)
-    assert arrived.wait(5)
+    assert arrived.wait(60)
     results.close()  # type: ignore[attr-defined]
-    assert gone.wait(5)
+    assert gone.wait(60)
 
 
 # ----------------------------------------------------- functions of an app

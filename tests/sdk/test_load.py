@@ -114,6 +114,25 @@ def test_a_missing_library_says_what_to_install(tmp_path: Path):
         load_app(written(tmp_path, "import no_such_library\n"))
 
 
+@pytest.mark.parametrize(
+    ("line", "told", "hint"),
+    [
+        ("@app.function(btach=4)\ndef f(x): ...", "@app.function has no option 'btach'", "did you mean 'batch'?"),
+        ("@app.workflow(goal='1s')\ndef f(x): ...", "@app.workflow has no option 'goal'", "there are name, slo"),
+        ("lamina.SLO(latncy='1s')", "SLO has no option 'latncy'", "did you mean 'latency'?"),
+    ],
+)
+def test_an_option_that_there_is_not_is_told_as_a_wrong_value_is(tmp_path: Path, line: str, told: str, hint: str):
+    with pytest.raises(BadValue) as refused:
+        load_app(written(tmp_path, f"{ONE}{line}\n"))
+    assert (refused.value.message, refused.value.hint) == (f"my_app.py:3: {told}", hint)
+
+
+def test_a_wrong_keyword_of_somebody_elses_function_stays_their_error(tmp_path: Path):
+    with pytest.raises(LoadFailed, match="unexpected keyword"):
+        load_app(written(tmp_path, f"{ONE}open('x', sideways=1)\n"))
+
+
 def test_a_file_that_exits_is_an_error(tmp_path: Path):
     with pytest.raises(LoadFailed, match="SystemExit"):
         load_app(written(tmp_path, "raise SystemExit(1)\n"))

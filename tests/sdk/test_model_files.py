@@ -218,7 +218,7 @@ def test_a_model_file_is_all_a_server_needs(tmp_path: Path) -> None:
         with urllib.request.urlopen(f"{url}/v2/models/twice/infer", json.dumps(body).encode(), timeout=30) as answer:
             said = json.loads(answer.read())
         process.send_signal(signal.SIGTERM)
-        process.wait(20)
+        process.wait(60)
     assert said["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [2, 2], "data": [2.0, 4.0, 6.0, 8.0]}]
 
 

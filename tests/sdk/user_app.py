@@ -49,6 +49,27 @@ class _Model:
 model = app.function(name="model")(_Model)
 
 
+@app.function(slo="50ms")
+class Scaled:
+    def load(self) -> None:
+        self.weight = 2.0
+
+    def __call__(self, x: int, y: str = "") -> float:
+        return self.weight * x
+
+
+@app.function(batch=8)
+class Rows:
+    def __call__(self, x: list[int]) -> list[float]:
+        return [float(one) for one in x]
+
+
+@app.function(gpu="1/4")
+class Torch(lamina.TorchModel):
+    def load(self) -> tuple[object, object]:
+        raise NotImplementedError
+
+
 @app.workflow(slo="1s")
 def traced(x: int) -> float:
     return plain(x)
@@ -74,4 +95,13 @@ def uses() -> None:
     plain.local(z=1)  # type: ignore[call-arg]
     plain.spawn("x")  # type: ignore[arg-type]
     model.remote("x")  # type: ignore[arg-type]
+    assert_type(Scaled(1), float)
+    assert_type(Scaled.local(1, y="a"), float)
+    assert_type(Scaled.remote(1), float)
+    lamina.each(Scaled, [1, 2])
+    Rows.remote(1)
+    Torch.remote([1.0])
+    Scaled("x")  # type: ignore[arg-type]
+    Scaled.spawn(z=1)  # type: ignore[call-arg]
+    Scaled.nothing()  # type: ignore[attr-defined]
     app.function(slow="1s")  # type: ignore[call-overload]

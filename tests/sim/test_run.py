@@ -130,7 +130,7 @@ def test_a_workflow_takes_at_least_as_long_as_its_steps_in_a_row(pages: Scenario
 def test_a_busy_device_is_as_busy_as_its_work_demands(small: Scenario):
     alone = replace(small, loads=small.loads[:1], noise=0.0, functions=(replace(small.functions[0], max_batch=1),))
     summary = run(alone)
-    expected = summary.targets[0].answered * 2_000 * 4 / (alone.devices[0].units * summary.total.ended_s * 1e6)
+    expected = summary.targets[0].answered * 2_667 * 3 / (alone.devices[0].units * summary.total.ended_s * 1e6)
     assert summary.devices[0].utilisation == pytest.approx(expected, rel=1e-4)
 
 

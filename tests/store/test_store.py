@@ -155,6 +155,19 @@ def test_a_reader_whose_connection_breaks_reads_again(place: str):
     assert found == ["k"]
 
 
+@pytest.mark.live
+def test_a_database_is_free_for_the_next_server_when_the_store_has_closed(postgres_url: str):
+    import psycopg
+
+    async def work(store: Store) -> None:
+        await read(store, keys)
+
+    with psycopg.connect(postgres_url, autocommit=True) as server:
+        for _ in range(10):
+            within(postgres_url, work)
+            assert server.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchall() == [(0,)]
+
+
 @pytest.mark.parametrize("place", ["", "mysql://x", "postgresqlx://"])
 def test_an_impossible_place_is_named(place: str):
     with pytest.raises(BadValue, match="store"):

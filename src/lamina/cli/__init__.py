@@ -98,7 +98,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def _offer(error: Refused) -> str:
     """What could be had instead, if the server said."""
-    return f"\n  offer: {error.offer_ms:.3g} ms" if error.offer_ms else ""
+    from lamina.units import show_us
+
+    return f"\n  offer: {show_us(round(1000 * error.offer_ms))}" if error.offer_ms else ""
 
 
 def _trace(error: LaminaError) -> str:

@@ -47,6 +47,8 @@ def administer(what: str, given: Mapping[str, Any], url: str, place: str | None)
     """Something of `access/desk.py`, through a server, or straight on its store (whoever can write that may do anything)."""
     if place is None:
         return ask("POST", f"/v1/admin/{what}", url, msgspec.json.encode(given))
+    if place == "none":
+        raise BadValue("--store: 'none' keeps nothing", hint="give the server's: .lamina/APP.db beside the app")
     if what.endswith("/list") and "://" not in place and not Path(place).exists():
         raise BadValue(f"--store: no file {place!r}", hint="a server keeps its store in .lamina/APP.db beside the app")
     import asyncio

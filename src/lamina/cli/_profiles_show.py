@@ -21,9 +21,9 @@ def table(*columns: str, title: str = "") -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    made = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold")
+    made = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title=title, title_justify="left", title_style="bold")
     for place, column in enumerate(columns):
-        made.add_column(column, justify="left" if place == 0 else "right")
+        made.add_column(column, justify="left" if place == 0 else "right", overflow="fold")
     return made
 
 

@@ -33,6 +33,15 @@ class Finite(click.FloatRange):
         return number
 
 
+class Group(click.Group):
+    """A command with commands of its own. What each does is told in full: click alone cuts it at the width of a line."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(200)) for name, command in found if command is not None])
+
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 

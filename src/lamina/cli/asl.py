@@ -12,13 +12,14 @@ from typing import Any
 
 import click
 
+from lamina.cli._shared import Group
 from lamina.errors import BadValue
 
 _FILE = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
 _DIALECT = click.Choice(["strict", "extended"])
 
 
-@click.group()
+@click.group(cls=Group)
 def command() -> None:
     """Amazon States Language: import, export, lint, run and draw state machines."""
 

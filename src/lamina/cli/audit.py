@@ -19,5 +19,5 @@ def command(after: str, limit: int, admin_url: str, place: str | None, as_json: 
     """The audit log: log-ins, tokens, tenants, secrets and deployments, in order."""
     rows: list[dict[str, Any]] = administer("audit/list", {"after": after, "limit": limit}, admin_url, place)
     rows = [{**row, "at": when(row["at_us"]), "result": "done" if row["ok"] else "FAILED"} for row in rows]
-    columns = {"at": "WHEN", "who": "WHO", "what": "WHAT", "subject": "OF", "result": "", "note": "NOTE", "key": "KEY"}
+    columns = {"at": "WHEN", "who": "WHO", "what": "WHAT", "subject": "OF", "result": "RESULT", "note": "NOTE", "key": "KEY"}
     show(rows, columns, as_json, "nothing yet")

@@ -42,14 +42,18 @@ def command(first: str | None, last: str | None, by: str, url: str, as_json: boo
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, title=f"{found['from']} to {found['to']}", title_justify="left")
+    table = Table(box=SIMPLE_HEAD, collapse_padding=True, title=f"{found['from']} to {found['to']}", title_justify="left")
     for name in found["by"]:
         table.add_column(name)
-    for name in ("answered", "in time", "refused", "failed", "cost", "per 1,000"):
-        table.add_column(name, justify="right")
+    parts = "function" in found["by"]  # whether calls were in time is said of targets
+    counts = ("jobs",) if parts else ("answered", "in time", "refused", "failed")
+    for name in (*counts, "cost", "per 1,000"):
+        table.add_column(name, justify="right", overflow="fold")
     for row in [*found["rows"], *_sum(found)]:
         calls, met, cost = row["calls"], row["met"], row["cost"]
-        figures = [f"{calls:,}", f"{100 * met / calls:.1f} %" if calls else "-", f"{row['refused']:,}", f"{row['failed']:,}"]
+        figures = [f"{calls:,}"]
+        if not parts:
+            figures += [f"{100 * met / calls:.1f} %" if calls else "-", f"{row['refused']:,}", f"{row['failed']:,}"]
         figures += [f"{cost:.4g}", f"{1000 * cost / calls:.3g}" if calls else "-"]
         table.add_row(*(row.get(name) or "-" for name in found["by"]), *figures)
     console().print(table)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lamina.cli._shared import console
+from lamina.cli._shared import Group, console
 from lamina.errors import BadValue
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ FOLDER = Path("results/lab")
 WIDTH = 140
 
 
-@click.group()
+@click.group(cls=Group)
 def command() -> None:
     """Experiments: compare policies on the same workloads, and gather what came of it."""
 
@@ -107,12 +107,14 @@ def report(names: tuple[str, ...], folder: Path, out: Path) -> None:
             entries.append(Entry(Path(name).stem, experiment.load(name), results, other_seeds(folder, name)))
         elif names:
             raise BadValue(f"{name}: no results in {folder}", hint=f"run it first: lamina lab run {name}")
+    if not entries:
+        raise BadValue(f"--results {folder}: no results of any experiment", hint="run one first: lamina lab run NAME")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(page(entries), encoding="utf-8")
     except OSError as error:
         raise BadValue(f"--out {out}: {error.strerror}", hint="give a file in a folder that can be written to") from None
-    click.echo(f"{len(entries)} experiments in {out}")
+    click.echo(f"{len(entries)} experiment{'s'[: len(entries) != 1]} in {out}")
 
 
 def _latest(folder: Path, name: str) -> Results | None:

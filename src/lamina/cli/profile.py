@@ -56,6 +56,8 @@ def command(
     if kind is not None:
         return _predict(target, kind, out, as_json)
     budget_s = parse_us(budget, "--budget") / 1e6
+    if not budget_s:
+        raise BadValue(f"--budget: {budget!r} is no time at all", hint="a minute is enough for most: 60s")
     options = session.Options(out=out, target=parse_share(sure, "--target"), budget_s=budget_s, fresh=fresh)
     for one in session.targets(target, [_body(text) for text in inputs]):
         bench = session.open_bench(one, device)
@@ -128,13 +130,17 @@ def _show(result: Result, as_json: bool) -> None:
     sure = f"sure to {100 * outcome.unsure:.1f}%" if math.isfinite(outcome.unsure) else "not sure of anything yet"
     kept = f", {result.kept_runs} runs from before" if result.kept_runs else ""
     click.echo(
-        f"{len(profile.points)} points in {outcome.spent_s:.1f}s{kept}, {sure}; "
+        f"{_points(len(profile.points))} in {outcome.spent_s:.1f}s{kept}, {sure}; "
         f"load {show_us(profile.load_us)}, {profile.memory_mib} MiB",
         err=True,
     )
     if why:
         click.echo(f"not to the {profile.meta['target']:.0%} wanted: {why}\nthe same command goes on from here", err=True)
     click.echo(f"{result.path}\n", err=True)
+
+
+def _points(count: int) -> str:
+    return f"{count} point{'s'[: count != 1]}"
 
 
 @contextmanager
@@ -144,16 +150,16 @@ def _progress(name: str, budget_s: float, target: float) -> Iterator[Callable[[P
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[state]}"))
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[state]}"))
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(name, total=budget_s, state="loading")
 
         def watch(progress: Progress) -> None:
             unsure = f"{100 * progress.unsure:.1f}%" if math.isfinite(progress.unsure) else "?"
-            state = f"{progress.points} points, sure to {unsure} (wanted {100 * target:g}%)"
-            bar.update(task, completed=progress.spent_s, state=state)
+            state = f"{_points(progress.points)}, sure to {unsure} (wanted {100 * target:g}%)"
+            bar.update(task, completed=progress.spent_s, state=state if progress.points else "warming up")
 
         yield watch

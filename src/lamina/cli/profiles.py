@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lamina.cli import _profiles_show as show
-from lamina.cli._shared import console
+from lamina.cli._shared import Group, console
 from lamina.errors import BadValue
 from lamina.units import show_us
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FILE = click.Path(path_type=Path)
 
 
-@click.group()
+@click.group(cls=Group)
 def command() -> None:
     """Measured latencies of functions: list them, show one, draw it, compare two."""
 

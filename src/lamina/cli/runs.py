@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from lamina.cli._shared import console, url_option, write_picture
+from lamina.cli._shared import Group, console, url_option, write_picture
 
 _STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "queued": "dim"}
 
@@ -19,7 +19,7 @@ def _json(function: Any) -> Any:
     return click.option("--json", "as_json", is_flag=True, help="As JSON.")(function)
 
 
-@click.group()
+@click.group(cls=Group)
 def command() -> None:
     """Runs the server keeps: started with `Prefer: respond-async`, client.start(...) or .submit(...)."""
 
@@ -45,9 +45,10 @@ def ls(target: str, state: str, limit: int, url: str, as_json: bool) -> int:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("run", "target", "state", "started", "took", "retries"):
-        table.add_column(column, justify="right" if column in ("took", "retries") else "left", no_wrap=True)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("run", no_wrap=True, min_width=max((len(run["id"]) for run in page["runs"]), default=3))  # to be copied
+    for column in ("target", "state", "started", "took", "retries"):
+        table.add_column(column, justify="right" if column in ("took", "retries") else "left", overflow="fold")
     for run in page["runs"]:
         style = _STYLES.get(run["state"], "")
         state_text = f"[{style}]{run['state']}[/]"

@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from lamina.cli._admin import administer, json_option, show, store_option, url_option, when
+from lamina.cli._shared import Group
 
 
-@click.group()
+@click.group(cls=Group)
 def command() -> None:
     """Secrets: set, list and remove them; functions find them in LAMINA_SECRET_NAME."""
 

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 import click
 import msgspec
 
-from lamina.cli._shared import url_option
+from lamina.cli._shared import Group, url_option
 
 
 def _options(function: Any) -> Any:
@@ -17,7 +17,7 @@ def _options(function: Any) -> Any:
     return click.option("--workflow", default="", help="State of this workflow; default: that of the app.")(function)
 
 
-@click.group()
+@click.group(cls=Group)
 def command() -> None:
     """State that functions keep: of the app, or of one of its workflows."""
 

@@ -7,10 +7,11 @@ from typing import Any
 import click
 
 from lamina.cli._admin import administer, json_option, show, store_option, url_option
+from lamina.cli._shared import Group
 from lamina.units import parse_mib
 
 
-@click.group()
+@click.group(cls=Group)
 def command() -> None:
     """Tenants and their quotas: set, list and remove them."""
 

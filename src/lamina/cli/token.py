@@ -8,9 +8,10 @@ import click
 import msgspec
 
 from lamina.cli._admin import administer, json_option, scope_option, show, store_option, url_option, when
+from lamina.cli._shared import Group
 
 
-@click.group()
+@click.group(cls=Group)
 def command() -> None:
     """Tokens: make, list and revoke them."""
 

@@ -59,7 +59,7 @@ def _table(title: str, *columns: str) -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for column in columns:
         left = column.startswith("<")
         table.add_column(column.lstrip("<"), justify="left" if left else "right", no_wrap=left)
@@ -68,8 +68,8 @@ def _table(title: str, *columns: str) -> Any:
 
 def _devices(status: dict[str, Any], letters: dict[str, str]) -> Any:
     table = _table(
-        f"{status['calls']} calls in flight",
-        "<device", "<kind", "<units: A runs, . is kept, - free", "leased", "memory MiB", "weights", "bandwidth", "restarts",
+        f"{status['calls']} calls in flight; of units, a letter runs, . is kept, - is free",
+        "<device", "<kind", "<units", "leased", "memory MiB", "weights", "bandwidth", "restarts",
     )  # fmt: skip
     for device in status["devices"]:
         executor = device["executor"] or {}

@@ -7,9 +7,10 @@ from typing import Any
 import click
 
 from lamina.cli._admin import administer, json_option, scope_option, show, store_option, url_option
+from lamina.cli._shared import Group
 
 
-@click.group()
+@click.group(cls=Group)
 def command() -> None:
     """People: invite, list and remove them."""
 

@@ -132,30 +132,33 @@ async def open_gateway(
     tell_workers(loop, traces, has_tenants=access is not None)
     if access is not None:
         access.give_secrets(local_of(loop.engine))
-    await live.start()
-    if access is not None:
-        keep_limits(access, loop)
-    if prepare is not None:  # before any call comes, new or left over
-        await prepare(app, loop, api)
-    durable = _keep_runs(api, loop, metrics, store, keep_us) if store is not None else None
-    bill = Bill(api, store, time.time)
+    server, bill = Server(api.handle, wire.parse_problem, limits), Bill(api, store, time.time)
     metrics.on_ended.append(bill.ended)
     metrics.on_ran.append(bill.ran)
-    triggers = await open_state(app, live.book, loop, durable)
-    StateSite(api, live.book)
-    watch_lag(api)
-    server = Server(api.handle, wire.parse_problem, limits)
-    hub = None
-    if ingress:
-        hub = Hub(api, oip, ledger_of(loop.engine), limits, tls, guarded=door.guarded)
-        up = await hub.start(ingress, host, port, grpc_port)
-        bound, oip.grpc_port = up.port, up.grpc_port
-    else:
-        secured = {"ssl": context(*tls)} if tls is not None else {}
-        bound = await server.start(host, port, **secured, **options)
-    if grpc_port is not None and hub is None:
-        await oip.open_grpc(host, grpc_port, tls)
-    return Gateway(app, loop, api, server, metrics, bill, host, bound, oip, durable, triggers, hub, tls is not None)
+    gateway = Gateway(app, loop, api, server, metrics, bill, host, port, oip, secure=tls is not None)
+    await live.start()
+    try:
+        if access is not None:
+            keep_limits(access, loop)
+        if prepare is not None:  # before any call comes, new or left over
+            await prepare(app, loop, api)
+        gateway.durable = _keep_runs(api, loop, metrics, store, keep_us) if store is not None else None
+        gateway.triggers = await open_state(app, live.book, loop, gateway.durable)
+        StateSite(api, live.book)
+        watch_lag(api)
+        if ingress:
+            gateway.hub = Hub(api, oip, ledger_of(loop.engine), limits, tls, guarded=door.guarded)
+            up = await gateway.hub.start(ingress, host, port, grpc_port)
+            gateway.port, oip.grpc_port = up.port, up.grpc_port
+        else:
+            secured = {"ssl": context(*tls)} if tls is not None else {}
+            gateway.port = await server.start(host, port, **secured, **options)
+            if grpc_port is not None:
+                await oip.open_grpc(host, grpc_port, tls)
+    except BaseException:  # nobody else knows what has been started by now
+        await gateway.stop(0.0)
+        raise
+    return gateway
 
 
 def _routes(app: App, loop: LiveLoop, metrics: Metrics, door: Door, limits: Limits, full_errors: bool) -> tuple[Api, Oip]:

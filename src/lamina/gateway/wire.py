@@ -22,7 +22,7 @@ VALUE = b"application/vnd.lamina.value"
 BYTES = b"application/octet-stream"
 PROBLEM = b"application/problem+json"
 FORM = b"application/x-www-form-urlencoded"
-"""What curl says of whatever it is given with -d: taken as JSON if it is some, else as bytes."""
+"""What curl says of whatever it is given with -d: taken as JSON if it is some or several inputs are needed, else as bytes."""
 
 
 def check_encoding(request: Request) -> None:
@@ -39,7 +39,8 @@ def inputs_of(request: Request, params: tuple[Param, ...]) -> dict[str, bytes]:
     check_encoding(request)
     kind, _, options = request.header(b"content-type").partition(b";")
     kind = kind.strip().lower()
-    if kind == JSON or not kind or (kind == FORM and _is_json(request.body)):
+    from_curl = kind == FORM and (len(params) != 1 or _is_json(request.body))  # bytes are for one parameter alone
+    if kind == JSON or not kind or from_curl:
         return _encoded(bind(params, values.from_json(request.body) if request.body else NOTHING))
     if kind == VALUE:
         named = values.decode(request.body)

@@ -1,4 +1,7 @@
-"""Cores as slices: the same contract on a machine without a GPU. A slice holds the calling thread, and what it starts."""
+"""Cores as slices: the same contract on a machine without a GPU. A slice holds the calling thread, and what it starts.
+
+It stands for a GPU, so functions get a share of it: in a server it is a device beside the one that has worker processes.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,8 @@ class CpuSlicer:
         self._cores = sorted(os.sched_getaffinity(0))
         memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
         self.device = DeviceSpec(
-            id="cpu0",
-            kind="cpu",
-            family="cpu",
+            id="cores0",
+            kind="cores",
             units=len(self._cores),
             memory_mib=memory_mib,
             limits=SliceLimits(batches_per_instance=1, soft=soft),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from lamina.gpu.driver import CudaError, NoGpu, open_driver
+from lamina.gpu.driver import ON_CORES, CudaError, NoGpu, open_driver
 from lamina.gpu.mig import given_instance
 from lamina.gpu.opened import open_slicer
 from lamina.types import DeviceSpec
@@ -42,7 +42,7 @@ def _green() -> Found:
     try:
         slicer = GreenSlicer()
     except (NoGpu, CudaError) as error:
-        return Found("green", False, error.message, error.hint or "functions run on CPU slices")
+        return Found("green", False, error.message, error.hint or ON_CORES)
     device, driver = slicer.device, slicer.driver
     slicer.close()
     whole = driver.whole().sms

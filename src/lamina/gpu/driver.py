@@ -24,6 +24,10 @@ class CudaError(LaminaError):
         self.name = name
 
 
+ON_CORES = "functions that ask for a GPU run on cores, unless it is required"
+"""What happens without one."""
+
+
 class NoGpu(LaminaError):
     """There is no GPU to cut here, and why."""
 

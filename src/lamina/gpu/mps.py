@@ -139,7 +139,7 @@ class MpsSlicer:
             kind="mps",
             units=UNITS,
             memory_mib=memory_mib,
-            limits=SliceLimits(per_batch=False, resize_us=3_000_000),  # a new process, most of it imports
+            limits=SliceLimits(per_batch=False),
         )
         self._daemon: MpsDaemon | None = MpsDaemon()
 

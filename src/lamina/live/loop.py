@@ -67,6 +67,7 @@ class LiveLoop:
         self._quiet: asyncio.Event | None = None
         self._call_soon: Callable[[Callable[[], None]], object] | None = None
         self._gathering = False  #: `AllHere` is on its way
+        self._is_stopped = False
 
     async def start(self, deployed: Deployed) -> None:
         self._call_soon = asyncio.get_running_loop().call_soon
@@ -204,6 +205,10 @@ class LiveLoop:
         return len(left)
 
     async def stop(self, grace_s: float = 5.0) -> None:
+        """Called again, it does nothing."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
         if self.rehearsal is not None:
             self.rehearsal.close()
         await self.engine.stop(grace_s)

@@ -143,8 +143,10 @@ class WorkerProcess(asyncio.Protocol):
 
     def _half_ended(self) -> None:
         if self.exited.done() and not self._is_connected:
-            self._end()
-            self.finished.set_result(None)
+            try:
+                self._end()
+            finally:  # whatever came of telling it: somebody waits for this to stop
+                self.finished.set_result(None)
         else:
             self._timers.append(self._loop.call_later(_OTHER_HALF_S, self._end))
 

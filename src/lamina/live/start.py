@@ -38,6 +38,9 @@ from lamina.types import DeviceSpec
 ON_GPU = {"LAMINA_TORCH_DEVICE": "cuda"}
 """Where a `TorchModel` runs that is alone in its process."""
 
+NOISE = 0.05
+"""Of make-believe devices: sigma of the logarithm of a batch's time over its profile, as scenarios have it."""
+
 
 @dataclass(slots=True)
 class Live:
@@ -137,11 +140,10 @@ def open_emulated(
     *,
     policy: Dispatch | None = None,
     seed: int = 0,
-    noise: float = 0.05,
 ) -> Live:
     """On make-believe devices, which take as long as the profiles say."""
     made = [replace(device, owned=True) for device in devices.make(kinds)]
-    table = Table(found, margin=2 * noise, interference=bandwidth_of(found))
+    table = Table(found, margin=2 * NOISE, interference=bandwidth_of(found))
     for name, function in app.functions.items():
         fitting = [device for device in made if function.spec.fits_family(device.family)]
         if not fitting:
@@ -151,7 +153,7 @@ def open_emulated(
                 f"no profile of {name!r} on {', '.join(sorted({device.kind for device in fitting}))}",
                 hint="put one into a folder `profiles` beside the app, or name the folder with --profiles",
             )
-    world = World(table, random.Random(seed), noise)
+    world = World(table, random.Random(seed), NOISE)
     controller = Controller(policy or policies.build(DEFAULT_POLICY), online.Predictor(table))
     return Live(app, LiveLoop(controller, EmulatedEngine(made, world), Pretence(world)))
 
@@ -162,5 +164,5 @@ def read_profiles(app_path: str, folder: Path | None) -> list[profile.Profile]:
         beside = Path(app_path.rpartition(":")[0] if ".py:" in app_path else app_path).parent / "profiles"
         return profile.read_all(beside) if beside.is_dir() else []
     if not folder.is_dir():
-        raise BadValue(f"profiles: no folder {str(folder)!r}")
+        raise BadValue(f"profiles: no folder {str(folder)!r}", hint="lamina profile writes one; without --profiles none is needed")
     return profile.read_all(folder)

@@ -48,7 +48,7 @@ class Triggers:
         self._triggers: dict[str, Trigger] = {}
         self._apps: dict[str, list[str]] = {}
         self._last_us: dict[str, int] = {}  #: when a clock last struck, or would have
-        self._is_open = False
+        self._is_open = self._is_closed = False
         self._book = book
         self._start = start
         self._store = store
@@ -83,7 +83,8 @@ class Triggers:
             )
 
     def close(self) -> None:
-        self._is_open = False
+        """For good, also if what was left has not been read yet."""
+        self._is_open, self._is_closed = False, True
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -91,6 +92,8 @@ class Triggers:
 
     def _left(self, found: tuple[list[kv.Entry], list[outbox.Letter]] | LaminaError) -> None:
         """What an earlier server had in hand."""
+        if self._is_closed:
+            return
         if isinstance(found, LaminaError):
             log.error("triggers: what was due cannot be read, and is not made up for: %s", found)
             found = ([], [])

@@ -7,7 +7,7 @@ from typing import Any
 from lamina.load.record import Result, Second
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
-WIDTH = 72
+WIDTH = 70  #: fits with its labels into 80 columns
 ROWS = 8
 _PARTS = (("in_time", "#3a8f5a"), ("late", "#e69f00"), ("refused", "#999999"), ("failed", "#d55e00"))
 
@@ -34,9 +34,9 @@ def picture(seconds: list[Second], slo_ms: float) -> Any:
             (f"refused {last.refused}", _PARTS[2][1]),
             "   ",
             (f"failed {last.failed}", _PARTS[3][1]),
-            f"   p50 {last.p50_ms:.1f} ms   p99 {last.p99_ms:.1f} ms   waiting {last.waiting}",
         )
     )
+    lines.append(Text(f"{'':9}p50 {last.p50_ms:.1f} ms   p99 {last.p99_ms:.1f} ms   waiting {last.waiting}"))
     return Group(*lines)
 
 

@@ -130,6 +130,9 @@ def run(target: Target, bench: Bench, options: Options, watch: Callable[[Progres
     stopped = False
     try:
         record.add_load(bench.load())
+        if watch is not None:  # it is loaded, and this is what is known from before
+            known = measuring.so_far()
+            watch(Progress(known.least_sure, [], 0.0, len(known.runs), known.unsure))
         outcome = measuring.go()
     except KeyboardInterrupt:
         if not record.runs:

@@ -61,7 +61,7 @@ def entry_of(text: str) -> Entry:
     if not name or not path:
         raise BadValue(f"--model: {text!r} is not NAME=FILE", hint="such as resnet=models/resnet50.onnx")
     if not Path(path).exists():
-        raise BadValue(f"--model: no file {path!r}")
+        raise BadValue(f"--model: no file {path!r}", hint="give the path of an .onnx, .pt2 or .safetensors file")
     settings: dict[str, Any] = {}
     for pair in more:
         key, _, value = pair.partition("=")

@@ -10,6 +10,7 @@ from lamina.sdk.tensors import NUMPY, Tensor
 
 _FITS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 """By kind of what is wanted, the kinds that can become it without a loss that nobody asked for."""
+_HELD = {"b": "true and false", "i": "whole numbers", "u": "whole numbers", "f": "fractions", "c": "complex numbers"}
 
 
 def fit(name: str, tensor: Tensor, value: Any) -> Any:
@@ -20,11 +21,11 @@ def fit(name: str, tensor: Tensor, value: Any) -> Any:
     try:
         array = numpy.asarray(value)
     except (ValueError, OverflowError):  # lists of different lengths; numbers no array has room for
-        raise _unfit(name, tensor, "a list of lists that is no array") from None
+        raise _unfit(name, tensor, "lists of different lengths or depths") from None
     wanted = numpy.dtype(NUMPY[tensor.dtype])
     if array.dtype != wanted:
         if array.size and array.dtype.kind not in _FITS[wanted.kind]:
-            raise _unfit(name, tensor, f"{type(value).__name__} of {array.dtype}")
+            raise _unfit(name, tensor, _HELD.get(array.dtype.kind, "text or objects"))
         if wanted.kind in "iu" and array.size:
             bounds = numpy.iinfo(wanted)
             if int(array.min()) < bounds.min or int(array.max()) > bounds.max:
@@ -51,8 +52,10 @@ def _texts(name: str, value: Any, shape: Sequence[int]) -> Any:
 def _check(name: str, tensor: Tensor, shape: Sequence[int]) -> None:
     wanted = tensor.shape
     if len(shape) != len(wanted) or any(size not in (-1, has) for has, size in zip(shape, wanted, strict=True)):
-        raise BadValue(f"{name}: shape {list(shape)} where {list(wanted)} is needed")
+        hint = "send one request's value; -1 stands for any length" if -1 in wanted else "send one request's value"
+        raise BadValue(f"{name}: shape {list(shape)} where {list(wanted)} is needed", hint=hint)
 
 
 def _unfit(name: str, tensor: Tensor, what: str) -> BadValue:
-    return BadValue(f"{name}: {what}, which is not {tensor.dtype}")
+    hint = f"send nested lists of numbers, or an array, of shape {list(tensor.shape)}"
+    return BadValue(f"{name}: {what} where {tensor.dtype} is needed", hint=hint)

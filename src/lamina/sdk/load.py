@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
 
-from lamina.errors import BadValue, LaminaError, LoadFailed
+import lamina
+from lamina.errors import BadValue, LaminaError, LoadFailed, did_you_mean
 from lamina.sdk.app import App
 from lamina.sdk.bundle import is_bundle, open_bundle
 from lamina.sdk.user_errors import clean, message_of, place_of
 
 _OURS = "__lamina_loaded__"
 """Marks modules that were loaded from an app file: these, and no others, give way to another file of the same name."""
+_NO_OPTION = re.compile(r"(\w+)\.(\w+)\(\) got an unexpected keyword argument '(\w+)'.*")
 
 
 def load_app(target: str) -> App:
@@ -74,8 +78,22 @@ def _failed(where: str, error: BaseException) -> LaminaError:
     if isinstance(error, BadValue):
         place = place_of(error)
         return type(error)(error.message if error.message.startswith(place) else f"{place}: {error.message}", hint=error.hint)
+    if isinstance(error, TypeError) and (unknown := _unknown_option(error)) is not None:
+        return unknown
     hint = f"install {error.name!r}" if isinstance(error, ModuleNotFoundError) else ""
     return LoadFailed(f"{where} cannot be imported: {message_of(error)}", hint=hint)
+
+
+def _unknown_option(error: TypeError) -> BadValue | None:
+    """`@app.function(btach=4)`, `lamina.SLO(latncy="50ms")`: of ours, so told as a wrong value is. Python says it as text alone."""
+    found = _NO_OPTION.fullmatch(str(error))
+    owner = getattr(lamina, found[1], None) if found else None
+    if found is None or not isinstance(owner, type):
+        return None
+    known = [name for name in inspect.signature(getattr(owner, found[2])).parameters if name not in ("self", "bare", "_")]
+    what = f"@app.{found[2]}" if owner is App else found[1]
+    hint = did_you_mean(found[3], known, f"there are {', '.join(known)}")
+    return BadValue(f"{place_of(error)}: {what} has no option {found[3]!r}", hint=hint)
 
 
 def _pick(module: ModuleType, where: str, name: str) -> App:

@@ -44,7 +44,7 @@ class Entry(Struct, frozen=True, kw_only=True):
 
 def read_repository(folder: Path) -> list[Entry]:
     if not folder.is_dir():
-        raise BadValue(f"--model-repository: no folder {str(folder)!r}")
+        raise BadValue(f"--model-repository: no folder {str(folder)!r}", hint="give one that holds NAME/VERSION/model.onnx")
     found = [
         entry for inner in sorted(folder.iterdir()) if inner.is_dir() and inner.name[0] != "." for entry in read_model(inner)
     ]

@@ -21,8 +21,11 @@ def _share(value: Any, field: str) -> float:
 
 
 def whole(value: Any, field: str, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise BadValue(f"{field}: {value!r} is out of range", hint=f"write a whole number, at least {least}")
+    hint = f"write a whole number, at least {least}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadValue(f"{field}: {value!r} is not a whole number", hint=hint)
+    if value < least:
+        raise BadValue(f"{field}: {value!r} is out of range", hint=hint)
     return value
 
 

@@ -54,14 +54,15 @@ class Talks:
     def bind(self, name: str, body: Any) -> Talk[dict[str, Any] | LaminaError]:
         """Named inputs for a JSON body, by the parameters that `name` has at the server."""
         known: dict[str, Any] = {}
-        for path in ("/v1/functions", "/v1/workflows"):
-            answer = wire.answer_of((yield wire.read_request(self._server, path)))
+        for kind in wire.KINDS:
+            answer = wire.answer_of((yield wire.read_request(self._server, f"/v1/{kind}")))
             if isinstance(answer, LaminaError):
                 return answer
-            known |= {about["name"]: about["inputs"] for about in answer.value}
+            known |= {about["name"]: (kind, about["inputs"]) for about in answer.value}
         if name not in known:
             return wire.unknown(self._server, name, list(known))
-        return bind([Param(one["name"], one["required"]) for one in known[name]], body)
+        self._kinds[name], inputs = known[name]
+        return bind([Param(one["name"], one["required"]) for one in inputs], body)
 
     def _guesses(self, name: str, kind: str) -> tuple[str, ...]:
         kind = kind or self._kinds.get(name, "")

@@ -42,7 +42,8 @@ def read_safetensors(path: Path) -> tuple[Found, Callable[[], Any]]:
     try:
         config = msgspec.json.decode(file.read_bytes(), type=Config)
     except (OSError, msgspec.MsgspecError) as error:
-        raise BadValue(f"{file}: {error}", hint="name module, inputs and outputs there") from None
+        said = error.strerror if isinstance(error, OSError) else error
+        raise BadValue(f"{file}: {said}", hint="name module, inputs and outputs there: docs/open-inference.md") from None
     tensors = (*config.inputs.values(), *config.outputs.values())
     batched = all(shape and shape[0] == -1 for _, shape in tensors) and bool(config.inputs)
     ports = [

@@ -24,6 +24,7 @@ log = logging.getLogger("lamina")
 POOL_BYTES = 512 * 2**20
 AGAIN_S = 0.05  #: between the end of one and the start of the next; longer and longer while they do not come up
 MOST_AGAIN_S = 5.0
+UP_S = 120.0  #: from its start until it listens
 KIND = Kind("lamina.gateway.ingress.child", ingress_reader)
 
 
@@ -70,7 +71,7 @@ class Hub:
     async def _listening(self, desk: Desk) -> Up:
         assert desk.process is not None
         ends: list[asyncio.Future[Any]] = [desk.up, desk.process.exited]
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(ends, timeout=UP_S, return_when=asyncio.FIRST_COMPLETED)
         if not desk.up.done():
             raise OSError(errno.EADDRNOTAVAIL, "an ingress process did not start")
         return desk.up.result()

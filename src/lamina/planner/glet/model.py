@@ -78,7 +78,7 @@ class Kind:
     cuts: Mapping[int, int] = field(default_factory=lambda: {part: part for part in PARTS})  #: part -> its units
     process_mb: int = PROCESS_MB
     usable_memory: float = USABLE_MEMORY
-    aligned: bool = False  #: a slice starts at a multiple of its size
+    aligned: bool = False  #: a slice starts at a multiple of its size, from either end
 
     @property
     def parts(self) -> tuple[int, ...]:

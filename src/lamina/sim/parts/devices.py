@@ -12,7 +12,7 @@ from lamina.types import DeviceSpec
 
 _KEYS = ("kind", "count", "max", "units", "memory", "price", "family", "node")
 _HOST = ("cores", "core_price", "link_mib_per_s", "link_latency")
-_LIMITS = ("sizes", "aligned", "per_batch", "resize", "batches_per_instance")
+_LIMITS = ("sizes", "aligned", "per_batch", "batches_per_instance")
 
 
 def read_devices(section: Field) -> tuple[tuple[DeviceSpec, ...], dict[str, DeviceSpec], dict[str, int]]:
@@ -48,7 +48,6 @@ def _device(row: Field, fields: dict[str, Field], kind: str) -> DeviceSpec:
         sizes=("sizes", lambda field: tuple(sorted(size.whole(1) for size in field.items()))),
         aligned=("aligned", Field.flag),
         per_batch=("per_batch", Field.flag),
-        resize=("resize_us", Field.time_us),
         batches_per_instance=("batches_per_instance", Field.whole),
     )
     values: dict[str, Any] = given(
