@@ -48,8 +48,7 @@ def test_a_number_without_a_unit_and_other_nonsense_is_refused_with_a_hint(text:
 
 def test_what_is_below_zero_is_said_to_be():
     with pytest.raises(BadValue, match="slo: '-50ms' is below zero"):
-        parse_us("-50ms", "slo")
-
+        units.parse_us("-50ms", "slo")
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ ALL = (
     "batching",
     "five",
     "live",
+    "captures",
     "faults",
     "mps_kills",
     "restart",

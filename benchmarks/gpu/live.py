@@ -52,14 +52,12 @@ def _all_at_once(port: int) -> list[tuple[int, bytes, float]]:
 
 
 def settle(url: str, models: int = len(FIVE)) -> None:
-    """Until the spare has everything ready, and graphs for the other slices are made."""
-    ends_s = time.monotonic() + 40
-    graphs = -1
+    """Until the spare has everything ready, and all graphs are made."""
+    ends_s = time.monotonic() + 60
     while time.monotonic() < ends_s:
         found = executor(url)
-        if len(found["standing_by"] or ()) == models and found["graphs"] == graphs:
+        if len(found["standing_by"] or ()) == models and not found.get("graphs_missing", 1):
             return
-        graphs = found["graphs"]
         time.sleep(1.2)
 
 

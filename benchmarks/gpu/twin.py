@@ -12,6 +12,7 @@ import heapq
 import json
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,8 @@ from benchmarks.gpu.five import OPTIONS, SOFT, WAYS, capacity, profiles, specs_f
 from benchmarks.gpu.inprocess import InProcess, Outcome
 from benchmarks.gpu.zoo import FIVE
 from lamina.core.actions import StartBatch
+from lamina.planner.neighbours import Running
+from lamina.predict.crowd import Crowd, Entry
 from lamina.types import DeviceSpec
 
 BESIDE = (1.0, 1.0, 1.12, 1.18, 1.24, 1.30, 1.33, 1.36, 1.38)
@@ -31,81 +34,28 @@ AMONG = (1.0, 1.0, 1.07, 1.13, 1.18, 1.22, 1.25, 1.28, 1.30, 1.32, 1.34, 1.36, 1
 """The same where they share all SMs, on top of having an n-th of them."""
 
 EVENT_US, LAUNCH_US, NOISE = 25, 60, 0.02
+UNITS = 15
 NEVER = 1e18
 
 Table = dict[str, dict[tuple[int, int], float]]
 
 
 @dataclass
-class Batch:
-    name: str
-    bucket: int
-    mask: int
-    begin_us: float
-    left: float = 1.0  #: of its work
-
-
-@dataclass
-class Virtual:
-    """An executor whose batches take their time and nothing else. Those of one slice run one after the other."""
+class Neighbours:
+    """What a batch takes, and how many times longer beside others."""
 
     table: Table
-    beside: tuple[float, ...] = BESIDE
-    soft: bool = False
-    rng: random.Random = field(default_factory=lambda: random.Random(1))
-    at_us: float = 0.0
-    running: dict[int, Batch] = field(default_factory=dict)
-    over: list[Any] = field(default_factory=list)
-    tickets: int = 0
-    _worked_us: float = 0.0  #: until when work has been taken off
-    _next: tuple[float, int] | None = None  #: who ends first, and when; None: to be found out
+    beside: tuple[float, ...]
+    soft: bool
     _known: dict[tuple[str, int, float], float] = field(default_factory=dict)
 
-    def submit(self, name: str, inputs: list[Any], mask: int) -> int:
-        self._work(self.at_us)
-        bucket = next(size for size in BUCKETS if size >= len(inputs))
-        self.tickets += 1
-        self.running[self.tickets] = Batch(name, bucket, mask, self.at_us, 1 + abs(self.rng.gauss(0, NOISE)))
-        return self.tickets
+    def slowdown(self, one: Running, others: Sequence[Running], kind: str) -> float:
+        return self.takes_us(one, len(others) + 1) / self.takes_us(one, 1)
 
-    def next_us(self) -> float:
-        if self._next is None:
-            heads = self._heads()
-            ends = ((self._worked_us + max(0.0, one.left) * self._takes_us(one, len(heads)), ticket) for ticket, one in heads)
-            self._next = min(ends, default=(NEVER, 0))
-        return self._next[0]
-
-    def advance(self, to_us: float) -> None:
-        while (ends_us := self.next_us()) <= to_us:
-            assert self._next is not None
-            ticket = self._next[1]
-            self._work(ends_us)
-            batch = self.running.pop(ticket)
-            self.over.append(SimpleNamespace(ticket=ticket, device_us=int(ends_us - batch.begin_us), error=None))
-        self.at_us = max(to_us, self.at_us)
-
-    def poll(self) -> list[Any]:
-        over, self.over = self.over, []
-        return over
-
-    def _heads(self) -> list[tuple[int, Batch]]:
-        """What runs: the first of each slice."""
-        heads: dict[int, tuple[int, Batch]] = {}
-        for ticket, batch in self.running.items():
-            heads.setdefault(batch.mask, (ticket, batch))
-        return list(heads.values())
-
-    def _work(self, to_us: float) -> None:
-        """Who runs is about to change: what has been done until then."""
-        heads = self._heads()
-        for _, batch in heads:
-            batch.left -= (to_us - self._worked_us) / self._takes_us(batch, len(heads))
-        self._worked_us, self._next = to_us, None
-
-    def _takes_us(self, batch: Batch, count: int) -> float:
+    def takes_us(self, one: Running, count: int) -> float:
         """All of it, while so many run."""
-        units = max(1.0, 15 / count) if self.soft else float(batch.mask.bit_count())
-        key = (batch.name, batch.bucket, units)
+        units = max(1.0, UNITS / count) if self.soft else float(round(one.share * UNITS))
+        key = (one.function, one.batch, units)
         if key not in self._known:
             self._known[key] = self._alone_us(*key) + 10
         return self._known[key] * self.beside[min(count, len(self.beside) - 1)]
@@ -117,6 +67,40 @@ class Virtual:
         low, high = max(size for size in sizes if size <= units), min(size for size in sizes if size >= units)
         part = (1 / units - 1 / high) / (1 / low - 1 / high) if low != high else 1.0
         return part * table[bucket, low] + (1 - part) * table[bucket, high]
+
+
+class Virtual:
+    """An executor whose batches take their time and nothing else. Those of one slice run one after the other."""
+
+    def __init__(self, table: Table, beside: tuple[float, ...] = BESIDE, soft: bool = False) -> None:
+        self.over: list[Any] = []
+        self._neighbours = Neighbours(table, beside, soft)
+        self._crowd = Crowd(self._neighbours, "h200")
+        self._rng = random.Random(1)
+        self._at_us = self._tickets = 0
+        self._last: dict[int, int] = {}  #: by slice: its last batch
+
+    def submit(self, name: str, inputs: list[Any], mask: int) -> int:
+        self._tickets += 1
+        bucket = next(size for size in BUCKETS if size >= len(inputs))
+        running = Running(name, bucket, mask.bit_count() / UNITS)
+        work_us = round(self._neighbours.takes_us(running, 1) * (1 + abs(self._rng.gauss(0, NOISE))))
+        self._crowd.enter(self._at_us, Entry(self._tickets, running, self._at_us, self._last.get(mask, 0), 0, work_us))
+        self._last[mask] = self._tickets
+        return self._tickets
+
+    def next_us(self) -> float:
+        return min(NEVER, float(self._crowd.next_us))
+
+    def advance(self, to_us: float) -> None:
+        self._at_us = max(self._at_us, int(to_us))
+        self._crowd.advance(self._at_us)
+        for ended in self._crowd.ended():
+            self.over.append(SimpleNamespace(ticket=ended.batch_id, device_us=ended.device_us, error=None))
+
+    def poll(self) -> list[Any]:
+        over, self.over = self.over, []
+        return over
 
 
 class Twin(InProcess):
@@ -191,7 +175,7 @@ def tried(factor: int, case: Case) -> Any:
     profile_list, table = profiles()
     soft = case.kind != "hard"
     limits = catalogue(case.units, soft=case.kind == "soft")
-    device = DeviceSpec(id="gpu0", kind="h200", units=15, memory_mib=140_000, limits=limits, owned=True)
+    device = DeviceSpec(id="gpu0", kind="h200", units=UNITS, memory_mib=140_000, limits=limits, owned=True)
     fixed = case.kind == "streams"
     specs = specs_for(factor, case.units or 3, fixed=fixed)
     beside = case.beside or (AMONG if soft else BESIDE)

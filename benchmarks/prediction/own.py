@@ -92,7 +92,7 @@ def _common(one: Any, other: Any, places: Any) -> Any:
 def choose(data: Set, known: Any, most: int) -> list[int]:
     """Places in the order they are worth measuring, from known models alone."""
     tried = CELLS[:, TRIED_SHARES][:, :, TRIED_QUOTAS].reshape(-1).tolist()
-    few = Set(data.names, data.grid[known], data.features[known], data.work[known])
+    few = Set(data.names, *(part[known] for part in data[1:]))
     everybody, nobody = np.arange(len(known)), np.arange(0)
     some = wanted_of(few, LOOKED_AT)
     truth = some[-1].reshape(len(known), -1)

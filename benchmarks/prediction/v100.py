@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.prediction.physics import more_launches, slice_ms
 from lamina.predict.static import VIEWS
 
 DATA = Path("data/has-gpu/profile_v100.csv.gz")
@@ -36,6 +37,8 @@ class Set(NamedTuple):
     grid: Any  #: logarithms of milliseconds `[model, batch, share, quota]`
     features: Any  #: a row per model
     work: Any  #: a few of them that matter by themselves
+    roof: Any  #: logarithms of milliseconds by a roofline `[model, batch, share]`
+    more: Any  #: logarithm of how many times more kernels batch 4 takes `[model, batch]`
 
     @property
     def probes(self) -> Any:
@@ -75,7 +78,9 @@ def load(path: Path = DATA) -> Set:
     }
     records = [record(name, operators[name]) for name in kept]
     views = [np.array([make(row) for row in records]) for make in VIEWS.values()]
-    return Set(kept, np.log(grid[whole]), np.column_stack(views), views[1][:, :10])
+    roof = np.log([slice_ms(operators[name], BATCHES, SHARES) for name in kept])
+    more = np.array([more_launches(operators[name]) for name in kept])
+    return Set(kept, np.log(grid[whole]), np.column_stack(views), views[1][:, :10], roof, more)
 
 
 def record(name: str, operators: list[list[Any]]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.live
 
 def lamina(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "lamina", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **options)  # type: ignore[call-overload,no-any-return]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, **options)  # type: ignore[call-overload,no-any-return]
 
 
 @pytest.fixture(scope="module")

@@ -168,13 +168,6 @@ def test_a_result_for_a_batch_nobody_started_does_nothing(script: Script):
     assert script.tell(BatchFinished(77, 1_000)) == []
 
 
-def test_a_result_for_a_batch_that_is_only_booked_does_nothing(script: Script):
-    script.given(a_function())
-    script.arrives("c1", "c2")
-    assert script.tell(BatchFinished(2, 1_000)) == []
-    assert [batch.batch_id for batch in script.running] == [1]
-
-
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_worker_that_cannot_count_answers_nobody(script: Script, count: int):
     """Whose result is whose? Better none than another's."""

@@ -117,7 +117,7 @@ async def tell(gateway: Gateway) -> dict[str, Any]:
         said["pid"] = await browser.post("/v1/functions/slow", 0)
         said["alone"] = await browser.post("/v1/functions/alone", None)
         late = asyncio.create_task(browser.post("/v1/functions/slow", 0.3))
-        while not gpu._batches:
+        while not gpu._batches.open:
             await asyncio.sleep(0.01)
         os.kill(gpu.pid, signal.SIGKILL)
         said["after"] = await late

@@ -130,7 +130,7 @@ def test_an_option_that_there_is_not_is_told_as_a_wrong_value_is(tmp_path: Path,
 
 def test_a_wrong_keyword_of_somebody_elses_function_stays_their_error(tmp_path: Path):
     with pytest.raises(LoadFailed, match="unexpected keyword"):
-        load_app(written(tmp_path, f"{ONE}open('x', sideways=1)\n"))
+        load_app(written(tmp_path, f"{ONE}class Mine:\n    def f(self): ...\nMine().f(sideways=1)\n"))
 
 
 def test_a_file_that_exits_is_an_error(tmp_path: Path):

@@ -141,3 +141,10 @@ UNFIT += [("INT64", [1], [2**64]), ("FP32", [1], {"a": 1}), ("BYTES", [], ["a"])
 def test_what_does_not_fit_is_refused(dtype: str, shape: list[int], value: Any) -> None:
     with pytest.raises(BadValue, match=r"^x: "):
         fit("x", Tensor(dtype, shape), value)
+
+
+def test_what_does_not_fit_is_named_in_words_and_not_in_numpys() -> None:
+    with pytest.raises(BadValue) as refused:
+        fit("x", Tensor("FP32", [2]), ["a", "b"])
+    assert refused.value.message == "x: text or objects where FP32 is needed"
+    assert refused.value.hint == "send nested lists of numbers, or an array, of shape [2]"

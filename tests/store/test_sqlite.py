@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,8 @@ def test_on_a_full_disk_new_work_is_refused_and_what_must_be_kept_waits(tmp_path
     assert isinstance(refused, StoreDown) and "full" in refused.message
     assert readable == []
     assert after == 1
-    assert sqlite3.connect(backend.path).execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    with closing(sqlite3.connect(backend.path)) as file:
+        assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def test_a_locked_file_never_stops_the_loop(tmp_path: Path):
@@ -134,7 +136,7 @@ def test_a_file_that_is_no_database_is_not_touched(tmp_path: Path):
 def test_tables_of_a_newer_version_are_left_alone(tmp_path: Path):
     path = tmp_path / "s.db"
     within(ThreadedStore(Sqlite(path)), _first)
-    with sqlite3.connect(path) as file:
+    with closing(sqlite3.connect(path)) as file, file:
         file.execute("UPDATE meta SET value = '99'")
 
     async def work(store: Store) -> object:

@@ -14,12 +14,14 @@ applies it before asking for the next, so a generator sees what its last `yield`
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from msgspec import Struct
 
 from lamina.core.actions import Refuse
-from lamina.core.bandwidth import bandwidth_rule
+from lamina.core.bandwidth import BandwidthRule, bandwidth_rule
 from lamina.core.lifecycle import Phase
 from lamina.core.queue import Job, Order
 from lamina.types import NEVER_US, Call, FunctionSpec
@@ -175,27 +177,29 @@ class ScaleRole(Protocol):
     def scale(self, view: View) -> Iterable[Decision]: ...
 
 
+@dataclass(slots=True, eq=False)
 class View:
     """Read-only: the state, the time, and the questions policies ask most."""
 
-    __slots__ = (
-        *("_least", "_promises", "_state"),
-        *("any_size", "bandwidth", "book_ahead_us", "cold", "explaining", "lately", "memo", "now_us", "predictor"),
-    )
+    _state: State
+    predictor: Predictor
+    _promises: Promises | None = None
+    now_us: int = 0
+    any_size: bool = False  #: the policy may give a batch other slices than its function asks for
+    explaining: bool = False  #: somebody wants to read `Start.why`
+    book_ahead_us: int = NEVER_US  #: no booking earlier than this before a slice is free: somebody else's turn may come
+    bandwidth: BandwidthRule | None = field(init=False)  #: who may run beside whom; None: nobody knows what functions ask for
+    cold: dict[str, None] = field(default_factory=dict)
+    """For the scale role: functions that lack an instance, or on whose account it is asked."""
+    memo: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By workflow: something that took work to find out, and until when it holds."""
+    lately: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By target: the time last promised, and until when it is recent."""
+    _least: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """By workflow: what it costs at least, and until when that is believed."""
 
-    def __init__(self, state: State, predictor: Predictor, promises: Promises | None = None) -> None:
-        self._state = state
-        self._promises = promises
-        self.predictor = predictor
-        self.bandwidth = bandwidth_rule(predictor)  #: who may run beside whom; None: nobody knows what functions ask for
-        self.now_us = 0
-        self.any_size = False  #: the policy may give a batch other slices than its function asks for
-        self._least: dict[str, tuple[int, float]] = {}  #: by workflow: what it costs at least, and until when that is believed
-        self.book_ahead_us = NEVER_US  #: no booking earlier than this before a slice is free: somebody else's turn may come
-        self.cold: dict[str, None] = {}  #: for the scale role: functions that lack an instance, or on whose account it is asked
-        self.explaining = False  #: somebody wants to read `Start.why`
-        self.memo: dict[str, tuple[int, int]] = {}  #: by workflow: something that took work to find out, and until when it holds
-        self.lately: dict[str, tuple[int, int]] = {}  #: by target: the time last promised, and until when it is recent
+    def __post_init__(self) -> None:
+        self.bandwidth = bandwidth_rule(self.predictor)
 
     @property
     def functions(self) -> dict[str, FunctionState]:
@@ -255,10 +259,14 @@ class View:
         for device in self._state.devices.values():
             where = device.spec
             if spec.fits_family(where.family):
-                free = self.any_size and where.limits.per_batch
-                for units in (where.limits.sizes or range(1, where.units + 1)) if free else (spec.units_on(where),):
-                    batch_us = self.latency_us(spec.name, device, spec.max_batch, units)
-                    prices.append(batch_us * units * where.unit_price() / spec.max_batch)
+                units: Iterable[int] = (spec.units_on(where),)
+                cores: Iterable[int] = (spec.cores_on(where),)
+                if self.any_size:
+                    units = (where.limits.sizes or range(1, where.units + 1)) if where.limits.per_batch else units
+                    cores = range(1, where.cores + 1) if where.cores else cores
+                for size, hands in product(units, cores):
+                    batch_us = self.latency_us(spec.name, device, spec.max_batch, size, hands)
+                    prices.append(batch_us * where.lease_price(size, hands) / spec.max_batch)
         return min(prices, default=0.0)
 
     def reserve_us(self, target: str) -> int:

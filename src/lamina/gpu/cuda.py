@@ -22,8 +22,9 @@ CAPTURE_LIMIT_S = 30.0
 """A capture takes milliseconds. One that takes this long does not come to an end, and a load that waits for it says so instead of
 waiting with it."""
 
-READY_BUFFERS = 2
-"""Pinned buffers of a batch size that are made with its first graph: for a batch that runs, and one that is booked."""
+READY_BUFFERS, READY_BYTES = (2, 8), 32 << 20
+"""Pinned buffers of a batch size that are made with its first graph: two at least, for a batch that runs and one that is booked,
+and as many more as so many bytes hold. The rest is made when so many batches of that size are on their way."""
 
 
 class Kept:
@@ -209,8 +210,11 @@ class CudaRuntime:
         if not buffers.is_ready:
             buffers.is_ready = True
             parts = plan.outputs if isinstance(plan.outputs, tuple | list) else (plan.outputs,)
-            buffers.staging += [self._staging(plan) for _ in range(READY_BUFFERS)]
-            buffers.landing += [self._landing(plan, parts) for _ in range(READY_BUFFERS)]
+            first = self._staging(plan)
+            count = READY_BYTES // max(1, sum(int(pinned.nbytes) for pinned, _ in first))
+            more = max(READY_BUFFERS[0], min(READY_BUFFERS[1], count)) - 1
+            buffers.staging += [first, *(self._staging(plan) for _ in range(more))]
+            buffers.landing += [self._landing(plan, parts) for _ in range(more + 1)]
         return plan
 
     def _own_stream(self, slice_: GreenSlice) -> Any:

@@ -53,6 +53,11 @@ class Making:
         self._behind: dict[Held, None] = {}  #: those who lack some, in the order in which they came
 
     @property
+    def missing(self) -> int:
+        """Graphs that are to be made, or under way."""
+        return self._further + sum(len(held.to_make) for held in self._behind)
+
+    @property
     def is_behind(self) -> bool:
         """Is there anything left to make?"""
         return bool(self._behind)

@@ -363,7 +363,8 @@ class GpuWorker:
             used_mib = (total - free) >> 20
         functions = self._executor.functions
         bandwidth = self._traffic.share if self._traffic is not None else -1.0
-        self._channel.send(Usage(functions.weights_mib, used_mib, functions.graphs, functions.evictions, bandwidth))
+        said = (functions.weights_mib, used_mib, functions.graphs, functions.evictions, bandwidth)
+        self._channel.send(Usage(*said, self._loading.making.missing))
         for batch in self._open.values():
             if batch.is_waiting:  # and alive, however long that takes
                 self._channel.send(Beat(batch.frame.batch_id))

@@ -120,6 +120,9 @@ def _isolate(app: App, local: LocalEngine, found: list[tuple[str, int, DeviceSpe
     The executor must then be a client of the same daemon: processes that are not take turns on the device instead of sharing it.
     """
     alone = [function for function in app.functions.values() if function.isolated]
+    if not found:  # on cores everybody has a process of their own, and none needs a slice fixed for that
+        for function in alone:
+            function.spec = replace(function.spec, home=function.home, lend=True)
     if not alone or not found:
         return None, {}
     name, _, device = found[0]

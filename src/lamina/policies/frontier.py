@@ -24,7 +24,7 @@ from lamina.core.state import FunctionState
 from lamina.planner.batching import echo_is_better
 from lamina.planner.cheapest import why
 from lamina.planner.cheapest.ahead import Plans
-from lamina.planner.cheapest.allowance import allowance
+from lamina.planner.cheapest.allowance import Allowance
 from lamina.planner.cheapest.door import Door
 from lamina.planner.cheapest.fluid import Fluid
 from lamina.planner.cheapest.judge import Judge
@@ -34,6 +34,7 @@ from lamina.planner.cheapest.leader import company
 from lamina.planner.cheapest.luck import Luck
 from lamina.planner.cheapest.menu import Pick
 from lamina.planner.cheapest.offer import Offers
+from lamina.planner.cheapest.pace import Pace
 from lamina.planner.cheapest.price import Demand
 from lamina.planner.cheapest.seats import Menus, Seat, bookings, seats
 from lamina.planner.cheapest.standing import Standing
@@ -65,15 +66,18 @@ class Policy:
     _kinds: Kinds = field(init=False)
     _luck: Luck = field(default_factory=Luck, init=False)
     _plans: Plans = field(init=False)
+    _allowance: Allowance = field(init=False)
     _door: Door = field(init=False)
     _judge: Judge = field(init=False)
     _standing: Standing = field(init=False)
 
     def __post_init__(self) -> None:
         self._plans = Plans(self._menus)
-        self._kinds = Kinds(self._menus)
+        self._kinds = Kinds(self._menus, Pace())
         fluid = Fluid(self._menus, self._plans, self._kinds)
-        self._door = Door(self.margin, self._demand, fluid, Offers(self._menus, self._plans, fluid, Ways(self._menus)))
+        self._allowance = Allowance(self._menus, self._plans, self._kinds.pace)
+        offers = Offers(self._menus, self._plans, fluid, Ways(self._menus))
+        self._door = Door(self.margin, self._demand, fluid, offers, self._allowance)
         self._judge = Judge(self._plans, Weigh(self.spare, self.patience), self._luck, self.doubt)
         self._standing = Standing(period_us=self.period_us, menus=self._menus)
 
@@ -115,7 +119,7 @@ class Policy:
             return
         if in_time:
             room = self._worth(view, function, jobs[0], room)
-        cap = allowance(view, self._kinds, jobs[0]) if in_time else math.inf
+        cap = self._allowance.aim(view, jobs[0]) if in_time else math.inf
         verdict = self._judge.verdict(view, function, jobs, room, in_time, cap) if room else NOTHING
         if verdict.until_us > now_us:
             self._luck.hope(name, len(jobs))
@@ -187,12 +191,10 @@ class Policy:
         self, view: View, function: FunctionState, jobs: list[Job], seat: Seat, pick: Pick, room: list[Seat]
     ) -> Iterator[Decision]:
         chosen = jobs[: pick.batch]
-        for job in chosen:
-            call = job.run.call
-            if call.cost_limit and job.run.cost + pick.cost > call.cost_limit:
-                yield Drop(job, "cost")
-                return
         opening = seat.opening(pick)
+        if dear := self._too_dear(view, function, jobs, seat, pick, opening.units):
+            yield dear
+            return
         us = view.latency_us(function.spec.name, seat.device, pick.batch, opening.units, pick.cores)
         us += view.transfer_us(chosen, seat.device)
         if seat.at_us + us > max(job.expires_us for job in chosen):  # predictions have moved since the menu was made
@@ -205,6 +207,21 @@ class Policy:
         self._luck.start(function.spec.name, len(chosen), silent)
         said = why.started(view, jobs, seat, pick, room, self._plans.of(view, jobs[0])) if view.explaining else ""
         yield Start(chosen, opening, said)
+
+    def _too_dear(
+        self, view: View, function: FunctionState, jobs: list[Job], seat: Seat, pick: Pick, units: int
+    ) -> Hold | Drop | None:
+        """Would it cost somebody more than it may? If all who wait are too few to pay for it, they wait for company while there
+        is time. Who then could not pay in the best of company is given up."""
+        most, affords = function.spec.max_batch, self._allowance.affords
+        poor = [job for job in jobs[: pick.batch] if not affords(view, job, seat, pick, units, pick.batch)]
+        if len(poor) == len(jobs) < most:
+            last_us = jobs[0].due_us - int(seat.time_us(pick) * (1 + self.spare)) - 1
+            fresh = [job for job in jobs if not job.run.cost and len(job.run.jobs) == 1]
+            until_us = min([self._allowance.company_until_us(view, job, len(jobs), most) for job in fresh], default=last_us)
+            if min(until_us, last_us) > view.now_us:
+                return Hold(function.spec.name, min(until_us, last_us), len(jobs) + 1)
+        return next((Drop(job, "cost") for job in poor if not affords(view, job, seat, pick, units, most)), None)
 
     def _try(self, function: FunctionState, jobs: list[Job], seat: Seat) -> Iterator[Decision]:
         """Nobody knows how long it takes here, and nobody will unless it is tried."""

@@ -129,6 +129,7 @@ class App:
             self.claim(target_name, place)
             function: Function[..., Any] = Function(self, target, spec(target_name), place)
             function.isolated = isinstance(gpu, GPU) and gpu.isolated
+            function.home = home
             self.functions[target_name] = function
             return function
 

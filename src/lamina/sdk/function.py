@@ -49,6 +49,7 @@ class Function(Remote[P, R]):
         self.name = spec.name
         self.place = place
         self.isolated = False  #: a process of its own on the GPU
+        self.home = spec.home  #: as it was asked for; who is isolated on a GPU has one there, asked for or not
         self.is_class = inspect.isclass(target)
         if self.is_class:
             _check_class(target, place)

@@ -51,6 +51,7 @@ class _Known:
     basis: tuple[object, ...]
     steps: dict[NodePath, Ahead]
     whole: Frontier | None = None
+    groups: dict[int, Frontier] = field(default_factory=dict)  #: by how many go through it together
 
 
 @dataclass(slots=True)
@@ -71,6 +72,15 @@ class Plans:
         """Of all of it, from its start."""
         return self._fresh(view, flow).whole
 
+    def together(self, view: View, flow: Flow, count: int) -> Frontier | None:
+        """The same for so many who start at once and go through all of it together, nobody else joining them: of the steps that
+        every run comes to, what one of them pays. None while nobody knows."""
+        known = self._fresh(view, flow)
+        if known.whole is not None and count not in known.groups:
+            menus = {name: self.menus.everywhere(view, view.functions[name]) for name in flow.functions}
+            known.groups[count] = plan(flow, {name: _table(menus[name], count, flow.visits[name] >= 1) for name in menus}).whole
+        return known.groups.get(count)
+
     def _fresh(self, view: View, flow: Flow) -> _Known:
         known = self._known.get(flow.name)
         if known is None or known.flow is not flow or view.now_us - known.checked_us >= self.period_us:
@@ -78,7 +88,7 @@ class Plans:
         return known
 
     def _look(self, view: View, flow: Flow, known: _Known | None) -> _Known:
-        menus = {name: self._menus_of(view, view.functions[name]) for name in flow.functions}
+        menus = {name: self.menus.everywhere(view, view.functions[name]) for name in flow.functions}
         paces = {name: self._pace(view, view.functions[name]) for name in flow.functions}
         basis: tuple[object, ...] = (tuple(id(menu) for found in menus.values() for menu in found), tuple(paces.values()))
         if known is None or known.flow is not flow or known.basis != basis:
@@ -87,12 +97,6 @@ class Plans:
                 known.steps, known.whole = _plan(flow, menus, paces)
         known.checked_us = view.now_us
         return known
-
-    def _menus_of(self, view: View, function: FunctionState) -> list[Menu]:
-        """One per kind of device: those it is on, else those it could be on."""
-        on = [view.devices[instance.device] for instance in function.instances.values()]
-        could = on or [device for device in view.devices.values() if function.spec.fits_family(device.spec.family)]
-        return list({id(menu): menu for menu in (self.menus.of(view, function, device) for device in could)}.values())
 
     def _pace(self, view: View, function: FunctionState) -> int:
         """Time between two jobs on average, as a power of PACE."""
@@ -148,6 +152,11 @@ def _plan(flow: Flow, menus: dict[str, list[Menu]], paces: dict[str, int]) -> tu
             Step(table, step.after), picks, menus[_function_at(flow, path)], kind, table.cost * table.time_us, squeeze, {}
         )
     return made, planned.whole
+
+
+def _table(menus: list[Menu], count: int, sure: bool) -> Configs:
+    rows = [row for menu in menus for batch in menu.levels if batch <= count for row in menu.rows(batch)]
+    return Configs.of(Config(p.batch, p.cores, p.units, p.time_us, p.cost if sure else 0.0) for p in rows)
 
 
 def _kept_busy(device: DeviceSpec, pick: Pick) -> float:

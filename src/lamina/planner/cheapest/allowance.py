@@ -1,40 +1,123 @@
-"""How much may this step cost if the whole run is to stay within the limit its caller has set?
+"""What a run may cost, and what it will: one source for the door that lets it in, for what is chosen, and for what is given up.
 
-What is left of the limit, less what the run's other steps take: those that run, as they run; those that wait or are still
-to come, in the company they usually have. A step behind a choice counts in full: whoever comes to it pays all of it.
+- At the door: what it should cost in the time it has, in the company that comes meanwhile. Who would pay more than the limit
+  is told so before anything has been spent.
+- When a batch is chosen: what is left of the limit, less what the run's other steps take; those that run, as they run, those
+  that wait or are still to come, in the company they usually have. That is aimed at. A step behind a choice counts in full.
+- Before a batch starts: the same with the least that the others can take. What is over the limit even so will be over it in
+  the end, and is given up now rather than at its last step.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
+from lamina.core.flow import Flow
 from lamina.core.policy import View
 from lamina.core.queue import Job
-from lamina.planner.cheapest.kinds import Kinds, usual
+from lamina.core.state import FunctionState
+from lamina.planner.cheapest.ahead import Plans
+from lamina.planner.cheapest.kinds import usual
+from lamina.planner.cheapest.menu import Pick
+from lamina.planner.cheapest.pace import Pace
+from lamina.planner.cheapest.seats import Menus, Seat
+from lamina.types import NEVER_US, Call
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+"""Of companies, as far as batches may be so large."""
+
+ROUNDING = 1e-9
+"""Of a limit: sums of prices are no more exact than that."""
 
 
-def allowance(view: View, kinds: Kinds, job: Job) -> float:
-    """Infinite where there is no limit."""
-    run = job.run
-    limit = run.call.cost_limit
-    if not limit:
-        return math.inf
-    slo_us = run.call.deadline_us - run.call.arrived_us
-    left = limit - run.cost
-    more = {name: math.ceil(count) for name, count in run.expected.items() if count > 0}
-    for other in run.jobs.values():
-        if other is job:
-            continue
-        batch = view.batches.get(other.batch_id)
-        if batch is None:
-            more[other.function] = more.get(other.function, 0) + 1
-        else:
-            price = batch.device.spec.lease_price(batch.mask.bit_count(), batch.cores)
-            left -= price * batch.predicted_us / len(batch.jobs)
-    for name, count in more.items():
-        function = view.functions[name]
-        gap_us = kinds.gap_us(view.now_us, function)
-        on = {view.devices[one.device].spec.kind: view.devices[one.device] for one in function.instances.values()}
-        costs = [usual(kinds.menus.of(view, function, device), gap_us, slo_us, None)[0] for device in on.values()]
-        left -= count * min((cost for cost in costs if cost < math.inf), default=0.0)
-    return left
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    menus: Menus
+    plans: Plans
+    pace: Pace
+
+    def too_dear(self, view: View, flow: Flow, call: Call, allowed_us: int) -> float:
+        """What it should cost, if that is more than it may; else 0, as where nobody knows, or where no price makes it in time."""
+        if not call.cost_limit:
+            return 0.0
+        expected = self._expected(view, flow, allowed_us)
+        if not call.cost_limit * (1 + ROUNDING) < expected < math.inf:
+            return 0.0
+        for name, times in flow.visits.items():
+            if times >= 1:
+                self.pace.missed(name)
+        return expected
+
+    def _expected(self, view: View, flow: Flow, allowed_us: int) -> float:
+        """Who waits for company before the first step has it at all others. Nobody is turned away for a step it may be spared."""
+        first = view.functions[flow.functions[0]]
+        gap_us, waiting = self.pace.gap_us(view.now_us, first), len(first.queue) + 1
+        least = math.inf
+        for count in dict.fromkeys([*SIZES, waiting, first.spec.max_batch]):
+            wait_us = int(max(0, count - waiting) * gap_us)
+            if count > first.spec.max_batch or wait_us >= allowed_us:
+                continue
+            found = self.plans.together(view, flow, count)
+            if found is None:
+                return 0.0
+            least = min(least, found.cost_within(allowed_us - wait_us))
+        return least
+
+    def aim(self, view: View, job: Job) -> float:
+        """How much this step should cost at most; infinite where there is no limit."""
+        run = job.run
+        if not run.call.cost_limit:
+            return math.inf
+        slo_us = run.call.deadline_us - run.call.arrived_us
+
+        return self._left(view, job, lambda function: self._usual(view, function, slo_us), math.ceil)
+
+    def _usual(self, view: View, function: FunctionState, within_us: int) -> float:
+        """Of a job, where that is least, in the company that comes meanwhile; 0 while nobody knows."""
+        gap_us = self.pace.gap_us(view.now_us, function)
+        costs = [usual(menu, gap_us, within_us, None)[0] for menu in self.menus.everywhere(view, function)]
+        return min((cost for cost in costs if cost < math.inf), default=0.0)
+
+    def affords(self, view: View, job: Job, seat: Seat, pick: Pick, units: int, company: int) -> bool:
+        """Can its run keep to its limit if this batch starts here, on so many units, and no later one has more `company`? Steps
+        it may be spared do not count."""
+        limit = job.run.call.cost_limit
+        if not limit:
+            return True
+        price = seat.device.spec.lease_price(units, pick.cores) * seat.time_us(pick) / pick.batch
+
+        def least(function: FunctionState) -> float:
+            picks = [menu.best(company, NEVER_US) for menu in self.menus.everywhere(view, function)]
+            return min((pick.cost for pick in picks if pick is not None), default=0.0)
+
+        return price <= self._left(view, job, least, int) + limit * ROUNDING
+
+    def company_until_us(self, view: View, job: Job, count: int, most: int) -> int:
+        """Until when a run that has not begun may wait for the next who makes them more than these, and be in time and within its
+        limit with those who follow."""
+        run, latest_us = job.run, 0
+        limit, gap_us = run.call.cost_limit * (1 + ROUNDING), self.pace.gap_us(view.now_us, view.functions[job.function])
+        for more in [size for size in dict.fromkeys([*SIZES, count + 1, most]) if count < size <= most]:
+            found = self.plans.together(view, run.flow, more)
+            if found is not None and found.cost[-1] <= limit:
+                needed_us = int(found.time_us[(found.cost > limit).sum()])
+                latest_us = max(latest_us, run.call.deadline_us - needed_us - int((more - count - 1) * gap_us))
+        return latest_us
+
+    def _left(self, view: View, job: Job, cost: Callable[[FunctionState], float], times: Callable[[float], int]) -> float:
+        """Of its run's limit, for this job: less what has been spent, what runs beside it, and what others will cost."""
+        run = job.run
+        left = run.call.cost_limit - run.cost
+        more = {name: times(count) for name, count in run.expected.items() if count > 0}
+        for other in run.jobs.values():
+            if other is job:
+                continue
+            batch = view.batches.get(other.batch_id)
+            if batch is None:
+                more[other.function] = more.get(other.function, 0) + 1
+            else:
+                price = batch.device.spec.lease_price(batch.mask.bit_count(), batch.cores)
+                left -= price * batch.predicted_us / len(batch.jobs)
+        return left - sum([count * cost(view.functions[name]) for name, count in more.items() if count])

@@ -1,6 +1,7 @@
 """Who is let in. What arrives is promised a time, or turned away at once and told what could be had.
 
 - Who could not be in time behind those who are there already is refused (`offer.py`).
+- Who would be dearer than it may be is refused as well (`allowance.py`).
 - If more is asked than there is, the calls that take most go first (`price.py`): as many as can be are then answered in time.
 - In overload most calls are refused, each for the reason the one before it was (`shut.py`).
 """
@@ -14,11 +15,12 @@ from lamina.core.flow import Flow
 from lamina.core.policy import Promise, View
 from lamina.planner.ample import idle, lets_one_in, promise, promised_lately
 from lamina.planner.cheapest import why
+from lamina.planner.cheapest.allowance import Allowance
 from lamina.planner.cheapest.fluid import Fluid
 from lamina.planner.cheapest.offer import Offers
 from lamina.planner.cheapest.price import Demand
 from lamina.planner.cheapest.shut import Shut
-from lamina.planner.cheapest.weigh import states_goal
+from lamina.planner.cheapest.weigh import CROWD, states_goal
 from lamina.types import Call
 
 
@@ -28,12 +30,13 @@ class Door:
     demand: Demand
     fluid: Fluid
     offers: Offers
+    allowance: Allowance
     coming: dict[str, None] = field(default_factory=dict)  #: functions that somebody let in will come to and that stand nowhere
     _shut: Shut = field(default_factory=Shut)
 
     def admit(self, view: View, call: Call) -> Promise | Refuse:
         flow = view.flows[call.target]
-        if not self.demand.tight and (lately := promised_lately(view, flow, call)):
+        if not self.demand.tight and not call.cost_limit and (lately := promised_lately(view, flow, call)):
             self.demand.offered(flow.name)
             return lately
         allowed_us = call.expires_us - view.now_us
@@ -41,9 +44,13 @@ class Door:
             return refused
         if not all(view.can_host(view.functions[name]) for name in flow.functions):
             return Refuse(call.id, "no-capacity")
-        heavy = self._too_heavy(view, flow) and states_goal(call, flow.slo)  # who has no goal can wait
         reserve_us = view.reserve_us(call.target)
-        finish_us = self._finish_us(view, flow, allowed_us, reserve_us)
+        within_us = int((allowed_us - reserve_us) / (1 + self.margin))
+        steps_us = within_us if flow.single is not None else int(within_us / (1 + CROWD))
+        if price := self.allowance.too_dear(view, flow, call, steps_us):
+            return Refuse(call.id, "cost", why=why.too_dear(price, call.cost_limit) if view.explaining else "")
+        heavy = self._too_heavy(view, flow) and states_goal(call, flow.slo)  # who has no goal can wait
+        finish_us = self._finish_us(view, flow, allowed_us, within_us)
         needed_us = int(finish_us * (1 + self.margin)) + reserve_us if finish_us else 0
         late = needed_us > allowed_us and not lets_one_in(view, flow, needed_us - reserve_us, allowed_us)
         if late or heavy:
@@ -66,10 +73,9 @@ class Door:
         self.demand.offered(flow.name)
         return Refuse(call.id, "deadline", max(1_000, needed_us - allowed_us), needed_us)
 
-    def _finish_us(self, view: View, flow: Flow, allowed_us: int, reserve_us: int) -> int:
+    def _finish_us(self, view: View, flow: Flow, allowed_us: int, within_us: int) -> int:
         if flow.single is None:
             return self.offers.flow_finish_us(view, flow, allowed_us, self.demand.tight)
-        within_us = int((allowed_us - reserve_us) / (1 + self.margin))
         return self.offers.finish_us(view, view.functions[flow.single.function], allowed_us, within_us)
 
     def _too_heavy(self, view: View, flow: Flow) -> bool:

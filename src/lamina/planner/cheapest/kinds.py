@@ -16,11 +16,9 @@ from lamina.core.policy import View
 from lamina.core.state import FunctionState
 from lamina.planner.cheapest.ahead import Ahead
 from lamina.planner.cheapest.menu import Menu, Pick
+from lamina.planner.cheapest.pace import Pace
 from lamina.planner.cheapest.seats import Menus
 from lamina.types import NEVER_US
-
-LOOK_US = 200_000
-"""Arrivals are counted over so long a time: calmer than what a meter says."""
 
 FRESH_US = 50_000
 NONE: frozenset[str] = frozenset()
@@ -29,17 +27,8 @@ NONE: frozenset[str] = frozenset()
 @dataclass(slots=True)
 class Kinds:
     menus: Menus
-    _seen: dict[str, tuple[int, int, float]] = field(default_factory=dict)  #: arrivals, when, and gap at the last look
+    pace: Pace
     _dear: dict[str, tuple[int, int, frozenset[str]]] = field(default_factory=dict)  #: until when, for which goal, which
-
-    def gap_us(self, now_us: int, function: FunctionState) -> float:
-        """Time between two of its jobs, on average."""
-        name, count = function.spec.name, function.meter.count
-        known = self._seen.get(name)
-        if known is None or now_us - known[1] >= LOOK_US:
-            gap_us = (now_us - known[1]) / max(1, count - known[0]) if known else 0.0
-            known = self._seen[name] = (count, now_us, gap_us)
-        return max(1.0, known[2] or function.meter.gap_us)
 
     def dear(self, name: str) -> frozenset[str]:
         """Those that did not pay when it was served last."""
@@ -67,7 +56,7 @@ class Kinds:
         devices = {view.devices[one.device].spec.kind: view.devices[one.device] for one in function.instances.values()}
         if len(devices) < 2:
             return NONE
-        gap_us = self.gap_us(view.now_us, function)
+        gap_us = self.pace.gap_us(view.now_us, function)
         found = {kind: usual(self.menus.of(view, function, on), gap_us, slo_us, ahead) for kind, on in devices.items()}
         return frozenset(
             kind for kind, (cost, us) in found.items() if any(other < cost and sooner < us for other, sooner in found.values())

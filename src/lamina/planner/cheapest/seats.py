@@ -88,6 +88,12 @@ class Menus:
         menu.check_us = now_us + max(least_us, min(CHECK_US, now_us - menu.made_us))
         return menu
 
+    def everywhere(self, view: View, function: FunctionState) -> list[Menu]:
+        """One per kind of device: those it is on, else those it could be on."""
+        on = [view.devices[instance.device] for instance in function.instances.values()]
+        could = on or [device for device in view.devices.values() if function.spec.fits_family(device.spec.family)]
+        return list({id(menu): menu for menu in (self.of(view, function, device) for device in could)}.values())
+
     def forget(self, function: str) -> None:
         for key in [key for key in self._menus if key[0] == function]:
             del self._menus[key]

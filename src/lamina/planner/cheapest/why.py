@@ -50,6 +50,11 @@ def started(view: View, jobs: list[Job], seat: Seat, pick: Pick, room: list[Seat
     return msgspec.json.encode(said).decode()
 
 
+def too_dear(price: float, limit: float) -> str:
+    said = {"expected_cost": price, "cost_limit": limit, "because": "in the time it has it would cost more than it may"}
+    return msgspec.json.encode(said).decode()
+
+
 def refused(finish_us: int, reserve_us: int, margin: float, allowed_us: int, heavy: bool) -> str:
     said = {
         "expected_ms": finish_us / 1000,

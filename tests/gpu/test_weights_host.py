@@ -1,0 +1,142 @@
+"""Weights that come and go, without a device: the executor's own books, with sets of weights that are names and sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lamina.gpu.executor import Executor, Finished
+from lamina.gpu.memory import NoRoom, Shelf
+from lamina.gpu.null import NullSlicer
+from lamina.gpu.runtime import Buffers, HostRuntime
+
+ONE = np.zeros((1, 3), dtype=np.float32)
+
+
+class Module:
+    """A callable with weights."""
+
+    def parameters(self) -> list[Any]:
+        return []
+
+    def __call__(self, batch: np.ndarray) -> np.ndarray:
+        return batch * 2
+
+
+@dataclass(eq=False)
+class Block:
+    key: str
+    room: int = 1
+
+    def to_wait_for(self) -> None:
+        return None
+
+
+@dataclass
+class Names:
+    """`lamina.gpu.weights.Weights`, with nothing to move. Each set is of one unit; the shelf is the real one."""
+
+    shelf: Shelf
+    blocks: dict[str, Block] = field(default_factory=dict)
+
+    def stage(self, module: Any, digest: str = "") -> None:
+        return None
+
+    def add(self, owner: str, staged: Any) -> Block:
+        self.blocks[owner] = Block(owner)
+        self.bring(self.blocks[owner])
+        return self.blocks[owner]
+
+    def bring(self, block: Block) -> None:
+        if block.key not in self.shelf:
+            self.shelf.place(block.key, 1, 1.0)
+
+    def remove(self, owner: str, block: Block) -> None:
+        if owner in self.shelf:
+            self.shelf.remove(owner)
+
+
+class Slow(HostRuntime):
+    """Batches end when they are told to; runs for nobody fail if `fails`."""
+
+    def __init__(self) -> None:
+        self.flying: list[Any] = []
+        self.fails: Exception | None = None
+
+    def launch(self, plan: Any, items: list[Any], **options: Any) -> Any:
+        if items[0] is None and self.fails is not None:
+            raise self.fails
+        flight = super().launch(plan, items, **options)
+        if items[0] is not None:
+            ended: list[int] = []
+            flight.is_done, flight.end = lambda: bool(ended), lambda: ended.append(1)  # type: ignore[attr-defined, method-assign]
+            self.flying.append(flight)
+        return flight
+
+
+def standing(capacity: int, *names: str) -> tuple[Executor, Slow, Shelf]:
+    runtime, shelf = Slow(), Shelf(capacity)
+    executor = Executor(NullSlicer(), runtime, Names(shelf))
+    for name in names:
+        executor.load(name, Module(), ONE, buckets=(1,), made_elsewhere=True)
+    return executor, runtime, shelf
+
+
+def only(found: list[Finished]) -> Finished:
+    assert len(found) == 1
+    return found[0]
+
+
+def test_weights_that_were_put_away_come_back_for_the_next_batch():
+    executor, runtime, shelf = standing(1, "a", "b")
+    executor.submit("a", [ONE[0]], 1)
+    assert "a" in shelf and "b" not in shelf and runtime.flying
+
+
+def test_weights_under_a_batch_do_not_go_and_who_needs_their_place_is_told():
+    executor, _, _ = standing(1, "a", "b")
+    executor.submit("a", [ONE[0]], 1)
+    executor.submit("b", [ONE[0]], 2)
+    assert isinstance(only(executor.poll()).error, NoRoom)
+
+
+def test_when_that_batch_has_ended_there_is_room():
+    executor, runtime, shelf = standing(1, "a", "b")
+    executor.submit("a", [ONE[0]], 1)
+    runtime.flying[0].end()
+    executor.poll()
+    executor.submit("b", [ONE[0]], 2)
+    assert "b" in shelf and executor.in_flight == 1
+
+
+def test_weights_are_in_use_exactly_while_a_batch_is_on_its_way():
+    executor, runtime, _ = standing(2, "a")
+    seen = [executor.functions.weights_in_use]
+    executor.submit("a", [ONE[0]], 1)
+    seen.append(executor.functions.weights_in_use)
+    runtime.flying[0].end()
+    executor.poll()
+    assert [*seen, executor.functions.weights_in_use] == [False, True, False]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), MemoryError()])
+def test_a_graph_that_cannot_be_run_is_none_and_holds_no_weights(error: Exception):
+    executor, runtime, _ = standing(2, "a")
+    plan = runtime.make(Module(), (ONE,), 1, executor.slicer.slice(1), Buffers())
+    runtime.fails = error
+    executor.functions.adopt("a", 1, 1, plan)
+    assert not executor.functions["a"].has_graph(1, 1) and not executor.functions.weights_in_use
+
+
+def test_a_load_that_finds_no_room_leaves_nothing_behind():
+    executor, _, shelf = standing(1, "a")
+    executor.functions.hold("a")
+    with pytest.raises(NoRoom):
+        executor.load("b", Module(), ONE, buckets=(1,))
+    assert "b" not in executor.functions and shelf.used == 1
+    executor.functions.let_go("a")
+    executor.load("b", Module(), ONE, buckets=(1,))
+    assert "b" in executor.functions
