@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,16 @@ def lamina(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, **options)  # type: ignore[call-overload,no-any-return]
 
 
+@contextmanager
+def started(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A server that does not outlive a test, also one that fails."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_app(tmp_path_factory.mktemp("app"))
@@ -31,7 +42,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(app: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "lamina", "serve", str(app), "--port", "0", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with started(command) as process:
         assert process.stdout is not None
         yield json.loads(process.stdout.readline())["url"]
         process.send_signal(signal.SIGTERM)
@@ -110,12 +121,12 @@ def test_serve_refuses_what_it_cannot_do(app: Path) -> None:
 
 def test_serve_says_what_it_serves(app: Path) -> None:
     command = [sys.executable, "-m", "lamina", "serve", str(app), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with started(command) as process:
         assert process.stdout is not None
         lines = []
         while not lines or not lines[-1].startswith("listening"):
-            assert (line := process.stdout.readline()), "it ended"
-            lines.append(line)
+            lines.append(process.stdout.readline())
+            assert lines[-1], "it ended"
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     said = "".join(lines)
@@ -141,7 +152,7 @@ def test_a_server_on_make_believe_devices_takes_the_profiled_time(tmp_path: Path
         "0",
         "--json",
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with started(command) as process:
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]
         request = urllib.request.Request(f"{url}/v1/functions/see", data=b"1", headers={"content-type": "application/json"})

@@ -6,6 +6,7 @@ import os
 
 from lamina.gpu.cpu import CpuSlicer
 from lamina.gpu.slicer import blocks
+from lamina.live.cores import machine_device
 
 
 def test_inside_a_slice_a_thread_runs_on_its_cores_alone():
@@ -31,3 +32,8 @@ def test_a_process_is_told_how_many_threads_to_start():
     slicer = CpuSlicer()
     everything = (1 << slicer.device.units) - 1
     assert slicer.environment(everything)["OMP_NUM_THREADS"] == str(slicer.device.units)
+
+
+def test_it_is_another_device_than_the_one_that_has_worker_processes():
+    slicer = CpuSlicer()
+    assert slicer.device.id != machine_device().id and slicer.device.family == "gpu"

@@ -14,7 +14,7 @@ import pytest
 from lamina import values
 from lamina.gpu.memory import NoRoom, Shelf
 from lamina.gpu.runtime import HostRuntime
-from lamina.live.frames import Beat, Done, JobFrame
+from lamina.live.frames import Beat, Done, JobFrame, Stop
 from lamina.live.gpu_frames import Hung, Loaded, LoadOne, MoveTo, NotLoaded, RunOn, Unloaded, UnloadOne
 from tests.live.gpu_stage import GpuStage
 from tests.serving import write_app
@@ -332,6 +332,15 @@ def test_one_booked_behind_a_batch_without_a_graph_runs_after_it(stages: Any):
     stage.load()
     stage.start()
     stage.start(mask=HOME, batch_id=8, after=7)
+    assert [stage.hear(Done).batch_id, stage.hear(Done).batch_id] == [7, 8]
+
+
+def test_who_is_told_to_stop_answers_what_is_under_way_first(stages: Any):
+    stage = stages(Gated(elsewhere))
+    stage.load()
+    stage.start()
+    stage.start(mask=HOME, batch_id=8, after=7)
+    stage.tell(Stop())
     assert [stage.hear(Done).batch_id, stage.hear(Done).batch_id] == [7, 8]
 
 

@@ -130,7 +130,7 @@ def test_a_limit_that_only_a_late_answer_would_keep_to_is_refused_at_the_door():
 def test_those_refused_for_want_of_company_count_as_company():
     """Else the first of a crowd would shut the door for all of it: nobody is let in, so nobody seems to come."""
     pace = Pace()
-    function = FunctionState(spec=FunctionSpec(name="f"), queue=Queue("due"))
+    function = FunctionState(spec=FunctionSpec(name="f"), queue=Queue("f"))
     pace.gap_us(0, function)
     for _ in range(10):
         pace.missed("f")

@@ -215,9 +215,11 @@ def test_a_model_file_is_all_a_server_needs(tmp_path: Path) -> None:
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]
         body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 2], "data": [[1, 2], [3, 4]]}]}
-        with urllib.request.urlopen(f"{url}/v2/models/twice/infer", json.dumps(body).encode(), timeout=30) as answer:
-            said = json.loads(answer.read())
-        process.send_signal(signal.SIGTERM)
+        try:
+            with urllib.request.urlopen(f"{url}/v2/models/twice/infer", json.dumps(body).encode(), timeout=60) as answer:
+                said = json.loads(answer.read())
+        finally:
+            process.send_signal(signal.SIGTERM)
         process.wait(60)
     assert said["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [2, 2], "data": [2.0, 4.0, 6.0, 8.0]}]
 

@@ -19,7 +19,7 @@ def introduce(gateway: Any, policy: str, label: str) -> None:
         click.echo(f"  device    {device.id}: {device.units} units{soft}, {device.memory_mib} MiB")
     wish = [name for name, function in gateway.app.functions.items() if function.spec.gpu == "may"]
     if wish and all(device.family == "cpu" for device in gateway.loop.engine.devices):
-        click.echo(f"  no GPU    {', '.join(wish)} run on cores; `lamina doctor` says what this machine has")
+        click.echo(f"  no GPU    on cores instead: {', '.join(wish)}; `lamina doctor` says what this machine has")
     for target in gateway.api.targets:
         goal = show_us(target.slo.latency_us) if target.slo.latency_us else "none"
         inputs = ", ".join(param.name for param in target.params)

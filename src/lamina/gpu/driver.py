@@ -24,7 +24,7 @@ class CudaError(LaminaError):
         self.name = name
 
 
-ON_CORES = "functions that ask for a GPU run on cores, unless it is required"
+ON_CORES = "with --gpu auto, functions that ask for one run on cores, unless they require it"
 """What happens without one."""
 
 

@@ -167,5 +167,5 @@ def read_profiles(app_path: str, folder: Path | None) -> list[profile.Profile]:
         beside = Path(app_path.rpartition(":")[0] if ".py:" in app_path else app_path).parent / "profiles"
         return profile.read_all(beside) if beside.is_dir() else []
     if not folder.is_dir():
-        raise BadValue(f"profiles: no folder {str(folder)!r}", hint="lamina profile writes one; without --profiles none is needed")
+        raise BadValue(f"profiles: no folder {str(folder)!r}", hint="lamina profile writes one; none is needed")
     return profile.read_all(folder)

@@ -85,7 +85,7 @@ def _failed(where: str, error: BaseException) -> LaminaError:
 
 
 def _unknown_option(error: TypeError) -> BadValue | None:
-    """`@app.function(btach=4)`, `lamina.SLO(latncy="50ms")`: of ours, so told as a wrong value is. Python says it as text alone."""
+    """`@app.function(btach=4)`, `lamina.SLO(latncy="50ms")`: told as a wrong value is. Python says it as text alone."""
     found = _NO_OPTION.fullmatch(str(error))
     owner = getattr(lamina, found[1], None) if found else None
     if found is None or not isinstance(owner, type):
