@@ -19,8 +19,8 @@ LEAST_S = 4e-6  #: of a kernel
 SLOWER = {"depthwise": 4.0, "grouped": 2.0}  #: than a dense product of as many operations
 NARROW = 31  #: a group of fewer channels has few
 EXTRA_NARROW, EXTRA_WIDE = 2.0, 1.0
-"""Kernels more per grouped convolution: of few channels from batch 4 on, of many from batch 2 on. In the set it is 1 to 3 of few
-and 0.5 to 3 of many, but for resnext101_64x4d (7) and resnext101_32x8d (none)."""
+"""Kernels more per grouped convolution: of few channels from batch 4 on, of many from batch 2 on. By throttled times it is 1 to
+3 of few and 0.5 to 3 of many in the set, but for resnext101_64x4d (7) and resnext101_32x8d (none)."""
 
 Operators = Sequence[Sequence[Any]]  #: kind, count, operations, weights, elements read, elements written
 

@@ -196,7 +196,7 @@ def plot(steps: list[Step], capacity_hz: float, deadline_ms: float, file: Path) 
     rates.axhline(capacity_hz, color="black", linestyle="--", linewidth=1, label="capacity")
     rates.set_xticks(list(places), [f"{rate:.1f}" for rate in offered])
     rates.set(xlabel="offered, pages a second", ylabel="pages a second", title="What became of the pages")
-    rates.legend(frameon=False)
+    rates.legend(loc="upper left", framealpha=0.9, edgecolor="none")
     for ending, colour in COLOURS.items():
         dots = [outcome for step in steps for outcome in step.outcomes if outcome.ending == ending]
         if dots:
@@ -205,7 +205,7 @@ def plot(steps: list[Step], capacity_hz: float, deadline_ms: float, file: Path) 
     for index in range(1, len(steps)):
         times.axvline(index * steps[0].seconds, color="#dddddd", linewidth=1, zorder=0)
     times.set(xlabel="sent at, s", ylabel="latency, ms", ylim=(-0.03 * deadline_ms, None), title="Each page")
-    times.legend(frameon=False)
+    times.legend(loc="center left", framealpha=0.9, edgecolor="none")
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=120)
     plt.close(figure)

@@ -130,6 +130,19 @@ def test_what_nobody_knows_is_tried_as_it_asks(script: Script):
     assert [units_of(batch) for batch in script.batches] == [4]
 
 
+@pytest.mark.parametrize("home", [False, True])
+def test_a_slice_that_is_new_to_it_is_tried_though_others_are_known(script: Script, home: bool):
+    known = scales(2, 8)
+    script.given(
+        a_function(share=0.5, home=home),  # it was resized: only a slice of one unit has been seen
+        devices=[BIG_GPU],
+        policy=frontier.Policy(),
+        takes={"f": lambda batch, units: known(batch, units) if units == 1 else 0},
+    )
+    script.at(0).arrives("c", within_us=60_000 * MS)
+    assert [units_of(batch) for batch in script.batches] == [4]
+
+
 def test_a_standing_slice_is_used_whole(script: Script):
     script.given(
         a_function(max_batch=8, share=0.5, slo=GOAL, home=True),

@@ -29,7 +29,7 @@ GPUS = ("auto", "no", "green", "mig", "cpu", "null")
     type=click.Choice(GPUS),
     default="auto",
     show_default=True,
-    help="Slices of GPUs: auto looks for some, no: none; or green, mig.",
+    help="Slices of GPUs: auto looks for some, no: none; green, mig; cpu, null: twins for trying it without one.",
 )
 @click.option(
     "--slices",

@@ -113,7 +113,7 @@ class Policy:
         in_time = late < len(queue)
         jobs = company(function, late, room, now_us)
         room = [self._moved(view, jobs, seat) for seat in room]
-        unknown = next((seat for seat in room if not seat.menu.known), None)
+        unknown = next((seat for seat in room if _untried(function, jobs[0], seat)), None)
         if unknown is not None:
             yield from self._try(function, jobs, unknown)
             return
@@ -249,6 +249,15 @@ class Policy:
         if not seat.device.spec.link_mib_per_s:
             return seat
         return seat._replace(moving_us=-(-view.transfer_us(jobs, seat.device) // len(jobs)))
+
+
+def _untried(function: FunctionState, head: Job, seat: Seat) -> bool:
+    """Nobody knows how long it takes there, on any slice; or on the one slice it would have, because it is its home or because
+    without a goal it gets what it asks for. That slice may be new: functions are resized."""
+    if seat.menu.known and not seat.exact and has_goal(head):
+        return False
+    units = seat.units if seat.exact else function.spec.units_on(seat.device.spec)
+    return not seat.menu.known or not seat.menu.latency_us(1, units, seat.menu.hands[-1])
 
 
 def _own_lane(function: FunctionState, seat: Seat) -> bool:

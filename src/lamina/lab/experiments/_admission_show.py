@@ -115,10 +115,7 @@ def _behind_section(behind: list[dict[str, Any]]) -> Section:
         "Where frontier is behind",
         "At twice the load the GPU is busy for nine tenths of the time. There frontier keeps more of a call's time free for the "
         "slices its later steps will have to wait for, so its batches are smaller than edf's by a seventh; in the cascade it "
-        "spends part of the time of the large model on company for the small one, which is cheaper and loses a few calls. "
-        "At 20 ms a tight limit on cost takes two of a kind in all three models while calls come 4 ms apart: for one in seven "
-        "nobody comes in time. Ours gives such a call up when its limit is passed; edf, which knows no limit, finishes it, and "
-        "some come out below it by the company of their last model.",
+        "spends part of the time of the large model on company for the small one, which is cheaper and loses a few calls.",
         table=Table(
             ["workflow", "latency SLO, ms", "cost SLO", "load", "policy", "its attainment", "ours", "its cost", "ours "],
             [
