@@ -10,7 +10,7 @@ from lamina.predict.devices import PRESETS
 from lamina.sim.fields import Field, given, needed
 from lamina.types import DeviceSpec
 
-_KEYS = ("kind", "count", "max", "units", "memory", "price", "family", "node")
+_KEYS = ("kind", "count", "max", "units", "memory", "price", "owned", "family", "node")
 _HOST = ("cores", "core_price", "link_mib_per_s", "link_latency")
 _LIMITS = ("sizes", "aligned", "per_batch", "batches_per_instance")
 
