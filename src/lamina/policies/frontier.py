@@ -37,6 +37,7 @@ from lamina.planner.cheapest.offer import Offers
 from lamina.planner.cheapest.pace import Pace
 from lamina.planner.cheapest.price import Demand
 from lamina.planner.cheapest.seats import Menus, Seat, bookings, seats
+from lamina.planner.cheapest.siblings import is_hopeless
 from lamina.planner.cheapest.standing import Standing
 from lamina.planner.cheapest.ways import Ways
 from lamina.planner.cheapest.weigh import NOTHING, Weigh, has_goal
@@ -104,7 +105,7 @@ class Policy:
         if fast_us < 0:  # it stands nowhere; when it does, it is asked about again
             yield Hold(name, NEVER_US, NEVER_US)
             return
-        while len(queue) and queue.head().expires_us < now_us + fast_us:
+        while len(queue) and self._is_lost(view, function, queue.head(), fast_us):
             yield Drop(queue.head())
         if not len(queue):
             return
@@ -130,6 +131,9 @@ class Policy:
             yield from self._book(view, function, jobs, in_time, fast_us, elsewhere)
         else:
             yield from self._start(view, function, jobs, verdict.seat, verdict.pick, room)
+
+    def _is_lost(self, view: View, function: FunctionState, head: Job, fast_us: int) -> bool:
+        return head.expires_us < view.now_us + fast_us or is_hopeless(view, self._menus, function, head)
 
     def _worth(self, view: View, function: FunctionState, head: Job, places: list[Seat]) -> list[Seat]:
         """Without the kinds of devices that do not pay at this pace."""

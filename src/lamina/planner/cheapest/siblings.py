@@ -1,0 +1,82 @@
+"""Jobs of one run that wait for the same function, such as the lines of a page. All of them are needed: to run some while the
+last cannot be in time is work for nobody, in the way of others.
+
+So a run is asked about as a whole. The answer is generous: nothing but what is running or booked already is in its way, and its
+slices are of whatever size lets most of its jobs end in time.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from lamina.core.lease import Device
+from lamina.core.lifecycle import Phase
+from lamina.core.policy import View
+from lamina.core.queue import Job
+from lamina.core.state import FunctionState
+from lamina.planner.batching import largest_in_time
+from lamina.planner.cheapest.menu import Menu
+from lamina.planner.cheapest.seats import Menus
+
+
+HOPE = 0.9
+"""Of the times that are planned with: those are seldom exceeded, so a little less is still to be hoped for."""
+
+
+def is_hopeless(view: View, menus: Menus, function: FunctionState, head: Job) -> bool:
+    """Can the jobs of its run that wait here not all end in time any more?"""
+    if len(head.run.jobs) < 2:
+        return False
+    missing = sum(not job.batch_id and job.function == head.function for job in head.run.jobs.values())
+    if missing < 2:
+        return False
+    standing: dict[str, int] = {}  #: how many instances, by device
+    for instance in function.instances.values():
+        if instance.phase is Phase.WARM:
+            standing[instance.device] = standing.get(instance.device, 0) + 1
+    for device_id, count in standing.items():
+        device = view.devices[device_id]
+        lanes = count * (function.batches_at_once(device) or device.spec.units)
+        missing -= _in_time(view, device, menus.of(view, function, device), lanes, missing, head.expires_us)
+        if missing <= 0:
+            return False
+    return True
+
+
+def _in_time(view: View, device: Device, menu: Menu, lanes: int, wanted: int, until_us: int) -> int:
+    """How many of so many jobs can end here by then, in so many batches side by side at most."""
+    free_us = sorted(_free_us(view, device))
+    most = min(wanted, menu.most)
+    best = 0
+    for size in menu.sizes:
+        latency_us = partial(_latency_us, menu, size)
+        full_us = latency_us(most)
+        if not full_us:
+            return wanted  # nobody knows how long it takes
+        found = 0
+        for last in range(size - 1, min(lanes * size, len(free_us)), size):
+            rounds, left_us = divmod(max(0, until_us - free_us[last]), full_us)
+            found += rounds * most + largest_in_time(most, left_us, latency_us)
+        best = max(best, found)
+        if best >= wanted:
+            break
+    return best
+
+
+def _latency_us(menu: Menu, units: int, batch: int) -> int:
+    return int(HOPE * menu.latency_us(batch, units, menu.hands[-1]))
+
+
+def _free_us(view: View, device: Device) -> list[int]:
+    """Of every unit, when what is running on it, and booked behind that, has ended."""
+    free_us = [view.now_us] * device.spec.units
+    for batch_id in device.running:
+        batch = view.batches[batch_id]
+        mask, ends_us = batch.mask, batch.ends_us
+        while batch.follower is not None:
+            batch = batch.follower
+            ends_us = max(view.now_us, ends_us) + batch.predicted_us
+        for unit in range(device.spec.units):
+            if mask >> unit & 1:
+                free_us[unit] = max(free_us[unit], ends_us)
+    return free_us
