@@ -18,7 +18,6 @@ from lamina.planner.batching import largest_in_time
 from lamina.planner.cheapest.menu import Menu
 from lamina.planner.cheapest.seats import Menus
 
-
 HOPE = 0.9
 """Of the times that are planned with: those are seldom exceeded, so a little less is still to be hoped for."""
 
