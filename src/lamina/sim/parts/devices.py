@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
@@ -10,9 +11,27 @@ from lamina.predict.devices import PRESETS
 from lamina.sim.fields import Field, given, needed
 from lamina.types import DeviceSpec
 
-_KEYS = ("kind", "count", "max", "units", "memory", "price", "owned", "family", "node")
-_HOST = ("cores", "core_price", "link_mib_per_s", "link_latency")
-_LIMITS = ("sizes", "aligned", "per_batch", "batches_per_instance")
+_VALUES: dict[str, tuple[str, Callable[[Field], Any]]] = {
+    "units": ("units", lambda field: field.whole(1)),
+    "memory": ("memory_mib", Field.memory_mib),
+    "price": ("price_per_s", Field.per_s),
+    "owned": ("owned", Field.flag),
+    "family": ("family", lambda field: field.word("cpu", "gpu")),
+    "node": ("node", Field.text),
+    "cores": ("cores", Field.whole),
+    "core_price": ("core_price_per_s", Field.per_s),
+    "link_mib_per_s": ("link_mib_per_s", Field.number),
+    "link_latency": ("link_latency_us", Field.time_us),
+}
+_LIMITS: dict[str, tuple[str, Callable[[Field], Any]]] = {
+    "sizes": ("sizes", lambda field: tuple(sorted(size.whole(1) for size in field.items()))),
+    "aligned": ("aligned", Field.flag),
+    "per_batch": ("per_batch", Field.flag),
+    "batches_per_instance": ("batches_per_instance", Field.whole),
+}
+"""Key: where it goes, and how it is read."""
+
+_KEYS = ("kind", "count", "max", *_VALUES)
 
 
 def read_devices(section: Field) -> tuple[tuple[DeviceSpec, ...], dict[str, DeviceSpec], dict[str, int]]:
@@ -21,7 +40,7 @@ def read_devices(section: Field) -> tuple[tuple[DeviceSpec, ...], dict[str, Devi
     templates: dict[str, DeviceSpec] = {}
     spare: dict[str, int] = {}
     for row in section.items():
-        fields = row.table(*_KEYS, *_HOST, *_LIMITS)
+        fields = row.table(*_KEYS, *_LIMITS)
         kind = needed(row, fields, "kind", f"one of {', '.join(sorted(PRESETS))}, or your own with units and memory").text()
         if kind in templates:
             raise fields["kind"].error(f"{kind!r} is there already", "raise its count, or give the other kind a name of its own")
@@ -43,26 +62,7 @@ def _device(row: Field, fields: dict[str, Field], kind: str) -> DeviceSpec:
                 known = ", ".join(sorted(PRESETS))
                 raise row.error(f"{key} is missing: nothing is known about {kind!r}", f"give units and memory, or use {known}")
         preset = DeviceSpec(id="", kind=kind, units=1, memory_mib=0)
-    limits: dict[str, Any] = given(
-        fields,
-        sizes=("sizes", lambda field: tuple(sorted(size.whole(1) for size in field.items()))),
-        aligned=("aligned", Field.flag),
-        per_batch=("per_batch", Field.flag),
-        batches_per_instance=("batches_per_instance", Field.whole),
-    )
-    values: dict[str, Any] = given(
-        fields,
-        units=("units", lambda field: field.whole(1)),
-        memory=("memory_mib", Field.memory_mib),
-        price=("price_per_s", Field.per_s),
-        owned=("owned", Field.flag),
-        family=("family", lambda field: field.word("cpu", "gpu")),
-        node=("node", Field.text),
-        cores=("cores", Field.whole),
-        core_price=("core_price_per_s", Field.per_s),
-        link_mib_per_s=("link_mib_per_s", Field.number),
-        link_latency=("link_latency_us", Field.time_us),
-    )
+    limits, values = given(fields, **_LIMITS), given(fields, **_VALUES)
     spec = replace(preset, limits=replace(preset.limits, **limits), **values)
     if spec.limits.sizes and spec.limits.sizes[-1] > spec.units:
         raise fields["sizes"].error(f"a slice of {spec.limits.sizes[-1]} units", f"{kind} has {spec.units}: leave it out")
