@@ -29,6 +29,7 @@ ALL = (
     "captures",
     "faults",
     "mps_kills",
+    "priority",
     "restart",
     "isolated",
 )

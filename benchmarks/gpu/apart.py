@@ -23,6 +23,12 @@ from lamina.types import DeviceSpec, SliceLimits
 BUCKETS = (1, 2, 4, 8, 16)
 ASK, ENDED = struct.Struct("<BHII"), struct.Struct("<II")  #: function, items, mask, ticket; ticket, microseconds
 LOAD = 255  #: in place of a function: as many bytes of JSON follow
+SOFT: dict[str, dict[str, int]] = {
+    "soft": {},
+    "ranked": {"bert_base": 0, "resnet50": 1, "convnext_tiny": 2, "mobilenet_v3_large": 3, "shufflenet_v2_x0_5": 4},
+    "small": {"bert_base": 0, "resnet50": 0, "convnext_tiny": 0, "mobilenet_v3_large": 1, "shufflenet_v2_x0_5": 1},
+}
+"""Kinds of slices that share all SMs, with the urgency of each function."""
 READY = FAILED = 0xFFFFFFFF  #: in place of a ticket: bytes of JSON follow; in place of a time
 
 
@@ -54,6 +60,25 @@ def catalogue(units: int, *, soft: bool = False) -> SliceLimits:
     return SliceLimits(sizes=(units,) if units else (), aligned=True, batches_per_instance=0, soft=soft)
 
 
+class Several:
+    """An executor for each function, all of them on the same slices, so that each function has an urgency of its own."""
+
+    def __init__(self, executors: dict[str, Any]) -> None:
+        self._names, self._all = {name: number for number, name in enumerate(executors)}, list(executors.values())
+        self.slicer = self._all[0].slicer
+
+    def submit(self, name: str, inputs: list[Any], mask: int) -> int:
+        number = self._names[name]
+        return int(self._all[number].submit(name, inputs, mask)) * 8 + number
+
+    def poll(self) -> list[Any]:
+        return [
+            SimpleNamespace(ticket=done.ticket * 8 + number, device_us=done.device_us, error=done.error)
+            for number, executor in enumerate(self._all)
+            for done in (executor.poll() if executor.has_work else ())
+        ]
+
+
 class Apart:
     """What the loop takes for an executor."""
 
@@ -73,7 +98,7 @@ class Apart:
         self._socket.sendall(ASK.pack(LOAD, len(text), 0, 0) + text)
         ticket, length = ENDED.unpack(self._exactly(ENDED.size))
         assert ticket == READY, "batches are under way"
-        device = DeviceSpec(**json.loads(self._exactly(length)), limits=catalogue(units, soft=kind == "soft"), owned=True)
+        device = DeviceSpec(**json.loads(self._exactly(length)), limits=catalogue(units, soft=kind in SOFT), owned=True)
         self._socket.setblocking(False)
         return device
 
@@ -135,9 +160,17 @@ class Executors:
         from lamina.gpu.green import GreenSlicer
         from lamina.gpu.slicer import blocks
 
-        limits = catalogue(units, soft=kind == "soft")
+        limits = catalogue(units, soft=kind in SOFT)
         device = msgspec.structs.replace(self._hard.device, limits=limits)
-        slicer: Any = PlainSlicer(device) if kind == "streams" else GreenSlicer(driver=self._hard.driver, limits=limits)
+        if urgencies := SOFT.get(kind):
+            several = {}
+            for name, model in self._models.items():
+                slicer = GreenSlicer(driver=self._hard.driver, limits=limits, urgency=urgencies[name])
+                several[name] = executor = Executor(slicer, CudaRuntime())
+                executor.load(name, model.module, model.make_input(1), buckets=BUCKETS)
+                executor.prepare(name, blocks(device))
+            return Several(several)
+        slicer = PlainSlicer(device) if kind == "streams" else GreenSlicer(driver=self._hard.driver, limits=limits)
         executor = Executor(slicer, CudaRuntime())
         for name, model in self._models.items():
             executor.load(name, model.module, model.make_input(1), buckets=BUCKETS)

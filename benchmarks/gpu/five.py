@@ -56,9 +56,11 @@ WAYS = {
     "hard": Way("hard", "hard", 3, options=(OPTIONS,), guess={5: 400}),
     "hard3": Way("hard3", "hard", 5, options=(OPTIONS,), guess={3: 115, 10: 700}),
     "soft": Way("soft", "soft", 3, guess={3: 230, 5: 540, 10: 1050}),
+    "ranked": Way("ranked", "ranked", 3, options=(OPTIONS,), guess={3: 330, 5: 600, 10: 1050}),
+    "small": Way("small", "small", 3, options=(OPTIONS,), guess={3: 330, 5: 600, 10: 1050}),
     "default": Way("default", "soft", 3, "frontier", ({},), guess={3: 180, 5: 430, 10: 800}),
 }
-OURS = ("hard", "hard3", "soft", "default")
+OURS = ("hard", "hard3", "soft", "ranked", "small", "default")
 LABELS = {
     "hard": "5 hard slices of 24 SMs",
     "hard3": "3 hard slices of 40 SMs",

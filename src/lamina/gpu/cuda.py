@@ -22,7 +22,7 @@ CAPTURE_LIMIT_S = 30.0
 """A capture takes milliseconds. One that takes this long does not come to an end, and a load that waits for it says so instead of
 waiting with it."""
 
-READY_BUFFERS, READY_BYTES = (2, 8), 32 << 20
+READY_BUFFERS, READY_BYTES = (2, 16), 32 << 20
 """Pinned buffers of a batch size that are made with its first graph: two at least, for a batch that runs and one that is booked,
 and as many more as so many bytes hold. The rest is made when so many batches of that size are on their way."""
 
@@ -147,17 +147,14 @@ class CudaRuntime:
         assert plan.slice.owns(torch.cuda.current_stream().cuda_stream), "a graph would be captured outside its slice"
         pool, users = self._pool(plan.slice.mask)
         graph = torch.cuda.CUDAGraph()
-        hooks = waiting_for(plan.work, block, stream) if block is not None and len(block.pieces) > 1 else []
-        with torch.inference_mode(), _no_collection():
+        with torch.inference_mode(), _no_collection(), waiting_for(plan.work, block, stream) as waits:
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 plan.outputs = plan.work(*plan.inputs)
             finally:
                 graph.capture_end()
-                for hook in hooks:
-                    hook.remove()
         users.add(plan)
-        plan.waits_by_itself = bool(hooks)
+        plan.waits_by_itself = waits
         plan.graph = graph
         plan.is_captured = True
         self.captures += 1

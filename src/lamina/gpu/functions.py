@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lamina.errors import BadValue, UnknownTarget
-from lamina.gpu.runtime import Buffers, Runtime
+from lamina.gpu.runtime import Buffers, Runtime, Work
 from lamina.gpu.slicer import Slicer
 
 CAPTURE_AT_LATEST = 2
@@ -147,18 +147,19 @@ class Functions:
         """Gives memory back that nobody uses at this moment. Waits for the device; not while serving."""
         self._runtime.trim()
 
-    def warm(self, name: str, bucket: int, mask: int) -> int:
-        """A first run of this size, waited for; for a maker's thread, between `hold` and `let_go`. The MiB beside the weights."""
-        function = self[name]
-        return self._runtime.warm(function.work, function.example, bucket, self._slicer.slice(mask), self.arrived(function))
+    def warm(self, name: str, bucket: int, mask: int, work: Work | None = None) -> int:
+        """A first run of this size, waited for; for a maker's thread, between `hold` and `let_go`. The MiB beside the weights.
+        Where two threads make graphs, each has the module as a `work` of its own."""
+        function, slice_ = self[name], self._slicer.slice(mask)
+        return self._runtime.warm(work or function.work, function.example, bucket, slice_, self.arrived(function))
 
-    def make(self, name: str, bucket: int, mask: int) -> Any:
+    def make(self, name: str, bucket: int, mask: int, work: Work | None = None) -> Any:
         """A captured plan, for `adopt`, or why there is none; for a maker's thread, between `hold` and `let_go`, after `warm`."""
         function, slice_ = self[name], self._slicer.slice(mask)
         for is_last in (False, True):  # what spoilt one capture need not spoil the next
             try:
                 buffers = function.buffers[bucket]
-                return self._runtime.make(function.work, function.example, bucket, slice_, buffers, function.block)
+                return self._runtime.make(work or function.work, function.example, bucket, slice_, buffers, function.block)
             except Exception as error:
                 if self._runtime.is_broken(error):
                     raise

@@ -37,11 +37,12 @@ class GreenSlice:
     doing without us.
     """
 
-    def __init__(self, driver: Driver, mask: int, parts: list[Any], ordinal: int) -> None:
+    def __init__(self, driver: Driver, mask: int, parts: list[Any], ordinal: int, urgency: int = 0) -> None:
         self.mask = mask
         self.sms = sum(part.sms for part in parts) if parts else driver.whole().sms
         self.context = driver.green_context(parts) if parts else 0
-        self.stream = driver.green_stream(self.context) if parts else driver.plain_stream()
+        self._urgency = urgency
+        self.stream = driver.green_stream(self.context) if parts else driver.plain_stream(urgency)
         self._driver = driver
         self._ordinal = ordinal
         self._streams = [self.stream]
@@ -59,7 +60,8 @@ class GreenSlice:
         return self._torch_stream
 
     def extra_stream(self) -> int:
-        self._streams.append(self._driver.green_stream(self.context) if self.context else self._driver.plain_stream())
+        plain = self._driver.plain_stream
+        self._streams.append(self._driver.green_stream(self.context) if self.context else plain(self._urgency))
         return self._streams[-1]
 
     def owns(self, stream: int) -> bool:
@@ -96,10 +98,11 @@ class GreenSlicer:
         limits: SliceLimits | None = None,
         rest: Literal["whole", "unit"] = "whole",
         prepare: bool = False,
+        urgency: int = 0,
     ) -> None:
         """`limits` narrows the catalogue, to aligned blocks or a few sizes, or makes it soft; `prepare` makes all of it now."""
         self.driver = driver or open_driver(ordinal)
-        self._ordinal = ordinal
+        self._ordinal, self._urgency = ordinal, urgency
         try:
             self._parts, self._rest = self.driver.split(ATOM_SMS)
         except CudaError as error:
@@ -130,7 +133,7 @@ class GreenSlicer:
             parts = [part for unit, part in enumerate(self._parts) if mask >> unit & 1]
             if self.device.limits.soft or len(parts) == len(self._parts):
                 parts = []  # all of it, the rest included
-            found = self._catalogue.made[mask] = GreenSlice(self.driver, mask, parts, self._ordinal)
+            found = self._catalogue.made[mask] = GreenSlice(self.driver, mask, parts, self._ordinal, self._urgency)
         return found
 
     def environment(self, mask: int, memory_mib: int = 0) -> dict[str, str]:

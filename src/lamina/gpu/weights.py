@@ -7,7 +7,10 @@ weights share one block, found by a hash of its contents.
 
 from __future__ import annotations
 
+import copy
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -164,12 +167,16 @@ class Weights:
         block.pages = 0
 
 
-def waiting_for(module: Any, block: Block, stream: Any) -> list[Any]:
-    """Hooks that make each layer wait for the piece of the copy its weights are in; remove them after the capture.
+@contextmanager
+def waiting_for(module: Any, block: Block | None, stream: Any) -> Iterator[bool]:
+    """Inside, each layer waits for the piece of the copy its weights are in, if there is more than one; says whether it does.
 
-    Captured into a graph they let the first layers run while the last are still on their way. When all is there, they cost
-    nothing worth naming: an event that has happened does not hold anybody up.
+    Captured into a graph this lets the first layers run while the last are still on their way. When all is there, it costs
+    nothing worth naming: an event that has happened does not hold anybody up. The module is this thread's alone meanwhile.
     """
+    if block is None or len(block.pieces) < 2:
+        yield False
+        return
     waited = -1
 
     def before(layer: Any, _: Any) -> None:
@@ -180,7 +187,31 @@ def waiting_for(module: Any, block: Block, stream: Any) -> list[Any]:
                 stream.wait_event(block.pieces[last])
                 waited = last
 
-    return [layer.register_forward_pre_hook(before) for layer in module.modules()]
+    hooks = [layer.register_forward_pre_hook(before) for layer in module.modules()]
+    try:
+        yield True
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def second(module: Any) -> Any:
+    """The same module for another thread: layers and attributes of its own, the same weights. None if there can be no such thing.
+
+    A module may keep what it is at in its attributes, and so do our hooks: two threads in one of them mix it up.
+    """
+    tensors = _tensors(module)
+    try:
+        made = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
+    except Exception:  # it holds what cannot be copied: a lock, a file
+        return None
+    theirs = _tensors(made)
+    shared = len(theirs) == len(tensors) and all(one is other for one, other in zip(tensors, theirs, strict=True))
+    return made if shared else None
+
+
+def _tensors(module: Any) -> list[Any]:
+    return [*module.parameters(), *module.buffers()]
 
 
 def _digest(spots: list[tuple[Any, _Spot]], host: Any) -> str:

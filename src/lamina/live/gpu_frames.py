@@ -143,6 +143,7 @@ class Usage(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, ta
     evictions: Natural
     bandwidth: float = -1.0  #: measured, of the memory's peak; below 0: it cannot be measured here
     graphs_missing: Natural = 0  #: to be made when there is time
+    eager_batches: Natural = 0  #: that found no graph, so far
 
 
 class Imported(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=26):

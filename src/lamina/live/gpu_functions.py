@@ -38,12 +38,14 @@ class Held:
     staged: Any = None  #: its weights in pinned memory
     took_us: dict[str, int] = field(default_factory=dict)  #: where the time of its load went
     stood_by: bool = False  #: it was opened in a spare, before anybody asked for it
-    further: ThreadPoolExecutor | None = None  #: the one that makes all others
+    second: Any = None  #: its module once more, for a second thread
+    further: ThreadPoolExecutor | None = None  #: that thread, which makes all other graphs; without a module it would not be safe
     likely: set[tuple[int, int]] = field(default_factory=set)  #: places (bucket, mask) whose graphs the maker makes
     to_make: list[tuple[int, int]] = field(default_factory=list)  #: when there is time
     making: dict[tuple[int, int], bool] = field(default_factory=dict)  #: by the maker, or by the other thread?
     missed: dict[tuple[int, int], int] = field(default_factory=dict)  #: batches that found no graph there
     in_vain: set[tuple[int, int]] = field(default_factory=set)  #: places where there can be none
+    has_said_why: bool = False
     awaited: set[tuple[int, int]] = field(default_factory=set)  #: places without which it is not ready
     then: Callable[[], None] | None = None  #: to be called when they are there
     eager: int = 0  #: batches without a graph, with the maker
@@ -61,6 +63,10 @@ class Held:
     def first_buckets(self) -> tuple[int, ...]:
         """Enough to serve any batch, padded."""
         return tuple(dict.fromkeys((1, self.buckets[-1])))
+
+    def is_makers(self, place: tuple[int, int]) -> bool:
+        """Is it the maker who makes this graph?"""
+        return place in self.likely or self.second is None
 
     def thread(self, by_maker: bool) -> ThreadPoolExecutor:
         if not by_maker and self.further is None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from lamina.errors import LoadFailed, UnknownTarget
 from lamina.gpu.executor import Executor, ExecutorLost, Finished
+from lamina.gpu.weights import second
 from lamina.live.gpu_frames import Imported, Loaded, LoadOne, NotLoaded, Unloaded
 from lamina.live.gpu_functions import Held, host_work, likely_masks, usual_mask
 from lamina.live.gpu_making import Making
@@ -90,6 +91,10 @@ class Loading:
             held.mask = usual_mask(held.function, self._slicer, mask)
             self.making.want(held, likely_masks(self._slicer, held.mask, mask))
 
+    @property
+    def is_loading(self) -> bool:
+        return bool(self._coming)
+
     def see_to(self) -> None:
         """Called by the thread that serves, at every turn."""
         if self._leaving:
@@ -119,6 +124,8 @@ class Loading:
         opened_ns = time.monotonic_ns()
         staged = functions.stage(runner.model.module) if runner.model is not None and self._is_gpu else None
         held = Held(instance, function, runner, usual_mask(function, self._slicer, home), maker, staged)
+        if runner.model is not None:
+            held.second = second(runner.model.module) if self._is_gpu else host_work(runner.model)
         open_us, stage_us = (opened_ns - begin_ns) // 1000 - waited_us, (time.monotonic_ns() - opened_ns) // 1000
         held.took_us |= {"waiting for others' code": waited_us, "its own code": open_us, "pinning": stage_us}
         return held

@@ -5,9 +5,10 @@ that meets a size compiles for seconds, for that thread alone, and the maker has
 batch can be served. It makes graphs of these two on the slices the function is likely to meet; nearly all of them before it is
 ready, and later ones between batches, after two eager ones at the latest.
 
-All others are made in a second thread, so that no batch is behind one of them. Who is missed comes first. The rest comes one at a
-time, and while anybody is served with a pause after each: a capture takes the interpreter and the driver from whoever serves, for
-milliseconds, and hundreds of them in a row are felt.
+All others are made in a second thread, with a copy of the module that shares its weights, so that no batch is behind one of them;
+by the maker where a module cannot be copied. Who is missed comes first. The rest comes one at a time, and while anybody is served
+with a pause after each: a capture takes the interpreter and the driver from whoever serves, for milliseconds, and hundreds of
+them in a row are felt.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Making:
     ) -> None:
         self._slicer, self._executor = slicer, executor
         self._call_soon, self._is_idle, self._freed = call_soon, is_idle, freed
-        self._further = 0  #: being made in second threads
+        self.eager_batches = 0  #: that found no graph, so far
+        self._under_way = 0
+        self._unasked: set[tuple[str, Place]] = set()  #: those under way that nobody waits for yet
         self._rest_until_s = 0.0
         self._looked_s = 0.0
         self._behind: dict[Held, None] = {}  #: those who lack some, in the order in which they came
@@ -55,7 +58,7 @@ class Making:
     @property
     def missing(self) -> int:
         """Graphs that are to be made, or under way."""
-        return self._further + sum(len(held.to_make) for held in self._behind)
+        return self._under_way + sum(len(held.to_make) for held in self._behind)
 
     @property
     def is_behind(self) -> bool:
@@ -79,6 +82,7 @@ class Making:
 
     def missed(self, held: Held, count: int, mask: int) -> None:
         """A batch found no graph: it should, next time."""
+        self.eager_batches += 1
         place = (self._executor.functions.bucket_for(held.instance, count, held.warm), mask)
         held.missed[place] = held.missed.get(place, 0) + 1
         if not held.is_leaving and place not in held.making and not self._is_there(held, place):
@@ -106,7 +110,7 @@ class Making:
         held.to_make = [place for place in held.to_make if functions.may_fit(held.instance, place[0])]
         for by_maker in (True, False):
             if by_maker not in held.making.values():
-                place = next((place for place in held.to_make if (place in held.likely) is by_maker), None)
+                place = next((place for place in held.to_make if held.is_makers(place) is by_maker), None)
                 if place is not None and self._may_begin(held, place):
                     self._begin(held, place, by_maker)
         if held.to_make:
@@ -118,9 +122,10 @@ class Making:
 
     def _may_begin(self, held: Held, place: Place) -> bool:
         missed = held.missed.get(place, 0)
-        if place in held.likely:
-            return not held.eager or missed >= EAGER_AT_MOST
-        return missed > 0 or self._is_idle() or (not self._further and time.monotonic() >= self._rest_until_s)
+        if held.is_makers(place) and held.eager and missed < EAGER_AT_MOST:
+            return False
+        is_wanted = place in held.likely or missed > 0
+        return is_wanted or self._is_idle() or (not self._unasked and time.monotonic() >= self._rest_until_s)
 
     # ---------------------------------------------------------------------- one of them
 
@@ -134,32 +139,36 @@ class Making:
             return  # no room for its weights at this moment: it is looked at again
         held.to_make.remove(place)
         held.making[place] = by_maker
-        self._further += not by_maker
-        held.thread(by_maker).submit(self._make, held, place, held.warm if by_maker else held.warm_further)
+        self._under_way += 1
+        if place not in held.likely:
+            self._unasked.add((held.instance, place))
+        held.thread(by_maker).submit(self._make, held, place, by_maker)
 
-    def _make(self, held: Held, place: Place, warm: set[int]) -> None:
-        """In one of its threads, which has met the sizes `warm`."""
+    def _make(self, held: Held, place: Place, by_maker: bool) -> None:
+        """In one of its threads, with the module that is this thread's."""
         functions = self._executor.functions
+        warm, work = (held.warm, None) if by_maker else (held.warm_further, held.second)
         plan: Any = None
         took_s = 0.0
         try:
             if place[0] not in warm:
-                functions.warm(held.instance, *place)
+                functions.warm(held.instance, *place, work)
                 warm.add(place[0])
             begin_s = time.monotonic()
-            plan = functions.make(held.instance, *place)
+            plan = functions.make(held.instance, *place, work)
             took_s = time.monotonic() - begin_s
         except Exception as error:
             plan = error
         self._call_soon(lambda: self._made(held, place, plan, took_s))
 
     def _made(self, held: Held, place: Place, plan: Any, took_s: float) -> None:
-        by_maker = held.making.pop(place)
+        del held.making[place]
+        self._under_way -= 1
         self._executor.functions.let_go(held.instance)
         if isinstance(plan, Exception) and self._executor.is_broken(plan):
             raise ExecutorLost(f"{held.function.name} broke the device: {plan}")
-        if not by_maker:
-            self._further -= 1
+        if (held.instance, place) in self._unasked:
+            self._unasked.remove((held.instance, place))
             self._rest_until_s = time.monotonic() + REST * min(took_s, MOST_S)
         if not held.is_leaving:
             self.adopt(held, *place, plan)
@@ -171,5 +180,12 @@ class Making:
         functions.adopt(held.instance, bucket, mask, plan)
         if not functions[held.instance].has_graph(bucket, mask):
             held.in_vain.add((bucket, mask))
+            self._say_why(held, plan, f"of {bucket} items on slice {mask:#x}")
         if had_graphs and functions.runs_apart(held.instance):
             os.write(2, f"lamina: {held.function.name} runs without graphs, in a thread of its own: {plan}\n".encode())
+
+    def _say_why(self, held: Held, error: Any, where: str) -> None:
+        """Once for each function: what failed for one graph mostly fails for all."""
+        if not held.has_said_why:
+            held.has_said_why = True
+            os.write(2, f"lamina: {held.function.name}: no graph {where}: {type(error).__name__}: {error}\n".encode())

@@ -19,6 +19,7 @@ from lamina.gpu.executor import ExecutorLost
 from lamina.gpu.opened import open_executor, open_slicer
 from lamina.live.frames import Channel
 from lamina.live.gpu_frames import Go, GpuSetup, Import, executor_reader
+from lamina.live.gpu_garbage import collect_by_hand
 from lamina.live.gpu_standby import import_all
 from lamina.live.gpu_worker import GpuWorker
 from lamina.live.marks import mark_output
@@ -59,6 +60,7 @@ def main(argument: str) -> int:
     if setup.marked:
         mark_output()
     sys.setswitchinterval(SWITCH_S)
+    collect_by_hand()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # what is it doing? every thread says so on stderr
     try:

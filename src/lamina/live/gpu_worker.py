@@ -39,6 +39,7 @@ from lamina.live.gpu_frames import (
     Usage,
 )
 from lamina.live.gpu_functions import Held, Lane, Piece
+from lamina.live.gpu_garbage import collect
 from lamina.live.gpu_loading import Loading
 from lamina.live.gpu_standby import import_all
 from lamina.live.gpu_values import DeviceValues
@@ -126,6 +127,7 @@ class GpuWorker:
             if is_busy or self._executor.has_work:
                 self._collect()
             self._loading.see_to()
+            collect(is_idle=not self._open, is_loading=self._loading.is_loading)
             for batch_id in self._watch.look(time.monotonic()):
                 self._channel.send(Hung(batch_id))
             if not self._is_spare:
@@ -364,7 +366,7 @@ class GpuWorker:
         functions = self._executor.functions
         bandwidth = self._traffic.share if self._traffic is not None else -1.0
         said = (functions.weights_mib, used_mib, functions.graphs, functions.evictions, bandwidth)
-        self._channel.send(Usage(*said, self._loading.making.missing))
+        self._channel.send(Usage(*said, self._loading.making.missing, self._loading.making.eager_batches))
         for batch in self._open.values():
             if batch.is_waiting:  # and alive, however long that takes
                 self._channel.send(Beat(batch.frame.batch_id))

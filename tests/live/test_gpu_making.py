@@ -1,0 +1,125 @@
+"""A second thread makes graphs with a module of its own; on a GPU, all of them come to be while batches run without one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lamina import values
+from lamina.gpu.driver import NoGpu, open_driver
+from lamina.gpu.weights import second
+from lamina.live.frames import Done, JobFrame
+from lamina.live.gpu_frames import Loaded, LoadOne, NotLoaded, RunOn, Usage
+from tests.live.gpu_stage import GpuStage
+from tests.serving import write_app
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+
+class Stateful(torch.nn.Module):  # type: ignore[misc]
+    """It keeps what it is at in an attribute, as many do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+        self.register_buffer("scale", torch.ones(2))
+        self.seen: Any = None
+
+    def forward(self, rows: Any) -> Any:
+        self.seen = rows
+        return self.layer(self.seen) * self.scale
+
+
+def test_a_second_module_has_the_same_weights() -> None:
+    module = Stateful()
+    made = second(module)
+    module.layer.weight.data = torch.full((2, 2), 7.0)  # as paging does it
+    assert made.layer.weight is module.layer.weight and made.scale is module.scale
+
+
+def test_a_second_module_keeps_its_state_for_itself() -> None:
+    module = Stateful()
+    second(module)(torch.ones(1, 2))
+    assert module.seen is None
+
+
+def test_a_hook_of_one_is_none_of_the_other() -> None:
+    module, called = Stateful(), []
+    made = second(module)
+    module.layer.register_forward_pre_hook(lambda *_: called.append(1))
+    made(torch.ones(1, 2))
+    assert not called
+
+
+def test_of_a_module_that_cannot_be_copied_there_is_no_second() -> None:
+    module = Stateful()
+    module.lock = threading.Lock()
+    assert second(module) is None
+
+
+# --------------------------------------------------------------------------------------------------------- on a GPU
+
+APP = """
+import lamina, torch
+
+app = lamina.App("tested")
+
+class Layers(lamina.TorchModel):
+    def load(self):
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(1024, 1024) for _ in range(8)]
+        return torch.nn.Sequential(*layers).half(), torch.zeros(1, 1024).half()
+    def post(self, row):
+        return round(float(abs(row).sum()), 2)
+
+class Locked(Layers):
+    def load(self):
+        import threading
+        module, example = super().load()
+        module.lock = threading.Lock()
+        return module, example
+
+app.function(gpu=lamina.GPU(3 / 15), batch=8, name="layers")(Layers)
+app.function(gpu=lamina.GPU(3 / 15), batch=8, name="locked")(Locked)
+"""
+BUCKETS = (1, 2, 4, 8)
+LIKELY = [0b111 << start for start in range(0, 15, 3)]
+UNLIKELY = [0b1 << start for start in range(15)]
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[GpuStage]:
+    try:
+        open_driver(0)
+    except NoGpu as error:
+        pytest.skip(str(error))
+    made = GpuStage(write_app(tmp_path, APP), "green")
+    yield made
+    made.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.live
+@pytest.mark.parametrize("name", ["layers", "locked"])
+def test_all_graphs_are_made_while_batches_run_without_one(stage: GpuStage, name: str) -> None:
+    """The module has 16 MiB of weights: its graphs wait for them piece by piece."""
+    stage.tell(LoadOne(name, name, 0, 0))
+    assert isinstance(found := stage.hear(Loaded, NotLoaded), Loaded), found
+    leaves = [(("in", "x"), values.encode([0.5] * 1024))]
+    answers = set()
+    for turn in range(60):
+        count, mask = 1 + turn % 8, UNLIKELY[turn % 15]
+        jobs = [JobFrame(number, "c", None, leaves, 0) for number in range(count)]
+        stage.tell(RunOn(turn + 1, name, mask, 0, jobs, [False] * count))
+        answers |= {values.decode(result) for result in stage.hear(Done).results}
+    while stage.hear(Usage).graphs_missing:
+        pass
+    held = stage.worker._loading.held[name]
+    plans = stage.worker._executor.functions[name].plans
+    assert not held.in_vain
+    assert {(bucket, mask) for bucket in BUCKETS for mask in LIKELY} <= plans.keys()
+    assert len(answers) <= 2, answers  # by batch size the last digit may differ
