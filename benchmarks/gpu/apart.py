@@ -23,12 +23,9 @@ from lamina.types import DeviceSpec, SliceLimits
 BUCKETS = (1, 2, 4, 8, 16)
 ASK, ENDED = struct.Struct("<BHII"), struct.Struct("<II")  #: function, items, mask, ticket; ticket, microseconds
 LOAD = 255  #: in place of a function: as many bytes of JSON follow
-SOFT: dict[str, dict[str, int]] = {
-    "soft": {},
-    "ranked": {"bert_base": 0, "resnet50": 1, "convnext_tiny": 2, "mobilenet_v3_large": 3, "shufflenet_v2_x0_5": 4},
-    "small": {"bert_base": 0, "resnet50": 0, "convnext_tiny": 0, "mobilenet_v3_large": 1, "shufflenet_v2_x0_5": 1},
-}
-"""Kinds of slices that share all SMs, with the urgency of each function."""
+ALIKE = "soft, all alike"
+SOFT = ("soft", ALIKE)
+"""Kinds of slices that share all SMs: by goal, as the server has it, or with nobody more urgent than others."""
 READY = FAILED = 0xFFFFFFFF  #: in place of a ticket: bytes of JSON follow; in place of a time
 
 
@@ -49,7 +46,7 @@ class PlainSlicer:
     def __init__(self, device: DeviceSpec) -> None:
         self.device, self._made = device, {}  # type: ignore[var-annotated]
 
-    def slice(self, mask: int) -> PlainSlice:
+    def slice(self, mask: int, urgency: int = 0) -> PlainSlice:
         if mask not in self._made:
             self._made[mask] = PlainSlice(mask)
         return self._made[mask]
@@ -58,25 +55,6 @@ class PlainSlicer:
 def catalogue(units: int, *, soft: bool = False) -> SliceLimits:
     """Slices of one size, or of any."""
     return SliceLimits(sizes=(units,) if units else (), aligned=True, batches_per_instance=0, soft=soft)
-
-
-class Several:
-    """An executor for each function, all of them on the same slices, so that each function has an urgency of its own."""
-
-    def __init__(self, executors: dict[str, Any]) -> None:
-        self._names, self._all = {name: number for number, name in enumerate(executors)}, list(executors.values())
-        self.slicer = self._all[0].slicer
-
-    def submit(self, name: str, inputs: list[Any], mask: int) -> int:
-        number = self._names[name]
-        return int(self._all[number].submit(name, inputs, mask)) * 8 + number
-
-    def poll(self) -> list[Any]:
-        return [
-            SimpleNamespace(ticket=done.ticket * 8 + number, device_us=done.device_us, error=done.error)
-            for number, executor in enumerate(self._all)
-            for done in (executor.poll() if executor.has_work else ())
-        ]
 
 
 class Apart:
@@ -162,20 +140,22 @@ class Executors:
 
         limits = catalogue(units, soft=kind in SOFT)
         device = msgspec.structs.replace(self._hard.device, limits=limits)
-        if urgencies := SOFT.get(kind):
-            several = {}
-            for name, model in self._models.items():
-                slicer = GreenSlicer(driver=self._hard.driver, limits=limits, urgency=urgencies[name])
-                several[name] = executor = Executor(slicer, CudaRuntime())
-                executor.load(name, model.module, model.make_input(1), buckets=BUCKETS)
-                executor.prepare(name, blocks(device))
-            return Several(several)
         slicer = PlainSlicer(device) if kind == "streams" else GreenSlicer(driver=self._hard.driver, limits=limits)
         executor = Executor(slicer, CudaRuntime())
+        urgencies = _urgencies() if kind == "soft" else {}
         for name, model in self._models.items():
-            executor.load(name, model.module, model.make_input(1), buckets=BUCKETS)
+            executor.load(name, model.module, model.make_input(1), buckets=BUCKETS, urgency=urgencies.get(name, 0))
             executor.prepare(name, [places()[name]] if kind == "streams" else blocks(device))
         return executor
+
+
+def _urgencies() -> dict[str, int]:
+    """As the server would have it: goals are multiples of the time alone, so the factor does not matter."""
+    from benchmarks.gpu.five import specs_for
+    from lamina.live.softness import urgency_of
+
+    functions = [SimpleNamespace(spec=spec, isolated=False) for spec in specs_for(10, 3, fixed=False)]
+    return {one.spec.name: urgency_of(one, functions) for one in functions}
 
 
 def places() -> dict[str, int]:

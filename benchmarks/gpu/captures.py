@@ -12,7 +12,7 @@ from collections.abc import Callable
 from benchmarks.gpu.common import Bench
 from benchmarks.gpu.faults import executor
 from benchmarks.gpu.lanes import percentile
-from benchmarks.gpu.live import GOAL_S, settle
+from benchmarks.gpu.live import GOAL_S, POLICIES, settle
 from benchmarks.gpu.server import load, once, request, served
 from benchmarks.gpu.zoo import FIVE
 
@@ -20,34 +20,43 @@ RATE, FRESH_RATE, SECONDS, LONGEST_S = 100.0, 300.0, 2.0, 60.0
 
 
 def run(bench: Bench) -> None:
-    for policy in ("edf", "frontier"):
+    for policy in POLICIES:
         with served("--policy", policy) as (url, port, _):
             first, *others = FIVE
             once(port, request(first, patient=True))
-            _watch(bench, port, f"{policy}: alone, graphs of its own are made", lambda: executor(url).get("graphs_missing", 0))
+            _watch(
+                bench, url, port, f"{policy}: alone, graphs of its own are made", lambda: executor(url).get("graphs_missing", 0)
+            )
             loads = [threading.Thread(target=once, args=(port, request(name, patient=True))) for name in others]
             for thread in loads:
                 thread.start()
-            _watch(bench, port, f"{policy}: four others are loaded", lambda some=loads: any(map(threading.Thread.is_alive, some)))
-            _watch(bench, port, f"{policy}: graphs of all five are made", lambda: executor(url).get("graphs_missing", 0))
+            _watch(
+                bench,
+                url,
+                port,
+                f"{policy}: four others are loaded",
+                lambda some=loads: any(map(threading.Thread.is_alive, some)),
+            )
+            _watch(bench, url, port, f"{policy}: graphs of all five are made", lambda: executor(url).get("graphs_missing", 0))
             settle(url)
-            _watch(bench, port, f"{policy}: all is there", lambda: False)
+            _watch(bench, url, port, f"{policy}: all is there", lambda: False)
             for turn in ("first", "second"):
                 found = load(port, dict.fromkeys(FIVE, FRESH_RATE), SECONDS, seed=7)
-                _add(bench, f"{policy}: {FRESH_RATE:.0f} calls/s of each for the {turn} time", found)
+                _add(bench, url, f"{policy}: {FRESH_RATE:.0f} calls/s of each for the {turn} time", found)
 
 
-def _watch(bench: Bench, port: int, label: str, goes_on: Callable[[], object]) -> None:
+def _watch(bench: Bench, url: str, port: int, label: str, goes_on: Callable[[], object]) -> None:
     found: list[tuple[str, int, float]] = []
     for turn in range(int(LONGEST_S / SECONDS)):
         found += load(port, {FIVE[0]: RATE}, SECONDS, seed=turn + 1)
         if not goes_on():
             break
-    _add(bench, label, found)
+    _add(bench, url, label, found)
 
 
-def _add(bench: Bench, label: str, found: list[tuple[str, int, float]]) -> None:
+def _add(bench: Bench, url: str, label: str, found: list[tuple[str, int, float]]) -> None:
     times = sorted(took * 1e3 for _, status, took in found if status == 200)
     late = sum(status != 200 or took > GOAL_S for _, status, took in found)
     p50, p99 = percentile(times, 0.5), percentile(times, 0.99)
-    bench.report.add(f"{label}: p99", p99, "ms", p50_ms=p50, worst_ms=times[-1], calls=len(found), late_or_refused=late)
+    made = {key: executor(url)[key] for key in ("graphs", "graphs_missing", "eager_batches")}
+    bench.report.add(f"{label}: p99", p99, "ms", p50_ms=p50, worst_ms=times[-1], calls=len(found), late_or_refused=late, **made)

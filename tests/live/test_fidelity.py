@@ -25,16 +25,18 @@ from lamina.types import Call
 
 pytestmark = pytest.mark.live
 
-SECONDS = 8
-TRIES = 4
+SECONDS = 6
+TRIES = 6
 KEEPS_TIME_MS = {0.99: 2.0, 0.999: 8.0}  #: timers later than this mean that the machine was busy with something else
+AHEAD_US = 200_000  #: to set them all before the first is due
+LEAST_LATE_MS = min(KEEPS_TIME_MS.values())
 #: four slices, batches of up to eight: 4 x 8 / 48 ms = 667 calls a second; offered are 70 % of that
 SCENARIO = parse(
     """
 [scenario]
 name = "fidelity"
 seed = 11
-duration = "8s"
+duration = "6s"
 noise = 0.05
 
 [policy]
@@ -86,8 +88,14 @@ def arrivals(scenario: Scenario) -> list[Call]:
     return list(takewhile(lambda call: call.arrived_us < SECONDS * 1_000_000, calls_of(scenario)))
 
 
+def keeps_time(late_ms: list[float], count: int) -> bool:
+    """Of `count` timers so many have not been too late by now that it can still be said of all."""
+    return all(sum(late > most_ms for late in late_ms) <= (1 - part) * count for part, most_ms in KEEPS_TIME_MS.items())
+
+
 async def emulated_ms(scenario: Scenario, controller: Controller) -> tuple[list[float], list[float]]:
-    """The very same calls at the very same times, on the clock on the wall; and how late timers were."""
+    """The very same calls at the very same times, on the clock on the wall; and how late timers were. A try that has failed
+    is given up at once."""
     its_world = world(scenario)
     loop = LiveLoop(controller, EmulatedEngine(list(scenario.devices), its_world), Pretence(its_world))
     await loop.start(Deployed(functions=scenario.functions, flows=scenario.flows))
@@ -110,9 +118,11 @@ async def emulated_ms(scenario: Scenario, controller: Controller) -> tuple[list[
     def submit(call: Call, due_us: int) -> None:
         late_ms.append((clock_us() - due_us) / 1000)
         loop.submit(call, {}, on_end)
+        if late_ms[-1] > LEAST_LATE_MS and not keeps_time(late_ms, len(calls)):
+            done.set()
 
     timer = Timer(asyncio.get_running_loop())
-    begin_us, offset_us = clock_us(), loop.now_us()
+    begin_us, offset_us = clock_us() + AHEAD_US, loop.now_us() + AHEAD_US
     for call in calls:
         shifted = Call(
             call.id,
@@ -127,18 +137,18 @@ async def emulated_ms(scenario: Scenario, controller: Controller) -> tuple[list[
         await asyncio.wait_for(done.wait(), SECONDS + 10)
     timer.close()
     await loop.stop()
-    return sorted(latencies), sorted([*late_ms, *[math.inf] * left])
+    return sorted(latencies), [*late_ms, *[math.inf] * left]
 
 
 def test_median_and_tail_agree_within_five_percent_at_seventy_percent_load() -> None:
     in_theory = simulated_ms(SCENARIO)
     for _ in range(TRIES):
         in_practice, late_ms = asyncio.run(emulated_ms(SCENARIO, controller_of(SCENARIO)))
-        if all(late_ms[int(part * len(late_ms))] <= most_ms for part, most_ms in KEEPS_TIME_MS.items()):
+        if keeps_time(late_ms, len(in_theory)):
             break
     else:
-        pytest.skip(f"this machine does not keep time: timers came up to {late_ms[-1]:.1f} ms late")
-    assert len(in_practice) == len(in_theory) > 3_000
+        pytest.skip(f"this machine does not keep time: of {len(late_ms)} timers some came late {TRIES} times over")
+    assert len(in_practice) == len(in_theory) > 2_500
     for part in (0.5, 0.99):
         expected = in_theory[int(part * len(in_theory))]
         got = in_practice[int(part * len(in_practice))]

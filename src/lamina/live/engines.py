@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lamina.core.actions import Action, DropJob, Kill, Load, Resize, StartBatch, Unload
-from lamina.core.events import Event
+from lamina.core.events import Event, InstanceLost
 from lamina.gpu.mps import MpsSlicer
 from lamina.live.frames import ErrorInfo
 from lamina.live.gpu_engine import GpuEngine
@@ -49,8 +49,13 @@ class Engines:
             engine.deadline_us = asked
 
     async def start(self, post: Callable[[Event], None], data: Any) -> None:
+        def told(event: Event) -> None:
+            if type(event) is InstanceLost:
+                self._of_instance.pop(event.instance, None)  # nobody unloads what is gone
+            post(event)
+
         for engine in self.parts:
-            await engine.start(post, data)
+            await engine.start(told, data)
 
     def perform(self, action: Action) -> None:
         match action:
