@@ -23,9 +23,6 @@ from lamina.types import DeviceSpec, SliceLimits
 BUCKETS = (1, 2, 4, 8, 16)
 ASK, ENDED = struct.Struct("<BHII"), struct.Struct("<II")  #: function, items, mask, ticket; ticket, microseconds
 LOAD = 255  #: in place of a function: as many bytes of JSON follow
-ALIKE = "soft, all alike"
-SOFT = ("soft", ALIKE)
-"""Kinds of slices that share all SMs: by goal, as the server has it, or with nobody more urgent than others."""
 READY = FAILED = 0xFFFFFFFF  #: in place of a ticket: bytes of JSON follow; in place of a time
 
 
@@ -46,7 +43,7 @@ class PlainSlicer:
     def __init__(self, device: DeviceSpec) -> None:
         self.device, self._made = device, {}  # type: ignore[var-annotated]
 
-    def slice(self, mask: int, urgency: int = 0) -> PlainSlice:
+    def slice(self, mask: int) -> PlainSlice:
         if mask not in self._made:
             self._made[mask] = PlainSlice(mask)
         return self._made[mask]
@@ -76,7 +73,7 @@ class Apart:
         self._socket.sendall(ASK.pack(LOAD, len(text), 0, 0) + text)
         ticket, length = ENDED.unpack(self._exactly(ENDED.size))
         assert ticket == READY, "batches are under way"
-        device = DeviceSpec(**json.loads(self._exactly(length)), limits=catalogue(units, soft=kind in SOFT), owned=True)
+        device = DeviceSpec(**json.loads(self._exactly(length)), limits=catalogue(units, soft=kind == "soft"), owned=True)
         self._socket.setblocking(False)
         return device
 
@@ -138,24 +135,14 @@ class Executors:
         from lamina.gpu.green import GreenSlicer
         from lamina.gpu.slicer import blocks
 
-        limits = catalogue(units, soft=kind in SOFT)
+        limits = catalogue(units, soft=kind == "soft")
         device = msgspec.structs.replace(self._hard.device, limits=limits)
-        slicer = PlainSlicer(device) if kind == "streams" else GreenSlicer(driver=self._hard.driver, limits=limits)
+        slicer: Any = PlainSlicer(device) if kind == "streams" else GreenSlicer(driver=self._hard.driver, limits=limits)
         executor = Executor(slicer, CudaRuntime())
-        urgencies = _urgencies() if kind == "soft" else {}
         for name, model in self._models.items():
-            executor.load(name, model.module, model.make_input(1), buckets=BUCKETS, urgency=urgencies.get(name, 0))
+            executor.load(name, model.module, model.make_input(1), buckets=BUCKETS)
             executor.prepare(name, [places()[name]] if kind == "streams" else blocks(device))
         return executor
-
-
-def _urgencies() -> dict[str, int]:
-    """As the server would have it: goals are multiples of the time alone, so the factor does not matter."""
-    from benchmarks.gpu.five import specs_for
-    from lamina.live.softness import urgency_of
-
-    functions = [SimpleNamespace(spec=spec, isolated=False) for spec in specs_for(10, 3, fixed=False)]
-    return {one.spec.name: urgency_of(one, functions) for one in functions}
 
 
 def places() -> dict[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from benchmarks.gpu.common import Bench
 from benchmarks.gpu.faults import executor
@@ -22,41 +23,47 @@ RATE, FRESH_RATE, SECONDS, LONGEST_S = 100.0, 300.0, 2.0, 60.0
 def run(bench: Bench) -> None:
     for policy in POLICIES:
         with served("--policy", policy) as (url, port, _):
+            watched = Watched(bench, policy, url, port)
             first, *others = FIVE
             once(port, request(first, patient=True))
-            _watch(
-                bench, url, port, f"{policy}: alone, graphs of its own are made", lambda: executor(url).get("graphs_missing", 0)
-            )
+            watched.until("alone, graphs of its own are made", lambda at=watched: not at.missing)
             loads = [threading.Thread(target=once, args=(port, request(name, patient=True))) for name in others]
             for thread in loads:
                 thread.start()
-            _watch(
-                bench,
-                url,
-                port,
-                f"{policy}: four others are loaded",
-                lambda some=loads: any(map(threading.Thread.is_alive, some)),
-            )
-            _watch(bench, url, port, f"{policy}: graphs of all five are made", lambda: executor(url).get("graphs_missing", 0))
+            watched.until("four others are loaded", lambda some=loads: not any(map(threading.Thread.is_alive, some)))
+            watched.until("graphs of all five are made", lambda at=watched: not at.missing)
             settle(url)
-            _watch(bench, url, port, f"{policy}: all is there", lambda: False)
+            watched.until("all is there", lambda: True)
             for turn in ("first", "second"):
                 found = load(port, dict.fromkeys(FIVE, FRESH_RATE), SECONDS, seed=7)
-                _add(bench, url, f"{policy}: {FRESH_RATE:.0f} calls/s of each for the {turn} time", found)
+                watched.tell(f"{FRESH_RATE:.0f} calls/s of each for the {turn} time", found)
 
 
-def _watch(bench: Bench, url: str, port: int, label: str, goes_on: Callable[[], object]) -> None:
-    found: list[tuple[str, int, float]] = []
-    for turn in range(int(LONGEST_S / SECONDS)):
-        found += load(port, {FIVE[0]: RATE}, SECONDS, seed=turn + 1)
-        if not goes_on():
-            break
-    _add(bench, url, label, found)
+@dataclass(frozen=True)
+class Watched:
+    """Calls to one model of a server, and how they fared."""
 
+    bench: Bench
+    policy: str
+    url: str
+    port: int
 
-def _add(bench: Bench, url: str, label: str, found: list[tuple[str, int, float]]) -> None:
-    times = sorted(took * 1e3 for _, status, took in found if status == 200)
-    late = sum(status != 200 or took > GOAL_S for _, status, took in found)
-    p50, p99 = percentile(times, 0.5), percentile(times, 0.99)
-    made = {key: executor(url)[key] for key in ("graphs", "graphs_missing", "eager_batches")}
-    bench.report.add(f"{label}: p99", p99, "ms", p50_ms=p50, worst_ms=times[-1], calls=len(found), late_or_refused=late, **made)
+    @property
+    def missing(self) -> int:
+        return int(executor(self.url)["graphs_missing"])
+
+    def until(self, label: str, is_over: Callable[[], bool]) -> None:
+        found: list[tuple[str, int, float]] = []
+        for turn in range(int(LONGEST_S / SECONDS)):
+            found += load(self.port, {FIVE[0]: RATE}, SECONDS, seed=turn + 1)
+            if is_over():
+                break
+        self.tell(label, found)
+
+    def tell(self, label: str, found: list[tuple[str, int, float]]) -> None:
+        times = sorted(took * 1e3 for _, status, took in found if status == 200)
+        late = sum(status != 200 or took > GOAL_S for _, status, took in found)
+        made = {key: executor(self.url)[key] for key in ("graphs", "graphs_missing", "eager_batches")}
+        p50, p99 = percentile(times, 0.5), percentile(times, 0.99)
+        said = {"p50_ms": p50, "worst_ms": times[-1], "calls": len(found), "late_or_refused": late, **made}
+        self.bench.report.add(f"{self.policy}: {label}: p99", p99, "ms", **said)

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.apart import ALIKE, Apart, places
 from benchmarks.gpu.apart import BUCKETS as BUCKETS
+from benchmarks.gpu.apart import Apart, places
 from benchmarks.gpu.common import Bench
 from benchmarks.gpu.inprocess import InProcess, Outcome
 from benchmarks.gpu.zoo import FIVE
@@ -55,16 +55,14 @@ WAYS = {
     "mps": Way("mps", "mps", 3, guess={3: 70, 5: 240, 10: 430}),
     "hard": Way("hard", "hard", 3, options=(OPTIONS,), guess={5: 400}),
     "hard3": Way("hard3", "hard", 5, options=(OPTIONS,), guess={3: 115, 10: 700}),
-    "soft": Way("soft", "soft", 3, guess={3: 330, 5: 580, 10: 1050}),
-    "alike": Way("alike", ALIKE, 3, guess={3: 280, 5: 580, 10: 1050}),
+    "soft": Way("soft", "soft", 3, guess={3: 230, 5: 540, 10: 1050}),
     "default": Way("default", "soft", 3, "frontier", ({},), guess={3: 180, 5: 430, 10: 800}),
 }
-OURS = ("hard", "hard3", "soft", "alike", "default")
+OURS = ("hard", "hard3", "soft", "default")
 LABELS = {
     "hard": "5 hard slices of 24 SMs",
     "hard3": "3 hard slices of 40 SMs",
     "soft": "5 soft slices",
-    "alike": "5 soft slices without urgencies",
     "default": "5 soft slices, policy `frontier` as it comes",
 }
 SECONDS = 1.5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from lamina.errors import LoadFailed
 from lamina.gpu.driver import NoGpu
 from lamina.gpu.executor import Executor, Finished, on_gpu
 from lamina.gpu.green import GreenSlicer
-from lamina.types import SliceLimits
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.gpu
@@ -182,75 +180,3 @@ def test_who_comes_after_the_last_one_of_a_slice_has_left_gets_a_graph_too(execu
             executor.poll()
         executor.unload("net")
         torch.randn(4, device="cuda")  # a capture that broke off would have left the generator unusable
-
-
-# --------------------------------------------------------------------------------------------------- urgency
-
-
-@pytest.fixture
-def soft() -> Iterator[Executor]:
-    try:
-        made = GreenSlicer(limits=SliceLimits(batches_per_instance=0, soft=True))
-    except NoGpu as error:
-        pytest.skip(str(error))
-    yield on_gpu(made, weights_mib=4096)
-    made.close()
-
-
-def matrix(scale: float) -> Any:
-    """Long enough that a second one would overlap if it could."""
-    layers = [torch.nn.Linear(2048, 2048, bias=False) for _ in range(6)]
-    for layer in layers:
-        torch.nn.init.eye_(layer.weight)
-    layers[-1].weight.data *= scale
-    return torch.nn.Sequential(*layers).eval().requires_grad_(False)
-
-
-def test_batches_of_unlike_urgency_booked_on_one_soft_slice_do_not_mix(soft: Executor):
-    for name, scale, urgency in (("slow", 2.0, 0), ("fast", 3.0, 4)):
-        soft.load(name, matrix(scale), torch.zeros(1, 2048), urgency=urgency)
-        soft.prepare(name, [0b111], [1, 8])
-    wanted: dict[int, float] = {}
-    for turn in range(100):
-        for name, scale in (("slow", 2.0), ("fast", 3.0)):
-            items = [np.full(2048, turn, np.float32)] * (1 + 7 * (turn % 2))
-            wanted[soft.submit(name, items, 0b111)] = scale * turn
-    for ticket, done in drain(soft, len(wanted)).items():
-        assert done.outputs is not None and all((row == wanted[ticket]).all() for row in done.outputs)
-
-
-class Slow(torch.nn.Module):  # type: ignore[misc]
-    def forward(self, rows: Any) -> Any:
-        torch.cuda._sleep(20_000_000)  # ten milliseconds
-        return rows + 1
-
-
-def test_one_at_a_time_runs_on_a_soft_slice_whatever_the_urgency(soft: Executor):
-    for name, module, urgency in (("slow", Slow(), 0), ("fast", torch.nn.Identity(), 4)):
-        soft.load(name, module, torch.zeros(1, 4), buckets=(1,), urgency=urgency)
-        soft.prepare(name, [0b111])
-    while soft.functions.cool():
-        pass
-    for name in ("slow", "fast"):
-        soft.submit(name, [np.ones(4, np.float32)], 0b111)
-    slow, fast = (piece.flight for piece in soft._lanes[0b111])
-    while not fast.is_done():
-        pass
-    assert slow.is_done()
-    drain(soft, 2)
-
-
-def test_work_of_more_urgency_is_done_sooner_beside_a_neighbour(soft: Executor):
-    """The neighbour fills all SMs with one kernel after the other, on another slice."""
-    for name, urgency in (("hog", 0), ("patient", 0), ("urgent", 5)):
-        soft.load(name, matrix(1.0), torch.zeros(1, 2048), buckets=(1, 4096), urgency=urgency)
-        soft.prepare(name, [0b1, 0b10])
-    took: dict[str, list[int]] = {"patient": [], "urgent": []}
-    for _ in range(12):
-        for name, times in took.items():
-            hog = soft.submit("hog", [np.ones(2048, np.float32)] * 4096, 0b1)
-            mine = soft.submit(name, [np.ones(2048, np.float32)], 0b10)
-            found = drain(soft, 2)
-            times.append(found[mine].device_us)
-            assert found[hog].error is None
-    assert sorted(took["urgent"])[6] < sorted(took["patient"])[6]

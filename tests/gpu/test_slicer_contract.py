@@ -39,12 +39,6 @@ def test_the_same_units_are_always_the_same_slice(slicer: Slicer):
     assert slicer.slice(mask) is slicer.slice(mask)
 
 
-def test_urgent_work_has_the_same_units_and_always_the_same_slice(slicer: Slicer):
-    mask = smallest(in_process(slicer))
-    urgent = slicer.slice(mask, 3)
-    assert urgent.mask == mask and slicer.slice(mask, 3) is urgent
-
-
 def test_a_slice_knows_its_units(slicer: Slicer):
     assert in_process(slicer).slice(whole(slicer)).mask == whole(slicer)
 

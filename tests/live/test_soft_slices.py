@@ -10,7 +10,7 @@ import pytest
 import lamina
 from lamina.gpu.opened import open_slicer
 from lamina.live.gpu_lives import Life
-from lamina.live.softness import MOST_URGENT, Slices, are_soft, urgency_of
+from lamina.live.softness import Slices, are_soft
 from lamina.live.start import open_local
 from tests.serving import write_app
 
@@ -73,28 +73,3 @@ def test_who_has_a_process_of_its_own_does_not_matter():
 
 def test_without_functions_on_a_gpu_there_is_nothing_to_share():
     assert not are_soft("auto", an_app())
-
-
-def urgencies(**goals: str | None) -> list[int]:
-    functions = an_app(**goals)
-    return [urgency_of(one, functions) for one in functions if one.name in goals]
-
-
-def test_who_has_less_time_goes_first():
-    assert urgencies(a="50ms", b="35ms", c="25ms") == [0, 1, 3]
-
-
-def test_goals_that_hardly_differ_are_alike():
-    assert urgencies(a="50ms", b="45ms") == [0, 0]
-
-
-def test_without_a_goal_nothing_is_urgent():
-    assert urgencies(a=None, b="5ms") == [0, 0]
-
-
-def test_there_is_a_most_urgent():
-    assert urgencies(a="1s", b="1ms") == [0, MOST_URGENT]
-
-
-def test_who_has_a_process_of_its_own_is_no_measure():
-    assert urgencies(alone="1s", b="5ms") == [0, 0]

@@ -72,9 +72,8 @@ class BindingsDriver:
         flag = self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING
         return int(self._call("cuGreenCtxStreamCreate", self._cuda.CUgreenCtx(context), flag, 0))
 
-    def plain_stream(self, urgency: int = 0) -> int:
-        flags = self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING.value
-        return int(self._call("cuStreamCreateWithPriority", flags, -urgency))
+    def plain_stream(self) -> int:
+        return int(self._call("cuStreamCreate", self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING.value))
 
     def context_of(self, stream: int) -> int:
         return int(self._call("cuStreamGetGreenCtx", self._cuda.CUstream(stream)))

@@ -117,9 +117,9 @@ class CtypesDriver:
         self._call("cuGreenCtxStreamCreate", ctypes.byref(stream), _handle(context), _u32(_NON_BLOCKING), _int(0))
         return int(stream.value or 0)
 
-    def plain_stream(self, urgency: int = 0) -> int:
+    def plain_stream(self) -> int:
         stream = _handle()
-        self._call("cuStreamCreateWithPriority", ctypes.byref(stream), _u32(_NON_BLOCKING), _int(-urgency))
+        self._call("cuStreamCreate", ctypes.byref(stream), _u32(_NON_BLOCKING))
         return int(stream.value or 0)
 
     def context_of(self, stream: int) -> int:

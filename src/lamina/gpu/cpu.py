@@ -44,7 +44,7 @@ class CpuSlicer:
         )
         self._catalogue = Catalogue(self.device)
 
-    def slice(self, mask: int, urgency: int = 0) -> CpuSlice:
+    def slice(self, mask: int) -> CpuSlice:
         found: CpuSlice | None = self._catalogue.known(mask)
         if found is None:
             found = self._catalogue.made[mask] = CpuSlice(mask, frozenset(self._of(mask)))

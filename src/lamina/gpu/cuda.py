@@ -1,6 +1,6 @@
 """The runtime on a GPU: graphs captured in the slice's own stream, pinned staging, and events instead of waiting.
 
-Nothing here stops the device or waits for a stream. Graphs of one stream share a memory pool: they run one after the other, and
+Nothing here stops the device or waits for a stream. Graphs of one slice share a memory pool: they run one after the other, and
 what they produce is copied away in the same stream before the next one starts.
 """
 
@@ -69,7 +69,6 @@ class CudaFlight:
 
     def result(self) -> tuple[int, list[Any]]:
         device_us = int(self._begin.elapsed_time(self._end) * 1000)
-        self._runtime.is_over(self._plan.slice, self._end)
         self._runtime.events += [self._begin, self._end] if self._keep is None else [self._begin]
         if self._staging is not None:
             self._plan.buffers.staging.append(self._staging)
@@ -90,8 +89,7 @@ class CudaRuntime:
 
         self._torch: Any = torch
         self.events: list[Any] = []  #: free ones
-        self._pools: dict[int, tuple[Any, WeakSet[CudaPlan]]] = {}  #: by stream, with the plans that live in it
-        self.last: dict[int, tuple[GreenSlice, Any]] = {}  #: by mask: which of its streams was used last, and the end of that
+        self._pools: dict[int, tuple[Any, WeakSet[CudaPlan]]] = {}  #: by mask, with the plans that live in it
         self.captures = 0
         self._making = threading.Lock()
         self._of_thread = threading.local()
@@ -106,9 +104,6 @@ class CudaRuntime:
         self._use(plan.slice)
         begin, end = self._event(), self._event()
         flight = CudaFlight(self, plan, count, begin, end)
-        before = self.last.get(plan.slice.mask)
-        if before is not None and before[0] is not plan.slice:  # of another urgency: one at a time all the same
-            stream.wait_event(before[1])
         if after is not None and not plan.waits_by_itself:
             stream.wait_event(after)
         begin.record(stream)
@@ -133,14 +128,7 @@ class CudaRuntime:
                 else:
                     landing[:count].copy_(part[:count], non_blocking=True)
         end.record(stream)
-        self.last[plan.slice.mask] = plan.slice, end
         return flight
-
-    def is_over(self, slice_: GreenSlice, end: Any) -> None:
-        """Nobody has to wait for it any more; and nobody must, for its event is used again."""
-        last = self.last.get(slice_.mask)
-        if last is not None and last[1] is end:
-            self.last.pop(slice_.mask, None)
 
     def _use(self, slice_: GreenSlice) -> None:
         """Make its stream current, unless it is: looking is ten times cheaper than setting."""
@@ -157,7 +145,7 @@ class CudaRuntime:
         """The stream is asked whose it is: a graph stays where it was captured."""
         torch = self._torch
         assert plan.slice.owns(torch.cuda.current_stream().cuda_stream), "a graph would be captured outside its slice"
-        pool, users = self._pool(plan.slice.stream)
+        pool, users = self._pool(plan.slice.mask)
         graph = torch.cuda.CUDAGraph()
         with torch.inference_mode(), _no_collection(), waiting_for(plan.work, block, stream) as waits:
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -171,11 +159,11 @@ class CudaRuntime:
         plan.is_captured = True
         self.captures += 1
 
-    def _pool(self, stream: int) -> tuple[Any, WeakSet[CudaPlan]]:
-        """The memory that graphs of one stream share. With its last graph it is gone for good: then there is a new one."""
-        found = self._pools.get(stream)
+    def _pool(self, mask: int) -> tuple[Any, WeakSet[CudaPlan]]:
+        """The memory that graphs of one slice share. With its last graph it is gone for good: then there is a new one."""
+        found = self._pools.get(mask)
         if found is None or not found[1]:
-            found = self._pools[stream] = (self._torch.cuda.graph_pool_handle(), WeakSet())
+            found = self._pools[mask] = (self._torch.cuda.graph_pool_handle(), WeakSet())
         return found
 
     @contextmanager
@@ -228,10 +216,10 @@ class CudaRuntime:
 
     def _own_stream(self, slice_: GreenSlice) -> Any:
         streams = self._of_thread.__dict__.setdefault("streams", {})
-        if slice_.stream not in streams:
+        if slice_.mask not in streams:
             self._torch.cuda.set_device(slice_.torch_stream.device)  # a fresh thread has none
-            streams[slice_.stream] = self._torch.cuda.ExternalStream(slice_.extra_stream(), device=slice_.torch_stream.device)
-        return streams[slice_.stream]
+            streams[slice_.mask] = self._torch.cuda.ExternalStream(slice_.extra_stream(), device=slice_.torch_stream.device)
+        return streams[slice_.mask]
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, self._torch.OutOfMemoryError)

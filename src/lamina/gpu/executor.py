@@ -88,7 +88,6 @@ class Executor:
         post: Callable[[Any], Any] | None = None,
         staged: Any = None,
         made_elsewhere: bool = False,
-        urgency: int = 0,
     ) -> int:
         """Ready to be called; returns the memory it needs in MiB. `example` is a batch of one, or a tuple of such.
 
@@ -96,7 +95,7 @@ class Executor:
         `staged` is what `functions.stage` made of the module's weights; without it, that is done here.
         """
         parts = example if isinstance(example, tuple | list) else (example,)
-        function = Loaded(name, module, parts, tuple(sorted(buckets)), graphs, pre, post, made_elsewhere, urgency)
+        function = Loaded(name, module, parts, tuple(sorted(buckets)), graphs, pre, post, made_elsewhere)
         self.functions.add(function, staged)
         need_mib = self._need_mib(function) if cap_mib else 0
         if need_mib > cap_mib:

@@ -33,7 +33,6 @@ class Loaded:
     pre: Callable[[Any], Any] | None = None
     post: Callable[[Any], Any] | None = None
     is_made_elsewhere: bool = False  #: its graphs come by `adopt`
-    urgency: int = 0  #: more goes first, where slices share SMs
     block: Any = None  #: its weights, if they are ours to move
     plans: dict[tuple[int, int], Any] = field(default_factory=dict)  #: by (bucket, mask)
     buffers: dict[int, Buffers] = field(init=False)  #: by bucket
@@ -151,14 +150,12 @@ class Functions:
     def warm(self, name: str, bucket: int, mask: int, work: Work | None = None) -> int:
         """A first run of this size, waited for; for a maker's thread, between `hold` and `let_go`. The MiB beside the weights.
         Where two threads make graphs, each has the module as a `work` of its own."""
-        function = self[name]
-        slice_ = self._slicer.slice(mask, function.urgency)
+        function, slice_ = self[name], self._slicer.slice(mask)
         return self._runtime.warm(work or function.work, function.example, bucket, slice_, self.arrived(function))
 
     def make(self, name: str, bucket: int, mask: int, work: Work | None = None) -> Any:
         """A captured plan, for `adopt`, or why there is none; for a maker's thread, between `hold` and `let_go`, after `warm`."""
-        function = self[name]
-        slice_ = self._slicer.slice(mask, function.urgency)
+        function, slice_ = self[name], self._slicer.slice(mask)
         for is_last in (False, True):  # what spoilt one capture need not spoil the next
             try:
                 buffers = function.buffers[bucket]
@@ -204,8 +201,7 @@ class Functions:
     ) -> tuple[int, list[Any]]:
         """A batch without a graph, waited for: device time and results. For a maker's thread, between `hold` and `let_go`; of the
         sizes `known` to it, if it can be."""
-        function = self[name]
-        slice_ = self._slicer.slice(mask, function.urgency)
+        function, slice_ = self[name], self._slicer.slice(mask)
         device_us, outputs = 0, []
         for first in range(0, len(items), function.largest):
             piece = [item if isinstance(item, tuple | list) else (item,) for item in items[first : first + function.largest]]
@@ -250,7 +246,7 @@ class Functions:
     def plan(self, function: Loaded, bucket: int, mask: int) -> Any:
         plan = function.plans.get((bucket, mask))
         if plan is None:
-            slice_ = self._slicer.slice(mask, function.urgency)
+            slice_ = self._slicer.slice(mask)
             buffers = function.buffers[bucket]
             plan = function.plans[bucket, mask] = self._runtime.plan(function.work, function.example, bucket, slice_, buffers)
         return plan

@@ -12,8 +12,7 @@ For kernels of one's own, `rest="unit"` makes them one more unit, the last.
 
 Such slices are hard: SMs of one that has nothing to do stay idle. Soft ones (`limits.soft`) need no partition. Each is a plain
 stream, so that those who run at one time share all SMs; units then say how many may run beside each other, and who pays for
-what. Nothing keeps a neighbour from slowing them down, but who is more urgent has a stream of his own there, whose kernels go
-first wherever an SM becomes free.
+what. Nothing keeps a neighbour from slowing them down.
 """
 
 from __future__ import annotations
@@ -38,16 +37,14 @@ class GreenSlice:
     doing without us.
     """
 
-    def __init__(self, driver: Driver, mask: int, parts: list[Any], ordinal: int, urgency: int = 0) -> None:
+    def __init__(self, driver: Driver, mask: int, parts: list[Any], ordinal: int) -> None:
         self.mask = mask
         self.sms = sum(part.sms for part in parts) if parts else driver.whole().sms
         self.context = driver.green_context(parts) if parts else 0
-        self._urgency = urgency
-        self.stream = driver.green_stream(self.context) if parts else driver.plain_stream(urgency)
+        self.stream = driver.green_stream(self.context) if parts else driver.plain_stream()
         self._driver = driver
         self._ordinal = ordinal
         self._streams = [self.stream]
-        self._urgent: dict[int, GreenSlice] = {}
         self._torch_stream: Any = None
         self._entered: list[Any] = []
 
@@ -62,17 +59,8 @@ class GreenSlice:
         return self._torch_stream
 
     def extra_stream(self) -> int:
-        plain = self._driver.plain_stream
-        self._streams.append(self._driver.green_stream(self.context) if self.context else plain(self._urgency))
+        self._streams.append(self._driver.green_stream(self.context) if self.context else self._driver.plain_stream())
         return self._streams[-1]
-
-    def at(self, urgency: int) -> GreenSlice:
-        """The same units for work that is more urgent. A partition has its SMs for itself, and needs no order."""
-        if self.context:
-            return self
-        if urgency not in self._urgent:
-            self._urgent[urgency] = GreenSlice(self._driver, self.mask, [], self._ordinal, urgency)
-        return self._urgent[urgency]
 
     def owns(self, stream: int) -> bool:
         """Does work on this stream run here? The driver is asked, not us."""
@@ -90,8 +78,6 @@ class GreenSlice:
         self._entered.pop().__exit__(*error)
 
     def destroy(self) -> None:
-        for urgent in self._urgent.values():
-            urgent.destroy()
         for stream in self._streams:
             self._driver.destroy_stream(stream)
         if self.context:
@@ -138,14 +124,14 @@ class GreenSlicer:
         """Partitions that stand."""
         return len(self._catalogue.made)
 
-    def slice(self, mask: int, urgency: int = 0) -> GreenSlice:
+    def slice(self, mask: int) -> GreenSlice:
         found: GreenSlice | None = self._catalogue.known(mask)
         if found is None:
             parts = [part for unit, part in enumerate(self._parts) if mask >> unit & 1]
             if self.device.limits.soft or len(parts) == len(self._parts):
                 parts = []  # all of it, the rest included
             found = self._catalogue.made[mask] = GreenSlice(self.driver, mask, parts, self._ordinal)
-        return found.at(urgency) if urgency else found
+        return found
 
     def environment(self, mask: int, memory_mib: int = 0) -> dict[str, str]:
         """A partition cannot be given to another process: it gets the device, and takes its own slice there."""

@@ -149,7 +149,7 @@ class MpsSlicer:
             raise SlicerClosed(f"{self.device.id} has been let go")
         return self._daemon
 
-    def slice(self, mask: int, urgency: int = 0) -> NoReturn:
+    def slice(self, mask: int) -> NoReturn:
         raise BadValue("mps makes no slices inside a process", hint="start a process with environment(mask)")
 
     def environment(self, mask: int, memory_mib: int = 0) -> dict[str, str]:

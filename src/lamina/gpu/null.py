@@ -35,7 +35,7 @@ class NullSlicer:
     def __post_init__(self) -> None:
         self._catalogue = Catalogue(self.device)
 
-    def slice(self, mask: int, urgency: int = 0) -> NullSlice:
+    def slice(self, mask: int) -> NullSlice:
         found: NullSlice | None = self._catalogue.known(mask)
         if found is None:
             found = self._catalogue.made[mask] = NullSlice(mask)

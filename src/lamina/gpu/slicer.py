@@ -34,11 +34,8 @@ class Slicer(Protocol):
     device: DeviceSpec
     in_process: bool  #: slices of this process; else a process is held to one slice for its life, by its environment
 
-    def slice(self, mask: int, urgency: int = 0) -> Slice:
-        """The slice of these units: always the same one for the same units. Only if `in_process`.
-
-        Where slices share what they run on, work of more `urgency` goes first, if the device can tell; elsewhere it is one slice.
-        """
+    def slice(self, mask: int) -> Slice:
+        """The slice of these units: always the same one for the same units. Only if `in_process`."""
         ...
 
     def environment(self, mask: int, memory_mib: int = 0) -> dict[str, str]:

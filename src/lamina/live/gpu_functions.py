@@ -36,7 +36,6 @@ class Held:
     mask: int  #: a slice as it will usually get: its home, or the first of its size
     maker: ThreadPoolExecutor  #: the thread that opens it, makes the graphs it needs most, and runs batches without one
     staged: Any = None  #: its weights in pinned memory
-    urgency: int = 0  #: beside others on soft slices
     took_us: dict[str, int] = field(default_factory=dict)  #: where the time of its load went
     stood_by: bool = False  #: it was opened in a spare, before anybody asked for it
     second: Any = None  #: its module once more, for a second thread

@@ -27,7 +27,6 @@ from lamina.live.gpu_functions import Held, host_work, likely_masks, usual_mask
 from lamina.live.gpu_making import Making
 from lamina.live.gpu_standby import Standby
 from lamina.live.results import describe
-from lamina.live.softness import urgency_of
 from lamina.sdk.torch_model import to_numpy
 
 Submit = Callable[[str, list[Any], int, Callable[[Finished], None]], None]
@@ -125,8 +124,6 @@ class Loading:
         opened_ns = time.monotonic_ns()
         staged = functions.stage(runner.model.module) if runner.model is not None and self._is_gpu else None
         held = Held(instance, function, runner, usual_mask(function, self._slicer, home), maker, staged)
-        if self._slicer.device.limits.soft:
-            held.urgency = urgency_of(function, self.apps[app or self._app].functions.values())
         if runner.model is not None:
             held.second = second(runner.model.module) if self._is_gpu else host_work(runner.model)
         open_us, stage_us = (opened_ns - begin_ns) // 1000 - waited_us, (time.monotonic_ns() - opened_ns) // 1000
@@ -139,13 +136,7 @@ class Loading:
         assert model is not None
         self._slicer.slice(held.mask)
         work = model.module if self._is_gpu else host_work(model)
-        executor.load(
-            *(held.instance, work, model.example),
-            buckets=held.buckets,
-            staged=held.staged,
-            made_elsewhere=True,
-            urgency=held.urgency,
-        )
+        executor.load(held.instance, work, model.example, buckets=held.buckets, staged=held.staged, made_elsewhere=True)
         executor.functions.hold(held.instance)
 
     def _function(self, name: str, app: str) -> Any:

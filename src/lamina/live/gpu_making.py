@@ -188,4 +188,5 @@ class Making:
         """Once for each function: what failed for one graph mostly fails for all."""
         if not held.has_said_why:
             held.has_said_why = True
-            os.write(2, f"lamina: {held.function.name}: no graph {where}: {type(error).__name__}: {error}\n".encode())
+            said = f"{type(error).__name__}: {error}"[:200]
+            os.write(2, f"lamina: {held.function.name}: no graph {where}: {said}\n".encode())

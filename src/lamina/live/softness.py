@@ -10,16 +10,12 @@ home, which says that it wants to be kept apart.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any, Literal
 
 from lamina.sdk.torch_model import TorchModel
 
 Slices = Literal["auto", "hard", "soft"]
-
-MOST_URGENT, STEP = 5, 1.25
-"""Devices tell six urgencies apart; the next one is for goals so much shorter."""
 
 APART = 10
 """Times the shortest goal: who may take longer than that is no neighbour for it on the same SMs."""
@@ -29,19 +25,8 @@ def are_soft(slices: Slices, functions: Iterable[Any]) -> bool:
     """`functions` of the app; those that do not share a GPU do not matter."""
     if slices != "auto":
         return slices == "soft"
-    sharing = _sharing(functions)
+    sharing = [one for one in functions if one.spec.gpu != "no" and not one.isolated]
     models = all(one.is_class and issubclass(one.target, TorchModel) for one in sharing)
     beside = all(0 < one.spec.share <= 0.5 and not one.spec.home for one in sharing)
     goals_us = [one.spec.slo.latency_us for one in sharing]
     return bool(sharing) and models and beside and min(goals_us) > 0 and max(goals_us) <= APART * min(goals_us)
-
-
-def urgency_of(function: Any, functions: Iterable[Any]) -> int:
-    """Who has less time goes first on soft slices: one more for every step its goal is shorter than the longest."""
-    own_us = function.spec.slo.latency_us
-    longest_us = max((one.spec.slo.latency_us for one in _sharing(functions)), default=0)
-    return min(MOST_URGENT, int(math.log(max(longest_us, own_us) / own_us, STEP))) if own_us else 0
-
-
-def _sharing(functions: Iterable[Any]) -> list[Any]:
-    return [one for one in functions if one.spec.gpu != "no" and not one.isolated]
