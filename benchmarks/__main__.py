@@ -22,7 +22,7 @@ def main() -> None:
     print(f"load average before: {os.getloadavg()[0]:.2f} on {len(os.sched_getaffinity(0))} cores\n")
     for name in names:
         module = importlib.import_module(f"benchmarks.{name}")
-        print(f"-- {name}: {module.__doc__.strip().splitlines()[0]}")
+        print(f"-- {name}: {(module.__doc__ or name).strip().splitlines()[0]}")
         module.run(report)
     path = Path("results") / f"bench-{'all' if names == list(ALL) else '-'.join(names)}.json"
     report.write(path)

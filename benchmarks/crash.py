@@ -28,9 +28,9 @@ from benchmarks.postgres import private_server
 from benchmarks.report import Report
 from benchmarks.servers import APPS, free_port, wait_for
 from lamina import values
+from lamina.core.notes import Note
 from lamina.errors import LaminaError, StoreDown, Unreachable
 from lamina.sdk.async_client import AsyncClient
-from lamina.store.runs import Note
 
 
 @dataclass

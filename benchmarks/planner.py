@@ -6,10 +6,11 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from benchmarks.report import Report
-from lamina.core.flow import Flow, Task
+from lamina.core.flow import Flow, Node, Task
 from lamina.planner.build import plan
 from lamina.planner.configs import Configs, Prices, grid
 from lamina.planner.esg.search import esg_1q
@@ -49,7 +50,7 @@ def table(base_ms: float, rng: random.Random) -> Configs:
     def time_us(batch: int, cores: int, units: int) -> float:
         on_host = host * batch / cores**by_cores
         on_device = (1 - host) * (fixed + (1 - fixed) * batch) / units**by_units
-        return base_ms * 1_000 * (on_host + on_device) * rng.uniform(0.97, 1.03)  # no two measurements agree
+        return float(base_ms * 1_000 * (on_host + on_device) * rng.uniform(0.97, 1.03))  # no two measurements agree
 
     return grid(time_us, BATCHES, CORES, UNITS, PRICES)
 
@@ -57,7 +58,7 @@ def table(base_ms: float, rng: random.Random) -> Configs:
 def chain(count: int, seed: int) -> tuple[Flow, dict[str, Configs]]:
     rng = random.Random(seed)
     names = [f"f{number}" for number in range(count)]
-    nodes = {name: Task(name, name, tuple(names[place + 1 : place + 2])) for place, name in enumerate(names)}
+    nodes: dict[str, Node] = {name: Task(name, name, tuple(names[place + 1 : place + 2])) for place, name in enumerate(names)}
     return Flow("chain", nodes, (names[0],)), {name: table(rng.choice(BASES_MS), rng) for name in names}
 
 
@@ -65,9 +66,8 @@ def fork(arms: int, seed: int) -> tuple[Flow, dict[str, Configs]]:
     """One step, then `arms` side by side, then one that waits for all."""
     rng = random.Random(seed)
     names = [f"a{number}" for number in range(arms)]
-    nodes = {"f": Task("f", "f", tuple(names)), "g": Task("g", "g", needs=arms)} | {
-        name: Task(name, name, ("g",)) for name in names
-    }
+    nodes: dict[str, Node] = {"f": Task("f", "f", tuple(names)), "g": Task("g", "g", needs=arms)}
+    nodes |= {name: Task(name, name, ("g",)) for name in names}
     return Flow("fork", nodes, ("f",)), {name: table(rng.choice(BASES_MS), rng) for name in nodes}
 
 
@@ -107,8 +107,8 @@ def searches(report: Report, query_us: float) -> None:
     stages = [tables[name] for name in flow.nodes]
     for name, factor in GOALS.items():
         budget_us = goal_us(tables, factor)
-        plain_s, found = clocked(lambda budget_us=budget_us: esg_1q(stages, budget_us))
-        quick_s, _ = clocked(lambda budget_us=budget_us: esg_1q(stages, budget_us, prefilter=True))
+        plain_s, found = clocked(partial(esg_1q, stages, budget_us))
+        quick_s, _ = clocked(partial(esg_1q, stages, budget_us, prefilter=True))
         best = plan(flow, tables).step("f0").query(budget_us)
         assert abs(found.paths[0].cost / best.totals[best.best] - 1) < 1e-9, "two exact methods disagree"
         details = {"plain_ms": plain_s * 1e3, "prefiltered": quick_s * 1e6 / query_us, "tried": found.tried}
@@ -121,7 +121,7 @@ def builds(report: Report) -> None:
     for count in (3, 5, 10):
         flow, tables = chain(count, seed=1)
         for eps in (0.0, 1e-3):
-            spent_s, made = clocked(lambda flow=flow, tables=tables, eps=eps: plan(flow, tables, precision=Precision(eps)))
+            spent_s, made = clocked(partial(plan, flow, tables, precision=Precision(eps)))
             what = f"building the look-ahead, {count} steps x 256" + (f", eps {eps:g}" if eps else "")
             report.add(what, spent_s * 1e3, "ms", points=len(made.whole), error=made.whole.error)
     flow, tables = fork(8, seed=1)
@@ -181,10 +181,11 @@ def joins(report: Report) -> None:
 
 def tangles(report: Report) -> None:
     """Orders that are neither series nor parallel, with waits added, against the same solved exactly."""
-    shapes = {"N": ("ac", "ad", "bd"), "bridge": ("ac", "ad", "be", "ce"), "W": ("ad", "bd", "be", "ce")}
-    for shape, edges in shapes.items():
-        names = sorted(set("".join(edges)))
-        nodes = {
+    shapes = {"N": "ac ad bd", "bridge": "ac ad be ce", "W": "ad bd be ce"}
+    for shape, text in shapes.items():
+        edges = [(edge[0], edge[1]) for edge in text.split()]
+        names = sorted({name for edge in edges for name in edge})
+        nodes: dict[str, Node] = {
             name: Task(
                 name, name, tuple(high for low, high in edges if low == name), max(1, sum(high == name for _, high in edges))
             )
@@ -196,7 +197,8 @@ def tangles(report: Report) -> None:
         for seed in range(20):
             rng = random.Random(seed)
             tables = {name: table(rng.choice(BASES_MS), rng) for name in names}
-            spent_s, exact = clocked(lambda flow=flow, tables=tables: plan(flow, tables).whole)
+            spent_s, made = clocked(partial(plan, flow, tables))
+            exact = made.whole
             chained = plan(flow, tables, precision=Precision(sums=0)).whole
             exact_s += spent_s / 20
             budgets = (int(exact.fastest_us * stretch) for stretch in (1.0, 1.3, 2, 3))

@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
 def binaries() -> Path | None:
@@ -31,8 +32,8 @@ def private_server() -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="pg-"))
 
     def call(*command: str) -> None:
-        as_user = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user else {}
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        as_user: dict[str, Any] = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user else {}
+        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         subprocess.run(command, check=True, cwd=folder, env={"LC_ALL": "C", "PATH": os.environ["PATH"]}, **quiet, **as_user)
 
     try:

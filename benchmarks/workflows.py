@@ -150,7 +150,8 @@ def run(report: Report, runs: int = RUNS) -> None:
 
 
 def _add(report: Report, how: str, meter: Meter, took_s: float, runs: int, **more: float) -> None:
-    details = {"runs": runs, "steps": meter.steps, "steps_per_s": meter.steps / took_s, **more, "engine": f"emulated {DEVICES}"}
+    details: dict[str, Any] = {"runs": runs, "steps": meter.steps, "steps_per_s": meter.steps / took_s, **more}
+    details["engine"] = f"emulated {DEVICES}"
     details["mean_us"] = statistics.fmean(meter.handle_us)
     p90 = statistics.quantiles(meter.handle_us, n=10)[-1]
     median_us = statistics.median(meter.handle_us)

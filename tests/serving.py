@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,29 @@ async def served(
         yield gateway
     finally:
         await gateway.stop(5)
+
+
+@contextlib.contextmanager
+def shared(app: Path) -> Iterator[Gateway]:
+    """A server on a thread of its own, for tests that leave it as they found it: to start one takes longer than to ask it."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def do(work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(100)
+
+    try:
+        gateway: Gateway = do(open_gateway(open_local(str(app), policy=policies.build("edf")), port=0))
+        try:
+            yield gateway
+        finally:
+            do(gateway.stop(5))
+    finally:
+        do(loop.shutdown_default_executor())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 def run(work: Callable[[], Coroutine[Any, Any, Any]], limit_s: float = 100.0) -> Any:

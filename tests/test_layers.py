@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -30,11 +31,26 @@ NOBODY_MAY_CALL = {"eval", "exec", "compile", "__import__"}
 NOBODY_MAY_LOAD_WITH = {"torch", "numpy", "np", "yaml", "pickle"}
 LATE = {"numpy", "matplotlib", "rich", "torch", "onnxruntime", "cv2", "PIL", "rapidocr"}
 
-MODULES = sorted(SRC.rglob("*.py"))
 
+@dataclass(frozen=True)
+class Module:
+    """What the rules ask about. The tree itself is not kept: of all modules together it is large."""
 
-def name_of(path: Path) -> str:
-    return ".".join(("lamina", *path.relative_to(SRC).with_suffix("").parts)).removesuffix(".__init__")
+    name: str
+    imports: list[tuple[str, bool]]  #: anywhere, with full names, and whether for type checkers alone
+    early: set[str]  #: libraries that come along when it is imported
+    calls: list[tuple[int, str]]  #: line, and what is called, as far as it is a name, or a name of a name
+    pickles: list[int]  #: lines that allow it
+    says_what_for: bool
+    postpones: bool  #: its annotations, or it has none
+
+    @property
+    def top(self) -> str:
+        return top_of(self.name)
+
+    @property
+    def uses(self) -> set[str]:
+        return {imported.split(".")[0] for imported, _ in self.imports}
 
 
 def top_of(module: str) -> str:
@@ -43,107 +59,112 @@ def top_of(module: str) -> str:
     return parts[1] if len(parts) > 1 else ""
 
 
-def imports(tree: ast.AST, module: str) -> Iterator[tuple[str, ast.stmt]]:
-    """Everything imported anywhere in a module, with full names."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, node) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{module} imports relatively; write the whole name"
-            yield from ((f"{node.module}.{alias.name}", node) for alias in node.names)
+def read(path: Path) -> Module:
+    name = ".".join(("lamina", *path.relative_to(SRC).with_suffix("").parts)).removesuffix(".__init__")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = list(ast.walk(tree))
+    type_only = for_type_checkers(nodes)
+    imports = [(imported, node in type_only) for node in nodes for imported in imported_by(node, name)]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    has_annotations = any(isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AnnAssign) for node in tree.body)
+    return Module(
+        name,
+        imports,
+        {imported.split(".")[0] for node in at_import(tree, type_only) for imported in imported_by(node, name)},
+        [(node.lineno, called(node.func)) for node in calls],
+        [node.lineno for node in calls if any(word.arg == "allow_pickle" and not is_false(word.value) for word in node.keywords)],
+        bool(ast.get_docstring(tree)),
+        not has_annotations or ("__future__.annotations", False) in imports,
+    )
 
 
-def for_type_checkers(tree: ast.AST) -> set[ast.stmt]:
-    """Statements under `if TYPE_CHECKING:`."""
-    found: set[ast.stmt] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            found.update(inner for branch in node.body for inner in ast.walk(branch) if isinstance(inner, ast.stmt))
-    return found
+def imported_by(node: ast.AST, module: str) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert not node.level, f"{module} imports relatively; write the whole name"
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []
 
 
-def at_import(tree: ast.Module) -> Iterator[ast.stmt]:
+def called(function: ast.expr) -> str:
+    if isinstance(function, ast.Name):
+        return function.id
+    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+        return f"{function.value.id}.{function.attr}"
+    return ""
+
+
+def is_false(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and not value.value
+
+
+def for_type_checkers(nodes: list[ast.AST]) -> set[ast.AST]:
+    """Everything under `if TYPE_CHECKING:`."""
+    ifs = [node for node in nodes if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    return {inner for node in ifs for branch in node.body for inner in ast.walk(branch)}
+
+
+def at_import(tree: ast.Module, type_only: set[ast.AST]) -> Iterator[ast.stmt]:
     """Statements that run when the module is imported."""
     todo: list[ast.stmt] = list(tree.body)
-    skipped = for_type_checkers(tree)
     while todo:
         node = todo.pop()
-        if node in skipped or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if node in type_only or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         yield node
         todo += [inner for inner in ast.iter_child_nodes(node) if isinstance(inner, ast.stmt)]
 
 
-@pytest.fixture(params=MODULES, ids=name_of)
-def module(request: pytest.FixtureRequest) -> tuple[str, ast.Module]:
-    path: Path = request.param
-    return name_of(path), ast.parse(path.read_text(encoding="utf-8"))
+@pytest.fixture(scope="module")
+def modules() -> list[Module]:
+    found = [read(path) for path in sorted(SRC.rglob("*.py"))]
+    assert len(found) > 500, "where is the code?"
+    return found
 
 
-def test_imports_point_down(module: tuple[str, ast.Module]):
-    name, tree = module
-    own = top_of(name)
+def test_imports_point_down(modules: list[Module]):
+    assert [wrong for module in modules for wrong in wrong_way(module)] == []
+
+
+def wrong_way(module: Module) -> Iterator[str]:
+    own = module.top
     if own in ("", "__main__"):
         return  # the public face of the package may look at everything
     assert own in RANK, f"{own} is in no layer; add it to LAYERS"
-    type_only = for_type_checkers(tree)
-    for imported, statement in imports(tree, name):
+    for imported, is_for_types in module.imports:
         other = top_of(imported) if imported.startswith("lamina.") else ""
         if other in ("", "__version__", own) or (own in GROUND and other in GROUND):
             continue
-        assert other in RANK, f"{name} imports {imported}, which is in no layer"
-        sideways = RANK[other] == RANK[own]
-        assert RANK[other] > RANK[own] or (sideways and statement in type_only), f"{name} must not import {imported}"
+        assert other in RANK, f"{module.name} imports {imported}, which is in no layer"
+        if RANK[other] < RANK[own] or (RANK[other] == RANK[own] and not is_for_types):
+            yield f"{module.name} must not import {imported}"
 
 
-def test_the_core_knows_no_clock_no_dice_and_no_machine(module: tuple[str, ast.Module]):
-    name, tree = module
-    if top_of(name) in ("core", "planner"):
-        used = {imported.split(".")[0] for imported, _ in imports(tree, name)}
-        assert not used & CORE_MAY_NOT
+def test_the_core_knows_no_clock_no_dice_and_no_machine(modules: list[Module]):
+    pure = [module for module in modules if module.top in ("core", "planner")]
+    assert [(module.name, found) for module in pure if (found := module.uses & CORE_MAY_NOT)] == []
 
 
-def test_nothing_that_could_run_what_it_reads(module: tuple[str, ast.Module]):
-    name, tree = module
-    assert not {imported.split(".")[0] for imported, _ in imports(tree, name)} & NOBODY_MAY_IMPORT
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        if isinstance(node.func, ast.Name):
-            assert node.func.id not in NOBODY_MAY_CALL, f"{name}:{node.lineno} calls {node.func.id}"
-        elif isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
-            risky = node.func.attr in ("load", "loads") and node.func.value.id in NOBODY_MAY_LOAD_WITH
-            assert not risky, f"{name}:{node.lineno} calls {node.func.value.id}.{node.func.attr}"
-        allowed = [word.value for word in node.keywords if word.arg == "allow_pickle"]
-        assert not [value for value in allowed if not isinstance(value, ast.Constant) or value.value]
+def test_nothing_that_could_run_what_it_reads(modules: list[Module]):
+    risky = NOBODY_MAY_CALL | {f"{library}.{verb}" for library in NOBODY_MAY_LOAD_WITH for verb in ("load", "loads")}
+    assert [(module.name, found) for module in modules if (found := module.uses & NOBODY_MAY_IMPORT)] == []
+    assert [f"{module.name}:{line} calls {what}" for module in modules for line, what in module.calls if what in risky] == []
+    assert [f"{module.name}:{line} allows pickles" for module in modules for line in module.pickles] == []
 
 
-def test_a_module_says_what_it_is_for(module: tuple[str, ast.Module]):
-    name, tree = module
-    assert ast.get_docstring(tree), f"{name} has no docstring"
+def test_a_module_says_what_it_is_for(modules: list[Module]):
+    assert [module.name for module in modules if not module.says_what_for] == []
 
 
-def test_only_the_command_line_prints(module: tuple[str, ast.Module]):
-    name, tree = module
-    if top_of(name) != "cli":
-        prints = [
-            n.lineno for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "print"
-        ]
-        assert not prints, f"{name} prints in line {prints}"
+def test_only_the_command_line_prints(modules: list[Module]):
+    others = [module for module in modules if module.top != "cli"]
+    assert [f"{module.name}:{line}" for module in others for line, what in module.calls if what == "print"] == []
 
 
-def test_heavy_libraries_are_imported_when_they_are_needed_and_not_before(module: tuple[str, ast.Module]):
-    name, tree = module
-    early = set()
-    for statement in at_import(tree):
-        if isinstance(statement, ast.Import):
-            early |= {alias.name.split(".")[0] for alias in statement.names}
-        elif isinstance(statement, ast.ImportFrom) and statement.module:
-            early.add(statement.module.split(".")[0])
-    assert not early & LATE, f"{name} imports {early & LATE} at once"
+def test_heavy_libraries_are_imported_when_they_are_needed_and_not_before(modules: list[Module]):
+    assert [(module.name, found) for module in modules if (found := module.early & LATE)] == []
 
 
-def test_every_module_postpones_its_annotations(module: tuple[str, ast.Module]):
-    name, tree = module
-    if any(isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AnnAssign) for node in tree.body):
-        assert "__future__.annotations" in {imported for imported, _ in imports(tree, name)}, name
+def test_every_module_postpones_its_annotations(modules: list[Module]):
+    assert [module.name for module in modules if not module.postpones] == []

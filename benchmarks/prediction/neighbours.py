@@ -24,7 +24,7 @@ def neighbours() -> dict[str, Any]:
             ("nothing", _nothing),
         ):
             predicted = np.zeros(len(rows))
-            for out in sorted({row[column] for row in rows}):
+            for out in sorted({str(row[column]) for row in rows}):
                 cases = {row[0] for row in rows if row[column] == out}
                 predict = learn([row for row in rows if row[0] not in cases])
                 for place, row in enumerate(rows):

@@ -142,7 +142,8 @@ def unseen_configurations(data: Set, seed: int, trees: int = 600) -> dict[str, A
         batch, share, quota, of, nearby[of, share], nearby[of, share] - host[of], host[of], pace[of, quota],
         pace[of, quota] - pace[of, 9], pace[of, 9] - host[of], probes[of], data.work[of],
     ])  # fmt: skip
-    found, rng = {"seed": seed}, np.random.default_rng(seed)
+    found: dict[str, float] = {"seed": seed}
+    rng = np.random.default_rng(seed)
     for split, out in (("cells", rng.random(len(truth)) < 0.1), ("rows", np.repeat(rng.random(len(truth) // 10) < 0.1, 10))):
         model = lightgbm.train(TREES | {"seed": seed}, lightgbm.Dataset(rows[~out], (truth - base)[~out]), trees)
         found[split] = float(off(model.predict(rows[out]) + base[out], truth[out]).mean())

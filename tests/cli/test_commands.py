@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import signal
 import subprocess
@@ -9,19 +10,32 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.serving import write_app
+from tests.serving import APP, write_app
 
 pytestmark = pytest.mark.live
+
+COUNT = """
+
+@app.function()
+def count(to):
+    yield from range(to)
+"""
 
 
 def lamina(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "lamina", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def side_by_side(*commands: tuple[str, ...]) -> list[subprocess.CompletedProcess[str]]:
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda words: lamina(*words), commands))
 
 
 @contextmanager
@@ -36,7 +50,7 @@ def started(command: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_app(tmp_path_factory.mktemp("app"))
+    return write_app(tmp_path_factory.mktemp("app"), APP + COUNT)
 
 
 @pytest.fixture(scope="module")
@@ -70,17 +84,13 @@ def test_listings_come_as_json() -> None:
 
 
 def test_run_prints_the_result_alone_and_says_how_it_ended(app: Path) -> None:
-    good = lamina("run", str(app), "twice", "21")
+    calls = (("twice", "21"), ("fail", "1"), ("picky", "1"), ("nope", "1"), ("add", '{"a": 1, "x": 2}'))
+    good, failed, picky, unknown, wrong = side_by_side(*(("run", str(app), *call) for call in calls))
     assert (good.returncode, good.stdout.strip()) == (0, "42")
-    failed = lamina("run", str(app), "fail", "1")
     assert (failed.returncode, failed.stdout) == (1, "")
     assert "ValueError: cannot take 1" in failed.stderr
-    assert lamina("run", str(app), "picky", "1").returncode == 2
-    unknown = lamina("run", str(app), "nope", "1")
-    assert unknown.returncode == 2
+    assert (picky.returncode, unknown.returncode, wrong.returncode) == (2, 2, 2)
     assert "there is echo" in unknown.stderr
-    assert lamina("run", str(app), "add", '{"a": 1, "x": 2}').returncode == 2
-    assert lamina("run", str(app / "nothing.py"), "add").returncode == 2
 
 
 def test_call_reaches_a_server_with_json_files_and_names(server: str, tmp_path: Path) -> None:
@@ -98,6 +108,11 @@ def test_call_reaches_a_server_with_json_files_and_names(server: str, tmp_path: 
     assert subprocess.run(command, capture_output=True, check=True).stdout == b"\x89PNG\x00\xff"
 
 
+def test_pieces_are_printed_line_by_line(server: str) -> None:
+    done = lamina("call", "count", "3", "--stream", "--url", server)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n1\n2\n", "")
+
+
 def test_call_says_what_went_wrong_with_its_exit_code(server: str) -> None:
     assert lamina("call", "fail", "1", "--url", server).returncode == 1
     assert lamina("call", "nope", "1", "--url", server).returncode == 2
@@ -110,18 +125,17 @@ def test_call_says_what_went_wrong_with_its_exit_code(server: str) -> None:
 
 
 def test_serve_refuses_what_it_cannot_do(app: Path) -> None:
-    public = lamina("serve", str(app), "--host", "0.0.0.0")
-    assert public.returncode == 2
+    wishes = (("--host", "0.0.0.0"), ("--policy", "efd"), ("--policy-option", "lead=5"), ("--emulate", "cpu"))
+    public, unknown, option, unprofiled = side_by_side(*(("serve", str(app), *wish) for wish in wishes))
+    assert (public.returncode, unknown.returncode, option.returncode, unprofiled.returncode) == (2, 2, 2, 2)
     assert "loopback" in public.stderr
-    assert lamina("serve", str(app), "--policy", "efd").returncode == 2
-    assert "did you mean 'edf'" in lamina("serve", str(app), "--policy", "efd").stderr
-    assert lamina("serve", str(app), "--policy-option", "lead=5").returncode == 2
-    assert "no profile of 'echo'" in lamina("serve", str(app), "--emulate", "cpu").stderr
+    assert "did you mean 'edf'" in unknown.stderr
+    assert "no profile of 'echo'" in unprofiled.stderr
 
 
-def test_serve_says_what_it_serves(app: Path) -> None:
-    command = [sys.executable, "-m", "lamina", "serve", str(app), "--port", "0"]
-    with started(command) as process:
+def introduction(*words: str) -> str:
+    """What a server says until it listens."""
+    with started([sys.executable, "-m", "lamina", "serve", *words, "--port", "0"]) as process:
         assert process.stdout is not None
         lines = []
         while not lines or not lines[-1].startswith("listening"):
@@ -129,7 +143,19 @@ def test_serve_says_what_it_serves(app: Path) -> None:
             assert lines[-1], "it ended"
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
-    said = "".join(lines)
+    return "".join(lines)
+
+
+def test_a_store_that_another_server_uses_keeps_no_runs_and_that_is_said(app: Path, tmp_path: Path) -> None:
+    with (tmp_path / "runs.db.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        said = introduction(str(app), "--store", str(tmp_path / "runs.db"))
+    assert f"runs      not kept now: store {tmp_path}/runs.db: another server uses it" in said
+    assert "hint: stop that one, or give this one another --store" in said
+
+
+def test_serve_says_what_it_serves(app: Path) -> None:
+    said = introduction(str(app))
     for word in ("policy frontier", "device", "echo(x)", "add(a, b)", "workflow  twice(x)   SLO 5s", "http://127.0.0.1:"):
         assert word in said
 

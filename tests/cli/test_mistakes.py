@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,7 +101,64 @@ def test_a_file_that_is_not_there_is_named_with_its_input(capsys):
 def test_an_input_that_is_no_json_says_how_to_quote(capsys):
     code, said = typed(capsys, "run", "mine.py", "f", "--input", "x=word")
     assert code == 2
-    assert """x='"text"'""" in said
+    assert """x='"word"'""" in said
+
+
+@pytest.mark.parametrize(
+    ("body", "meant"),
+    [
+        ("hi there", """'"hi there"'"""),
+        ("text=hello", """--input text='"hello"'"""),
+        ("count=3", "--input count=3"),
+        ("{text: 1}", """'{"x": 1}'"""),
+    ],
+)
+def test_a_body_that_is_no_json_is_shown_as_it_was_meant(capsys, body: str, meant: str):
+    code, said = typed(capsys, "call", "shout", body)
+    assert code == 2
+    assert f"hint: quote it for the shell: {meant}" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("help",), "Did you mean '--help'?"),
+        (("version",), "Did you mean '--version'?"),
+        (("token", "crate", "ci"), "No such command 'crate'; did you mean 'create'?"),
+        (("tenant", "add", "acme"), "No such command 'add'; there are list, remove, set"),
+        (("serve", "Mine.py"), "hint: did you mean 'mine.py'?"),
+        (("serve", "https://example.org/mine.py"), "'https://example.org/mine.py' is an address"),
+        (("serve", "mine.py", "--explain"), "give --log FILE as well"),
+        (("profile", "mine.py", "f"), "one function of a file is written mine.py:f"),
+        (("call", "f", "--async", "--stream"), "give one of --async and --stream"),
+        (("call", "f", "--url", "http://127.0.0.1:9/v1/"), 'hint: give the server alone: "http://127.0.0.1:9"'),
+        (("call", "f", "--url", "http://127.0.0.1:9/v1/functions/f"), 'hint: give the server alone: "http://127.0.0.1:9"'),
+    ],
+)
+def test_what_was_meant_is_said(capsys, words: tuple[str, ...], told: str):
+    Path("mine.py").write_text(APP)
+    code, said = typed(capsys, *words)
+    assert code == 2
+    assert told in said
+
+
+def test_a_token_for_a_server_that_does_not_run_goes_to_its_store(capsys):
+    code, said = typed(capsys, "token", "create", "ci", "--admin-url", "http://127.0.0.1:9")
+    assert code == 4
+    assert "without a server: --store .lamina/APP.db" in said
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("option", ["--port", "--grpc-port", "--admin-port"])
+def test_a_port_that_is_taken_is_named_before_anything_is_touched(capsys, option: str):
+    Path("mine.py").write_text(APP)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ports = {"--port": "0", option: str(port)}
+        code, said = typed(capsys, "serve", "mine.py", *(word for pair in ports.items() for word in pair))
+    assert code == 2
+    assert f"error: cannot listen on 127.0.0.1:{port}: Address already in use" in said
+    assert not Path(".lamina").exists()
 
 
 def test_a_file_that_should_be_json_and_is_not_text_is_told(capsys):

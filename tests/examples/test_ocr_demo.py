@@ -14,7 +14,7 @@ def test_the_demo_serves_reads_loads_and_plots(ocr: App, tmp_path: Path, capsys:
     import demo
 
     plot = tmp_path / "demo.png"
-    demo.main(["--steps", "1", "--seconds", "2", "--deadline", "30s", "--out", str(plot)])
+    demo.main(["--steps", "1", "--seconds", "1", "--deadline", "30s", "--out", str(plot)])
     said = capsys.readouterr().out
     right = re.search(r"([0-9.]+)% of the characters are right", said)
     assert right is not None, said

@@ -70,10 +70,10 @@ def zipped(files: dict[str, bytes]) -> bytes:
 
 @contextlib.asynccontextmanager
 async def managed(
-    app: Path, folder: Path, *, policy: str = "edf", gpu: str = "no", runs: bool = False, **options: Any
+    app: Path, folder: Path, *, policy: str = "edf", gpu: str = "no", runs: bool = False, grace_s: float = 5.0, **options: Any
 ) -> AsyncIterator[Managed]:
     """Uploads and the store are kept in `folder`, so that a second server there finds what the first one left; with `runs`
-    also calls that nobody waits for."""
+    also calls that nobody waits for. At its end what runs has `grace_s`."""
     store = open_store(str(folder / "store.db"))
     access = await open_access(store)
     live = open_local(str(app), policy=policies.build(policy), gpu=gpu)
@@ -84,5 +84,5 @@ async def managed(
         yield Managed(gateway, admin)
     finally:
         await admin.stop()
-        await gateway.stop(5)
+        await gateway.stop(grace_s)
         await store.close()

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from lamina import values
 from lamina.core.actions import Fail
 from lamina.errors import NoCapacity
 from lamina.gateway import wire
-from tests.serving import Answer, Browser, run, served, write_app
+from tests.serving import Answer, Browser, run, served, shared, write_app
 
 pytestmark = pytest.mark.live
 
@@ -25,22 +26,41 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_app(tmp_path_factory.mktemp("app"))
 
 
-def asked(app: Path, *questions: tuple[Any, ...], **options: Any) -> list[Answer]:
-    """Ask one after another on one connection."""
+@pytest.fixture(scope="module")
+def port(app: Path) -> Iterator[int]:
+    with shared(app) as gateway:
+        yield gateway.port
+
+
+Question = tuple[Any, ...]
+
+
+async def answers(port: int, questions: tuple[Question, ...]) -> list[Answer]:
+    """Asked one after another on one connection."""
+    found = []
+    async with Browser(port) as browser:
+        for method, path, *rest in questions:
+            body, kind, headers = [*rest, *(b"", "application/json", {})[len(rest) :]]
+            found.append(await browser.ask(method, path, body, kind, **headers))
+    return found
+
+
+def asked(port: int, *questions: Question) -> list[Answer]:
+    return list(run(lambda: answers(port, questions)))
+
+
+def asked_of_another(app: Path, *questions: Question, **options: Any) -> list[Answer]:
+    """Of a server of its own."""
 
     async def work() -> list[Answer]:
-        async with served(app, **options) as gateway, Browser(gateway.port) as browser:
-            answers = []
-            for method, path, *rest in questions:
-                body, kind, headers = [*rest, *(b"", "application/json", {})[len(rest) :]]
-                answers.append(await browser.ask(method, path, body, kind, **headers))
-            return answers
+        async with served(app, **options) as gateway:
+            return await answers(gateway.port, questions)
 
     return list(run(work))
 
 
-def test_a_call_is_answered_with_its_value_and_what_it_took(app: Path) -> None:
-    (answer,) = asked(app, ("POST", "/v1/functions/echo", b'{"a": [1, 2.5, null]}'))
+def test_a_call_is_answered_with_its_value_and_what_it_took(port: int) -> None:
+    (answer,) = asked(port, ("POST", "/v1/functions/echo", b'{"a": [1, 2.5, null]}'))
     assert answer.status == 200
     assert answer.json == {"a": [1, 2.5, None]}
     assert float(answer.headers["lamina-latency-ms"]) > 0
@@ -50,11 +70,11 @@ def test_a_call_is_answered_with_its_value_and_what_it_took(app: Path) -> None:
     assert {"lamina-call-id", "lamina-queue-ms", "lamina-cold-start-ms", "lamina-retries"} <= answer.headers.keys()
 
 
-def test_bodies_come_as_json_values_bytes_and_parts(app: Path) -> None:
+def test_bodies_come_as_json_values_bytes_and_parts(port: int) -> None:
     form = b'--B\r\nContent-Disposition: form-data; name="x"; filename="f"\r\n\r\n\x00\xffraw\r\n--B--\r\n'
     encoded = values.encode({"x": b"\x00\xffraw"})
     as_bytes, as_value, as_parts, back = asked(
-        app,
+        port,
         ("POST", "/v1/functions/echo", b"\x00\xffraw", "image/png"),
         ("POST", "/v1/functions/echo", encoded, "application/vnd.lamina.value"),
         ("POST", "/v1/functions/echo", form, "multipart/form-data; boundary=B"),
@@ -69,7 +89,7 @@ def test_bodies_come_as_json_values_bytes_and_parts(app: Path) -> None:
 def test_packed_bodies_are_not_taken_for_what_they_hold(app: Path, ingress: int) -> None:
     """Bytes of any kind are one input: packed ones would reach the function as they are, and nobody would notice."""
     path = "/v1/functions/echo"
-    packed, unknown, plain = asked(
+    packed, unknown, plain = asked_of_another(
         app,
         ("POST", path, gzip.compress(b"raw"), "image/png", {"Content-Encoding": "gzip"}),
         ("POST", path, b"raw", "image/png", {"Content-Encoding": "br"}),
@@ -80,9 +100,9 @@ def test_packed_bodies_are_not_taken_for_what_they_hold(app: Path, ingress: int)
     assert "'gzip'" in packed.json["detail"] and packed.headers["accept-encoding"] == "identity"
 
 
-def test_several_inputs_come_by_name_and_defaults_may_be_left_out(app: Path) -> None:
+def test_several_inputs_come_by_name_and_defaults_may_be_left_out(port: int) -> None:
     both, one, none = asked(
-        app,
+        port,
         ("POST", "/v1/functions/add", b'{"a": 1, "b": 2}'),
         ("POST", "/v1/functions/add", b'{"a": 1}'),
         ("POST", "/v1/functions/nothing"),
@@ -112,8 +132,8 @@ def test_several_inputs_come_by_name_and_defaults_may_be_left_out(app: Path) -> 
         ("echo", b"--B\r\n\r\nx\r\n--B--", "multipart/form-data; boundary=B", "part"),
     ],
 )
-def test_bad_bodies_are_refused_with_what_is_wrong(app: Path, path: str, body: bytes, kind: str, names: str) -> None:
-    (answer,) = asked(app, ("POST", f"/v1/functions/{path}", body, kind))
+def test_bad_bodies_are_refused_with_what_is_wrong(port: int, path: str, body: bytes, kind: str, names: str) -> None:
+    (answer,) = asked(port, ("POST", f"/v1/functions/{path}", body, kind))
     assert answer.status == 400
     assert answer.headers["content-type"] == "application/problem+json"
     problem = answer.json
@@ -125,15 +145,15 @@ def test_bad_bodies_are_refused_with_what_is_wrong(app: Path, path: str, body: b
     ("header", "value"),
     [("Lamina-Deadline-Ms", "soon"), ("Lamina-Deadline-Ms", "-1"), ("Lamina-Deadline-Ms", "nan"), ("Lamina-Priority", "99")],
 )
-def test_bad_wishes_are_named(app: Path, header: str, value: str) -> None:
-    (answer,) = asked(app, ("POST", "/v1/functions/echo", b"1", "application/json", {header: value}))
+def test_bad_wishes_are_named(port: int, header: str, value: str) -> None:
+    (answer,) = asked(port, ("POST", "/v1/functions/echo", b"1", "application/json", {header: value}))
     assert answer.status == 400
     assert header.lower() in answer.json["detail"]
 
 
-def test_what_is_not_there_is_not_found_and_wrong_methods_are_told(app: Path) -> None:
+def test_what_is_not_there_is_not_found_and_wrong_methods_are_told(port: int) -> None:
     unknown, workflow_as_function, deleted, posted = asked(
-        app,
+        port,
         ("POST", "/v1/functions/nope", b"1"),
         ("POST", "/v1/functions/twice", b"1"),
         ("DELETE", "/v1/functions/echo"),
@@ -143,10 +163,10 @@ def test_what_is_not_there_is_not_found_and_wrong_methods_are_told(app: Path) ->
     assert deleted.headers["allow"] == "GET, HEAD, POST"
 
 
-def test_what_curl_sends_is_json_if_it_is_json_and_else_bytes(app: Path) -> None:
+def test_what_curl_sends_is_json_if_it_is_json_and_else_bytes(port: int) -> None:
     form = "application/x-www-form-urlencoded"
     text, raw, named, broken = asked(
-        app,
+        port,
         ("POST", "/v1/functions/echo", b'{"a": 1}', form),
         ("POST", "/v1/functions/echo", b"\x89PNG", form),
         ("POST", "/v1/functions/add", b'{"a": 1, "b": 2}', form),
@@ -162,49 +182,60 @@ def test_what_curl_sends_is_json_if_it_is_json_and_else_bytes(app: Path) -> None
         ("/v1/functions/ehco", "did you mean /v1/functions/echo?"),
         ("/v1/workflows/echo", "did you mean /v1/functions/echo?"),
         ("/v1/echo", "did you mean /v1/functions/echo?"),
-        ("/echo", "/openapi.json"),
+        ("/v1/functions/echo/", "did you mean /v1/functions/echo?"),
+        ("/functions/echo", "did you mean /v1/functions/echo?"),
+        ("/echo", "did you mean /v1/functions/echo?"),
+        ("/health", "did you mean /healthz?"),
+        ("/v1/function", "did you mean /v1/functions?"),
+        ("/documentation", "/openapi.json"),
         ("/v1/billing", "/openapi.json"),
         ("/v2x", "/openapi.json"),
     ],
 )
-def test_who_asks_at_the_wrong_address_is_told_which_and_where_to_look(app: Path, path: str, hint: str) -> None:
-    (answer,) = asked(app, ("POST", path, b"1"))
+def test_who_asks_at_the_wrong_address_is_told_which_and_where_to_look(port: int, path: str, hint: str) -> None:
+    (answer,) = asked(port, ("POST", path, b"1"))
     assert answer.status == 404
     assert path in answer.json["detail"] and hint in answer.json["hint"]
 
 
-def test_the_root_says_where_things_are_and_each_is_there(app: Path) -> None:
-    (index,) = asked(app, ("GET", "/"))
+def test_who_puts_inputs_into_the_address_is_told_where_they_belong(port: int) -> None:
+    (answer,) = asked(port, ("POST", "/v1/functions/add?a=1", b""))
+    assert answer.status == 400
+    assert "taken from the body, not from behind the ?" in answer.json["hint"]
+
+
+def test_the_root_says_where_things_are_and_each_is_there(port: int) -> None:
+    (index,) = asked(port, ("GET", "/"))
     places = [place for name, place in index.json.items() if name not in ("server", "runs")]  # this one keeps none
-    answers = dict(zip(places, asked(app, *(("GET", place) for place in places)), strict=True))
+    answers = dict(zip(places, asked(port, *(("GET", place) for place in places)), strict=True))
     assert {place for place, answer in answers.items() if answer.status != 200} <= {"/readyz"}  # it may not be yet
 
 
-def test_the_users_error_comes_back_whole_or_only_as_an_id(app: Path) -> None:
-    (full,) = asked(app, ("POST", "/v1/functions/fail", b"7"))
+def test_the_users_error_comes_back_whole_or_only_as_an_id(app: Path, port: int) -> None:
+    (full,) = asked(port, ("POST", "/v1/functions/fail", b"7"))
     assert full.status == 500
     assert full.json["error"] == "ValueError"
     assert "cannot take 7" in full.json["detail"]
     assert "lamina" not in full.json["trace"].replace("lamina.", "")
-    (plain,) = asked(app, ("POST", "/v1/functions/fail", b"7"), full_errors=False)
+    (plain,) = asked_of_another(app, ("POST", "/v1/functions/fail", b"7"), full_errors=False)
     assert plain.status == 500
     assert "secret" not in plain.body.decode() and "ValueError" not in plain.body.decode()
 
 
 def test_what_a_function_says_about_its_input_reaches_the_caller(app: Path) -> None:
-    (answer,) = asked(app, ("POST", "/v1/functions/picky", b"3"), full_errors=False)
+    (answer,) = asked_of_another(app, ("POST", "/v1/functions/picky", b"3"), full_errors=False)
     assert answer.status == 422
     assert (answer.json["detail"], answer.json["hint"]) == ("x: 3 is too small", "send more")
 
 
-def test_a_workflow_runs_its_steps(app: Path) -> None:
-    (answer,) = asked(app, ("POST", "/v1/workflows/twice", b"21"))
+def test_a_workflow_runs_its_steps(port: int) -> None:
+    (answer,) = asked(port, ("POST", "/v1/workflows/twice", b"21"))
     assert answer.json == 42
 
 
 def test_a_deadline_that_cannot_be_met_is_refused_at_once_with_an_offer(app: Path) -> None:
     warm = ("POST", "/v1/functions/echo", b"1")
-    *_, refused = asked(
+    *_, refused = asked_of_another(
         app, *[warm] * 5, ("POST", "/v1/functions/echo", b"1", "application/json", {"Lamina-Deadline-Ms": "0.01"})
     )
     assert refused.status == 429
@@ -214,10 +245,10 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once_with_an_offer(app: Pat
     assert int(refused.headers["retry-after"]) >= 1
 
 
-def test_a_cost_limit_that_cannot_be_kept_is_refused(app: Path) -> None:
+def test_a_cost_limit_that_cannot_be_kept_is_refused(port: int) -> None:
     warm = ("POST", "/v1/functions/echo", b"1")
     *_, refused, taken = asked(
-        app,
+        port,
         *[warm] * 5,
         ("POST", "/v1/functions/echo", b"1", "application/json", {"Lamina-Cost-Limit": "1e-15"}),
         ("POST", "/v1/functions/echo", b"1", "application/json", {"Lamina-Cost-Limit": "1"}),
@@ -231,9 +262,9 @@ def test_a_cost_limit_that_is_found_too_low_when_its_turn_has_come_is_a_refusal_
     assert (problem.status, problem.code, problem.reason) == (429, "refused", "cost")
 
 
-def test_listings_status_health_and_description(app: Path) -> None:
+def test_listings_status_health_and_description(port: int) -> None:
     functions, workflows, about, status, health, ready, openapi = asked(
-        app,
+        port,
         *[("GET", path) for path in ("/v1/functions", "/v1/workflows", "/v1/functions/echo", "/v1/status", "/healthz")],
         ("GET", "/readyz"),
         ("GET", "/openapi.json"),
@@ -250,7 +281,7 @@ def test_listings_status_health_and_description(app: Path) -> None:
 
 
 def test_metrics_count_what_happened(app: Path) -> None:
-    *_, metrics = asked(
+    *_, metrics = asked_of_another(
         app,
         ("POST", "/v1/functions/echo", b"1"),
         ("POST", "/v1/functions/fail", b"1"),
@@ -333,7 +364,7 @@ def test_many_refusals_in_a_row_are_all_counted_and_all_told_apart(tmp_path: Pat
         "@app.function(slo='100us', scale=lamina.Scale(min=1))\ndef hurried(x):\n    time.sleep(0.01)\n    return x\n"
     )
     call = ("POST", "/v1/functions/hurried", b"1")
-    *answers, metrics = asked(app, *[call] * 30, ("GET", "/metrics"))
+    *answers, metrics = asked_of_another(app, *[call] * 30, ("GET", "/metrics"))
     refused = [answer for answer in answers if answer.status == 429]
     assert len({answer.json["id"] for answer in refused}) == len(refused) >= 20
     assert f'lamina_refusals_total{{reason="deadline",target="hurried"}} {len(refused)}.0' in metrics.body.decode()
@@ -362,6 +393,6 @@ def test_the_first_caller_of_a_function_waits_for_its_load_and_a_deadline_of_its
         "    def load(self): time.sleep(1.5)\n    def __call__(self, x): return x\n",
     )
     call = ("POST", "/v1/functions/f", b"1", "application/json")
-    own, first = asked(app, (*call, {"Lamina-Deadline-Ms": "1000"}), call)
+    own, first = asked_of_another(app, (*call, {"Lamina-Deadline-Ms": "1000"}), call)
     assert (own.status, first.status) == (504, 200)
     assert float(first.headers["lamina-cold-start-ms"]) > 50

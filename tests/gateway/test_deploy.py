@@ -51,6 +51,7 @@ def test_a_rolling_update_under_load_loses_no_call(app: Path, tmp_path: Path, in
                     while not done.is_set():
                         answer = await browser.post("/v1/functions/price", 1)
                         answers.append((answer.status, answer.json[0] if answer.status == 200 else str(answer.json)))
+                        await asyncio.sleep(0.002)  # the new version needs a core to load on
 
             clients = [asyncio.create_task(load()) for _ in range(4)]
             while not answers:

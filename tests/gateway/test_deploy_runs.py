@@ -89,7 +89,7 @@ def test_a_durable_run_under_way_goes_on_with_the_steps_it_began_with_and_surviv
     kept = tmp_path / "kept"
 
     async def work() -> tuple[Any, Any]:
-        async with managed(app, kept, runs=True) as server:
+        async with managed(app, kept, runs=True, grace_s=0.2) as server:  # the old run is to outlive it
             old = await started(server)
             while (await server.call(f"/v1/runs/{old}/history", method="GET")).body.count(b'"first"') < 1:
                 await asyncio.sleep(0.02)

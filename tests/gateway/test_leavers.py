@@ -34,7 +34,7 @@ def work(client, x, seen):
         file.write(f"{client} {time.monotonic()}\\n")
     time.sleep(0.01)
 """
-AT_ONCE = 40
+AT_ONCE = 100
 STAY_S = 0.1  # the longest anybody waits; the queue is longer than that
 NOTICE_S = 0.02  # from a closed socket to whoever decides, where nothing else runs
 LARGE = b"[" + b",".join([b"0.1234567"] * 4_000) + b"]"  # by shared memory where there are several processes

@@ -17,7 +17,7 @@ def test_nothing_is_lost_while_workers_die() -> None:
     port = free_port()
     with started([sys.executable, "-m", "lamina", "serve", str(APPS / "nonce.py"), "--port", str(port), "--json"]) as server:
         wait_for(f"http://127.0.0.1:{port}/readyz", None, 60)
-        history = asyncio.run(torture(server.pid, port, rate=50, seconds=6, every_s=0.5, seed=5, kills=6, deadline_s=60))
+        history = asyncio.run(torture(server.pid, port, rate=60, seconds=4, every_s=0.5, seed=5, kills=6, deadline_s=60))
     assert history.kills >= 6
     assert history.sent > 200
     assert (history.lost, history.doubled, history.wrong) == (0, 0, 0)

@@ -15,6 +15,7 @@ from lamina import values
 from lamina.asl.bind import find
 from lamina.asl.compile import compile_flow, resources
 from lamina.core import actions as do
+from lamina.core import course
 from lamina.core import events as ev
 from lamina.core.flow import Flow
 from lamina.core.notes import Note
@@ -27,6 +28,12 @@ from tests.asl.test_conformance import CASES
 Log = list[tuple[Note, bytes | None]]
 MOST = 6
 """Cuts per document: the first ones, and the last."""
+
+
+@pytest.fixture(autouse=True)
+def loops_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a loop may go on is for the conformance suite itself; here it would be gone through again and again."""
+    monkeypatch.setattr(course, "MAX_TURNS", 500)
 
 
 class Cut(Exception):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import socket
 import threading
 import traceback
 from collections.abc import Iterator
@@ -324,6 +326,13 @@ def test_remote_calls_share_their_connection(app: lamina.App, server: Scripted):
     assert server.connections == 1
 
 
+def test_a_function_streams_from_the_server_of_the_environment(app: lamina.App):
+    @app.function()
+    def square(x): ...
+
+    assert list(square.stream(3)) == [{"x": 3}]
+
+
 def test_spawn_and_map_of_a_function(app: lamina.App):
     @app.function()
     def square(x): ...
@@ -363,3 +372,53 @@ def test_without_an_address_it_is_the_usual_server_with_the_usual_token(monkeypa
 def test_a_time_without_a_unit_is_refused_by_name() -> None:
     with pytest.raises(BadValue, match="timeout: 5 has no unit"):
         lamina.Client(timeout=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"deadline": "0ms"}, "deadline: '0ms' is no time at all"),
+        ({"deadline": "25h"}, "deadline: '25h' is longer than a day"),
+        ({"priority": 11}, "priority: 11 is not a number from -10 to 10"),
+        ({"priority": "high"}, "priority: 'high' is not a number"),
+        ({"cost_limit": -1}, "cost_limit: -1 is not a number from 0"),
+        ({"cost_limit": float("nan")}, "cost_limit: nan is not a number from 0"),
+        ({"kind": "function"}, "kind: 'function' is none"),
+    ],
+)
+def test_wrong_options_are_told_by_their_own_names_before_anything_is_sent(
+    client: lamina.Client, server: Scripted, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(BadValue, match=re.escape(says)):
+        client.call("f", {"x": 1}, **options)
+    assert server.seen == []
+
+
+def test_a_run_without_an_id_is_none(client: lamina.Client) -> None:
+    with pytest.raises(BadValue, match="is that of no run"):
+        client.run("")
+
+
+@pytest.mark.parametrize("url", ["http://gpu1:8700/v1", "http://gpu1:8700/v1/functions/f", "https://gpu1/lamina/v2/models"])
+def test_the_address_of_something_at_a_server_is_not_that_of_a_server(url: str) -> None:
+    with pytest.raises(BadValue) as caught:
+        lamina.Client(url)
+    assert caught.value.hint == f'give the server alone: "{url[: url.index("/v")]}"'
+
+
+def test_a_path_before_ours_is_kept() -> None:
+    assert lamina.Client("https://gpu1/v1/lamina").server.base == "/v1/lamina"
+
+
+def test_a_server_without_tls_is_guessed_at() -> None:
+    def answer() -> None:
+        with plain.accept()[0] as connection:
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as plain:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(Unreachable) as caught:
+            lamina.Client(f"https://127.0.0.1:{plain.getsockname()[1]}").call("f")
+        thread.join()
+    assert caught.value.hint == "does it speak TLS? if not, write http://"

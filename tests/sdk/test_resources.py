@@ -63,7 +63,16 @@ def test_a_bad_value_is_refused_where_it_is_written_and_names_its_field(make: An
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(("options", "says"), [({"scale": 3}, "scale: 3 is not a Scale"), ({"quota": 0.5}, "quota: 0.5 is not")])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"scale": 3}, "scale: 3 is not a Scale"),
+        ({"quota": 0.5}, "quota: 0.5 is not"),
+        ({"home": "yes"}, "home: 'yes' is neither True nor False"),
+        ({"lend": 1}, "lend: 1 is neither True nor False"),
+        ({"idempotent": None}, "idempotent: None is neither True nor False"),
+    ],
+)
 def test_a_number_in_the_place_of_a_value_is_refused_by_name(options: dict[str, Any], says: str) -> None:
     with pytest.raises(BadValue, match=says):
         lamina.App("wrong").function(**options)

@@ -87,6 +87,8 @@ def uses() -> None:
     assert_type(awaited.remote(1), float)
     assert_type(words.remote("a"), list[str])
     assert_type(later_words.remote("a"), list[str])
+    assert_type(words.stream("a"), Iterator[str])
+    assert_type(later_words.stream("a"), Iterator[str])
     assert_type(model.remote(1), float)
     assert_type(traced.remote(1), float)
     assert_type(read.remote(1), float)

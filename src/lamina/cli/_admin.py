@@ -46,7 +46,11 @@ def json_option(command: F) -> F:
 def administer(what: str, given: Mapping[str, Any], url: str, place: str | None) -> Any:
     """Something of `access/desk.py`, through a server, or straight on its store (whoever can write that may do anything)."""
     if place is None:
-        return ask("POST", f"/v1/admin/{what}", url, msgspec.json.encode(given))
+        try:
+            return ask("POST", f"/v1/admin/{what}", url, msgspec.json.encode(given))
+        except Unreachable as error:
+            error.hint += "; without a server: --store .lamina/APP.db"
+            raise
     if place == "none":
         raise BadValue("--store: 'none' keeps nothing", hint="give the server's: .lamina/APP.db beside the app")
     if what.endswith("/list") and "://" not in place and not Path(place).exists():

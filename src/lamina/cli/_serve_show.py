@@ -29,10 +29,18 @@ def introduce(gateway: Any, policy: str, label: str) -> None:
     for line in misfits([function.spec for function in gateway.app.functions.values()], gateway.loop.engine.devices):
         click.echo(f"  warning   {line}")
     if gateway.durable is not None:
-        click.echo(f"  runs      kept in {gateway.durable.store.name}")
+        _say_where_runs_are(gateway.durable.store)
     if gateway.oip.grpc_port:
         click.echo(f"  gRPC      {gateway.host}:{gateway.oip.grpc_port}")
     click.echo(f"listening on {gateway.url}   (Ctrl-C stops)")
+
+
+def _say_where_runs_are(store: Any) -> None:
+    if store.down is None:
+        click.echo(f"  runs      kept in {store.name}")
+        return
+    click.echo(f"  runs      not kept now: {store.down.message}")
+    click.echo(f"            hint: {store.down.hint}; it is tried again all the time")
 
 
 async def status_line(gateway: Any) -> None:

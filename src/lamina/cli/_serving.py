@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -69,6 +70,8 @@ class Serving:
         from lamina.gateway.http import loop_factory
         from lamina.store.open import default_place, open_store
 
+        if self.explain and self.log_file is None:
+            raise click.UsageError("--explain says more in the log: give --log FILE as well")
         logs.set_up(self.log_format, calls=self.log_calls)
         self._say_where()
         target, keep_us, grace_s = self._target(), parse_us(self.keep, "--keep"), parse_us(self.grace, "--grace") / 1e6
@@ -160,9 +163,11 @@ class Serving:
         gc.collect()
         gc.freeze()  # what is here now stays: looking through it again and again would stop the loop for milliseconds
         gc.set_threshold(*GC_AT)
+        if gateway.durable is not None:
+            if self.place:
+                gateway.durable.start()  # a place somebody has named: if it cannot be used, that is said now
+            await gateway.durable.store.tried()
         self._tell(gateway, management, label)
-        if self.place and gateway.durable is not None:
-            gateway.durable.start()  # a place somebody has named: if it cannot be used, that is said now
         status = asyncio.create_task(status_line(gateway)) if sys.stderr.isatty() and not self.as_json else None
         await stop.wait()
         if status is not None:
@@ -182,20 +187,33 @@ class Serving:
         from lamina.gateway.serve import open_gateway
 
         try:
+            await self._look_at_ports(management)
             ways |= await management.before(live, self.host)
             gateway = await open_gateway(live, host=self.host, port=self.port, full_errors=not self.plain_errors, **ways)
             await management.beside(gateway)
         except OSError as error:
-            said = str(error.strerror)
-            where = "" if "bind on address" in said else f" on {self.host}:{self.port}"  # which of the ports, it says itself
             hint = "stop what listens there, or choose another port; 0 lets the system choose"
-            click.echo(f"error: cannot listen{where}: {said}\n  hint: {hint}", err=True)
+            where = error.filename or f"{self.host}:{self.port}"
+            click.echo(f"error: cannot listen on {where}: {error.strerror}\n  hint: {hint}", err=True)
             await live.loop.stop()
             return None
         except LaminaError:
             await live.loop.stop()
             raise
         return gateway
+
+    async def _look_at_ports(self, management: Management) -> None:
+        """One that is taken, mostly by another server of the same app, is said before anything is touched."""
+        from lamina.gateway.listen import listen
+
+        places = [(self.host, self.port), (self.host, self.grpc_port), (management.admin_host, management.admin_port)]
+        for host, port in places:
+            try:
+                if port:
+                    (await listen(asyncio.Protocol, host, port)).close()
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:  # the others may have a better reason
+                    raise
 
     def _note(self, text: str) -> None:
         """On stderr, in the form that was asked for."""

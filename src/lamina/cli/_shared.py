@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mimetypes
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from lamina.errors import BadValue
+from lamina.errors import BadValue, did_you_mean
 from lamina.sdk.binding import NOTHING
 
 if TYPE_CHECKING:
@@ -35,6 +36,13 @@ class Finite(click.FloatRange):
 
 class Group(click.Group):
     """A command with commands of its own. What each does is told in full: click alone cuts it at the width of a line."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        known = self.list_commands(ctx)
+        if args and not args[0].startswith("-") and args[0] not in known:
+            hint = did_you_mean(args[0], known, f"there are {', '.join(known)}")
+            ctx.fail(f"No such command {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
@@ -92,13 +100,29 @@ def parse_inputs(body: str | None, file: Path | None, named: tuple[str, ...]) ->
             name, equals, text = pair.partition("=")
             if not equals:
                 raise click.UsageError(f"--input {pair!r}: write name=JSON or name=@file")
-            values[name] = _read(text[1:], name) if text.startswith("@") else _json(text, name, f"{name}='\"text\"'")
+            values[name] = _read(text[1:], name) if text.startswith("@") else _json(text, name, f"{name}={_quoted(text)}")
         return values, True
     if file is not None:
         kind = mimetypes.guess_type(file.name)[0] or ""
         data = file.read_bytes()
         return (_json(data, str(file), "") if kind == "application/json" else data), False
-    return (_json(body, "body", """'{"x": 1}' or '"text"'""") if body is not None else NOTHING), False
+    return (_json(body, "body", _as_it_should_be(body)) if body is not None else NOTHING), False
+
+
+def _as_it_should_be(body: str) -> str:
+    """Of a body that is no JSON: it was text, or a name and a value."""
+    name, equals, value = body.partition("=")
+    if equals and name.isidentifier():
+        return f"--input {name}={_quoted(value)}"
+    return """'{"x": 1}' or '"text"'""" if body[:1] in "{[" or len(body) > 40 else _quoted(body)
+
+
+def _quoted(text: str) -> str:
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        text = msgspec.json.encode(text).decode()
+    return shlex.quote(text)
 
 
 def _json(text: str | bytes, field: str, example: str) -> Any:

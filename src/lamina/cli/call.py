@@ -19,6 +19,7 @@ from lamina.cli._shared import parse_inputs, show_value, url_option
 @click.option("--deadline", metavar="TIME", help='Answer within this time, such as "50ms", or refuse.')
 @click.option("--timeout", default="60s", show_default=True, help="How long to wait for the server's next word.")
 @click.option("--async", "later", is_flag=True, help="Do not wait: start a run that the server keeps, and print its id.")
+@click.option("--stream", is_flag=True, help="What a function yields, each piece as it comes: a line of JSON each.")
 @click.option("--quiet", "-q", is_flag=True, help="Only the result, no line about the call.")
 @click.option("--json", "as_json", is_flag=True, help="Result and details as one JSON object.")
 def command(
@@ -30,6 +31,7 @@ def command(
     deadline: str | None,
     timeout: str,
     later: bool,
+    stream: bool,
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -41,8 +43,11 @@ def command(
       lamina call add --input a=1 --input b=2
       lamina call classify --file cat.png --deadline 50ms
     """
+    from lamina import values
     from lamina.sdk.client import Client
 
+    if stream and later:
+        raise click.UsageError("give one of --async and --stream: who does not wait reads nothing")
     given, by_name = parse_inputs(body, file, named)
     with Client(url, token=os.environ.get("LAMINA_TOKEN"), timeout=timeout) as client:
         if not by_name:
@@ -50,10 +55,12 @@ def command(
         if later:
             click.echo(client.start(name, given, deadline=deadline).id)
             return 0
+        if stream:
+            for piece in client.stream(name, given, deadline=deadline):
+                click.echo(values.to_json(piece))
+            return 0
         answer = client.call_detailed(name, given, deadline=deadline)
     if as_json:
-        from lamina import values
-
         click.echo(values.to_json(answer.as_dict()).decode())
         return 0
     show_value(answer.value)

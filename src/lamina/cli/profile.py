@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("target", metavar="FILE[:FUNCTION]")
+@click.argument("function", required=False, metavar="")
 @click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True, help="What slices are cut from.")
 @click.option("--budget", default="60s", show_default=True, help="Stop after so long, for each function.")
 @click.option("--target", "sure", default="5%", show_default=True, help="Stop once the least sure place is known to this.")
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="One JSON line per function, and no table.")
 def command(
     target: str,
+    function: str | None,
     device: Literal["cpu", "gpu"],
     budget: str,
     sure: str,
@@ -53,6 +55,8 @@ def command(
     """
     from lamina.profiler import session
 
+    if function is not None:
+        raise click.UsageError(f"one function of a file is written {target}:{function}")
     if kind is not None:
         return _predict(target, kind, out, as_json)
     budget_s = parse_us(budget, "--budget") / 1e6

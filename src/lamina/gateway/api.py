@@ -195,13 +195,14 @@ class Api:
     def _unknown(self, request: Request, caller: Caller) -> UnknownTarget:
         """Nothing is there for this caller; what sounds like it may be what was meant."""
         where = request.path[:80].decode("latin-1")
-        if where.startswith("/v1/") and self._advice.may():
-            name = where.rpartition("/")[2]
-            seen = {target.name: target for target in self.targets if target.seen_by(caller.tenant)}
-            for one in [name, *difflib.get_close_matches(name, seen, n=1)]:
-                if one in seen:
-                    return UnknownTarget(f"nothing at {where!r}", hint=f"did you mean /v1/{seen[one].kind}s/{one}?")
         hint = "GET /v1/functions and /v1/workflows list what can be called, /openapi.json all there is"
+        if self._advice.may():
+            path, name = where.rstrip("/"), where.rstrip("/").rpartition("/")[2]
+            seen = {one.name: f"/v1/{one.kind}s/{one.name}" for one in self.targets if one.seen_by(caller.tenant)}
+            others = [known.decode() for known in self._reads if len(known) > 1]
+            names = [name, *(difflib.get_close_matches(name, seen, n=1) if path.count("/") > 1 else [])]
+            found = [seen[one] for one in names if one in seen] or difflib.get_close_matches(path, others, n=1, cutoff=0.8)
+            hint = f"did you mean {found[0]}?" if found else hint
         return UnknownTarget(f"nothing at {where!r}", hint=hint)
 
     # -------------------------------------------------------------------- reads

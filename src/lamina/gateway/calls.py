@@ -11,10 +11,9 @@ from msgspec.structs import replace
 
 from lamina.core.actions import Refuse, Reply
 from lamina.errors import LaminaError, StoreDown
-from lamina.gateway import wire, wishes
+from lamina.gateway import events, wire, wishes
 from lamina.gateway.caller import Caller
 from lamina.gateway.closed import Closed
-from lamina.gateway.events import KIND, Events
 from lamina.gateway.exchange import Exchange
 from lamina.gateway.first import FirstCalls
 from lamina.gateway.heads import Request
@@ -151,9 +150,10 @@ class Asked:
         if traces is not None:
             traces.begin(call_id, self.target.name, self.arrived_us, request.header(b"traceparent"))
         self.exchange.on_gone = lambda: loop.cancel(call_id)
-        if KIND in request.header(b"accept") and self.target.kind == "function":
-            self.exchange = events = Events(self.exchange)
-            loop.data.pieces[call_id] = events.piece
+        in_pieces = events.wanted(request.header(b"accept"))
+        if in_pieces is not None and self.target.kind == "function":
+            self.exchange = exchange = in_pieces(self.exchange)
+            loop.data.pieces[call_id] = exchange.piece
 
     def ended(self, ending: Ending) -> None:
         calls = self.calls

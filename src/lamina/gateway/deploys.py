@@ -115,7 +115,7 @@ class Deploys:
             owner = stage.owner_of(who, function)
             spec = next(one for one in owner.functions(stage.terms) if one.name == function)
             before = stage.terms.get(function, Terms())
-            after = before.changed(spec, given)
+            after = before.changed(spec, given, stage.devices)
             stage.terms[function] = after
             try:
                 self._check(owner)

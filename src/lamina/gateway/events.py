@@ -1,7 +1,7 @@
-"""An answer as server-sent events: one per piece that a function yields, then `end`, or `error` with the problem.
+"""An answer in pieces: one for each that a function yields, then the end, or an error with the problem.
 
-For who asks with `Accept: text/event-stream`. A function that returns has one piece. What fails before the first piece is an
-answer like any other.
+For who asks with `Accept: text/event-stream`, as server-sent events with JSON, or for what `lamina.Client` reads
+(`sdk/pieces.py`). A function that returns has one piece. What fails before the first piece is an answer like any other.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from lamina import values
 from lamina.errors import LaminaError
 from lamina.gateway.exchange import Exchange
 from lamina.gateway.wire import BYTES
+from lamina.sdk import pieces
 
-KIND = b"text/event-stream"
+NOTHING = (b"null", values.encode(None))
 
 
 class Events(Exchange):
     """Stands in for the exchange it writes to; `piece` takes encoded values."""
 
     __slots__ = ("_real",)
+
+    kind = b"text/event-stream"
 
     def __init__(self, real: Exchange) -> None:
         self._real = real
@@ -37,7 +40,7 @@ class Events(Exchange):
                 real.respond(status, body, content_type, extra)
                 return
             self._say(b"error", body)
-        elif not real.streaming and body != b"null":  # it has returned, not yielded
+        elif not real.streaming and body not in NOTHING:  # it has returned, not yielded
             self._say(b"", values.to_json(body) if content_type == BYTES else body, extra)
         self._say(b"end", b"{}", extra)
         real.end()
@@ -45,5 +48,27 @@ class Events(Exchange):
     def _say(self, event: bytes, data: bytes, extra: bytes = b"") -> None:
         real = self._real
         if not real.streaming:
-            real.begin(200, KIND, b"cache-control: no-cache\r\n" + extra)
-        real.push(b"%sdata: %s\n\n" % (b"event: %s\n" % event if event else b"", data))
+            real.begin(200, self.kind, b"cache-control: no-cache\r\n" + extra)
+        real.push(self._written(event, data))
+
+    def _written(self, event: bytes, data: bytes) -> bytes:
+        return b"%sdata: %s\n\n" % (b"event: %s\n" % event if event else b"", data)
+
+
+class Values(Events):
+    """Who asks for these also accepts values, so a result is one."""
+
+    __slots__ = ()
+
+    kind = pieces.CONTENT_TYPE.encode()
+
+    def piece(self, blob: values.Blob) -> None:
+        self._say(b"", bytes(blob))
+
+    def _written(self, event: bytes, data: bytes) -> bytes:
+        return pieces.frame({b"": pieces.VALUE, b"error": pieces.ERROR}.get(event, pieces.END), data)
+
+
+def wanted(accept: bytes) -> type[Events] | None:
+    """None: an answer as a whole."""
+    return Events if Events.kind in accept else Values if Values.kind in accept else None

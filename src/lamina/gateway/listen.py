@@ -119,9 +119,10 @@ def _bound(family: socket.AddressFamily, address: str, port: int, reuse_port: bo
         sock.bind((address, port))
         sock.listen(BACKLOG)
         sock.setblocking(False)
-    except OSError:
+    except OSError as error:
         sock.close()
-        raise
+        where = f"[{address}]:{port}" if family == socket.AF_INET6 else f"{address}:{port}"
+        raise OSError(error.errno, error.strerror, where) from None  # a server has several ports: which of them it is
     return sock
 
 

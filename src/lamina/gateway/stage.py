@@ -20,7 +20,7 @@ from lamina.gateway.versions import Served
 from lamina.live.loop import LiveLoop
 from lamina.live.triggers import Triggers
 from lamina.planner.room import check_room
-from lamina.types import FunctionSpec, Tenant
+from lamina.types import DeviceSpec, FunctionSpec, Tenant
 
 
 class Failed(Struct, frozen=True):
@@ -76,11 +76,15 @@ class Stage:
 
     # ----------------------------------------------------------------- what happens
 
+    @property
+    def devices(self) -> list[DeviceSpec]:
+        return [device.spec for device in self._loop.controller.state.devices.values()]
+
     def check(self, served: Served, tenant: Tenant | None) -> None:
         """Would it all fit, beside what stands, and within what its tenant may have?"""
         specs = served.functions(self.terms)
         others = [spec for one in self.served.values() if one.app != served.app for spec in one.functions(self.terms)]
-        check_room([device.spec for device in self._loop.controller.state.devices.values()], others, specs)
+        check_room(self.devices, others, specs)
         mine = [one for one in self.served.values() if one.tenant == served.tenant and one.app != served.app]
         versions.check_quota(tenant, specs + [spec for one in mine for spec in one.functions(self.terms)])
 

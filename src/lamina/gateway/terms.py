@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from msgspec import Struct
 from lamina.errors import BadValue
 from lamina.store import kv
 from lamina.store.base import Session
-from lamina.types import FunctionSpec, Scale
+from lamina.types import DeviceSpec, FunctionSpec, Scale
 
 SETTABLE = ("cores", "idle_us", "max", "memory_mib", "min", "share")
 _SCOPE = "deploy-terms"
@@ -33,11 +34,13 @@ class Terms(Struct, frozen=True, kw_only=True):
         }
         return msgspec.structs.replace(spec, **{name: value for name, value in changes.items() if value is not None})
 
-    def changed(self, spec: FunctionSpec, given: dict[str, Any]) -> Terms:
-        """With `given` besides what was changed before; `spec` is the function as it is now."""
+    def changed(self, spec: FunctionSpec, given: dict[str, Any], devices: Iterable[DeviceSpec]) -> Terms:
+        """With `given` besides what was changed before; `spec` is the function as it is now, and must run on `devices`."""
         for key, value in given.items():
             if key not in SETTABLE or not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e12:
                 raise BadValue(f"{key[:40]}: {str(value)[:40]} cannot be set", hint=f"there are {', '.join(SETTABLE)}")
+            if key != "share" and value != int(value):
+                raise BadValue(f"{key}: {value:g} is no whole number", hint="give one")
         scale = Scale(
             min=int(given.get("min", spec.scale.min)),
             max=int(given.get("max", spec.scale.max)),
@@ -49,6 +52,8 @@ class Terms(Struct, frozen=True, kw_only=True):
             raise BadValue(f"share: {given['share']:g} is not from 0 to 1", hint="1/4 of a GPU is 0.25")
         if given.get("share") and spec.gpu == "no":
             raise BadValue(f"share: {spec.name!r} does not run on GPUs", hint="write gpu= into its decorator, or set cores")
+        if "cores" in given:
+            _check_cores(int(given["cores"]), spec, devices)
         is_resized = "memory_mib" in given or (spec.home and ("share" in given or "cores" in given))
         return Terms(
             scale=scale,
@@ -57,6 +62,15 @@ class Terms(Struct, frozen=True, kw_only=True):
             memory_mib=int(given["memory_mib"]) if "memory_mib" in given else self.memory_mib,
             round=self.round + is_resized,
         )
+
+
+def _check_cores(cores: int, spec: FunctionSpec, devices: Iterable[DeviceSpec]) -> None:
+    fitting = [device for device in devices if spec.fits_family(device.family)]
+    most = max((device.units if device.family == "cpu" else device.cores for device in fitting), default=0)
+    if not most:
+        raise BadValue(f"cores: {spec.name!r} runs on GPUs alone", hint="set its share")
+    if not 1 <= cores <= most:
+        raise BadValue(f"cores: {cores} for {spec.name!r} where a device has up to {most}", hint=f"give 1 to {most}")
 
 
 def save(db: Session, function: str, terms: Terms, now_us: int) -> None:

@@ -36,6 +36,15 @@ def check_encoding(request: Request) -> None:
 
 def inputs_of(request: Request, params: tuple[Param, ...]) -> dict[str, bytes]:
     """The named inputs of a call, each encoded."""
+    try:
+        return _inputs(request, params)
+    except BadValue as error:
+        if request.query:
+            error.hint += "; inputs are taken from the body, not from behind the ? of the address"
+        raise
+
+
+def _inputs(request: Request, params: tuple[Param, ...]) -> dict[str, bytes]:
     check_encoding(request)
     kind, _, options = request.header(b"content-type").partition(b";")
     kind = kind.strip().lower()

@@ -40,6 +40,6 @@ def _number(text: bytes, field: str, least: float, most: float) -> float:
         shown = text[:40].decode("latin-1")
         raise BadValue(
             f"{field}: {shown!r} is not a number from {least:.12g} to {most:.12g}",
-            hint="leave the header out for the default",
+            hint="a plain number; leave the header out for the default",
         )
     return number

@@ -154,7 +154,7 @@ def open_emulated(
         if not any(table.latency_us(name, device.kind, 1, 1) for device in fitting):
             raise BadValue(
                 f"no profile of {name!r} on {', '.join(sorted({device.kind for device in fitting}))}",
-                hint="put one into a folder `profiles` beside the app, or name the folder with --profiles",
+                hint="`lamina profile` makes one, in `profiles` beside the app; or name a folder that has it with --profiles",
             )
     world = World(table, random.Random(seed), NOISE)
     controller = Controller(policy or policies.build(DEFAULT_POLICY), online.Predictor(table))

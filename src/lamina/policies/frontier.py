@@ -37,7 +37,7 @@ from lamina.planner.cheapest.offer import Offers
 from lamina.planner.cheapest.pace import Pace
 from lamina.planner.cheapest.price import Demand
 from lamina.planner.cheapest.seats import Menus, Seat, bookings, seats
-from lamina.planner.cheapest.siblings import is_hopeless
+from lamina.planner.cheapest.siblings import Siblings
 from lamina.planner.cheapest.standing import Standing
 from lamina.planner.cheapest.ways import Ways
 from lamina.planner.cheapest.weigh import NOTHING, Weigh, has_goal
@@ -70,6 +70,7 @@ class Policy:
     _allowance: Allowance = field(init=False)
     _door: Door = field(init=False)
     _judge: Judge = field(init=False)
+    _siblings: Siblings = field(init=False)
     _standing: Standing = field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,6 +81,7 @@ class Policy:
         offers = Offers(self._menus, self._plans, fluid, Ways(self._menus))
         self._door = Door(self.margin, self._demand, fluid, offers, self._allowance)
         self._judge = Judge(self._plans, Weigh(self.spare, self.patience), self._luck, self.doubt)
+        self._siblings = Siblings(self._menus)
         self._standing = Standing(period_us=self.period_us, menus=self._menus)
 
     def admit(self, view: View, call: Call) -> Promise | Refuse:
@@ -133,7 +135,7 @@ class Policy:
             yield from self._start(view, function, jobs, verdict.seat, verdict.pick, room)
 
     def _is_lost(self, view: View, function: FunctionState, head: Job, fast_us: int) -> bool:
-        return head.expires_us < view.now_us + fast_us or is_hopeless(view, self._menus, function, head)
+        return head.expires_us < view.now_us + fast_us or self._siblings.are_hopeless(view, function, head)
 
     def _worth(self, view: View, function: FunctionState, head: Job, places: list[Seat]) -> list[Seat]:
         """Without the kinds of devices that do not pay at this pace."""

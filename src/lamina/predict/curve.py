@@ -25,7 +25,13 @@ class Curve:
         if batch in self.sizes:
             self.sizes[batch].add(value)
         else:
-            self.sizes[batch] = Level(value, FIRST * value, value)
+            self.sizes[batch] = Level(value, self._spread() * value, value)
+
+    def _spread(self) -> float:
+        """Mean deviation to expect of a size seen once, over its time: that of the others. Were it less, sizes seldom seen would
+        look best, and a plan that chooses among them would break its promises."""
+        seen = sum(size.count for size in self.sizes.values())
+        return max(FIRST, sum(size.count * size.deviation / size.mean for size in self.sizes.values()) / seen) if seen else FIRST
 
     def relax(self) -> None:
         self._forget()

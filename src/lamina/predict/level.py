@@ -69,8 +69,9 @@ class Level:
             spread = median(abs(seen - self.mean) for seen in level)
             self.deviation, self.count = max(FIRST * self.mean, spread), 1  # a beginning: if it was a stall, the next run says so
             return
-        self.deviation += STEP * (abs(value - self.mean) - self.deviation)
-        self.mean += max(STEP, 1 / self.count) * (value - self.mean)
+        step = max(STEP, 1 / self.count)
+        self.deviation += step * (abs(value - self.mean) - self.deviation)
+        self.mean += step * (value - self.mean)
 
     def relax(self) -> None:
         """Believe it less, and a beginning least of all: it may have been one slow run."""

@@ -15,7 +15,7 @@ from lamina.errors import BadValue, UnknownTarget, did_you_mean
 from lamina.sdk.context import context
 from lamina.sdk.cron import parse as parse_cron
 from lamina.sdk.function import Function
-from lamina.sdk.resources import CPU, GPU, SLO, Quota, Scale, whole
+from lamina.sdk.resources import CPU, GPU, SLO, Quota, Scale, flag, whole
 from lamina.sdk.state import Memory, State, Transaction
 from lamina.sdk.torch_model import TorchModel
 from lamina.sdk.triggers import Trigger, checked
@@ -308,12 +308,12 @@ def _function_spec(
         share=gpu.part if gpu else 0.0,
         gpu="no" if gpu is None else "must" if gpu.required else "may",
         memory_mib=max(cpu.memory_mib, gpu.memory_mib if gpu else 0),
-        home=home or (gpu is not None and gpu.isolated),  # its share is fixed when its process starts
-        lend=lend and not (gpu is not None and gpu.isolated),
+        home=flag(home, "home") or (gpu is not None and gpu.isolated),  # its share is fixed when its process starts
+        lend=flag(lend, "lend") and not (gpu is not None and gpu.isolated),
         quota=(quota or Quota(limit=time_limit)).spec(),
         scale=(scale or Scale()).spec(),
         slo=_slo(slo).spec(),
-        idempotent=idempotent,
+        idempotent=flag(idempotent, "idempotent"),
         max_queue=whole(max_queue, "max_queue", 1),
     )
     return lambda name: replace(known, name=name)

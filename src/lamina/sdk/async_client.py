@@ -9,9 +9,10 @@ from lamina.errors import LaminaError
 from lamina.sdk import wire
 from lamina.sdk.async_connections import AsyncConnections
 from lamina.sdk.binding import NOTHING
+from lamina.sdk.pieces import IN_PIECES
 from lamina.sdk.resources import whole
 from lamina.sdk.runs import AsyncRun, RunStatus, longest_poll_ms, run_request, status_of
-from lamina.sdk.talk import Talk, Talks
+from lamina.sdk.talk import Talk, Talks, further
 from lamina.sdk.wire import Answer, Request, Response
 
 T = TypeVar("T")
@@ -86,6 +87,35 @@ class AsyncClient:
         except LaminaError as error:
             return error.with_traceback(None)
 
+    async def stream(
+        self,
+        name: str,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        deadline: str | None = None,
+        priority: int = 0,
+        cost_limit: float = 0.0,
+        kind: str = "",
+    ) -> AsyncIterator[Any]:
+        """What a function yields, piece by piece as it comes; of anything else the result is the only piece. It is asked when
+        the first is asked for. Who stops reading ends it: the function is closed at its next `yield`."""
+        talk = self._talks.call(name, inputs, deadline, priority, cost_limit, kind, more=IN_PIECES)
+        request = next(talk)
+        while True:
+            async with self._connections.stream(request) as (response, pieces):
+                answer = further(talk, response)
+                if isinstance(answer, LaminaError):
+                    raise answer
+                if isinstance(answer, Request):
+                    request = answer
+                    continue
+                if pieces is None:
+                    yield answer.value
+                    return
+                async for piece in pieces:
+                    yield piece
+                return
+
     async def start(
         self,
         name: str,
@@ -152,10 +182,7 @@ class AsyncClient:
 
     async def _have(self, talk: Talk[T]) -> T:
         """Carry on a talk to its end."""
-        try:
-            request = next(talk)
-            while True:
-                request = talk.send(await self._connections.send(request))
-        except StopIteration as end:
-            result: T = end.value
-            return result
+        said: Request | T = next(talk)
+        while isinstance(said, Request):
+            said = further(talk, await self._connections.send(said))
+        return said

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import httptools
 
 from lamina.errors import DeadlineExceeded, Unreachable
-from lamina.sdk.wire import Request, Response, Server
+from lamina.sdk.async_stream import AsyncStream
+from lamina.sdk.wire import Request, Response, Server, no_answer, no_server
 from lamina.units import parse_us
 
 
@@ -41,8 +44,19 @@ class AsyncConnections:
                 f"no answer from {self._server.url} within {self._timeout}", hint="give the client a longer timeout="
             ) from None
         if response is None:
-            raise Unreachable(f"{self._server.url} closed the connection without an answer", hint="see the server's log")
+            raise no_answer(self._server)
         return response
+
+    @asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator[tuple[Response, AsyncIterator[Any] | None]]:
+        """As in `Connections`."""
+        async with self._places:
+            stream = AsyncStream(self._server, self._timeout, self._timeout_s)
+            try:
+                response = await stream.open(request)
+                yield response, stream.pieces() if stream.is_in_pieces else None
+            finally:
+                await stream.close()
 
     async def _exchange(self, connection: _Connection, request: Request) -> Response | None:
         try:
@@ -64,7 +78,7 @@ class AsyncConnections:
                 lambda: _Connection(self), server.host, server.port, ssl=True if server.tls else None
             )
         except OSError as error:
-            raise Unreachable(f"no server at {server.url}: {error}", hint="start it with: lamina serve app.py") from None
+            raise no_server(server, error) from None
         return connection
 
     def arrived(self, connection: _Connection) -> None:
@@ -99,10 +113,7 @@ class _Connection(asyncio.Protocol):
             return None
         self._reset()
         self._waiter = asyncio.get_running_loop().create_future()
-        lines = [f"{request.method} {request.path} HTTP/1.1", *(f"{key}: {value}" for key, value in request.headers.items())]
-        if request.method == "POST":
-            lines.append(f"content-length: {len(request.body)}")
-        self._transport.writelines(["\r\n".join([*lines, "", ""]).encode("latin-1"), request.body])
+        self._transport.writelines(request.as_http())
         try:
             return await self._waiter
         finally:

@@ -13,9 +13,10 @@ from lamina.sdk import wire
 from lamina.sdk.binding import NOTHING
 from lamina.sdk.calls import Call, Line
 from lamina.sdk.connections import Connections
+from lamina.sdk.pieces import IN_PIECES
 from lamina.sdk.resources import whole
 from lamina.sdk.runs import Run, RunStatus, longest_poll_ms, run_request, status_of
-from lamina.sdk.talk import Talk, Talks
+from lamina.sdk.talk import Talk, Talks, further
 from lamina.sdk.wire import Answer, Request, Response
 
 T = TypeVar("T")
@@ -82,6 +83,30 @@ class Client:
         if isinstance(answer, LaminaError):
             raise answer
         return answer
+
+    def stream(
+        self,
+        name: str,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        deadline: str | None = None,
+        priority: int = 0,
+        cost_limit: float = 0.0,
+        kind: str = "",
+    ) -> Iterator[Any]:
+        """What a function yields, piece by piece as it comes; of anything else the result is the only piece. It is asked when
+        the first is asked for. Who stops reading ends it: the function is closed at its next `yield`."""
+        talk = self._talks.call(name, inputs, deadline, priority, cost_limit, kind, more=IN_PIECES)
+        request = next(talk)
+        while True:
+            with self._connections.stream(request) as (response, pieces):
+                answer = further(talk, response)
+                if isinstance(answer, LaminaError):
+                    raise answer
+                if not isinstance(answer, Request):
+                    yield from pieces if pieces is not None else (answer.value,)
+                    return
+                request = answer
 
     def spawn(self, name: str, inputs: Mapping[str, Any] | None = None, *, deadline: str | None = None, kind: str = "") -> Call:
         """As `call`, without waiting."""
@@ -217,13 +242,10 @@ class Client:
 
     def _have(self, talk: Talk[T], line: Line) -> T:
         """Carry on a talk to its end."""
-        try:
-            request = next(talk)
-            while True:
-                request = talk.send(self._connections.send(request, line))
-        except StopIteration as end:
-            result: T = end.value
-            return result
+        said: Request | T = next(talk)
+        while isinstance(said, Request):
+            said = further(talk, self._connections.send(said, line))
+        return said
 
 
 def _settled(call: Call, return_errors: bool) -> Any:

@@ -7,13 +7,18 @@ import select
 import socket
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from lamina.errors import Cancelled, DeadlineExceeded, Unreachable
 from lamina.sdk.calls import Line
-from lamina.sdk.wire import Request, Response, Server
+from lamina.sdk.pieces import CONTENT_TYPE, Pieces
+from lamina.sdk.wire import Request, Response, Server, no_answer, no_server
 from lamina.units import parse_us
 
 MAX_IDLE = 64
+READ_BYTES = 2**16
 
 
 class Connections:
@@ -39,27 +44,62 @@ class Connections:
         if response is None:
             response = self._exchange(self._connect(), request, line)
         if response is None:
-            raise Unreachable(f"{self._server.url} closed the connection without an answer", hint="see the server's log")
+            raise no_answer(self._server)
         return response
+
+    @contextmanager
+    def stream(self, request: Request) -> Iterator[tuple[Response, Iterator[Any] | None]]:
+        """An answer, and its pieces if it comes in such; then it has no body. On a connection of its own; leaving closes that,
+        and the server takes notice."""
+        connection = self._connect()
+        try:
+            with self._said(Line()):
+                connection.request(request.method, request.path, request.body or None, request.headers)
+                answer = connection.getresponse()
+                in_pieces = answer.headers.get_content_type() == CONTENT_TYPE
+                response = _response(answer, b"" if in_pieces else answer.read())
+            with answer:
+                yield response, self._pieces(answer, response) if in_pieces else None
+        finally:
+            connection.close()
+
+    def _pieces(self, answer: http.client.HTTPResponse, response: Response) -> Iterator[Any]:
+        pieces, data = Pieces(response), b"-"
+        while data:
+            with self._said(Line()):
+                data = answer.read1(READ_BYTES)
+            yield from pieces.of(data)
+        pieces.check_end()
 
     def _exchange(self, connection: http.client.HTTPConnection, request: Request, line: Line) -> Response | None:
         """None: the connection dropped before a byte of an answer."""
         keep = False
         try:
-            line.hold(connection)
-            try:
-                connection.request(request.method, request.path, request.body or None, request.headers)
-                if not self._server.tls and not connection.sock.recv(1, socket.MSG_PEEK):
-                    raise ConnectionResetError
-            except ConnectionError:
-                if line.cut:
-                    raise
-                return None
-            answer = connection.getresponse()
-            body = answer.read()
-            keep = not answer.will_close and not line.cut
-            headers = {key.lower(): value for key, value in answer.getheaders()}
-            return Response(answer.status, headers, body)
+            with self._said(line):
+                line.hold(connection)
+                try:
+                    connection.request(request.method, request.path, request.body or None, request.headers)
+                    if not self._server.tls and not connection.sock.recv(1, socket.MSG_PEEK):
+                        raise ConnectionResetError
+                except ConnectionError:
+                    if line.cut:
+                        raise
+                    return None
+                answer = connection.getresponse()
+                response = _response(answer, answer.read())
+                keep = not answer.will_close and not line.cut
+                return response
+        finally:
+            if keep:
+                self._give_back(connection)
+            else:
+                connection.close()
+
+    @contextmanager
+    def _said(self, line: Line) -> Iterator[None]:
+        """What goes wrong with a connection, in our words."""
+        try:
+            yield
         except TimeoutError:
             raise DeadlineExceeded(
                 f"no answer from {self._server.url} within {self._timeout}", hint="give the client a longer timeout="
@@ -68,11 +108,6 @@ class Connections:
             if line.cut:
                 raise Cancelled("cancelled by its caller") from None
             raise Unreachable(f"the answer of {self._server.url} broke off: {error or type(error).__name__}") from None
-        finally:
-            if keep:
-                self._give_back(connection)
-            else:
-                connection.close()
 
     def _connect(self) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._server.tls else http.client.HTTPConnection
@@ -81,7 +116,7 @@ class Connections:
             connection.connect()
         except OSError as error:
             connection.close()
-            raise Unreachable(f"no server at {self._server.url}: {error}", hint="start it with: lamina serve app.py") from None
+            raise no_server(self._server, error) from None
         return connection
 
     def _take(self) -> http.client.HTTPConnection | None:
@@ -102,6 +137,10 @@ class Connections:
                 self._idle.append(connection)
                 return
         connection.close()
+
+
+def _response(answer: http.client.HTTPResponse, body: bytes) -> Response:
+    return Response(answer.status, {key.lower(): value for key, value in answer.getheaders()}, body)
 
 
 def _close_all(connections: list[http.client.HTTPConnection]) -> None:

@@ -26,6 +26,8 @@ def load_app(target: str) -> App:
     """The app at "path/file.py", "path/file.py:name", "package.module" or "package.module:name"."""
     if is_bundle(target):
         return open_bundle(target)
+    if "://" in target:
+        raise BadValue(f"{target!r} is an address", hint="an app is a file on this machine: app.py")
     where, _, name = target.partition(":")
     module = _from_file(Path(where)) if where.endswith(".py") else _from_module(where)
     return _pick(module, where, name)
@@ -33,7 +35,9 @@ def load_app(target: str) -> App:
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise BadValue(f"no file {str(path)!r}", hint="give the path of the file that holds the app")
+        known = [one.name for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        hint = did_you_mean(path.name, known, "give the path of the file that holds the app")
+        raise BadValue(f"no file {str(path)!r}", hint=hint)
     path = path.resolve()
     name = path.stem
     before = sys.modules.get(name)

@@ -61,6 +61,17 @@ class Remote(Generic[P, R]):
         inputs = self._inputs("aio", args, kwargs)
         return self.app.async_client().call(self.name, inputs, kind=self.kind)
 
+    @overload
+    def stream(self: Remote[P, Iterator[V]], *args: P.args, **kwargs: P.kwargs) -> Iterator[V]: ...
+    @overload
+    def stream(self: Remote[P, AsyncIterator[V]], *args: P.args, **kwargs: P.kwargs) -> Iterator[V]: ...
+    @overload
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Any]: ...
+    def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """One request; what a function yields, piece by piece as it comes."""
+        inputs = self._inputs("stream", args, kwargs)
+        return self.app.client().stream(self.name, inputs, kind=self.kind)
+
     def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """One request, without waiting: the `Call` gives the result later."""
         inputs = self._inputs("spawn", args, kwargs)

@@ -29,6 +29,12 @@ def whole(value: Any, field: str, least: int) -> int:
     return value
 
 
+def flag(value: Any, field: str) -> bool:
+    if not isinstance(value, bool):
+        raise BadValue(f"{field}: {value!r} is neither True nor False", hint=f"write {field}=True or {field}=False")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class SLO:
     """A latency goal from arrival to answer, for a share `target` of the calls.

@@ -61,7 +61,7 @@ class Run:
 
     def __init__(self, client: Client, id: str) -> None:
         self._client = client
-        self.id = id
+        self.id = _checked(id)
 
     def __repr__(self) -> str:
         return f"<run {self.id}>"
@@ -99,7 +99,7 @@ class AsyncRun:
 
     def __init__(self, client: AsyncClient, id: str) -> None:
         self._client = client
-        self.id = id
+        self.id = _checked(id)
 
     def __repr__(self) -> str:
         return f"<run {self.id}>"
@@ -167,6 +167,12 @@ def start_request(
     request.headers["prefer"] = "respond-async"
     request.headers["idempotency-key"] = key
     return request
+
+
+def _checked(id: str) -> str:
+    if not id or not isinstance(id, str):
+        raise BadValue(f"id: {id!r} is that of no run", hint="client.runs() lists them")
+    return id
 
 
 def key_of(given: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Any, TypeVar
 
-from lamina.errors import LaminaError, UnknownTarget
+from lamina.errors import BadValue, LaminaError, UnknownTarget
 from lamina.sdk import wire
 from lamina.sdk.binding import Param, bind
 from lamina.sdk.runs import key_of, start_request, started
@@ -21,16 +21,36 @@ Talk = Generator[Request, Response, T]
 Inputs = Mapping[str, Any] | None
 
 
+def further(talk: Talk[T], response: Response) -> Request | T:
+    """What is to be asked next, or what came of it."""
+    try:
+        return talk.send(response)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
 class Talks:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._kinds: dict[str, str] = {}  #: what a name turned out to be
 
     def call(
-        self, name: str, inputs: Inputs, deadline: str | None, priority: int, cost_limit: float, kind: str
+        self,
+        name: str,
+        inputs: Inputs,
+        deadline: str | None,
+        priority: int,
+        cost_limit: float,
+        kind: str,
+        *,
+        more: Mapping[str, str] | None = None,
     ) -> Talk[Answer | LaminaError]:
+        """`more`: headers besides the usual ones."""
         for guess in self._guesses(name, kind):
-            answer = wire.answer_of((yield wire.call_request(self._server, guess, name, inputs, deadline, priority, cost_limit)))
+            request = wire.call_request(self._server, guess, name, inputs, deadline, priority, cost_limit)
+            request.headers.update(more or {})
+            answer = wire.answer_of((yield request))
             if not isinstance(answer, UnknownTarget):
                 self._kinds[name] = guess
                 return answer
@@ -65,6 +85,8 @@ class Talks:
         return bind([Param(one["name"], one["required"]) for one in inputs], body)
 
     def _guesses(self, name: str, kind: str) -> tuple[str, ...]:
+        if kind and kind not in wire.KINDS:
+            raise BadValue(f"kind: {kind!r} is none", hint=f"leave it out, or give one of {', '.join(wire.KINDS)}")
         kind = kind or self._kinds.get(name, "")
         return (kind,) if kind else wire.KINDS
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,6 +21,10 @@ from lamina.units import parse_us
 
 VALUE = "application/vnd.lamina.value"
 KINDS = ("functions", "workflows")
+MAX_DEADLINE_US = 86_400_000_000
+MAX_PRIORITY = 10
+
+_SOMETHING_THERE = re.compile(r"/v[12](/(functions|workflows|models|runs|state|status)\b.*)?/?$")
 
 _BY_CODE: dict[str, type[LaminaError]] = {
     kind.code: kind
@@ -99,6 +105,12 @@ class Request:
     headers: dict[str, str]
     body: bytes = b""
 
+    def as_http(self) -> list[bytes]:
+        lines = [f"{self.method} {self.path} HTTP/1.1", *(f"{key}: {value}" for key, value in self.headers.items())]
+        if self.method == "POST":
+            lines.append(f"content-length: {len(self.body)}")
+        return ["\r\n".join([*lines, "", ""]).encode("latin-1"), self.body]
+
 
 @dataclass(frozen=True, slots=True)
 class Response:
@@ -133,6 +145,8 @@ def server_at(url: str | None, token: str | None) -> Server:
     parts = address(url)
     if parts is None or not parts.hostname or parts.query or parts.fragment:
         raise BadValue(f"url: {url!r} is not the address of a server", hint='write it as "http://127.0.0.1:8700"')
+    if at := _SOMETHING_THERE.search(url):
+        raise BadValue(f"url: {url!r} is that of something at a server", hint=f'give the server alone: "{url[: at.start()]}"')
     if token is not None and not (token.isascii() and token.isprintable()):
         raise BadValue("token: not printable ASCII", hint="give the token as it was issued")
     tls = parts.scheme == "https"
@@ -154,12 +168,22 @@ def call_request(
         )
     headers = server.headers() | {"content-type": VALUE}
     if deadline is not None:
-        headers["lamina-deadline-ms"] = f"{parse_us(deadline, 'deadline') / 1000:g}"
+        deadline_us = parse_us(deadline, "deadline")
+        if not 0 < deadline_us <= MAX_DEADLINE_US:
+            wrong = "longer than a day" if deadline_us else "no time at all"
+            raise BadValue(f"deadline: {deadline!r} is {wrong}", hint="leave it out for the target's own goal")
+        headers["lamina-deadline-ms"] = f"{deadline_us / 1000:g}"
     if priority:
-        headers["lamina-priority"] = str(int(priority))
+        headers["lamina-priority"] = str(_from(priority, "priority", -MAX_PRIORITY, MAX_PRIORITY))
     if cost_limit:
-        headers["lamina-cost-limit"] = repr(float(cost_limit))
+        headers["lamina-cost-limit"] = repr(float(_from(cost_limit, "cost_limit", 0, math.inf)))
     return Request("POST", f"{server.base}/v1/{kind}/{quote(name, safe='')}", headers, values.encode(dict(inputs or {})))
+
+
+def _from(value: Any, field: str, least: float, most: float) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most or value != value:
+        raise BadValue(f"{field}: {value!r} is not a number from {least:g} to {most:g}", hint="leave it out for the default")
+    return value
 
 
 def read_request(server: Server, path: str) -> Request:
@@ -213,6 +237,20 @@ def error_of(response: Response) -> LaminaError:
     if call_id or step:
         error.add_note("  ".join(f"{what}: {which}" for what, which in (("call", call_id), ("step", step)) if which))
     return error
+
+
+def no_server(server: Server, error: OSError) -> errors.Unreachable:
+    hint = "start it with: lamina serve app.py"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        hint = "name the file of who has signed its certificate in SSL_CERT_FILE"
+    elif isinstance(error, ssl.SSLError):
+        hint = "does it speak TLS? if not, write http://"
+    return errors.Unreachable(f"no server at {server.url}: {error}", hint=hint)
+
+
+def no_answer(server: Server) -> errors.Unreachable:
+    hint = "see the server's log" + ("" if server.tls else "; if it speaks TLS, write https://")
+    return errors.Unreachable(f"{server.url} closed the connection without an answer", hint=hint)
 
 
 def unknown(server: Server, name: str, known: Sequence[str] = ()) -> errors.UnknownTarget:

@@ -75,6 +75,10 @@ class Store(Protocol):
         """Why nothing can be written now; None: it can."""
         ...
 
+    async def tried(self) -> None:
+        """Until it is known whether it can be used. At once, if nobody has used it yet."""
+        ...
+
     def start(self) -> None:
         """From the loop that `done` is to be called on. Does not wait: a store that cannot be opened is down, for now."""
         ...

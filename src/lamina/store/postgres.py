@@ -104,7 +104,7 @@ class Postgres:
         errors = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError)
         if isinstance(error, errors) or getattr(error, "sqlstate", None) in ("25006", "42501"):  # read-only; not allowed
             said = str(error).strip().split("\n")[0]
-            return StoreDown(f"store {self.name}: {said}", hint="see to the database; it is tried again by itself")
+            return StoreDown(f"store {self.name}: {said}", hint="see to the database")
         return None
 
 

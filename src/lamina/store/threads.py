@@ -106,6 +106,10 @@ class ThreadedStore:
     def down(self) -> StoreDown | None:
         return self._down
 
+    async def tried(self) -> None:
+        if self._ends:
+            await asyncio.to_thread(self._tried.wait, PATIENCE_S)
+
     def start(self) -> None:
         if not self._ends and self._reading:
             self._loop = asyncio.get_running_loop()

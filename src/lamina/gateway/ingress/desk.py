@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from lamina.core.actions import Reply
 from lamina.errors import LaminaError, UnknownTarget
-from lamina.gateway import wire, wishes
-from lamina.gateway.events import KIND
+from lamina.gateway import events, wire, wishes
 from lamina.gateway.heads import Parsed, Request
 from lamina.gateway.ingress.frames import (
     HEADS,
@@ -50,7 +49,8 @@ class _Known:
 
     def __init__(self, head: Head) -> None:
         self.request = Request(head.method, head.path, head.query, head.headers, b"", head.keep_alive)
-        self.has_wishes = not wishes.HEADERS.isdisjoint(head.headers) or KIND in head.headers.get(b"accept", b"")
+        in_pieces = events.wanted(head.headers.get(b"accept", b""))
+        self.has_wishes = in_pieces is not None or not wishes.HEADERS.isdisjoint(head.headers)
 
 
 class Desk:

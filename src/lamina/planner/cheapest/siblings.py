@@ -7,6 +7,7 @@ slices are of whatever size lets most of its jobs end in time.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 
 from lamina.core.lease import Device
@@ -18,40 +19,59 @@ from lamina.planner.batching import largest_in_time
 from lamina.planner.cheapest.menu import Menu
 from lamina.planner.cheapest.seats import Menus
 
-HOPE = 0.9
-"""Of the times that are planned with: those are seldom exceeded, so a little less is still to be hoped for."""
+HOPE = 0.75
+"""Of the times that are planned with: those are seldom exceeded, so with less there is still something to be hoped for."""
+
+AGAIN = 16
+"""A run that can be in time is asked about again when such a part of the time it has left is gone: counting a thousand items
+for each of their batches would take longer than choosing the batch."""
 
 
-def is_hopeless(view: View, menus: Menus, function: FunctionState, head: Job) -> bool:
-    """Can the jobs of its run that wait here not all end in time any more?"""
-    if len(head.run.jobs) < 2:
-        return False
-    missing = sum(not job.batch_id and job.function == head.function for job in head.run.jobs.values())
-    if missing < 2:
-        return False
-    standing: dict[str, int] = {}  #: how many instances, by device
-    for instance in function.instances.values():
-        if instance.phase is Phase.WARM:
-            standing[instance.device] = standing.get(instance.device, 0) + 1
-    for device_id, count in standing.items():
-        device = view.devices[device_id]
-        lanes = count * (function.batches_at_once(device) or device.spec.units)
-        missing -= _in_time(view, device, menus.of(view, function, device), lanes, missing, head.expires_us)
-        if missing <= 0:
+@dataclass(slots=True)
+class Siblings:
+    menus: Menus
+    _asked: dict[str, tuple[str, int]] = field(default_factory=dict)  #: by function: the call last asked about, and until when
+
+    def are_hopeless(self, view: View, function: FunctionState, head: Job) -> bool:
+        """Can the jobs of its run that wait here not all end in time any more?"""
+        name, call, now_us = function.spec.name, head.run.call.id, view.now_us
+        if len(head.run.jobs) < 2:
             return False
-    return True
+        asked, until_us = self._asked.get(name, ("", 0))
+        if asked == call and now_us < until_us:
+            return False
+        if self._too_many(view, function, head):
+            return True
+        self._asked[name] = (call, now_us + (head.expires_us - now_us) // AGAIN)
+        return False
+
+    def _too_many(self, view: View, function: FunctionState, head: Job) -> bool:
+        missing = sum(not job.batch_id and job.function == head.function for job in head.run.jobs.values())
+        if missing < 2:
+            return False
+        standing: dict[str, int] = {}  #: how many instances, by device
+        for instance in function.instances.values():
+            if instance.phase is Phase.WARM:
+                standing[instance.device] = standing.get(instance.device, 0) + 1
+        for device_id, count in standing.items():
+            device = view.devices[device_id]
+            lanes = count * (function.batches_at_once(device) or device.spec.units)
+            missing -= _in_time(view, device, self.menus.of(view, function, device), lanes, missing, head.expires_us)
+            if missing <= 0:
+                return False
+        return True
 
 
 def _in_time(view: View, device: Device, menu: Menu, lanes: int, wanted: int, until_us: int) -> int:
     """How many of so many jobs can end here by then, in so many batches side by side at most."""
     free_us = sorted(_free_us(view, device))
     most = min(wanted, menu.most)
-    best = 0
+    best = 0 if menu.known else wanted
     for size in menu.sizes:
         latency_us = partial(_latency_us, menu, size)
         full_us = latency_us(most)
         if not full_us:
-            return wanted  # nobody knows how long it takes
+            continue  # nobody knows how long it takes, so no batch will have that slice
         found = 0
         for last in range(size - 1, min(lanes * size, len(free_us)), size):
             rounds, left_us = divmod(max(0, until_us - free_us[last]), full_us)

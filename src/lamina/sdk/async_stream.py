@@ -1,0 +1,112 @@
+"""An answer that may come in pieces, for asyncio: on a connection of its own, so that who reads slowly holds up nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import httptools
+
+from lamina.errors import DeadlineExceeded, Unreachable
+from lamina.sdk.pieces import CONTENT_TYPE, Pieces
+from lamina.sdk.wire import Request, Response, Server, no_answer, no_server
+
+READ_BYTES = 2**16
+
+
+class AsyncStream:
+    """One exchange. `timeout` is how long to wait for the server's next word."""
+
+    def __init__(self, server: Server, timeout: str, timeout_s: float) -> None:
+        self._server = server
+        self._timeout = timeout
+        self._timeout_s = timeout_s
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._headers: dict[str, str] = {}
+        self._body: list[bytes] = []
+        self._has_head = self._is_over = False
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def open(self, request: Request) -> Response:
+        """With its body, if it is not in pieces."""
+        server = self._server
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                found = await asyncio.open_connection(server.host, server.port, ssl=True if server.tls else None)
+        except TimeoutError:
+            raise self._late() from None
+        except OSError as error:
+            raise no_server(server, error) from None
+        self._reader, self._writer = found
+        self._writer.writelines(request.as_http())
+        while not self._has_head:
+            await self._read()
+        while not self._is_over and not self.is_in_pieces:
+            await self._read()
+        body = b"" if self.is_in_pieces else b"".join(self._body)
+        self._response = Response(self._parser.get_status_code(), self._headers, body)
+        return self._response
+
+    @property
+    def is_in_pieces(self) -> bool:
+        return self._headers.get("content-type") == CONTENT_TYPE
+
+    async def pieces(self) -> AsyncIterator[Any]:
+        pieces = Pieces(self._response)
+        while True:
+            data, self._body = b"".join(self._body), []
+            for piece in pieces.of(data):
+                yield piece
+            if self._is_over:
+                break
+            await self._read()
+        pieces.check_end()
+
+    async def close(self) -> None:
+        """The server notices, and closes what still yields."""
+        if self._writer is not None:
+            self._writer.close()
+            with suppress(OSError):
+                await self._writer.wait_closed()
+
+    async def _read(self) -> None:
+        with self._said():
+            async with asyncio.timeout(self._timeout_s):
+                data = await self._reader.read(READ_BYTES)
+            if not data and not self._headers:
+                raise no_answer(self._server)
+            if not data and not self.is_in_pieces:
+                raise ConnectionError("connection closed")
+            self._is_over = self._is_over or not data
+            self._parser.feed_data(data)
+
+    @contextmanager
+    def _said(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError:
+            raise self._late() from None
+        except OSError as error:
+            raise Unreachable(f"the answer of {self._server.url} broke off: {error}") from None
+        except httptools.HttpParserError as error:
+            raise Unreachable(f"the answer is not HTTP: {error}", hint="is the address that of a Lamina server?") from None
+
+    def _late(self) -> DeadlineExceeded:
+        said = f"no answer from {self._server.url} within {self._timeout}"
+        return DeadlineExceeded(said, hint="give the client a longer timeout=")
+
+    # ------------------------------------------------------------- llhttp's side
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self._has_head = self._parser.get_status_code() >= 200  # 100 Continue and its kin announce the answer
+
+    def on_body(self, piece: bytes) -> None:
+        self._body.append(piece)
+
+    def on_message_complete(self) -> None:
+        self._is_over = self._has_head

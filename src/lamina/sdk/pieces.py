@@ -1,0 +1,56 @@
+"""How a result that is yielded piece by piece travels to `lamina.Client`: as values, so that arrays and bytes stay what they are.
+
+Each piece is a byte that says what it is, four bytes of length, and that many more. The last one says that it is the last: a
+connection that breaks is not taken for the end.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from lamina import values
+from lamina.errors import Unreachable
+from lamina.sdk.wire import VALUE as ONE_VALUE
+from lamina.sdk.wire import Response, error_of
+
+CONTENT_TYPE = "application/vnd.lamina.pieces"
+IN_PIECES = {"accept": f"{CONTENT_TYPE}, {ONE_VALUE}, application/json"}
+VALUE, ERROR, END = range(3)
+
+_HEAD = struct.Struct(">BI")
+
+
+def frame(what: int, body: bytes) -> bytes:
+    return _HEAD.pack(what, len(body)) + body
+
+
+class Pieces:
+    """Puts them together again, however the bytes come."""
+
+    def __init__(self, response: Response) -> None:
+        self._response = response
+        self._unread = bytearray()
+        self._is_over = False
+
+    def of(self, data: bytes) -> Iterator[Any]:
+        """Those that are whole now. What the function failed with is raised."""
+        unread = self._unread
+        unread += data
+        while len(unread) >= _HEAD.size:
+            what, size = _HEAD.unpack_from(unread)
+            if len(unread) < _HEAD.size + size:
+                return
+            body = bytes(unread[_HEAD.size : _HEAD.size + size])
+            del unread[: _HEAD.size + size]
+            if what == VALUE:
+                yield values.decode(body)
+            elif what == ERROR:
+                raise error_of(Response(500, self._response.headers, body))
+            else:
+                self._is_over = True
+
+    def check_end(self) -> None:
+        if not self._is_over:
+            raise Unreachable("the answer broke off: its last piece never came", hint="see the server's log")
