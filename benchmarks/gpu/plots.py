@@ -54,6 +54,23 @@ def bars(axis: Any, found: dict[tuple[int, str], float], title: str) -> None:
     axis.legend(fontsize=8, loc="upper left")
 
 
+def behind_http(left: Any, right: Any) -> None:
+    """Share in time, and the slowest hundredth, by rate."""
+    found: dict[str, list[tuple[float, float, float]]] = {}
+    for row in rows("live"):
+        said = re.match(r"HTTP, (\w+), (\d+) calls/s of each model, run [12]:", row["what"])
+        if said:
+            found.setdefault(said[1], []).append((float(said[2]), row["value"], row["details"]["p99_ms"]))
+    for policy, tries in found.items():
+        for axis, column in ((left, 1), (right, 2)):
+            axis.plot([one[0] for one in tries], [one[column] for one in tries], "o", ms=4, label=policy)
+    left.axhline(99, color="k", lw=0.8, ls=":")
+    right.axhline(25, color="k", lw=0.8, ls=":")
+    left.set(title="Five models behind HTTP on an H200", xlabel="calls/s of each model", ylabel="% within 25 ms, two runs each")
+    right.set(title="Their slowest hundredth", xlabel="calls/s of each model", ylabel="p99 of what was answered, ms", ylim=0)
+    left.legend()
+
+
 def main() -> None:
     import matplotlib
 
@@ -64,6 +81,11 @@ def main() -> None:
     bars(axis, capacities("five"), "Five models at once on an H200: calls in time by goal and way of sharing")
     figure.tight_layout()
     figure.savefig(PLOTS / "gpu-five.png", dpi=110)
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
+    behind_http(left, right)
+    figure.tight_layout()
+    figure.savefig(PLOTS / "gpu-http.png", dpi=110)
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), gridspec_kw={"width_ratios": (1, 1.25)})
     found = rows("overhead")
