@@ -65,11 +65,16 @@ class Slow(HostRuntime):
     def __init__(self) -> None:
         self.flying: list[Any] = []
         self.fails: Exception | None = None
+        self.freed = 0
+
+    def _free(self) -> None:
+        self.freed += 1
 
     def launch(self, plan: Any, items: list[Any], **options: Any) -> Any:
         if items[0] is None and self.fails is not None:
             raise self.fails
         flight = super().launch(plan, items, **options)
+        flight.free = self._free  # type: ignore[method-assign]
         if items[0] is not None:
             ended: list[int] = []
             flight.is_done, flight.end = lambda: bool(ended), lambda: ended.append(1)  # type: ignore[attr-defined, method-assign]
@@ -113,22 +118,30 @@ def test_when_that_batch_has_ended_there_is_room():
 
 
 def test_weights_are_in_use_exactly_while_a_batch_is_on_its_way():
-    executor, runtime, _ = standing(2, "a")
-    seen = [executor.functions.weights_in_use]
+    executor, runtime, shelf = standing(1, "a")
     executor.submit("a", [ONE[0]], 1)
-    seen.append(executor.functions.weights_in_use)
+    with pytest.raises(NoRoom) as found:
+        shelf.place("b", 1, 1.0)
     runtime.flying[0].end()
     executor.poll()
-    assert [*seen, executor.functions.weights_in_use] == [False, True, False]
+    assert not found.value.is_for_good and shelf.place("b", 1, 1.0) == ["a"]
+
+
+def test_what_a_run_for_nobody_had_can_be_used_again():
+    executor, runtime, _ = standing(2, "a")
+    plan = runtime.make(Module(), (ONE,), 1, executor.slicer.slice(1), Buffers())
+    executor.functions.adopt("a", 1, 1, plan)
+    executor.poll()
+    assert runtime.freed == 1
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), MemoryError()])
 def test_a_graph_that_cannot_be_run_is_none_and_holds_no_weights(error: Exception):
-    executor, runtime, _ = standing(2, "a")
+    executor, runtime, shelf = standing(1, "a")
     plan = runtime.make(Module(), (ONE,), 1, executor.slicer.slice(1), Buffers())
     runtime.fails = error
     executor.functions.adopt("a", 1, 1, plan)
-    assert not executor.functions["a"].has_graph(1, 1) and not executor.functions.weights_in_use
+    assert not executor.functions["a"].has_graph(1, 1) and shelf.place("b", 1, 1.0) == ["a"]
 
 
 def test_a_load_that_finds_no_room_leaves_nothing_behind():

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lamina import values
-from lamina.gpu.memory import NoRoom, Shelf
+from lamina.gpu.memory import NoRoom
 from lamina.gpu.runtime import HostRuntime
 from lamina.live.frames import Beat, Done, JobFrame, Stop
 from lamina.live.gpu_frames import Hung, Loaded, LoadOne, MoveTo, NotLoaded, RunOn, Unloaded, UnloadOne
@@ -218,7 +218,7 @@ def test_a_place_whose_graph_cannot_be_made_is_served_all_the_same_and_not_tried
         stage.start(3, batch_id=10 + number)
         assert stage.answers() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
     stage.settle()
-    assert stage.runtime.tried.count((LARGEST, UNLIKELY)) == 2  # one try, and one more in case it was spoilt
+    assert stage.runtime.tried.count((LARGEST, UNLIKELY)) == 4  # each thread once, and once more in case it was spoilt
 
 
 def test_a_module_that_cannot_be_captured_at_all_runs_in_its_makers_thread(stages: Any):
@@ -249,14 +249,7 @@ def test_a_graph_that_finds_no_memory_on_a_further_slice_makes_batches_no_smalle
 
 
 def test_without_room_for_its_weights_a_batch_waits_until_others_have_ended(stages: Any):
-    """`Shelf` says that somebody else's are in use; the first launch finds no room."""
-
-    class Crowded:
-        shelf = Shelf(1)
-
-    Crowded.shelf.place("others", 1, 1.0)
-    Crowded.shelf.use("others")
-    stage = stages(weights=Crowded())
+    stage = stages()
     stage.load()
     stage.runtime.fail_launch.append(NoRoom("no room"))
     stage.start(mask=HOME)
@@ -264,10 +257,20 @@ def test_without_room_for_its_weights_a_batch_waits_until_others_have_ended(stag
     assert {stage.hear(Done).batch_id, stage.hear(Done).batch_id} == {7, 8}
 
 
-def test_without_anybody_to_wait_for_it_says_that_there_is_no_room(stages: Any):
+def test_what_others_end_in_the_same_moment_is_room_too(stages: Any):
+    """Nobody is under way any more when it is heard that there was none."""
     stage = stages()
     stage.load()
     stage.runtime.fail_launch.append(NoRoom("no room"))
+    stage.start(mask=HOME)
+    assert stage.answers() == [[0.0, 0.0]]
+
+
+def test_without_anybody_to_wait_for_it_says_that_there_is_no_room(stages: Any):
+    stage = stages()
+    stage.load()
+    stage.runtime.fail_launch.append(never := NoRoom("no room"))
+    never.is_for_good = True
     stage.start(mask=HOME)
     assert stage.hear(Done).results[0].type == "NoRoom"
 

@@ -11,7 +11,7 @@ import pytest
 
 from lamina import values
 from lamina.gpu.driver import NoGpu, open_driver
-from lamina.gpu.weights import second
+from lamina.gpu.weights import MOST_COPIED_BYTES, Block, _at, _layout, second, waiting_for
 from lamina.live.frames import Done, JobFrame
 from lamina.live.gpu_frames import Loaded, LoadOne, NotLoaded, RunOn, Usage
 from tests.live.gpu_stage import GpuStage
@@ -59,6 +59,53 @@ def test_of_a_module_that_cannot_be_copied_there_is_no_second() -> None:
     module = Stateful()
     module.lock = threading.Lock()
     assert second(module) is None
+
+
+def test_of_a_callable_there_is_none_either() -> None:
+    assert second(lambda rows: rows) is None
+
+
+@pytest.mark.parametrize(("length", "is_copied"), [(4, True), (MOST_COPIED_BYTES // 4 + 1, False)])
+def test_a_second_module_costs_little_memory(length: int, is_copied: bool) -> None:
+    module = Stateful()
+    module.seen = [torch.zeros(length)]  # neither a parameter nor a buffer
+    assert (second(module) is not None) is is_copied
+
+
+class Stream:
+    def __init__(self) -> None:
+        self.waited: list[Any] = []
+
+    def wait_event(self, event: Any) -> None:
+        self.waited.append(event)
+
+
+def waits(module: Any, *inputs: Any) -> tuple[bool, list[Any]]:
+    """Its tensors lie one after the other in a block that comes in pieces."""
+    spots, size = _layout(module)
+    host = torch.zeros(size, dtype=torch.uint8)
+    for tensor, spot in spots:
+        tensor.data = _at(torch, host, spot)
+    block, stream = Block("k", host, size, host.data_ptr(), size), Stream()
+    block.pieces = list(range(0, size, block.piece_bytes))
+    assert len(block.pieces) > 1
+    with torch.inference_mode(), waiting_for(module, block, stream) as waiting:
+        module(*inputs)
+    return waiting.is_complete, stream.waited
+
+
+def test_each_layer_waits_for_its_own_weights() -> None:
+    module = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(3)))
+    complete, waited = waits(module, torch.ones(1, 1024))
+    assert complete and len(waited) == 4  # pieces of 4 MiB: each weight is one, and its bias in the next
+
+
+def test_weights_of_a_layer_that_is_not_called_have_been_waited_for_by_nobody() -> None:
+    """Attention uses its last layer without calling it."""
+    module = torch.nn.MultiheadAttention(1024, 4, batch_first=True)
+    rows = torch.ones(1, 1, 1024)
+    complete, _ = waits(module.eval(), rows, rows, rows)
+    assert not complete
 
 
 # --------------------------------------------------------------------------------------------------------- on a GPU

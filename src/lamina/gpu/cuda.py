@@ -7,20 +7,14 @@ what they produce is copied away in the same stream before the next one starts.
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
-from lamina.errors import LoadFailed
 from lamina.gpu.green import GreenSlice
-from lamina.gpu.runtime import Buffers, Work
+from lamina.gpu.runtime import Buffers, Captures, Work
 from lamina.gpu.weights import waiting_for
-
-CAPTURE_LIMIT_S = 30.0
-"""A capture takes milliseconds. One that takes this long does not come to an end, and a load that waits for it says so instead of
-waiting with it."""
 
 READY_BUFFERS, READY_BYTES = (2, 16), 32 << 20
 """Pinned buffers of a batch size that are made with its first graph: two at least, for a batch that runs and one that is booked,
@@ -30,11 +24,15 @@ and as many more as so many bytes hold. The rest is made when so many batches of
 class Kept:
     """A result that stays on the device, for a step that runs there too. `ready` orders the two, whatever their slices."""
 
-    __slots__ = ("ready", "tensor")
+    __slots__ = ("_runtime", "ready", "tensor")
 
-    def __init__(self, tensor: Any, ready: Any) -> None:
+    def __init__(self, tensor: Any, ready: Any, runtime: CudaRuntime) -> None:
         self.tensor = tensor
         self.ready = ready
+        self._runtime = runtime
+
+    def on_host(self) -> Any:
+        return self._runtime.brought(self.tensor, self.ready)
 
 
 class CudaPlan:
@@ -69,16 +67,20 @@ class CudaFlight:
 
     def result(self) -> tuple[int, list[Any]]:
         device_us = int(self._begin.elapsed_time(self._end) * 1000)
-        self._runtime.events += [self._begin, self._end] if self._keep is None else [self._begin]
-        if self._staging is not None:
-            self._plan.buffers.staging.append(self._staging)
         if self._keep is not None:
-            columns: Any = [[Kept(row, self._end) for row in part.unbind(0)] for part in self._keep]
+            columns: Any = [[Kept(row, self._end, self._runtime) for row in part.unbind(0)] for part in self._keep]
         else:
             copies = [self._runtime.copied(part[: self._count]) for part in self._landing]
             columns = [list(copy) for copy in copies]
-            self._plan.buffers.landing.append(self._landing)
+        self.free()
         return device_us, columns[0] if self._single else list(zip(*columns, strict=True))
+
+    def free(self) -> None:
+        self._runtime.events += [self._begin, self._end] if self._keep is None else [self._begin]
+        if self._staging is not None:
+            self._plan.buffers.staging.append(self._staging)
+        if self._landing is not None:
+            self._plan.buffers.landing.append(self._landing)
 
 
 class CudaRuntime:
@@ -89,10 +91,13 @@ class CudaRuntime:
 
         self._torch: Any = torch
         self.events: list[Any] = []  #: free ones
+        self._bringing: Any = None  #: stream for what was kept, and is needed on the host
         self._pools: dict[int, tuple[Any, WeakSet[CudaPlan]]] = {}  #: by mask, with the plans that live in it
         self.captures = 0
-        self._making = threading.Lock()
-        self._of_thread = threading.local()
+        turns = Captures()
+        self.capturing, self.no_capture = turns.one, turns.none
+        self._for_runs: dict[int, list[Any]] = {}  #: by mask: streams that are free at this moment
+        self._for_captures: dict[int, list[Any]] = {}
         self._raw_stream = torch._C._cuda_getCurrentRawStream
 
     def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, buffers: Buffers) -> CudaPlan:
@@ -147,14 +152,14 @@ class CudaRuntime:
         assert plan.slice.owns(torch.cuda.current_stream().cuda_stream), "a graph would be captured outside its slice"
         pool, users = self._pool(plan.slice.mask)
         graph = torch.cuda.CUDAGraph()
-        with torch.inference_mode(), _no_collection(), waiting_for(plan.work, block, stream) as waits:
+        with torch.inference_mode(), _no_collection(), waiting_for(plan.work, block, stream) as waiting:
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 plan.outputs = plan.work(*plan.inputs)
             finally:
                 graph.capture_end()
         users.add(plan)
-        plan.waits_by_itself = waits
+        plan.waits_by_itself = waiting.is_complete
         plan.graph = graph
         plan.is_captured = True
         self.captures += 1
@@ -166,26 +171,16 @@ class CudaRuntime:
             found = self._pools[mask] = (self._torch.cuda.graph_pool_handle(), WeakSet())
         return found
 
-    @contextmanager
-    def no_capture(self) -> Iterator[None]:
-        if not self._making.acquire(timeout=CAPTURE_LIMIT_S):
-            raise LoadFailed(f"a graph has been under way for {CAPTURE_LIMIT_S:g} s", hint="some module does not end its capture")
-        try:
-            yield
-        finally:
-            self._making.release()
-
     def trim(self) -> None:
         """Memory that is held in case it is needed again goes back to the device. Waits for it; not while serving."""
         self._torch.cuda.empty_cache()
 
     def warm(self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, after: Any = None) -> int:
-        """A run on a stream of the slice that is this thread's alone, waited for. Returns the MiB it took."""
+        """A run on a stream of the slice that is nobody else's meanwhile, waited for. Returns the MiB it took."""
         torch = self._torch
-        stream = self._own_stream(slice_)
         before = int(torch.cuda.memory_allocated())
         torch.cuda.reset_peak_memory_stats()
-        with torch.inference_mode(), torch.cuda.stream(stream):
+        with torch.inference_mode(), self._own_stream(self._for_runs, slice_) as stream:
             if after is not None:
                 stream.wait_event(after)
             try:
@@ -198,10 +193,9 @@ class CudaRuntime:
     def make(
         self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, buffers: Buffers, block: Any = None
     ) -> CudaPlan:
-        """Captured on this thread's own stream of the slice; one capture at a time."""
-        torch, stream = self._torch, self._own_stream(slice_)
-        with self._making, torch.cuda.stream(stream):
-            plan = CudaPlan(torch, work, example, bucket, slice_, buffers)
+        """Captured on a stream of the slice that is nobody else's meanwhile; one at a time, inside `capturing`."""
+        with self._own_stream(self._for_captures, slice_) as stream:
+            plan = CudaPlan(self._torch, work, example, bucket, slice_, buffers)
             stream.synchronize()
             self._capture(plan, block, stream)
         if not buffers.is_ready:
@@ -214,12 +208,20 @@ class CudaRuntime:
             buffers.landing += [self._landing(plan, parts) for _ in range(more + 1)]
         return plan
 
-    def _own_stream(self, slice_: GreenSlice) -> Any:
-        streams = self._of_thread.__dict__.setdefault("streams", {})
-        if slice_.mask not in streams:
-            self._torch.cuda.set_device(slice_.torch_stream.device)  # a fresh thread has none
-            streams[slice_.mask] = self._torch.cuda.ExternalStream(slice_.extra_stream(), device=slice_.torch_stream.device)
-        return streams[slice_.mask]
+    @contextmanager
+    def _own_stream(self, free: dict[int, list[Any]], slice_: GreenSlice) -> Iterator[Any]:
+        """Current inside. They are used again and again, for streams are not destroyed, nor what libraries keep for each of them:
+        cuBLAS has 32 MiB to work in. A graph has the memory of the stream it was captured on; no first run, which is for
+        nobody, may write to it while the graph serves, so these have streams of their own."""
+        cuda, device = self._torch.cuda, slice_.torch_stream.device
+        cuda.set_device(device)  # a fresh thread has none
+        streams = free.setdefault(slice_.mask, [])
+        stream = _taken(streams) or cuda.ExternalStream(slice_.extra_stream(), device=device)
+        try:
+            with cuda.stream(stream):
+                yield stream
+        finally:
+            streams.append(stream)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, self._torch.OutOfMemoryError)
@@ -250,19 +252,20 @@ class CudaRuntime:
                 torch._foreach_copy_(*map(list, zip(*here, strict=True)), non_blocking=True)
                 if len(here) == count:
                     continue
-                for row, part in enumerate(parts):  # some of either kind: rare, and not worth a buffer
-                    if not isinstance(part, Kept) and not (isinstance(part, torch.Tensor) and part.is_cuda):
-                        rows[row].copy_(torch.as_tensor(part))
-                continue
             if flight._staging is None:
                 flight._staging = _taken(plan.buffers.staging) or self._staging(plan)
             pinned, view = flight._staging[index]
-            if view is None:
-                for row, part in enumerate(parts):
+            for row, part in enumerate(parts):
+                if here and (isinstance(part, Kept) or (isinstance(part, torch.Tensor) and part.is_cuda)):
+                    continue
+                if view is None:
                     pinned[row].copy_(torch.as_tensor(part))
-            else:
-                for row, part in enumerate(parts):
+                else:
                     view[row] = part
+                if here:  # some of either kind
+                    rows[row].copy_(pinned[row], non_blocking=True)
+            if here:
+                continue
             if count == plan.bucket:
                 plan.inputs[index].copy_(pinned, non_blocking=True)
             else:
@@ -277,9 +280,21 @@ class CudaRuntime:
             self._torch.empty((plan.bucket, *part.shape[1:]), dtype=part.dtype, device="cpu", pin_memory=True) for part in parts
         )
 
+    def brought(self, tensor: Any, ready: Any) -> Any:
+        """To the host, on a stream of its own: the current one may have a batch to run first."""
+        if self._bringing is None:
+            self._bringing = self._torch.cuda.Stream()
+        with self._torch.cuda.stream(self._bringing):
+            self._bringing.wait_event(ready)
+            return self._as_numpy(tensor.cpu())
+
     def copied(self, part: Any) -> Any:
-        """Out of the buffer, as numpy has it; bfloat16, which it does not have, as float32."""
-        return part.float().numpy() if part.dtype is self._torch.bfloat16 else part.numpy().copy()
+        """Out of the buffer."""
+        return self._as_numpy(part.clone())
+
+    def _as_numpy(self, part: Any) -> Any:
+        """As numpy has it; bfloat16, which it does not have, as float32."""
+        return part.float().numpy() if part.dtype is self._torch.bfloat16 else part.numpy()
 
     def _event(self) -> Any:
         return _taken(self.events) or self._torch.cuda.Event(enable_timing=True)

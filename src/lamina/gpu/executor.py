@@ -12,6 +12,7 @@ there before.
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -176,17 +177,21 @@ class Executor:
         """Is it the device that failed, and not the code on it?"""
         return self._runtime.is_broken(error)
 
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return self._runtime.is_out_of_memory(error)
+
     # ---------------------------------------------------------------- inside
 
     def _start(self, piece: _Piece) -> None:
         try:
             piece.flight = self.functions.launch(piece.function, self._tuples(piece.items), piece.mask, keep=piece.keep)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            traceback.clear_frames(error.__traceback__)  # which would keep what it had on the device
             self._failed(piece, error)
             return
         self._lanes.setdefault(piece.mask, deque()).append(piece)
 
-    def _failed(self, piece: _Piece, error: Exception) -> None:
+    def _failed(self, piece: _Piece, error: BaseException) -> None:
         """Out of memory halves the piece, and what comes later; anything else ends this batch and nobody else's, unless it is
         the device that is broken."""
         count = len(piece.items)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lamina.errors import BadValue, UnknownTarget
-from lamina.gpu.runtime import Buffers, Runtime, Work
+from lamina.gpu.runtime import Buffers, NotNow, Runtime, Work
 from lamina.gpu.slicer import Slicer
 
 CAPTURE_AT_LATEST = 2
@@ -55,8 +55,8 @@ class Loaded:
         return plan is not None and plan.is_captured
 
     def did_not_fit(self, count: int) -> None:
-        """From now on at most half as many at a time."""
-        self.largest = max(1, min(self.largest, count // 2))
+        """From now on at most half as many at a time, and as many as there can be a graph for."""
+        self.largest = max(size for size in self.buckets if size <= max(self.buckets[0], min(self.largest, count // 2)))
 
 
 class Functions:
@@ -129,11 +129,6 @@ class Functions:
         return self._weights.shelf.used >> 20 if self._weights is not None else 0
 
     @property
-    def weights_in_use(self) -> bool:
-        """Are there batches whose end would make room?"""
-        return self._weights is not None and self._weights.shelf.is_busy
-
-    @property
     def evictions(self) -> int:
         return self._weights.shelf.evictions if self._weights is not None else 0
 
@@ -153,13 +148,17 @@ class Functions:
         function, slice_ = self[name], self._slicer.slice(mask)
         return self._runtime.warm(work or function.work, function.example, bucket, slice_, self.arrived(function))
 
-    def make(self, name: str, bucket: int, mask: int, work: Work | None = None) -> Any:
-        """A captured plan, for `adopt`, or why there is none; for a maker's thread, between `hold` and `let_go`, after `warm`."""
+    def make(self, name: str, bucket: int, mask: int, work: Work | None = None, *, waits: bool = True) -> Any:
+        """A captured plan, for `adopt`, or why there is none; for a maker's thread, between `hold` and `let_go`, after `warm`.
+        Unless it `waits` for somebody's code that is being opened, it raises `NotNow`."""
         function, slice_ = self[name], self._slicer.slice(mask)
         for is_last in (False, True):  # what spoilt one capture need not spoil the next
             try:
                 buffers = function.buffers[bucket]
-                return self._runtime.make(work or function.work, function.example, bucket, slice_, buffers, function.block)
+                with self._runtime.capturing(waits=waits):
+                    return self._runtime.make(work or function.work, function.example, bucket, slice_, buffers, function.block)
+            except NotNow:
+                raise
             except Exception as error:
                 if self._runtime.is_broken(error):
                     raise
@@ -200,15 +199,22 @@ class Functions:
         self, name: str, items: list[Any], mask: int, known: Container[int], *, keep: bool = False
     ) -> tuple[int, list[Any]]:
         """A batch without a graph, waited for: device time and results. For a maker's thread, between `hold` and `let_go`; of the
-        sizes `known` to it, if it can be."""
+        sizes `known` to it, if it can be. What does not fit runs in halves."""
         function, slice_ = self[name], self._slicer.slice(mask)
-        device_us, outputs = 0, []
-        for first in range(0, len(items), function.largest):
-            piece = [item if isinstance(item, tuple | list) else (item,) for item in items[first : first + function.largest]]
+        device_us, outputs = 0, list[Any]()
+        while len(outputs) < len(items):
+            rest = items[len(outputs) : len(outputs) + function.largest]
+            piece = [item if isinstance(item, tuple | list) else (item,) for item in rest]
             bucket = self.bucket_for(name, len(piece), known)
-            plan = self._runtime.plan(function.work, function.example, bucket, slice_, function.buffers[bucket])
-            flight = self._runtime.launch(plan, piece, after=self.arrived(function), keep=keep)
-            flight.wait()
+            try:
+                plan = self._runtime.plan(function.work, function.example, bucket, slice_, function.buffers[bucket])
+                flight = self._runtime.launch(plan, piece, after=self.arrived(function), keep=keep)
+                flight.wait()
+            except Exception as error:
+                if len(piece) == 1 or not self._runtime.is_out_of_memory(error):
+                    raise
+                function.did_not_fit(len(piece))
+                continue
             took_us, rows = flight.result()
             device_us += took_us
             outputs += rows
@@ -306,6 +312,7 @@ class Functions:
         """Forget those that have ended; are there others?"""
         for entry in [entry for entry in self._warming if entry[1].is_done()]:
             self._warming.remove(entry)
+            entry[1].free()
             self.done(entry[0])
         return bool(self._warming)
 

@@ -18,6 +18,7 @@ class NoRoom(LaminaError):
 
     status = 503
     code: ClassVar[str] = "no-room"
+    is_for_good = False  #: it would find none if nobody else was there
 
 
 @dataclass(slots=True)
@@ -48,10 +49,12 @@ class Shelf:
         assert key not in self._held, f"{key} is there already"
         gone = self._victims(size)
         if gone is None:
-            raise NoRoom(
+            error = NoRoom(
                 f"no room for {size >> 20} MiB: {self.used >> 20} of {self.capacity >> 20} MiB are used",
                 hint="use a larger device, or fewer functions at once",
             )
+            error.is_for_good = size > self.capacity
+            raise error
         for victim in gone:
             self.level = max(self.level, self._held[victim].credit)
             self.remove(victim)
@@ -70,10 +73,6 @@ class Shelf:
 
     def done(self, key: str) -> None:
         self._held[key].busy -= 1
-
-    @property
-    def is_busy(self) -> bool:
-        return any(held.busy for held in self._held.values())
 
     def remove(self, key: str) -> None:
         self.used -= self._held.pop(key).size

@@ -2,15 +2,62 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from lamina.errors import LoadFailed
 from lamina.gpu.slicer import Slice
 
 Work = Callable[..., Any]
+
+CAPTURE_LIMIT_S = 30.0
+"""A capture takes milliseconds. One that takes this long does not come to an end, and a load that waits for it says so instead of
+waiting with it."""
+
+SOON_S = 0.05
+"""How long somebody who has batches to run waits for the captures of others."""
+
+
+class NotNow(Exception):
+    """No graph can be captured at this moment, and whoever asked has better things to do than wait."""
+
+
+class Captures:
+    """One graph is captured at a time, and none while somebody's code is opened: random numbers of the device, say, cannot be
+    drawn meanwhile."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._is_opening = False
+
+    @contextmanager
+    def one(self, *, waits: bool = True) -> Iterator[None]:
+        if (not waits and self._is_opening) or not self._turn.acquire(timeout=-1 if waits else SOON_S):
+            raise NotNow
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    @contextmanager
+    def none(self) -> Iterator[None]:
+        """By one thread at a time."""
+        self._is_opening = True
+        try:
+            if not self._turn.acquire(timeout=CAPTURE_LIMIT_S):
+                raise LoadFailed(
+                    f"a graph has been under way for {CAPTURE_LIMIT_S:g} s", hint="some module does not end its capture"
+                )
+            try:
+                yield
+            finally:
+                self._turn.release()
+        finally:
+            self._is_opening = False
 
 
 @dataclass(slots=True)
@@ -41,6 +88,10 @@ class Flight(Protocol):
         """Device time in microseconds, and one output per item."""
         ...
 
+    def free(self) -> None:
+        """Instead of `result`, where it was for nobody: its buffers may be used again."""
+        ...
+
 
 class Runtime(Protocol):
     def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, buffers: Buffers) -> Plan: ...
@@ -48,6 +99,7 @@ class Runtime(Protocol):
     def capture(self, plan: Any, block: Any = None) -> None: ...
     def warm(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, after: Any = None) -> int: ...
     def make(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, buffers: Buffers, block: Any = None) -> Plan: ...
+    def capturing(self, *, waits: bool) -> AbstractContextManager[Any]: ...
     def no_capture(self) -> AbstractContextManager[Any]: ...
     def trim(self) -> None: ...
     def is_out_of_memory(self, error: BaseException) -> bool: ...
@@ -76,6 +128,9 @@ class HostFlight:
 
     def result(self) -> tuple[int, list[Any]]:
         return self._found
+
+    def free(self) -> None:
+        pass
 
 
 class HostRuntime:
@@ -109,6 +164,9 @@ class HostRuntime:
         plan.is_captured = True
         return plan
 
+    def capturing(self, *, waits: bool) -> AbstractContextManager[Any]:
+        return nullcontext()
+
     def no_capture(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
@@ -125,5 +183,5 @@ class HostRuntime:
 def rows_of(output: Any, count: int) -> list[Any]:
     """One entry per item from what a batch gave: an array with a row each, or a tuple of such arrays."""
     if isinstance(output, tuple | list):
-        return list(zip(*(part[:count] for part in output), strict=True))
+        return list(zip(*(part[:count].copy() for part in output), strict=True))
     return [output[row].copy() for row in range(count)]

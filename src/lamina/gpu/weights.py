@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,9 @@ from lamina.gpu.memory import Shelf
 _ALIGN = 512
 LEAST_PIECE_BYTES, MOST_PIECES = 4 << 20, 16
 """A copy goes in pieces, so that the first layers need not wait for the last; smaller ones than this would slow the link."""
+
+MOST_COPIED_BYTES = 64 << 20
+"""Of tensors a module has beside its weights, for a second thread."""
 
 _COPY_BYTES_PER_US = 55_000
 _FIXED_US = 300.0
@@ -167,21 +170,32 @@ class Weights:
         block.pages = 0
 
 
+@dataclass(slots=True)
+class Waiting:
+    """What of a module has waited for its weights."""
+
+    is_complete: bool = False
+
+
 @contextmanager
-def waiting_for(module: Any, block: Block | None, stream: Any) -> Iterator[bool]:
-    """Inside, each layer waits for the piece of the copy its weights are in, if there is more than one; says whether it does.
+def waiting_for(module: Any, block: Block | None, stream: Any) -> Iterator[Waiting]:
+    """Inside, each layer waits for the piece of the copy its weights are in, if there is more than one; afterwards it says if all
+    did. A layer that was not called may have been used all the same: attention takes the weights of its last layer as they
+    are. Then whoever runs the module must wait for everything.
 
     Captured into a graph this lets the first layers run while the last are still on their way. When all is there, it costs
     nothing worth naming: an event that has happened does not hold anybody up. The module is this thread's alone meanwhile.
     """
+    waiting = Waiting()
     if block is None or len(block.pieces) < 2:
-        yield False
+        yield waiting
         return
-    waited = -1
+    waited, uncalled = -1, {layer for layer in module.modules() if _own(layer)}
 
     def before(layer: Any, _: Any) -> None:
         nonlocal waited
-        for tensor in [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]:
+        uncalled.discard(layer)
+        for tensor in _own(layer):
             last = (tensor.data_ptr() - block.address + tensor.numel() * tensor.element_size() - 1) // block.piece_bytes
             if waited < last < len(block.pieces):
                 stream.wait_event(block.pieces[last])
@@ -189,10 +203,25 @@ def waiting_for(module: Any, block: Block | None, stream: Any) -> Iterator[bool]
 
     hooks = [layer.register_forward_pre_hook(before) for layer in module.modules()]
     try:
-        yield True
+        yield waiting
+        waiting.is_complete = not uncalled
     finally:
         for hook in hooks:
             hook.remove()
+
+
+class _Copied(dict[Any, Any]):
+    """What a copy consists of, by what it is a copy of; no more than so many bytes of tensors."""
+
+    def __init__(self, shared: Iterable[tuple[int, Any]]) -> None:
+        super().__init__(shared)
+        self._bytes = 0
+
+    def __setitem__(self, key: Any, made: Any) -> None:
+        self._bytes += made.nbytes if hasattr(made, "untyped_storage") else 0
+        if self._bytes > MOST_COPIED_BYTES:
+            raise MemoryError
+        super().__setitem__(key, made)
 
 
 def second(module: Any) -> Any:
@@ -200,14 +229,20 @@ def second(module: Any) -> Any:
 
     A module may keep what it is at in its attributes, and so do our hooks: two threads in one of them mix it up.
     """
+    if not hasattr(module, "parameters"):
+        return None
     tensors = _tensors(module)
     try:
-        made = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
-    except Exception:  # it holds what cannot be copied: a lock, a file
+        made = copy.deepcopy(module, _Copied((id(tensor), tensor) for tensor in tensors))
+    except Exception:  # it holds what cannot be copied: a lock, a file; or too much that is neither parameter nor buffer
         return None
     theirs = _tensors(made)
     shared = len(theirs) == len(tensors) and all(one is other for one, other in zip(tensors, theirs, strict=True))
     return made if shared else None
+
+
+def _own(layer: Any) -> list[Any]:
+    return [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
 
 
 def _tensors(module: Any) -> list[Any]:
@@ -230,7 +265,7 @@ def _layout(module: Any) -> tuple[list[tuple[Any, _Spot]], int]:
     tensors = [
         tensor
         for layer in module.modules()  # in the order in which they are most likely used: they arrive in it
-        for tensor in [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
+        for tensor in _own(layer)
     ]
     for tensor in tensors:
         dense = tensor.is_contiguous() or (tensor.dim() == 4 and tensor.permute(0, 2, 3, 1).is_contiguous())

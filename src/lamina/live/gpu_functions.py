@@ -7,6 +7,7 @@ likes without holding up anybody else.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -45,6 +46,7 @@ class Held:
     making: dict[tuple[int, int], bool] = field(default_factory=dict)  #: by the maker, or by the other thread?
     missed: dict[tuple[int, int], int] = field(default_factory=dict)  #: batches that found no graph there
     in_vain: set[tuple[int, int]] = field(default_factory=set)  #: places where there can be none
+    doubtful: set[tuple[int, int]] = field(default_factory=set)  #: places the other thread tried in vain: was it its module?
     has_said_why: bool = False
     awaited: set[tuple[int, int]] = field(default_factory=set)  #: places without which it is not ready
     then: Callable[[], None] | None = None  #: to be called when they are there
@@ -66,7 +68,7 @@ class Held:
 
     def is_makers(self, place: tuple[int, int]) -> bool:
         """Is it the maker who makes this graph?"""
-        return place in self.likely or self.second is None
+        return place in self.likely or place in self.doubtful or self.second is None
 
     def thread(self, by_maker: bool) -> ThreadPoolExecutor:
         if not by_maker and self.further is None:
@@ -79,10 +81,17 @@ class Held:
         return bool(self.batches or self.making or self.eager)
 
     def close(self) -> None:
-        self.runner.close()
+        self.maker.submit(self.close_runner)
         self.maker.shutdown(wait=False)
         if self.further is not None:
             self.further.shutdown(wait=False)
+
+    def close_runner(self) -> None:
+        """In its maker's thread: users' code, which may take long, or fail."""
+        try:
+            self.runner.close()
+        except BaseException as error:
+            os.write(2, f"lamina: {self.function.name} could not be closed: {error!r}\n".encode(errors="replace"))
 
     @property
     def model(self) -> OpenModel | None:

@@ -2,7 +2,8 @@
 
 A full collection holds the interpreter, and so every batch. While a function is loaded it takes 100 to 280 ms, for what has
 just been imported is a million objects, and it came every other second (measured on an H200, five models). Once a function is
-ready all of it is frozen, and collections take a few milliseconds again.
+ready all of it is frozen, and collections take a few milliseconds again. What was garbage then, or is since its function left, is
+found when nobody has been served for a while.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import gc
 
 SOME, MUCH = 10, 100
 """Middle collections since the last full one: enough to have one when nobody is served; so many that somebody has to wait."""
+
+QUIET_S = 1.0
+"""Nobody has been served for so long: time to look at what is frozen, too."""
 
 
 def collect_by_hand() -> None:
@@ -26,3 +30,10 @@ def collect(*, is_idle: bool, is_loading: bool) -> bool:
     if is_due:
         gc.collect()
     return is_due
+
+
+def collect_frozen() -> None:
+    """All there is; what is left of it is frozen again."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()

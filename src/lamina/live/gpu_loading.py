@@ -57,6 +57,7 @@ class Loading:
         self._told = set(sys.modules)
         self._coming: set[str] = set()  #: instances on their way that are still wanted
         self._leaving: list[Held] = []
+        self.has_frozen = False  #: there may be garbage among what is frozen
         self.standby = Standby(self, executor, send, call_soon)
         self.making = Making(slicer, executor, call_soon, is_idle, freed)
 
@@ -122,10 +123,14 @@ class Loading:
             function = self._function(name, app or self._app)
             runner = function.open()
         opened_ns = time.monotonic_ns()
-        staged = functions.stage(runner.model.module) if runner.model is not None and self._is_gpu else None
-        held = Held(instance, function, runner, usual_mask(function, self._slicer, home), maker, staged)
-        if runner.model is not None:
-            held.second = second(runner.model.module) if self._is_gpu else host_work(runner.model)
+        held = Held(instance, function, runner, usual_mask(function, self._slicer, home), maker)
+        try:
+            if runner.model is not None:
+                held.staged = functions.stage(runner.model.module) if self._is_gpu else None
+                held.second = second(runner.model.module) if self._is_gpu else host_work(runner.model)
+        except BaseException:
+            held.close_runner()
+            raise
         open_us, stage_us = (opened_ns - begin_ns) // 1000 - waited_us, (time.monotonic_ns() - opened_ns) // 1000
         held.took_us |= {"waiting for others' code": waited_us, "its own code": open_us, "pinning": stage_us}
         return held
@@ -163,6 +168,7 @@ class Loading:
         except Exception as error:
             self._refuse(frame, describe(error), held)
             return
+        held.staged = None  # its block has them; of equal ones there is one
         held.maker.submit(self._make_first, frame, held)
 
     def _make_first(self, frame: LoadOne, held: Held) -> None:
@@ -202,12 +208,12 @@ class Loading:
         def timed(probes: dict[int, int]) -> None:
             """As many graphs as it takes for no batch to find none; unless callers have waited long enough."""
             if frame.again:
+                self.making.want(held, masks)  # first: it may be loaded for nobody, and leave
                 self._loaded(frame, held, probes)
-                self.making.want(held, masks)
             else:
                 self.making.want(held, masks, then=lambda: self._loaded(frame, held, probes))
 
-        captured = [bucket for bucket in sorted(made) if not isinstance(made[bucket], Exception)]
+        captured = [bucket for bucket in sorted(made) if functions[held.instance].has_graph(bucket, held.mask)]
         self._time(frame, held, [bucket for bucket in captured for _ in range(2)], {}, timed)
 
     def _time(
@@ -238,6 +244,7 @@ class Loading:
         self._coming.remove(frame.instance)
         self.held[frame.instance] = held
         gc.freeze()  # what is loaded stays; the collector need not look at it again
+        self.has_frozen = True
         took_us = time.monotonic_ns() // 1000 - frame.asked_us
         units, parts = held.mask.bit_count(), list(held.took_us.items())
         told = [(bucket, units, device_us) for bucket, device_us in probes.items()] if frame.probe else []
@@ -270,4 +277,5 @@ class Loading:
                 if held.instance in functions:
                     self._executor.unload(held.instance)
                 held.close()
+                self.has_frozen = True
                 self._send(Unloaded(held.instance))

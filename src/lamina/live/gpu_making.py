@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from lamina.gpu.executor import Executor, ExecutorLost
+from lamina.gpu.runtime import NotNow
 from lamina.live.gpu_functions import Held
 
 EAGER_AT_MOST = 2
@@ -132,20 +134,25 @@ class Making:
     def _begin(self, held: Held, place: Place, by_maker: bool) -> None:
         try:
             self._slicer.slice(place[1])
+        except Exception as error:
+            self._check(held, error)
+            held.to_make.remove(place)
+            self._in_vain(held, place, error)
+            return
+        try:
             self._executor.functions.hold(held.instance)
         except Exception as error:
-            if self._executor.is_broken(error):
-                raise ExecutorLost(f"no graph of {held.function.name}: {error}") from error
+            self._check(held, error)
             return  # no room for its weights at this moment: it is looked at again
         held.to_make.remove(place)
         held.making[place] = by_maker
         self._under_way += 1
         if place not in held.likely:
             self._unasked.add((held.instance, place))
-        held.thread(by_maker).submit(self._make, held, place, by_maker)
+        held.thread(by_maker).submit(self._make, held, place, by_maker, held.then is not None)
 
-    def _make(self, held: Held, place: Place, by_maker: bool) -> None:
-        """In one of its threads, with the module that is this thread's."""
+    def _make(self, held: Held, place: Place, by_maker: bool, waits: bool) -> None:
+        """In one of its threads, with the module that is this thread's. Once it serves, it does not wait for code of others."""
         functions = self._executor.functions
         warm, work = (held.warm, None) if by_maker else (held.warm_further, held.second)
         plan: Any = None
@@ -155,34 +162,53 @@ class Making:
                 functions.warm(held.instance, *place, work)
                 warm.add(place[0])
             begin_s = time.monotonic()
-            plan = functions.make(held.instance, *place, work)
+            plan = functions.make(held.instance, *place, work, waits=waits)
             took_s = time.monotonic() - begin_s
-        except Exception as error:
-            plan = error
+        except BaseException as error:  # SystemExit too: a module may end its graph, not its thread
+            traceback.clear_frames(error.__traceback__)  # which would keep what it had on the device
+            plan = error if isinstance(error, Exception) else RuntimeError(repr(error))
         self._call_soon(lambda: self._made(held, place, plan, took_s))
 
     def _made(self, held: Held, place: Place, plan: Any, took_s: float) -> None:
-        del held.making[place]
+        by_maker = held.making.pop(place)
         self._under_way -= 1
         self._executor.functions.let_go(held.instance)
-        if isinstance(plan, Exception) and self._executor.is_broken(plan):
-            raise ExecutorLost(f"{held.function.name} broke the device: {plan}")
+        if isinstance(plan, Exception):
+            self._check(held, plan)
         if (held.instance, place) in self._unasked:
             self._unasked.remove((held.instance, place))
             self._rest_until_s = time.monotonic() + REST * min(took_s, MOST_S)
-        if not held.is_leaving:
+        if held.is_leaving:
+            pass
+        elif isinstance(plan, NotNow):  # it is looked at again
+            held.to_make.insert(0, place)
+            self._behind[held] = None
+            return
+        elif isinstance(plan, Exception) and not by_maker and not self._executor.is_out_of_memory(plan):
+            held.doubtful.add(place)  # the maker tries
+            held.to_make.insert(0, place)
+        else:
             self.adopt(held, *place, plan)
+            if place in held.doubtful and place not in held.in_vain:
+                held.second = None  # its copy is not what the module is
         self.make_more(held)
         self._freed()
+
+    def _check(self, held: Held, error: Exception) -> None:
+        if self._executor.is_broken(error):
+            raise ExecutorLost(f"{held.function.name} broke the device: {error}") from error
 
     def adopt(self, held: Held, bucket: int, mask: int, plan: Any) -> None:
         functions, had_graphs = self._executor.functions, not self._executor.functions.runs_apart(held.instance)
         functions.adopt(held.instance, bucket, mask, plan)
         if not functions[held.instance].has_graph(bucket, mask):
-            held.in_vain.add((bucket, mask))
-            self._say_why(held, plan, f"of {bucket} items on slice {mask:#x}")
+            self._in_vain(held, (bucket, mask), plan)
         if had_graphs and functions.runs_apart(held.instance):
             os.write(2, f"lamina: {held.function.name} runs without graphs, in a thread of its own: {plan}\n".encode())
+
+    def _in_vain(self, held: Held, place: Place, error: Any) -> None:
+        held.in_vain.add(place)
+        self._say_why(held, error, f"of {place[0]} items on slice {place[1]:#x}")
 
     def _say_why(self, held: Held, error: Any, where: str) -> None:
         """Once for each function: what failed for one graph mostly fails for all."""

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import traceback
 from typing import Any
 
 import msgspec
@@ -77,6 +78,9 @@ def main(argument: str) -> int:
     except ExecutorLost as error:
         os.write(2, f"lamina: {setup.device}: {error}\n".encode())  # its last words
         os._exit(BROKEN)  # without the exit handlers of a library whose device is broken
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # at once: a thread of a user may hang, and the gateway would wait for it
     finally:
         channel.leave_open()
     os._exit(0)  # threads of users may hang, and no result of theirs is wanted

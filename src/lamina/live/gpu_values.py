@@ -11,7 +11,6 @@ from lamina.live.gpu_frames import Fetched
 from lamina.live.ledger import ValueLost
 from lamina.live.results import packed
 from lamina.live.shm import Pool, Reader
-from lamina.sdk.torch_model import to_numpy
 
 
 class DeviceValues:
@@ -52,7 +51,4 @@ class DeviceValues:
 
 
 def _on_host(value: Any) -> Any:
-    if hasattr(value, "ready"):
-        value.ready.synchronize()
-        return to_numpy(value.tensor)
-    return value
+    return value.on_host() if hasattr(value, "on_host") else value

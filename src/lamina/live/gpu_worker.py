@@ -14,6 +14,7 @@ import os
 import queue
 import select
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,7 +40,7 @@ from lamina.live.gpu_frames import (
     Usage,
 )
 from lamina.live.gpu_functions import Held, Lane, Piece
-from lamina.live.gpu_garbage import collect
+from lamina.live.gpu_garbage import QUIET_S, collect, collect_frozen
 from lamina.live.gpu_loading import Loading
 from lamina.live.gpu_standby import import_all
 from lamina.live.gpu_values import DeviceValues
@@ -51,6 +52,9 @@ from lamina.sdk.spans import Inner
 from lamina.sdk.state import Refusal
 
 USAGE_EVERY_S = 1.0
+
+STUCK_US = 30_000_000
+"""A batch nobody has waited for since then has a maker that hangs: it is not said to be alive any more, and the process ends."""
 
 NO_STATE = Refusal("state: functions on a GPU have none", "keep it in a step on the CPU")
 
@@ -100,6 +104,7 @@ class GpuWorker:
         self._lanes: dict[int, Lane] = {}
         self._news: queue.SimpleQueue[Any] = queue.SimpleQueue()  #: from other threads, to be called here
         self._said_usage_s = 0.0
+        self._served_s = 0.0  #: when somebody was served or loaded last
         self._watch = Watch()
         self._traffic: Traffic | None = None
         if not setup.opens_ahead:
@@ -127,7 +132,7 @@ class GpuWorker:
             if is_busy or self._executor.has_work:
                 self._collect()
             self._loading.see_to()
-            collect(is_idle=not self._open, is_loading=self._loading.is_loading)
+            self._collect_garbage()
             for batch_id in self._watch.look(time.monotonic()):
                 self._channel.send(Hung(batch_id))
             if not self._is_spare:
@@ -265,7 +270,8 @@ class GpuWorker:
                 raise TimeoutError("past its deadline before it began")
             known, functions = batch.held.warm, self._executor.functions
             done = Finished(0, *functions.run_apart(frame.instance, items, frame.mask, known, keep=batch.keeps))
-        except Exception as error:
+        except BaseException as error:  # SystemExit too
+            traceback.clear_frames(error.__traceback__)  # which would keep what it had on the device
             done = Finished(0, 0, None, error)
         self.call_soon(lambda: self._ran_apart(batch, items, done))
 
@@ -278,7 +284,7 @@ class GpuWorker:
         self._model_ended(batch, items, done)
 
     def _model_ended(self, batch: _Open, items: list[Any], done: Finished) -> None:
-        if isinstance(done.error, NoRoom) and self._executor.functions.weights_in_use:  # some will go when their batches end
+        if isinstance(done.error, NoRoom) and not done.error.is_for_good:  # others will go when their batches end
             self._watch.end(batch.frame.batch_id, batch.frame.mask)
             batch.is_in_line, batch.is_waiting = False, True
             self._crowded.append((batch, items))
@@ -297,7 +303,11 @@ class GpuWorker:
         frame = batch.frame
         lane = self._lanes.get(frame.mask)
         if lane is None:
-            slice_ = self._slicer.slice(frame.mask)
+            try:
+                slice_ = self._slicer.slice(frame.mask)
+            except Exception as error:
+                self._ended(batch, 0, [error] * len(calls))
+                return
             lane = self._lanes[frame.mask] = Lane(slice_, lambda *end: self.call_soon(lambda: self._lane_ended(*end)))
         ends = [job.deadline_us / 1e6 for job in frame.jobs if job.deadline_us]
         ends_s = min(ends, default=math.inf)
@@ -325,6 +335,16 @@ class GpuWorker:
             if isinstance(done.error, ExecutorLost):
                 raise done.error
             self._tickets.pop(done.ticket)(done)
+
+    def _collect_garbage(self) -> None:
+        now_s, is_loading = time.monotonic(), self._loading.is_loading
+        if self._open or is_loading:
+            self._served_s = now_s
+        if self._loading.has_frozen and now_s - self._served_s > QUIET_S:
+            self._loading.has_frozen = False
+            collect_frozen()
+        else:
+            collect(is_idle=not self._open, is_loading=is_loading)
 
     def _model_outputs(self, batch: _Open, done: Finished) -> list[Any]:
         if done.error is not None or done.outputs is None:
@@ -368,14 +388,14 @@ class GpuWorker:
         said = (functions.weights_mib, used_mib, functions.graphs, functions.evictions, bandwidth)
         self._channel.send(Usage(*said, self._loading.making.missing, self._loading.making.eager_batches))
         for batch in self._open.values():
-            if batch.is_waiting:  # and alive, however long that takes
+            if batch.is_waiting and not _is_late(batch.frame, STUCK_US):  # and alive, however long that takes
                 self._channel.send(Beat(batch.frame.batch_id))
         self._try_crowded()
 
 
-def _is_late(frame: RunOn) -> bool:
+def _is_late(frame: RunOn, by_us: int = 2 * GRACE_US) -> bool:
     """Does nobody wait for its results any more?"""
-    late_us = time.monotonic_ns() // 1000 - 2 * GRACE_US
+    late_us = time.monotonic_ns() // 1000 - by_us
     return all(0 < job.deadline_us < late_us for job in frame.jobs)
 
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from lamina.core.lease import Device
+from lamina.core.policy import View
 from lamina.core.queue import Job
 from lamina.core.state import Batch, FunctionState, echo_us
 from lamina.types import NEVER_US
@@ -82,6 +84,17 @@ def book_at_us(ends_us: int, count: int, most: int, lead_us: int) -> int:
     free still leaves the device no gap.
     """
     return 0 if count >= most else ends_us - lead_us
+
+
+def goes_first(view: View, function: FunctionState, device: Device) -> bool:
+    """Is nobody on this device due sooner than its first job? Else a slice must not be booked before it is about to be free: the
+    first step of a new run would be ahead of the last step of an old one for as long as calls come."""
+    due_us = function.queue.head().due_us
+    for name in device.instances:
+        other = view.functions[view.instances[name].function]
+        if len(other.queue) and other.queue.head().due_us < due_us:
+            return False
+    return True
 
 
 def largest_in_time(most: int, budget_us: int, latency_us: Callable[[int], int]) -> int:

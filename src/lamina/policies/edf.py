@@ -16,7 +16,7 @@ from lamina.core.queue import Job, Order
 from lamina.core.state import FunctionState
 from lamina.planner.ample import lets_one_in, promise, promised_lately
 from lamina.planner.backlog import finish_in_us, flow_finish_us
-from lamina.planner.batching import ask_again_at, book_at_us, echo_is_better, largest_in_time, together, wait_until_us
+from lamina.planner.batching import ask_again_at, echo_is_better, goes_first, largest_in_time, together, wait_until_us
 from lamina.planner.company import wait_for_company_us
 from lamina.types import NEVER_US, Call
 
@@ -85,7 +85,8 @@ class Policy:
                 again_us = start_by_us if start_by_us > now_us else NEVER_US  # late anyway: when that batch ends
                 yield Hold(spec.name, min(again_us, NEVER_US), spec.max_batch)
                 return
-            at_us = min(book_at_us(opening.at_us, count, spec.max_batch, self.lead_us), start_by_us)
+            full = count == spec.max_batch and goes_first(view, function, opening.device)
+            at_us = min(0 if full else opening.at_us - self.lead_us, start_by_us)
             if at_us > now_us:
                 yield Hold(spec.name, at_us, spec.max_batch)
                 return

@@ -21,7 +21,7 @@ from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, Drop, Hold, Promise, Start, View
 from lamina.core.queue import Job, Order
 from lamina.core.state import FunctionState
-from lamina.planner.batching import echo_is_better
+from lamina.planner.batching import echo_is_better, goes_first
 from lamina.planner.cheapest import why
 from lamina.planner.cheapest.ahead import Plans
 from lamina.planner.cheapest.allowance import Allowance
@@ -179,7 +179,7 @@ class Policy:
                 continue
             full = in_time and pick.batch == function.spec.max_batch and _own_lane(function, seat)
             book_us = seat.at_us - self.lead_us
-            if full or book_us <= now_us:
+            if book_us <= now_us or (full and goes_first(view, function, seat.device)):
                 yield from self._start(view, function, jobs, seat, pick, [seat])
                 return
             again_us = min(again_us, book_us)

@@ -100,12 +100,16 @@ class OpenModel:
             if len(parts) != len(self.example):
                 raise BadValue(f"pre gave {len(parts)} inputs, the module takes {len(self.example)}")
             return tuple(_checked(part, example) for part, example in zip(parts, self.example, strict=True))
+        except SystemExit as error:  # it may end its call, not its process
+            return RuntimeError(f"{type(self.model).__name__}.pre called sys.exit({error.code!r})")
         except Exception as error:
             return error
 
     def _answer(self, row: Any) -> Any:
         try:
             return self.model.post(row)
+        except SystemExit as error:
+            return RuntimeError(f"{type(self.model).__name__}.post called sys.exit({error.code!r})")
         except Exception as error:
             return error
 
@@ -127,12 +131,11 @@ def _checked(part: Any, example: Any) -> Any:
     """Arrays of the right shape before they meet others in a batch; tensors that are on a device already stay there."""
     import numpy as np
 
-    if hasattr(part, "is_cuda") or hasattr(part, "ready"):
-        return part
-    array = np.asarray(part)
-    if array.dtype.kind not in "biuf":
+    is_there = hasattr(part, "is_cuda") or hasattr(part, "ready")
+    array = part if is_there else np.asarray(part)
+    if not is_there and array.dtype.kind not in "biuf":
         raise BadValue(f"input of type {type(part).__name__}, not numbers", hint="write pre(self, ...): it returns an array")
-    wanted = tuple(example.shape[1:])
-    if array.shape != wanted:
-        raise BadValue(f"input of shape {list(array.shape)}, the module takes {list(wanted)}")
+    shape, wanted = tuple(getattr(array, "tensor", array).shape), tuple(example.shape[1:])
+    if shape != wanted:
+        raise BadValue(f"input of shape {list(shape)}, the module takes {list(wanted)}")
     return array

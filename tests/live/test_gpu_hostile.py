@@ -1,0 +1,327 @@
+"""What users' code, full memory and bad moments do to an executor: it goes on, every batch is answered, everybody can leave."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lamina import values
+from lamina.gpu.runtime import Captures, HostRuntime
+from lamina.live.frames import Done, JobFrame
+from lamina.live.gpu_frames import Loaded, LoadOne, MoveTo, NotLoaded, RunOn, Unloaded, UnloadOne
+from tests.live.gpu_stage import GpuStage
+from tests.serving import write_app
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = pytest.mark.live
+
+APP = """
+import lamina, sys, threading, torch
+
+app = lamina.App("tested")
+GATE, OPENING, CLOSING = threading.Event(), threading.Event(), threading.Event()
+
+class Identity(lamina.TorchModel):
+    def load(self):
+        return torch.nn.Identity(), torch.zeros(1, 2)
+    def post(self, row):
+        return [float(value) for value in row]
+
+class Leaves(torch.nn.Module):
+    def forward(self, rows):
+        if rows[0][0] == 7:
+            sys.exit(3)
+        return rows
+
+@app.function(gpu="1/4", batch=4)
+class Same(Identity):
+    pass
+
+@app.function(gpu="1/4", batch=4)
+class Exits(Identity):
+    def load(self):
+        return Leaves(), torch.zeros(1, 2)
+    def pre(self, x):
+        return x if x[0] != 8 else sys.exit(4)
+    def post(self, row):
+        return [float(value) for value in row] if row[0] != 9 else sys.exit(5)
+
+@app.function(gpu="1/4")
+class Unwilling(Identity):
+    def close(self):
+        raise OSError("not now")
+
+@app.function(gpu="1/4")
+class Sleepy(Identity):
+    def close(self):
+        CLOSING.set()
+        GATE.wait(20)
+
+@app.function(gpu="1/4")
+class Slow(Identity):
+    def load(self):
+        OPENING.set()
+        GATE.wait(20)
+        return super().load()
+
+@app.function(gpu="1/4", batch=6)
+class Six(Identity):
+    pass
+
+@app.function(gpu="1/4")
+class Circle(Identity):
+    def load(self):
+        module = torch.nn.Identity()
+        module.itself = [module]
+        ALIVE.add(module)
+        return module, torch.zeros(1, 2)
+
+@app.function(gpu="1/4")
+def plain(x):
+    return x
+
+import weakref
+ALIVE = weakref.WeakSet()
+"""
+HOME, FAR = 0b1111, 0b11
+"""A slice it is likely to meet, and one it is not."""
+
+
+class Odd(HostRuntime):
+    """Fails where a test says so; graphs and users' code exclude each other as on a GPU."""
+
+    def __init__(self) -> None:
+        captures = Captures()
+        self.capturing, self.no_capture = captures.one, captures.none  # type: ignore[method-assign]
+        self.fails: Callable[[str, int, int], BaseException | None] = lambda step, bucket, mask: None
+        self.launches: list[tuple[int, str]] = []
+        self.fits = 64
+        self.flies, self.lands = threading.Event(), threading.Event()  #: batches of six
+        self.lands.set()
+
+    def _try(self, step: str, bucket: int, mask: int) -> None:
+        error = self.fails(step, bucket, mask)
+        if error is not None:
+            raise error
+
+    def warm(self, work: Any, example: Any, bucket: int, slice_: Any, after: Any = None) -> int:
+        self._try("warm", bucket, slice_.mask)
+        return 0
+
+    def make(self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any, block: Any = None) -> Any:
+        self._try("make", bucket, slice_.mask)
+        return super().make(work, example, bucket, slice_, buffers, block)
+
+    def launch(self, plan: Any, items: list[Any], **options: Any) -> Any:
+        if items[0] is not None:
+            self.launches.append((len(items), threading.current_thread().name.partition("_")[0]))
+            self._try("launch", len(items), plan.slice.mask)
+            if len(items) > self.fits:
+                raise MemoryError
+        flight = super().launch(plan, items, **options)
+        if items[0] is not None and len(items) == 6:
+            flight.is_done = self.lands.is_set  # type: ignore[method-assign]
+            self.flies.set()
+        return flight
+
+
+class Stage(GpuStage):
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.odd = Odd()
+        super().__init__(write_app(folder, APP), runtime=self.odd, **options)
+        self._ours.settimeout(10)
+
+    def load(self, name: str, *, again: bool = False) -> Loaded:
+        self.tell(LoadOne(f"{name}#1", name, 0, 0, again=again))
+        found = self.hear(Loaded, NotLoaded)
+        assert isinstance(found, Loaded), found
+        self.odd.launches.clear()
+        return found
+
+    def run(self, name: str, *firsts: float, mask: int = HOME, batch_id: int = 7) -> None:
+        jobs = [JobFrame(n, "c", None, [(("in", "x"), values.encode([first, 0]))]) for n, first in enumerate(firsts)]
+        self.tell(RunOn(batch_id, f"{name}#1", mask, 0, jobs, [False] * len(jobs)))
+
+    def answers(self) -> list[Any]:
+        """Numbers, or what kind of error it was."""
+        results = self.hear(Done).results
+        return [values.decode(result)[0] if isinstance(result, bytes) else result.type for result in results]
+
+    @property
+    def globals(self) -> Any:
+        """Of the app."""
+        (app,) = self.worker._loading.apps.values()
+        return app.functions["slow"].target.load.__globals__
+
+    def close(self) -> None:
+        self.odd.lands.set()
+        if self.worker._loading.apps:
+            self.globals["GATE"].set()
+        super().close()
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path)
+    yield made
+    made.close()
+
+
+# ---------------------------------------------------------------------------------------------------- users' code
+
+
+def test_a_module_that_ends_its_thread_ends_its_batch_alone(stage: Stage):
+    stage.load("exits")
+    stage.run("exits", 7, mask=FAR)
+    assert stage.answers() == ["SystemExit"]
+
+
+def test_a_pre_or_post_that_would_end_the_process_fails_alone(stage: Stage):
+    stage.load("exits")
+    stage.run("exits", 8, 9, 1)
+    assert stage.answers() == ["RuntimeError", "RuntimeError", 1.0]
+
+
+def test_a_first_run_that_ends_its_thread_is_a_graph_that_is_not_there(stage: Stage):
+    stage.odd.fails = lambda step, bucket, mask: SystemExit(1) if step == "warm" and bucket == 2 else None
+    stage.load("same")
+    stage.tell(UnloadOne("same#1"))
+    assert stage.hear(Unloaded).instance == "same#1"
+
+
+def test_a_close_that_fails_harms_nobody(stage: Stage):
+    stage.load("unwilling")
+    stage.load("same")
+    stage.tell(UnloadOne("unwilling#1"))
+    stage.run("same", 1)
+    assert stage.answers() == [1.0]
+
+
+def test_a_close_that_takes_long_is_waited_for_by_nobody(stage: Stage):
+    stage.load("sleepy")
+    stage.load("same")
+    stage.tell(UnloadOne("sleepy#1"))
+    assert stage.globals["CLOSING"].wait(20)
+    stage.run("same", 1)
+    assert stage.answers() == [1.0] and not stage.globals["GATE"].is_set()
+
+
+def test_a_batch_without_a_graph_does_not_wait_for_somebody_elses_code(stage: Stage):
+    stage.load("same")
+    stage.tell(LoadOne("slow#1", "slow", 0, 0))
+    assert stage.globals["OPENING"].wait(20)
+    stage.tell(MoveTo("same#1", FAR))  # its maker is to capture there, and cannot
+    stage.run("same", 1, mask=FAR)
+    assert stage.answers() == [1.0]
+    stage.globals["GATE"].set()
+    stage.hear(Loaded)
+    graphs = stage.worker._executor.functions["same#1"]
+    while not graphs.has_graph(1, FAR):  # and does when it can
+        stage.run("same", 1)
+        stage.hear(Done)
+
+
+# ---------------------------------------------------------------------------------------------------- coming and going
+
+
+def test_who_is_not_wanted_any_more_after_a_restart_takes_nobody_along(stage: Stage):
+    stage.load("same")
+    stage.odd.lands.clear()
+    stage.tell(LoadOne("six#1", "six", 0, 0, again=True))
+    assert stage.odd.flies.wait(20)  # how long it takes is being measured
+    stage.tell(UnloadOne("six#1"))
+    stage.run("same", 1, mask=HOME << 4)
+    assert stage.answers() == [1.0]
+    stage.odd.lands.set()
+    assert stage.hear(Unloaded).instance == "six#1"
+    stage.run("same", 2)
+    assert stage.answers() == [2.0]
+
+
+def test_what_has_left_is_not_kept_by_the_collector(stage: Stage):
+    stage.load("circle")
+    alive: weakref.WeakSet[Any] = stage.globals["ALIVE"]
+    assert len(alive) == 1
+    stage.tell(UnloadOne("circle#1"))
+    stage.hear(Unloaded)
+    ends_s = time.monotonic() + 10
+    while alive and time.monotonic() < ends_s:
+        [[] for _ in range(100_000)]  # the worker's thread has its turns meanwhile
+        time.sleep(0.01)
+    assert not alive
+
+
+# ------------------------------------------------------------------------------------------------------- full memory
+
+
+def test_a_batch_without_a_graph_that_does_not_fit_runs_in_halves(stage: Stage):
+    stage.load("same")
+    stage.odd.fits = 1
+    stage.run("same", 1, 2, 3, 4, mask=FAR)
+    assert stage.answers() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_after_a_size_that_does_not_fit_there_are_graphs_of_one_that_does(stage: Stage):
+    stage.odd.fails = lambda step, bucket, mask: MemoryError() if step == "make" and bucket > 2 else None
+    stage.load("six")
+    function = stage.worker._executor.functions["six#1"]
+    stage.run("six", 1, 2, 3)
+    stage.hear(Done)
+    ends_s = time.monotonic() + 10
+    while not function.has_graph(2, HOME) and time.monotonic() < ends_s:
+        stage.run("six", 1)
+        stage.hear(Done)
+    stage.odd.launches.clear()
+    stage.run("six", 1, 2, 3)
+    assert stage.answers() == [1.0, 2.0, 3.0] and {by for _, by in stage.odd.launches} == {"serving"}
+
+
+def test_a_slice_that_cannot_be_made_is_not_tried_for_ever(stage: Stage):
+    stage.load("same")
+    tried: list[int] = []
+    slicer, real = stage.worker._slicer, type(stage.worker._slicer).slice
+
+    class Full(type(slicer)):  # type: ignore[misc]
+        def slice(self, mask: int) -> Any:
+            if mask == FAR:
+                tried.append(mask)
+                raise RuntimeError("no memory for a context")
+            return real(self, mask)
+
+    stage.worker._loading.making._slicer = Full()
+    stage.tell(MoveTo("same#1", FAR))
+    for _ in range(40):
+        time.sleep(0.005)
+        stage.run("same", 1)
+        stage.hear(Done)
+    assert len(tried) == 3  # once for each size
+
+
+def test_a_callable_on_a_slice_that_cannot_be_made_is_answered(stage: Stage):
+    stage.load("plain")
+    stage.run("plain", 1, mask=0b101)  # two parts are no slice
+    assert stage.answers() == ["BadValue"]
+
+
+# --------------------------------------------------------------------------------------------------- the second thread
+
+
+def test_what_the_second_thread_cannot_capture_the_maker_tries(stage: Stage):
+    def fails(step: str, bucket: int, mask: int) -> BaseException | None:
+        return RuntimeError("the copy is not the same") if threading.current_thread().name.startswith("more") else None
+
+    stage.odd.fails = fails
+    stage.load("same")
+    function = stage.worker._executor.functions["same#1"]
+    ends_s = time.monotonic() + 10
+    while not function.has_graph(2, HOME) and time.monotonic() < ends_s:
+        stage.run("same", 1)
+        stage.hear(Done)
+    assert function.has_graph(2, HOME) and stage.worker._loading.held["same#1"].second is None
