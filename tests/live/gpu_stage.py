@@ -22,9 +22,17 @@ from lamina.live.gpu_worker import GpuWorker
 
 class GpuStage:
     def __init__(
-        self, app: Path, slicer: str = "null", *, spare: bool = False, runtime: Runtime | None = None, weights: Any = None
+        self,
+        app: Path,
+        slicer: str = "null",
+        *,
+        spare: bool = False,
+        runtime: Runtime | None = None,
+        weights: Any = None,
+        device: Any = None,
     ) -> None:
-        self._folder, self._runtime, self._weights = Folder(), runtime, weights
+        """`device` is a slicer, instead of one by name."""
+        self._folder, self._runtime, self._weights, self._device = Folder(), runtime, weights, device
         self.ended_by: BaseException | None = None  #: what the serving thread was ended by
         self._setup = GpuSetup(
             app=str(app), device="gpu0", slicer=slicer, folder=self._folder.path, owner="a", values_owner="b",
@@ -37,7 +45,7 @@ class GpuStage:
         self._thread.start()
 
     def _serve(self) -> None:
-        slicer = open_slicer(self._setup.slicer)
+        slicer = self._device or open_slicer(self._setup.slicer)
         executor = open_executor(slicer) if self._runtime is None else Executor(slicer, self._runtime, self._weights)
         self.worker = worker = GpuWorker(self._setup, Channel(self._theirs, executor_reader()), slicer, executor)
         try:

@@ -16,6 +16,7 @@ from lamina.gpu.memory import NoRoom
 from lamina.gpu.runtime import HostRuntime
 from lamina.live.frames import Beat, Done, JobFrame, Stop
 from lamina.live.gpu_frames import Hung, Loaded, LoadOne, MoveTo, NotLoaded, RunOn, Unloaded, UnloadOne
+from lamina.live.gpu_worker import STUCK_US
 from tests.live.gpu_stage import GpuStage
 from tests.serving import write_app
 
@@ -308,6 +309,16 @@ def test_one_that_waits_behind_another_for_the_maker_says_that_it_is_alive(stage
     stage.start()
     stage.start(batch_id=8)
     assert stage.hear(Beat).batch_id == 8
+
+
+def test_one_nobody_has_waited_for_in_a_long_time_does_not_so_that_its_maker_is_noticed(stages: Any):
+    stage = stages(Stuck())
+    stage.tell(LoadOne("same#1", "same", 0, 0))
+    stage.hear(Loaded)
+    stage.start()
+    stage.start(batch_id=8, deadline_us=time.monotonic_ns() // 1000 - STUCK_US - 1_000_000)
+    stage.start(batch_id=9)
+    assert [stage.hear(Beat).batch_id, stage.hear(Beat).batch_id] == [9, 9]
 
 
 def test_one_nobody_waits_for_any_more_ends_without_having_run(stages: Any):

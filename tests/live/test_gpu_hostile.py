@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -9,12 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from lamina import values
 from lamina.gpu.runtime import Captures, HostRuntime
-from lamina.live.frames import Done, JobFrame
-from lamina.live.gpu_frames import Loaded, LoadOne, MoveTo, NotLoaded, RunOn, Unloaded, UnloadOne
+from lamina.live.folder import Folder
+from lamina.live.frames import Done, JobFrame, pack
+from lamina.live.gpu_frames import GpuSetup, Loaded, LoadOne, MoveTo, NotLoaded, RunOn, Unloaded, UnloadOne
 from tests.live.gpu_stage import GpuStage
 from tests.serving import write_app
 
@@ -226,6 +231,39 @@ def test_a_batch_without_a_graph_does_not_wait_for_somebody_elses_code(stage: St
     while not graphs.has_graph(1, FAR):  # and does when it can
         stage.run("same", 1)
         stage.hear(Done)
+
+
+HANGS = """
+import lamina, threading
+app = lamina.App("tested")
+
+@app.function(gpu="1/4")
+class Hangs(lamina.TorchModel):
+    def load(self):
+        print("opening", flush=True)
+        threading.Event().wait()
+"""
+
+
+def test_a_mistake_of_ours_ends_the_process_though_a_users_thread_hangs(tmp_path: Path):
+    ours, theirs = socket.socketpair()
+    folder = Folder()
+    setup = GpuSetup(
+        app=str(write_app(tmp_path, HANGS)), device="gpu0", slicer="null", folder=folder.path, owner="a", values_owner="b",
+        pool_bytes=1 << 20, fd=theirs.fileno(),
+    )  # fmt: skip
+    command = [sys.executable, "-m", "lamina.live.gpu_process", msgspec.json.encode(setup).decode()]
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            ours.sendall(pack(LoadOne("hangs#1", "hangs", 0, 0)))
+            assert process.stdout is not None and process.stdout.readline() == b"opening\n"
+            ours.sendall(b"\xff" * 64)  # no frame
+            assert process.wait(10) == 1
+        finally:
+            process.kill()
+            ours.close()
+            theirs.close()
+            folder.close()
 
 
 # ---------------------------------------------------------------------------------------------------- coming and going

@@ -286,15 +286,12 @@ class CudaRuntime:
             self._bringing = self._torch.cuda.Stream()
         with self._torch.cuda.stream(self._bringing):
             self._bringing.wait_event(ready)
-            return self._as_numpy(tensor.cpu())
+            found = tensor.cpu()
+        return found.float().numpy() if found.dtype is self._torch.bfloat16 else found.numpy()
 
     def copied(self, part: Any) -> Any:
-        """Out of the buffer."""
-        return self._as_numpy(part.clone())
-
-    def _as_numpy(self, part: Any) -> Any:
-        """As numpy has it; bfloat16, which it does not have, as float32."""
-        return part.float().numpy() if part.dtype is self._torch.bfloat16 else part.numpy()
+        """Out of the buffer, as numpy has it; bfloat16, which it does not have, as float32."""
+        return part.float().numpy() if part.dtype is self._torch.bfloat16 else part.numpy().copy()
 
     def _event(self) -> Any:
         return _taken(self.events) or self._torch.cuda.Event(enable_timing=True)

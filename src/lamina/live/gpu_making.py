@@ -35,6 +35,10 @@ MOST_S = 0.1
 LOOK_S = 0.005
 """How often somebody looks whether a rest is over."""
 
+LATER_S = 0.1
+"""Somebody's code is being opened: until it is tried again. That takes seconds, and asking all the time takes the interpreter from
+whoever serves."""
+
 Place = tuple[int, int]
 """Batch size, slice."""
 
@@ -54,6 +58,7 @@ class Making:
         self._under_way = 0
         self._unasked: set[tuple[str, Place]] = set()  #: those under way that nobody waits for yet
         self._rest_until_s = 0.0
+        self._not_before_s = 0.0
         self._looked_s = 0.0
         self._behind: dict[Held, None] = {}  #: those who lack some, in the order in which they came
 
@@ -123,6 +128,8 @@ class Making:
             then()
 
     def _may_begin(self, held: Held, place: Place) -> bool:
+        if held.then is None and time.monotonic() < self._not_before_s:
+            return False
         missed = held.missed.get(place, 0)
         if held.is_makers(place) and held.eager and missed < EAGER_AT_MOST:
             return False
@@ -149,12 +156,12 @@ class Making:
         self._under_way += 1
         if place not in held.likely:
             self._unasked.add((held.instance, place))
-        held.thread(by_maker).submit(self._make, held, place, by_maker, held.then is not None)
+        warm, work = (held.warm, None) if by_maker else (held.warm_further, held.second)
+        held.thread(by_maker).submit(self._make, held, place, warm, work, held.then is not None)
 
-    def _make(self, held: Held, place: Place, by_maker: bool, waits: bool) -> None:
+    def _make(self, held: Held, place: Place, warm: set[int], work: Any, waits: bool) -> None:
         """In one of its threads, with the module that is this thread's. Once it serves, it does not wait for code of others."""
         functions = self._executor.functions
-        warm, work = (held.warm, None) if by_maker else (held.warm_further, held.second)
         plan: Any = None
         took_s = 0.0
         try:
@@ -181,8 +188,10 @@ class Making:
         if held.is_leaving:
             pass
         elif isinstance(plan, NotNow):  # it is looked at again
+            self._not_before_s = time.monotonic() + LATER_S
             held.to_make.insert(0, place)
             self._behind[held] = None
+            self._freed()
             return
         elif isinstance(plan, Exception) and not by_maker and not self._executor.is_out_of_memory(plan):
             held.doubtful.add(place)  # the maker tries
