@@ -36,8 +36,8 @@ LOOK_S = 0.005
 """How often somebody looks whether a rest is over."""
 
 LATER_S = 0.1
-"""Somebody's code is being opened: until it is tried again. That takes seconds, and asking all the time takes the interpreter from
-whoever serves."""
+"""Somebody's code is being opened: until it is tried again. Opening takes seconds, and asking all the time takes the interpreter
+from whoever serves."""
 
 Place = tuple[int, int]
 """Batch size, slice."""
