@@ -108,6 +108,8 @@ async def _crash(store: str, folder: Path, runs: int, kills: int, step_s: float,
     try:
         for _ in range(kills):
             await asyncio.sleep(rng.uniform(0.2, 2 * pause_s))
+            while not witness.accepted:  # a kill before anything was promised shows nothing
+                await asyncio.sleep(0.01)
             await asyncio.to_thread(gateway.kill)
             witness.kills += 1
             left = await asyncio.to_thread(_look, store, gateway.started_us)

@@ -88,11 +88,12 @@ def book_at_us(ends_us: int, count: int, most: int, lead_us: int) -> int:
 
 def goes_first(view: View, function: FunctionState, device: Device) -> bool:
     """Is nobody on this device due sooner than its first job? Else a slice must not be booked before it is about to be free: the
-    first step of a new run would be ahead of the last step of an old one for as long as calls come."""
+    first step of a new run would be ahead of the last step of an old one for as long as calls come. Functions whose turn it is
+    not, because another tenant's is, are not among those who wait."""
     due_us = function.queue.head().due_us
     for name in device.instances:
-        other = view.functions[view.instances[name].function]
-        if len(other.queue) and other.queue.head().due_us < due_us:
+        waits = view.instances[name].function
+        if (waits in view.waiting or waits in view.held) and view.functions[waits].queue.head().due_us < due_us:
             return False
     return True
 
