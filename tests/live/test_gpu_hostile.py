@@ -287,9 +287,11 @@ def test_what_has_left_is_not_kept_by_the_collector(stage: Stage):
     stage.load("circle")
     alive: weakref.WeakSet[Any] = stage.globals["ALIVE"]
     assert len(alive) == 1
+    while stage.worker._loading.frozen_s:  # until it has looked for garbage after the load, and has been quiet since
+        time.sleep(0.01)
     stage.tell(UnloadOne("circle#1"))
     stage.hear(Unloaded)
-    ends_s = time.monotonic() + 10
+    ends_s = time.monotonic() + 60
     while alive and time.monotonic() < ends_s:
         [[] for _ in range(100_000)]  # the worker's thread has its turns meanwhile
         time.sleep(0.01)

@@ -57,7 +57,7 @@ class Loading:
         self._told = set(sys.modules)
         self._coming: set[str] = set()  #: instances on their way that are still wanted
         self._leaving: list[Held] = []
-        self.has_frozen = False  #: there may be garbage among what is frozen
+        self.frozen_s = 0.0  #: since when there may be garbage among what is frozen
         self.standby = Standby(self, executor, send, call_soon)
         self.making = Making(slicer, executor, call_soon, is_idle, freed)
 
@@ -244,7 +244,7 @@ class Loading:
         self._coming.remove(frame.instance)
         self.held[frame.instance] = held
         gc.freeze()  # what is loaded stays; the collector need not look at it again
-        self.has_frozen = True
+        self.frozen_s = time.monotonic()
         took_us = time.monotonic_ns() // 1000 - frame.asked_us
         units, parts = held.mask.bit_count(), list(held.took_us.items())
         told = [(bucket, units, device_us) for bucket, device_us in probes.items()] if frame.probe else []
@@ -277,5 +277,5 @@ class Loading:
                 if held.instance in functions:
                     self._executor.unload(held.instance)
                 held.close()
-                self.has_frozen = True
+                self.frozen_s = time.monotonic()
                 self._send(Unloaded(held.instance))

@@ -340,8 +340,8 @@ class GpuWorker:
         now_s, is_loading = time.monotonic(), self._loading.is_loading
         if self._open or is_loading:
             self._served_s = now_s
-        if self._loading.has_frozen and now_s - self._served_s > QUIET_S:
-            self._loading.has_frozen = False
+        if self._loading.frozen_s and now_s - max(self._served_s, self._loading.frozen_s) > QUIET_S:
+            self._loading.frozen_s = 0.0
             collect_frozen()
         else:
             collect(is_idle=not self._open, is_loading=is_loading)
