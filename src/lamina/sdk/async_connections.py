@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import httptools
 
-from lamina.errors import DeadlineExceeded, Unreachable
+from lamina.errors import Unreachable
 from lamina.sdk.async_stream import AsyncStream
-from lamina.sdk.wire import Request, Response, Server, no_answer, no_server
+from lamina.sdk.wire import Request, Response, Server, late, no_answer, no_server
 from lamina.units import parse_us
 
 
@@ -40,9 +40,7 @@ class AsyncConnections:
                 if response is None:
                     response = await self._exchange(await self._connect(), request)
         except TimeoutError:
-            raise DeadlineExceeded(
-                f"no answer from {self._server.url} within {self._timeout}", hint="give the client a longer timeout="
-            ) from None
+            raise late(self._server, self._timeout) from None
         if response is None:
             raise no_answer(self._server)
         return response

@@ -9,9 +9,9 @@ from typing import Any
 
 import httptools
 
-from lamina.errors import DeadlineExceeded, Unreachable
+from lamina.errors import Unreachable
 from lamina.sdk.pieces import CONTENT_TYPE, Pieces
-from lamina.sdk.wire import Request, Response, Server, no_answer, no_server
+from lamina.sdk.wire import Request, Response, Server, late, no_answer, no_server
 
 READ_BYTES = 2**16
 
@@ -36,7 +36,7 @@ class AsyncStream:
             async with asyncio.timeout(self._timeout_s):
                 found = await asyncio.open_connection(server.host, server.port, ssl=True if server.tls else None)
         except TimeoutError:
-            raise self._late() from None
+            raise late(self._server, self._timeout) from None
         except OSError as error:
             raise no_server(server, error) from None
         self._reader, self._writer = found
@@ -87,15 +87,11 @@ class AsyncStream:
         try:
             yield
         except TimeoutError:
-            raise self._late() from None
+            raise late(self._server, self._timeout) from None
         except OSError as error:
             raise Unreachable(f"the answer of {self._server.url} broke off: {error}") from None
         except httptools.HttpParserError as error:
             raise Unreachable(f"the answer is not HTTP: {error}", hint="is the address that of a Lamina server?") from None
-
-    def _late(self) -> DeadlineExceeded:
-        said = f"no answer from {self._server.url} within {self._timeout}"
-        return DeadlineExceeded(said, hint="give the client a longer timeout=")
 
     # ------------------------------------------------------------- llhttp's side
 

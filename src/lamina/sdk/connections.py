@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lamina.errors import Cancelled, DeadlineExceeded, Unreachable
+from lamina.errors import Cancelled, Unreachable
 from lamina.sdk.calls import Line
 from lamina.sdk.pieces import CONTENT_TYPE, Pieces
-from lamina.sdk.wire import Request, Response, Server, no_answer, no_server
+from lamina.sdk.wire import Request, Response, Server, late, no_answer, no_server
 from lamina.units import parse_us
 
 MAX_IDLE = 64
@@ -101,9 +101,7 @@ class Connections:
         try:
             yield
         except TimeoutError:
-            raise DeadlineExceeded(
-                f"no answer from {self._server.url} within {self._timeout}", hint="give the client a longer timeout="
-            ) from None
+            raise late(self._server, self._timeout) from None
         except (OSError, http.client.HTTPException) as error:
             if line.cut:
                 raise Cancelled("cancelled by its caller") from None

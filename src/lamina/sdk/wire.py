@@ -253,6 +253,10 @@ def no_answer(server: Server) -> errors.Unreachable:
     return errors.Unreachable(f"{server.url} closed the connection without an answer", hint=hint)
 
 
+def late(server: Server, timeout: str) -> errors.DeadlineExceeded:
+    return errors.DeadlineExceeded(f"no answer from {server.url} within {timeout}", hint="give the client a longer timeout=")
+
+
 def unknown(server: Server, name: str, known: Sequence[str] = ()) -> errors.UnknownTarget:
     """`known`: what the server listed, if it was asked."""
     listed = f"there is {', '.join(known)}" if known else "client.functions() and client.workflows() list what is there"
