@@ -27,6 +27,7 @@ ALL = (
     "five",
     "live",
     "captures",
+    "comings",
     "faults",
     "mps_kills",
     "priority",

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from lamina.live.gpu_garbage import MUCH, SOME, collect, collect_by_hand
+from lamina.live.gpu_garbage import MUCH, QUIET_S, SOME, Garbage, collect_by_hand
 
 
 @pytest.fixture(autouse=True)
@@ -14,6 +15,7 @@ def usual() -> Iterator[None]:
     collect_by_hand()
     gc.collect()
     yield
+    gc.unfreeze()
     gc.set_threshold(*before)
 
 
@@ -30,20 +32,70 @@ def test_no_full_collection_comes_by_itself():
 
 def test_one_is_had_when_nobody_is_served():
     middle_collections(SOME)
-    assert collect(is_idle=True, is_loading=False)
+    Garbage().look(1.0, is_idle=True, is_loading=False)
     assert gc.get_count()[2] == 0
 
 
 def test_who_is_served_does_not_wait_for_one():
     middle_collections(SOME)
-    assert not collect(is_idle=False, is_loading=False)
+    Garbage().look(1.0, is_idle=False, is_loading=False)
+    assert gc.get_count()[2] >= SOME
 
 
 def test_unless_there_is_much_to_look_at():
     middle_collections(MUCH)
-    assert collect(is_idle=False, is_loading=False)
+    Garbage().look(1.0, is_idle=False, is_loading=False)
+    assert gc.get_count()[2] == 0
 
 
 def test_there_is_none_while_a_function_is_loaded_for_its_imports_are_still_looked_at():
     middle_collections(MUCH)
-    assert not collect(is_idle=True, is_loading=True)
+    Garbage().look(1.0, is_idle=True, is_loading=True)
+    assert gc.get_count()[2] >= MUCH
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def frozen_garbage(garbage: Garbage, now_s: float) -> weakref.ref[Cycle]:
+    """What a function leaves behind that was frozen with it."""
+    cycle = Cycle()
+    garbage.loaded(now_s)
+    return weakref.ref(cycle)
+
+
+def test_what_was_frozen_is_looked_at_once_nobody_has_been_served_for_a_while():
+    garbage = Garbage()
+    left = frozen_garbage(garbage, now_s=5.0)
+    gc.collect()
+    assert left() is not None, "the collector looks at what is frozen, so this test shows nothing"
+    garbage.look(5.0 + QUIET_S, is_idle=True, is_loading=False)
+    assert left() is not None and garbage.is_doubtful
+    garbage.look(5.1 + QUIET_S, is_idle=True, is_loading=False)
+    assert left() is None and not garbage.is_doubtful
+
+
+@pytest.mark.parametrize(("is_idle", "is_loading"), [(False, False), (True, True)])
+def test_and_not_soon_after_somebody_was_served_or_loaded(is_idle: bool, is_loading: bool):
+    garbage = Garbage()
+    left = frozen_garbage(garbage, now_s=5.0)
+    garbage.look(7.0, is_idle=is_idle, is_loading=is_loading)
+    garbage.look(7.0 + QUIET_S, is_idle=True, is_loading=False)
+    assert left() is not None
+    garbage.look(7.1 + QUIET_S, is_idle=True, is_loading=False)
+    assert left() is None
+
+
+def test_whoever_leaves_is_looked_for_too():
+    garbage = Garbage()
+    left = frozen_garbage(garbage, now_s=5.0)
+    assert left() is not None
+    garbage.look(7.0, is_idle=True, is_loading=False)
+    cycle = frozen_garbage(Garbage(), now_s=7.0)  # frozen by another
+    garbage.left(now_s=8.0)
+    garbage.look(8.5, is_idle=True, is_loading=False)
+    assert cycle() is not None
+    garbage.look(9.1, is_idle=True, is_loading=False)
+    assert cycle() is None

@@ -287,7 +287,7 @@ def test_what_has_left_is_not_kept_by_the_collector(stage: Stage):
     stage.load("circle")
     alive: weakref.WeakSet[Any] = stage.globals["ALIVE"]
     assert len(alive) == 1
-    while stage.worker._loading.frozen_s:  # until it has looked for garbage after the load, and has been quiet since
+    while stage.worker._garbage.is_doubtful:  # until it has looked for garbage after the load, and has been quiet since
         time.sleep(0.01)
     stage.tell(UnloadOne("circle#1"))
     stage.hear(Unloaded)

@@ -18,22 +18,40 @@ QUIET_S = 1.0
 
 
 def collect_by_hand() -> None:
-    """From now on there are no full collections but those of `collect`. Most garbage is young, and found as ever."""
+    """From now on there are no full collections but those of `Garbage`. Most garbage is young, and found as ever."""
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, 10**9)
 
 
-def collect(*, is_idle: bool, is_loading: bool) -> bool:
-    """Have one, if it is time; says whether it was."""
-    since = gc.get_count()[2]
-    is_due = not is_loading and (since >= MUCH or (is_idle and since >= SOME))
-    if is_due:
-        gc.collect()
-    return is_due
+class Garbage:
+    """Owner of when it is looked for. `now_s` is any clock that goes forward."""
 
+    def __init__(self) -> None:
+        self._busy_s = 0.0  #: when somebody was served or loaded last
+        self._doubtful_s: float | None = None  #: since when there may be garbage among what is frozen
 
-def collect_frozen() -> None:
-    """All there is; what is left of it is frozen again."""
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
+    @property
+    def is_doubtful(self) -> bool:
+        return self._doubtful_s is not None
+
+    def loaded(self, now_s: float) -> None:
+        """What is loaded stays: the collector need not look at it again."""
+        gc.freeze()
+        self._doubtful_s = now_s
+
+    def left(self, now_s: float) -> None:
+        """Some of what is frozen has left."""
+        self._doubtful_s = now_s
+
+    def look(self, now_s: float, *, is_idle: bool, is_loading: bool) -> None:
+        """Have a collection, if it is time."""
+        if is_loading or not is_idle:
+            self._busy_s = now_s
+        since = gc.get_count()[2]
+        if self._doubtful_s is not None and now_s - max(self._busy_s, self._doubtful_s) > QUIET_S:
+            self._doubtful_s = None
+            gc.unfreeze()
+            gc.collect()
+            gc.freeze()
+        elif not is_loading and (since >= MUCH or (is_idle and since >= SOME)):
+            gc.collect()

@@ -11,7 +11,6 @@ Nothing here waits in the thread that serves. Who is not wanted any more leaves 
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from lamina.gpu.executor import Executor, ExecutorLost, Finished
 from lamina.gpu.weights import second
 from lamina.live.gpu_frames import Imported, Loaded, LoadOne, NotLoaded, Unloaded
 from lamina.live.gpu_functions import Held, host_work, likely_masks, usual_mask
+from lamina.live.gpu_garbage import Garbage
 from lamina.live.gpu_making import Making
 from lamina.live.gpu_standby import Standby
 from lamina.live.results import describe
@@ -41,6 +41,7 @@ class Loading:
         app: str,
         slicer: Any,
         executor: Executor,
+        garbage: Garbage,
         *,
         send: Callable[[Any], None],
         call_soon: Callable[[Callable[[], None]], None],
@@ -50,14 +51,13 @@ class Loading:
     ) -> None:
         self.held: dict[str, Held] = {}
         self.apps: dict[str, Any] = {}  #: by path: new versions come beside old ones
-        self._app, self._slicer, self._executor = app, slicer, executor
+        self._app, self._slicer, self._executor, self._garbage = app, slicer, executor, garbage
         self._send, self._call_soon, self._submit = send, call_soon, submit
         self._is_gpu = hasattr(slicer, "driver")
         self._one_by_one = threading.Lock()
         self._told = set(sys.modules)
         self._coming: set[str] = set()  #: instances on their way that are still wanted
         self._leaving: list[Held] = []
-        self.frozen_s = 0.0  #: since when there may be garbage among what is frozen
         self.standby = Standby(self, executor, send, call_soon)
         self.making = Making(slicer, executor, call_soon, is_idle, freed)
 
@@ -243,8 +243,7 @@ class Loading:
             return
         self._coming.remove(frame.instance)
         self.held[frame.instance] = held
-        gc.freeze()  # what is loaded stays; the collector need not look at it again
-        self.frozen_s = time.monotonic()
+        self._garbage.loaded(time.monotonic())
         took_us = time.monotonic_ns() // 1000 - frame.asked_us
         units, parts = held.mask.bit_count(), list(held.took_us.items())
         told = [(bucket, units, device_us) for bucket, device_us in probes.items()] if frame.probe else []
@@ -277,5 +276,5 @@ class Loading:
                 if held.instance in functions:
                     self._executor.unload(held.instance)
                 held.close()
-                self.frozen_s = time.monotonic()
+                self._garbage.left(time.monotonic())
                 self._send(Unloaded(held.instance))

@@ -40,7 +40,7 @@ from lamina.live.gpu_frames import (
     Usage,
 )
 from lamina.live.gpu_functions import Held, Lane, Piece
-from lamina.live.gpu_garbage import QUIET_S, collect, collect_frozen
+from lamina.live.gpu_garbage import Garbage
 from lamina.live.gpu_loading import Loading
 from lamina.live.gpu_standby import import_all
 from lamina.live.gpu_values import DeviceValues
@@ -86,10 +86,12 @@ class GpuWorker:
         self._pool = Pool(setup.folder, setup.owner, setup.pool_bytes)
         self._reader = Reader(setup.folder)
         self._values = DeviceValues(setup.values_owner, self._pool, self._reader)
+        self._garbage = Garbage()
         self._loading = Loading(
             setup.app,
             slicer,
             executor,
+            self._garbage,
             send=channel.send,
             call_soon=self.call_soon,
             submit=self._submit,
@@ -104,7 +106,6 @@ class GpuWorker:
         self._lanes: dict[int, Lane] = {}
         self._news: queue.SimpleQueue[Any] = queue.SimpleQueue()  #: from other threads, to be called here
         self._said_usage_s = 0.0
-        self._served_s = 0.0  #: when somebody was served or loaded last
         self._watch = Watch()
         self._traffic: Traffic | None = None
         if not setup.opens_ahead:
@@ -132,7 +133,7 @@ class GpuWorker:
             if is_busy or self._executor.has_work:
                 self._collect()
             self._loading.see_to()
-            self._collect_garbage()
+            self._garbage.look(time.monotonic(), is_idle=not self._open, is_loading=self._loading.is_loading)
             for batch_id in self._watch.look(time.monotonic()):
                 self._channel.send(Hung(batch_id))
             if not self._is_spare:
@@ -335,16 +336,6 @@ class GpuWorker:
             if isinstance(done.error, ExecutorLost):
                 raise done.error
             self._tickets.pop(done.ticket)(done)
-
-    def _collect_garbage(self) -> None:
-        now_s, is_loading = time.monotonic(), self._loading.is_loading
-        if self._open or is_loading:
-            self._served_s = now_s
-        if self._loading.frozen_s and now_s - max(self._served_s, self._loading.frozen_s) > QUIET_S:
-            self._loading.frozen_s = 0.0
-            collect_frozen()
-        else:
-            collect(is_idle=not self._open, is_loading=is_loading)
 
     def _model_outputs(self, batch: _Open, done: Finished) -> list[Any]:
         if done.error is not None or done.outputs is None:
