@@ -39,7 +39,7 @@ def run(bench: Bench) -> None:
         found, maps, drops = [], [], []
         for _ in range(times):
             begin = time.perf_counter()
-            executor._weights.evict(block)
+            executor.functions._weights.evict(block)
             drops.append(time.perf_counter() - begin)
             begin = time.perf_counter()
             executor.submit(name, [example[0]], WHOLE)

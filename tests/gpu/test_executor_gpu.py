@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ from lamina.errors import LoadFailed
 from lamina.gpu.driver import NoGpu
 from lamina.gpu.executor import Executor, Finished, on_gpu
 from lamina.gpu.green import GreenSlicer
+from lamina.gpu.memory import NoRoom
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.gpu
@@ -114,6 +116,49 @@ def test_a_full_device_lets_the_least_used_go_and_everybody_is_served(slicer: Gr
         ticket = executor.submit(f"net{seed}", images(1), 0b1)
         close(drain(executor, 1)[ticket].outputs[0], net(seed)(torch.tensor(images(1)[0])[None])[0])
     assert executor.functions._weights.shelf.evictions > 0
+
+
+def filled(but_mib: int) -> Any:
+    """All of the device but so much."""
+    free, _ = torch.cuda.mem_get_info()
+    return torch.empty(free - (but_mib << 20), dtype=torch.uint8, device="cuda")
+
+
+def test_weights_find_room_where_torch_holds_all_of_it_in_case(executor: Executor):
+    filled(but_mib=64)  # and nobody keeps it
+    assert torch.cuda.mem_get_info()[0] < 128 << 20, "torch holds nothing, so this test shows nothing"
+    executor.load("wide", torch.nn.Linear(8192, 8192), torch.zeros(1, 8192), buckets=(1,))  # 256 MiB
+    ticket = executor.submit("wide", [torch.zeros(8192)], 0b1)
+    assert drain(executor, 1)[ticket].error is None
+
+
+def test_weights_nobody_uses_go_where_the_device_is_full_and_the_shelf_is_not(executor: Executor):
+    executor.load("first", torch.nn.Linear(8192, 8192), torch.zeros(1, 8192), buckets=(1,))
+    torch.cuda.empty_cache()
+    others = filled(but_mib=100)
+    executor.load("second", torch.nn.Linear(8192, 8192), torch.zeros(1, 8192), buckets=(1,))
+    assert not executor.functions["first"].block.pages and executor.functions["second"].block.pages
+    executor.functions.hold("second")
+    with pytest.raises(NoRoom, match="full"):
+        executor.functions.hold("first")
+    executor.functions.let_go("second")
+    del others
+    torch.cuda.empty_cache()
+
+
+def test_what_comings_and_goings_leave_behind_goes_back(executor: Executor):
+    def come_and_go() -> int:
+        executor.load("net", net(), EXAMPLE, buckets=(16,))
+        executor.prepare("net", [0b1, 0b11, 0b1111])
+        while executor.functions.cool():
+            pass
+        executor.unload("net")
+        gc.collect()
+        executor.functions.trim()
+        return int(torch.cuda.memory_reserved())
+
+    first = come_and_go()
+    assert [come_and_go() for _ in range(5)] == [first] * 5
 
 
 def test_a_function_that_needs_more_than_it_declared_is_refused(executor: Executor):

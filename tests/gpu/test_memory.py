@@ -56,6 +56,26 @@ def test_what_runs_does_not_go():
     assert "a" in shelf and "b" not in shelf
 
 
+def test_where_there_is_less_room_than_it_seems_the_least_worth_goes_next():
+    shelf = Shelf(100)
+    for key, cost_us in (("dear", 30), ("cheap", 10), ("new", 1)):
+        shelf.place(key, 10, cost_us)
+        shelf.use(key)
+        shelf.done(key)
+    shelf.use("new")
+    assert [shelf.drop("new") for _ in range(3)] == ["cheap", "dear", None]
+    shelf.check()
+    assert shelf.used == 10 and shelf.evictions == 2
+
+
+def test_what_runs_is_not_dropped_either_nor_who_the_room_is_for():
+    shelf = Shelf(100)
+    shelf.place("runs", 10, 1)
+    shelf.use("runs")
+    shelf.place("comes", 10, 1)
+    assert shelf.drop("comes") is None
+
+
 def test_what_is_larger_than_the_device_evicts_nobody():
     shelf = Shelf(100)
     shelf.place("a", 100, 10)

@@ -109,6 +109,10 @@ class Odd(HostRuntime):
         self.fits = 64
         self.flies, self.lands = threading.Event(), threading.Event()  #: batches of six
         self.lands.set()
+        self.trims = 0
+
+    def trim(self) -> None:
+        self.trims += 1
 
     def _try(self, step: str, bucket: int, mask: int) -> None:
         error = self.fails(step, bucket, mask)
@@ -287,7 +291,7 @@ def test_what_has_left_is_not_kept_by_the_collector(stage: Stage):
     stage.load("circle")
     alive: weakref.WeakSet[Any] = stage.globals["ALIVE"]
     assert len(alive) == 1
-    while stage.worker._garbage.is_doubtful:  # until it has looked for garbage after the load, and has been quiet since
+    while not stage.odd.trims:  # until it has looked for garbage after the load, and has been quiet since
         time.sleep(0.01)
     stage.tell(UnloadOne("circle#1"))
     stage.hear(Unloaded)
@@ -296,6 +300,16 @@ def test_what_has_left_is_not_kept_by_the_collector(stage: Stage):
         [[] for _ in range(100_000)]  # the worker's thread has its turns meanwhile
         time.sleep(0.01)
     assert not alive
+
+
+def test_what_it_had_on_the_device_goes_back_when_there_is_time(stage: Stage):
+    stage.load("same")
+    while not stage.odd.trims:
+        time.sleep(0.01)
+    stage.tell(UnloadOne("same#1"))
+    stage.hear(Unloaded)
+    while stage.odd.trims == 1:
+        time.sleep(0.01)
 
 
 # ------------------------------------------------------------------------------------------------------- full memory

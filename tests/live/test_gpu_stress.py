@@ -298,9 +298,10 @@ def test_every_batch_is_answered_once_and_rightly_and_nothing_is_left(
     assert not gateway.runtime.wrong
     assert not any(any(found) for found in left.values()), left
     assert gateway.right > 100 and gateway.failed > 0 and gateway.loads > 10
-    for thread in set(threading.enumerate()) - before:
-        thread.join(10)
+    assert len(loading.makers._idle) <= gateway.loads
     del worker, loading, making, executor, gateway.stage
     gc.collect()
     assert [*gateway.runtime.plans] == []
+    for thread in set(threading.enumerate()) - before:  # those that waited for their function, too
+        thread.join(10)
     assert set(threading.enumerate()) <= before

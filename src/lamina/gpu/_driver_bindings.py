@@ -104,6 +104,7 @@ class BindingsDriver:
             self._call("cuMemMap", at, size, 0, pages, 0)
             self._call("cuMemSetAccess", at, size, [self._access], 1)
         except CudaError:
+            self._cuda.cuMemUnmap(at, size)  # if it was mapped
             self._cuda.cuMemRelease(pages)
             raise
         return int(pages)

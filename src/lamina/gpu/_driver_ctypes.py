@@ -158,6 +158,7 @@ class CtypesDriver:
             self._call("cuMemMap", _address(address), _size(size), _size(0), pages, _address(0))
             self._call("cuMemSetAccess", _address(address), _size(size), ctypes.byref(self._access), _size(1))
         except CudaError:
+            self._lib.cuMemUnmap(_address(address), _size(size))  # if it was mapped
             self._lib.cuMemRelease(pages)
             raise
         return pages.value

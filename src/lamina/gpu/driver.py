@@ -12,6 +12,8 @@ from typing import Any, ClassVar, Protocol
 
 from lamina.errors import LaminaError
 
+OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
+
 
 class CudaError(LaminaError):
     """A driver call failed; `name` is the driver's own word for it."""

@@ -56,9 +56,7 @@ class Shelf:
             error.is_for_good = size > self.capacity
             raise error
         for victim in gone:
-            self.level = max(self.level, self._held[victim].credit)
-            self.remove(victim)
-            self.evictions += 1
+            self._evict(victim)
         self._held[key] = _Held(size, cost_us, credit=self.level)
         self.used += size
         self.loads += 1
@@ -77,10 +75,26 @@ class Shelf:
     def remove(self, key: str) -> None:
         self.used -= self._held.pop(key).size
 
+    def drop(self, keep: str) -> str | None:
+        """Who goes next although there seems to be room; None if all but `keep` are in use."""
+        found = next((key for key in self._idle() if key != keep), None)
+        if found is not None:
+            self._evict(found)
+        return found
+
+    def _evict(self, key: str) -> None:
+        self.level = max(self.level, self._held[key].credit)
+        self.remove(key)
+        self.evictions += 1
+
+    def _idle(self) -> list[str]:
+        """Those nobody uses, in the order in which they would go."""
+        return sorted((key for key in self._held if not self._held[key].busy), key=lambda key: self._held[key].credit)
+
     def _victims(self, size: int) -> list[str] | None:
         need = self.used + size - self.capacity
         gone: list[str] = []
-        for key in sorted((key for key in self._held if not self._held[key].busy), key=lambda key: self._held[key].credit):
+        for key in self._idle():
             if need <= 0:
                 break
             gone.append(key)

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from lamina.gpu.driver import Driver
-from lamina.gpu.memory import Shelf
+from lamina.gpu.driver import OUT_OF_MEMORY, CudaError, Driver
+from lamina.gpu.memory import NoRoom, Shelf
 
 _ALIGN = 512
 LEAST_PIECE_BYTES, MOST_PIECES = 4 << 20, 16
@@ -135,7 +135,7 @@ class Weights:
         for key in self.shelf.place(block.key, block.room, block.size / _COPY_BYTES_PER_US + _FIXED_US):
             self._unmap(self.blocks[key])
         try:
-            block.pages = self._driver.map(block.address, block.room)
+            block.pages = self._pages(block)
         except BaseException:
             self.shelf.remove(block.key)
             raise
@@ -151,6 +151,24 @@ class Weights:
             self._driver.copy_in(block.address + start, host + start, size, stream)  # a fifth of what torch takes to say it
             piece.record(self._copy)
         block.arrived.record(self._copy)
+
+    def _pages(self, block: Block) -> int:
+        """The shelf knows neither what batches take nor what other processes have. Where the device is full all the same, what
+        torch holds in case it is needed again goes first, which waits for the device; then weights that nobody uses."""
+        is_trimmed = False
+        while True:
+            try:
+                return self._driver.map(block.address, block.room)
+            except CudaError as error:
+                if error.name != OUT_OF_MEMORY:
+                    raise
+            if not is_trimmed:
+                self._torch.cuda.empty_cache()
+                is_trimmed = True
+            elif (key := self.shelf.drop(block.key)) is not None:
+                self._unmap(self.blocks[key])
+            else:
+                raise NoRoom(f"no room for {block.room >> 20} MiB: the device is full", hint="is somebody else using it?")
 
     def evict(self, block: Block) -> None:
         """Off the device; the host copy stays. Nothing that uses it may be running."""

@@ -12,11 +12,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from lamina.live.gpu_makers import Maker
 from lamina.live.joined import joined
 from lamina.sdk.context import Context, running
 from lamina.sdk.function import Function
@@ -35,12 +35,11 @@ class Held:
     function: Function[..., Any]
     runner: Runner
     mask: int  #: a slice as it will usually get: its home, or the first of its size
-    maker: ThreadPoolExecutor  #: the thread that opens it, makes the graphs it needs most, and runs batches without one
+    maker: Maker
     staged: Any = None  #: its weights in pinned memory
     took_us: dict[str, int] = field(default_factory=dict)  #: where the time of its load went
     stood_by: bool = False  #: it was opened in a spare, before anybody asked for it
     second: Any = None  #: its module once more, for a second thread
-    further: ThreadPoolExecutor | None = None  #: that thread, which makes all other graphs; without a module it would not be safe
     likely: set[tuple[int, int]] = field(default_factory=set)  #: places (bucket, mask) whose graphs the maker makes
     to_make: list[tuple[int, int]] = field(default_factory=list)  #: when there is time
     making: dict[tuple[int, int], bool] = field(default_factory=dict)  #: by the maker, or by the other thread?
@@ -70,21 +69,13 @@ class Held:
         """Is it the maker who makes this graph?"""
         return place in self.likely or place in self.doubtful or self.second is None
 
-    def thread(self, by_maker: bool) -> ThreadPoolExecutor:
-        if not by_maker and self.further is None:
-            self.further = ThreadPoolExecutor(1, f"more-{self.instance}")
-        return self.maker if by_maker or self.further is None else self.further
-
     @property
     def is_busy(self) -> bool:
         """Is anything of it under way?"""
         return bool(self.batches or self.making or self.eager)
 
     def close(self) -> None:
-        self.maker.submit(self.close_runner)
-        self.maker.shutdown(wait=False)
-        if self.further is not None:
-            self.further.shutdown(wait=False)
+        self.maker.leave(self.close_runner)
 
     def close_runner(self) -> None:
         """In its maker's thread: users' code, which may take long, or fail."""

@@ -43,8 +43,8 @@ class Garbage:
         """Some of what is frozen has left."""
         self._doubtful_s = now_s
 
-    def look(self, now_s: float, *, is_idle: bool, is_loading: bool) -> None:
-        """Have a collection, if it is time."""
+    def look(self, now_s: float, *, is_idle: bool, is_loading: bool) -> bool:
+        """Have a collection, if it is time. Was it one of all there is, with time for more?"""
         if is_loading or not is_idle:
             self._busy_s = now_s
         since = gc.get_count()[2]
@@ -53,5 +53,7 @@ class Garbage:
             gc.unfreeze()
             gc.collect()
             gc.freeze()
-        elif not is_loading and (since >= MUCH or (is_idle and since >= SOME)):
+            return True
+        if not is_loading and (since >= MUCH or (is_idle and since >= SOME)):
             gc.collect()
+        return False

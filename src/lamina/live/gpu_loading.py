@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from lamina.errors import LoadFailed, UnknownTarget
@@ -24,6 +23,7 @@ from lamina.gpu.weights import second
 from lamina.live.gpu_frames import Imported, Loaded, LoadOne, NotLoaded, Unloaded
 from lamina.live.gpu_functions import Held, host_work, likely_masks, usual_mask
 from lamina.live.gpu_garbage import Garbage
+from lamina.live.gpu_makers import Maker, Makers
 from lamina.live.gpu_making import Making
 from lamina.live.gpu_standby import Standby
 from lamina.live.results import describe
@@ -58,6 +58,7 @@ class Loading:
         self._told = set(sys.modules)
         self._coming: set[str] = set()  #: instances on their way that are still wanted
         self._leaving: list[Held] = []
+        self.makers = Makers()
         self.standby = Standby(self, executor, send, call_soon)
         self.making = Making(slicer, executor, call_soon, is_idle, freed)
 
@@ -76,7 +77,7 @@ class Loading:
             held.stood_by = True
             self._adopt(frame, held)
             return
-        maker = ThreadPoolExecutor(1, f"make-{frame.instance}")
+        maker = self.makers.take((frame.function, frame.app))
         maker.submit(self._open_function, frame, maker)
 
     def unload(self, instance: str) -> None:
@@ -104,18 +105,18 @@ class Loading:
 
     # --------------------------------------------------------------- until it is ready
 
-    def _open_function(self, frame: LoadOne, maker: ThreadPoolExecutor) -> None:
+    def _open_function(self, frame: LoadOne, maker: Maker) -> None:
         """In its maker's thread."""
         try:
             held = self.open(frame.instance, frame.function, frame.app, frame.mask, maker)
         except BaseException as error:
             said = describe(error.__cause__ or error)  # the user's own, where there is one
-            maker.shutdown(wait=False)
+            maker.end()
             self._call_soon(lambda: self._refuse(frame, said))
             return
         self._call_soon(lambda: self._adopt(frame, held))
 
-    def open(self, instance: str, name: str, app: str, home: int, maker: ThreadPoolExecutor) -> Held:
+    def open(self, instance: str, name: str, app: str, home: int, maker: Maker) -> Held:
         """In its maker's thread: everything slow that touches nothing of ours."""
         functions, begin_ns = self._executor.functions, time.monotonic_ns()
         with self._one_by_one, functions.no_capture():  # users' code: seeds and imports are the whole process's

@@ -157,7 +157,7 @@ class Making:
         if place not in held.likely:
             self._unasked.add((held.instance, place))
         warm, work = (held.warm, None) if by_maker else (held.warm_further, held.second)
-        held.thread(by_maker).submit(self._make, held, place, warm, work, held.then is not None)
+        held.maker.submit(self._make, held, place, warm, work, held.then is not None, further=not by_maker)
 
     def _make(self, held: Held, place: Place, warm: set[int], work: Any, waits: bool) -> None:
         """In one of its threads, with the module that is this thread's. Once it serves, it does not wait for code of others."""

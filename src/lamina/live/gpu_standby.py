@@ -10,18 +10,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from lamina.gpu.executor import Executor, ExecutorLost
 from lamina.live.gpu_frames import StandingBy
 from lamina.live.gpu_functions import Held
+from lamina.live.gpu_makers import Key, Maker
 
 if TYPE_CHECKING:
     from lamina.live.gpu_loading import Loading
-
-Key = tuple[str, str]
-"""Function, app."""
 
 MOST_BYTES = 8 << 30
 """Of weights in pinned memory, all functions together; what is beyond that is opened when it is needed."""
@@ -77,15 +74,15 @@ class Standby:
         self._at = key = next(iter(self._wanted))
         mask = self._wanted.pop(key)
         self._tried.add(key)
-        maker = ThreadPoolExecutor(1, f"make-{key[0]}")
+        maker = self._loading.makers.take(key)
         maker.submit(self._open, key, mask, maker)
 
-    def _open(self, key: Key, mask: int, maker: ThreadPoolExecutor) -> None:
+    def _open(self, key: Key, mask: int, maker: Maker) -> None:
         """In its maker's thread."""
         try:
             held = self._loading.open(f"spare {key[0]}", *key, mask, maker)
         except BaseException:  # whoever loads it says what is wrong
-            maker.shutdown(wait=False)
+            maker.end()
             self._call_soon(self._over)
             return
         self._call_soon(lambda: self._bring(key, held))

@@ -133,7 +133,8 @@ class GpuWorker:
             if is_busy or self._executor.has_work:
                 self._collect()
             self._loading.see_to()
-            self._garbage.look(time.monotonic(), is_idle=not self._open, is_loading=self._loading.is_loading)
+            if self._garbage.look(time.monotonic(), is_idle=not self._open, is_loading=self._loading.is_loading):
+                self._executor.functions.trim()
             for batch_id in self._watch.look(time.monotonic()):
                 self._channel.send(Hung(batch_id))
             if not self._is_spare:

@@ -1,0 +1,89 @@
+"""Threads of functions on a GPU: they wait for their function to come back, and for no other."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+
+from lamina.live import gpu_makers
+from lamina.live.gpu_makers import Maker, Makers
+
+CAT, DOG = ("cat", "app.py"), ("dog", "app.py")
+
+
+def thread_of(maker: Maker, *, further: bool = False) -> object:
+    return maker.submit(threading.get_ident, further=further).result(10)
+
+
+def left(maker: Maker) -> None:
+    """And come to rest."""
+    maker.leave(lambda: None)
+    maker.submit(lambda: None).result(10)  # behind whatever is called when the last has ended
+
+
+def test_who_comes_back_finds_the_threads_that_have_met_its_shapes():
+    makers = Makers()
+    maker = makers.take(CAT)
+    threads = thread_of(maker), thread_of(maker, further=True)
+    left(maker)
+    again = makers.take(CAT)
+    assert (thread_of(again), thread_of(again, further=True)) == threads
+
+
+def test_its_two_threads_are_two():
+    maker = Makers().take(CAT)
+    assert thread_of(maker) != thread_of(maker, further=True)
+
+
+def test_nobody_else_finds_them_nor_another_version_of_it():
+    makers = Makers()
+    maker = makers.take(CAT)
+    left(maker)
+    assert makers.take(DOG) is not maker and makers.take(("cat", "new.py")) is not maker
+
+
+def test_two_of_one_function_have_threads_of_their_own():
+    makers = Makers()
+    assert makers.take(CAT) is not makers.take(CAT)
+
+
+def test_whoever_takes_long_to_close_holds_up_nobody():
+    makers = Makers()
+    maker, goes_on = makers.take(CAT), threading.Event()
+    maker.leave(lambda: bool(goes_on.wait(20)) or None)
+    assert makers.take(CAT) is not maker
+    goes_on.set()
+
+
+def test_whoever_fails_to_close_comes_to_rest_all_the_same():
+    makers = Makers()
+    maker = makers.take(CAT)
+    maker.leave(lambda: [][1])  # type: ignore[arg-type]
+    maker.submit(lambda: None).result(10)
+    assert makers.take(CAT) is maker
+
+
+def test_of_too_many_that_wait_the_one_that_has_waited_longest_goes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gpu_makers, "MOST_IDLE", 2)
+    makers = Makers()
+    oldest, *others = [makers.take((name, "")) for name in "abc"]
+    for maker in (oldest, *others):
+        left(maker)
+    assert [makers.take((name, "")) is maker for name, maker in zip("bc", others, strict=True)] == [True, True]
+    assert makers.take(("a", "")) is not oldest
+    with pytest.raises(RuntimeError, match="shutdown"):
+        oldest.submit(print)
+
+
+def test_with_their_owner_they_end():
+    makers = Makers()
+    maker = makers.take(CAT)
+    thread = maker.submit(threading.current_thread).result(10)
+    left(maker)
+    del makers, maker
+    gc.collect()
+    assert isinstance(thread, threading.Thread)
+    thread.join(10)
+    assert not thread.is_alive()
