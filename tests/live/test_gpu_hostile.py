@@ -312,6 +312,18 @@ def test_what_it_had_on_the_device_goes_back_when_there_is_time(stage: Stage):
         time.sleep(0.01)
 
 
+def test_who_comes_back_finds_its_threads_again(stage: Stage):
+    stage.load("same")
+    maker = stage.worker._loading.held["same#1"].maker
+    stage.tell(UnloadOne("same#1"))
+    stage.hear(Unloaded)
+    maker.submit(lambda: None).result(20)  # it has come to rest
+    stage.load("same")
+    assert stage.worker._loading.held["same#1"].maker is maker
+    stage.run("same", 3)
+    assert stage.answers() == [3.0]
+
+
 # ------------------------------------------------------------------------------------------------------- full memory
 
 

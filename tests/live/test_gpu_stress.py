@@ -192,6 +192,9 @@ class Uncounted:
     def begin(self) -> None:
         pass
 
+    def end(self) -> None:
+        pass
+
 
 class Gateway:
     """Says and hears things at random, and keeps account."""

@@ -14,6 +14,9 @@ _MEMORY_BANDWIDTH = 10  # NVML_GPM_METRIC_DRAM_BW_UTIL, in percent of the peak
 _VERSION = 1
 EVERY_S = 1.0
 
+_one_at_a_time = threading.Lock()
+"""The library is said to be safe in threads; four that asked at once ended in a segmentation fault (driver 580)."""
+
 
 class _Metric(ctypes.Structure):
     _fields_ = (
@@ -75,9 +78,14 @@ class Counter:
             raise NotCounted(f"nvmlGpmMetricsGet: {question.metrics[0].status}")
         return float(question.metrics[0].value) / 100
 
+    def close(self) -> None:
+        for sample in (self._before, self._after):
+            self._call("nvmlGpmSampleFree", sample)
+
     def _call(self, call: str, *args: Any) -> None:
         function = getattr(self._lib, call, None)
-        status = -1 if function is None else function(*args)
+        with _one_at_a_time:
+            status = -1 if function is None else function(*args)
         if status:
             raise NotCounted(f"{call}: {status}")
 
@@ -88,16 +96,20 @@ class Traffic:
     def __init__(self, uuid: str) -> None:
         self.share = -1.0
         self._uuid = uuid
+        self._is_over = threading.Event()
 
     def begin(self) -> None:
         threading.Thread(target=self._count, daemon=True, name="traffic").start()
 
+    def end(self) -> None:
+        self._is_over.set()
+
     def _count(self) -> None:
         try:
-            counter, pause = Counter(self._uuid), threading.Event()
-            while True:
-                pause.wait(EVERY_S)
+            counter = Counter(self._uuid)
+            while not self._is_over.wait(EVERY_S):
                 self.share = counter.share()
+            counter.close()
         except NotCounted:
             self.share = -1.0
 

@@ -114,6 +114,13 @@ class GpuWorker:
     # ---------------------------------------------------------------- the loop
 
     def serve(self) -> None:
+        try:
+            self._serve()
+        finally:
+            if self._traffic is not None:
+                self._traffic.end()
+
+    def _serve(self) -> None:
         poller = select.poll()
         poller.register(self._channel.fileno(), select.POLLIN)
         poller.register(self.wake, select.POLLIN)
