@@ -51,9 +51,9 @@ def test_a_full_batch_is_booked_at_once(script: Script):
 def test_a_batch_that_could_still_grow_is_booked_only_just_before_the_slice_is_free(script: Script):
     script.given(a_function(max_batch=4), takes={"f": 5 * MS})
     script.at(0).arrives("c1", "c2")
-    script.at(4_499)
+    script.at(4_899)
     assert script.sizes == [1]
-    script.at(4_500)
+    script.at(4_900)
     assert script.served == [("c1",), ("c2",)]
 
 

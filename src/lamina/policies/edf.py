@@ -25,7 +25,7 @@ from lamina.types import NEVER_US, Call
 class Policy:
     """Most urgent jobs first; the hopeless are refused on arrival."""
 
-    lead_us: int = 500  #: how long before a slice is free its next batch is committed
+    lead_us: int = 100  #: how long before a slice is free its next batch is committed
     margin: float = 0.05  #: of the expected time, kept spare at admission; below 0 who may be lucky is let in, come what may
     wait: bool = True  #: hold a batch back inside a burst
     order: Order = "due"

@@ -16,7 +16,7 @@ from lamina.types import NEVER_US
 class Policy:
     """Oldest jobs first, as many as are there and fit; a job that cannot be in time any more is let go."""
 
-    lead_us: int = 500  #: how long before a slice is free its next batch is committed
+    lead_us: int = 100  #: how long before a slice is free its next batch is committed
     order: Order = "arrival"
 
     def dispatch(self, view: View) -> Iterator[Decision]:

@@ -54,7 +54,7 @@ LARGER_US = 200
 class Policy:
     """Cheapest in time, by exact look-ahead."""
 
-    lead_us: int = 500  #: how long before a slice is free its next batch is committed
+    lead_us: int = 100  #: how long before a slice is free its next batch is committed
     margin: float = 0.05  #: of the expected time, kept spare at admission
     spare: float = 0.02  #: of a batch's time, kept spare when it is chosen
     patience: float = 0.8  #: of the time a call has, what may be spent on waiting for company
