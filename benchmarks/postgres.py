@@ -39,7 +39,7 @@ def private_server() -> Iterator[str]:
     try:
         if user:
             os.chown(folder, user.pw_uid, user.pw_gid)
-        call(str(place / "initdb"), "-D", str(folder / "data"), "-U", "owner", "-A", "trust", "-E", "UTF8")
+        call(str(place / "initdb"), "-D", str(folder / "data"), "-U", "owner", "-A", "trust", "-E", "UTF8", "--no-sync")
         options = f"-c listen_addresses='' -c unix_socket_directories='{folder}' -c max_connections=20"
         call(str(place / "pg_ctl"), "-D", str(folder / "data"), "-w", "-l", str(folder / "log"), "-o", options, "start")
         try:

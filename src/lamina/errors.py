@@ -6,7 +6,9 @@ what to do next (`hint`). `code` is the stable word clients may match on.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
+from pathlib import Path
 from typing import ClassVar, Final
 
 
@@ -45,6 +47,42 @@ class UnknownEncoding(LaminaError):
 
     status = 415
     code = "unknown-encoding"
+
+
+_UNREAD: Final = {
+    errno.ENOENT: "no file {!r}",
+    errno.ENOTDIR: "no file {!r}",
+    errno.EISDIR: "{!r} is a folder",
+    errno.EACCES: "{!r} may not be read by this user",
+    errno.EPERM: "{!r} may not be read by this user",
+}
+
+
+def cannot_read(path: str | Path, error: OSError | ValueError, hint: str, *, field: str = "") -> BadValue:
+    """Of a file that was given: what is wrong with it. One that is not there may be misspelt."""
+    if isinstance(error, UnicodeError):
+        why = f"{str(path)!r} is not text in UTF-8"
+    elif isinstance(error, OSError):
+        why = _UNREAD.get(error.errno or 0, f"{{!r}} cannot be read: {error.strerror or error}").format(str(path))
+        if error.errno == errno.ENOENT:
+            hint = _misspelt(Path(path)) or hint
+        elif error.errno in (errno.EACCES, errno.EPERM):
+            hint = "ls -l tells whose it is"
+    else:
+        why = f"{str(path)!r} cannot be read: {error}"
+    return BadValue(f"{field}: {why}" if field else why, hint=hint)
+
+
+def _misspelt(path: Path) -> str:
+    """The nearest file of that kind where it should be; the ending, which all have, makes none alike."""
+    try:
+        stems = [one.stem for one in path.parent.iterdir() if one.suffix == path.suffix and one.is_file()]
+    except OSError:
+        return ""
+    import difflib  # for mistakes only
+
+    close = difflib.get_close_matches(path.stem, stems, n=1)
+    return f"did you mean {str(path.with_stem(close[0]))!r}?" if close else ""
 
 
 class BadScenario(BadValue):

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from lamina.errors import LoadFailed, UnknownPlugin, did_you_mean
+from lamina.errors import BadValue, LoadFailed, UnknownPlugin, cannot_read, did_you_mean
 
 DEFAULT_POLICY = "frontier"
 """Where nobody names one."""
@@ -35,9 +35,13 @@ def load(package: str, name: str) -> ModuleType:
 
 
 def _load_file(path: Path) -> ModuleType:
+    try:
+        check_source(path, "give the path of a Python file")
+    except BadValue as error:
+        raise UnknownPlugin(error.message, hint=error.hint) from None
     spec = importlib.util.spec_from_file_location(f"lamina_plugin_{path.stem}", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise UnknownPlugin(f"no file {str(path)!r}", hint="give the path of a Python file")
+    if spec is None or spec.loader is None:
+        raise UnknownPlugin(f"{str(path)!r} is no Python file", hint="give the path of one that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their annotations up there
     try:
@@ -46,3 +50,13 @@ def _load_file(path: Path) -> ModuleType:
         del sys.modules[spec.name]
         raise LoadFailed(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     return module
+
+
+def check_source(path: Path, hint: str) -> None:
+    """Before Python is told to run it, which would say in a traceback what a file that cannot be read has wrong."""
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise cannot_read(path, error, hint) from None
+    if b"\0" in source:
+        raise BadValue(f"{str(path)!r} is no Python file", hint=hint)

@@ -74,11 +74,6 @@ def test_an_unknown_call_is_said_to_be_unknown(log: Path):
         explain.story("nobody", log)
 
 
-def test_a_missing_log_is_said_to_be_missing(tmp_path: Path):
-    with pytest.raises(BadValue, match="--log"):
-        explain.story("c1", tmp_path / "none.jsonl")
-
-
 def test_a_policy_that_says_nothing_is_told_so(tmp_path: Path):
     path = tmp_path / "quiet.jsonl"
     writer = Writer(path)

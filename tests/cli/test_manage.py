@@ -106,6 +106,8 @@ def test_a_day_with_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert said("rollback", "shop") == "shop version 0 serving\n"
         assert said("scale", "price", "--max", "3") == "price: 1 to 3 instances\n"
         assert said("resize", "price", "--cores", "1") == "price: cores 1\n"
+        for meant, words in (("shop", ("rollback", "shpo")), ("price", ("scale", "prise", "--max", "3"))):
+            assert f"did you mean '{meant}'?" in str(lamina(*words).exception)
         code = said("user", "invite", "ada", "--scope", "read").strip()
         password = "long enough, surely"
         assert "logged in as ada" in said("login", "ada", "--sign-up", code, text=f"{password}\n{password}\n")

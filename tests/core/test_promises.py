@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lamina.core.flow import Choice, Flow, Task
-from lamina.core.promises import Promises
+from lamina.core.promises import MOST, STEP, STEP_OF_MANY, Promises
 from lamina.core.queue import Job
 from lamina.core.run import Run
 from lamina.types import Call
@@ -32,3 +32,32 @@ def falls_at(node: str) -> int:
 @pytest.mark.parametrize(("node", "learnt"), [("small", True), ("large", False)])
 def test_only_steps_that_all_runs_come_to_widen_the_reserve(node: str, learnt: bool):
     assert (falls_at(node) > 0) is learnt
+
+
+ONE = Flow("one", {"step": Task("step", "step")}, ("step",))
+ALLOWED_US = 40_000
+
+
+def after(*ends: bool, flow: Flow = ONE) -> int:
+    """The reserve after calls that ended in time or not."""
+    promises = Promises()
+    for in_time in ends:
+        promises.ended(Run(Call("c", flow.name, 0, ALLOWED_US, ALLOWED_US), flow), in_time)
+    return promises.reserve_us(flow.name)
+
+
+@pytest.mark.parametrize(("flow", "step"), [(ONE, STEP), (CASCADE, STEP_OF_MANY)], ids=["one step", "several"])
+def test_each_that_is_late_widens_it_by_a_part_of_the_time_it_had(flow: Flow, step: float):
+    assert after(False, False, flow=flow) == pytest.approx(2 * step * ALLOWED_US, rel=0.02)
+
+
+def test_it_never_takes_more_than_half_of_the_time_there_is():
+    assert after(*[False] * 500) == MOST * ALLOWED_US
+
+
+def test_it_stays_where_as_many_are_late_as_the_goal_allows():
+    assert after(False, *[False, *[True] * 99] * 30) == pytest.approx(STEP * ALLOWED_US, rel=0.02)
+
+
+def test_where_all_are_in_time_it_goes_away():
+    assert after(False, *[True] * 100) == 0

@@ -34,8 +34,8 @@ many = settings(max_examples=800, suppress_health_check=[HealthCheck.too_slow])
 some = settings(many, max_examples=100)
 
 
-def played(world: dict[str, object]) -> Chaos:
-    return play(**world)  # type: ignore[arg-type]
+def played(world: dict[str, object], *, watched: bool = True) -> Chaos:
+    return play(**world, watched=watched)  # type: ignore[arg-type]
 
 
 @many
@@ -64,7 +64,7 @@ def test_work_that_was_accepted_with_time_to_spare_is_not_starved(world, policy)
 @some
 @given(worlds)
 def test_replaying_the_events_repeats_every_action_even_if_they_went_through_json(world):
-    chaos = played(world)
+    chaos = played(world, watched=False)
     chaos.drain()
     decoder = msgspec.json.Decoder(ev.Event)
     again = chaos.fresh()
@@ -77,7 +77,7 @@ def test_replaying_the_events_repeats_every_action_even_if_they_went_through_jso
 @some
 @given(worlds)
 def test_actions_survive_the_trip_through_json(world):
-    chaos = played(world)
+    chaos = played(world, watched=False)
     decoder = msgspec.json.Decoder(do.Action)
     for actions in chaos.said:
         assert [decoder.decode(msgspec.json.encode(action)) for action in actions] == actions

@@ -151,6 +151,29 @@ def test_bad_wishes_are_named(port: int, header: str, value: str) -> None:
     assert header.lower() in answer.json["detail"]
 
 
+@pytest.mark.parametrize(
+    ("header", "meant"),
+    [
+        ("Lamina-Deadline", "did you mean 'lamina-deadline-ms'?"),
+        ("Lamina-Dedline-Ms", "did you mean 'lamina-deadline-ms'?"),
+        ("LAMINA-PRIO", "did you mean 'lamina-priority'?"),
+        ("lamina-cost", "it is one of answers; did you mean 'lamina-cost-limit'?"),
+        ("Lamina-Tenant", "there are lamina-deadline-ms, lamina-priority, lamina-cost-limit"),
+    ],
+)
+def test_a_header_that_would_be_ours_and_is_not_is_named_with_the_one_meant(port: int, header: str, meant: str) -> None:
+    (answer,) = asked(port, ("POST", "/v1/functions/echo", b"1", "application/json", {header: "50"}))
+    assert (answer.status, answer.headers["content-type"]) == (400, "application/problem+json")
+    assert (answer.json["detail"], answer.json["hint"]) == (f"{header.lower()!r} is no header of a request", meant)
+
+
+@pytest.mark.parametrize("path", ["/v1/workflows/twice", "/v2/models/echo/infer", "/v1/status", "/nowhere"])
+def test_a_misnamed_header_is_told_wherever_it_is_sent_and_whoever_comes_next_is_served(port: int, path: str) -> None:
+    wrong = ("POST", path, b"{}", "application/json", {"Lamina-Deadline": "50"})
+    right = ("POST", "/v1/functions/echo", b"1", "application/json", {"Lamina-Deadline-Ms": "5000"})
+    assert [answer.status for answer in asked(port, wrong, wrong, right)] == [400, 400, 200]
+
+
 def test_what_is_not_there_is_not_found_and_wrong_methods_are_told(port: int) -> None:
     unknown, workflow_as_function, deleted, posted = asked(
         port,

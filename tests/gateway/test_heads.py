@@ -22,6 +22,7 @@ REQUESTS = (
     b"HEAD /z HTTP/1.1\r\nHost: a\r\nAccept: text/plain\r\n\r\n",
     b"POST /c HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
     b"POST /e HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n!",
+    b"POST /x?y=1 HTTP/1.1\r\nHost: a\r\nLamina-Deadline: 50\r\nContent-Length: 3\r\n\r\nabc",
     b"GET /bye HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
     b"POST /bad HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
 )
@@ -57,7 +58,7 @@ def server(seen: list[tuple[Any, ...]]) -> Server:
         seen.append((request.method, request.path, request.query, dict(request.headers), request.body, request.keep_alive))
         exchange.respond(200, request.body)
 
-    return Server(handler, lambda status, what: (what.encode(), b"text/plain"))
+    return Server(handler, lambda status, what, *hint: (what.encode(), b"text/plain"))
 
 
 def feed(to: Server, pieces: list[bytes]) -> bytes:

@@ -74,11 +74,12 @@ def test_calls_reads_and_errors_are_answered_as_by_one_process(tmp_path: Path) -
                 await browser.ask("GET", "/v1/functions/echo"),
                 await browser.ask("GET", "/nowhere"),
                 await browser.ask("PUT", "/v1/functions/echo"),
+                await browser.post("/v1/functions/echo", 1, **{"Lamina-Deadline": "50"}),
             ]
         return [(answer.status, answer.json) for answer in answers]
 
     found = run(ask_all)
-    assert [status for status, _ in found] == [200, 200, 200, 500, 400, 200, 404, 405]
+    assert [status for status, _ in found] == [200, 200, 200, 500, 400, 200, 404, 405, 400]
     assert [body for _, body in found[:3]] == [{"a": [1, 2]}, 3, 6]
     assert found[3][1]["code"] == "function-failed"
 

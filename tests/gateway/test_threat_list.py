@@ -9,6 +9,7 @@ import ast
 import gzip
 import json
 import logging
+import re
 import struct
 import time
 import tracemalloc
@@ -60,8 +61,10 @@ def _suspects(tree: ast.AST) -> Iterator[str]:
 
 def test_nothing_here_can_make_code_of_data() -> None:
     found = {}
+    words = re.compile(rf"(?<!\.)\b({'|'.join(CODE | RUNS)})\b|\bload\b")  # a file without any of them cannot
     for file in SOURCE.rglob("*.py"):
-        if names := list(_suspects(ast.parse(file.read_text()))):
+        text = file.read_text()
+        if words.search(text) and (names := list(_suspects(ast.parse(text)))):
             found[str(file.relative_to(SOURCE))] = names
     assert found == {}
 
@@ -192,7 +195,7 @@ TENSORS: dict[str, Any] = {
     "100,000 inputs": {"inputs": [ROW] * 100_000},
 }
 MEGABYTES = ("an output 100,000 times", "100,000 inputs")
-TRIES = 5
+TRIES = 3
 
 
 def _binary(numbers: list[float]) -> tuple[bytes, str]:

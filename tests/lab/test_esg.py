@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -55,6 +58,20 @@ def test_the_look_up_agrees_with_the_searches_and_is_a_hundred_times_faster_than
     assert row["agree"]
     assert ratios(row)["ESG_1Q, plain"] > 100
     assert ratios(row)["query, 10 steps"] < 3  # two where nobody else is at work
+
+
+@pytest.mark.live
+def test_a_row_is_the_same_in_processes_that_hash_differently():
+    """More is asked than there is by workflows that share functions, so all of them are looked at again and again."""
+    cell = {"part": "serve", "setting": "relaxed-peak", "application": "mixed", "warm": True, "policy": "frontier"}
+    script = f"from lamina.lab.experiments import esg; print(esg.run({cell | {'seed': 1, 'calls': 200}}))"
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", script], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("0", "1")
+    ]
+    assert said[0] == said[1]
 
 
 def test_figures_hold_a_number_for_every_policy_and_setting(rows: list[dict[str, Any]]):

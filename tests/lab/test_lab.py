@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -265,3 +268,35 @@ def test_every_option_of_every_lab_command_is_documented() -> None:
         assert f"lamina lab {name}" in section
         for param in sub.params:
             assert all(option in section for option in param.opts if option.startswith("--")), (name, param.opts)
+
+
+ENDLESS = """
+import os, time
+from lamina.lab.runner import _pool
+
+if __name__ == "__main__":
+    with _pool(1) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        pool.submit(time.sleep, 600).result()
+"""
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_whoever_ends_the_lab_ends_the_cells_under_way(tmp_path: Path):
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    lab = subprocess.Popen([sys.executable, tmp_path / "endless.py"], stdout=subprocess.PIPE, text=True)
+    assert lab.stdout is not None
+    cell = int(lab.stdout.readline())
+    lab.terminate()
+    lab.wait(20)
+    ends_s = time.monotonic() + 20
+    while _is_alive(cell):
+        assert time.monotonic() < ends_s, "it goes on for nobody"
+        time.sleep(0.01)
+    lab.stdout.close()

@@ -97,7 +97,7 @@ async def heard(seconds):
 
 @app.workflow()
 async def heard_in_time(seconds):
-    return await work.heartbeat("2s")(seconds, True)
+    return await work.heartbeat("1s")(seconds, True)
 
 
 @app.workflow()
@@ -168,7 +168,7 @@ def test_a_step_that_is_silent_for_too_long_is_given_up(client: lamina.Client):
 
 
 def test_a_step_that_says_it_is_alive_may_take_its_time(client: lamina.Client):
-    assert call(client, "heard_in_time", seconds=2.5) == 2.5
+    assert call(client, "heard_in_time", seconds=1.2) == 1.2
 
 
 def test_a_block_is_left_when_its_time_is_up(client: lamina.Client):

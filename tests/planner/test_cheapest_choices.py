@@ -226,3 +226,18 @@ def test_where_no_batch_leaves_half_of_the_goal_calls_are_counted_as_if_alone(go
     fluid = Fluid(menus, Plans(menus), Kinds(menus, Pace()))
     flow = Flow("f", {"f": Task("f", "f")}, ("f",), slo=Slo(latency_us=goal_ms * MS))
     assert fluid.work(view, flow) == {"gpu0": pytest.approx(work_ms * MS)}
+
+
+@pytest.mark.parametrize("first", ["hurried", "patient"])
+def test_what_waits_takes_as_long_whichever_workflow_was_looked_at_last(first: str):
+    """Both call one function twice. In the one 19 ms leave no time for company, in the other four share 13 ms.
+    What waits may have come from either: the mean of their goals counts."""
+    view = a_world(a_device(), takes_us=(9 * MS, 1 * MS), max_batch=4, waiting=12)
+    twice = {"a": Task("a", "f", ("b",)), "b": Task("b", "f")}
+    goals_ms = {"hurried": 19, "patient": 200}
+    flows = [Flow(name, twice, ("a",), slo=Slo(latency_us=ms * MS)) for name, ms in goals_ms.items()]
+    menus = Menus()
+    fluid = Fluid(menus, Plans(menus), Kinds(menus, Pace()))
+    for flow in flows if first == "hurried" else reversed(flows):
+        fluid.work(view, flow)
+    assert fluid.look(view, 300 * MS, coming=False).own_us["f"] == pytest.approx(12 / 4 * 13 * MS)

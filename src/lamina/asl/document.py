@@ -22,9 +22,9 @@ class Problem:
 class BadDocument(BadFlow):
     """A text that is no valid state machine; `problems` are all that was found."""
 
-    def __init__(self, problems: list[Problem], source: str = "") -> None:
+    def __init__(self, problems: list[Problem], source: str = "", *, hint: str = "") -> None:
         prefix = f"{source}: " if source else ""
-        super().__init__("\n".join(f"{prefix}{problem}" for problem in problems))
+        super().__init__("\n".join(f"{prefix}{problem}" for problem in problems), hint=hint)
         self.problems = problems
         self.source = source
 
@@ -36,7 +36,8 @@ def read(text: str | bytes, source: str = "") -> Any:
     except _TwinError as error:
         raise BadDocument([Problem("$", "JSON", str(error))], source) from None
     except (ValueError, RecursionError) as error:
-        raise BadDocument([Problem("$", "JSON", f"not JSON: {error}")], source) from None
+        hint = "a state machine is one JSON object, with StartAt and States"
+        raise BadDocument([Problem("$", "JSON", f"not JSON: {error}")], source, hint=hint) from None
 
 
 class _TwinError(ValueError):

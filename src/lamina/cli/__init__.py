@@ -46,12 +46,18 @@ class _Commands(click.Group):
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        known = self.list_commands(ctx)
-        if args and not args[0].startswith("-") and args[0] not in known:
-            options = [f"--{args[0]}"] if args[0] in ("help", "version") else []
-            close = options or difflib.get_close_matches(args[0], known, n=1)
-            ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {close[0]!r}?" if close else ""))
+        fail_if_misspelt(ctx, args, self.list_commands(ctx))
         return super().resolve_command(ctx, args)
+
+
+def fail_if_misspelt(ctx: click.Context, args: list[str], known: list[str]) -> None:
+    """Of all commands, and of those that have commands of their own, said in one way."""
+    if not args or args[0].startswith("-") or args[0] in known:
+        return
+    options = [f"--{args[0]}"] if args[0] == "help" or (args[0] == "version" and ctx.parent is None) else []
+    close = options or difflib.get_close_matches(args[0], known, n=1)
+    few = f" There are {', '.join(known)}." if len(known) <= 12 else ""
+    ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {close[0]!r}?" if close else few))
 
 
 def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
@@ -92,9 +98,18 @@ def main(argv: list[str] | None = None) -> None:
         click.echo(f"error: not UTF-8 text: {error.object[:20]!r}\n  hint: is it the right file?", err=True)
         sys.exit(EXIT_BAD)
     except OSError as error:
-        click.echo(f"error: {error.filename or 'this machine'}: {error.strerror or error}", err=True)
+        click.echo(f"error: {error.filename or 'this machine'}: {error.strerror or error}\n  hint: {_look(error)}", err=True)
         sys.exit(EXIT_BAD)
     sys.exit(outcome if isinstance(outcome, int) else 0)
+
+
+def _look(error: OSError) -> str:
+    """What to look at when the machine says no; whose commands know more say it themselves."""
+    if isinstance(error, PermissionError):
+        return "whose is it, and who runs this? ls -l tells"
+    if isinstance(error, FileNotFoundError):
+        return "is the path right, and are its folders there?"
+    return "the path, and the room and rights there"
 
 
 def _offer(error: Refused) -> str:

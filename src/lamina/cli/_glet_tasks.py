@@ -6,7 +6,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lamina.errors import BadValue, did_you_mean
+from lamina.errors import BadValue, cannot_read, did_you_mean
 from lamina.planner.glet import Catalogue, Task
 
 _COLUMNS = {"model": ("model", "id", "name", "model_id"), "rate": ("rate", "rps"), "slo": ("slo", "slo_ms", "slo(ms)")}
@@ -31,9 +31,7 @@ def read_rows(file: Path, names: Sequence[str], also: Mapping[str, str] | None =
     try:
         lines = file.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadValue(
-            f"tasks {str(file)!r}: {getattr(error, 'strerror', None) or error}", hint="a CSV of model,rate,SLO lines"
-        ) from None
+        raise cannot_read(file, error, "a CSV of model,rate,SLO lines") from None
     rows = [(number, [cell.strip() for cell in row]) for number, row in enumerate(csv.reader(lines), 1)]
     rows = [(number, row[:-1] if row[-1:] == [""] else row) for number, row in rows if any(row) and not row[0].startswith("#")]
     if not rows:

@@ -13,13 +13,14 @@ from lamina.cli._shared import PORT
 from lamina.errors import BadValue
 
 F = TypeVar("F", bound=Callable[..., Any])
+_PEM = click.Path(readable=False, path_type=Path)
 
 _OPTIONS = (
     click.option("--admin-port", type=PORT, help="Management on this port (tokens, deploy, logs); default: none."),
     click.option("--admin-host", default="127.0.0.1", show_default=True, help="Address of management."),
     click.option("--apps", type=click.Path(path_type=Path), help="Where deployed apps are kept; default: beside the store."),
-    click.option("--tls-cert", type=click.Path(path_type=Path), help="Serve over TLS with this certificate (PEM)"),
-    click.option("--tls-key", type=click.Path(path_type=Path), help="and this key."),
+    click.option("--tls-cert", type=_PEM, help="Serve over TLS with this certificate (PEM)"),
+    click.option("--tls-key", type=_PEM, help="and this key."),
 )
 
 

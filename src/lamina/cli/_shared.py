@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import mimetypes
 import os
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from lamina.errors import BadValue, did_you_mean
+from lamina.cli import fail_if_misspelt
+from lamina.errors import BadValue, cannot_read
 from lamina.sdk.binding import NOTHING
 
 if TYPE_CHECKING:
@@ -34,14 +36,30 @@ class Finite(click.FloatRange):
         return number
 
 
+class InFile(click.Path):
+    """A file to be read. What is wrong with it is said once, and as all of Lamina says it."""
+
+    def __init__(self, hint: str = "give the path of a file", *, allow_dash: bool = False) -> None:
+        super().__init__(readable=False, allow_dash=allow_dash, path_type=Path)
+        self.hint = hint
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(value)
+        if not (self.allow_dash and str(path) == "-"):
+            wrong = 0 if path.is_file() else errno.EISDIR if path.is_dir() else 0 if path.exists() else errno.ENOENT
+            if not wrong and not os.access(path, os.R_OK):
+                wrong = errno.EACCES
+            if wrong:
+                field = param.opts[0] if isinstance(param, click.Option) else ""
+                raise cannot_read(path, OSError(wrong, ""), self.hint, field=field)
+        return super().convert(value, param, ctx)
+
+
 class Group(click.Group):
     """A command with commands of its own. What each does is told in full: click alone cuts it at the width of a line."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        known = self.list_commands(ctx)
-        if args and not args[0].startswith("-") and args[0] not in known:
-            hint = did_you_mean(args[0], known, f"there are {', '.join(known)}")
-            ctx.fail(f"No such command {args[0]!r}; {hint}")
+        fail_if_misspelt(ctx, args, self.list_commands(ctx))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -129,15 +147,17 @@ def _json(text: str | bytes, field: str, example: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        hint = f"quote it for the shell: {example}" if example else "a file that ends in .json holds one JSON value, in UTF-8"
-        raise BadValue(f"{field}: {text[:60]!r} is not JSON: {error}", hint=hint) from None
+        if not example:
+            hint = "a file that ends in .json holds one JSON value, in UTF-8"
+            raise BadValue(f"{field}: not JSON: {error}", hint=hint) from None
+        raise BadValue(f"{field}: {text[:60]!r} is not JSON: {error}", hint=f"quote it for the shell: {example}") from None
 
 
 def _read(path: str, field: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise BadValue(f"{field}: {path!r} cannot be read: {error.strerror}", hint="write name=@FILE, or name=JSON") from None
+        raise cannot_read(path, error, "write name=@FILE, or name=JSON", field=field) from None
 
 
 def show_value(value: Any) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from lamina.cli._shared import Group
-from lamina.errors import BadValue
+from lamina.cli._shared import Group, InFile
+from lamina.errors import BadValue, cannot_read
 
-_FILE = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+_FILE = InFile("give the path of a state machine, a JSON file", allow_dash=True)
 _DIALECT = click.Choice(["strict", "extended"])
 
 
@@ -138,8 +138,8 @@ def draw(file: str, name: str | None, out: Path | None) -> int:
         flow = workflow.flow
     else:
         path = Path(file)
-        if not path.is_file():
-            raise BadValue(f"no file {file!r}")
+        if path.suffix == ".py" and path.is_file():
+            raise BadValue(f"{file!r} is an app", hint=f"name one of its workflows: lamina asl draw {file} NAME")
         _, document = _read(path)
         flow = compile_flow(document, path.stem, lambda resource: (resource, None), dialect="extended", source=file)
     svg = draw_flow(flow)
@@ -152,8 +152,9 @@ def draw(file: str, name: str | None, out: Path | None) -> int:
 
 def _read(file: Path) -> tuple[str, Any]:
     from lamina.asl.document import read
+    from lamina.sdk.states import read_document
 
-    text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8-sig")
+    text = sys.stdin.read() if str(file) == "-" else read_document(file)
     return text, read(text, str(file))
 
 
@@ -162,9 +163,12 @@ def _input(text: str) -> Any:
 
     if text.startswith("@"):
         path = Path(text[1:])
-        if not path.is_file():
-            raise BadValue(f"--input: no file {text[1:]!r}")
-        return values.from_json(path.read_bytes())
+        try:
+            return values.from_json(path.read_bytes())
+        except OSError as error:
+            raise cannot_read(path, error, "write --input @FILE, or --input JSON", field="--input") from None
+        except BadValue as error:
+            raise BadValue(f"--input {path}: {error.message}", hint="it holds one JSON value, in UTF-8") from None
     try:
         return values.from_json(text.encode())
     except BadValue as error:

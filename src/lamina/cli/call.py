@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from lamina.cli._shared import parse_inputs, show_value, url_option
+from lamina.cli._shared import InFile, parse_inputs, show_value, url_option
 
 
 @click.command()
 @click.argument("name")
 @click.argument("body", required=False)
-@click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Send this file (image, audio, JSON).")
+@click.option("--file", type=InFile(), help="Send this file (image, audio, JSON).")
 @click.option("--input", "named", multiple=True, metavar="NAME=JSON|@FILE", help="One input by name; repeatable.")
 @url_option
 @click.option("--deadline", metavar="TIME", help='Answer within this time, such as "50ms", or refuse.')

@@ -12,7 +12,7 @@ from lamina.cli._admin import ask, json_option, until_served, url_option
 
 
 @click.command()
-@click.argument("path", metavar="FILE|FOLDER", type=click.Path(exists=True, path_type=Path))
+@click.argument("path", metavar="FILE|FOLDER", type=click.Path(readable=False, path_type=Path))
 @click.option("--app", help="Name of the app; default: what the file itself says.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until the new version has taken over.")
 @url_option

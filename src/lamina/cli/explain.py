@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from lamina.cli._shared import console
+from lamina.cli._shared import InFile, console
 from lamina.errors import BadValue
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+_LOG = InFile("write one with `lamina sim SCENARIO --log FILE`")
+
 
 @click.command()
 @click.argument("call")
-@click.option("--log", "log_file", required=True, type=click.Path(path_type=Path), help="Event log of `sim` or `serve`.")
+@click.option("--log", "log_file", required=True, type=_LOG, help="Event log of `sim` or `serve`.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(call: str, log_file: Path, as_json: bool) -> int:
     """Say when each step of CALL ran, in which batch, on which slice, what else was weighed and why not.
@@ -43,11 +45,7 @@ def story(call_id: str, log_file: Path) -> dict[str, Any]:
 
     told: dict[str, Any] = {"call": call_id, "steps": []}
     batches: dict[int, list[dict[str, Any]]] = {}
-    try:
-        entries = list(eventlog.read(log_file))
-    except OSError as error:
-        raise BadValue(f"--log {log_file}: {error.strerror}", hint="write one with `lamina sim SCENARIO --log FILE`") from None
-    for entry in entries:
+    for entry in eventlog.read(log_file):
         event, now_us = entry.event, entry.now_us
         if isinstance(event, ev.CallArrived) and event.call.id == call_id:
             asked = event.call

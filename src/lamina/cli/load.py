@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from lamina.cli import EXIT_FAILED, EXIT_STOPPED
-from lamina.cli._shared import Finite
+from lamina.cli._shared import Finite, InFile
 from lamina.errors import BadValue
 from lamina.units import parse_us
 
@@ -28,14 +28,14 @@ from lamina.units import parse_us
 @click.option(
     "--cv", default=None, type=Finite(0, 100), help="Burstiness of the gaps: 0 even, 1 Poisson, more is bunched; gamma: 4."
 )
-@click.option("--trace", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="CSV with a column t_us, for trace.")
+@click.option("--trace", type=InFile(), help="CSV with a column t_us, for trace.")
 @click.option(
     "--speedup", type=Finite(0, min_open=True), default=1.0, show_default=True, help="Play the trace so many times faster."
 )
 @click.option("--slo", metavar="TIME", help="Answers within this time count as in time; default: the target's own, if it says.")
 @click.option("--deadline", metavar="TIME", help="Send this deadline with every call.")
 @click.option("--body", help="JSON to send.")
-@click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Send this file instead.")
+@click.option("--file", type=InFile(), help="Send this file instead.")
 @click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="One more header; repeatable.")
 @click.option("--method", default="POST", show_default=True)
 @click.option(
@@ -99,7 +99,8 @@ def command(**given: Any) -> int:
         given["html"].write_text(page(result), encoding="utf-8")
         click.echo(f"page: {given['html']}", err=True)
     if result.offered and not result.in_time + result.late + result.refused:
-        click.echo("error: not one call was answered as it should be", err=True)
+        hint = "send one alone to see why: curl -i URL -d BODY"
+        click.echo(f"error: not one call was answered as it should be\n  hint: {hint}", err=True)
         return EXIT_FAILED
     return EXIT_STOPPED if result.stopped else 0
 

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from lamina.cli import EXIT_FAILED
-from lamina.cli._shared import Finite, console
+from lamina.cli._shared import Finite, InFile, console
 from lamina.errors import BadValue
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 MOST_GPUS = 16
 """Where the search for the fewest GPUs gives up."""
 
-_FILE = click.Path(path_type=Path)
+_FILE = click.Path(readable=False, path_type=Path)
 
 
 @click.command()
-@click.argument("tasks", type=_FILE)
+@click.argument("tasks", type=InFile("give a scenario (.toml), or a CSV of model,rate,SLO lines"))
 @click.option("--policy", default="gpulet", show_default=True, help="gpulet, gpulet-noint, greedy_part, timesharing or frontier.")
 @click.option("--gpus", metavar="N | KIND=N,...", help="GPUs there are; default: as few as possible.")
 @click.option("--profiles", type=_FILE, help="Folder with the profiler's files, for a list of tasks by name.")
@@ -104,8 +104,6 @@ def _read(
     from lamina.cli import _plan_input as source
 
     source.check_policy(policy)
-    if tasks.suffix != ".toml" and not tasks.is_file():
-        raise BadValue(f"no file {str(tasks)!r}", hint="give a scenario (.toml), or a CSV of model,rate,SLO lines")
     if compat and glet_dir is None:
         raise BadValue("--compat: the original reads its own files only", hint="name their folder with --glet-dir")
     if tasks.suffix == ".toml":

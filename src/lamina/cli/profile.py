@@ -102,13 +102,10 @@ def _predict(target: str, kind: str, out: Path | None, as_json: bool) -> int:
 
 
 def _body(text: str) -> Any:
-    from lamina.cli._shared import parse_inputs
+    from lamina.cli._shared import InFile, parse_inputs
 
     if text.startswith("@"):
-        path = Path(text[1:])
-        if not path.is_file():
-            raise click.UsageError(f"--input {text}: no such file")
-        return parse_inputs(None, path, ())[0]
+        return parse_inputs(None, InFile().convert(text[1:], None, None), ())[0]
     return parse_inputs(text, None, ())[0]
 
 

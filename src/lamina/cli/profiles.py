@@ -15,7 +15,7 @@ from lamina.units import show_us
 if TYPE_CHECKING:
     from lamina.predict.profile import Profile
 
-FILE = click.Path(path_type=Path)
+FILE = click.Path(readable=False, path_type=Path)
 
 
 @click.group(cls=Group)
@@ -35,6 +35,9 @@ def list_all(folder: Path, as_json: bool) -> None:
     rows = [{"file": str(path), **_about(read(path))} for path in sorted(folder.rglob("*.json"))]
     if as_json:
         _echo(rows)
+        return
+    if not rows:
+        click.echo(f"no profiles in {folder}; lamina profile APP.py writes some", err=True)
         return
     table = show.table("function", "device", "points", "batches", "units", "load", "memory", "date", "file")
     for row in rows:

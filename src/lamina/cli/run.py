@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lamina.cli._shared import parse_inputs, policy_options, show_value
+from lamina.cli._shared import InFile, parse_inputs, policy_options, show_value
 from lamina.plugins import DEFAULT_POLICY
 
 
@@ -16,9 +16,7 @@ from lamina.plugins import DEFAULT_POLICY
 @click.argument("file", metavar="FILE[:APP]")
 @click.argument("name")
 @click.argument("body", required=False)
-@click.option(
-    "--file", "input_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Use this file as input."
-)
+@click.option("--file", "input_file", type=InFile(), help="Use this file as input.")
 @click.option("--input", "named", multiple=True, metavar="NAME=JSON|@FILE", help="One input by name; repeatable.")
 @click.option("--policy", default=DEFAULT_POLICY, show_default=True, help="A policy by name, or the path of a file with one.")
 @click.option("--policy-option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the policy; repeatable.")

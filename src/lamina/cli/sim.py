@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("scenario", type=click.Path(path_type=Path))
+@click.argument("scenario", type=click.Path(readable=False, path_type=Path))
 @click.option("--policy", help="Another policy than the scenario's: a name, or the path of a file with one.")
 @click.option("--policy-option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the policy; repeatable.")
 @click.option("--seed", type=click.IntRange(min=0), help="Another seed than the scenario's.")

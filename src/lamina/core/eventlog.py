@@ -43,7 +43,8 @@ def read(path: str | Path) -> Iterator[Entry]:
             try:
                 yield _decoder.decode(line)
             except msgspec.MsgspecError as error:
-                raise BadValue(f"{path}:{number}: not an entry of an event log: {error}") from None
+                hint = "a log is written with `lamina sim --log FILE` or `lamina serve --log FILE`"
+                raise BadValue(f"{path}:{number}: not an entry of an event log: {error}", hint=hint) from None
 
 
 def replay(path: str | Path, controller: Controller) -> int:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from lamina.core.policy import Predictor
     from lamina.core.state import FunctionState, State
 
-STEP = 0.05  #: of the time a call has
+STEP = 0.01  #: of the time a call has
+STEP_OF_MANY = 0.05  #: likewise where several steps follow: what later ones will wait for is reckoned, and for all alike
 MOST = 0.5  #: likewise: never set more than this aside
 QUIET_US = 1_000_000  #: nothing has run for so long: nothing proves a prediction wrong
 QUIET_GOALS = 5  #: or for so many times the goal of its calls, if that is less
@@ -46,8 +47,9 @@ class Promises:
             return
         allowed_us = call.expires_us - call.arrived_us
         target = run.flow.slo.target
+        step_us = allowed_us * (STEP if run.flow.single is not None else STEP_OF_MANY)
         change = -(1 - target) if in_time else target
-        self._reserve_us[key] = max(0.0, min(MOST * allowed_us, before_us + STEP * allowed_us * change))
+        self._reserve_us[key] = max(0.0, min(MOST * allowed_us, before_us + step_us * change))
 
     def turned_away(self, now_us: int, function: FunctionState, state: State, predictor: Predictor) -> None:
         """A call of it was refused, or dropped as hopeless. Where goals are milliseconds, a second is hundreds of calls."""

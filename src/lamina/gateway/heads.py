@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from lamina.gateway.names import Names
+
 MOST = 512
 LONGEST = 2_048
 
@@ -62,6 +64,7 @@ class Request(Struct, frozen=True):
 
 @dataclass(slots=True)
 class Heads:
+    names: Names = field(default_factory=Names)  #: of headers
     _known: dict[bytes, Head] = field(default_factory=dict)
 
     def read(self, data: bytes) -> Request | None:

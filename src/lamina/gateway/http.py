@@ -24,6 +24,7 @@ from lamina.gateway.exchange import Exchange
 from lamina.gateway.heads import Head, Heads, Request
 from lamina.gateway.incoming import Incoming
 from lamina.gateway.listen import Listener, listen
+from lamina.gateway.names import advice
 from lamina.live.outlet import Outlet
 
 log = logging.getLogger("lamina")
@@ -198,6 +199,15 @@ class Connection(asyncio.Protocol):
             log.exception("no answer could be made for %s", request.path[:200])
             exchange.respond(500, b'{"title":"internal error","status":500}', b"application/problem+json")
 
+    def misread(self, header: bytes, keep_alive: bool, is_head: bool) -> None:
+        """A request whose one header asks for something nobody can know: what it asks for besides is not done."""
+        exchange = Exchange(self, keep_alive, is_head)
+        self._open.append(exchange)
+        if self._has_enough:
+            self._stop_reading()
+        self.enter("wait")
+        exchange.respond(400, *self.server.problem(400, *advice(header)))
+
     # -------------------------------------------------------------------- answers
 
     def answered(self) -> None:
@@ -278,9 +288,8 @@ class Connection(asyncio.Protocol):
 
 
 class Server:
-    def __init__(
-        self, handler: Handler, problem: Callable[[int, str], tuple[bytes, bytes]], limits: Limits | None = None
-    ) -> None:
+    def __init__(self, handler: Handler, problem: Callable[..., tuple[bytes, bytes]], limits: Limits | None = None) -> None:
+        """`problem` makes body and content type of a status, what is wrong and, where one is known, a hint."""
         self.handler = handler
         self.problem = problem
         self.limits = limits or Limits()

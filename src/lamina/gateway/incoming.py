@@ -32,6 +32,7 @@ class Incoming:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._limits = connection.limits
+        self._names = connection.server.heads.names
         self._parser: Any = httptools.HttpRequestParser(self)
         self.between = True  #: the end of a request has been seen, and nothing of the next
         self.last: Request | None = None  #: what was made of the data just fed
@@ -40,6 +41,7 @@ class Incoming:
     def _reset(self) -> None:
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
+        self._misnamed = b""  #: a header that begins as ours do and is none of them
         self._count = 0
         self._head_bytes = 0
         self._fed = 0
@@ -96,8 +98,10 @@ class Incoming:
         self._head_bytes += len(name) + len(value)
         if self._count > self._limits.headers or self._head_bytes > self._limits.head_bytes:
             self._stop(431, "header too large")
-        name = name.lower()
-        if name in self._headers:
+        written, name = name, self._names[name]
+        if not name:
+            self._misnamed = written
+        elif name in self._headers:
             if name in ONCE:
                 self._stop(400, "header given twice")
             self._headers[name] += b", " + value
@@ -144,8 +148,11 @@ class Incoming:
         method = parser.get_method().decode("ascii", "replace")
         path, _, query = self._url.partition(b"?")
         keep_alive = parser.should_keep_alive() and parser.get_http_version() == "1.1"  # before, nobody reads chunks
-        request = self.last = Request(method, path, query, self._headers, bytes(self._body), keep_alive)
-        self._body = bytearray()
+        body, self._body = bytes(self._body), bytearray()
+        if self._misnamed:
+            self._connection.misread(self._misnamed, keep_alive, method == "HEAD")
+            return
+        request = self.last = Request(method, path, query, self._headers, body, keep_alive)
         self._connection.arrived(request)
 
     def _stop(self, status: int, what: str) -> None:

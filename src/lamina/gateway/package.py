@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from lamina.errors import BadValue
+from lamina.errors import BadValue, cannot_read
 
 PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -32,7 +32,7 @@ class PackageLimits(Struct, frozen=True):
 
 def pack(path: Path) -> tuple[bytes, str]:
     """A file, or a folder with all below it: the zip, and the entry file's name in it. The same files give the same bytes."""
-    if path.is_file():
+    if not path.is_dir():
         files = {path.name: path}
     else:
         found = sorted(one for one in path.rglob("*") if one.is_file() and not _SKIPPED & set(one.relative_to(path).parts))
@@ -40,11 +40,18 @@ def pack(path: Path) -> tuple[bytes, str]:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, file in files.items():
-            archive.writestr(zipfile.ZipInfo(name, _EPOCH), file.read_bytes(), zipfile.ZIP_DEFLATED)
-    entry = path.name if path.is_file() else "app.py"
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), _bytes(file), zipfile.ZIP_DEFLATED)
+    entry = path.name if not path.is_dir() else "app.py"
     if entry not in files:
         raise BadValue(f"no app.py in {str(path)!r}", hint="name the file: lamina deploy FILE")
     return out.getvalue(), entry
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise cannot_read(file, error, "name the file that holds the app, or the folder of its app.py") from None
 
 
 def digest(body: bytes) -> str:

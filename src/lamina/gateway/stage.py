@@ -11,7 +11,7 @@ from lamina.access.records import Identity
 from lamina.core.events import Deployed
 from lamina.core.lifecycle import Phase
 from lamina.core.state import FunctionState
-from lamina.errors import Forbidden, NotFound
+from lamina.errors import Forbidden, NotFound, did_you_mean
 from lamina.gateway import versions
 from lamina.gateway.api import Api
 from lamina.gateway.terms import Terms
@@ -52,14 +52,16 @@ class Stage:
     def known(self, who: Identity, app: str) -> Served:
         served = self.served.get(app)
         if served is None or not _sees(who, served):
-            raise NotFound(f"no app {app[:80]!r}", hint="lamina ls")
+            seen = [one.app for one in self.seen_by(who)]
+            raise NotFound(f"no app {app[:80]!r}", hint=did_you_mean(app[:80], seen, "lamina ls"))
         return served
 
     def owner_of(self, who: Identity, function: str) -> Served:
         """The app that has this function, for who may change it."""
         owner = self._app_with(function)
         if owner is None or not _sees(who, owner):
-            raise NotFound(f"no function {function[:80]!r}", hint="lamina ls")
+            seen = [spec.name for one in self.seen_by(who) for spec in one.manifest.functions]
+            raise NotFound(f"no function {function[:80]!r}", hint=did_you_mean(function[:80], seen, "lamina ls"))
         self.may_touch(who, owner)
         return owner
 

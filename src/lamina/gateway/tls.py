@@ -5,14 +5,21 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from lamina.errors import BadValue
+from lamina.errors import BadValue, cannot_read
 
 
 def context(cert: str | Path, key: str | Path) -> ssl.SSLContext:
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
+    for field, file in (("--tls-cert", cert), ("--tls-key", key)):
+        try:
+            Path(file).read_bytes()
+        except OSError as error:
+            raise cannot_read(file, error, "a PEM file", field=field) from None
     try:
         made.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
-        raise BadValue(f"--tls-cert, --tls-key: {error}", hint="PEM files that belong together, no password") from None
+        why = getattr(error, "reason", None) or error
+        hint = "PEM files that belong together, no password"
+        raise BadValue(f"--tls-cert {cert}, --tls-key {key}: they cannot be used: {why}", hint=hint) from None
     return made

@@ -179,9 +179,9 @@ _UNREADABLE = {
 }
 
 
-def parse_problem(status: int, what: str) -> tuple[bytes, bytes]:
+def parse_problem(status: int, what: str, hint: str = "") -> tuple[bytes, bytes]:
     """Body and content type for what could not even be read."""
-    problem = plain_problem(status, what, hint=_UNREADABLE.get(status, ""))
+    problem = plain_problem(status, what, hint=hint or _UNREADABLE.get(status, ""))
     logs.refused(problem)
     return problem.body(), PROBLEM
 

@@ -19,6 +19,7 @@ import msgspec
 
 from lamina.lab import experiment
 from lamina.lab.experiment import Cell, Row
+from lamina.live.worker import die_with_parent
 
 FRAMES = 6  #: of a traceback that are kept, the innermost
 
@@ -72,4 +73,5 @@ def _alone(name: str, cell: Cell) -> Row:
 
 
 def _pool(size: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"))
+    """Its processes end with this one, however that ends: a cell may take minutes."""
+    return ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"), initializer=die_with_parent)

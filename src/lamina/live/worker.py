@@ -258,7 +258,8 @@ def die_with_parent() -> None:
     thread that started it; that is the gateway's event loop, and they end together."""
     import ctypes
 
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if (prctl := getattr(ctypes.CDLL(None), "prctl", None)) is not None:  # Linux has it
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

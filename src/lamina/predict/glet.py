@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lamina.errors import BadValue
+from lamina.errors import BadValue, cannot_read
 from lamina.planner.glet import Catalogue, Kind, Model, Profile, Rules, Weights
 from lamina.planner.glet.model import MAX_BATCH, PARTS
 
@@ -189,9 +189,7 @@ def _bytes(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise BadValue(
-            f"{file}: {error.strerror}", hint="--glet-dir is a folder with the files of gpu-let's repository"
-        ) from None
+        raise cannot_read(file, error, "--glet-dir is a folder with the files of gpu-let's repository") from None
 
 
 def _rows(file: Path, least: int = 2) -> Iterator[list[str]]:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from lamina.errors import BadValue
+from lamina.errors import BadValue, cannot_read
 
 VERSION = 1
 
@@ -58,12 +58,17 @@ class Profile(Struct, frozen=True, kw_only=True):
     meta: dict[str, Any] = field(default_factory=dict)  #: driver, date, commit, source
 
 
+_HINT = "a profile is a JSON file as written by lamina profile"
+
+
 def read(path: str | Path) -> Profile:
     """A profile file; what is wrong with it is said with its name."""
     try:
         profile = msgspec.json.decode(Path(path).read_bytes(), type=Profile)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise BadValue(f"{path}: {error}", hint="a profile is a JSON file as written by the profiler") from error
+    except OSError as error:
+        raise cannot_read(path, error, _HINT) from None
+    except msgspec.MsgspecError as error:
+        raise BadValue(f"{path}: no profile: {error}", hint=_HINT) from None
     if profile.version != VERSION:
         raise BadValue(f"{path}: version {profile.version} of the profile format", hint=f"this is version {VERSION}")
     return profile

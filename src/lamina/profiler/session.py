@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lamina import values
-from lamina.errors import BadValue
+from lamina.errors import BadValue, did_you_mean
 from lamina.predict.profile import Profile
 from lamina.profiler import make
 from lamina.profiler.bench import Bench
@@ -65,7 +65,7 @@ def function_of(spec: str) -> tuple[Path, Function[..., Any]]:
         raise BadValue(f"{spec!r} names no function", hint="write FILE:FUNCTION")
     app = load_app(where)
     if name not in app.functions:
-        raise BadValue(f"no function {name!r} in {where}", hint=f"there is {', '.join(app.functions) or 'none'}")
+        raise _unknown(app, where, name)
     return Target(where, app.functions[name], []).file, app.functions[name]
 
 
@@ -84,12 +84,17 @@ def targets(spec: str, bodies: list[Any]) -> list[Target]:
             raise _no_samples(app, where, next(iter(app.functions.values()), None))
         return [Target(app_path, function, samples[function.name]) for function in chosen]
     if name not in app.functions:
-        raise BadValue(f"no function {name!r} in {where}", hint=f"there is {', '.join(app.functions) or 'none'}")
+        raise _unknown(app, where, name)
     function = app.functions[name]
     found = [bind(function.params, body) for body in bodies] or samples.get(name) or ([] if function.params else [{}])
     if not found:
         raise _no_samples(app, where, function)
     return [Target(app_path, function, found)]
+
+
+def _unknown(app: App, where: str, name: str) -> BadValue:
+    hint = did_you_mean(name, app.functions, f"there is {', '.join(app.functions) or 'none'}")
+    return BadValue(f"no function {name!r} in {where}", hint=hint)
 
 
 def _no_samples(app: App, where: str, function: Function[..., Any] | None) -> BadValue:

@@ -13,6 +13,7 @@ from types import ModuleType
 
 import lamina
 from lamina.errors import BadValue, LaminaError, LoadFailed, did_you_mean
+from lamina.plugins import check_source
 from lamina.sdk.app import App
 from lamina.sdk.bundle import is_bundle, open_bundle
 from lamina.sdk.user_errors import clean, message_of, place_of
@@ -34,10 +35,7 @@ def load_app(target: str) -> App:
 
 
 def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        known = [one.name for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        hint = did_you_mean(path.name, known, "give the path of the file that holds the app")
-        raise BadValue(f"no file {str(path)!r}", hint=hint)
+    check_source(path, "give the path of the file that holds the app")
     path = path.resolve()
     name = path.stem
     before = sys.modules.get(name)

@@ -16,7 +16,7 @@ from lamina.asl.fields import Dialect
 from lamina.asl.lint import check, lint
 from lamina.asl.side import read_side
 from lamina.core.flow import Flow
-from lamina.errors import BadFlow, BadValue
+from lamina.errors import BadFlow, BadValue, cannot_read
 from lamina.sdk.binding import Param
 from lamina.sdk.function import Function
 from lamina.sdk.resources import SLO
@@ -119,10 +119,15 @@ def _document(source: Source) -> tuple[dict[str, Any], Path | None]:
     if isinstance(source, Mapping):
         return dict(source), None
     path = Path(source)
-    if not path.is_file():
-        raise BadValue(f"no file {str(path)!r}")
-    document = read(path.read_text(encoding="utf-8-sig"), str(path))
-    return document, path
+    return read(read_document(path), str(path)), path
+
+
+def read_document(path: Path) -> str:
+    """The text of one."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise cannot_read(path, error, "give the path of a state machine, a JSON file") from None
 
 
 def _apply_side(made: StatesWorkflow, side: Source) -> None:

@@ -245,7 +245,8 @@ def no_server(server: Server, error: OSError) -> errors.Unreachable:
         hint = "name the file of who has signed its certificate in SSL_CERT_FILE"
     elif isinstance(error, ssl.SSLError):
         hint = "does it speak TLS? if not, write http://"
-    return errors.Unreachable(f"no server at {server.url}: {error}", hint=hint)
+    why = error if isinstance(error, ssl.SSLError) else error.strerror or error
+    return errors.Unreachable(f"no server at {server.url}: {why}", hint=hint)
 
 
 def no_answer(server: Server) -> errors.Unreachable:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from lamina import policies
 from lamina.core.flow import Flow
-from lamina.errors import BadScenario, LaminaError, UnknownPlugin
+from lamina.errors import BadScenario, LaminaError, UnknownPlugin, cannot_read
 from lamina.planner.neighbours import Interference
 from lamina.plugins import DEFAULT_POLICY
 from lamina.predict.profile import Profile
@@ -82,7 +82,7 @@ def read(path: str | Path) -> Scenario:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadScenario(f"{path}:1: file: cannot be read: {error}", hint="give the path of a TOML file") from None
+        raise cannot_read(path, error, "give the path of a scenario, a TOML file") from None
     return parse(text, path)
 
 

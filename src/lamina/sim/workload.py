@@ -19,7 +19,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from lamina.errors import BadValue
+from lamina.errors import BadValue, cannot_read
 from lamina.types import NEVER_US, Call, Slo, call_for
 
 
@@ -105,7 +105,9 @@ def hasgpu(path: str | Path) -> tuple[Piece, ...]:
         content = json.loads(Path(path).read_bytes())
         shape = str(content["arrival"]).partition(":")[0]
         stages = [(round(content["stage_seconds"] * 1e6), float(rate)) for rate in content["rps_per_stage"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise cannot_read(path, error, "see data/has-gpu/README.md") from None
+    except (ValueError, KeyError, TypeError) as error:
         raise BadValue(f"{path}: not a HAS-GPU workload: {error!r}", hint="see data/has-gpu/README.md") from None
     if shape not in ("step", "ramp"):
         raise BadValue(f"{path}: arrival {shape!r} is neither step nor ramp", hint="see data/has-gpu/README.md")
@@ -183,8 +185,10 @@ def _recorded(path: str | Path) -> Iterator[float]:
                     yield (float(row[end]) - float(row[duration])) * 1e6
             else:
                 raise BadValue(f"{path}: no column of times", hint="the first line names a column t_us")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise BadValue(f"{path}: cannot be read: {error}", hint="give a CSV file, plain or .gz") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise cannot_read(path, error, "give a CSV file, plain or .gz") from None
+    except EOFError:
+        raise BadValue(f"{str(path)!r} is cut off", hint="give a CSV file, plain or .gz") from None
     except (ValueError, IndexError) as error:
         raise BadValue(f"{path}: {error}", hint="every row needs a number in the column of times") from None
 

@@ -21,7 +21,7 @@ _HINTS = {
     "locked": "another program writes to it; close that",
     "full": "make room on its disk",
     "readonly": "make it and its folder writable",
-    "unable to open": "make its folder, and writable",
+    "unable to open": "make its folder, and make both writable",
     "not a database": "it is something else; give another --store",
     "malformed": "it is damaged; give another --store, and restore this one from a copy",
 }
@@ -114,6 +114,8 @@ class Sqlite:
             return error
         if isinstance(error, BlockingIOError):
             return StoreDown(f"store {self.name}: another server uses it", hint="stop that one, or give this one another --store")
+        if self.path.is_dir():
+            return StoreDown(f"store {self.name}: it is a folder", hint="name a file in it")
         if isinstance(error, OSError):
             return StoreDown(f"store {self.name}: {error.strerror}", hint=_HINTS["readonly"])
         if isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError:

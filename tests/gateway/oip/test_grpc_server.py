@@ -95,6 +95,7 @@ BAD: dict[str, tuple[dict[str, Any], bytes]] = {
     "no such model": ({"body": framed(b"")}, b"5"),
     "a message too large": ({"body": b"\x00\xff\xff\xff\xff"}, b"8"),
     "packed in a way we do not know": ({"body": framed(b"x", 1), "grpc_encoding": b"snappy"}, b"12"),
+    "a wish that is none here": ({"body": framed(request()), "lamina_deadline_ms": b"50"}, b"3"),
     "a bomb": ({"body": framed(gzip.compress(bytes(40 * 2**20), 1), 1), "grpc_encoding": b"gzip"}, b"8"),
 }
 

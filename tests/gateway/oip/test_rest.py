@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import json
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 from lamina.gateway.serve import Gateway
 from tests.gateway.oip.apps import APP
-from tests.serving import Answer, Browser, run, served, write_app
+from tests.serving import Answer, Browser, run, served, shared, write_app
 
 pytestmark = pytest.mark.live
 
@@ -24,6 +24,23 @@ Script = Callable[[Browser, Gateway], Awaitable[Any]]
 def serve(folder: Path, script: Script, app: str = APP) -> Any:
     async def main() -> Any:
         async with served(write_app(folder, app)) as gateway, Browser(gateway.port) as browser:
+            return await script(browser, gateway)
+
+    return run(main)
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """For who leaves it as it was."""
+    with shared(write_app(tmp_path_factory.mktemp("tensors"), APP)) as one:
+        yield one
+
+
+def asked(gateway: Gateway, script: Script) -> Any:
+    """Of a server that is there already, from a loop of its own."""
+
+    async def main() -> Any:
+        async with Browser(gateway.port) as browser:
             return await script(browser, gateway)
 
     return run(main)
@@ -66,13 +83,23 @@ HOSTILE: dict[str, Any] = {
 }
 
 
-def test_nothing_wrong_with_a_request_is_the_servers_fault_and_no_worker_hears_of_it(tmp_path: Path) -> None:
+def test_nothing_wrong_with_a_request_is_the_servers_fault_and_no_worker_hears_of_it(gateway: Gateway) -> None:
     async def script(browser: Browser, gateway: Gateway) -> dict[str, Answer]:
         return {name: await browser.post("/v2/models/double/infer", body) for name, body in HOSTILE.items()}
 
-    for name, answer in serve(tmp_path, script).items():
+    for name, answer in asked(gateway, script).items():
         assert answer.status == 400, (name, answer.body)
         assert list(answer.json) == ["error"] and answer.json["error"], name
+
+
+@pytest.mark.parametrize("verb", ["infer", "generate"])
+def test_wishes_that_are_headers_elsewhere_are_refused_with_what_to_say_instead(gateway: Gateway, verb: str) -> None:
+    async def script(browser: Browser, gateway: Gateway) -> Answer:
+        return await browser.ask("POST", f"/v2/models/double/{verb}", b"{}", "application/json", **{"Lamina-Deadline-Ms": "50"})
+
+    answer = asked(gateway, script)
+    assert answer.status == 400
+    assert "'lamina-deadline-ms' is no header of /v2" in answer.json["error"] and "'timeout'" in answer.json["error"]
 
 
 BINARY = (
@@ -82,7 +109,7 @@ RAW = struct.pack("<4f", 1, 2, 3, 4)
 LENGTHS = {"": 400, "0": 400, "-1": 400, "x": 400, "9" * 30: 400, str(len(BINARY) + 1): 400, str(len(BINARY)): 200}
 
 
-def test_the_length_of_the_header_is_believed_only_if_it_fits(tmp_path: Path) -> None:
+def test_the_length_of_the_header_is_believed_only_if_it_fits(gateway: Gateway) -> None:
     async def script(browser: Browser, gateway: Gateway) -> dict[str, int]:
         found = {}
         for length in LENGTHS:
@@ -91,10 +118,10 @@ def test_the_length_of_the_header_is_believed_only_if_it_fits(tmp_path: Path) ->
             found[length] = answer.status
         return found
 
-    assert serve(tmp_path, script) == LENGTHS
+    assert asked(gateway, script) == LENGTHS
 
 
-def test_requests_that_wait_together_run_as_one_batch(tmp_path: Path) -> None:
+def test_requests_that_wait_together_run_as_one_batch(gateway: Gateway) -> None:
     async def script(browser: Browser, gateway: Gateway) -> int:
         await browser.post("/v2/models/double/infer", {"inputs": [ROW]})
         others = [Browser(gateway.port) for _ in range(8)]
@@ -107,7 +134,7 @@ def test_requests_that_wait_together_run_as_one_batch(tmp_path: Path) -> None:
             await other.__aexit__()
         return max(int(answer.headers["lamina-batch"]) for answer in answers)
 
-    assert serve(tmp_path, script) > 1
+    assert asked(gateway, script) > 1
 
 
 def test_the_rows_of_a_request_are_one_batch(tmp_path: Path) -> None:
@@ -121,31 +148,31 @@ def test_the_rows_of_a_request_are_one_batch(tmp_path: Path) -> None:
     assert serve(tmp_path, script) == (4, 4)
 
 
-def test_a_gzip_bomb_is_refused_at_the_limit_of_a_body(tmp_path: Path) -> None:
+def test_a_gzip_bomb_is_refused_at_the_limit_of_a_body(gateway: Gateway) -> None:
     bomb = gzip.compress(bytes(40 * 2**20), 1)
 
     async def script(browser: Browser, gateway: Gateway) -> Answer:
         return await browser.ask("POST", "/v2/models/double/infer", bomb, Content_Encoding="gzip")
 
-    answer = serve(tmp_path, script)
+    answer = asked(gateway, script)
     assert answer.status == 413 and "error" in answer.json
 
 
-def test_a_function_that_breaks_its_promise_is_to_blame(tmp_path: Path) -> None:
+def test_a_function_that_breaks_its_promise_is_to_blame(gateway: Gateway) -> None:
     async def script(browser: Browser, gateway: Gateway) -> Answer:
         return await browser.post("/v2/models/liar/infer", {"inputs": [tensor("x", "FP32", [1], [1])]})
 
-    answer = serve(tmp_path, script)
+    answer = asked(gateway, script)
     assert answer.status == 500 and "promises" in answer.json["error"]
 
 
-def test_a_typed_function_gets_arrays_from_plain_json_too(tmp_path: Path) -> None:
+def test_a_typed_function_gets_arrays_from_plain_json_too(gateway: Gateway) -> None:
     async def script(browser: Browser, gateway: Gateway) -> tuple[Any, int]:
         good = await browser.post("/v1/functions/double", [1, 2, 3, 4])
         bad = await browser.post("/v1/functions/double", [1, 2, 3])
         return good.json, bad.status
 
-    assert serve(tmp_path, script) == ([2, 4, 6, 8], 422)
+    assert asked(gateway, script) == ([2, 4, 6, 8], 422)
 
 
 def test_an_unloaded_model_gives_up_its_instances_and_comes_back(tmp_path: Path) -> None:
@@ -165,15 +192,15 @@ def test_an_unloaded_model_gives_up_its_instances_and_comes_back(tmp_path: Path)
     assert serve(tmp_path, script) == [400, False, 200, 1]
 
 
-def test_files_and_settings_are_not_taken_from_clients(tmp_path: Path) -> None:
+def test_files_and_settings_are_not_taken_from_clients(gateway: Gateway) -> None:
     async def script(browser: Browser, gateway: Gateway) -> int:
         body = {"parameters": {"config": "{}", "file:1/model.onnx": "AAAA"}}
         return (await browser.post("/v2/repository/models/double/load", body)).status
 
-    assert serve(tmp_path, script) == 400
+    assert asked(gateway, script) == 400
 
 
-def test_errors_of_addresses_and_methods_are_the_protocols(tmp_path: Path) -> None:
+def test_errors_of_addresses_and_methods_are_the_protocols(gateway: Gateway) -> None:
     async def script(browser: Browser, gateway: Gateway) -> list[tuple[int, list[str]]]:
         asked = [("GET", "/v2/nowhere"), ("GET", "/v2/models/none"), ("GET", "/v2/models/double/versions/7"), ("PUT", "/v2")]
         asked += [("GET", "/v2/models/double/infer"), ("POST", "/v2/models/double"), ("GET", "/v2/models/../double")]
@@ -183,4 +210,4 @@ def test_errors_of_addresses_and_methods_are_the_protocols(tmp_path: Path) -> No
             found.append((answer.status, list(answer.json)))
         return found
 
-    assert serve(tmp_path, script) == [(status, ["error"]) for status in (404, 404, 404, 405, 405, 405, 404)]
+    assert asked(gateway, script) == [(status, ["error"]) for status in (404, 404, 404, 405, 405, 405, 404)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 from lamina.errors import BadValue
 from lamina.gateway.serve import Gateway
 from lamina.sdk.app import App
-from tests.gateway.oip.test_rest import serve
-from tests.serving import Browser, hang_up, request
+from tests.gateway.oip.test_rest import asked
+from tests.serving import Browser, hang_up, request, shared, write_app
 
 pytestmark = pytest.mark.live
 
@@ -61,6 +62,12 @@ def joined(text):
 """
 
 
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with shared(write_app(tmp_path_factory.mktemp("yielding"), APP)) as one:
+        yield one
+
+
 async def events(browser: Browser, path: str, body: bytes) -> list[bytes]:
     browser.writer.write(request("POST", path, body, Accept="text/event-stream"))
     head = await browser.reader.readuntil(b"\r\n\r\n")
@@ -72,51 +79,51 @@ async def events(browser: Browser, path: str, body: bytes) -> list[bytes]:
     return found
 
 
-def test_each_piece_is_an_event_and_the_last_says_so(tmp_path: Path) -> None:
+def test_each_piece_is_an_event_and_the_last_says_so(gateway: Gateway) -> None:
     async def script(browser: Browser, gateway: Gateway) -> list[bytes]:
         return await events(browser, "/v1/functions/words", b'"one two"')
 
-    assert serve(tmp_path, script, APP) == [b'data: "one"', b'data: "two"', b"event: end\ndata: {}"]
+    assert asked(gateway, script) == [b'data: "one"', b'data: "two"', b"event: end\ndata: {}"]
 
 
-def test_a_failure_after_the_first_piece_is_an_event(tmp_path: Path) -> None:
+def test_a_failure_after_the_first_piece_is_an_event(gateway: Gateway) -> None:
     async def script(browser: Browser, gateway: Gateway) -> list[bytes]:
         return await events(browser, "/v1/functions/words", b'"one bad two"')
 
-    first, failure, end = serve(tmp_path, script, APP)
+    first, failure, end = asked(gateway, script)
     assert first == b'data: "one"' and b"event: error" in failure and b"a bad word" in failure and end.startswith(b"event: end")
 
 
-def test_a_failure_before_the_first_piece_is_a_problem(tmp_path: Path) -> None:
+def test_a_failure_before_the_first_piece_is_a_problem(gateway: Gateway) -> None:
     async def script(browser: Browser, gateway: Gateway) -> int:
         return (await browser.ask("POST", "/v1/functions/words", b'"bad"', Accept="text/event-stream")).status
 
-    assert serve(tmp_path, script, APP) == 500
+    assert asked(gateway, script) == 500
 
 
-def test_who_does_not_ask_for_events_gets_a_list(tmp_path: Path) -> None:
+def test_who_does_not_ask_for_events_gets_a_list(gateway: Gateway) -> None:
     async def script(browser: Browser, gateway: Gateway) -> list[Any]:
         paths = ("/v1/functions/words", "/v1/workflows/joined")
         return [(await browser.post(path, "one two")).json for path in paths]
 
-    assert serve(tmp_path, script, APP) == [["one", "two"]] * 2
+    assert asked(gateway, script) == [["one", "two"]] * 2
 
 
-def test_a_function_that_returns_is_one_event(tmp_path: Path) -> None:
+def test_a_function_that_returns_is_one_event(gateway: Gateway) -> None:
     async def script(browser: Browser, gateway: Gateway) -> list[bytes]:
         return await events(browser, "/v1/functions/plain", b"[1]")
 
-    assert serve(tmp_path, script, APP) == [b"data: [1]", b"event: end\ndata: {}"]
+    assert asked(gateway, script) == [b"data: [1]", b"event: end\ndata: {}"]
 
 
-def test_generate_stream_sends_the_protocols_events(tmp_path: Path) -> None:
+def test_generate_stream_sends_the_protocols_events(gateway: Gateway) -> None:
     async def script(browser: Browser, gateway: Gateway) -> list[bytes]:
         return await events(browser, "/v2/models/words/generate_stream", b'{"text": "one two"}')
 
-    assert [piece.partition(b'"output":')[2] for piece in serve(tmp_path, script, APP)] == [b'"one"}', b'"two"}']
+    assert [piece.partition(b'"output":')[2] for piece in asked(gateway, script)] == [b'"one"}', b'"two"}']
 
 
-def test_a_function_stops_when_its_reader_has_left(tmp_path: Path) -> None:
+def test_a_function_stops_when_its_reader_has_left(gateway: Gateway, tmp_path: Path) -> None:
     done = tmp_path / "done"
 
     async def script(browser: Browser, gateway: Gateway) -> int:
@@ -129,7 +136,7 @@ def test_a_function_stops_when_its_reader_has_left(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
         return int(done.read_text())
 
-    assert serve(tmp_path, script, APP) >= 3  # and it has come to an end
+    assert asked(gateway, script) >= 3  # and it has come to an end
 
 
 def test_a_batched_function_cannot_yield() -> None:

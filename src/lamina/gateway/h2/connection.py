@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = b""
         self._is_greeted = self._is_closing = False
-        self._headers = Decoder(limits.head_bytes, limits.headers)
+        self.decoder = Decoder(limits.head_bytes, limits.headers)
         self._block: tuple[int, int, bytearray] | None = None  #: stream, flags and bytes of headers that go on
         self._frame_since = now_s  #: when the frame that is not whole yet began; before the first one, the connection
         self._block_since = now_s
@@ -215,7 +215,7 @@ class Connection(asyncio.Protocol):
 
     def _open(self, number: int, flags: int, block: bytes) -> None:
         try:
-            headers = self._headers.decode(block)
+            headers = self.decoder.decode(block)
         except BadBlock as error:
             raise Broken(COMPRESSION_ERROR, str(error)) from None
         known = self.streams.get(number)

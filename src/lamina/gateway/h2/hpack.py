@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from lamina.gateway.h2.huffman import decode as unhuffed
+from lamina.gateway.names import OURS
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -50,6 +51,7 @@ class Decoder:
         self._size = 0
         self._limit = TABLE_BYTES
         self._known: dict[bytes, Headers] = {}
+        self.has_ours = False  #: a name that begins as ours do has come at some time
 
     def decode(self, block: bytes) -> Headers | None:
         """None: more than a request may have; what it taught is kept all the same."""
@@ -86,7 +88,7 @@ class Decoder:
             else:
                 teaches = first & 0xC0 == 0x40
                 index, at = _integer(block, at, 6 if teaches else 4)
-                name, at = _text(block, at) if not index else (self._at(index)[0], at)
+                name, at = self._name(block, at) if not index else (self._at(index)[0], at)
                 value, at = _text(block, at)
                 pair = (name, value)
                 if teaches:
@@ -97,6 +99,13 @@ class Decoder:
             if len(headers) > 4 * self._most_headers:
                 raise ValueError("too many headers")
         return (headers if total <= self._most_bytes and len(headers) <= self._most_headers else None), has_taught
+
+    def _name(self, block: bytes, at: int) -> tuple[bytes, int]:
+        """One that is spelt out, as each is at least once."""
+        name, at = _text(block, at)
+        if name.startswith(OURS):
+            self.has_ours = True
+        return name, at
 
     def _at(self, index: int) -> tuple[bytes, bytes]:
         if not index:

@@ -60,6 +60,11 @@ class Stream:
         self._out = bytearray()
         self._trailers = b""
 
+    @property
+    def may_name_ours(self) -> bool:
+        """No request of this connection has had a header that begins as ours do, unless this says so."""
+        return self._connection.decoder.has_ours
+
     def begin(self, headers: bytes) -> None:
         """`headers` is an encoded block; it goes out with what follows."""
         self.has_begun = True

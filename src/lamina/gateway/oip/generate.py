@@ -18,7 +18,7 @@ from lamina.gateway.heads import Request
 from lamina.gateway.oip.errors import error_text, refuse
 from lamina.gateway.oip.models import Model, dtype_of
 from lamina.gateway.oip.numbers import to_list, to_raw
-from lamina.gateway.oip.question import Answer, Question, wishes
+from lamina.gateway.oip.question import Answer, Question, refuse_wishes, wishes
 from lamina.gateway.oip.serving import Serving
 from lamina.gateway.oip.tensors import Given, Output, count, join_bytes
 from lamina.sdk.tensors import Port
@@ -27,6 +27,7 @@ EVENTS = b"text/event-stream"
 
 
 def answer(serving: Serving, model: Model, request: Request, exchange: Exchange, caller: Caller, *, in_pieces: bool) -> None:
+    refuse_wishes(request.headers)
     fields = values.from_json(request.body)
     if not isinstance(fields, dict):
         raise BadValue("body: not a JSON object", hint="send inputs by name")

@@ -13,8 +13,10 @@ from lamina.gateway.h2.connection import Connection, H2Limits
 from lamina.gateway.h2.hpack import encode
 from lamina.gateway.h2.stream import Stream
 from lamina.gateway.listen import Listener, listen
+from lamina.gateway.names import OURS
 from lamina.gateway.oip.inferring import Context, Inferring, Trouble
 from lamina.gateway.oip.packed import opened
+from lamina.gateway.oip.question import unread
 
 CONNECTIONS = 1_000
 SWEEP_S = 1.0
@@ -117,6 +119,11 @@ class _Call:
             stream.end(b"", encode([(b":status", b"415")]))
         elif self._method is None:
             self._fail(Trouble(_UNIMPLEMENTED, "no such method"))
+        elif stream.may_name_ours:
+            for name in headers:
+                if name.startswith(OURS):
+                    self._fail(Trouble(_INVALID, unread(name)))
+                    break
 
     # ------------------------------------------------------------- the stream's side
 

@@ -11,11 +11,12 @@ from lamina.gateway.oip import body
 from lamina.gateway.oip.errors import refuse
 from lamina.gateway.oip.models import Model
 from lamina.gateway.oip.packed import packed
-from lamina.gateway.oip.question import Answer, Infers, Question, wishes
+from lamina.gateway.oip.question import Answer, Infers, Question, refuse_wishes, wishes
 
 
 def infer(serving: Infers, model: Model, caller: Caller, request: Request, exchange: Exchange) -> None:
     """What is wrong with the request is raised."""
+    refuse_wishes(request.headers)
     asked = body.read(request.body, request.header(body.LENGTH))
     timeout_us, priority = wishes(asked.parameters)
 

@@ -11,6 +11,7 @@ from lamina.core.actions import Reply
 from lamina.errors import BadValue
 from lamina.gateway import wire
 from lamina.gateway.caller import LOCAL, Caller
+from lamina.gateway.names import WISHES
 from lamina.gateway.oip.models import Model
 from lamina.gateway.oip.tensors import Given, Output
 from lamina.gateway.wire import Problem
@@ -56,6 +57,23 @@ def wishes(parameters: Mapping[str, Any]) -> tuple[int, int]:
     timeout_us = _whole(parameters, "timeout")
     level = _whole(parameters, "priority")
     return min(timeout_us, MAX_TIMEOUT_US), max(-FIRST_CLASS, FIRST_CLASS + 1 - level) if level else 0
+
+
+_ELSEWHERE = frozenset(name.encode() for name in WISHES)
+_INSTEAD = "of this protocol's requests, 'timeout' (in microseconds) and 'priority' are parameters"
+
+
+def refuse_wishes(headers: Mapping[bytes, bytes]) -> None:
+    """What /v1 takes as headers comes as parameters here: passed over, a deadline would be none."""
+    if not headers.keys().isdisjoint(_ELSEWHERE):
+        name = next(name for name in headers if name in _ELSEWHERE)
+        raise BadValue(f"{name.decode()!r} is no header of /v2", hint=_INSTEAD)
+
+
+def unread(name: bytes) -> str:
+    """Of metadata of gRPC that begins as our headers do."""
+    shown = name[:64].decode("latin-1")
+    return f"{shown!r} is not read over gRPC ({_INSTEAD}; the call's own time limit does as well)"
 
 
 def _whole(parameters: Mapping[str, Any], name: str) -> int:

@@ -54,7 +54,8 @@ class Fluid:
     kinds: Kinds
     _flows: int = -1  #: how many there were when these were collected
     _goals_us: dict[str, list[int]] = field(default_factory=dict)  #: per function, of the workflows that call it
-    _parts_us: dict[str, int] = field(default_factory=dict)  #: per function in workflows, its part of the time of a call
+    _parts_us: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Per function and workflow that calls it, its part of the time of a call."""
     _at_us: int = -1
     _looks: dict[tuple[int, bool], Look] = field(default_factory=dict)  #: by the logarithm of how far ahead
 
@@ -109,7 +110,8 @@ class Fluid:
                 jobs += function.coming * self._sooner(view, name, allowed_us)
             if not jobs:
                 continue
-            paces = self._paces(view, function, self._parts_us.get(name, function.spec.slo.latency_us))
+            parts_us = self._parts_us.get(name) or {name: function.spec.slo.latency_us}
+            paces = self._paces(view, function, sum(parts_us.values()) // len(parts_us))  # whose jobs they are is not asked
             if paces:
                 look.own_us[name] = own_us = jobs / sum(paces.values())
                 for host in paces:
@@ -139,7 +141,8 @@ class Fluid:
         devices = [view.devices[instance.device] for instance in view.functions[name].instances.values()]
         fastest = [self.menus.of(view, view.functions[name], device).fastest() for device in devices[:1]]
         own_us = max((pick.time_us for pick in fastest if pick is not None), default=0)
-        part_us = self._parts_us[name] = max(1, int(2 * slo_us * min(0.5, own_us / max(1, whole.fastest_us))))
+        part_us = max(1, int(2 * slo_us * min(0.5, own_us / max(1, whole.fastest_us))))
+        self._parts_us.setdefault(name, {})[flow.name] = part_us
         return part_us
 
     def _sooner(self, view: View, name: str, allowed_us: int) -> float:

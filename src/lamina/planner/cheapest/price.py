@@ -51,9 +51,9 @@ class Demand:
         return now_us - self._looked_us >= LOOK_US
 
     @property
-    def targets(self) -> set[str]:
-        """Who has called of late."""
-        return {*self._rates, *self._calls}
+    def targets(self) -> list[str]:
+        """Who has called of late, in an order that is the same in every process."""
+        return sorted({*self._rates, *self._calls})
 
     def saw(self, device: str, busy: float) -> None:
         known = self._devices.get(device)
@@ -66,7 +66,7 @@ class Demand:
         """Add up what is asked of each device of so many units, and settle who gets in."""
         span_us = max(LOOK_US // 2, now_us - self._looked_us)
         self._looked_us = now_us
-        for target in sorted(self.targets):
+        for target in self.targets:
             fresh = self._calls.get(target, 0) / span_us
             known = self._rates.get(target)
             self._rates[target] = fresh if known is None else known + 0.5 * (fresh - known)
