@@ -178,7 +178,8 @@ def test_killed_under_load_an_ingress_loses_its_own_connections_and_comes_back(t
 
     before, after, wrong, lost, back_s = run(kill_one)
     assert wrong == 0
-    assert max(lost) == 1 and min(lost) == 0  # who was connected to the other one has noticed nothing
+    assert min(lost) == 0  # who was connected to the other one has noticed nothing
+    assert 1 <= max(lost) <= 3  # who comes back while the kernel still closes its sockets may meet its listener once more
     assert len(set(before) & set(after)) == 1 and len(after) == 2
     assert back_s < 10  # a quarter of a second where nothing else runs
 
