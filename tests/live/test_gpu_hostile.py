@@ -88,6 +88,11 @@ class Circle(Identity):
         return module, torch.zeros(1, 2)
 
 @app.function(gpu="1/4")
+class SleepyCircle(Circle.target):
+    def close(self):
+        GATE.wait(20)
+
+@app.function(gpu="1/4")
 def plain(x):
     return x
 
@@ -298,6 +303,23 @@ def test_what_has_left_is_not_kept_by_the_collector(stage: Stage):
     ends_s = time.monotonic() + 60
     while alive and time.monotonic() < ends_s:
         [[] for _ in range(100_000)]  # the worker's thread has its turns meanwhile
+        time.sleep(0.01)
+    assert not alive
+
+
+def test_who_takes_long_to_close_is_looked_for_when_it_has(stage: Stage):
+    stage.load("sleepy_circle")
+    alive: weakref.WeakSet[Any] = stage.globals["ALIVE"]
+    stage.tell(UnloadOne("sleepy_circle#1"))
+    stage.hear(Unloaded)
+    before = stage.odd.trims
+    while stage.odd.trims == before:  # it has looked for garbage since it left
+        time.sleep(0.01)
+    assert len(alive) == 1
+    stage.globals["GATE"].set()
+    ends_s = time.monotonic() + 60
+    while alive and time.monotonic() < ends_s:
+        [[] for _ in range(100_000)]
         time.sleep(0.01)
     assert not alive
 

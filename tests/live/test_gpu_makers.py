@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import queue
 import threading
+import weakref
 
 import pytest
 
@@ -19,8 +21,9 @@ def thread_of(maker: Maker, *, further: bool = False) -> object:
 
 def left(maker: Maker) -> None:
     """And come to rest."""
-    maker.leave(lambda: None)
-    maker.submit(lambda: None).result(10)  # behind whatever is called when the last has ended
+    rests = threading.Event()
+    maker.leave(lambda: None, rests.set)
+    assert rests.wait(10)
 
 
 def test_who_comes_back_finds_the_threads_that_have_met_its_shapes():
@@ -52,7 +55,7 @@ def test_two_of_one_function_have_threads_of_their_own():
 def test_whoever_takes_long_to_close_holds_up_nobody():
     makers = Makers()
     maker, goes_on = makers.take(CAT), threading.Event()
-    maker.leave(lambda: bool(goes_on.wait(20)) or None)
+    maker.leave(lambda: bool(goes_on.wait(20)) or None, lambda: None)
     assert makers.take(CAT) is not maker
     goes_on.set()
 
@@ -60,9 +63,25 @@ def test_whoever_takes_long_to_close_holds_up_nobody():
 def test_whoever_fails_to_close_comes_to_rest_all_the_same():
     makers = Makers()
     maker = makers.take(CAT)
-    maker.leave(lambda: [][1])  # type: ignore[arg-type]
-    maker.submit(lambda: None).result(10)
+    rests = threading.Event()
+    maker.leave(lambda: [][1], rests.set)  # type: ignore[arg-type]
+    assert rests.wait(10)
     assert makers.take(CAT) is maker
+
+
+def test_when_it_has_come_to_rest_nothing_there_knows_of_who_has_left():
+    class Runner:
+        def close(self) -> None:
+            pass
+
+    maker, runner = Makers().take(CAT), Runner()
+    known, found = weakref.ref(runner), queue.SimpleQueue[object]()
+    goes_on = threading.Event()
+    maker.submit(goes_on.wait, 20)
+    maker.leave(runner.close, lambda: found.put(known()))
+    del runner
+    goes_on.set()
+    assert found.get(timeout=10) is None
 
 
 def test_of_too_many_that_wait_the_one_that_has_waited_longest_goes(monkeypatch: pytest.MonkeyPatch):

@@ -74,8 +74,9 @@ class Held:
         """Is anything of it under way?"""
         return bool(self.batches or self.making or self.eager)
 
-    def close(self) -> None:
-        self.maker.leave(self.close_runner)
+    def close(self, then: Callable[[], None]) -> None:
+        """`then` is called in its maker's thread, when it has left."""
+        self.maker.leave(self.close_runner, then)
 
     def close_runner(self) -> None:
         """In its maker's thread: users' code, which may take long, or fail."""

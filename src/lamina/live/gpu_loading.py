@@ -276,6 +276,13 @@ class Loading:
                 self._leaving.remove(held)
                 if held.instance in functions:
                     self._executor.unload(held.instance)
-                held.close()
-                self._garbage.left(time.monotonic())
+                self.see_out(held)
                 self._send(Unloaded(held.instance))
+
+    def see_out(self, held: Held) -> None:
+        """Its garbage is looked for now, and again when it has closed, which may take long."""
+        self._has_left()
+        held.close(lambda: self._call_soon(self._has_left))
+
+    def _has_left(self) -> None:
+        self._garbage.left(time.monotonic())

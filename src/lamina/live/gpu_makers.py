@@ -36,9 +36,15 @@ class Maker:
         thread = self._further if further and self._further is not None else self._first
         return thread.submit(work, *args)
 
-    def leave(self, last: Callable[[], None]) -> None:
-        """Nothing is under way. `last` is users' code: while it takes, nobody else's may come behind it."""
-        self.submit(last).add_done_callback(lambda _: self._rest(self))
+    def leave(self, last: Callable[[], None], then: Callable[[], None]) -> None:
+        """Nothing is under way. `last` is users' code: while it takes, nobody else's may come behind it. `then` is called in this
+        thread when nothing here knows of it any more."""
+        self.submit(last)
+        self.submit(self._come_to_rest, then)
+
+    def _come_to_rest(self, then: Callable[[], None]) -> None:
+        self._rest(self)
+        then()
 
     def end(self) -> None:
         for thread in (self._first, self._further):

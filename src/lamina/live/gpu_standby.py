@@ -46,7 +46,7 @@ class Standby:
         """Have these ready, and no others."""
         wanted = {(name, app): mask for name, mask, app in functions}
         for key in [key for key in self._ready if key not in wanted]:
-            self._leave(self._ready.pop(key))
+            self._loading.see_out(self._ready.pop(key))
         self._tried &= wanted.keys()
         self._wanted = {key: mask for key, mask in wanted.items() if key not in self._tried}
         self._next()
@@ -97,7 +97,7 @@ class Standby:
             else:
                 held.maker.submit(self._meet, key, held)
                 return
-        self._leave(held)
+        self._loading.see_out(held)
         self._over()
 
     def _meet(self, key: Key, held: Held) -> None:
@@ -123,7 +123,7 @@ class Standby:
             self._ready[key] = held
             self._send(StandingBy([name for name, _ in self._ready]))
         else:
-            self._leave(held)
+            self._loading.see_out(held)
         self._over()
 
     def _over(self) -> None:
@@ -132,7 +132,3 @@ class Standby:
         for then in waiting:
             then()
         self._next()
-
-    @staticmethod
-    def _leave(held: Held) -> None:
-        held.close()
