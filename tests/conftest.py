@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import faulthandler
+import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,6 +22,17 @@ LEAVE_S = 120
 def pytest_unconfigure() -> None:
     """A thread that never ends would keep the process for ever: then say where it is, and go."""
     faulthandler.dump_traceback_later(LEAVE_S, exit=True)
+
+
+@pytest.fixture
+def imports_undone() -> Iterator[None]:
+    """What a test imports of its own is forgotten after it."""
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in sys.modules.keys() - modules:
+        if not name.startswith("lamina"):
+            del sys.modules[name]
 
 
 @pytest.fixture

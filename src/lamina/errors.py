@@ -73,6 +73,14 @@ def cannot_read(path: str | Path, error: OSError | ValueError, hint: str, *, fie
     return BadValue(f"{field}: {why}" if field else why, hint=hint)
 
 
+def read_given(path: str | Path, hint: str, *, field: str = "") -> bytes:
+    """All of a file that was given, or what is wrong with it."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise cannot_read(path, error, hint, field=field) from None
+
+
 def _misspelt(path: Path) -> str:
     """The nearest file of that kind where it should be; the ending, which all have, makes none alike."""
     try:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from lamina.errors import BadValue, LoadFailed, UnknownPlugin, cannot_read, did_you_mean
+from lamina.errors import BadValue, LoadFailed, UnknownPlugin, did_you_mean, read_given
 
 DEFAULT_POLICY = "frontier"
 """Where nobody names one."""
@@ -54,9 +54,5 @@ def _load_file(path: Path) -> ModuleType:
 
 def check_source(path: Path, hint: str) -> None:
     """Before Python is told to run it, which would say in a traceback what a file that cannot be read has wrong."""
-    try:
-        source = path.read_bytes()
-    except OSError as error:
-        raise cannot_read(path, error, hint) from None
-    if b"\0" in source:
+    if b"\0" in read_given(path, hint):
         raise BadValue(f"{str(path)!r} is no Python file", hint=hint)

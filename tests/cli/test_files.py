@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,17 +45,11 @@ SCENARIO = (HERE / "scenarios" / "quickstart.toml").read_text()
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports_undone: None) -> None:
     monkeypatch.chdir(tmp_path)
     Path("right.py").write_text('import lamina\napp = lamina.App("small")\n\n\n@app.function()\ndef f(x):\n    return x\n')
     Path("right.json").write_text('{"StartAt": "A", "States": {"A": {"Type": "Pass", "End": true}}}')
     Path("right.toml").write_text(SCENARIO)
-    path, modules = list(sys.path), set(sys.modules)
-    yield
-    sys.path[:] = path
-    for name in sys.modules.keys() - modules:
-        if not name.startswith("lamina"):
-            del sys.modules[name]
 
 
 def told(capsys: pytest.CaptureFixture[str], command: str, name: str) -> tuple[str, str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,15 +17,9 @@ APP = 'import lamina\napp = lamina.App("small")\n'
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports_undone: None) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LAMINA_URL", "http://127.0.0.1:9")  # `serve` would set it
-    path, modules = list(sys.path), set(sys.modules)
-    yield
-    sys.path[:] = path
-    for name in sys.modules.keys() - modules:
-        if not name.startswith("lamina"):
-            del sys.modules[name]
 
 
 def typed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,17 +9,9 @@ import lamina
 from lamina.errors import BadValue, LoadFailed
 from lamina.sdk.load import load_app
 
+pytestmark = pytest.mark.usefixtures("imports_undone")
+
 ONE = 'import lamina\napp = lamina.App("one")\n'
-
-
-@pytest.fixture(autouse=True)
-def _imports_are_undone() -> Iterator[None]:
-    path, modules = list(sys.path), set(sys.modules)
-    yield
-    sys.path[:] = path
-    for name in sys.modules.keys() - modules:
-        if not name.startswith("lamina"):
-            del sys.modules[name]
 
 
 def written(folder: Path, text: str, name: str = "my_app.py") -> str:

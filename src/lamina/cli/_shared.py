@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from lamina.cli import fail_if_misspelt
-from lamina.errors import BadValue, cannot_read
+from lamina.errors import BadValue, cannot_read, read_given
 from lamina.sdk.binding import NOTHING
 
 if TYPE_CHECKING:
@@ -154,10 +154,7 @@ def _json(text: str | bytes, field: str, example: str) -> Any:
 
 
 def _read(path: str, field: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise cannot_read(path, error, "write name=@FILE, or name=JSON", field=field) from None
+    return read_given(path, "write name=@FILE, or name=JSON", field=field)
 
 
 def show_value(value: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from lamina.cli._shared import Group, InFile
-from lamina.errors import BadValue, cannot_read
+from lamina.errors import BadValue, read_given
 
 _FILE = InFile("give the path of a state machine, a JSON file", allow_dash=True)
 _DIALECT = click.Choice(["strict", "extended"])
@@ -163,10 +163,9 @@ def _input(text: str) -> Any:
 
     if text.startswith("@"):
         path = Path(text[1:])
+        content = read_given(path, "write --input @FILE, or --input JSON", field="--input")
         try:
-            return values.from_json(path.read_bytes())
-        except OSError as error:
-            raise cannot_read(path, error, "write --input @FILE, or --input JSON", field="--input") from None
+            return values.from_json(content)
         except BadValue as error:
             raise BadValue(f"--input {path}: {error.message}", hint="it holds one JSON value, in UTF-8") from None
     try:

@@ -187,12 +187,7 @@ class Connection(asyncio.Protocol):
         self.enter("body")
 
     def arrived(self, request: Request) -> None:
-        exchange = Exchange(self, request.keep_alive, request.method == "HEAD")
-        self._ahead_bytes = len(request.body) + (self._ahead_bytes if self._open else 0)
-        self._open.append(exchange)
-        if len(self._open) > self.limits.pipelined:
-            self._stop_reading()
-        self.enter("wait")
+        exchange = self._exchange(request.keep_alive, request.method == "HEAD", len(request.body))
         try:
             self.server.handler(request, exchange)
         except Exception:
@@ -201,12 +196,17 @@ class Connection(asyncio.Protocol):
 
     def misread(self, header: bytes, keep_alive: bool, is_head: bool) -> None:
         """A request whose one header asks for something nobody can know: what it asks for besides is not done."""
+        self._exchange(keep_alive, is_head, 0).respond(400, *self.server.problem(400, *advice(header)))
+
+    def _exchange(self, keep_alive: bool, is_head: bool, ahead_bytes: int) -> Exchange:
+        """For a request that is here as a whole."""
         exchange = Exchange(self, keep_alive, is_head)
+        self._ahead_bytes = ahead_bytes + (self._ahead_bytes if self._open else 0)
         self._open.append(exchange)
-        if self._has_enough:
+        if len(self._open) > self.limits.pipelined:
             self._stop_reading()
         self.enter("wait")
-        exchange.respond(400, *self.server.problem(400, *advice(header)))
+        return exchange
 
     # -------------------------------------------------------------------- answers
 

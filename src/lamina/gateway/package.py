@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from lamina.errors import BadValue, cannot_read
+from lamina.errors import BadValue, read_given
 
 PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -40,18 +40,12 @@ def pack(path: Path) -> tuple[bytes, str]:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, file in files.items():
-            archive.writestr(zipfile.ZipInfo(name, _EPOCH), _bytes(file), zipfile.ZIP_DEFLATED)
+            content = read_given(file, "name the file that holds the app, or the folder of its app.py")
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), content, zipfile.ZIP_DEFLATED)
     entry = path.name if not path.is_dir() else "app.py"
     if entry not in files:
         raise BadValue(f"no app.py in {str(path)!r}", hint="name the file: lamina deploy FILE")
     return out.getvalue(), entry
-
-
-def _bytes(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise cannot_read(file, error, "name the file that holds the app, or the folder of its app.py") from None
 
 
 def digest(body: bytes) -> str:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from lamina.errors import BadValue, cannot_read
+from lamina.errors import BadValue, read_given
 
 
 def context(cert: str | Path, key: str | Path) -> ssl.SSLContext:
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     for field, file in (("--tls-cert", cert), ("--tls-key", key)):
-        try:
-            Path(file).read_bytes()
-        except OSError as error:
-            raise cannot_read(file, error, "a PEM file", field=field) from None
+        read_given(file, "a PEM file", field=field)
     try:
         made.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from lamina.errors import BadValue
 from lamina.gateway.heads import Request
+from lamina.gateway.names import WISHES
 
 MAX_DEADLINE_MS = 86_400_000.0
-HEADERS = {b"lamina-deadline-ms", b"lamina-priority", b"lamina-cost-limit", b"prefer"}
+HEADERS = {*(name.encode() for name in WISHES), b"prefer"}
 """A call with one of these is not like the others."""
 
 Wishes = tuple[int, int, float]

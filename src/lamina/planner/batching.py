@@ -77,6 +77,10 @@ def echo_is_better(function: FunctionState, before: Batch, count: int, latency_u
     return echo_pays(count, function.spec.max_batch, missing, echo_us(before.predicted_us), latency_us)
 
 
+LEAD_US = 100
+"""How long before its slice is free a batch that could still grow is committed: what a hand-over takes (decision 0002)."""
+
+
 def book_at_us(ends_us: int, count: int, most: int, lead_us: int) -> int:
     """When to commit a batch behind a running one: a full batch at once, else as late as the hand-over allows.
 

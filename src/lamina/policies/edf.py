@@ -16,7 +16,7 @@ from lamina.core.queue import Job, Order
 from lamina.core.state import FunctionState
 from lamina.planner.ample import lets_one_in, promise, promised_lately
 from lamina.planner.backlog import finish_in_us, flow_finish_us
-from lamina.planner.batching import ask_again_at, echo_is_better, goes_first, largest_in_time, together, wait_until_us
+from lamina.planner.batching import LEAD_US, ask_again_at, echo_is_better, goes_first, largest_in_time, together, wait_until_us
 from lamina.planner.company import wait_for_company_us
 from lamina.types import NEVER_US, Call
 
@@ -25,7 +25,7 @@ from lamina.types import NEVER_US, Call
 class Policy:
     """Most urgent jobs first; the hopeless are refused on arrival."""
 
-    lead_us: int = 100  #: how long before a slice is free its next batch is committed
+    lead_us: int = LEAD_US  #: how long before a slice is free its next batch is committed
     margin: float = 0.05  #: of the expected time, kept spare at admission; below 0 who may be lucky is let in, come what may
     wait: bool = True  #: hold a batch back inside a burst
     order: Order = "due"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lamina.core.policy import Decision, Drop, Hold, Opening, Start, View
 from lamina.core.queue import Order
 from lamina.core.state import FunctionState
-from lamina.planner.batching import book_at_us, largest_in_time, together
+from lamina.planner.batching import LEAD_US, book_at_us, largest_in_time, together
 from lamina.types import NEVER_US
 
 
@@ -16,7 +16,7 @@ from lamina.types import NEVER_US
 class Policy:
     """Oldest jobs first, as many as are there and fit; a job that cannot be in time any more is let go."""
 
-    lead_us: int = 100  #: how long before a slice is free its next batch is committed
+    lead_us: int = LEAD_US  #: how long before a slice is free its next batch is committed
     order: Order = "arrival"
 
     def dispatch(self, view: View) -> Iterator[Decision]:

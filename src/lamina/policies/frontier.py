@@ -21,7 +21,7 @@ from lamina.core.lifecycle import Phase
 from lamina.core.policy import Decision, Drop, Hold, Promise, Start, View
 from lamina.core.queue import Job, Order
 from lamina.core.state import FunctionState
-from lamina.planner.batching import echo_is_better, goes_first
+from lamina.planner.batching import LEAD_US, echo_is_better, goes_first
 from lamina.planner.cheapest import why
 from lamina.planner.cheapest.ahead import Plans
 from lamina.planner.cheapest.allowance import Allowance
@@ -54,7 +54,7 @@ LARGER_US = 200
 class Policy:
     """Cheapest in time, by exact look-ahead."""
 
-    lead_us: int = 100  #: how long before a slice is free its next batch is committed
+    lead_us: int = LEAD_US  #: how long before a slice is free its next batch is committed
     margin: float = 0.05  #: of the expected time, kept spare at admission
     spare: float = 0.02  #: of a batch's time, kept spare when it is chosen
     patience: float = 0.8  #: of the time a call has, what may be spent on waiting for company

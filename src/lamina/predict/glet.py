@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lamina.errors import BadValue, cannot_read
+from lamina.errors import BadValue, read_given
 from lamina.planner.glet import Catalogue, Kind, Model, Profile, Rules, Weights
 from lamina.planner.glet.model import MAX_BATCH, PARTS
 
@@ -186,10 +186,7 @@ def _json(file: Path, kind: type[_T]) -> _T:
 
 
 def _bytes(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise cannot_read(file, error, "--glet-dir is a folder with the files of gpu-let's repository") from None
+    return read_given(file, "--glet-dir is a folder with the files of gpu-let's repository")
 
 
 def _rows(file: Path, least: int = 2) -> Iterator[list[str]]:

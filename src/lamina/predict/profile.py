@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from lamina.errors import BadValue, cannot_read
+from lamina.errors import BadValue, read_given
 
 VERSION = 1
 
@@ -63,10 +63,9 @@ _HINT = "a profile is a JSON file as written by lamina profile"
 
 def read(path: str | Path) -> Profile:
     """A profile file; what is wrong with it is said with its name."""
+    content = read_given(path, _HINT)
     try:
-        profile = msgspec.json.decode(Path(path).read_bytes(), type=Profile)
-    except OSError as error:
-        raise cannot_read(path, error, _HINT) from None
+        profile = msgspec.json.decode(content, type=Profile)
     except msgspec.MsgspecError as error:
         raise BadValue(f"{path}: no profile: {error}", hint=_HINT) from None
     if profile.version != VERSION:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from lamina.errors import BadValue, cannot_read
+from lamina.errors import BadValue, cannot_read, read_given
 from lamina.types import NEVER_US, Call, Slo, call_for
 
 
@@ -101,12 +101,11 @@ def _flat(span_us: int, rate_per_s: float) -> Piece:
 
 def hasgpu(path: str | Path) -> tuple[Piece, ...]:
     """The rate of one HAS-GPU workload file: `step` or `ramp` stages, as its `arrival` says."""
+    written = read_given(path, "see data/has-gpu/README.md")
     try:
-        content = json.loads(Path(path).read_bytes())
+        content = json.loads(written)
         shape = str(content["arrival"]).partition(":")[0]
         stages = [(round(content["stage_seconds"] * 1e6), float(rate)) for rate in content["rps_per_stage"]]
-    except OSError as error:
-        raise cannot_read(path, error, "see data/has-gpu/README.md") from None
     except (ValueError, KeyError, TypeError) as error:
         raise BadValue(f"{path}: not a HAS-GPU workload: {error!r}", hint="see data/has-gpu/README.md") from None
     if shape not in ("step", "ramp"):

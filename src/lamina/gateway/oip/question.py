@@ -11,7 +11,7 @@ from lamina.core.actions import Reply
 from lamina.errors import BadValue
 from lamina.gateway import wire
 from lamina.gateway.caller import LOCAL, Caller
-from lamina.gateway.names import WISHES
+from lamina.gateway.names import LONGEST, WISHES
 from lamina.gateway.oip.models import Model
 from lamina.gateway.oip.tensors import Given, Output
 from lamina.gateway.wire import Problem
@@ -72,7 +72,7 @@ def refuse_wishes(headers: Mapping[bytes, bytes]) -> None:
 
 def unread(name: bytes) -> str:
     """Of metadata of gRPC that begins as our headers do."""
-    shown = name[:64].decode("latin-1")
+    shown = name[:LONGEST].decode("latin-1")
     return f"{shown!r} is not read over gRPC ({_INSTEAD}; the call's own time limit does as well)"
 
 
