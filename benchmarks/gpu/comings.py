@@ -1,6 +1,6 @@
 """What is left behind when functions come and go: memory of device and host, threads, files, over many loads and unloads.
 
-Each time a batch is run and all graphs are made before the function leaves. Libraries keep what they made when they first met a
+Each time all graphs are made, and run once, before the function leaves. Libraries keep what they made when they first met a
 shape, so the first rounds may add something; the later ones must not.
 """
 
