@@ -99,3 +99,19 @@ def test_whoever_leaves_is_looked_for_too():
     assert cycle() is not None
     garbage.look(9.1, is_idle=True, is_loading=False)
     assert cycle() is None
+
+
+def test_where_another_thread_was_at_a_collection_it_looks_again():
+    garbage, looked = Garbage(), list[bool]()
+    left = frozen_garbage(garbage, now_s=5.0)
+
+    def meanwhile(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            looked.append(garbage.look(5.1 + QUIET_S, is_idle=True, is_loading=False))
+
+    gc.callbacks.append(meanwhile)
+    gc.collect(0)
+    gc.callbacks.remove(meanwhile)
+    assert looked == [False] and left() is not None and garbage.is_doubtful
+    assert garbage.look(5.2 + QUIET_S, is_idle=True, is_loading=False)
+    assert left() is None and not garbage.is_doubtful

@@ -49,10 +49,13 @@ class Garbage:
             self._busy_s = now_s
         since = gc.get_count()[2]
         if self._doubtful_s is not None and now_s - max(self._busy_s, self._doubtful_s) > QUIET_S:
-            self._doubtful_s = None
+            had = gc.get_stats()[2]["collections"]
             gc.unfreeze()
             gc.collect()
             gc.freeze()
+            if gc.get_stats()[2]["collections"] == had:  # another thread was at a collection, so there was none: next time
+                return False
+            self._doubtful_s = None
             return True
         if not is_loading and (since >= MUCH or (is_idle and since >= SOME)):
             gc.collect()
