@@ -1,7 +1,7 @@
-"""A world in a few words, for tests that read like the specification.
+"""Script of events for tests that read like the specification: a world in a few words.
 
     script.given(FunctionSpec(name="f"), takes={"f": 900})
-    assert script.at(0).arrives("c1", within_us=500) == [Refuse("c1", "deadline", ...)]
+    assert script.at(0).arrives("c1", within_us=500) == [Reject("c1", "deadline", ...)]
 
 `given` says what there is. `at` moves the clock; ticks that were asked for come on the way, and so do the ends of
 batches and loads where the script plays the engine (`given(engine=True)`). Everything that is said is recorded, the
@@ -38,7 +38,7 @@ def a_function(name: str = "f", *, max_batch: int = 1, gpu: str = "must", share:
 
 @dataclass
 class Known:
-    """A predictor that knows what the script says, and nothing else."""
+    """Predictor with the latencies and load times that the script says."""
 
     takes: dict[str, Takes]
     loads: dict[str, int]

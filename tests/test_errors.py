@@ -1,4 +1,4 @@
-"""One root, and every error says whose fault it is and what to do."""
+"""Errors: one root, and each says which side is at fault and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file name is the registration."""
+"""Plugins: the file name is the registration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values all layers share."""
+"""Frozen values that all layers share."""
 
 from __future__ import annotations
 

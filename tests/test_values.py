@@ -1,4 +1,4 @@
-"""What may travel: JSON types, bytes, tensors. Nothing else, and nothing that lies about itself."""
+"""Encoding of values: JSON types, bytes, tensors, and nothing else; headers that lie are refused."""
 
 from __future__ import annotations
 

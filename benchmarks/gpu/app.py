@@ -139,7 +139,7 @@ class Hungry(lamina.TorchModel):
 
 @app.function(gpu=lamina.GPU(1 / 15, required=True), slo=lamina.SLO("3s"), idempotent=False)
 def hang(how: str) -> int:
-    """For ever, or in a kernel for minutes, should nobody end it: asleep, busy in Python, or on the device. "no" does not."""
+    """For ever, or in a kernel for minutes, should it not be ended: asleep, busy in Python, or on the device. "no" does not."""
     if how == "no":
         return 0
     if how == "kernel":

@@ -1,4 +1,4 @@
-"""Who feels it when graphs are made: calls to one model while four others are loaded, while graphs follow, and when all is there.
+"""Latency while graphs are captured: calls to one model while four others are loaded, while graphs follow, and when all is there.
 
 The rate is far below what the device can do, so whatever is slow here is somebody in the way. Then a rate nobody has seen yet,
 twice: what the first run has and the second has not is what is made on first use.

@@ -170,7 +170,7 @@ def illegal(bench: Bench, url: str, port: int) -> None:
 
 
 def hung(bench: Bench, url: str, port: int, how: str) -> None:
-    """F8: the caller has its answer by its deadline (3 s); while somebody may wait for it a function of any kind is let be, then
+    """F8: the caller has its answer by its deadline (3 s); while a client may wait for it a function of any kind is let be, then
     the executor is replaced."""
     spare(bench, url)
     everybody(port)  # it must be loaded, for only what runs can hang

@@ -1,7 +1,7 @@
 """What a line says, and which way up it is.
 
 Lines are filled up to a multiple of 32 pixels and only lines of one width share a run. The usual way, filling up to the
-widest of the batch, costs more (time grows with the width) and lets an answer depend on who else is in the batch.
+widest of the batch, costs more (time grows with the width) and lets an answer depend on the other requests of the batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shortest batch first: whoever is done soonest goes first. Means are short; whoever is long waits."""
+"""Shortest batch first: the batch that is done soonest goes first. Mean latencies are short; long batches wait."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One root for everything Lamina raises on purpose.
+"""Errors, with one root for everything Lamina raises on purpose.
 
-An error says whose fault it is (`status`, as HTTP counts it), what was wrong (the message names field and value) and
+An error says which side is at fault (`status`, as HTTP counts it), what was wrong (the message names field and value) and
 what to do next (`hint`). `code` is the stable word clients may match on.
 """
 
@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
-    """A hint for a name that is none: the nearest of those there are, or else `otherwise`."""
+    """Hint for an unknown name: the nearest known one, or else `otherwise`."""
     import difflib  # for mistakes only
 
     close = difflib.get_close_matches(name, list(known), n=1)
@@ -43,7 +43,7 @@ class BadValue(LaminaError):
 
 
 class UnknownEncoding(LaminaError):
-    """A body is packed in a way that is not taken where it was sent."""
+    """Content encoding of a body that is not accepted where it was sent."""
 
     status = 415
     code = "unknown-encoding"
@@ -59,7 +59,7 @@ _UNREAD: Final = {
 
 
 def cannot_read(path: str | Path, error: OSError | ValueError, hint: str, *, field: str = "") -> BadValue:
-    """Of a file that was given: what is wrong with it. One that is not there may be misspelt."""
+    """Error for a file of the user that cannot be read. One that is not there may be misspelt."""
     if isinstance(error, UnicodeError):
         why = f"{str(path)!r} is not text in UTF-8"
     elif isinstance(error, OSError):
@@ -74,7 +74,7 @@ def cannot_read(path: str | Path, error: OSError | ValueError, hint: str, *, fie
 
 
 def read_given(path: str | Path, hint: str, *, field: str = "") -> bytes:
-    """All of a file that was given, or what is wrong with it."""
+    """Content of a file that the user named, or an error that says what is wrong with it."""
     try:
         return Path(path).read_bytes()
     except OSError as error:
@@ -82,7 +82,7 @@ def read_given(path: str | Path, hint: str, *, field: str = "") -> bytes:
 
 
 def _misspelt(path: Path) -> str:
-    """The nearest file of that kind where it should be; the ending, which all have, makes none alike."""
+    """Hint with the most similar file name in the same folder; the suffix, which all have, does not count."""
     try:
         stems = [one.stem for one in path.parent.iterdir() if one.suffix == path.suffix and one.is_file()]
     except OSError:
@@ -100,13 +100,13 @@ class BadScenario(BadValue):
 
 
 class BadFlow(BadValue):
-    """A workflow whose graph makes no sense."""
+    """A workflow with an invalid graph."""
 
     code = "bad-flow"
 
 
 class UnknownPlugin(LaminaError):
-    """No file of that name: the file name is the registration."""
+    """No plugin of that name: the file name is the registration."""
 
     status = 404
     code = "unknown-plugin"
@@ -120,7 +120,7 @@ class UnknownTarget(LaminaError):
 
 
 class Refused(LaminaError):
-    """Not admitted: it could not have been in time. `offer_ms` is what could be promised instead."""
+    """Rejected at admission: it could not have been in time. `offer_ms` is what could be promised instead."""
 
     status = 429
     code = "refused"
@@ -144,7 +144,7 @@ REFUSALS: Final = {
     "unknown": (404, "no such function or workflow", "GET /v1/functions and /v1/workflows list them"),
     "duplicate": (409, "a call of that id is under way", "use a new id"),
 }
-"""By reason: status, what it means, what to do."""
+"""Rejections by reason: status, what it means, what to do."""
 
 
 class DeadlineExceeded(LaminaError):
@@ -155,7 +155,7 @@ class DeadlineExceeded(LaminaError):
 
 
 class FunctionFailed(LaminaError):
-    """The user's code raised; `error` and `cause` are its own words."""
+    """Exception in user code; `error` is its type."""
 
     status = 500
     code = "function-failed"
@@ -168,7 +168,7 @@ class FunctionFailed(LaminaError):
 
 
 class WorkerLost(LaminaError):
-    """The worker died under this job, and so did its replacement."""
+    """Crash of the worker under a job, and of its replacement."""
 
     status = 503
     code = "worker-lost"
@@ -196,21 +196,21 @@ class Unreachable(LaminaError):
 
 
 class NoCapacity(LaminaError):
-    """What is to be deployed asks for more than there is. The hint says what could be had instead."""
+    """A deployment that asks for more than there is. The hint says what would fit."""
 
     status = 409
     code = "no-capacity"
 
 
 class Unauthorized(LaminaError):
-    """Nobody known asks."""
+    """Missing or invalid credentials."""
 
     status = 401
     code = "unauthorized"
 
 
 class Forbidden(LaminaError):
-    """Somebody known asks for what is not theirs to do."""
+    """Missing permission of an authenticated caller."""
 
     status = 403
     code = "forbidden"
@@ -224,14 +224,14 @@ class NotFound(LaminaError):
 
 
 class Conflict(LaminaError):
-    """It cannot be done as things are now."""
+    """Conflict with the current state."""
 
     status = 409
     code = "conflict"
 
 
 class StoreDown(LaminaError):
-    """What must not be lost cannot be written down now."""
+    """The store cannot be written now."""
 
     status = 503
     code = "store-down"

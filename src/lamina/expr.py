@@ -1,4 +1,4 @@
-"""How one step's values are made of others': a handful of forms as plain lists, so that they travel and never run code.
+"""Expressions that make a step's arguments from other values: a handful of forms as plain lists, which never run code.
 
     ["input", name, *path]    an argument of the workflow      ["value", x]        a constant
     ["node", name, *path]     the result of a step             ["list", e, ...]    a list of such
@@ -6,9 +6,9 @@
     ["<", e, e] and <=, >, >=, ==, !=      ["and", e, ...]  ["or", e, ...]  ["not", e]
     ["when", c, e]            e, if c is true; else absent      ["first", e, ...]   the first that is not absent
 
-A path is keys and indices. Leaves (input, node, item) are looked up by whoever evaluates, who raises `Absent` for those
-that have no value: the steps of a branch not taken, an input left out. `when` guards the end of a branch, so that it is
-absent also where its value is made of others on demand and nobody remembers which way the choice went.
+A path is keys and indices. Leaves (input, node, item) are looked up by the caller of `evaluate`, which raises `Absent` for
+those that have no value: the steps of a branch not taken, an input left out. `when` guards the end of a branch, so that it is
+absent also where its value is made of others on demand and the branch taken is not recorded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Leaf = tuple[str, str]
 
 
 class Absent(BadValue):
-    """A leaf has no value. Whoever can do without it says so with `first`."""
+    """Missing value of a leaf. Expressions that can do without it use `first`."""
 
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -40,7 +40,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def leaf_of(expr: Expr) -> Leaf | None:
-    """What a leaf refers to; None for a form that is made of others."""
+    """Reference of a leaf; None for a form that is made of others."""
     if expr[0] in ("input", "node"):
         return (expr[0], expr[1])
     return ("item", "") if expr[0] == "item" else None

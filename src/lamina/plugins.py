@@ -1,4 +1,4 @@
-"""`load("policies", "edf")`: the file name is the registration. No enum, no entry-point table, nothing to edit."""
+"""Plugins by file name: `load("policies", "edf")`. The file name is the registration: no enum, no entry-point table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import ModuleType
 from lamina.errors import BadValue, LoadFailed, UnknownPlugin, did_you_mean, read_given
 
 DEFAULT_POLICY = "frontier"
-"""Where nobody names one."""
+"""The policy of a server or scenario that names none."""
 
 
 def names(package: str) -> list[str]:
@@ -53,6 +53,6 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def check_source(path: Path, hint: str) -> None:
-    """Before Python is told to run it, which would say in a traceback what a file that cannot be read has wrong."""
+    """Check a source file before Python runs it, so that an unreadable file gives an error instead of a traceback."""
     if b"\0" in read_given(path, hint):
         raise BadValue(f"{str(path)!r} is no Python file", hint=hint)

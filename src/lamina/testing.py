@@ -1,11 +1,11 @@
-"""Run an app inside a test: same controller, same policies, no processes, no sockets, and a clock that only moves when told.
+"""Test runtime for apps: same controller, same policies, no processes, no sockets, and a clock that only moves when told.
 
     runtime = Runtime(app, takes={"detect": "20ms"}, mocks={"recognise": lambda crop: "text"})
     assert runtime.call("read_page", image=page) == ["text"]
     assert runtime.now_ms == 20
 
 Functions run in this process when their batch ends; how long they took is what `takes` says, so a test of deadlines,
-batches or refusals gives the same result on every machine.
+batches or rejections gives the same result on every machine.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Step = Callable[..., Any]
 
 
 class Pending:
-    """A call that was submitted. It moves on when the clock does."""
+    """A submitted call. It proceeds when the clock does."""
 
     def __init__(self, runtime: Runtime, call_id: str) -> None:
         self._runtime = runtime
@@ -74,8 +74,10 @@ class Pending:
 
 
 class Runtime:
-    """`takes` gives the time of a batch per function: one figure ("5ms"), or a function of the batch size in
-    milliseconds. What is not named takes `default_takes`. `mocks` stand in for functions; they get one call's arguments.
+    """An app on a virtual clock.
+
+    `takes` gives the time of a batch per function: one figure ("5ms"), or a function of the batch size in milliseconds. What
+    is not named takes `default_takes`. `mocks` stand in for functions; they get one call's arguments.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Frozen values all layers share. Times are integer microseconds, memory is MiB, and every name carries its unit.
+"""Frozen values that all layers share. Times are integer microseconds, memory is MiB, and every name carries its unit.
 
 They are msgspec structs rather than dataclasses: creating one costs a quarter, and the same class reads a scenario file,
 writes the event log and crosses a socket without a line of conversion code. `gc=False` marks those that are made for every
@@ -34,7 +34,7 @@ class Slo(Struct, frozen=True, kw_only=True):
 
 
 class Scale(Struct, frozen=True, kw_only=True):
-    """How many instances may stand. Zero by default: what nobody calls costs nothing."""
+    """Limits of autoscaling: how many instances a function may have. Zero by default: without calls it costs nothing."""
 
     min: int = 0
     max: int = 8
@@ -42,7 +42,7 @@ class Scale(Struct, frozen=True, kw_only=True):
 
 
 class Quota(Struct, frozen=True, kw_only=True):
-    """Share of time inside its slice: at least `request` when it asks for it, never more than `limit`."""
+    """Time quota inside a slice: at least `request` when it is asked for, never more than `limit`."""
 
     request: float = 0.0
     limit: float = 1.0
@@ -50,7 +50,7 @@ class Quota(Struct, frozen=True, kw_only=True):
 
 
 class SliceLimits(Struct, frozen=True, kw_only=True):
-    """What a device can do, as data, so that no policy asks which kind it is."""
+    """Capabilities of a device, as data, so that no policy asks which kind it is."""
 
     sizes: tuple[int, ...] = ()  #: unit counts a slice may have; empty: any
     aligned: bool = False  #: a slice starts at a multiple of its size, counted from either end (fixed catalogues of partitions)
@@ -60,7 +60,7 @@ class SliceLimits(Struct, frozen=True, kw_only=True):
 
 
 class DeviceSpec(Struct, frozen=True, kw_only=True):
-    """A device is a row of equal units."""
+    """A device: a row of equal units."""
 
     id: str
     kind: str  #: profiles are looked up by it: "cpu", "h200", "v100", ...
@@ -85,7 +85,7 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
         return units * self.unit_price() + cores * self.core_price_per_s / 1e6
 
     def moving_us(self, source: DeviceSpec, kib: int) -> int:
-        """How long it takes to bring so much over from another device; nothing on one and the same node."""
+        """Transfer time from another device; 0 on the same node."""
         if source.id == self.id or (self.node and source.node == self.node) or not self.link_mib_per_s:
             return 0
         return self.link_latency_us + int(kib / 1024 / self.link_mib_per_s * 1e6)
@@ -101,7 +101,7 @@ class FunctionSpec(Struct, frozen=True, kw_only=True):
     gpu: Literal["no", "may", "must"] = "no"
     memory_mib: int = 0
     input_kib: int = 0  #: what a job usually gets from the step before it
-    home: bool = False  #: owns its slice: nobody else leases it, unless `lend`
+    home: bool = False  #: owns its slice: no other function leases it, unless `lend`
     lend: bool = True
     quota: Quota = Quota()
     scale: Scale = Scale()
@@ -114,7 +114,7 @@ class FunctionSpec(Struct, frozen=True, kw_only=True):
         return self.gpu != "must" if family == "cpu" else self.gpu != "no"
 
     def units_on(self, device: DeviceSpec) -> int:
-        """Units of `device` one batch takes by default: the smallest size it has that covers the wish, else its largest.
+        """Units of `device` one batch takes by default: the smallest size it has that covers the request, else its largest.
 
         A share is rounded down, so that those which add up to one device run there at the same time; up only where down would
         take more than a quarter of it, which happens to shares of less than three units. 0.33 of 15 is a third.
@@ -154,7 +154,7 @@ class Call(Struct, frozen=True, gc=False):
 
 
 class Tenant(Struct, frozen=True, kw_only=True):
-    """Who calls, what part of the devices is theirs when they are fought over, and what they may have at most; 0: no limit."""
+    """A tenant: its weight in fair sharing when devices are contended, and its limits; 0: no limit."""
 
     name: str
     weight: float = 1.0

@@ -1,6 +1,6 @@
 """Quantities as people write them ("50ms", "4GiB", "1/4") and as the code counts them (microseconds, MiB, shares).
 
-A number without a unit is refused wherever two units are plausible: `timeout=30` has cost somebody a night already.
+A number without a unit is refused wherever two units are plausible: `timeout=30` has cost a night already.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What may travel between a client, the steps of a workflow and its workers: JSON types, bytes, and tensors.
+"""Encoding of values between clients, workflow steps and workers: JSON types, bytes, and tensors.
 
 Nothing else, and no pickle anywhere: a value is msgpack, a tensor in it is dtype, shape and bytes. numpy is imported
 only when a tensor is met.
@@ -38,7 +38,7 @@ _USE = "use JSON types, bytes, numpy arrays, or lists and dicts of them"
 
 
 def encode(value: Any) -> bytes:
-    """A value as bytes; an object that is none of ours is refused by name."""
+    """Encode a value; an object of another type is refused by name."""
     try:
         return _encoder.encode(value)
     except _UNFIT as error:
@@ -53,7 +53,7 @@ def decode(blob: Blob) -> Any:
 
 
 def items(blob: Blob) -> list[bytes]:
-    """The elements of an encoded list, each still encoded: a fan-out need not understand what it hands out."""
+    """Elements of an encoded list, each still encoded: a fan-out need not decode what it hands out."""
     try:
         return [bytes(raw) for raw in _list_decoder.decode(blob)]
     except _UNFIT:
@@ -61,7 +61,7 @@ def items(blob: Blob) -> list[bytes]:
 
 
 def spans(blob: Blob) -> list[tuple[int, int]]:
-    """Where the elements of an encoded list are in it: start and length of each."""
+    """Start and length of each element inside an encoded list."""
     try:
         found = _list_decoder.decode(blob)
     except _UNFIT:
@@ -128,7 +128,7 @@ def _ext_hook(code: int, data: memoryview) -> Any:
 
 
 def tensor(dtype: str, shape: Sequence[int], data: Blob) -> bytes:
-    """An encoded tensor out of its bytes as they are, little-endian: what passes through need not become an array."""
+    """Encode a tensor from its bytes as they are, little-endian: what passes through need not become an array."""
     head = msgspec.msgpack.encode((dtype, shape))
     return _encoder.encode(msgspec.msgpack.Ext(TENSOR, b"".join((len(head).to_bytes(2, "little"), head, data))))
 
@@ -156,7 +156,7 @@ _list_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 def to_json(value: Any) -> bytes:
-    """Tensors become nested lists, bytes inside a structure base64; what JSON has no number for becomes null."""
+    """JSON form of a value: tensors become nested lists, bytes inside a structure base64; NaN and infinities become null."""
     try:
         return _json_encoder.encode(value)
     except _UNFIT as error:
@@ -164,7 +164,7 @@ def to_json(value: Any) -> bytes:
 
 
 def from_json(text: bytes) -> Any:
-    """Any JSON value; depth is bounded, and numbers JSON does not have are refused."""
+    """Decode any JSON value; depth is bounded, and numbers JSON does not have are refused."""
     try:
         value = msgspec.json.decode(text)
     except RecursionError:
@@ -177,7 +177,7 @@ def from_json(text: bytes) -> Any:
 
 
 def _deeper_than(text: bytes, limit: int) -> bool:
-    """Of valid JSON. Keep the brackets alone, then take away the innermost pairs level by level: all in C."""
+    """Nesting depth check of valid JSON: keep the brackets alone, then remove innermost pairs level by level: all in C."""
     brackets = _STRINGS.sub(b"", text).translate(None, delete=_NOT_BRACKETS)
     for _ in range(limit):
         brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")

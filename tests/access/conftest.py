@@ -1,4 +1,4 @@
-"""Both kinds of store."""
+"""Stores of both back ends."""
 
 from __future__ import annotations
 

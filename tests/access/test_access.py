@@ -1,4 +1,4 @@
-"""People, tokens, tenants, secrets and the audit log, on a store."""
+"""Access control: users, tokens, tenants, secrets and the audit log, on a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets on disk: sealed, each for its owner, under a key that is somewhere else."""
+"""Encryption of secrets at rest: sealed, each for its owner, under a key that is not in the store."""
 
 from __future__ import annotations
 

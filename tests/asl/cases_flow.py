@@ -1,4 +1,4 @@
-"""States and the ways between them: Pass, Wait, Succeed, Fail, Parallel, Map."""
+"""States and transitions: Pass, Wait, Succeed, Fail, Parallel, Map."""
 
 from __future__ import annotations
 

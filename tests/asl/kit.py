@@ -1,4 +1,4 @@
-"""What the tables are made of: a case names its clause, a document, an input and what must come out."""
+"""Conformance cases: a case names its clause, a document, an input and what must come out."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def tasks() -> dict[str, Callable[..., Any]]:
 
 
 def timeless(tasks: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """Who does not say how long it takes takes nothing, however busy the machine is."""
+    """Time of a task that states none: zero, however busy the machine is."""
     for task in tasks.values():
         if not hasattr(task, "takes_s"):
             task.takes_s = 0.0  # type: ignore[attr-defined]

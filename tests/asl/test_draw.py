@@ -1,4 +1,4 @@
-"""Pictures of flows: the numbers beside steps, and what is left out so that the rest can be seen."""
+"""Drawings of flows: annotations of steps, and what is left out so that the rest can be seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents that are none: each is refused with its place and its clause."""
+"""Invalid documents: each is refused with its path and its clause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Executions in this process: clocks, threads, and what tasks may do."""
+"""Local executions: clocks, threads, and what tasks may do."""
 
 from __future__ import annotations
 

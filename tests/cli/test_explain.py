@@ -1,4 +1,4 @@
-"""What became of a call, from the event log."""
+"""`lamina explain`: history of a call, from the event log."""
 
 from __future__ import annotations
 

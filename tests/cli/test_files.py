@@ -1,4 +1,4 @@
-"""A file that cannot be used is told in one way, whichever command was given it: its name, what is wrong, what to do."""
+"""Unusable input files: the same words in all commands, with the name, what is wrong, what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people type wrong, and what they are told: field, value, what to do, exit code 2, and never a traceback of ours."""
+"""Usage errors: field, value, what to do, exit code 2, and never a traceback of ours."""
 
 from __future__ import annotations
 

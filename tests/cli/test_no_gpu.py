@@ -1,4 +1,4 @@
-"""What a person is told on a machine without a GPU."""
+"""Output of `lamina serve` on a machine without a GPU."""
 
 from __future__ import annotations
 

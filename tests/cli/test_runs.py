@@ -1,4 +1,4 @@
-"""`lamina runs`, against a server that keeps some."""
+"""`lamina runs`, against a server with durable runs."""
 
 from __future__ import annotations
 

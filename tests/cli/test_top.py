@@ -1,4 +1,4 @@
-"""What `lamina top` makes of a server's status."""
+"""`lamina top`: tables of a server's status."""
 
 from __future__ import annotations
 

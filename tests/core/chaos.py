@@ -185,7 +185,7 @@ class Chaos:
         return actions
 
     def check_holds(self) -> None:
-        """Whoever is put off will be asked again in time: a tick is on its way that does not come after it."""
+        """A deferred function will be asked about again in time: a tick is on its way that does not come after it."""
         for name, held in self.controller.state.held.items():
             if held.until_us < NEVER_US:
                 assert min(self.ledger.ticks) <= max(held.until_us, self.controller.now_us + 1), f"{name} is overslept"
@@ -321,7 +321,7 @@ class Chaos:
         self.tell(ev.Resolved(asked.call_id, asked.scope, asked.node, value, error, asked.turn, limits))
 
     def beat(self) -> None:
-        """Somebody says that it is alive: a job that runs, or one that nobody waits for."""
+        """A heartbeat: of a job that runs, or of one that is not waited for."""
         if running := self.running():
             job = self.rng.choice(self.ledger.batches[self.rng.choice(running)].action.jobs)
             self.tell(ev.Heartbeat(job.call_id, job.id))

@@ -1,4 +1,4 @@
-"""Who holds what, worked out a second time from events and actions alone.
+"""Independent ledger of leases, worked out a second time from events and actions alone.
 
 It never looks into the controller. It believes what an engine would believe, and complains when an action asks for
 something no engine could do: two slices that overlap, a job run twice at once, an answer given twice.

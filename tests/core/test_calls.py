@@ -1,4 +1,4 @@
-"""A call is in one place until it ends, and it ends once."""
+"""Registry of calls: a call is in one place until it ends, and it ends once."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_result_for_a_batch_nobody_started_does_nothing(script: Script):
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_worker_that_cannot_count_answers_nobody(script: Script, count: int):
-    """Whose result is whose? Better none than another's."""
+    """Better no result than that of another call."""
     script.given(a_function(max_batch=2), warm=False)
     script.arrives("c1", "c2")
     script.ready("f-1")

@@ -1,4 +1,4 @@
-"""Several tenants on the same devices: whose turn it is, and who has had enough."""
+"""Fair sharing between tenants on the same devices: order of service, and quotas."""
 
 from __future__ import annotations
 

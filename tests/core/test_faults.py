@@ -1,4 +1,4 @@
-"""What happens when workers, devices and loads die."""
+"""Failures of workers, devices and loads, and what is retried."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_was_only_booked_may_run_even_if_it_must_not_run_twice(script: Scri
 
 @pytest.mark.parametrize("policy", [fifo.Policy(), edf.Policy()], ids=["fifo", "edf"])
 def test_jobs_that_ran_beside_a_deadly_one_are_not_blamed_for_it(script: Script, policy):
-    """One worker, many slices: when it dies nobody knows who it was, so they are tried one at a time."""
+    """One worker, many slices: when it dies it is not known which job it was, so they are tried one at a time."""
     takes = {"f": lambda batch, units: 1 * MS}
     script.given(a_function(share=0.25), policy=policy, devices=[BIG_GPU], takes=takes, warm=False, engine=True)
     script.fate = deadly(script, "c2")

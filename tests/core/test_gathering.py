@@ -1,4 +1,4 @@
-"""Calls that are read in one go are admitted one by one and served together."""
+"""Simultaneous arrivals: calls read in one go are admitted one by one and served together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that wait, are tried again, are caught, run out of time or are cancelled."""
+"""Error policy: steps that wait, are retried, are caught, time out or are cancelled."""
 
 from __future__ import annotations
 

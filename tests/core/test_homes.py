@@ -1,4 +1,4 @@
-"""Standing slices: a guarantee for their owner, lent for one batch at a time where that is allowed."""
+"""Reserved slices (homes): a guarantee for their owner, lent for one batch at a time where that is allowed."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_device_that_cannot_lease_per_batch_runs_each_batch_in_a_standing_slic
 
 @dataclass(frozen=True)
 class Resizing(fifo.Policy):
-    """Gives `f` a standing slice of this size as soon as somebody waits."""
+    """Gives `f` a reserved slice of this size as soon as a job waits."""
 
     units: int = 0
 

@@ -1,4 +1,4 @@
-"""Durable runs in the core: what moves them on is kept first, and can be told again."""
+"""Journal of durable runs: what moves them on is written first, and can be replayed."""
 
 from __future__ import annotations
 

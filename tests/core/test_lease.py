@@ -1,4 +1,4 @@
-"""Units of a device: found, leased, kept, given back."""
+"""Leases of units of a device: found, leased, reserved, released."""
 
 from __future__ import annotations
 

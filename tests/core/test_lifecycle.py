@@ -1,4 +1,4 @@
-"""The life of an instance is a table."""
+"""Lifecycle tables: the phases of an instance."""
 
 from __future__ import annotations
 

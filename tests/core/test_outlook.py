@@ -1,4 +1,4 @@
-"""What runs in flight will still bring counts when a finish time is promised; and a door that closed opens again."""
+"""Expected jobs of runs in flight count in completion estimates; and admission that closed opens again."""
 
 from __future__ import annotations
 

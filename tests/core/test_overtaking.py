@@ -1,4 +1,4 @@
-"""The end of a booked batch may be told before the end of the one it is behind. It counts at once, and once."""
+"""Out-of-order completions: the end of a booked batch reported before that of the one it is behind counts at once, and once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What broken promises teach, and what they do not."""
+"""Admission margin: what late calls teach, and what they do not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CASCADE = Flow(
 
 
 def falls_at(node: str) -> int:
-    """The reserve after a run was given up there, of the 40 ms it had."""
+    """The margin after a run failed there, of the 40 ms it had."""
     promises, run = Promises(), Run(Call("c", "cascade", 0, 40_000, 40_000), CASCADE)
     run.jobs[1] = Job(1, run, 0, node, node, 0, 40_000, 40_000)
     promises.ended(run, in_time=False)
@@ -39,7 +39,7 @@ ALLOWED_US = 40_000
 
 
 def after(*ends: bool, flow: Flow = ONE) -> int:
-    """The reserve after calls that ended in time or not."""
+    """The margin after calls that ended in time or not."""
     promises = Promises()
     for in_time in ends:
         promises.ended(Run(Call("c", flow.name, 0, ALLOWED_US, ALLOWED_US), flow), in_time)

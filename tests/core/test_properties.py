@@ -1,4 +1,4 @@
-"""Whatever happens, in whatever order: the promises hold.
+"""Properties of the controller: whatever happens, in whatever order, its guarantees hold.
 
 Each example is a world drawn from a seed (`chaos.py`), watched by a ledger that knows only events and actions. A failure
 prints the seed; `play(seed, ...)` repeats it exactly.

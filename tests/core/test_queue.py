@@ -1,4 +1,4 @@
-"""Jobs that wait, in the order their policy serves them."""
+"""Queues of jobs, in the order their policy serves them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quotas: a share of time, exact in the long run, though no batch is ever cut short."""
+"""Token buckets of quotas: a share of time, exact in the long run, though no batch is ever cut short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A new version of a function takes over while calls go on."""
+"""Rolling update: a new version of a function takes over while calls go on."""
 
 from __future__ import annotations
 

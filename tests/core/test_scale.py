@@ -1,4 +1,4 @@
-"""The default scaling: from zero, up with the load, down again when nobody calls."""
+"""The reactive autoscaler: from zero, up with the load, down again when calls stop."""
 
 from __future__ import annotations
 

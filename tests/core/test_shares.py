@@ -1,4 +1,4 @@
-"""Shares of a device in units: those that add up to one run side by side, and nobody loses much by rounding."""
+"""Shares of a device in units: those that add up to one run side by side, and none loses much by rounding."""
 
 from __future__ import annotations
 

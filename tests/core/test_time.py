@@ -1,4 +1,4 @@
-"""Ticks, holds, wake-ups and clocks that cannot be trusted."""
+"""Wakeups: ticks, deferrals, rechecks and clocks that cannot be trusted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ S = 1_000_000
 
 @dataclass
 class Waiting:
-    """Puts every function off once, then serves it; notes when it was asked, and about whom."""
+    """Defers every function once, then serves it; notes when it was asked, and about which."""
 
     until_us: dict[str, int]
     count: int = 10**9

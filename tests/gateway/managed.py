@@ -1,4 +1,4 @@
-"""A server with management beside it, for tests."""
+"""Test fixture: a server with its admin server."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def managed(
     app: Path, folder: Path, *, policy: str = "edf", gpu: str = "no", runs: bool = False, grace_s: float = 5.0, **options: Any
 ) -> AsyncIterator[Managed]:
     """Uploads and the store are kept in `folder`, so that a second server there finds what the first one left; with `runs`
-    also calls that nobody waits for. At its end what runs has `grace_s`."""
+    also durable runs. At its end what runs has `grace_s`."""
     store = open_store(str(folder / "store.db"))
     access = await open_access(store)
     live = open_local(str(app), policy=policies.build(policy), gpu=gpu)

@@ -1,4 +1,4 @@
-"""The routes over real sockets and real workers."""
+"""Router over real sockets and real workers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_bodies_come_as_json_values_bytes_and_parts(port: int) -> None:
 
 @pytest.mark.parametrize("ingress", [0, 1])
 def test_packed_bodies_are_not_taken_for_what_they_hold(app: Path, ingress: int) -> None:
-    """Bytes of any kind are one input: packed ones would reach the function as they are, and nobody would notice."""
+    """Bytes of any kind are one input: compressed ones would reach the function as they are, unnoticed."""
     path = "/v1/functions/echo"
     packed, unknown, plain = asked_of_another(
         app,
@@ -409,7 +409,7 @@ def test_more_standing_instances_than_there_are_slices_are_refused_at_the_start_
 
 
 def test_the_first_caller_of_a_function_waits_for_its_load_and_a_deadline_of_its_own_is_kept(tmp_path: Path) -> None:
-    """Nobody knows yet how long a load takes, so the SLO is no reason to give up; afterwards it is one to refuse."""
+    """How long a load takes is not known yet, so the SLO is no reason to drop the call; afterwards it is one to reject."""
     app = write_app(
         tmp_path,
         "import time, lamina\napp = lamina.App('a')\n@app.function(slo='50ms')\nclass f:\n"

@@ -1,4 +1,4 @@
-"""Bills: what calls have cost, by day, tenant and target; nobody sees another's."""
+"""Billing: cost of calls by day, tenant and target; a tenant sees its own rows only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests made from our OpenAPI document by a tool nobody here wrote: none may be answered with a 5xx."""
+"""OpenAPI contract: requests that schemathesis makes from our document; none may be answered with a 5xx."""
 
 from __future__ import annotations
 

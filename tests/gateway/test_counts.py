@@ -1,4 +1,4 @@
-"""Our own counters say what the client library's would."""
+"""Fast counters and histograms: they report what the client library's would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules speak of metrics that exist."""
+"""Dashboard and alert rules: every metric they name exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apps come to a running server, take over, and go back, while calls go on."""
+"""Deployments: apps are deployed, take over, and are rolled back, while calls go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""New versions under durable runs and triggers: what began goes on as it began, what starts by itself is of the new one."""
+"""Deployments under durable runs and triggers: running ones keep their version, triggers start the new one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T1, T2: who comes in where, and what cannot be reached at all."""
+"""Authentication and authorization (T1, T2): which tokens open which routes, and what cannot be reached at all."""
 
 from __future__ import annotations
 

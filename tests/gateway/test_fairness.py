@@ -33,7 +33,7 @@ AT_ONCE = 4  #: two run, and two may be booked behind them
 
 @dataclass
 class Line:
-    """Who began between the arrival of a call and its beginning."""
+    """Calls that began between the arrival of a call and its start."""
 
     tenants: dict[str, str] = field(default_factory=dict)
     ahead: dict[str, int] = field(default_factory=dict)  #: by call that has not begun: those of others

@@ -1,4 +1,4 @@
-"""Requests whose head is known are not parsed again; nobody may be able to tell."""
+"""Head cache: requests with a known head are not parsed again, and clients cannot tell."""
 
 from __future__ import annotations
 

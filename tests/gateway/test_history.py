@@ -1,4 +1,4 @@
-"""The story of a run, as it is told to people."""
+"""History of a run as events."""
 
 from __future__ import annotations
 

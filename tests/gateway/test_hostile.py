@@ -1,4 +1,4 @@
-"""Ten thousand requests by somebody who means harm: nothing crashes, nothing hangs, nothing leaks."""
+"""Fuzzed requests, ten thousand of them: nothing crashes, nothing hangs, nothing leaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP server alone, over real sockets: what it refuses, and that refusing is cheap."""
+"""HTTP/1 server alone, over real sockets: what it rejects, and that rejecting is cheap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers in pieces: `Exchange.begin`, `push`, `end`, over real sockets."""
+"""Streamed responses over real sockets: `Exchange.start_stream`, `send_chunk`, `end_stream`."""
 
 from __future__ import annotations
 

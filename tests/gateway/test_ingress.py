@@ -1,4 +1,4 @@
-"""Several processes on one port, and nobody can tell."""
+"""Ingress processes: several on one port, and clients cannot tell."""
 
 from __future__ import annotations
 

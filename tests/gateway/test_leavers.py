@@ -1,4 +1,4 @@
-"""T11: clients that leave after they have asked, at any moment. What waits for them is not begun, and nothing of it stays."""
+"""Disconnects (T11): clients that leave at any moment. Their waiting calls are not started, and nothing of them stays."""
 
 from __future__ import annotations
 

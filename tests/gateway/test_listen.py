@@ -1,4 +1,4 @@
-"""Newcomers do not wait in line while the others are served."""
+"""Listener: new connections do not wait while others are served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a function can say about the call it serves, all the way: HTTP, controller, worker, and back into the trace."""
+"""Call context end to end: HTTP, controller, worker, and back into the trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T7, T8: uploads that try to write elsewhere, or more than they may."""
+"""App packages (T7, T8): uploads that try to write elsewhere, or more than they may."""
 
 from __future__ import annotations
 

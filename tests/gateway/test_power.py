@@ -1,4 +1,4 @@
-"""The power goes at the n-th commit, for many n: whatever was accepted by then ends, once, when it is back."""
+"""Power loss at the n-th commit, for many n: every accepted run ends, once, after the restart."""
 
 from __future__ import annotations
 

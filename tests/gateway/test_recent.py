@@ -1,4 +1,4 @@
-"""Shares of the recent past, as `top` shows them."""
+"""Rolling statistics of the recent past, as `top` shows them."""
 
 from __future__ import annotations
 

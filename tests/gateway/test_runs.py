@@ -1,4 +1,4 @@
-"""Durable runs end to end: a server with a store, and clients."""
+"""Durable runs over HTTP end to end: a server with a store, and clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that is stopped at any moment stops, and leaves nobody waiting and nothing behind."""
+"""Shutdown at any moment: no client is left waiting, and nothing is left behind."""
 
 from __future__ import annotations
 

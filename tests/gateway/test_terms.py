@@ -1,4 +1,4 @@
-"""What an operator may change about a function, and what is refused before anything changes."""
+"""Function overrides: what an operator may change, and what is rejected before anything changes."""
 
 from __future__ import annotations
 

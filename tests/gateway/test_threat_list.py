@@ -1,4 +1,4 @@
-"""T3 to T6 of the threat list, where a figure is asked for: nothing decodes code, parsers are bounded, tensors are checked first.
+"""Threats T3 to T6, where a figure is asked for: nothing decodes code, parsers are bounded, tensors are checked first.
 
 What each test stands for, and the figures found, are in docs/reliability.md.
 """

@@ -1,4 +1,4 @@
-"""T3, T9, T10, T11: code in disguise, addresses as bait, the slow, and those who leave. Numbers as the threat list asks for."""
+"""Threats T3, T9, T10, T11: code in disguise, addresses as bait, slow clients, disconnects. Numbers as in the threat list."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bombs(mark: Path) -> list[bytes]:
-    """What would make `mark` if somebody ran it: a pickle by hand, in several wrappings, marshalled code, YAML, a torch file."""
+    """What would make `mark` if it were run: a pickle by hand, in several wrappings, marshalled code, YAML, a torch file."""
     pickle = f"cos\nsystem\n(S'touch {mark}'\ntR.".encode()
     yaml = f"!!python/object/apply:os.system ['touch {mark}']".encode()
     marshal = bytes([0xE3]) + bytes(40)

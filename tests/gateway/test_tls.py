@@ -1,4 +1,4 @@
-"""TLS by file."""
+"""TLS from certificate files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces: what happened to a call, as spans in the caller's own trace."""
+"""Tracer: a call and its steps as spans in the client's own trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines that nobody reads stop nobody."""
+"""Async stderr: unread lines do not block the server."""
 
 from __future__ import annotations
 

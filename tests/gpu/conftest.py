@@ -1,4 +1,4 @@
-"""Which back ends there are, and why one of them cannot be tried here."""
+"""Slicers under test, and why one of them cannot be tried here."""
 
 from __future__ import annotations
 

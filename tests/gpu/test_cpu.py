@@ -1,4 +1,4 @@
-"""Cores as slices."""
+"""CPU slicer."""
 
 from __future__ import annotations
 

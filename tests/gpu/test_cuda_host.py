@@ -95,7 +95,7 @@ def kept(runtime: CudaRuntime, *numbers: float) -> Kept:
 
 
 def test_rows_of_the_host_beside_rows_of_the_device_go_by_a_pinned_buffer():
-    """Which nobody waits for."""
+    """An event without waiters."""
     runtime, _ = standing()
     inputs, pinned = torch.zeros(4, 2), torch.zeros(4, 2)
     plan: Any = SimpleNamespace(

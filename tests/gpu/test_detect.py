@@ -1,4 +1,4 @@
-"""What the doctor says about slices."""
+"""GPU discovery: what the doctor says about slicers."""
 
 from __future__ import annotations
 

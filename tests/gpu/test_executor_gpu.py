@@ -201,7 +201,7 @@ def test_a_function_that_cannot_be_captured_is_served_all_the_same(executor: Exe
 
 
 def test_buffers_are_clear_before_the_first_run_reads_them(executor: Executor):
-    """Rows nobody filled are read by the first run of a bucket; what a table is asked for must be in it."""
+    """Rows without inputs are read by the first run of a bucket; what a table is asked for must be in it."""
     table = torch.nn.Embedding(8, 4)
     dirt = [torch.full((1 << 20,), 1 << 40, device="cuda") for _ in range(8)]
     torch.cuda.synchronize()

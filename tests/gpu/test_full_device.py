@@ -13,7 +13,7 @@ from lamina.gpu.weights import Block, Weights
 
 
 class FullDevice:
-    """So many pages; `others` are somebody else's, `cached` torch's."""
+    """So many pages; `others` are other processes', `cached` torch's."""
 
     def __init__(self, pages: int, cached: int = 0, others: int = 0) -> None:
         self.pages, self.cached, self.others, self.mapped = pages, cached, others, set[int]()

@@ -1,4 +1,4 @@
-"""Who goes when not everything fits."""
+"""Eviction order of the weight cache."""
 
 from __future__ import annotations
 

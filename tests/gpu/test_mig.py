@@ -1,4 +1,4 @@
-"""Which instance of a MIG layout was given."""
+"""MIG slicer: which instance was given."""
 
 from __future__ import annotations
 

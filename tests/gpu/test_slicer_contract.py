@@ -1,4 +1,4 @@
-"""What every back end must do, whatever it cuts."""
+"""Slicer contract: what every back end must do."""
 
 from __future__ import annotations
 

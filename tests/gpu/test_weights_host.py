@@ -60,7 +60,7 @@ class Names:
 
 
 class Slow(HostRuntime):
-    """Batches end when they are told to; runs for nobody fail if `fails`."""
+    """Batches end when they are told to; warm-up runs fail if `fails`."""
 
     def __init__(self) -> None:
         self.flying: list[Any] = []

@@ -1,4 +1,4 @@
-"""Numbers, axes and pictures of the report."""
+"""Numbers, axes and plots of the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lab as a person uses it: rows in a file with their origin, figures on the terminal, a page that holds everything."""
+"""`lamina lab` end to end: rows in a file with their provenance, figures on the terminal, an HTML report."""
 
 from __future__ import annotations
 

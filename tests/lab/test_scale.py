@@ -1,4 +1,4 @@
-"""The scale experiment: the fit, the stop-watches, and cells small enough for every day."""
+"""The scale experiment: the fit, the stopwatches, and cells small enough for every day."""
 
 from __future__ import annotations
 

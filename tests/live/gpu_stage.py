@@ -1,4 +1,4 @@
-"""The executor of a GPU in a thread of the test, and its gateway's end of the line."""
+"""Harness: the executor of a GPU in a thread of the test, and the gateway's end of its socket."""
 
 from __future__ import annotations
 

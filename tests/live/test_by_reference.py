@@ -1,4 +1,4 @@
-"""Large values in workflows: they stay in shared memory from step to step, also as items of lists."""
+"""Large values in workflows, by reference: they stay in shared memory from step to step, also as items of lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers are killed under load: nothing accepted is lost, doubled or given to somebody else."""
+"""Workers are killed under load: nothing accepted is lost, doubled or answered to the wrong client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gateway keeps off the cores that batches have leased; who is started by it does not."""
+"""CPU affinity: the gateway avoids the cores that batches have leased; the processes it starts do not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lamina.live.cores import Aside
 
 
 def on_its_own_thread(act: Callable[[], set[int]]) -> set[int]:
-    """What a thread is bound to dies with it: nobody else in this process is to be moved."""
+    """What a thread is bound to dies with it: no other thread of this process is to be moved."""
     found: list[set[int]] = []
     thread = threading.Thread(target=lambda: found.append(act()))
     thread.start()

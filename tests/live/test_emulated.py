@@ -1,4 +1,4 @@
-"""Batches that feel each other, on real timers."""
+"""Emulated engine: batches that slow each other, on real timers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TWO = DeviceSpec(id="d", kind="gpu", units=2, memory_mib=1_000, limits=SliceLimi
 
 
 class Twice:
-    """Beside anybody, everybody takes twice as long."""
+    """Beside another batch, each takes twice as long."""
 
     def slowdown(self, function: Running, neighbours: Sequence[Running], kind: str) -> float:
         return 2.0 if neighbours else 1.0

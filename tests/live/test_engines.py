@@ -1,4 +1,4 @@
-"""Several engines as one: what it remembers of instances, and for how long."""
+"""Composite engine: what it remembers of instances, and for how long."""
 
 from __future__ import annotations
 

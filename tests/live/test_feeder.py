@@ -1,4 +1,4 @@
-"""Runs come out of the store by priority, tenants in turn; who may not have more now is in nobody's way."""
+"""Loader of queued runs: by priority, tenants in turn; a tenant over its limits holds up no other."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ Made = tuple[int, int]
 
 
 class Gated(HostRuntime):
-    """Captures whose place `holds` end when `gate` is opened; then they are made, or fail with `error`."""
+    """Captures that `holds` names end when `gate` is opened; then they are made, or fail with `error`."""
 
     def __init__(self, holds: Callable[[int, int], bool] = lambda bucket, mask: False, error: Exception | None = None) -> None:
         self.gate, self.begun = threading.Event(), threading.Event()
@@ -259,7 +259,7 @@ def test_without_room_for_its_weights_a_batch_waits_until_others_have_ended(stag
 
 
 def test_what_others_end_in_the_same_moment_is_room_too(stages: Any):
-    """Nobody is under way any more when it is heard that there was none."""
+    """Nothing is under way any more when it is heard that there was none."""
     stage = stages()
     stage.load()
     stage.runtime.fail_launch.append(NoRoom("no room"))

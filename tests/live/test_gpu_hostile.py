@@ -1,4 +1,4 @@
-"""What users' code, full memory and bad moments do to an executor: it goes on, every batch is answered, everybody can leave."""
+"""Executor against users' code, full memory and bad moments: it goes on, every batch is answered, every function can leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes behind one GPU, on slices of nothing: whoever dies, and whenever, somebody serves in the end, and nobody is left.
+"""Executor supervisor on null slices: whichever process dies, and whenever, one serves in the end, and none is left.
 
 One story, for processes take seconds to start; each test makes one claim about it.
 """

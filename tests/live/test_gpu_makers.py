@@ -1,4 +1,4 @@
-"""Threads of functions on a GPU: they wait for their function to come back, and for no other."""
+"""Function threads on a GPU: they wait for their function to come back, and for no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A second thread makes graphs with a module of its own; on a GPU, all of them come to be while batches run without one."""
+"""Graph capture: a secondary thread captures with a clone of the module; on a GPU, all graphs come to be while batches run."""
 
 from __future__ import annotations
 

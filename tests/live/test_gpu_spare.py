@@ -1,4 +1,4 @@
-"""The process that stands by: what it does before it is needed."""
+"""Standby process: what it does before its promotion."""
 
 from __future__ import annotations
 

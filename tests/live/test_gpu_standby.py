@@ -1,4 +1,4 @@
-"""A spare that has the device open, on slices of nothing: what it has ready, and what of it is used."""
+"""Hot standby with the device open, on null slices: what it has ready, and what of it is used."""
 
 from __future__ import annotations
 

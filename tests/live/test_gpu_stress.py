@@ -185,7 +185,7 @@ class Device(NullSlicer):
 
 
 class Uncounted:
-    """Nobody counts the traffic of this memory."""
+    """The traffic of this memory is not counted."""
 
     share = -1.0
 

@@ -1,4 +1,4 @@
-"""Who hangs, and who only waits."""
+"""Hang detector: batches that hang, and batches that only wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def watched(*batches: tuple[int, int, float]) -> Watch:
 
 
 def seen(watch: Watch, seconds: float, since_s: float = 100.0) -> list[int]:
-    """Who was told of while it looked this long, at every step."""
+    """Batches reported while it looked this long, at every step."""
     steps = round(seconds / STEP_S)
     return [batch_id for step in range(steps) for batch_id in watch.look(since_s + step * STEP_S * 1.001)]
 

@@ -1,4 +1,4 @@
-"""What is isolated on a GPU, on a machine without one: there everybody has a process, and nobody keeps a slice for that."""
+"""Process isolation on a machine without a GPU: each instance has a process anyway, and no slice is reserved for that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real worker processes behind a real engine; only the values are kept by a stand-in."""
+"""CPU engine with real worker processes; only the values are kept by a stand-in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a function prints says for which calls, and nothing else about it changes."""
+"""Output tags: what a function prints says for which calls, and nothing else about it changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes leave at once, in order, and never through a number that is somebody else's by now."""
+"""Immediate writer: bytes leave at once, in order, and never through a descriptor that was reused."""
 
 from __future__ import annotations
 

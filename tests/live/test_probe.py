@@ -1,4 +1,4 @@
-"""The first look at a function nobody has timed."""
+"""Warm-up probe: the first timing of a function without a profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions about data: answered one after the other, because each answer decides the numbers of the items after it."""
+"""Data resolution: questions are answered one after the other, because each answer decides the numbers of the items after it."""
 
 from __future__ import annotations
 

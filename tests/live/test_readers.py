@@ -1,4 +1,4 @@
-"""Whose result may stay where it was made."""
+"""Consumers of results: which results may stay on the device where they were made."""
 
 from __future__ import annotations
 

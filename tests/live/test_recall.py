@@ -1,4 +1,4 @@
-"""A run that is cut off at any moment and told again what was kept comes out as if nothing had been.
+"""Recovery of durable runs: cut off at any moment and replayed from the journal, a run ends as if nothing had happened.
 
 Every document of the conformance suite is executed as a durable run, in virtual time, and cut off after each of its notes.
 """

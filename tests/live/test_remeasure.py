@@ -1,4 +1,4 @@
-"""Batches for nobody, and a server that measures with them when a profile no longer holds."""
+"""Shadow batches, and a server that measures with them when a profile no longer holds."""
 
 from __future__ import annotations
 

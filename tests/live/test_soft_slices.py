@@ -1,4 +1,4 @@
-"""Hard or soft: said once, at the start, and known to whoever cuts, plans or looks."""
+"""Slice mode, hard or soft: decided once, at the start, and known to engine, planner and status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large values: encoded in pieces without copies, and on disk when memory is full."""
+"""Large values: encoded in parts without copies, and spilled to disk when memory is full."""
 
 from __future__ import annotations
 

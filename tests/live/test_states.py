@@ -1,4 +1,4 @@
-"""Values of workflows made of states, as the server keeps them."""
+"""Run values of workflows in the Amazon States Language."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wake-ups are never early and never forgotten."""
+"""Timer callbacks are never early and never forgotten."""
 
 from __future__ import annotations
 

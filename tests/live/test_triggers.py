@@ -1,4 +1,4 @@
-"""State and triggers on real servers: what was changed stays, what was started starts once, whatever happens to the server."""
+"""State and triggers on real servers: changes are durable, and each trigger starts once, also across crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One worker in this process: what it makes of a batch. The process around it is tested with the engine."""
+"""CPU worker in this process: what it makes of a batch. The process around it is tested with the engine."""
 
 from __future__ import annotations
 

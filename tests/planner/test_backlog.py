@@ -1,4 +1,4 @@
-"""When a job that arrives now would be done."""
+"""Completion estimate: when a job that arrives now would be done."""
 
 from __future__ import annotations
 

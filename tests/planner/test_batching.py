@@ -1,4 +1,4 @@
-"""When a batch is ready to go."""
+"""Batch delay: when a batch is ready to start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pod can do: batches in time, one every G / quota, and idle enough for who comes in between."""
+"""Pod capacity: batches in time, one every G / quota, and idle enough for requests that come in between."""
 
 from __future__ import annotations
 

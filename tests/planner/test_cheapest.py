@@ -1,4 +1,4 @@
-"""Parts of the default policy: whom to wait for, which kinds of devices pay, what a step may cost."""
+"""Parts of the default policy: batching feedback, choice of device kinds, cost of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `frontier` weighs, piece by piece: who leads a batch, what it waits for, what a full device changes."""
+"""Optimizer of `frontier`, piece by piece: the head of a batch, what it waits for, what a full device changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The look-ahead against every plan there is, on random small workflows; and the promises that go with it."""
+"""The look-ahead against every plan there is, on random small workflows; and the error bounds that go with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any device as gpu-let's planner sees it."""
+"""Device catalogue: any device as an offline planner sees it."""
 
 from __future__ import annotations
 

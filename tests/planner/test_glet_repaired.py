@@ -1,4 +1,4 @@
-"""What the repaired mode promises: plans that hold, and never fewer of them than the original finds."""
+"""Repaired mode: plans that hold, and never fewer of them than the original finds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions no plan has a place for: served all the same, and never at the cost of those who waited longer."""
+"""Functions without a place in the plan: served all the same, and never at the cost of those that waited longer."""
 
 from __future__ import annotations
 

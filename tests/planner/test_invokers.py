@@ -1,4 +1,4 @@
-"""Homes of functions."""
+"""Home devices of functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One filter per load, with the constants of the published one."""
+"""Kalman filter of a load, with the constants of the published one."""
 
 from __future__ import annotations
 

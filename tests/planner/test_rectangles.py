@@ -1,4 +1,4 @@
-"""Packing of time x units, held against a grid on which every cell is counted."""
+"""Rectangle packing of time x units, against a grid on which every cell is counted."""
 
 from __future__ import annotations
 

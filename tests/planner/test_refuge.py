@@ -1,4 +1,4 @@
-"""Who has work and nobody to do it gets a pod, whatever the plan says."""
+"""Fallback pods: a function with work and no pod gets one, whatever the plan says."""
 
 from __future__ import annotations
 

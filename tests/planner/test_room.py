@@ -1,4 +1,4 @@
-"""Room for what must always stand, checked before anything is deployed."""
+"""Capacity for what must always be loaded, checked before anything is deployed."""
 
 from __future__ import annotations
 

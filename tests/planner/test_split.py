@@ -1,4 +1,4 @@
-"""Groups and shares of the deadline as ESG makes them."""
+"""Deadline split: groups and shares as ESG makes them."""
 
 from __future__ import annotations
 

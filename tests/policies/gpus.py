@@ -1,4 +1,4 @@
-"""Small worlds for policies that keep standing slices: a GPU of 20 units, functions whose time follows their units."""
+"""Small worlds for policies with reserved slices: a GPU of 20 units, functions whose time follows their units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Admission against reservations: what is promised is kept, what cannot be is refused at once, with an offer."""
+"""Admission control by reservations: promises are kept, other calls are refused at once, with an offer."""
 
 from __future__ import annotations
 

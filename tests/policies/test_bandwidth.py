@@ -1,4 +1,4 @@
-"""Whatever the policy: batches beside each other ask for no more of the memory than the rule allows."""
+"""Bandwidth rule, whatever the policy: batches beside each other take no more memory bandwidth than it allows."""
 
 from __future__ import annotations
 

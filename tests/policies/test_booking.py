@@ -1,4 +1,4 @@
-"""A slice is booked early only where nobody else waits for it who is due sooner."""
+"""Early commit: a slice is committed early only where no other queue on the device is due sooner."""
 
 from __future__ import annotations
 

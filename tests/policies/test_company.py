@@ -1,4 +1,4 @@
-"""Jobs one step away: a step waits for them if together is better, and never past a deadline."""
+"""Upstream jobs: a step waits for them if one batch is better, and never past a deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom `frontier` lets in under a cost limit it does not stop for cost later: door and dispatch count with the same prices."""
+"""Cost limits: a call that `frontier` admits is not stopped for cost later; admission and dispatch use the same prices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients in a loop: each calls again a moment after its answer. Nobody tells the server; it learns to wait for them."""
+"""Closed-loop clients: each calls again a moment after its answer, unannounced; the server learns to wait for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every batch in the cheapest way that is still in time."""
+"""Default policy: every batch in the cheapest configuration that is still in time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gpu-let and its two baselines on line: planned slices, rounds, and changes of plan."""
+"""Online gpu-let and its two baselines: planned slices, rounds, and changes of plan."""
 
 from __future__ import annotations
 

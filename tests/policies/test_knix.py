@@ -1,4 +1,4 @@
-"""Shares sized by the user, summed up per workflow, checked before deployment; lending on and off."""
+"""KNIX: shares sized by the user, summed up per workflow, checked before deployment; lending on and off."""
 
 from __future__ import annotations
 

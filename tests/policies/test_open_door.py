@@ -1,4 +1,4 @@
-"""A device must not lie idle while calls for it are turned away, whatever was learnt in overload."""
+"""Admission probes: a device must not lie idle while calls for it are rejected, whatever was learnt in overload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines of a page are needed all: none is read for a page whose last line would be late."""
+"""Feasibility of a run: the lines of a page are all needed; none is read for a page whose last line would be late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches beside each other, whose pace changes."""
+"""Colocated batches on one device, and their changing pace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much longer a batch takes beside others."""
+"""Interference models: how much longer a batch takes beside others."""
 
 from __future__ import annotations
 

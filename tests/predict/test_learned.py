@@ -1,4 +1,4 @@
-"""Latency of functions nobody has measured."""
+"""Learned latency of functions that were not measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profile of which some places were measured again."""
+"""Reprofiling: a profile of which some points were measured again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The world behind the simulator: how times spread, and what handing over takes."""
+"""The hardware model of the simulator: how times spread, and what handing over takes."""
 
 from __future__ import annotations
 

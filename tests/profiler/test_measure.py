@@ -1,4 +1,4 @@
-"""Which places the profiler chooses, and when it stops."""
+"""Adaptive measurement: which points the profiler chooses, and when it stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a torch module without running it."""
+"""Model traces: static records of torch modules."""
 
 from __future__ import annotations
 

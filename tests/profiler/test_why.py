@@ -1,4 +1,4 @@
-"""What a user is told when a profile is not as sure as was asked for."""
+"""The explanation of a profile's uncertainty."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A flow, run by the core's own token machine, one ready node at a time in a random order.
 
-The values are kept as the server keeps them: a pass is worked out when somebody asks for it, and an untaken branch has
+The values are kept as the server keeps them: a pass is computed when it is read, and an untaken branch has
 no values. A step that starts before what it uses is there ends in `Absent`.
 """
 

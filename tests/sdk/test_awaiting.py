@@ -1,4 +1,4 @@
-"""Functions that are `async def`: served, computed in process and tested like any other."""
+"""`async def` functions: served, computed in process and tested like any other."""
 
 from __future__ import annotations
 

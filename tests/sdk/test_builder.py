@@ -1,4 +1,4 @@
-"""Workflows written state by state: what they become, and that they run."""
+"""The workflow builder: documents it makes, and that they run."""
 
 from __future__ import annotations
 

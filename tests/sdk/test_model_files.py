@@ -1,4 +1,4 @@
-"""Models without code: what a file says of itself, a repository of them, and a server that needs nothing else."""
+"""Model files without code: their signatures, model repositories, and a server of nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workflows that await: what they become computes what Python computes, in Python's order; the rest is refused by line."""
+"""`async def` workflows: their flow computes what Python computes, in Python's order; the rest is refused by line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State: what a transaction sees, what it leaves behind, and what two of them may not do."""
+"""App state: what a transaction sees and writes, and conflicts of two of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What annotations say of tensors, and values made to fit them."""
+"""Tensor annotations, and conversion of values to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch models without code: exported graphs, and weights beside a config.json."""
+"""Torch files without code: exported graphs, and weights beside a config.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any workflow that can be written: what its flow computes, step by step in any order, is what plain Python computes."""
+"""Random workflows: what the flow computes, step by step in any order, is what plain Python computes."""
 
 from __future__ import annotations
 

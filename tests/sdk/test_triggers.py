@@ -1,4 +1,4 @@
-"""Times and changes that start things: what they mean, and what is refused."""
+"""Triggers: what they mean, and what is refused."""
 
 from __future__ import annotations
 

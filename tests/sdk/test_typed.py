@@ -1,4 +1,4 @@
-"""Parameters that are more than JSON: whatever way a value comes, the function gets what its annotation says."""
+"""Annotation conversion: whatever way a value comes, the function gets what its annotation says."""
 
 from __future__ import annotations
 

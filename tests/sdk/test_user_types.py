@@ -1,4 +1,4 @@
-"""Decorators must not hide types: the author of an app keeps the help of a type checker."""
+"""Static types under decorators: the author of an app keeps the help of a type checker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models small enough to write by hand: ONNX is protobuf, and a graph of one or two nodes needs ten fields of it."""
+"""Tiny ONNX models, encoded by hand: ONNX is protobuf, and a graph of one or two nodes needs ten fields of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches that feel each other, from the policy's decision to the ledger."""
+"""Interfering batches, from the policy's decision to the cost accounting."""
 
 from __future__ import annotations
 

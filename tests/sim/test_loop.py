@@ -1,4 +1,4 @@
-"""The simulator's loop."""
+"""The virtual-time driver."""
 
 from __future__ import annotations
 

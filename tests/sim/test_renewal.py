@@ -1,4 +1,4 @@
-"""A new version in the middle of a run, under every policy: no invariant breaks, and nothing of the old version is left."""
+"""A rolling update in the middle of a run, under every policy: no invariant breaks, and nothing of the old version is left."""
 
 from __future__ import annotations
 

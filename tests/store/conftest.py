@@ -1,4 +1,4 @@
-"""Both back ends, for real: PostgreSQL as a server of our own on a UNIX socket, if its programs are installed."""
+"""Both store back ends, for real: PostgreSQL as a server of our own on a UNIX socket, if its programs are installed."""
 
 from __future__ import annotations
 

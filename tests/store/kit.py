@@ -1,4 +1,4 @@
-"""A store inside a loop of its own, asked and answered one after the other."""
+"""Synchronous client of a store, inside a loop of its own."""
 
 from __future__ import annotations
 

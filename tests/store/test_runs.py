@@ -1,4 +1,4 @@
-"""Runs as rows: accepted once, ended once, fetched in their order and within bounds, on both back ends."""
+"""Tables of durable runs: accepted once, ended once, loaded in order and within bounds, on both back ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the disk is full, the file locked or read-only: refused at once, kept where it must be, and up again by itself."""
+"""SQLite with a full disk, a locked or read-only file: refused at once, kept where required, and up again by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store promises, on both back ends."""
+"""Contract of a store, on both back ends."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_writer_that_closes_gives_the_database_free_itself_and_does_not_leave_
     from lamina.store.postgres import Postgres
 
     class Lingering:
-        """A connection whose end the server has not noticed yet."""
+        """A closed connection that the server has not noticed yet."""
 
         def __init__(self, db: Any) -> None:
             self.execute, self.close = db.execute, lambda: None

@@ -1,1 +1,1 @@
-"""Who may do what: people, tokens, tenants, secrets, and the book of who did it."""
+"""Access control: users, tokens, tenants, secrets, and the audit log."""

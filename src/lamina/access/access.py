@@ -1,4 +1,4 @@
-"""Who is this, and what may they do? All that is needed for an answer is in memory; what changes is written down first.
+"""Access control: authentication, sessions, tenants and secrets. Answers come from memory; changes are written first.
 
 One server writes a store at a time, so what it has read at its start and changed since is the truth.
 """
@@ -30,12 +30,12 @@ log = logging.getLogger("lamina")
 T = TypeVar("T")
 
 SESSION_S = 1_800
-"""Of people: long enough for a piece of work, short enough to be lost."""
+"""Lifetime of login sessions: long enough for a piece of work, short enough to be lost."""
 
 MOST_SESSIONS = 10_000
 DAY_US = 86_400_000_000
 AT_ONCE = 2
-"""Passwords checked at the same time: each takes a core and 64 MiB."""
+"""Password hashes computed at the same time: each takes a core and 64 MiB."""
 
 
 class Visit(Struct, frozen=True):
@@ -85,7 +85,7 @@ class Access:
         return sum(token.expires_us > now_us for token in self.tokens.values())
 
     def environment(self, tenant: str) -> dict[str, str]:
-        """The secrets of a tenant as its functions see them: `LAMINA_SECRET_NAME`."""
+        """Environment variables with the secrets of a tenant, as its functions see them: `LAMINA_SECRET_NAME`."""
         found = {}
         for one in self.secrets.values():
             if one.tenant == tenant:
@@ -96,14 +96,14 @@ class Access:
         return found
 
     def give_secrets(self, workers: Any, tenant_of: Callable[[str], str] = lambda function: "") -> None:
-        """Those started from now on have them; those that stand keep what they were started with. None: there are none."""
+        """Give secrets to workers started from now on; running ones keep what they were started with. None: no workers."""
         if workers is not None:
             workers.environment = lambda function: self.environment(tenant_of(function))
 
-    # ---------------------------------------------------------------------- who
+    # ---------------------------------------------------------------------- authentication
 
     def who(self, token: str) -> Identity:
-        """Looked up by its hash: how long that takes says nothing about the token."""
+        """Authenticate a token. Looked up by its hash: how long that takes says nothing about the token."""
         digest = passwords.digest(token)
         known = self.tokens.get(digest)
         now_us = self.now_us()
@@ -118,7 +118,7 @@ class Access:
         return visit.identity
 
     async def log_in(self, name: str, password: str) -> tuple[str, Visit]:
-        """A token for a session, and whose it is."""
+        """Log in with a password: a session token, and its session."""
         now_us = self.now_us()
         self._attempts.check(name, now_us)
         person = self.people.get(name)
@@ -145,7 +145,7 @@ class Access:
         self._visits = {key: visit for key, visit in self._visits.items() if visit.identity.name != name}
 
     async def sign_up(self, name: str, password: str, code: str) -> None:
-        """With the code of an invitation, once."""
+        """Sign up with the code of an invitation, once."""
         now_us = self.now_us()
         self._attempts.check(name, now_us)
         person = self.people.get(name)
@@ -160,7 +160,7 @@ class Access:
         await self.change(who, "sign-up", name, lambda db: book.put(db, signed, name, now_us))
 
     def save_spent(self, spent: dict[str, float]) -> None:
-        """Best effort: what is lost by a crash is at most what was spent since the last time."""
+        """Save usage, best effort: a crash loses at most what was used since the last time."""
         now_us = self.now_us()
         for tenant, unit_us in spent.items():
             self._store.write(partial(book.save_spent, tenant=tenant, unit_us=unit_us, now_us=now_us))
@@ -168,7 +168,7 @@ class Access:
     # ------------------------------------------------------------------ changes
 
     async def change(self, who: Identity, what: str, subject: str, work: Work[T], note: str = "") -> T:
-        """Done and written into the audit log in one transaction; then known here."""
+        """Make a change and write it into the audit log in one transaction; then reload."""
         deed = Deed(at_us=self.now_us(), who=who.name, tenant=who.tenant, what=what, subject=subject, note=note)
         lot = secrets.token_hex(4)
 

@@ -1,4 +1,4 @@
-"""Wrong passwords make the next try wait: twice as long each time, for this name alone."""
+"""Login throttle: exponential backoff after wrong passwords, per user name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where access is written down: works for `Store.write` and `Store.read`, over small typed values by scope and key.
+"""Stored access records: works for `Store.write` and `Store.read`, over the key-value table.
 
-A work may be run again, so whatever is drawn by lot is drawn before and handed in.
+A work may be run again, so random values are drawn before and handed in.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def remove(db: Session, kind: type[Struct], key: str) -> None:
 
 
 def everything(db: Session, kind: type[T]) -> dict[str, T]:
-    """By key. Of these there are few: only deeds are many, and those are read in pages."""
+    """All records of a kind, by key. There are few: only audit entries are many, and those are read in pages."""
     found: dict[str, T] = {}
     after = ""
     while True:
@@ -61,7 +61,7 @@ def everything(db: Session, kind: type[T]) -> dict[str, T]:
 
 
 def record(db: Session, deed: Deed, lot: str) -> None:
-    """In the same transaction as what was done. `lot` tells deeds of one microsecond apart."""
+    """Append to the audit log, in the transaction of the change. `lot` tells entries of one microsecond apart."""
     put(db, deed, f"{deed.at_us:020d}-{lot}", deed.at_us)
 
 
@@ -70,7 +70,7 @@ def save_spent(db: Session, tenant: str, unit_us: float, now_us: int) -> None:
 
 
 def spent(db: Session, since_us: int) -> dict[str, float]:
-    """Units x microseconds by tenant, as last saved, if that is not too long ago."""
+    """Usage in units x microseconds by tenant, as last saved, if that is not too long ago."""
     return {one.key: float(one.value) for one in kv.entries(db, "access/spent", limit=100_000) if one.changed_us >= since_us}
 
 

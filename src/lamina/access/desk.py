@@ -1,4 +1,4 @@
-"""What an administrator can do, each in one place for the command line and for HTTP: check, write down, tell.
+"""Administration service: what an administrator can do, in one place for the command line and for HTTP.
 
 An administrator of a tenant manages that tenant; one of none ("") manages all, and alone sets limits.
 """
@@ -113,7 +113,7 @@ class Desk:
         return [msgspec.to_builtins(tenant) for tenant in self._access.tenants.values() if _sees(who, tenant.name)]
 
     async def _tenant_remove(self, who: Identity, given: Given) -> Any:
-        """With its tokens and its people: nobody is left who could call in its name."""
+        """Remove a tenant with its tokens and users: no credentials are left that could call in its name."""
         _operator(who)
         name = checked_name(given.get("name"), "name")
         tokens = [token.id for token in self._access.tokens.values() if token.tenant == name]
@@ -180,7 +180,7 @@ class Desk:
         return {"tenant": tenant, "name": name}
 
     async def _secret_list(self, who: Identity, given: Given) -> Any:
-        """Names alone: what is in them is never told again."""
+        """List secrets by name: their values are never shown again."""
         return [
             {"tenant": secret.tenant, "name": secret.name, "changed_us": secret.changed_us}
             for secret in self._access.secrets.values()
@@ -203,7 +203,7 @@ class Desk:
         return [{"key": key, **msgspec.to_builtins(deed)} for key, deed in page if _sees(who, deed.tenant)]
 
     def _tenant_of(self, who: Identity, given: Given) -> str:
-        """Whose it is to be: the administrator's own tenant, or for one of none, any that exists."""
+        """Tenant of a new record: the administrator's own, or for one of none, any that exists."""
         tenant = given.get("tenant", who.tenant)
         if tenant == "" and not who.tenant:
             return ""

@@ -1,4 +1,4 @@
-"""Hashes: slow ones (argon2id) for what people choose, a plain SHA-256 for what we draw, which nobody can guess."""
+"""Password and token hashes: slow ones (argon2id) for passwords, a plain SHA-256 for random tokens, which cannot be guessed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _hasher() -> PasswordHasher:
 
 
 def hashed(password: str) -> str:
-    """Takes tens of milliseconds, on purpose."""
+    """Hash a password. Takes tens of milliseconds, on purpose."""
     if not LEAST_CHARS <= len(password) <= MOST_CHARS:
         raise BadValue(f"password: {len(password)} characters", hint=f"{LEAST_CHARS} to {MOST_CHARS}")
     return str(_hasher().hash(password))
@@ -37,7 +37,7 @@ def _nobody() -> str:
 
 
 def fits(password: str, known: str) -> bool:
-    """Against no hash at all it takes as long, and fails: how long an answer takes must not tell who exists."""
+    """Verify a password. Against no hash it takes as long, and fails: response time must not tell which users exist."""
     from argon2.exceptions import VerificationError
 
     if len(password) > MOST_CHARS:
@@ -49,7 +49,7 @@ def fits(password: str, known: str) -> bool:
 
 
 def drawn(prefix: str) -> str:
-    """A new token: 256 bits."""
+    """A random token of 256 bits."""
     return f"{prefix}_{secrets.token_urlsafe(32)}"
 
 

@@ -1,5 +1,5 @@
-"""What is remembered of people, tokens, secrets and deeds. Nothing here can be used to get in: of passwords, codes and tokens
-there are only hashes."""
+"""Records of users, tokens, secrets and the audit log. Nothing here is a credential: of passwords, codes and tokens there are
+only hashes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ MAX_SECRET_CHARS = 65_536
 
 
 class Identity(Struct, frozen=True):
-    """Somebody who has shown who they are."""
+    """Identity of an authenticated caller."""
 
-    tenant: str = ""  #: "": whoever runs this server
+    tenant: str = ""  #: "": the operator of this server
     name: str = "local"
     scopes: frozenset[Scope] = frozenset(SCOPES)
 
@@ -63,7 +63,7 @@ class Secret(Struct, frozen=True, kw_only=True):
 
 
 class Deed(Struct, frozen=True, kw_only=True):
-    """A line of the audit log."""
+    """Entry of the audit log."""
 
     at_us: int
     who: str

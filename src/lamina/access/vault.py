@@ -1,7 +1,7 @@
-"""Secrets at rest: AES-256-GCM under a key that is not in the store, each bound to its tenant and name.
+"""Encryption of secrets at rest: AES-256-GCM under a key that is not in the store, each bound to its tenant and name.
 
 The key is in the environment (`LAMINA_SECRETS_KEY`, 32 bytes in base64), or else in a file beside the store that is made with
-the first secret, for its owner alone. Whoever gets a copy of the store gets no secrets; whoever has both has them.
+the first secret, readable by its owner alone. A copy of the store gives no secrets; only store and key together do.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _KEY_BYTES, _NONCE_BYTES = 32, 12
 
 
 class Vault:
-    """`folder` is where the key's file is, or will be; None: there is no such place, and the environment must have it."""
+    """Seals and opens secrets. `folder` has the key file, or will; None: the key must be in the environment."""
 
     def __init__(self, folder: Path | None) -> None:
         self._file = folder / FILE if folder is not None else None
 
     def seal(self, owner: str, value: str) -> str:
-        """`owner` names the secret: sealed for one, it opens for no other."""
+        """Encrypt a secret. `owner` names it: sealed for one, it opens for no other."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
         sealed = self._cipher(make=True).encrypt(nonce, value.encode(), owner.encode())
         return _SEALED + base64.b64encode(nonce + sealed).decode()
@@ -72,7 +72,7 @@ class Vault:
 
     @staticmethod
     def _make(file: Path) -> None:
-        """Once: who comes second finds it."""
+        """Create the key file, once: a second process finds it."""
         with contextlib.suppress(FileExistsError):
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as out:

@@ -1,1 +1,1 @@
-"""Amazon States Language: read, checked, worked out, made into flows and written back. Pure: no clock, no files, no code run."""
+"""Amazon States Language: parser, linter, semantics, compiler to flows and export. Pure: no clock, no files, no code run."""

@@ -1,4 +1,4 @@
-"""What a Resource is called here. One rule for the command line and the SDK.
+"""Resource names: which function a Resource is. One rule for the command line and the SDK.
 
 A binding names a Resource as it is written, or its short name: the last part of an ARN, without a version
 (`arn:aws:lambda:eu-west-1:123456789012:function:resize:7` is `resize`), and what follows the last `/` or `:` of anything

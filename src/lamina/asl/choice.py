@@ -63,14 +63,14 @@ def holds(rule: dict[str, Any], value: Any, context: Any) -> bool:
 
 
 def is_kind(kind: str, value: Any) -> bool:
-    """May this stand beside a comparison of that kind?"""
+    """Whether a value has the type of a comparison."""
     if kind == "Timestamp":
         return times.parse_us(value) is not None
     return kind_of(value) == {"String": "string", "Numeric": "number", "Boolean": "boolean"}[kind]
 
 
 def kind_compared(name: str) -> str:
-    """What the comparator is for: String, Numeric, Timestamp or Boolean."""
+    """Type of a comparator: String, Numeric, Timestamp or Boolean."""
     return _COMPARE[name.removesuffix("Path")][0]
 
 
@@ -98,7 +98,7 @@ def _test(name: str, value: Any) -> bool:
 
 
 def matches(pattern: str, text: str) -> bool:
-    r"""`*` is any characters, `\*` a star and `\\` a backslash. Piece by piece and never back: no pattern can take long."""
+    r"""StringMatches: `*` is any characters, `\*` a star and `\\` a backslash. Without backtracking: no pattern can take long."""
     first, *others = _pieces(pattern)
     if not others:
         return text == first
@@ -116,7 +116,7 @@ def matches(pattern: str, text: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _pieces(pattern: str) -> tuple[str, ...]:
-    """What stands between the stars."""
+    """Literal parts between the stars."""
     pieces, at = [""], 0
     while at < len(pattern):
         if pattern[at] == "*":

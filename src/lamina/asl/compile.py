@@ -1,4 +1,4 @@
-"""From a document to the internal flow. Structure becomes nodes; what concerns data travels along in `data`.
+"""Compiler from a document to the internal flow. Structure becomes nodes; what concerns data travels along in `data`.
 
 A scope of such a flow has one token and one value, so every node asks before it starts, and those with results again
 when they have them.
@@ -17,7 +17,7 @@ from lamina.types import Slo
 
 INNER = ("Branches", "Iterator", "ItemProcessor")
 PATIENT = Slo(timeout_us=100_000_000 * 1_000_000)
-"""A state machine may wait for years; who wants an answer sooner says so."""
+"""A state machine may wait for years; a shorter time limit has to be asked for."""
 
 Function = tuple[str, tuple[str, ...] | None]
 """What a Resource stands for: the name of the function, and its parameters (None: it takes the input as one value)."""
@@ -32,7 +32,7 @@ def compile_flow(
     slo: Slo = PATIENT,
     source: str = "",
 ) -> Flow:
-    """`function` says what a Resource stands for. An invalid document raises `BadDocument` with all that is wrong."""
+    """Compile a document; `function` resolves a Resource. An invalid document raises `BadDocument` with all problems."""
     check(document, dialect, source)
     flow = _Compiler(function).machine(document, name, slo)
     flow.check()
@@ -40,7 +40,7 @@ def compile_flow(
 
 
 def resources(document: dict[str, Any]) -> list[str]:
-    """All that the tasks of a valid document call, once each, in order."""
+    """Resources of all tasks of a valid document, once each, in order."""
     found: dict[str, None] = {}
 
     def walk(machine: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A state machine as a text: what it says, and what is said about one that is none."""
+"""State machine documents: parsing from JSON, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Problem:
 
 
 class BadDocument(BadFlow):
-    """A text that is no valid state machine; `problems` are all that was found."""
+    """Invalid state machine; `problems` are all that was found."""
 
     def __init__(self, problems: list[Problem], source: str = "", *, hint: str = "") -> None:
         prefix = f"{source}: " if source else ""
@@ -30,7 +30,7 @@ class BadDocument(BadFlow):
 
 
 def read(text: str | bytes, source: str = "") -> Any:
-    """A document from JSON; a name that stands twice in one object is refused, since one of the two would be lost."""
+    """Parse a document from JSON; a duplicate name in one object is refused, since one of the two would be lost."""
     try:
         return json.loads(text, object_pairs_hook=_no_twins, parse_constant=_no_constant)
     except _TwinError as error:

@@ -1,4 +1,4 @@
-"""A flow as a picture: SVG, boxes downwards, what runs inside a step drawn inside its box.
+"""Drawing of flows as SVG: boxes downwards, inner flows inside the box of their step.
 
 Of a flow traced from Python only what does something is drawn: steps that just pass values on, and edges that follow from
 others, would hide it.
@@ -42,7 +42,7 @@ class _Picture:
 
 
 def draw_flow(flow: Flow, notes: Mapping[str, Figure] | None = None, subtitle: str = "") -> str:
-    """`notes` are shown under the names of steps: their time, slack or batch, say; critical ones stand out."""
+    """Draw a flow. `notes` are shown under the names of steps: their time, slack or batch, say; critical ones stand out."""
     picture = _machine(flow, notes or {})
     width = max(picture.width, (len(flow.name) + len(subtitle)) * CHAR) + 4 * PAD
     height = picture.height + 6 * PAD
@@ -145,7 +145,7 @@ def _size(texts: list[str], inner: list[_Picture]) -> tuple[float, float]:
 
 
 def _edges(node: Node) -> list[tuple[str, str, bool]]:
-    """To whom, with which words, and whether it is an error that goes there."""
+    """Edges of a node: target, label, and whether it is an error that goes there."""
     if isinstance(node, Choice):
         rules = _rules(node)
         return [(name, rules[index], False) for index, branch in enumerate(node.branches) for name in branch]
@@ -170,7 +170,7 @@ def _rules(node: Choice) -> list[str]:
 
 
 def _expr(expr: list[Any]) -> str:
-    """As it was written, about."""
+    """An expression as text, about as it was written."""
     head = expr[0]
     if head in ("node", "input", "item"):
         name, *path = expr[1:] if head != "item" else ["item", *expr[1:]]

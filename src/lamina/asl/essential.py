@@ -1,4 +1,4 @@
-"""What of a traced flow is worth drawing: steps that only pass values on are left out, and so are edges others imply."""
+"""Simplification of traced flows for drawing: steps that only pass values on are left out, and so are implied edges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the internal flow back to a document."""
+"""Export of flows as documents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lamina.errors import BadFlow
 
 
 def is_states(flow: Flow) -> bool:
-    """Was it written as states, as a document or with the builder?"""
+    """Whether a flow was written as states, as a document or with the builder."""
     return isinstance(flow.data, dict) and "asl" in flow.data
 
 
@@ -25,7 +25,7 @@ def export(flow: Flow, dialect: Dialect = "extended") -> dict[str, Any]:
 
 
 def beyond_strict(document: dict[str, Any], path: str = "$") -> list[tuple[str, str]]:
-    """Fields of a document that only the extended dialect knows, and where they are."""
+    """Fields of a document that only the extended dialect has, with their paths."""
     found = [(path, key) for key in document if key in EXTENDED_TOP]
     for name, state in document["States"].items():
         at = member(f"{path}.States", name)

@@ -1,4 +1,4 @@
-"""Errors by the names the language gives them. What a document or its data get wrong is raised as one of these."""
+"""Errors of the States Language, by their names: raised for what a document or its data get wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INTRINSIC = "States.IntrinsicFailure"
 
 
 class StateError(Exception):
-    """A state fails: `name` is what Retry and Catch look at, `cause` is for people."""
+    """Error of a state: `name` is what Retry and Catch match, `cause` is for people."""
 
     def __init__(self, name: str, cause: str) -> None:
         super().__init__(f"{name}: {cause}")
@@ -20,5 +20,5 @@ class StateError(Exception):
 
 
 def runtime(cause: str) -> StateError:
-    """The document does not fit its data."""
+    """A `States.Runtime` error: the document does not fit its data."""
     return StateError(RUNTIME, cause)

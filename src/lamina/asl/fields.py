@@ -1,4 +1,4 @@
-"""Which fields the language knows, and where. Data, so that the checker, the exporter and the docs agree."""
+"""Fields of the States Language by state type. Data, so that the linter, the exporter and the docs agree."""
 
 from __future__ import annotations
 

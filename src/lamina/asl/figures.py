@@ -1,4 +1,4 @@
-"""Numbers to be drawn beside the steps of a flow: their time, the slack they leave, and the batch they have or could have.
+"""Annotations of the steps of a flow: time, slack, and the batch they have or could have.
 
 From profiles: a step's slack is what is left of the goal on the longest way through it, and the batch the largest whose
 extra time fits into that. From a run: what was measured.
@@ -16,18 +16,18 @@ from lamina.asl.timeline import show
 from lamina.core.flow import Flow, inner_flows, ways_on
 
 Time = Callable[[str, int], int]
-"""Of a batch of a function, in microseconds; 0: nobody knows."""
+"""Of a batch of a function, in microseconds; 0: unknown."""
 
 
 class Figure(Struct, frozen=True):
-    """`critical`: nothing takes longer than the way it is on."""
+    """Annotation of a step. `critical`: it is on the critical path."""
 
     text: str
     critical: bool = False
 
 
 def planned(flow: Flow, time_us: Time, batches: Mapping[str, int]) -> dict[str, Figure]:
-    """Per step, inner flows included. `batches` are the largest the functions take."""
+    """Planned annotations per step, inner flows included. `batches` are the largest the functions take."""
     goal_us = flow.slo.latency_us
     through = _through(flow, lambda function: time_us(function, 1))
     longest_us = max(through.values(), default=0)
@@ -50,7 +50,7 @@ def planned(flow: Flow, time_us: Time, batches: Mapping[str, int]) -> dict[str, 
 
 
 def _through(flow: Flow, task_us: Callable[[str], int], before_us: int = 0, after_us: int = 0) -> dict[str, int]:
-    """Per step, the longest time from the start of everything to its end by a way that leads through it."""
+    """Longest path through each step, from the start of everything to its end."""
     heads, tails = _heads(flow, task_us), flow.tails(task_us)
     found: dict[str, int] = {}
     for name, node in flow.nodes.items():
@@ -63,8 +63,7 @@ def _through(flow: Flow, task_us: Callable[[str], int], before_us: int = 0, afte
 
 
 def _heads(flow: Flow, task_us: Callable[[str], int]) -> dict[str, int]:
-    """Per node, the longest time from the start of the flow to its own; a loop counts once, and errors only where nothing else
-    leads."""
+    """Longest time from the start of the flow to each node; a loop counts once, and errors only where nothing else leads."""
     order: list[str] = []
     state: dict[str, int] = {}
     closing: set[tuple[str, str]] = set()
@@ -100,7 +99,7 @@ def _heads(flow: Flow, task_us: Callable[[str], int]) -> dict[str, int]:
 
 
 def observed(flow: Flow, events: Iterable[Mapping[str, Any]], deadline_us: int = 0) -> dict[str, Figure]:
-    """Per step, from the history of a run: the median of its calls, the slack after the last of them, the usual batch."""
+    """Measured annotations per step, from the history of a run: median of its calls, slack after the last, usual batch."""
     known = list(events)
     tasks = {task.name for task in flow.tasks()}
     by_step: dict[str, list[Mapping[str, Any]]] = {}

@@ -1,4 +1,4 @@
-"""The intrinsic functions themselves. What a call may do is exactly this table."""
+"""Table of intrinsic functions. What a call may do is exactly this table."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _unique(_rng: random.Random, array: Any) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """1 and 1.0 are one number."""
+    """Value with whole floats as integers: 1 and 1.0 are one number."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
@@ -126,7 +126,7 @@ def _plain(value: Any) -> Any:
 
 
 def same(left: Any, right: Any) -> bool:
-    """As JSON has it: 1 and 1.0 are one number, true is none."""
+    """Equality as JSON has it: 1 and 1.0 are one number, true is none."""
     return json.dumps(_plain(left), sort_keys=True) == json.dumps(_plain(right), sort_keys=True)
 
 

@@ -27,7 +27,7 @@ class IntrinsicError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A literal as it was written: which braces are escaped matters to Format."""
+    """Text literal as it was written: which braces are escaped matters to Format."""
 
     raw: str
 
@@ -52,7 +52,7 @@ Argument = Text | Constant | Path | Invocation
 
 @dataclass(slots=True)
 class Scene:
-    """What an expression can see: the value, the context object, and chance."""
+    """Scope of an expression: the value, the context object, and a random generator."""
 
     value: Any
     context: Any
@@ -154,7 +154,7 @@ def _read_text(text: str, at: int) -> tuple[Text, int]:
 
 
 def _read_path(text: str, at: int) -> tuple[Path, int]:
-    """To the comma or bracket that is not part of it; a path may hold both in brackets and quotes."""
+    """Read a path, to the comma or bracket that is not part of it; it may hold both in brackets and quotes."""
     for match in _PATH_END.finditer(text, at):
         end = match.start()
         try:

@@ -1,4 +1,4 @@
-"""Where to put the boxes of a graph that flows downwards: layers, an order with few crossings, and straight ways.
+"""Layered graph layout: layers, an order with few crossings, and straight edges.
 
 The usual four steps, each in its plainest form: edges that close a loop are set aside, every node goes below all that lead
 to it, a few sweeps move nodes next to their neighbours, and positions are those nearest to the neighbours' that keep the

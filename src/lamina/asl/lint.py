@@ -1,4 +1,4 @@
-"""Is this a state machine? Every remark says where (a JSON path), by which clause, and what is wrong."""
+"""Linter of state machine documents. Every problem has a JSON path, a clause of the language, and a message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lamina.asl.paths import kind_of, member
 
 
 def lint(document: Any, dialect: Dialect = "strict") -> list[Problem]:
-    """All that is wrong; empty for a valid document."""
+    """All problems of a document; empty for a valid one."""
     checker = _Checker(dialect)
     try:
         checker.machine(document, "$", top=True)
@@ -100,7 +100,7 @@ class _Checker:
             self.say(path, "Transitions", "no state is terminal: none has End, Succeed or Fail")
 
     def _jsonata(self, part: dict[str, Any], path: str) -> bool:
-        """JSONata is another language for the same data; half of it read as JSONPath would be worse than none."""
+        """Refuse JSONata: another language for the same data; half of it read as JSONPath would be worse than none."""
         language = part.get("QueryLanguage", "JSONPath")
         hint = "write the document with JSONPath"
         if language == "JSONata":
@@ -224,7 +224,7 @@ class _Checker:
 
 
 def targets(state: dict[str, Any]) -> list[Any]:
-    """All states one may go to from this one."""
+    """Names of all states a state may go to."""
     found = [state.get("Next"), state.get("Default")]
     for key in ("Choices", "Catch"):
         entries = state.get(key)

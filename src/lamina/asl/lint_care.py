@@ -1,4 +1,4 @@
-"""Retriers and catchers, checked."""
+"""Linter of Retry and Catch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CATCHER = {"ErrorEquals", "Next", "ResultPath", "Comment"}
 
 
 def care_problems(state: dict[str, Any], key: str, path: str) -> Iterator[Found]:
-    """Of `Retry` or `Catch`, but for where catchers lead, which whoever knows the other states must say."""
+    """Problems of `Retry` or `Catch`, except where catchers lead: that needs the other states."""
     clause = f"Errors: {key}"
     entries = state[key]
     if not isinstance(entries, list):

@@ -1,4 +1,4 @@
-"""The rules of a Choice state, checked: each tests one thing, and only the outermost says where to go."""
+"""Linter of Choice rules: each tests one thing, and only the outermost says where to go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts, numbers and paths in a state, checked."""
+"""Linter of single fields: texts, numbers and paths."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def reference_problems(text: Any, at: str, clause: str, *, writes: bool = False)
 
 
 def expression_problems(text: Any, at: str, clause: str) -> Iterator[Found]:
-    """Of a reference path, or an intrinsic function."""
+    """Problems of a reference path, or an intrinsic function."""
     if isinstance(text, str) and is_call(text):
         try:
             parse_call(text)

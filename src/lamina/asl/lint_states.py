@@ -1,4 +1,4 @@
-"""What a state of each kind says of itself, checked. Where it leads, and what is inside of it, is for who knows the others."""
+"""Linter of the fields of each state type; transitions and inner machines are checked where the other states are known."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WAYS_TO_WAIT = ("Seconds", "SecondsPath", "Timestamp", "TimestampPath")
 
 
 def data_problems(state: dict[str, Any], path: str) -> Iterator[Found]:
-    """What it makes of its input and output, which states of all kinds say alike."""
+    """Problems of input and output processing, alike for all state types."""
     for key in ("InputPath", "OutputPath"):
         if state.get(key) is not None:
             yield from path_problems(state[key], f"{path}.{key}", "Input and Output Processing")
@@ -78,7 +78,7 @@ def wait_problems(state: dict[str, Any], path: str) -> Iterator[Found]:
 
 
 def quorum_problems(state: dict[str, Any], path: str, branches: int) -> Iterator[Found]:
-    """How many branches of a parallel are waited for."""
+    """Problems of WaitForNumBranches: how many branches of a parallel are waited for."""
     count = said = state.get("WaitForNumBranches", branches)
     if isinstance(count, list) and len(count) == 1:
         count = count[0]

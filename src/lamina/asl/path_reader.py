@@ -1,4 +1,4 @@
-"""The parser of paths: recursive descent, one method per form."""
+"""Path parser: recursive descent, one method per form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
 
 
 class Reader:
-    """Recursive descent over one text."""
+    """Parser of one path."""
 
     def __init__(self, text: str, at: int) -> None:
         self.text = text
@@ -29,7 +29,7 @@ class Reader:
         return PathError(f"{self.text!r} is no path: {what} at character {self.at + 1}")
 
     def steps(self, inside: bool) -> Iterator[Step]:
-        """To the end of the text, or, inside a filter, to whatever is no step."""
+        """Steps to the end of the text, or, inside a filter, to whatever is no step."""
         while self.at < len(self.text):
             if self.text.startswith("..", self.at):
                 self.at += 2
@@ -213,7 +213,8 @@ class Reader:
 
 
 def _unescaped(name: str) -> str:
-    """A backslash takes the meaning from what follows it; \\u and four digits are a character, two of them perhaps one."""
+    """Unescape a name: a backslash takes the meaning from what follows it; \\u and four digits are a character, two of them
+    perhaps one."""
     if "\\" not in name:
         return name
     read = _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else found[2], name)

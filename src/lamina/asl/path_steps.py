@@ -1,4 +1,4 @@
-"""What a path is made of, step by step."""
+"""Steps of a path."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class PathError(ValueError):
-    """A text that is no path; the message says where."""
+    """Invalid path; the message says where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,12 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class Wildcard:
-    """`*`: all members or elements."""
+    """Wildcard `*`: all members or elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Descent:
-    """`..`: this value and everything below it."""
+    """Recursive descent `..`: this value and everything below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,14 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """`[0,2]` or `['a','b']`."""
+    """Union of names or indices: `[0,2]` or `['a','b']`."""
 
     parts: tuple[Name | Index, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """`[?(...)]`: elements for which a comparison holds. `test` is made of tuples: (op, left, right)."""
+    """Filter `[?(...)]`: elements for which a comparison holds. `test` is made of tuples: (op, left, right)."""
 
     test: Any
 

@@ -1,4 +1,4 @@
-"""Paths: the part of JSONPath that the States Language needs, read by a small parser and walked by a small walker.
+"""JSONPath: the part of it that the States Language needs, a small parser and a small walker.
 
 A *reference path* names exactly one place (`$.a['b'][0]`) and can be written to. A *path* may also name many
 (`$.items[*].price`, `$..id`, `$.rows[0:2]`, `$.rows[?(@.n > 3)]`) and then gives a list. `$$` begins at the context object.
@@ -98,7 +98,7 @@ def member(path: str, key: str) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """Of a JSON value, in JSON's own words."""
+    """JSON type of a value, in JSON's own words."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""What a document would do differently elsewhere, line by line. Nothing here is an error; all of it is good to know."""
+"""Portability report: what a document would do differently on another engine, line by line. Nothing here is an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SAYS = {
 
 
 def portability(document: dict[str, Any], text: str = "") -> list[str]:
-    """One remark per line: number of the line in `text`, JSON path, and what is different."""
+    """Portability remarks: number of the line in `text`, JSON path, and what is different."""
     text = text or json.dumps(document, indent=2, ensure_ascii=False)
     lines = text.splitlines()
     found = [(path, field, _SAYS[field]) for path, field in beyond_strict(document)]
@@ -57,7 +57,7 @@ def _remarks(machine: dict[str, Any], path: str) -> list[tuple[str, str, str]]:
 
 
 def _line(lines: list[str], path: str, field: str) -> int:
-    """Of the field, or of its state: searched downwards, name by name, since each contains the next."""
+    """Line of the field, or of its state: searched downwards, name by name, since each contains the next."""
     at = 0
     for name in [part.strip("'\"") for part in path.replace("[", ".").replace("]", "").split(".")[1:]] + [field]:
         for number in range(at, len(lines)):

@@ -1,4 +1,4 @@
-"""The side file: what a state needs and no document may say. GPU, SLO and scaling, keyed by state.
+"""Sidecar file of a document: GPU, SLO and scaling per state, which no document may hold.
 
     {"states": {"Tag": {"share": 0.25, "gpu": "may", "memory_mib": 3072, "slo": {"latency_us": 120000}}}}
 
@@ -22,7 +22,7 @@ CLAUSE = "Side file"
 
 
 def write_side(flow: Flow, specs: dict[str, FunctionSpec]) -> str:
-    """What differs from the defaults, for every task of a flow."""
+    """Write the sidecar: what differs from the defaults, for every task of a flow."""
     usual = msgspec.to_builtins(FunctionSpec(name=""))
     states: dict[str, Any] = {}
     for task in flow.tasks():
@@ -32,7 +32,7 @@ def write_side(flow: Flow, specs: dict[str, FunctionSpec]) -> str:
 
 
 def read_side(text: str, document: dict[str, Any], source: str = "") -> dict[str, dict[str, Any]]:
-    """Per state the fields to replace. A state the document does not have is an error: its needs would be lost in silence."""
+    """Read a sidecar: per state the fields to replace. A state the document lacks is an error: its needs would be lost."""
     side = read(text, source)
     states = side.get("states") if isinstance(side, dict) else None
     if not isinstance(states, dict):

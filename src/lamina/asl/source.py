@@ -1,4 +1,4 @@
-"""A Python app for a document: one function to fill in per Resource, and the document itself."""
+"""Scaffold of a Python app for a document: one function to fill in per Resource, and the document itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one state does with its data: from the value that comes in to the value that goes on.
+"""Data semantics of states: from the raw input of a state to its output.
 
 Every function is pure: state, value and context in, value out, `StateError` where it fails. The server's data layer and
 `lamina asl run` call the same ones.
@@ -21,7 +21,7 @@ NEXT_KEY = "lamina:next"
 
 
 def given(state: State, raw: Any, context: Any, rng: random.Random) -> Any:
-    """The effective input: InputPath, then Parameters."""
+    """Effective input: InputPath, then Parameters."""
     value = _path(state, "InputPath", raw, context)
     if "Parameters" in state and state["Type"] != "Map":
         return template.fill(state["Parameters"], Scene(value, context, rng))
@@ -29,7 +29,7 @@ def given(state: State, raw: Any, context: Any, rng: random.Random) -> Any:
 
 
 def output(state: State, raw: Any, result: Any, context: Any, rng: random.Random) -> Any:
-    """ResultSelector, then ResultPath into the raw input, then OutputPath."""
+    """Output of a state: ResultSelector, then ResultPath into the raw input, then OutputPath."""
     if "ResultSelector" in state:
         result = template.fill(state["ResultSelector"], Scene(result, context, rng))
     return _path(state, "OutputPath", _combine(state.get("ResultPath", "$"), raw, result), context)
@@ -41,12 +41,12 @@ def passed(state: State, raw: Any, context: Any, rng: random.Random) -> Any:
 
 
 def through(state: State, raw: Any, context: Any) -> Any:
-    """Of states that change nothing: InputPath and OutputPath."""
+    """Output of a state that changes nothing: InputPath and OutputPath."""
     return _path(state, "OutputPath", _path(state, "InputPath", raw, context), context)
 
 
 def choose(state: State, raw: Any, context: Any) -> int:
-    """The number of the first rule that holds; that of the Default, which comes after them, if none does."""
+    """Index of the first rule that holds; that of the Default, which comes after them, if none does."""
     value = _path(state, "InputPath", raw, context)
     for index, rule in enumerate(state["Choices"]):
         if holds(rule, value, context):
@@ -57,7 +57,7 @@ def choose(state: State, raw: Any, context: Any) -> int:
 
 
 def wait_us(state: State, raw: Any, context: Any, now_us: int) -> int:
-    """`now_us` is the time of day, since 1970."""
+    """Duration of a Wait state. `now_us` is the time of day, since 1970."""
     value = _path(state, "InputPath", raw, context)
     if "Seconds" in state:
         return int(state["Seconds"] * 1_000_000)
@@ -71,7 +71,7 @@ def wait_us(state: State, raw: Any, context: Any, now_us: int) -> int:
 
 
 def limits(state: State, raw: Any, context: Any) -> tuple[int, ...]:
-    """Of a task: timeout and heartbeat in microseconds, where the data says them."""
+    """Timeout and heartbeat of a task in microseconds, where the data says them."""
     if "TimeoutSecondsPath" not in state and "HeartbeatSecondsPath" not in state:
         return ()
     value = _path(state, "InputPath", raw, context)
@@ -83,7 +83,7 @@ def limits(state: State, raw: Any, context: Any) -> tuple[int, ...]:
 
 
 def items(state: State, raw: Any, context: dict[str, Any], rng: random.Random) -> tuple[list[Any], list[Any], tuple[int, ...]]:
-    """Of a map: the items, the input of each iteration, and (how many at once, how many may fail) where the data says so."""
+    """Items of a map, the input of each iteration, and (how many at once, how many may fail) where the data says so."""
     value = _path(state, "InputPath", raw, context)
     found = _at(state.get("ItemsPath", "$"), value, context, "ItemsPath")
     if not isinstance(found, list):
@@ -100,7 +100,7 @@ def with_item(context: dict[str, Any], index: int, item: Any) -> dict[str, Any]:
 
 
 def failure(state: State, raw: Any, context: Any, rng: random.Random) -> tuple[str, str]:
-    """Of a Fail state: error and cause."""
+    """Error and cause of a Fail state."""
     scene = Scene(raw, context, rng)
     return _word(state, "Error", scene), _word(state, "Cause", scene)
 

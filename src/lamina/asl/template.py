@@ -37,7 +37,7 @@ def expression(text: str, scene: Scene) -> Any:
 
 
 def problems(template: Any, where: str) -> Iterator[tuple[str, str]]:
-    """Places that cannot be worked out whatever the data, and why."""
+    """Problems of a template, whatever the data: where, and why."""
     if isinstance(template, list):
         for index, inner in enumerate(template):
             yield from problems(inner, f"{where}[{index}]")

@@ -1,4 +1,4 @@
-"""The history of one run as a picture: SVG, time to the right, one band per step.
+"""Timeline of one run as SVG: time to the right, one band per step.
 
 A band has as many lanes as the step ran side by side, so a fan-out of a hundred that ran eight at a time has eight. Pale is
 waiting in the queue, full is running, red failed; thin is a wait or a pause. Beyond `LANES` the rest is counted, not drawn.
@@ -53,7 +53,7 @@ class _Band:
 
 
 def draw_timeline(title: str, events: Iterable[Mapping[str, Any]]) -> str:
-    """`events` as `GET /v1/runs/ID/history` gives them."""
+    """Draw the timeline of a run; `events` as `GET /v1/runs/ID/history` gives them."""
     known = list(events)
     times = [event[name] for event in known for name in ("at_us", "queued_us", "began_us", "ended_us") if event.get(name)]
     first_us, last_us = min(times, default=0), max(times, default=0)
@@ -154,7 +154,7 @@ def _summary(events: list[Mapping[str, Any]], span_us: int) -> str:
 
 
 def show(us: int) -> str:
-    """Short, and to about three digits."""
+    """A duration, short, and to about three digits."""
     for unit, size in (("h", 3_600_000_000), ("min", 60_000_000), ("s", 1_000_000), ("ms", 1_000)):
         if us >= size:
             return f"{us / size:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""Timestamps as the language writes them: RFC 3339, with an upper-case T and, for UTC, an upper-case Z."""
+"""Timestamps of the States Language: RFC 3339, with an upper-case T and, for UTC, an upper-case Z."""
 
 from __future__ import annotations
 

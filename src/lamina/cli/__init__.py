@@ -51,7 +51,7 @@ class _Commands(click.Group):
 
 
 def fail_if_misspelt(ctx: click.Context, args: list[str], known: list[str]) -> None:
-    """Of all commands, and of those that have commands of their own, said in one way."""
+    """Fail with a suggestion for an unknown command, in the same words for all command groups."""
     if not args or args[0].startswith("-") or args[0] in known:
         return
     options = [f"--{args[0]}"] if args[0] == "help" or (args[0] == "version" and ctx.parent is None) else []
@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _look(error: OSError) -> str:
-    """What to look at when the machine says no; whose commands know more say it themselves."""
+    """Hint for an error of the operating system; commands that know more say it themselves."""
     if isinstance(error, PermissionError):
         return "whose is it, and who runs this? ls -l tells"
     if isinstance(error, FileNotFoundError):
@@ -113,14 +113,14 @@ def _look(error: OSError) -> str:
 
 
 def _offer(error: Refused) -> str:
-    """What could be had instead, if the server said."""
+    """The latency that could be met instead, if the server offers one."""
     from lamina.units import show_us
 
     return f"\n  offer: {show_us(round(1000 * error.offer_ms))}" if error.offer_ms else ""
 
 
 def _trace(error: LaminaError) -> str:
-    """Where in their own code it happened is what the author of an app needs; of ours there is never a line."""
+    """Traceback of user code, which the author of an app needs; frames of Lamina are never shown."""
     if isinstance(error, FunctionFailed):
         return error.remote_trace.rstrip() + "\n" if error.remote_trace else ""
     if isinstance(error, LoadFailed) and error.__cause__ is not None and not isinstance(error.__cause__, SyntaxError):

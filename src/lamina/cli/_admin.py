@@ -1,4 +1,4 @@
-"""Talking to the management of a server, or, on its machine, to its store."""
+"""Client of a server's management API, or, on its machine, of its store."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def json_option(command: F) -> F:
 
 
 def administer(what: str, given: Mapping[str, Any], url: str, place: str | None) -> Any:
-    """Something of `access/desk.py`, through a server, or straight on its store (whoever can write that may do anything)."""
+    """Perform an administrator's action, through a server or directly on its store (write access to that allows everything)."""
     if place is None:
         try:
             return ask("POST", f"/v1/admin/{what}", url, msgspec.json.encode(given))
@@ -86,7 +86,7 @@ def ask(method: str, path: str, url: str, body: bytes = b"", headers: Mapping[st
 
 
 def until_served(about: dict[str, Any], url: str) -> dict[str, Any]:
-    """Wait while the version that was asked for takes over; what is said of the app then."""
+    """Wait until the requested version has taken over; the app's status then."""
     import time
 
     name, version = about["app"], about["version"]
@@ -161,7 +161,7 @@ def _remembered() -> dict[str, str]:
 
 
 def remember(url: str, token: str) -> None:
-    """For this user alone. An empty token forgets."""
+    """Save a session token, readable by this user alone. An empty token deletes it."""
     known = {**_remembered(), url: token}
     if not token:
         del known[url]

@@ -1,4 +1,4 @@
-"""The list of tasks: which model, how often, how fast. As gpu-let writes it, or as people do."""
+"""Task lists for `lamina plan`: which model, how often, how fast. As gpu-let writes them, or as CSV with a header."""
 
 from __future__ import annotations
 

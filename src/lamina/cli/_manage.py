@@ -1,4 +1,4 @@
-"""What `lamina serve` needs to let others in: who may, over TLS or not, and management on a port of its own."""
+"""Management server of `lamina serve`: access control, TLS, and administration on a port of its own."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Management:
         return (str(self.tls_cert), str(self.tls_key)) if self.tls_cert and self.tls_key else None
 
     async def before(self, live: Any, host: str) -> dict[str, Any]:
-        """For `open_gateway`; says no before anything is started."""
+        """Arguments for `open_gateway`; invalid options fail before anything is started."""
         from lamina.gateway.admin import Prepared, listen, open_access
         from lamina.gateway.door import check_host
         from lamina.gateway.tls import context

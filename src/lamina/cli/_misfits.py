@@ -1,4 +1,4 @@
-"""What a person should know before the first call: functions that no device here can run as they ask to be."""
+"""Unplaceable functions: those that no device here can run as they ask, said before the first call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lamina.units import show_bytes
 
 
 def misfits(functions: Iterable[FunctionSpec], devices: Sequence[DeviceSpec]) -> list[str]:
-    """One line each; a function that fits somewhere is not mentioned."""
+    """One line for each unplaceable function."""
     return [line for function in functions if (line := _misfit(function, devices))]
 
 

@@ -1,4 +1,4 @@
-"""A plan, played: its slices, batches and rounds under random arrivals, in the simulator."""
+"""Simulation of a plan: its slices, batches and duty cycles under random arrivals."""
 
 from __future__ import annotations
 

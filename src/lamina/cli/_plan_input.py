@@ -1,4 +1,4 @@
-"""Where a plan's input comes from: gpu-let's files, a scenario, or a list of tasks with profiles. All become one value."""
+"""Input of `lamina plan`: gpu-let's files, a scenario, or a list of tasks with profiles. All become one value."""
 
 from __future__ import annotations
 

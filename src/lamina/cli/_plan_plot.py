@@ -1,4 +1,4 @@
-"""A plan as a picture: a square per GPU, cut as the GPU is, filled as far as each slice is busy.
+"""Plot of a plan: a square per GPU, cut as the GPU is, filled as far as each slice is busy.
 
 Coloured area is work; under every slice stand its share of the GPU and the length of its round.
 """

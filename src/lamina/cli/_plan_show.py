@@ -1,4 +1,4 @@
-"""A plan for people (a table) and for programs (JSON)."""
+"""Report of a plan: a table for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def gpus_in_words(kinds: Sequence[str]) -> str:
 
 
 def as_published(plan: Plan) -> dict[str, Any]:
-    """What gpu-let's own output file says, and why there is none."""
+    """Plan in the format of gpu-let's own output file."""
     told: dict[str, Any] = {"schedulable": plan.schedulable, "gpulets": [_row(cut, share) for cut, share in _used(plan)]}
     if not plan.schedulable:
         told["reason"] = plan.reason
@@ -32,7 +32,7 @@ def as_published(plan: Plan) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A plan and all there is to say about it."""
+    """A plan with its costs, attainment and advice."""
 
     policy: str
     plan: Plan
@@ -46,7 +46,7 @@ class Told:
 
     @property
     def cost_per_s(self) -> float:
-        """Of the slices that are held."""
+        """Cost of the slices that are held."""
         used = [cut for cut in self.plan.slices if cut.shares]
         return sum(self.prices.get(cut.kind, 1.0) * cut.units / self.units[cut.kind] for cut in used)
 

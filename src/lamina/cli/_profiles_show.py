@@ -1,4 +1,4 @@
-"""Profiles as tables and as a picture."""
+"""Profiles as tables and as a plot."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def table(*columns: str, title: str = "") -> Any:
 
 
 def latencies(profile: Profile) -> None:
-    """Batch sizes down and units across, or the other way round if there are more units: median, and 99th percentile if known."""
+    """Table of latencies, batch sizes by units or the other way round if there are more units: median, and p99 if known."""
     for cores in sorted({point.cores for point in profile.points}):
         points = {(p.batch, p.units): p for p in profile.points if p.cores == cores}
         batches, units = sorted({batch for batch, _ in points}), sorted({count for _, count in points})
@@ -49,7 +49,7 @@ def latencies(profile: Profile) -> None:
 
 
 def _fitting(heads: list[str], rows: list[list[str]]) -> Iterator[slice]:
-    """As many columns at a time as the screen is wide: a time that is folded or cut off cannot be read."""
+    """Groups of columns that fit the screen: a time that is folded or cut off cannot be read."""
     widest = max(map(len, (*heads, *(cell for row in rows for cell in row))))
     fit = max(1, (console(140).width - 8) // (widest + 3))
     each = math.ceil(len(heads) / math.ceil(len(heads) / fit))  # evenly: seven columns and one are not nice
@@ -57,7 +57,7 @@ def _fitting(heads: list[str], rows: list[list[str]]) -> Iterator[slice]:
 
 
 def beside(profile: Profile) -> list[str]:
-    """What else was measured, a line each: the way there and back, how runs differ, what a neighbour feels of it."""
+    """Other measurements, a line each: hand-over, spread, and interference with neighbours."""
     lines = []
     if profile.handover is not None:
         lines.append(f"hand-over {show_us(profile.handover.batch_us)} a batch and {show_us(profile.handover.item_us)} an item")
@@ -78,7 +78,7 @@ def _units(count: int) -> str:
 
 
 def _cell(point: Any) -> str:
-    """A unit that both share is said once: tables of eight columns are wide as it is."""
+    """Cell of a latency table; a unit that both times share is written once, to save width."""
     if point is None:
         return "-"
     p50, p99 = show_us(point.p50_us), show_us(point.p99_us)

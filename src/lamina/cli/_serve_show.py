@@ -1,4 +1,4 @@
-"""What `lamina serve` tells whoever sits before it: what it serves, and how that goes."""
+"""Terminal output of `lamina serve`: what it serves, and a status line."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _say_where_runs_are(store: Any) -> None:
 
 
 async def status_line(gateway: Any) -> None:
-    """One line, rewritten every second: what a person watching wants to know."""
+    """Status line, rewritten every second: throughput, attainment, load."""
     seen = met = 0.0
     before = time.monotonic()
     while True:

@@ -1,4 +1,4 @@
-"""One run of `lamina serve`: what was asked for, and the steps from there to a server and back."""
+"""Execution of `lamina serve`: from its options to a running server and back."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from lamina.units import parse_us
 log = logging.getLogger("lamina")
 
 GC_AT = (20_000, 50, 100)
-"""Calls in flight are many and leave no cycles: looking for some after every few of them costs more than it finds."""
+"""Thresholds of the garbage collector: calls in flight are many and leave no cycles, so frequent collections find nothing."""
 
 
 @dataclass
 class Serving:
-    """As the options of the command; see there."""
+    """Options of the command, and what it does with them."""
 
     file: str | None
     models: tuple[str, ...]
@@ -91,14 +91,14 @@ class Serving:
     # -------------------------------------------------------------------- before it runs
 
     def _say_where(self) -> None:
-        """Where functions that call others over HTTP find them: here, and not at the usual address."""
+        """Set LAMINA_URL, so that functions that call others over HTTP find this server."""
         if self.port:
             host = self.host
             at = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
             os.environ.setdefault("LAMINA_URL", f"{'https' if self.managed.get('tls_cert') else 'http'}://{at}:{self.port}")
 
     def _target(self) -> str:
-        """What is to be loaded: the app's file, or a bundle of it and the models."""
+        """App to load: its file, or a bundle of it and the models."""
         file, repository = self.file, self.model_repository
         if not self.models and repository is None:
             if file is None:
@@ -113,7 +113,7 @@ class Serving:
         return Bundle(entries, file or "").target(folder)
 
     def _live(self, target: str) -> tuple[Any, str]:
-        """The app, its policy and its engine, and what that is called."""
+        """Runtime with app, policy and engine, and a label for the engine."""
         from lamina import policies
         from lamina.live import start
 
@@ -138,7 +138,7 @@ class Serving:
         return Otel(self.otlp, live.app.name, live.loop.now_us())
 
     def _watched(self, live: Any, otel: Any) -> dict[str, Any]:
-        """Who else wants to know what happens."""
+        """Observers of calls and events: logs and traces."""
         from lamina.gateway import logs
         from lamina.gateway.output import hear
         from lamina.gateway.traces import Traces
@@ -165,7 +165,7 @@ class Serving:
         gc.set_threshold(*GC_AT)
         if gateway.durable is not None:
             if self.place:
-                gateway.durable.start()  # a place somebody has named: if it cannot be used, that is said now
+                gateway.durable.start()  # an explicit --store: if it cannot be used, that is an error now
             await gateway.durable.store.tried()
         self._tell(gateway, management, label)
         status = asyncio.create_task(status_line(gateway)) if sys.stderr.isatty() and not self.as_json else None
@@ -183,7 +183,7 @@ class Serving:
         return 0
 
     async def _open(self, live: Any, management: Management, ways: dict[str, Any]) -> Any:
-        """The gateway, and management beside it; None if there is nowhere to listen, which has been said by then."""
+        """Open the gateway, and management beside it; None if an address cannot be listened on, which is printed."""
         from lamina.gateway.serve import open_gateway
 
         try:
@@ -203,7 +203,7 @@ class Serving:
         return gateway
 
     async def _look_at_ports(self, management: Management) -> None:
-        """One that is taken, mostly by another server of the same app, is said before anything is touched."""
+        """Check that ports are free before anything is started: most often another server of the same app has them."""
         from lamina.gateway.listen import listen
 
         places = [(self.host, self.port), (self.host, self.grpc_port), (management.admin_host, management.admin_port)]
@@ -216,7 +216,7 @@ class Serving:
                     raise
 
     def _note(self, text: str) -> None:
-        """On stderr, in the form that was asked for."""
+        """Print a note on stderr, in the chosen log format."""
         if self.log_format == "json":
             log.info(text)
         else:

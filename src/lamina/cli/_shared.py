@@ -1,4 +1,4 @@
-"""Small things several commands need."""
+"""Options, parameter types and output shared by several commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PORT = click.IntRange(0, 65535)
 
 
 class Finite(click.FloatRange):
-    """A number in a range. NaN is in none, though every comparison with it says that it is not outside."""
+    """A finite number in a range. NaN is in none, though every comparison with it says that it is not outside."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -37,7 +37,7 @@ class Finite(click.FloatRange):
 
 
 class InFile(click.Path):
-    """A file to be read. What is wrong with it is said once, and as all of Lamina says it."""
+    """Parameter type of a file to be read; errors have the same words in all commands."""
 
     def __init__(self, hint: str = "give the path of a file", *, allow_dash: bool = False) -> None:
         super().__init__(readable=False, allow_dash=allow_dash, path_type=Path)
@@ -56,7 +56,7 @@ class InFile(click.Path):
 
 
 class Group(click.Group):
-    """A command with commands of its own. What each does is told in full: click alone cuts it at the width of a line."""
+    """Command group. The help of each command is shown in full: click alone cuts it at the width of a line."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         fail_if_misspelt(ctx, args, self.list_commands(ctx))
@@ -77,7 +77,7 @@ def url_option(command: F) -> F:
 
 
 def write_picture(picture: str, output: Path | None, name: str) -> None:
-    """To a file, `name`.svg unless told otherwise; `-` is standard output."""
+    """Write a picture to a file, by default `name`.svg; `-` is standard output."""
     if str(output) == "-":
         click.echo(picture, nl=False)
         return
@@ -87,7 +87,7 @@ def write_picture(picture: str, output: Path | None, name: str) -> None:
 
 
 def console(width: int = 120) -> Console:
-    """For tables: as wide as the terminal is, or `width` where there is none."""
+    """Console for tables: as wide as the terminal, or `width` where there is none."""
     from rich.console import Console
 
     return Console() if sys.stdout.isatty() else Console(width=width)
@@ -108,7 +108,7 @@ def policy_options(pairs: tuple[str, ...]) -> dict[str, Any]:
 
 
 def parse_inputs(body: str | None, file: Path | None, named: tuple[str, ...]) -> tuple[Any, bool]:
-    """What the user typed: a JSON body, the bytes of a file, or name=value pairs. The flag says: by name."""
+    """Inputs of a call: a JSON body, the bytes of a file, or name=value pairs. The flag says: by name."""
     given = [body is not None, file is not None, bool(named)]
     if sum(given) > 1:
         raise click.UsageError("give one of: a JSON body, --file, --input")
@@ -128,7 +128,7 @@ def parse_inputs(body: str | None, file: Path | None, named: tuple[str, ...]) ->
 
 
 def _as_it_should_be(body: str) -> str:
-    """Of a body that is no JSON: it was text, or a name and a value."""
+    """Suggestion for a body that is no JSON: it was text, or a name and a value."""
     name, equals, value = body.partition("=")
     if equals and name.isidentifier():
         return f"--input {name}={_quoted(value)}"

@@ -1,4 +1,4 @@
-"""`lamina audit`: who did what."""
+"""`lamina audit`: the audit log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lamina explain CALL --log FILE`: what became of one call, and why."""
+"""`lamina explain CALL --log FILE`: history of one call, with the policy's reasons."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def command(call: str, log_file: Path, as_json: bool) -> int:
 
 
 def story(call_id: str, log_file: Path) -> dict[str, Any]:
-    """All that the log has on one call."""
+    """History of one call, from the event log."""
     from lamina.core import actions as do
     from lamina.core import eventlog
     from lamina.core import events as ev
@@ -93,7 +93,7 @@ def _end(action: Any, now_us: int) -> dict[str, Any]:
 
 
 def _read(why: str) -> Any:
-    """What the policy said: JSON where it is, else as it stands."""
+    """Decoded reasons of the policy: JSON where it is, else as it stands."""
     if why.startswith("{"):
         try:
             return msgspec.json.decode(why)

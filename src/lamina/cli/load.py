@@ -155,7 +155,7 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def _goal_us(url: str) -> int:
-    """What our own servers say about a target; anybody else's say nothing."""
+    """SLO of a target as Lamina servers report it; 0 for other servers."""
     import urllib.request
 
     import msgspec

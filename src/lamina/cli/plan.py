@@ -53,7 +53,7 @@ def command(
     as_json: bool,
     plot: Path | None,
 ) -> int:
-    """Plan GPUs for TASKS: a scenario (.toml), or a CSV of model,rate,SLO lines. How are they cut, who runs where, in which
+    """Plan GPUs for TASKS: a scenario (.toml), or a CSV of model,rate,SLO lines. How are they cut, what runs where, in which
     batches, and how many answers are in time?
 
     \b
@@ -100,7 +100,7 @@ def _read(
     network_gbit: float,
     compat: bool,
 ) -> Input:
-    """What is to be planned, from whichever of the files it may be in."""
+    """Read the input, from whichever of the files it is in."""
     from lamina.cli import _plan_input as source
 
     source.check_policy(policy)
@@ -118,7 +118,7 @@ def _read(
 
 
 def _gpus(text: str | None, given: Input) -> list[str] | None:
-    """The kind of every GPU; None: to be found."""
+    """Kinds of the GPUs; None: to be found."""
     if text is None:
         return None
     known = given.kinds
@@ -140,7 +140,7 @@ def _gpus(text: str | None, given: Input) -> list[str] | None:
 
 
 def _find(given: Input, gpus: list[str] | None, compat: bool) -> tuple[Sequence[str], Plan]:
-    """On the GPUs that are given; the original takes them from its configuration; else as few as possible."""
+    """Plan on the GPUs that are given; the original takes them from its configuration; else as few as possible."""
     if gpus is None and compat and not given.own:
         raise BadValue("--compat: the scheduler configuration names no GPUs", hint="add --gpus")
     if gpus is None and compat:
@@ -151,7 +151,7 @@ def _find(given: Input, gpus: list[str] | None, compat: bool) -> tuple[Sequence[
 
 
 def _advise(given: Input, told: show.Told, wanted: list[str] | None) -> show.Told:
-    """What is the best that is possible: all rates times how much, or on how many GPUs."""
+    """Advice for a plan that does not fit: the largest scale of all rates, or the number of GPUs needed."""
     from dataclasses import replace
 
     told = replace(told, scale=given.planner.largest_scale(given.tasks, told.kinds))

@@ -1,4 +1,4 @@
-"""`lamina secret`: what functions need and nobody may read."""
+"""`lamina secret`: secrets of functions, which cannot be read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lamina tenant`: who shares a server, and what each may have of it."""
+"""`lamina tenant`: tenants of a server, their weights and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lamina token`: what programs show at the door."""
+"""`lamina token`: API tokens."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def command(url: str, every: float, once: bool, as_json: bool) -> int:
 
 
 def page(status: dict[str, Any]) -> Any:
-    """Everything, as rich draws it."""
+    """Status as tables."""
     from rich.console import Group
 
     letters = {function["name"]: _LETTERS[i % len(_LETTERS)] for i, function in enumerate(status["functions"])}
@@ -88,7 +88,7 @@ def _devices(status: dict[str, Any], letters: dict[str, str]) -> Any:
 
 
 def units_of(device: dict[str, Any], letters: dict[str, str]) -> str:
-    """One sign per unit: who runs there, who has a home there, or nobody."""
+    """Map of a device, one sign per unit: the running function, a reserved slice, or free."""
     signs = ["-"] * device["units"]
     for home in device["homes"]:
         _paint(signs, home["mask"], ".")

@@ -1,4 +1,4 @@
-"""`lamina user`: people who log in."""
+"""`lamina user`: user accounts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def command() -> None:
 @url_option
 @store_option
 def invite(name: str, scopes: tuple[str, ...], tenant: str, admin_url: str, place: str | None) -> None:
-    """A code for somebody to sign up with, within seven days."""
+    """Invite a user: print a code to sign up with, within seven days."""
     made = administer("user/invite", {"name": name, "scopes": list(scopes), "tenant": tenant}, admin_url, place)
     click.echo(made["code"])
     click.echo(f"{name} signs up with: lamina login {name} --sign-up CODE", err=True)
@@ -33,7 +33,7 @@ def invite(name: str, scopes: tuple[str, ...], tenant: str, admin_url: str, plac
 @store_option
 @json_option
 def list_(admin_url: str, place: str | None, as_json: bool) -> None:
-    """Everybody who was invited."""
+    """List invited users."""
     rows: list[dict[str, Any]] = administer("user/list", {}, admin_url, place)
     show(rows, {"name": "NAME", "tenant": "TENANT", "scopes": "MAY", "signed_up": "SIGNED UP"}, as_json, "nobody")
 
@@ -43,6 +43,6 @@ def list_(admin_url: str, place: str | None, as_json: bool) -> None:
 @url_option
 @store_option
 def remove(name: str, admin_url: str, place: str | None) -> None:
-    """They are logged out at once."""
+    """Remove a user, and end their sessions."""
     administer("user/remove", {"name": name}, admin_url, place)
     click.echo(f"removed {name}")

@@ -1,1 +1,1 @@
-"""The controller: a pure state machine. No clock, no IO, no dice; imports nothing that has them."""
+"""The pure core: a controller as a state machine. No clock, no IO, no random numbers; imports nothing that has them."""

@@ -1,4 +1,4 @@
-"""What each tenant has had, and what it may have."""
+"""Tenant usage and limits: device time used, calls in flight, rate, daily quota."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DAY_HOURS = 24
 
 @dataclass(slots=True)
 class Day:
-    """Units x microseconds of the last 24 hours, in hours: the oldest hour is forgiven as a whole."""
+    """Sliding daily usage in units x microseconds, kept per hour: the oldest hour expires as a whole."""
 
     hours: deque[tuple[int, float]] = field(default_factory=deque)
     total_us: float = 0.0
@@ -27,7 +27,7 @@ class Day:
         self.total_us += unit_us
 
     def over_until_us(self, now_us: int, limit_us: float) -> int:
-        """When the next hour is forgiven, if the limit has been reached; 0 if not."""
+        """When the oldest hour expires, if the limit has been reached; 0 if not."""
         self._forgive(now_us // HOUR_US)
         if self.total_us < limit_us or not self.hours:
             return 0
@@ -40,10 +40,10 @@ class Day:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """Of one tenant."""
+    """Usage and limits of one tenant."""
 
     spec: Tenant
-    used_us: float = 0.0  #: time of a whole device it has had, over its weight: who has least is next
+    used_us: float = 0.0  #: time of a whole device it has had, over its weight: the tenant with the least is next
     runs: int = 0  #: under way
     seen_us: int = 0
     day: Day = field(default_factory=Day)
@@ -65,7 +65,7 @@ class Account:
             self._calls = Bucket(spec.rate_per_s / 1e6, burst, level, now_us)
 
     def over(self, now_us: int) -> tuple[str, int]:
-        """Which limit has been reached, and in how long to try again; "" for none."""
+        """The limit that has been reached and the time until a retry makes sense; "" for none."""
         spec = self.spec
         if self._calls is not None and self._calls.level(now_us) < 1.0:
             missing = 1.0 - self._calls.level(now_us)
@@ -85,13 +85,13 @@ class Account:
 
 @dataclass(slots=True)
 class Books:
-    """All accounts. While `asking` is set, queues show what would be served before a call of that tenant and priority: the
-    rest is none of its business."""
+    """Accounts of all tenants. While `admitting` is set, queues show what would be served before a call of that tenant and
+    priority: the rest does not delay it."""
 
-    specs: dict[str, Tenant] = field(default_factory=dict)  #: of tenants somebody has set limits for
+    specs: dict[str, Tenant] = field(default_factory=dict)  #: tenants with limits of their own
     accounts: dict[str, Account] = field(default_factory=dict)
-    virtual_us: float = 0.0  #: what the tenant served last had had by then: who comes now starts here
-    turn: int = 0  #: of charges: an order made before is out of date
+    virtual_us: float = 0.0  #: usage of the tenant served last, when it was: a newcomer starts here
+    turn: int = 0  #: counts charges: an order made before is out of date
     asking: Account | None = None
     asking_priority: int = 0
 
@@ -103,6 +103,6 @@ class Books:
         return account
 
     def usual_crowd(self) -> float:
-        """Calls under way for its weight, of a tenant that has any, in the mean."""
+        """Mean number of calls in flight per weight, over the tenants that have any."""
         crowds = [account.crowd for account in self.accounts.values() if account.runs]
         return sum(crowds) / len(crowds) if crowds else 0.0

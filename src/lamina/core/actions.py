@@ -1,4 +1,4 @@
-"""What the controller wants done. The loops perform them; results come back as events."""
+"""Actions: what the controller asks its driver to do. Results come back as events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lamina.core.retry import Fault
 
 
 class JobRef(Struct, frozen=True, gc=False, array_like=True):
-    """Enough for an engine to find the payload of a job: which step of which run."""
+    """Reference to a job, enough for an engine to find its payload: which step of which run."""
 
     id: int
     call_id: str
@@ -18,9 +18,9 @@ class JobRef(Struct, frozen=True, gc=False, array_like=True):
 
 
 class StartBatch(Struct, frozen=True, tag=True):
-    """Run these jobs as one batch on units `mask` of `device`.
+    """A batch to run: these jobs together on units `mask` of `device`.
 
-    `after` is the batch whose slice it inherits: it is booked, and starts when that one ends, for whatever reason.
+    `behind` is the batch whose slice it inherits: it is booked, and starts when that one ends, for whatever reason.
     """
 
     batch_id: int
@@ -37,7 +37,7 @@ class StartBatch(Struct, frozen=True, tag=True):
 
 
 class Load(Struct, frozen=True, tag=True):
-    """Bring a function up on a device; `mask` is its standing slice, 0 if it has none, `quota` its part of the time there."""
+    """An instance to load on a device; `mask` is its reserved slice, 0 if it has none, `quota` its share of the time there."""
 
     instance: str
     function: str
@@ -51,7 +51,7 @@ class Unload(Struct, frozen=True, tag=True):
 
 
 class Resize(Struct, frozen=True, tag=True):
-    """The standing slice of an instance moves, or its part of the time there changes; batches already started keep theirs."""
+    """A new reserved slice, or share of its time, for an instance; batches already started keep theirs."""
 
     instance: str
     mask: int
@@ -71,7 +71,7 @@ class Reply(Struct, frozen=True, gc=False, tag=True):
 
 
 class Fail(Struct, frozen=True, tag=True):
-    """An accepted call ends without a result. `error` is a stable word, `step` where it happened."""
+    """End of an admitted call without a result. `error` is a stable word, `step` where it happened."""
 
     call_id: str
     error: str
@@ -81,7 +81,7 @@ class Fail(Struct, frozen=True, tag=True):
 
 
 class Refuse(Struct, frozen=True, gc=False, tag=True):
-    """Not accepted. `offer_us` is the latency that could be met now, 0 if none could be worked out."""
+    """Rejection of a call at admission. `offer_us` is the latency that could be met now, 0 if none is known."""
 
     call_id: str
     reason: str
@@ -91,10 +91,10 @@ class Refuse(Struct, frozen=True, gc=False, tag=True):
 
 
 class Resolve(Struct, frozen=True, tag=True):
-    """A question about data, which the core never sees: how many items has this each, which way goes this choice?
+    """Request for a value that depends on data, which the core never sees: items of an Each, branch of a Choice.
 
-    Nodes that ask at every stage also say: "begin", here it starts; "end", its results are there; "catch", catcher number
-    `catcher` takes `fault`. `turn` is to be repeated in the answer.
+    Nodes that resolve data at every stage also say: "begin", here it starts; "end", its results are there; "catch", catcher
+    number `catcher` takes `fault`. `execution_id` is to be repeated in the answer.
     """
 
     call_id: str
@@ -109,20 +109,20 @@ class Resolve(Struct, frozen=True, tag=True):
 
 
 class DropJob(Struct, frozen=True, tag=True):
-    """This job will not be run, or its result is not wanted any more."""
+    """Cancellation of a job: it will not be run, or its result is not wanted any more."""
 
     job_id: int
 
 
 class Keep(Struct, frozen=True, tag=True):
-    """Write this down; `Kept` must follow, in the order in which it was asked for."""
+    """Journal entry to make durable; `Journaled` must follow, in the order of these actions."""
 
     call_id: str
     note: Note
 
 
 class Kill(Struct, frozen=True, tag=True):
-    """End this instance by force; `InstanceLost` must follow."""
+    """Forced end of an instance; `InstanceLost` must follow."""
 
     instance: str
     reason: str

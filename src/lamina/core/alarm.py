@@ -1,7 +1,7 @@
-"""When must somebody look again? Owner of the times calls end, of what the policy asked for, and of the ticks under way.
+"""Wakeups of the scheduler: deadlines of calls, rechecks the policy asked for, and ticks already requested.
 
-A tick cannot be called back, so one is asked for only if none that early is on its way; the ones that come too soon for
-anybody simply find nothing to do and see to it that the next one comes.
+A tick cannot be called back, so one is requested only if none that early is on its way; a tick that comes too soon finds
+nothing to do and makes sure that the next one comes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Alarm:
         self._wakes: list[int] = []  #: times the policy wants to be asked at, a heap
         self._ticks: list[int] = []  #: on their way, a heap
         self._tick_us = NEVER_US  #: the first of them
-        self._wish_us = NEVER_US  #: the earliest time anybody asked for while this event is handled
+        self._wish_us = NEVER_US  #: the earliest time requested while this event is handled
 
     def watch(self, call: Call) -> None:
         at_us = call.expires_us + GRACE_US
@@ -41,14 +41,14 @@ class Alarm:
         self.wish(at_us)
 
     def ticked(self, now_us: int) -> None:
-        """A tick has come, for all that are due: whoever sends one for several that are late must not leave us waiting for
-        the others for ever. If they do come, they find nothing to do. One that comes early was not asked for."""
+        """Take note of a tick, which stands for all that are due: a driver that sends one for several late ones must not leave
+        us waiting for the others for ever. If they do come, they find nothing to do. An early one was not requested."""
         while self._ticks and self._ticks[0] <= now_us:
             heappop(self._ticks)
         self._tick_us = self._ticks[0] if self._ticks else NEVER_US
 
     def overdue(self, now_us: int) -> Iterator[Run]:
-        """Runs that have outlived their use, in the order they did; each must be ended before the next is asked for."""
+        """Runs past their deadline and grace, in order; each must be ended before the next is asked for."""
         while self._ends and self._ends[0][0] <= now_us:
             _, call_id = heappop(self._ends)
             run = self._runs.get(call_id)
@@ -56,20 +56,20 @@ class Alarm:
                 yield run
 
     def woken(self, now_us: int) -> bool:
-        """Has a time come that the policy asked for?"""
+        """Whether a recheck that the policy asked for is due; those that are, are taken off."""
         before = len(self._wakes)
         while self._wakes and self._wakes[0] <= now_us:
             heappop(self._wakes)
         return len(self._wakes) < before
 
     def tidy(self) -> None:
-        """One patient call must not keep the times of all that came after it and are gone."""
+        """Drop deadlines of ended calls: one patient call must not keep those of all that came after it."""
         if len(self._ends) > 2 * len(self._runs) + 1024:
             self._ends = [entry for entry in self._ends if entry[1] in self._runs]
             heapify(self._ends)
 
     def wish_on(self) -> None:
-        """A tick was for whoever needed one first; what the others need has to be asked for again."""
+        """Request the next deadline and recheck again: a tick serves the earliest request only."""
         ends = self._ends
         while ends and ends[0][1] not in self._runs:
             heappop(ends)
@@ -79,7 +79,7 @@ class Alarm:
             self.wish(self._wakes[0])
 
     def next_tick(self, now_us: int, at_us: int) -> int:
-        """The tick to ask for, by then or by the earliest wish; 0 if one that early is on its way."""
+        """The tick to request, by then or by the earliest request; 0 if one that early is on its way."""
         if self._wish_us < at_us:
             at_us = self._wish_us
         self._wish_us = NEVER_US

@@ -1,10 +1,10 @@
-"""The bandwidth rule: batches beside each other may together ask for so much of what a device's memory can give, and no more.
+"""Memory-bandwidth limit: the total demand that batches running side by side on a device may have.
 
-Slices keep compute apart and share the memory behind it; past some part of its peak everybody pays. Who asks for nothing, or
-runs alone, always may. A batch that is booked counts from the start as if it ran in place of the one before it, if that asks
-for less: when it begins nobody is asked again.
+Slices keep compute apart and share the memory behind it; past some part of its peak every neighbour slows down. A function
+without demand, or one that runs alone, is never limited. A booked batch counts from the start as if it ran in place of the one
+before it, if that demands less: when it begins, no further check is made.
 
-What functions ask for is known to whoever predicts, from profiles. Where none says, there is no rule (`View.bandwidth` is None).
+The predictor knows demands, from profiles. Where it does not, there is no limit (`View.bandwidth` is None).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LITTLE = 1e-9
 
 @runtime_checkable
 class KnowsDemand(Protocol):
-    """A model of neighbours that knows what functions ask for, by function and kind of device: parts of the peak memory
+    """Interference model that knows bandwidth demands, by function and kind of device: parts of the peak memory
     bandwidth, were they to have the whole device."""
 
     @property
@@ -39,12 +39,12 @@ class BandwidthRule:
     limit: float  #: part of the peak that neighbours may ask for together
 
     def most_units(self, function: str, device: Device, batches: Mapping[int, Batch], after: Batch | None = None) -> int:
-        """The largest slice one more batch of this function may have now; with `after`, once that one has ended."""
+        """The largest slice one more batch of this function may have now; with `behind`, once that one has ended."""
         beside = [batches[batch_id] for batch_id in device.running]
         return self._fits(function, device, sum([self.asked(batch) for batch in beside if batch is not after]))
 
     def room_in_us(self, function: str, units: int, device: Device, batches: Mapping[int, Batch], now_us: int) -> int:
-        """Until so many units may be had, were nothing else to start."""
+        """Time until so many units are within the limit, if nothing else starts."""
         beside = sorted([batches[batch_id] for batch_id in device.running], key=lambda batch: batch.ends_us)
         theirs = sum([self.asked(batch) for batch in beside])
         at_us = now_us
@@ -56,13 +56,13 @@ class BandwidthRule:
         return max(0, at_us - now_us)
 
     def may_stand(self, function: FunctionState, device: Device, others: Iterable[Instance]) -> bool:
-        """Could all of them run at once on the slices they are used to?"""
+        """Whether all of them could run at once on the slices they usually have."""
         kind, units = device.spec.kind, device.spec.units
         theirs = sum(self.demand.get((one.function, kind), 0.0) * one.units / units for one in others)
         return self._fits(function.spec.name, device, theirs) >= function.spec.units_on(device.spec)
 
     def asked(self, batch: Batch) -> float:
-        """By the batch, or by the one booked behind it if that is more."""
+        """Demand of the batch, or of the one booked behind it if that is more."""
         kind, units = batch.device.spec.kind, batch.device.spec.units
         lane = (batch, batch.follower) if batch.follower is not None else (batch,)
         return max([self.demand.get((one.instance.function, kind), 0.0) * one.mask.bit_count() / units for one in lane])
@@ -75,6 +75,6 @@ class BandwidthRule:
 
 
 def bandwidth_rule(predictor: object) -> BandwidthRule | None:
-    """None: nobody says what functions ask for."""
+    """The limit of this predictor; None if it knows no demands."""
     model = getattr(predictor, "interference", None)
     return BandwidthRule(model.demand, model.limit) if isinstance(model, KnowsDemand) and model.demand else None

@@ -1,7 +1,6 @@
-"""Calls under way: each begins once, brings jobs, and ends once. Owner of `state.runs`.
+"""Registry of calls in flight: each begins once, brings jobs, and ends once. Owner of `state.runs`.
 
-Everybody who has a say in whether a call was served well hears of its end here: tenants' accounts, the outlook on jobs to
-come, the record of promises.
+The end of a call is reported here to tenants' accounts, to the forecast of expected jobs and to the admission margin.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Calls:
     # ------------------------------------------------------------------- jobs
 
     def enqueue(self, run: Run, scope_id: int, node: Task, visit: int = 0) -> int:
-        """Make a job of a task, and say its number."""
+        """Make a job of a task and queue it; returns its id."""
         state = self._state
         state.last_job += 1
         call, now_us = run.call, self._view.now_us
@@ -84,7 +83,7 @@ class Calls:
         return job.id
 
     def awaken(self, run: Run) -> None:
-        """It has been told all that happened before the restart; what it has not done yet is to be done."""
+        """Queue the open jobs of a recovered run: its journal has been replayed to the end."""
         run.asleep = None
         for job in run.jobs.values():
             job.batch_id = 0
@@ -93,7 +92,7 @@ class Calls:
             self._lines.join(function, job)
 
     def drop(self, run: Run, job: Job) -> None:
-        """Its result is not wanted any more."""
+        """Cancel a job: its result is not wanted any more."""
         del run.jobs[job.id]
         if not job.batch_id:
             self._lines.leave(self._state.functions[job.function], [job])
@@ -126,7 +125,7 @@ class Calls:
         )
 
     def end(self, run: Run, word: Fail) -> None:
-        """The run ends here without a result; whatever still runs for it is not waited for."""
+        """End a run without a result; what still runs for it is not waited for."""
         del self._state.runs[run.call.id]
         run.closed = True
         if self._fair.on:
@@ -142,7 +141,7 @@ class Calls:
         self._out.append(word)
 
     def turned_away(self, function: FunctionState) -> None:
-        """For want of time, or so it was thought."""
+        """Count a rejection for lack of time: the prediction behind it may be wrong."""
         self._promises.turned_away(self._view.now_us, function, self._state, self._view.predictor)
 
     def cancelled(self, event: CallCancelled) -> None:

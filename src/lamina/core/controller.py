@@ -1,12 +1,11 @@
-"""The only writer of state: `handle(now_us, event) -> [action]`.
+"""The controller, the only writer of state: `handle(now_us, event) -> [action]`.
 
-An event goes to the part it concerns; then the policy is asked, and what it decides is checked and done. Whatever it says:
-- A call is in one place until it ends, and it ends once. What comes back for a batch it no longer knows is ignored.
+An event goes to the part it concerns; then the policy is asked, and what it decides is checked and applied. Whatever it says:
+- A call is in one place until it ends, and it ends once. What comes back for an unknown batch is ignored.
 - Time never runs backwards: a late clock is read as "no time has passed".
 
-What there is to own has one owner each: who is let in (`intake.py`), calls and their ends (`calls.py`), how runs go on
-(`course.py`), who waits (`lines.py`), devices, instances and leases (`fleet.py`), what goes well (`successes.py`) and wrong
-(`mishaps.py`), when to look again (`alarm.py`), time to leave for later steps (`slack.py`), jobs yet to come (`outlook.py`).
+Each part owns its state: admission, the call registry, the workflow engine, the dispatch queue, the cluster (devices, instances,
+leases), completions, failures, wakeups, the critical path of workflows and the forecast of jobs to come.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from lamina.core.successes import Successes
 from lamina.errors import PolicyError
 
 LOOK_AGAIN_US = 10_000
-"""Work waits for a function that could not be loaded: there may be room for it soon."""
+"""Autoscaling is retried this soon while work waits for a function that could not be loaded."""
 
 HOUSEKEEPING_US = 1_000_000
 """Hung batches and loads are looked for this often, whatever period the policy has."""
@@ -65,8 +64,8 @@ class Controller:
         self.policy = policy
         self.predictor = predictor
         self._scale: ScaleRole = policy if isinstance(policy, ScaleRole) else ScaleToLoad()
-        self._woken = False  #: a time has come that the policy asked for
-        self._look_at_us = HOUSEKEEPING_US  #: when to look for what hangs
+        self._woken = False  #: a recheck that the policy asked for is due
+        self._look_at_us = HOUSEKEEPING_US  #: when to look for hung batches again
         self._scale_at_us = 0
         self._out = out = list[Action]()
         self.state = state = State()
@@ -117,7 +116,7 @@ class Controller:
         return self.salvage()
 
     def salvage(self) -> list[Action]:
-        """After `handle` raised a PolicyError: what had been decided until then, which stands."""
+        """Actions decided so far; after `handle` raised a PolicyError, what was decided before it stands."""
         out = self._out
         tick_us = self._alarm.next_tick(self._view.now_us, self._course.timers.next_us)
         if tick_us:
@@ -128,12 +127,12 @@ class Controller:
 
     @property
     def now_us(self) -> int:
-        """Of the last event."""
+        """Time of the last event."""
         return self._view.now_us
 
     @property
     def explain(self) -> bool:
-        """Should the policy say what it weighed?"""
+        """Whether the policy records what it weighed."""
         return self._view.explaining
 
     @explain.setter
@@ -142,18 +141,18 @@ class Controller:
 
     @property
     def books(self) -> Books:
-        """What tenants have had."""
+        """Usage of tenants."""
         return self._fair.books
 
     @property
     def resume_us(self) -> int:
-        """When the first of all waits, pauses and limits of time is due. A simulator with nothing else to do may leap there."""
+        """When the first wait, pause or timeout of a run is due. A simulator with nothing else to do may skip to it."""
         return self._course.timers.next_us
 
     # ----------------------------------------------------------------- events
 
     def _all_here(self, event: ev.AllHere) -> None:
-        """What is to be done about those who came is decided after every event, and so after this one."""
+        """Nothing of its own: the policy is asked after every event, and so after this one."""
 
     def _device_joined(self, event: ev.DeviceJoined) -> None:
         if event.device.id not in self.state.devices:
@@ -191,7 +190,7 @@ class Controller:
             self._alarm.tidy()
             if self._fair.on:
                 self._fair.tidy(now_us)
-        self._alarm.wish_on()  # this tick was not for the others; theirs must still come
+        self._alarm.wish_on()  # a tick serves the earliest request; the others' must still come
         self._alarm.wish(self._look_at_us)
         if self._scale_at_us > now_us:
             self._alarm.wish(self._scale_at_us)
@@ -199,7 +198,7 @@ class Controller:
     # -------------------------------------------------------------- decisions
 
     def _settle(self) -> None:
-        """What stands where: asked of the scale role."""
+        """Ask the scale role which instances to load, unload and resize."""
         view = self._view
         view.cold, self._lines.cold = self._lines.cold, {}
         self._scale_at_us = view.now_us + self._scale.period_us
@@ -221,7 +220,7 @@ class Controller:
                 self._apply(decision)
 
     def _dispatch_in_turns(self) -> None:
-        """Ask about those whose turn it is while the others are out of sight, then about these as well."""
+        """Ask about functions in groups: tenants with the least usage first, the rest hidden until their group comes."""
         waiting = self.state.waiting
         turns = self._fair.turns()
         for number in range(len(turns)):

@@ -1,7 +1,7 @@
-"""How a run goes on from step to step: questions and answers, waits, tries and ways round failures.
+"""The workflow engine: moves runs from step to step through data requests, waits, retries and catches.
 
-Owner of the visits of all runs. What a visit waits for is in exactly one place: an answer (`questions`), a job, a family
-of scopes, or a timer. A failure climbs: the step it happened in may try again or be caught; else the scope it is in has
+Owner of the node executions of all runs. What an execution waits for is in exactly one place: data (`pending_data`), a job, a
+fan-out of scopes, or a timer. A failure climbs: the step it happened in may try again or be caught; else the scope it is in has
 failed, which the each or parallel around it may tolerate, try again or catch; and so on until the run itself fails.
 """
 
@@ -36,7 +36,7 @@ MAX_ITEMS = 100_000
 """Items of one run at a time: a count that comes from data is bounded before anything is made of it."""
 
 MAX_TURNS = 25_000
-"""Questions of one walk through a flow that asks at every step: a loop that data never ends must end all the same."""
+"""Data requests of one walk through a flow that makes them at every step: a loop that data never ends must end all the same."""
 
 MAX_WAIT_US = 100_000_000 * 1_000_000
 """Some three years: a time that comes from data is bounded too."""
@@ -69,7 +69,7 @@ class Course:
             self.moved(run, job)
 
     def job_failed(self, run: Run, job: Job, error: str, name: str = "", batch: Batch | None = None) -> None:
-        """`job` has left its queue or batch already."""
+        """Handle a failed job, which has left its queue or batch already."""
         if run.durable:
             self.keeper.outcome(run, job, batch, error, name)
         else:
@@ -149,7 +149,7 @@ class Course:
     # ---------------------------------------------------------------------- forward
 
     def _go(self, run: Run, ready: Ready) -> None:
-        """Start what may start, and move on what has landed; one after the other, however deep the call came from."""
+        """Start the nodes that are ready and move completed fan-outs on; one after the other, however deep the call came from."""
         if run.uprooted:
             self._sweep(run)
         if run.ended and not run.closed:
@@ -177,7 +177,7 @@ class Course:
             self._busy = False
 
     def _meet(self, run: Run, scope: Scope, node: Node) -> None:
-        """A node has its tokens."""
+        """Begin a node that has its tokens."""
         if isinstance(node, Task):
             if node.guard is None and not node.asks:
                 self._calls.enqueue(run, scope.id, node, 0)
@@ -214,7 +214,7 @@ class Course:
         )
 
     def _start(self, run: Run, visit: Visit, value: int, limits: tuple[int, ...]) -> None:
-        """What it had to know is known."""
+        """Run the node: the data it needs is known."""
         node = visit.node
         if isinstance(node, Task):
             visit.stage = "run"
@@ -232,7 +232,7 @@ class Course:
             self._leave(run, visit, 0)
 
     def _landed(self, run: Run, visit: Visit) -> None:
-        """Its job or family has ended well."""
+        """Handle the success of its job or fan-out."""
         self._still(run, visit)
         node = visit.node
         if isinstance(node, Guarded) and node.asks:
@@ -242,7 +242,7 @@ class Course:
             self._leave(run, visit, 0)
 
     def _leave(self, run: Run, visit: Visit, value: int) -> None:
-        """The node is done. Of a task, `value` may say which of its other ways the token takes."""
+        """Leave a node that is done. Of a task, `value` may say which of its other ways the token takes."""
         del run.visits[visit.id]
         scope, node = visit.scope, visit.node
         if isinstance(node, Succeed):
@@ -259,7 +259,7 @@ class Course:
     # ------------------------------------------------------------------------- time
 
     def _watch(self, run: Run, visit: Visit, limits: tuple[int, ...]) -> None:
-        """Limits of time for this try: those its data gave, else those of the flow."""
+        """Set the timeouts of this attempt: those its data gave, else those of the flow."""
         node = visit.node
         guard = (node.guard if isinstance(node, Guarded) else None) or _NO_GUARD
         timeout_us, heartbeat_us = limits or (0, 0)
@@ -289,7 +289,7 @@ class Course:
     # --------------------------------------------------------------------- failures
 
     def _fail(self, run: Run, scope: Scope | None, visit: Visit | None, fault: Fault) -> None:
-        """Climb until somebody knows what to do."""
+        """Pass a failure up until a retrier, a catcher or a tolerant fan-out handles it."""
         alias = ""
         while True:
             if visit is not None:
@@ -337,7 +337,7 @@ class Course:
         return False
 
     def _still(self, run: Run, visit: Visit) -> None:
-        """Nothing is under way for this visit any more."""
+        """Cancel all that is pending for this execution."""
         visit.timers.clear()
         run.questions.pop((visit.scope.id, visit.node.name, visit.id), None)
         job = run.jobs.get(visit.job_id)
@@ -350,7 +350,7 @@ class Course:
                 self._sweep(run)
 
     def _sweep(self, run: Run) -> None:
-        """Scopes have gone; so does all that was under way in them."""
+        """Drop jobs, data requests and executions of cancelled scopes."""
         run.uprooted = False
         scopes = run.scopes
         for job in [job for job in run.jobs.values() if job.scope not in scopes]:
@@ -362,7 +362,7 @@ class Course:
 
 
 def _possible(run: Run, node: Node, stage: str, value: int) -> bool:
-    """Can this be an answer to what was asked?"""
+    """Whether this value can answer the data request."""
     if stage == "begin":
         if isinstance(node, Each):
             return 0 <= value <= MAX_ITEMS - len(run.scopes)

@@ -1,4 +1,4 @@
-"""The roles a policy need not write: admit everything, and keep as many instances as the load asks for."""
+"""Default roles of policies: admit everything, and a reactive autoscaler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lamina.types import Call, DeviceSpec, FunctionSpec
 
 @dataclass(slots=True)
 class AdmitAll:
-    """Only the bounds of the queues, which the controller keeps, refuse anything."""
+    """Admission without a limit of its own: only full queues, which the controller checks, reject."""
 
     def admit(self, view: View, call: Call) -> Promise | Refuse | None:
         return None
@@ -23,7 +23,7 @@ class AdmitAll:
 
 @dataclass(slots=True)
 class ScaleToLoad:
-    """From zero: load when there is work and no instance, add while the load is above `target` of what stands,
+    """Autoscaler from zero: load when there is work and no instance, add while the load is above `target` of what stands,
     remove what has been idle for as long as its function allows.
     """
 
@@ -35,7 +35,7 @@ class ScaleToLoad:
     _known: tuple[int, int] = (0, 0)  #: how many functions and devices there were at the last such look
 
     def scale(self, view: View) -> Iterator[Decision]:
-        """All functions once a period; in between, those that have work and no instance."""
+        """Scale all functions once a period; in between, those that have work and no instance."""
         known = (len(view.functions), len(view.devices))
         if view.now_us < self._full_at_us and known == self._known:
             starved = (name for name in (*view.waiting, *view.held) if not view.functions[name].instances)
@@ -72,7 +72,7 @@ class ScaleToLoad:
                 yield UnloadOf(instance.id)
 
     def _look(self, view: View, name: str, function: FunctionState) -> float:
-        """Arrivals per microsecond: up at once, down by halves, and nothing after as long a silence as `idle_us`."""
+        """Arrival rate per microsecond: up at once, down by halves, and nothing after as long a silence as `idle_us`."""
         meter = function.meter
         count, at_us = self._seen.get(name, (0, view.now_us))
         span_us = view.now_us - at_us
@@ -100,7 +100,7 @@ class ScaleToLoad:
 
     def _room(self, view: View, function: FunctionState) -> Device | None:
         """The device with most free units per standing instance that has the memory, and a home where one is needed; one where
-        the bandwidth rule would not make it take turns with those who stand there, if there is such."""
+        the bandwidth limit would not make it take turns with instances there, if there is such."""
         spec = function.spec
         best, best_score = None, (False, False, 0.0)
         for device in view.devices.values():
@@ -116,17 +116,17 @@ class ScaleToLoad:
         return best
 
     def _has_enough(self, spec: FunctionSpec, device: DeviceSpec, mine: int) -> bool:
-        """More instances than slices would only wait for each other; but another with a home brings its own slice."""
+        """Whether more instances than it has would only wait for each other; one with a home brings its own slice."""
         limit = device.limits.batches_per_instance
         return mine > 0 and (not spec.home if limit == 0 else (mine + 1) * spec.units_on(device) > device.units * limit)
 
     def _has_place(self, view: View, instance: Instance) -> bool:
-        """Not so if homes given since have left no block it could ever lease: it only seems to stand."""
+        """Whether it can ever lease a block: homes given since may have left none."""
         device = view.devices[instance.device]
         return instance.id in device.homes or device.spare(instance.units, borrow=True) != 0
 
     def _make_room(self, view: View, function: FunctionState) -> Iterator[Decision]:
-        """What nobody uses goes, the least worth keeping first, where that is enough for one who has work and no instance."""
+        """Evict idle instances, the least worth keeping first, where that makes room for a starved function."""
         for device in view.devices.values():
             idle = [view.instances[i] for i in device.instances if self._spared(view, view.instances[i])]
             going: dict[str, int] = {}
@@ -138,7 +138,7 @@ class ScaleToLoad:
                     return
 
     def _worth_keeping(self, view: View, instance: Instance) -> tuple[float, ...]:
-        """The longer unused, the less."""
+        """Order of eviction: least recently used first."""
         return (_idle_since_us(instance),)
 
     def _spared(self, view: View, instance: Instance) -> bool:
@@ -146,7 +146,7 @@ class ScaleToLoad:
         return _is_idle(instance) and not len(function.queue) and len(function.instances) > function.spec.scale.min
 
     def _fits(self, function: FunctionState, device: Device, going: Mapping[str, int]) -> bool:
-        """Could it be loaded here, were the instances `going` (with their memory) gone?"""
+        """Whether it could be loaded here without the instances `going` (with their memory)."""
         spec = function.spec
         if not spec.fits_family(device.spec.family):
             return False

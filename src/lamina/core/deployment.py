@@ -1,4 +1,4 @@
-"""Functions and workflows come, or come again in a new form: all of them, or none if anything is wrong."""
+"""Deployment of functions and workflows, new or in a new version: all of them, or none if anything is wrong."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lamina.types import FunctionSpec
 
 
 def check(state: State, event: Deployed) -> None:
-    """What is wrong is said before anything is changed."""
+    """Raise what is wrong with it before anything is changed."""
     functions = state.functions.keys() | {spec.name for spec in event.functions}
     for flow in event.flows:
         flow.check()
@@ -43,7 +43,7 @@ def deploy(now_us: int, state: State, lines: Lines, order: Order, event: Deploye
 
 
 def _renew(state: State, lines: Lines, known: FunctionState, spec: FunctionSpec) -> None:
-    """What stands goes on under the new terms; a second chance for what kept crashing."""
+    """Put instances under the new spec; a function that kept crashing gets a second chance."""
     known.spec = spec
     known.crashes = known.not_before_us = 0
     for instance in known.instances.values():

@@ -1,4 +1,4 @@
-"""Everything that happened, one JSON line per event: enough to repeat every decision."""
+"""Event log: one JSON line per event with its actions, enough to replay every decision."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _decoder = msgspec.json.Decoder(Entry)
 
 
 class Writer:
-    """`write` fits where loops take a watcher."""
+    """Writer of an event log; `write` fits where drivers take a watcher."""
 
     def __init__(self, path: str | Path) -> None:
         self._file = Path(path).open("wb", buffering=1 << 16)  # noqa: SIM115 - closed by close()

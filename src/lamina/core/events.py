@@ -1,4 +1,4 @@
-"""What may happen. A crash and a timer are events too, so a test can make anything happen at any instant."""
+"""Events: what may happen. A crash and a timer are events too, so a test can make anything happen at any instant."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lamina.types import Call, DeviceSpec, FunctionSpec, Tenant
 
 
 class Deployed(Struct, frozen=True, tag=True):
-    """Functions and workflows exist from now on; a known name is replaced."""
+    """Deployment of functions and workflows; a known name is replaced."""
 
     functions: tuple[FunctionSpec, ...] = ()
     flows: tuple[Flow, ...] = ()
@@ -18,11 +18,11 @@ class Deployed(Struct, frozen=True, tag=True):
 
 class CallArrived(Struct, frozen=True, gc=False, tag=True):
     call: Call
-    more: bool = False  #: others may have come in the same instant: it is admitted now, and served with them at `AllHere`
+    more: bool = False  #: others may have come in the same instant: it is admitted now, and served with them at `ArrivalsDrained`
 
 
 class AllHere(Struct, frozen=True, tag=True):
-    """Nobody else has come in this instant: time to decide about those who have."""
+    """End of the arrivals of this instant: time to dispatch them together."""
 
 
 class CallCancelled(Struct, frozen=True, tag=True):
@@ -30,8 +30,8 @@ class CallCancelled(Struct, frozen=True, tag=True):
 
 
 class JobOutcome(Struct, frozen=True, array_like=True):
-    """How one job of a batch ended. `error` is a stable word, `name` what the error is called where it was raised, for those
-    who catch it; its text stays outside the core."""
+    """Outcome of one job of a batch. `error` is a stable word, `name` what the error is called where it was raised, for
+    catchers; its text stays outside the core."""
 
     ok: bool = True
     error: str = ""
@@ -47,7 +47,7 @@ class BatchFinished(Struct, frozen=True, tag=True):
 
 
 class BatchFailed(Struct, frozen=True, tag=True):
-    """The batch as a whole came to nothing, the instance lives (out of memory, say): smaller batches may succeed."""
+    """Failure of a batch as a whole while its instance lives (out of memory, say): smaller batches may succeed."""
 
     batch_id: int
     reason: str
@@ -56,7 +56,7 @@ class BatchFailed(Struct, frozen=True, tag=True):
 class InstanceReady(Struct, frozen=True, tag=True):
     instance: str
     load_us: int = 0
-    probes: tuple[tuple[int, int, int], ...] = ()  #: runs for nobody before it took calls: batch, units, microseconds
+    probes: tuple[tuple[int, int, int], ...] = ()  #: warm-up runs before it took calls: batch, units, microseconds
 
 
 class InstanceLost(Struct, frozen=True, tag=True):
@@ -73,7 +73,7 @@ class DeviceLost(Struct, frozen=True, tag=True):
 
 
 class Resolved(Struct, frozen=True, tag=True):
-    """Answer to `Resolve`: how many items (each), which branch (choice), how many microseconds (wait), which of its ways on
+    """Answer to `ResolveData`: how many items (each), which branch (choice), how many microseconds (wait), which next node
     (a task that has ended). An `error`, by name, fails the node there.
 
     `limits` are what the data says in place of the flow: of an each (at once, may fail), of a task (timeout, heartbeat).
@@ -84,28 +84,28 @@ class Resolved(Struct, frozen=True, tag=True):
     node: str
     value: int = 0
     error: str = ""
-    turn: int = 0  #: as in the question
+    turn: int = 0  #: as in the request
     limits: tuple[int, ...] = ()
 
 
 class Heartbeat(Struct, frozen=True, tag=True):
-    """A job says that it is alive, for steps that must do so now and then."""
+    """Heartbeat of a running job, for steps with a heartbeat timeout."""
 
     call_id: str
     job_id: int
 
 
 class TenantSet(Struct, frozen=True, tag=True):
-    """A tenant has these limits from now on. `spent_unit_us` is to be added to what it has had today: for a restart."""
+    """New limits of a tenant. `spent_unit_us` is added to its usage of today: for a restart."""
 
     tenant: Tenant
     spent_unit_us: float = 0.0
 
 
 class CallResumed(Struct, frozen=True, tag=True):
-    """A durable call accepted before a restart. It begins again without work being started for it; `Kept` after `Kept` brings it
-    to where it was, and `Awake` lets it go on. `flow` is the one it began with, if that has changed since. `again_us` is when
-    somebody last had it tried again: limits of time count from then."""
+    """Recovery of a durable call accepted before a restart. It begins again without work being started for it; `Journaled` after
+    `Journaled` brings it to where it was, and `ReplayDone` lets it go on. `flow` is the one it began with, if that has changed
+    since. `redriven_us` is when a client last had it tried again: timeouts count from then."""
 
     call: Call
     flow: Flow | None = None
@@ -113,21 +113,21 @@ class CallResumed(Struct, frozen=True, tag=True):
 
 
 class Kept(Struct, frozen=True, tag=True):
-    """This note of a durable run is written down, and takes effect."""
+    """Confirmation that a journal entry of a durable run is on disk; it takes effect now."""
 
     call_id: str
     note: Note
 
 
 class Awake(Struct, frozen=True, tag=True):
-    """All that was kept of this run has been told again."""
+    """End of the replay of a recovered run: its whole journal has been applied."""
 
     call_id: str
     again_us: int = 0
 
 
 class Tick(Struct, frozen=True, tag=True):
-    """The time asked for with `WakeAt` has come."""
+    """Timer tick: the time asked for with `WakeAt` has come."""
 
 
 Event = (

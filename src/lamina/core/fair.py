@@ -1,6 +1,6 @@
-"""Between tenants: whose turn is it, and who has had enough? Owner of their accounts.
+"""Fair sharing between tenants: quotas at admission, weighted fair queueing at dispatch. Owner of tenants' accounts.
 
-A *quota* is a limit: what goes beyond it is refused at the door, whatever else there is room for. *Fairness* is an order: device
+A *quota* is a limit: what goes beyond it is rejected at admission, whatever else has room. *Fairness* is an order: device
 time goes to the tenant that has had least of it for its weight (start-time fair queueing, in measured device time), and a
 tenant that comes back after a silence starts level with the others, so that it neither saves up nor has to catch up. Within
 one tenant higher priorities go first. Policies know nothing of it: they see queues in which the right jobs come first, are
@@ -25,17 +25,17 @@ from lamina.core.state import Batch, State
 from lamina.types import NEVER_US, Call, Tenant
 
 QUIET_US = 10_000_000
-"""A tenant not heard of for so long is no reason to keep accounts."""
+"""An account without limits expires after so long without a call."""
 
 BRAKE_US = 50_000
-"""Somebody with less than others under way was turned away: for so long those with more must not add to it."""
+"""A tenant with less than others in flight was rejected: for so long tenants with more must not add to it."""
 
 BOOK_AHEAD_US = 1_000
 """While several tenants have calls under way, a slice is booked no earlier than this before it is free: what is booked is
-served before whoever comes next, however little they have had."""
+served before the next arrival, however little its tenant has had."""
 
 MOST_TURNS = 4
-"""Groups of functions a policy is asked about one after another; who is behind them all is asked about at once."""
+"""Groups of functions a policy is asked about one after another; the rest forms one last group."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Fair:
     on: bool = False
     only: str = ""  #: while it is off: the one tenant there is
     books: Books = field(default_factory=Books)
-    _priority_us: int = -NEVER_US  #: when somebody last used one
+    _priority_us: int = -NEVER_US  #: when a priority was last used
     _charged: dict[int, float] = field(default_factory=dict)  #: per job of batches under way, on account
     _brake_until_us: int = 0
     _busy: int = 0  #: tenants with calls under way
@@ -55,9 +55,9 @@ class Fair:
     # --------------------------------------------------------------------- calls
 
     def arrived(self, now_us: int, call: Call) -> Refuse | None:
-        """A call of a second tenant, or any while this is on. Until `answered`, queues show what would be ahead of it."""
+        """Check a call of a second tenant, or any while enabled. Until the decision, queues show what is ahead of it."""
         if not self.on and not call.priority and not self.state.runs and call.tenant not in self.books.specs:
-            self.only = call.tenant  # nobody else is here
+            self.only = call.tenant  # no other tenant has calls here
             return None
         if not self.on:
             self._turn_on(now_us)
@@ -77,7 +77,7 @@ class Fair:
         return None
 
     def answered(self, now_us: int, admitted: bool) -> None:
-        """The policy has had its say about the call that arrived."""
+        """Account for the admission decision of the call that arrived."""
         account = self.books.asking
         if account is None:
             return
@@ -103,7 +103,7 @@ class Fair:
     # ------------------------------------------------------------------- batches
 
     def started(self, batch: Batch) -> None:
-        """Charged at once with what is expected, so that nobody starts ten batches on an old bill."""
+        """Charge the prediction at once, so that no tenant starts ten batches on an old bill."""
         queue = self.state.functions[batch.instance.function].queue
         assert isinstance(queue, FairQueue)
         part = batch.mask.bit_count() / batch.device.spec.units / len(batch.jobs)
@@ -116,7 +116,7 @@ class Fair:
         self.books.turn += 1
 
     def finished(self, now_us: int, batch: Batch, device_us: int) -> None:
-        """The bill is corrected to what was measured."""
+        """Correct the charge to what was measured."""
         units = batch.mask.bit_count()
         count = len(batch.jobs)
         job_us = device_us * units / batch.device.spec.units / count
@@ -131,7 +131,7 @@ class Fair:
         self.books.turn += 1
 
     def turns(self) -> list[list[str]]:
-        """Waiting functions in groups: those whose first job belongs to who has had least come first."""
+        """Waiting functions in groups: first those whose head job belongs to the tenant with the least usage."""
         if len(self.state.waiting) < 2:
             return [list(self.state.waiting)]
         by_claim: dict[tuple[float, int], list[str]] = {}
@@ -145,7 +145,7 @@ class Fair:
     # ------------------------------------------------------------------- accounts
 
     def set(self, now_us: int, tenant: Tenant, spent_unit_us: float = 0.0) -> None:
-        """A tenant has these limits from now on; `spent_unit_us` is what it has had today already, as somebody remembers."""
+        """Set the limits of a tenant; `spent_unit_us` is its usage of today before a restart."""
         self.books.specs[tenant.name] = tenant
         if not self.on:
             self._turn_on(now_us)
@@ -155,7 +155,7 @@ class Fair:
             account.day.add(now_us, spent_unit_us)
 
     def adopt(self) -> None:
-        """Functions deployed meanwhile get queues of this kind too."""
+        """Give every function a fair queue, those deployed meanwhile too."""
         for function in self.state.functions.values():
             if not isinstance(function.queue, FairQueue):
                 function.queue = FairQueue(function.spec.name, self.order, self.books, function.queue.jobs())
@@ -169,7 +169,7 @@ class Fair:
         self.adopt()
 
     def tidy(self, now_us: int) -> None:
-        """Off again, when for a while there has been one tenant alone, no priority and no limit to keep."""
+        """Expire idle accounts; disable when one tenant alone, no priority and no limit is left."""
         for batch_id in [one for one in self._charged if one not in self.state.batches]:
             del self._charged[batch_id]
         for name in [one.spec.name for one in self._idle(now_us)]:

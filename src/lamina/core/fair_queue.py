@@ -1,6 +1,6 @@
-"""Jobs of one function from several tenants: each has lanes of its own, and lanes are merged by who has had least.
+"""Fair queue of one function: a lane per tenant and priority, merged by least weighted usage.
 
-What is taken together is handed out most urgent first, as policies expect of a queue: fairness says *who* is in the next n,
+What is taken together is handed out most urgent first, as policies expect of a queue: fairness says *which* jobs are next,
 the policy's own order says in which order.
 """
 
@@ -84,7 +84,7 @@ class FairQueue(Queue):
         return (job.due_us if self.order == "due" else job.id, job.id)
 
     def _next(self, count: int) -> list[Job]:
-        """The next `count` jobs, by whose turn it is."""
+        """The next `count` jobs in order of service."""
         count = min(count, self._count)
         if self._merged_at == self._books.turn and len(self._merged) >= count:
             return self._merged[:count]
@@ -114,7 +114,7 @@ class FairQueue(Queue):
         return taken
 
     def _ahead(self) -> Iterable[tuple[Queue, int]]:
-        """Of each lane, how many would be served before the job that is asked for."""
+        """Of each lane, how many jobs would be served before the call being admitted."""
         account = self._books.asking
         assert account is not None
         mine = self._lanes.get(account.spec.name, {})
@@ -134,7 +134,7 @@ class FairQueue(Queue):
 
 
 def _in_order(lanes: dict[int, Queue], count: int) -> list[Job]:
-    """Of one tenant: higher priorities first."""
+    """Jobs of one tenant, higher priorities first."""
     if len(lanes) == 1:
         return next(iter(lanes.values())).first(count)
     jobs: list[Job] = []

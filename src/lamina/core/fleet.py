@@ -1,4 +1,4 @@
-"""Devices, the instances on them, and the batches that lease their units. Owner of all three.
+"""The cluster: devices, instances on them, and batches that lease their units. Owner of all three.
 
 - A lease starts with its batch and ends with it. A booked batch inherits the slice of the one it is behind, at the
   instant that one ends, however it ends.
@@ -117,7 +117,7 @@ class Fleet:
         batch.instance.running += 1
 
     def release(self, batch: Batch) -> None:
-        """End the lease; the booked batch behind it takes the slice over at once."""
+        """End the lease of a batch; the booked batch behind it takes the slice over at once."""
         instance = batch.instance
         del self._state.batches[batch.id]
         del instance.batches[batch.id]
@@ -172,7 +172,7 @@ class Fleet:
         return instance
 
     def _shared(self, device: Device, decision: LoadOn) -> int:
-        """The standing slice of another instance, to be used in turns."""
+        """The reserved slice of another instance, to be used in turns."""
         mask = device.homes.get(decision.beside, 0)
         if not mask or mask.bit_count() != decision.home_units:
             raise PolicyError(f"{decision.beside!r} has no standing slice of {decision.home_units} units on {device.spec.id}")
@@ -205,7 +205,7 @@ class Fleet:
         self._out.append(Resize(instance.id, mask, instance.quota))
 
     def kill(self, instance: Instance, reason: str) -> None:
-        """Once; until its loss is reported it gets nothing more to do."""
+        """Request its forced end, once; until its loss is reported it gets nothing more to do."""
         if not instance.killed:
             instance.killed = True
             if instance.phase is Phase.WARM:
@@ -214,7 +214,7 @@ class Fleet:
             self._out.append(Kill(instance.id, reason))
 
     def lose(self, instances: list[Instance]) -> tuple[list[Batch], list[Batch]]:
-        """They are gone, all at once. What had begun on them, and what had only been booked, is handed back."""
+        """Remove lost instances, all at once; returns the batches begun on them and those only booked."""
         for instance in instances:
             instance.phase = move(instance.phase, "lost")
         batches = [batch for instance in instances for batch in instance.batches.values()]
@@ -227,7 +227,7 @@ class Fleet:
         return begun, booked
 
     def _part(self, instance: Instance) -> None:
-        """Its work is done: it goes of our own will."""
+        """Unload a drained or idle instance."""
         instance.phase = move(instance.phase, "unload")
         self._remove(instance)
         self._out.append(Unload(instance.id))
@@ -263,7 +263,7 @@ def _known(those: dict[str, Thing], name: str) -> Thing:
 
 
 def _time_share(device: Device, mask: int, quota: float, instead_of: str = "") -> float:
-    """Part of the time on a standing slice; without one there is nothing to have part of."""
+    """Share of the time on a reserved slice; 1 without one."""
     if not mask:
         return 1.0
     if not 0 < quota <= 1 or device.promised(mask, instead_of) + quota > 1 + 1e-9:
@@ -272,7 +272,7 @@ def _time_share(device: Device, mask: int, quota: float, instead_of: str = "") -
 
 
 def _standing(device: Device, units: int, instead_of: Container[str] = ()) -> int:
-    """A place for a standing slice, 0 if none is wanted."""
+    """A block to reserve as a standing slice, 0 if none is wanted."""
     if not units:
         return 0
     mask = device.spare(units, instead_of) if units > 0 else 0

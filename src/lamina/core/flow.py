@@ -1,14 +1,14 @@
-"""The form every workflow has inside: a net of nodes through which tokens move.
+"""Flow: the graph form of every workflow, nodes through which tokens move.
 
-A node starts when it has collected `needs` tokens and, when done, sends one to each node in `next`. That is enough for
+A node starts when it has collected `tokens_needed` tokens and, when done, sends one to each node in `next`. That is enough for
 all shapes we serve: a chain (needs 1), a join (needs k), a choice (tokens go to one branch only), and a loop as state
 languages have it (collected tokens are spent on start, so a node can start again). `Each` runs its body once per item,
 `Parallel` each of its branches, in scopes of their own. How many items there are and which way a choice goes depends on
-data, which the core never sees: it asks (`Resolve`) and is told (`Resolved`). A node that `asks` does so before it
-starts, and those that bring results again when they have ended or are caught: for flows in which every step reads and
+data, which the core never sees: it asks (`ResolveData`) and is told (`DataResolved`). A node that `resolves_data` does so
+before it starts, and those that bring results again when they have ended or are caught: for flows in which every step reads and
 writes one common value, as state languages have it.
 
-`data` belongs to whoever moves the values (which inputs, which rule); nothing in `core/` looks at it.
+`data` belongs to the code that moves values (which inputs, which rule); nothing in `core/` looks at it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Task(Struct, frozen=True, tag=True):
 
 
 class Each(Struct, frozen=True, tag=True):
-    """Its body once per item; done when all are. `expect` is the usual number of items, for planning.
+    """Map over items: its body once per item; done when all are. `expected_items` is the usual number, for planning.
 
-    At most `at_once` items are under way (0: no limit). It fails as soon as more items have than `tolerate`, or than
-    `tolerate_part` of them; where neither is said, one is too many.
+    At most `max_concurrency` items are under way (0: no limit). It fails as soon as more items have than
+    `tolerated_failures`, or than `tolerated_failure_share` of them; where neither is said, one is too many.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Each(Struct, frozen=True, tag=True):
     tolerate_part: float | None = None
 
     def spare(self, count: int) -> int:
-        """How many of so many items may fail."""
+        """Number of failed items it tolerates of so many."""
         limits = [] if self.tolerate is None else [self.tolerate]
         if self.tolerate_part is not None:
             limits.append(int(count * self.tolerate_part + 1e-9))
@@ -101,7 +101,7 @@ class Pass(Struct, frozen=True, tag=True):
 
 
 class Wait(Struct, frozen=True, tag=True):
-    """Nothing, for a while. If it `asks`, the answer is the time, and `duration_us` what to plan with."""
+    """A pause. If it `resolves_data`, the answer is the time, and `duration_us` what to plan with."""
 
     name: str
     next: tuple[str, ...] = ()
@@ -112,7 +112,7 @@ class Wait(Struct, frozen=True, tag=True):
 
 
 class Succeed(Struct, frozen=True, tag=True):
-    """The flow it is in ends here, and well; whatever else goes on in it is cancelled."""
+    """Successful end of the flow it is in; whatever else goes on in it is cancelled."""
 
     name: str
     needs: int = 1
@@ -125,7 +125,7 @@ class Succeed(Struct, frozen=True, tag=True):
 
 
 class Fail(Struct, frozen=True, tag=True):
-    """The flow it is in fails here. If it `asks`, the answer is the name of the error."""
+    """Failure of the flow it is in. If it `resolves_data`, the answer is the name of the error."""
 
     name: str
     error: str = "States.TaskFailed"
@@ -165,7 +165,7 @@ class Flow(Struct, frozen=True, dict=True):
 
     @cached_property
     def straight(self) -> dict[str, Task]:
-        """By step: the one plain step that follows it, where nothing else does. A run that gets there only moves on."""
+        """By step: the one plain step that follows it, where nothing else does. A run that gets there just moves its token."""
         found = {}
         for name, node in self.nodes.items():
             if isinstance(node, Task) and len(node.next) == 1 and not (node.guard or node.asks):
@@ -176,12 +176,12 @@ class Flow(Struct, frozen=True, dict=True):
 
     @cached_property
     def functions(self) -> tuple[str, ...]:
-        """All it may call, once each."""
+        """Functions it may call, once each."""
         return tuple(dict.fromkeys(task.function for task in self.tasks()))
 
     @cached_property
     def visits(self) -> dict[str, float]:
-        """Per function, how many jobs one run is likely to bring: items by `expect`, branches by their odds."""
+        """Per function, how many jobs one run is likely to bring: items by `expected_items`, branches by their odds."""
         found: dict[str, float] = {}
         for name, times in self._walk().items():
             node = self.nodes[name]
@@ -223,7 +223,7 @@ class Flow(Struct, frozen=True, dict=True):
                 yield from inner.tasks()
 
     def check(self) -> None:
-        """A flow that cannot run to its end is refused when it is deployed, not when it hangs."""
+        """Raise `BadFlow` if it cannot run to its end: at deployment, not when it hangs."""
         from lamina.core.flow_check import check_flow
 
         check_flow(self)
@@ -266,14 +266,14 @@ class Flow(Struct, frozen=True, dict=True):
 
 
 def inner_flows(node: Node) -> tuple[Flow, ...]:
-    """What runs inside of it, in scopes of its own."""
+    """Flows that run inside of a node, in scopes of their own."""
     if isinstance(node, Each):
         return (node.body,)
     return node.branches if isinstance(node, Parallel) else ()
 
 
 def ways_on(node: Node) -> tuple[str, ...]:
-    """Everywhere its token may go: to what follows it, to where failures of it lead, to where it may send it itself."""
+    """Successors of a node: what follows it, where its failures lead, where it may send the token itself."""
     if not isinstance(node, Guarded):
         return node.next
     caught = [name for catcher in node.guard.catch for name in catcher.next] if node.guard else []
@@ -286,7 +286,7 @@ def _add(found: dict[str, float], inner: dict[str, float], times: float) -> None
 
 
 def _onward(node: Node) -> Iterator[tuple[str, float]]:
-    """Where its tokens go, and how likely."""
+    """Successors with the likelihood that a token goes there."""
     if isinstance(node, Choice):
         odds = node.odds or (1.0,) * len(node.branches)
         for branch, chance in zip(node.branches, odds, strict=True):
@@ -298,5 +298,5 @@ def _onward(node: Node) -> Iterator[tuple[str, float]]:
 
 
 def function_flow(function: str, slo: Slo) -> Flow:
-    """A plain function is a workflow of one step."""
+    """Flow of a plain function: a workflow of one step."""
     return Flow(function, {function: Task(function, function)}, (function,), slo)

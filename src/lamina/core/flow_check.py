@@ -1,4 +1,4 @@
-"""Can this flow run to its end? Asked once, when it is deployed."""
+"""Validation of flows at deployment: can it run to its end?"""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _check_reach(where: str, flow: Flow) -> None:
 
 
 def _check_loops(where: str, flow: Flow) -> None:
-    """A step takes time, and one that asks may find changed data and is counted; a loop of anything else would spin."""
+    """Reject loops that would spin: those without a step, which takes time, or a data request, which is counted."""
     idle = {
         name: ways_on(node)
         for name, node in flow.nodes.items()

@@ -1,4 +1,4 @@
-"""Who is let in: tenants' limits first, then full queues and budgets, then the policy."""
+"""Admission control: tenants' limits first, then full queues and cost limits, then the policy."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Intake:
             self._course.begin(run)
 
     def resumed(self, event: CallResumed) -> None:
-        """It was accepted once, and that holds: nobody is asked again."""
+        """Admit a recovered call: it was accepted once, and that holds."""
         call, state = event.call, self._state
         flow = event.flow or state.flows.get(call.target)
         if flow is None or call.id in state.runs or any(name not in state.functions for name in flow.functions):
@@ -83,7 +83,7 @@ class Intake:
         return verdict
 
     def _turned_away(self, flow: Flow) -> None:
-        """A refusal is demand too: what it lacked is worth loading, and the prediction behind it worth doubting."""
+        """Count a rejection as demand: what it lacked is worth loading, and the prediction behind it may be wrong."""
         for name in flow.functions:
             function = self._state.functions[name]
             self._calls.turned_away(function)

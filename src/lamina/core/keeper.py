@@ -1,9 +1,9 @@
-"""Runs that must not be lost: what moves them on is put aside until it is written down, and told again after a restart.
+"""Journal of durable runs: what moves them on is written down before it takes effect, and replayed after a restart.
 
-A durable run goes through three doors only: the outcome of a job, a timer that is due, and its own begin. The first two become
-a `Note`, which the controller asks to be kept (`Keep`) and acts on when it is (`Kept`); in between the job is in no queue and
-in no batch. Because a note takes effect at the time written on it, and notes do so in the order in which they are written, a
-run that begins again and is told the same notes is where it was: same scopes, same tries, same timers.
+A durable run is moved by three things only: the outcome of a job, a timer that is due, and its own begin. The first two become
+a `JournalEntry`, which the controller asks to be written (`AppendJournal`) and acts on when it is (`Journaled`); in between the
+job is in no queue and in no batch. Because an entry takes effect at the time written on it, and entries do so in their order, a
+run that begins again and is given the same entries is where it was: same scopes, same attempts, same timers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Keeper:
         self._out = out
 
     def outcome(self, run: Run, job: Job, batch: Batch | None, error: str = "", name: str = "") -> None:
-        """A job has ended."""
+        """Journal the outcome of a job."""
         run.jobs[job.id] = job
         job.batch_id = ASIDE
         visit = run.visits.get(job.visit)
@@ -56,7 +56,7 @@ class Keeper:
 
     def due(self, run: Run, visit: Visit, purpose: Purpose) -> None:
         course = self._course
-        if run.asleep is not None:  # it has been told already, or will be when the run is awake
+        if run.asleep is not None:  # its entry has been replayed already, or will be after the replay
             course.timers.set(course.now_us + 10_000, run, visit, purpose)
             return
         if purpose == "heartbeat" and not course.has_begun(run, visit):
@@ -67,7 +67,7 @@ class Keeper:
         self._out.append(Keep(run.call.id, Note("due", course.now_us, *place, purpose=purpose, queued_us=visit.since_us)))
 
     def kept(self, event: Kept) -> None:
-        """Perhaps nobody waits for it any more: it was overtaken by something kept before it."""
+        """Apply a journaled entry, unless one before it has made it pointless."""
         run, note = self._state.runs.get(event.call_id), event.note
         if run is None:
             return
@@ -102,7 +102,7 @@ class Keeper:
         return None
 
     def awake(self, event: Awake) -> None:
-        """Begin what is to be done. Limits of time that ran while nobody tried count from when somebody did again."""
+        """Begin what is open after a replay. Timeouts that ran while the run lay failed count from its redrive."""
         run, again_us = self._state.runs.get(event.call_id), event.again_us
         if run is None or run.asleep is None:
             return

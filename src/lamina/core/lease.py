@@ -1,4 +1,4 @@
-"""Who holds which units of a device. A set of units is an integer, one bit each: disjoint is `a & b == 0`."""
+"""Leases of units of a device. A set of units is an integer, one bit each: disjoint is `a & b == 0`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lamina.types import DeviceSpec
 
 @lru_cache(maxsize=4096)
 def aligned_starts(units: int, total: int) -> tuple[int, ...]:
-    """Where a block of a fixed catalogue may begin: at a multiple of its size, counted from either end. From one end alone, two
+    """Starts of blocks of a fixed catalogue: at a multiple of its size, counted from either end. From one end alone, two
     blocks that fill a device between them would often have no place beside each other: 10 and 5 of 15 would, 11 and 4 not."""
     return tuple(dict.fromkeys((*range(0, total - units + 1, units), *range(total - units, -1, -units))))
 
@@ -35,7 +35,7 @@ def find_run(free: int, units: int, aligned: bool, total: int) -> int:
 
 
 def mask_label(device: str, mask: int) -> str:
-    """How a slice is shown: `gpu0/8-15`."""
+    """Name of a slice as shown: `gpu0/8-15`."""
     low = (mask & -mask).bit_length() - 1
     high = mask.bit_length() - 1
     return f"{device}/{low}" if low == high else f"{device}/{low}-{high}"
@@ -63,11 +63,11 @@ class Device:
         return self.spec.cores - self.cores_busy
 
     def open_to(self, instance: str) -> int:
-        """Units this instance may lease now: not busy, and not kept for somebody else."""
+        """Units this instance may lease now: not busy, and not reserved for another."""
         return self.everything & ~self.busy & ~self.kept_from(instance)
 
     def kept_from(self, instance: str) -> int:
-        """Units that stand for others and are not lent."""
+        """Units reserved for other instances and not lent."""
         kept = 0
         own = self.homes.get(instance, 0)
         for owner, mask in self.homes.items():
@@ -76,7 +76,7 @@ class Device:
         return kept
 
     def homes_but(self, instance: str) -> int:
-        """Units that stand for others, lent or not. Who shares a home has it too."""
+        """Units reserved for other instances, lent or not. A shared home belongs to all that share it."""
         kept = 0
         own = self.homes.get(instance, 0)
         for mask in self.homes.values():
@@ -85,19 +85,19 @@ class Device:
         return kept
 
     def find(self, instance: str, units: int, kept: int) -> int:
-        """A free slice for it, its own home first and none of the units `kept` from it; 0 if there is none."""
+        """A free slice for it, its own home first and none of the units `kept` for others; 0 if there is none."""
         limits = self.spec.limits
         home = self.homes.get(instance, 0)
         idle_home = home if not home & self.busy else 0
         if not limits.per_batch or self.shares.get(instance, 1.0) < 1:
-            return idle_home  # who has part of the time on a slice takes turns there
+            return idle_home  # an instance with a share of the time on a slice takes turns there
         if idle_home.bit_count() >= units:
             return find_run(idle_home, units, limits.aligned, self.spec.units) or idle_home
         free = self.everything & ~self.busy & ~kept
         return find_run(free, units, limits.aligned, self.spec.units) if free.bit_count() >= units else 0
 
     def spare(self, units: int, without: Container[str] = (), *, borrow: bool = False) -> int:
-        """A block no home has a claim to, busy or not; 0 if there is none.
+        """A block that is no home, busy or not; 0 if there is none.
 
         The homes of `without` do not count, nor, to `borrow`, those that are lent.
         """
@@ -108,17 +108,17 @@ class Device:
         return find_run(self.everything & ~taken, units, self.spec.limits.aligned, self.spec.units)
 
     def keep(self, instance: str, mask: int, lend: bool, share: float = 1.0) -> None:
-        """From now on this is its standing slice, for that part of the time."""
+        """Reserve a slice as its home, for that share of the time."""
         self.homes[instance] = mask
         self.shares[instance] = share
         (self.lent.add if lend else self.lent.discard)(instance)
 
     def promised(self, mask: int, without: str = "") -> float:
-        """Part of the time on this standing slice that instances have been given."""
+        """Share of the time on this reserved slice that instances have been given."""
         return sum(self.shares[owner] for owner, home in self.homes.items() if home == mask and owner != without)
 
     def leave(self, instance: str) -> None:
-        """It has no standing slice any more."""
+        """Give up its reserved slice."""
         self.homes.pop(instance, None)
         self.shares.pop(instance, None)
         self.lent.discard(instance)

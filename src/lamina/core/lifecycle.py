@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """Of an instance."""
+    """Phases of an instance."""
 
     LOADING = "loading"
     WARM = "warm"

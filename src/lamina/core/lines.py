@@ -1,7 +1,7 @@
-"""Who waits, whom the policy has put off, and whom to ask it about. Owner of the queues, of `waiting` and of `held`.
+"""Dispatch queue: functions with jobs, those the policy has deferred, and those that need an instance.
 
-A function with jobs is on exactly one of the two lists: `waiting`, and the policy is asked about it after every event, or
-`held`, and it is not, until the time it named has come or something has changed that it could not foresee.
+A function with jobs is in exactly one of two places: `waiting`, and the policy is asked about it after every event, or
+`deferred`, and it is not, until the time it named has come or something has changed that it could not foresee.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lamina.types import NEVER_US
 class Lines:
     def __init__(self, state: State) -> None:
         self._state = state
-        self.cold: dict[str, None] = {}  #: functions that lack an instance: not to wait for the next period
+        self.cold: dict[str, None] = {}  #: functions without an instance: autoscaling does not wait for its period
 
     def join(self, function: FunctionState, job: Job) -> None:
         queue, state, name = function.queue, self._state, job.function
@@ -51,7 +51,7 @@ class Lines:
             self._state.waiting[function.spec.name] = function
 
     def stir(self, device: Device) -> None:
-        """Something changed on this device: whoever could use it is asked about again."""
+        """Ask again about deferred functions with an instance on this device: something changed there."""
         held = self._state.held
         if held:
             for instance_id in device.instances:
@@ -61,7 +61,7 @@ class Lines:
                     self.recall(self._state.functions[name])
 
     def recall_due(self, now_us: int) -> int:
-        """Ask again about those whose time has come; returns when the next one's will."""
+        """Ask again about deferred functions whose time has come; returns when the next one's will."""
         next_us = NEVER_US
         for name, hold in list(self._state.held.items()):
             if hold.until_us <= now_us:

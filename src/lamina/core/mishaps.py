@@ -1,10 +1,10 @@
-"""What goes wrong, and what is made of it: batches that failed, workers that died, devices that left, things that hang.
+"""Failures and their handling: failed batches, lost workers and devices, hung batches and loads.
 
 - When an instance is lost, its jobs run again if that is safe and can still be in time: a batch is halved each time it
   kills its worker, so that a poisonous job ends up alone; alone it may try once more, then its call fails. What had not
   begun, or ran beside others, is not blamed.
 - A function whose loads keep dying is loaded less and less often; after a few in a row its callers are told.
-- Who hangs is ended, and then lost like any other.
+- A hung batch or load has its instance killed, which is then lost like any other.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Mishaps:
         begun, booked = self._fleet.lose(instances)
         for batch in begun:
             alone = crowd[batch.instance.id] == 1
-            if not alone:  # who of them was it? One at a time now, until all have been tried
+            if not alone:  # which of them was it? One at a time now, until all have been tried
                 self._state.functions[batch.instance.function].suspects += len(batch.jobs)
             self._retry(batch, reason, blamed=alone)
         for batch in booked:
@@ -112,7 +112,7 @@ class Mishaps:
         return max(5 * batch.predicted_us, self._hang_floor_us) if batch.predicted_us else 60_000_000
 
     def _retry(self, batch: Batch, reason: str, *, blamed: bool) -> None:
-        """Jobs of a batch that came to nothing: again, in half the company; alone, once more; then no more."""
+        """Retry the jobs of a failed batch: in batches half as large; alone, once more; then no more."""
         function = self._state.functions[batch.instance.function]
         company = len(batch.jobs)
         fastest_us = self._slack.fastest_us(function.spec.name)
@@ -136,7 +136,7 @@ class Mishaps:
                 self._lines.join(function, job)
 
     def _unbook(self, batch: Batch) -> None:
-        """Jobs of a batch that never began go back as if nothing had been: no harm came to them, or from them."""
+        """Requeue the jobs of a batch that never began: they are not to blame."""
         for job in batch.jobs:
             if job.id in job.run.jobs:
                 job.batch_id = 0

@@ -1,7 +1,7 @@
-"""What a run that must not be lost is told by the world: the outcomes of its jobs, and that its timers are due.
+"""Journal entries of a durable run: outcomes of its jobs, and timers that were due.
 
-A run moves on by these alone: every question of its is answered from them and its inputs. So whoever writes them down before
-they take effect, in their order, can bring the run back to where it was: begin it again, and tell it the same.
+A run moves on by these alone: all data it asks for follows from them and its inputs. So a store that writes them down before
+they take effect, in their order, can bring the run back to where it was: begin it again, and replay them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Jobs that runs in flight are yet to bring. Owner of `coming` of each function and of `expected` of each run.
+"""Expected jobs: those that runs in flight are yet to bring, per function and per run.
 
 A page that is being cut into lines has nothing queued where lines are read, and yet its eight lines are as good as
-there: whoever promises a finish time has to count them.
+there: an estimate of completion has to count them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class Outlook:
             self._state.functions[name].coming += count
 
     def queued(self, run: Run, function: str) -> None:
-        """One of those expected is here; one beyond them changes nothing."""
+        """Count one expected job as queued; one beyond them changes nothing."""
         came = min(1.0, run.expected.get(function, 0.0))
         if came:
             run.expected[function] -= came
             self._state.functions[function].coming -= came
 
     def end(self, run: Run) -> None:
-        """However it ended, it brings no more."""
+        """Take off what an ended run would still have brought."""
         for name, count in run.expected.items():
             self._state.functions[name].coming -= count
         run.expected = {}

@@ -1,13 +1,13 @@
-"""What a policy sees and what it may decide.
+"""The interface of policies: their roles, the decisions they may make, and the view they get.
 
 A policy is one file with a class `Policy`: its fields are its options, and it has up to four roles.
 
-    admit(view, call)  -> Promise or Refuse  now or never; None admits without a word
+    admit(view, call)  -> Admitted or Reject now or never; None admits without an estimate
     dispatch(view)     -> decisions          which jobs, how many, on which slice; asked after every event
-    scale(view)        -> decisions          standing instances; asked every `period_us`, and when a function is cold
+    scale(view)        -> decisions          standing instances; asked every `period_us`, and when a function needs an instance
     deploy(view, functions, flows)           may refuse what could not be given what it asks for; optional
 
-A role it leaves out is served by `core/defaults.py`. It looks and decides; the controller checks each decision and
+A role it leaves out is served by `policies/defaults.py`. It looks and decides; the controller checks each decision and
 applies it before asking for the next, so a generator sees what its last `yield` did.
 """
 
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 
 LEAST_US = 10_000
-"""So long is the least cost of a workflow believed once it has been worked out."""
+"""How long the least cost of a workflow is believed once it has been worked out."""
 
 
 class Promise(Struct, frozen=True, gc=False):
-    """Admitted, and expected to be done in this time. Telling it is optional, and makes the next promise better."""
+    """Admission with the latency expected. Telling it is optional, and makes the next estimate better."""
 
     finish_us: int
 
 
 class Start(Struct, frozen=True):
-    """Run these waiting jobs of one function at this opening."""
+    """Start these waiting jobs of one function as a batch in this slot."""
 
     jobs: list[Job]
     opening: Opening
@@ -52,17 +52,17 @@ class Start(Struct, frozen=True):
 
 
 class Drop(Struct, frozen=True):
-    """This waiting job cannot be in time any more; its call ends here, and its place goes to one that can."""
+    """Drop a waiting job that cannot be in time any more; its call ends here, and its place goes to one that can."""
 
     job: Job
     reason: str = "deadline"
 
 
 class Hold(Struct, frozen=True, gc=False):
-    """Do not ask me about this function until then, unless it has `count` jobs, a more urgent one comes, or something
+    """Defer a function: do not ask about it until then, unless it has `count` jobs, a more urgent one comes, or something
     changes on a device it is on. Costs one dictionary look-up per arrival instead of one decision.
 
-    `firm`: it waits for company, not for room, so changes on devices do not matter.
+    `ignore_devices`: it waits for a larger batch, not for a slot, so changes on devices do not matter.
     """
 
     function: str
@@ -72,13 +72,13 @@ class Hold(Struct, frozen=True, gc=False):
 
 
 class Wake(Struct, frozen=True):
-    """Ask me again then, even if nothing happens."""
+    """Ask again then, even if nothing happens."""
 
     at_us: int
 
 
 class LoadOn(Struct, frozen=True):
-    """Bring the function up on that device; `home_units` gives it a standing slice, `quota` part of the time there only.
+    """Load an instance on that device; `home_units` reserves a slice for it, `quota` a share of the time there only.
 
     `beside` names an instance whose slice it shares: same units, and together no more than all of the time.
     """
@@ -91,13 +91,13 @@ class LoadOn(Struct, frozen=True):
 
 
 class UnloadOf(Struct, frozen=True):
-    """Let the instance finish what it has, then remove it."""
+    """Unload an instance once it has finished what it has."""
 
     instance: str
 
 
 class ResizeTo(Struct, frozen=True):
-    """Another standing slice, or another part of the time on it. As many units as now: it stays where it is."""
+    """Resize the reserved slice, or its share of the time. As many units as now: it stays where it is."""
 
     instance: str
     home_units: int
@@ -109,7 +109,7 @@ class WantDevice(Struct, frozen=True):
 
 
 class GiveDevice(Struct, frozen=True):
-    """Give an empty device back."""
+    """Return an empty device."""
 
     device: str
 
@@ -118,7 +118,7 @@ Decision = Start | Drop | Hold | Wake | LoadOn | UnloadOf | ResizeTo | WantDevic
 
 
 class Opening(Struct, frozen=True):
-    """A place where one more batch of a function could go: now, or booked behind a running batch."""
+    """A slot: where one more batch of a function could run, now or booked behind a running batch."""
 
     instance: Instance
     device: Device
@@ -133,7 +133,7 @@ class Opening(Struct, frozen=True):
 
 
 class Predictor(Protocol):
-    """How long will it take? Everything in microseconds; 0 means that nobody knows yet."""
+    """Predictor of latencies and load times, in microseconds; 0 means not known yet."""
 
     def latency_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> int:
         """Time to plan with: seldom exceeded, so an upper quantile rather than the mean."""
@@ -142,13 +142,13 @@ class Predictor(Protocol):
     def load_us(self, function: str, kind: str) -> int: ...
 
     def observe(self, function: str, kind: str, batch: int, units: int, device_us: int, cores: int = 0) -> None:
-        """What it really took."""
+        """Learn from a measured latency."""
         ...
 
     def observe_load(self, function: str, kind: str, load_us: int) -> None: ...
 
     def relax(self, function: str) -> None:
-        """Calls are refused because of what is predicted, and nothing runs that could prove it wrong."""
+        """Believe predictions less: calls are rejected because of them, and nothing runs that could prove them wrong."""
         ...
 
 
@@ -179,22 +179,22 @@ class ScaleRole(Protocol):
 
 @dataclass(slots=True, eq=False)
 class View:
-    """Read-only: the state, the time, and the questions policies ask most."""
+    """Read-only view of the state and the time, with the questions policies ask most."""
 
     _state: State
     predictor: Predictor
     _promises: Promises | None = None
     now_us: int = 0
     any_size: bool = False  #: the policy may give a batch other slices than its function asks for
-    explaining: bool = False  #: somebody wants to read `Start.why`
-    book_ahead_us: int = NEVER_US  #: no booking earlier than this before a slice is free: somebody else's turn may come
-    bandwidth: BandwidthRule | None = field(init=False)  #: who may run beside whom; None: nobody knows what functions ask for
+    explaining: bool = False  #: `Start.why` will be read
+    book_ahead_us: int = NEVER_US  #: no booking earlier than this before a slice is free: another tenant's turn may come
+    bandwidth: BandwidthRule | None = field(init=False)  #: limits what may run side by side; None: demands are not known
     cold: dict[str, None] = field(default_factory=dict)
     """For the scale role: functions that lack an instance, or on whose account it is asked."""
     memo: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By workflow: something that took work to find out, and until when it holds."""
+    """By workflow: a cached result and until when it holds."""
     lately: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By target: the time last promised, and until when it is recent."""
+    """By target: the last estimate, and until when it is recent."""
     _least: dict[str, tuple[int, float]] = field(default_factory=dict)
     """By workflow: what it costs at least, and until when that is believed."""
 
@@ -242,12 +242,12 @@ class View:
 
     @property
     def held(self) -> dict[str, Hold]:
-        """Functions with jobs that this policy has put off."""
+        """Functions with jobs that this policy has deferred."""
         return self._state.held
 
     def least_cost(self, flow: Flow) -> float:
-        """What its jobs cost in full batches where they are cheapest, on slices the policy may give them; 0 for what nobody
-        knows, and for what a choice may leave out. Worked out anew every so often, as predictions move."""
+        """Least cost of its jobs in full batches where they are cheapest, on slices the policy may give them; 0 for what is
+        not known, and for what a choice may leave out. Worked out anew every so often, as predictions move."""
         until_us, least = self._least.get(flow.name, (0, 0.0))
         if until_us <= self.now_us:
             least = sum([int(times) * self._least_of(self._state.functions[name].spec) for name, times in flow.visits.items()])
@@ -270,11 +270,11 @@ class View:
         return min(prices, default=0.0)
 
     def reserve_us(self, target: str) -> int:
-        """What to add to an expected time so that as many calls of this target are in time as its SLO asks for."""
+        """Margin to add to an estimate so that as many calls of this target are in time as its SLO asks for."""
         return self._promises.reserve_us(target) if self._promises is not None else 0
 
     def can_host(self, function: FunctionState) -> bool:
-        """Is there a device it could ever be loaded on?"""
+        """Whether there is a device it could ever be loaded on."""
         spec = function.spec
         return bool(function.instances) or any(
             spec.fits_family(device.spec.family) and spec.memory_mib <= device.spec.memory_mib
@@ -282,7 +282,7 @@ class View:
         )
 
     def openings(self, function: FunctionState, units: int = 0, cores: int = 0) -> Iterator[Opening]:
-        """Where a batch could go, soonest kinds first: idle slices, then one booking behind each running batch.
+        """Slots for one more batch, soonest kinds first: idle slices, then one booking behind each running batch.
 
         An instance that may run several batches is asked again after each start, until its device is full. Nothing is
         offered while the quota of the function, or of the instance, is in debt, nor what the bandwidth rule forbids. 0 stands for
@@ -314,20 +314,20 @@ class View:
                 yield Opening(instance, device, behind.mask, behind, max(now_us, behind.ends_us), hands)
 
     def most_units(self, function: FunctionState, device: Device, after: Batch | None = None) -> int:
-        """The largest slice that the bandwidth rule leaves to one more batch; with `after`, once that one has ended."""
+        """The largest slice within the bandwidth limit for one more batch; with `after`, once that one has ended."""
         if self.bandwidth is None:
             return device.spec.units
         return self.bandwidth.most_units(function.spec.name, device, self._state.batches, after)
 
     def may_stand(self, function: FunctionState, device: Device) -> bool:
-        """Could it run at any time, as far as the bandwidth rule goes, beside those who stand there?"""
+        """Whether the bandwidth limit lets it run beside the instances there at any time."""
         if self.bandwidth is None:
             return True
         others = [self._state.instances[name] for name in device.instances]
         return self.bandwidth.may_stand(function, device, [one for one in others if one.function != function.spec.name])
 
     def no_opening_until_us(self, function: FunctionState) -> int:
-        """How long to hold a function that has no opening: a quota refills by itself, all else takes an event."""
+        """When a function without a slot may have one again: a quota refills by itself, all else takes an event."""
         ready_us = function.bucket.ready_us(self.now_us) if function.bucket else 0
         if ready_us <= self.now_us:
             debts = [i.bucket.ready_us(self.now_us) for i in function.instances.values() if i.bucket]
@@ -340,7 +340,7 @@ class View:
         return ready_us if ready_us > self.now_us else NEVER_US
 
     def kept_from(self, instance: Instance, device: Device) -> int:
-        """Units that stand for others: not lent at all, or wanted by their owner at this moment."""
+        """Units reserved for others: not lent at all, or wanted by their owner at this moment."""
         kept = 0
         own = device.homes.get(instance.id, 0)
         for owner, mask in device.homes.items():

@@ -1,9 +1,9 @@
-"""How well promises are kept, per target, and how much time to set aside so that they are. Owner of that record.
+"""Admission margin per target: time added to estimates so that as many admitted calls are in time as the SLO asks for.
 
 A prediction can be wrong for reasons no predictor of batches sees: hand-overs, a busy machine, a queue somewhere else.
-Whatever it is, it shows in calls that were admitted and came late. Each of them widens the reserve, each that came in
+Whatever it is, it shows in calls that were admitted and came late. Each of them widens the margin, each that came in
 time narrows it, in such a proportion that it settles where just the share the SLO allows is late: no measure of *how*
-late is needed, so one stall of the machine cannot shut the door, and calls made to wait on purpose do not count.
+late is needed, so one stall of the machine cannot stop admission, and calls made to wait on purpose do not count.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ QUIET_GOALS = 5  #: or for so many times the goal of its calls, if that is less
 class Promises:
     _reserve_us: dict[str, float] = field(default_factory=dict)  #: by target, and by tenant where they are kept apart
     _doubted_us: dict[str, int] = field(default_factory=dict)  #: by function: when its predictions were last believed less
-    apart: bool = False  #: a tenant that is served after the others must not make their door narrower
-    asking: str = ""  #: the tenant whose call is at the door, where they are kept apart
+    apart: bool = False  #: a tenant that is served after the others must not widen their margin
+    asking: str = ""  #: the tenant whose call is being admitted, where they are kept apart
 
     def reserve_us(self, target: str) -> int:
-        """What to add to an expected time."""
+        """Margin to add to an estimate."""
         return int(self._reserve_us.get(f"{target}/{self.asking}" if self.apart else target, 0.0))
 
     def ended(self, run: Run, in_time: bool) -> None:
-        """Who falls at a step that only some runs come to was promised nothing about it: to turn others away for that would
-        mostly hit those who do not come there."""
+        """Learn from an ended call. A run that fails at a step only some runs come to had no estimate for it: to reject others
+        for that would mostly hit runs that do not come there."""
         call = run.call
         if not in_time and any(run.flow.visits.get(job.function, 1.0) < 1 for job in run.jobs.values()):
             return
@@ -52,15 +52,15 @@ class Promises:
         self._reserve_us[key] = max(0.0, min(MOST * allowed_us, before_us + step_us * change))
 
     def turned_away(self, now_us: int, function: FunctionState, state: State, predictor: Predictor) -> None:
-        """A call of it was refused, or dropped as hopeless. Where goals are milliseconds, a second is hundreds of calls."""
+        """Count a call rejected, or dropped as hopeless. Where SLOs are milliseconds, a second is hundreds of calls."""
         function.refused += 1
         quiet_us = QUIET_GOALS * function.spec.slo.latency_us
         if 0 < quiet_us < QUIET_US and now_us - self._doubted_us.get(function.spec.name, 0) >= quiet_us:
             self._doubt(now_us, quiet_us, function, state, predictor)
 
     def doubt(self, now_us: int, state: State, predictor: Predictor) -> None:
-        """A door that closes by itself must open by itself: if calls are turned away and nothing runs that could prove
-        the prediction wrong, or the reserve too wide, both are believed a little less every second."""
+        """Decay predictions and margins of idle functions that reject: nothing runs that could prove the prediction wrong or
+        the margin too wide, so both are believed a little less every second. What closes by itself must open by itself."""
         for function in state.functions.values():
             if function.refused:
                 self._doubt(now_us, QUIET_US, function, state, predictor)

@@ -1,4 +1,4 @@
-"""Jobs of one function waiting, always in the order its policy serves them."""
+"""Jobs, and the queue of one function, always in the order its policy serves them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Order = Literal["arrival", "due"]
 
 
 class Job(Struct, eq=False):
-    """One step of one run."""
+    """A job: one step of one run."""
 
     id: int
     run: Run
@@ -27,12 +27,12 @@ class Job(Struct, eq=False):
     function: str
     enqueued_us: int
     due_us: int  #: when this step must end for the run to meet its deadline
-    expires_us: int  #: when its end is of no use to anybody
+    expires_us: int  #: when its result has no use any more
     at: str = ""  #: device where its input lies; "": it came with the call
-    visit: int = 0  #: of its run, that it is done for; 0: a plain step
+    visit: int = 0  #: node execution of its run that it is done for; 0: a plain step
     batch_limit: int = 0  #: at most so many together: it was in a batch that killed its worker; 0: no such limit
     strikes: int = 0  #: workers that died under it alone
-    batch_id: int = 0  #: the batch it is in; 0 while it waits, `ASIDE` while it does neither
+    batch_id: int = 0  #: the batch it is in; 0 while it waits, `PARKED` while it does neither
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class Queue:
         return [entry[2] for entry in self._entries[:count]]
 
     def due_before(self, due_us: int) -> int:
-        """How many are due sooner than that; of a queue kept by due time."""
+        """Number of jobs due sooner than that; of a queue kept by due time."""
         return bisect_left(self._entries, (due_us,))
 
     def some(self, start: int, count: int) -> list[Job]:

@@ -35,12 +35,12 @@ class Bucket:
 
 
 def share_bucket(share: float, before: Bucket | None, now_us: int) -> Bucket | None:
-    """For an instance that has only part of the time on its standing slice."""
+    """Bucket of an instance that has a share of the time on its reserved slice."""
     return bucket_for(Quota(limit=share), before, now_us)
 
 
 def bucket_for(quota: Quota, before: Bucket | None, now_us: int) -> Bucket | None:
-    """None where there is no limit. Full at first; a new quota neither forgives a debt nor takes savings that fit."""
+    """Bucket of a quota, None without a limit. Full at first; a new quota keeps debts, and savings that fit."""
     if quota.limit >= 1.0:
         return None
     burst_us = max(1.0, quota.limit * quota.window_us)

@@ -1,4 +1,4 @@
-"""A new version takes over from the old one without a call noticing. Owner of who replaces whom.
+"""Rolling update: instances of a new version replace those of the old one without a call noticing.
 
 One instance of a function at a time: its successor is loaded beside it, or on another device that has the room, and only when
 that one is ready does the old one finish what it has and leave. Where there is no room for both, the old one leaves first, and
@@ -26,7 +26,7 @@ class Renewal:
         self.halted: dict[str, str] = {}  #: functions whose new version cannot be loaded, and which that is
 
     def remember(self, specs: Iterable[FunctionSpec]) -> None:
-        """These are about to be replaced, where they are known."""
+        """Remember the specs that a deployment is about to replace."""
         for spec in specs:
             known = self._state.functions.get(spec.name)
             if known is not None:
@@ -38,18 +38,19 @@ class Renewal:
             self._go_on(self._state.functions[spec.name])
 
     def protects(self, instance: str) -> bool:
-        """A policy that counts instances finds one too many while a successor is being loaded, and must not take that one."""
+        """Whether it is being loaded to replace another. A policy that counts instances finds one too many meanwhile, and must
+        not unload that one."""
         return instance in self._replaces
 
     def ready(self, instance: Instance) -> None:
-        """A successor, or any other instance, can take batches now."""
+        """Continue when a successor, or any other instance, is ready."""
         old = self._replaces.pop(instance.id, "")
         if old in self._state.instances:
             self._fleet.unload(UnloadOf(old))
         self._go_on(self._state.functions[instance.function])
 
     def lost(self, instance: Instance, reason: str) -> None:
-        """Called before it is forgotten. A device that goes is not the version's fault."""
+        """Halt if a successor cannot be loaded; called before it is removed. A lost device is not the version's fault."""
         if self._replaces.pop(instance.id, "") and instance.phase is Phase.LOADING and reason != "device-lost":
             self.halted[instance.function] = instance.version
 
@@ -64,7 +65,7 @@ class Renewal:
             return
         for old in self.outdated(function):
             if old.phase is Phase.LOADING:
-                self._fleet.unload(UnloadOf(old.id))  # nobody has seen it yet
+                self._fleet.unload(UnloadOf(old.id))  # it has served nothing yet
                 continue
             new = self._successor(function, old)
             if new is not None:
@@ -73,7 +74,7 @@ class Renewal:
             self._fleet.unload(UnloadOf(old.id))
 
     def _successor(self, function: FunctionState, old: Instance) -> Instance | None:
-        """Its standing slice is as large as the old one's, which the policy may have chosen, unless another size was deployed."""
+        """Load a successor, with a home as large as the old one's, unless another size was deployed."""
         home_units = self._state.devices[old.device].homes.get(old.id, 0).bit_count()
         before = self._before.get(function.spec.name, function.spec)
         for device_id in dict.fromkeys([old.device, *self._state.devices]):

@@ -1,6 +1,6 @@
-"""What to do when a step fails: try again, go another way, or give up. And by which names failures are known.
+"""Error policy of a step: retry, catch or fail; and the names of failures.
 
-The core sees the *name* of an error and where it happened; what was said about it stays with whoever keeps the values.
+The core sees the *name* of an error and where it happened; its text stays outside, with the values.
 Names that begin with `States.` are those of the Amazon States Language, so that one table serves every way of writing
 workflows.
 """
@@ -20,14 +20,14 @@ TOO_MANY_FAILED = "States.ExceedToleratedFailureThreshold"
 RUNTIME = "States.Runtime"
 
 FINAL = (RUNTIME, "States.DataLimitExceeded")
-"""A document that does not fit its data: nothing was tried, so nothing is gained by trying again, and nobody may catch it."""
+"""A document that does not fit its data: nothing was tried, so nothing is gained by trying again, and no catcher applies."""
 
 MAX_DELAY_US = 31_622_400 * 1_000_000
 """A year and a day. Back-off grows without bound; a timer must not."""
 
 
 class Fault(Struct, frozen=True, array_like=True):
-    """A failure and where it began, which is how whoever knows more about it finds it again."""
+    """A failure and where it began, by which its text can be found."""
 
     error: str  #: a stable word, for the caller of the run
     name: str  #: what retriers and catchers are matched against
@@ -44,7 +44,7 @@ class Retrier(Struct, frozen=True):
     attempts: int = 3
     backoff: float = 2.0
     max_delay_us: int = 0  #: 0: no limit of its own
-    jitter: bool = False  #: anything from nothing to the pause, so that those who failed together do not return together
+    jitter: bool = False  #: anything from nothing to the pause, so that what failed together does not return together
 
     def delay_us(self, used: int, key: str) -> int:
         """Before try number `used` + 1. `key` stands for chance, which the core does not have."""
@@ -66,7 +66,7 @@ class Catcher(Struct, frozen=True):
 
 
 class Guard(Struct, frozen=True):
-    """What surrounds one step. The first retrier, then the first catcher, that knows the error decides."""
+    """Error policy of one step. The first retrier, then the first catcher, that knows the error decides."""
 
     retry: tuple[Retrier, ...] = ()
     catch: tuple[Catcher, ...] = ()
@@ -75,7 +75,7 @@ class Guard(Struct, frozen=True):
 
 
 def matches(errors: tuple[str, ...], name: str, alias: str = "") -> bool:
-    """Does one of these stand for this failure? `alias` is what it is called where it arrives: a branch failed, say."""
+    """Whether one of these names stands for this failure. `alias` is what it is called where it arrives: a branch failed, say."""
     if name in FINAL:
         return False
     late = name in (TIMEOUT, HEARTBEAT_TIMEOUT)

@@ -1,7 +1,7 @@
-"""One execution of a flow: which tokens are where. Knows nothing of queues, devices or time.
+"""Workflow run: one execution of a flow, which tokens are where. Knows nothing of queues, devices or time.
 
-Tokens move through scopes (`scope.py`). Most nodes are just started and ended; one that asks, waits, may be tried again
-or has a limit of time is remembered in between as a `Visit` (`course.py` moves it on).
+Tokens move through scopes (`scopes.py`). Most nodes are just started and ended; one that resolves data, waits, may be retried
+or has a timeout is remembered in between as a `NodeExecution` (the engine moves it on).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOTHING_EXPECTED: dict[str, float] = {}
 
 
 class Run:
-    """Written out rather than generated: one is made for every call, and most need none of the containers."""
+    """State of a run. Written out rather than generated: one is made for every call, and most need none of the containers."""
 
     __slots__ = (
         "asleep", "at", "batch", "call", "closed", "cold_us", "cost", "durable", "ended", "expected", "flow", "jobs", "landed",
@@ -38,15 +38,15 @@ class Run:
         self.call = call
         self.flow = flow
         self.durable = call.durable and flow.single is None  #: a function has nothing to remember but its end
-        self.asleep: dict[Place, list[Job]] | None = None  #: it is being told what happened before a restart: jobs not yet begun
+        self.asleep: dict[Place, list[Job]] | None = None  #: while its journal is replayed: jobs not yet begun
         self.jobs: dict[int, Job] = {}  #: queued, booked or running
         self.scopes = _NO_SCOPES
         self.next_scope = 0  #: the items of an Each get consecutive numbers from here
         self.questions = _NO_QUESTIONS  #: scope, node, visit: asked so often, not yet answered
         self.visits = _NO_VISITS
         self.next_visit = 1
-        self.landed = _NOTHING_LANDED  #: visits whose family has ended, to be moved on
-        self.uprooted = False  #: scopes have been cancelled, and what was under way in them must be looked for
+        self.landed = _NOTHING_LANDED  #: executions whose fan-out has ended, to be moved on
+        self.uprooted = False  #: scopes have been cancelled, and what was pending in them must be dropped
         self.ended = False
         self.closed = False  #: its ending has been said
         self.queue_us = 0
@@ -56,7 +56,7 @@ class Run:
         self.cold_us = 0
         self.at = ""  #: device of the step that ended last: where the next one finds its input
         self.retries = 0
-        self.promised_us = 0  #: time its admission expected it to take; 0: nobody said
+        self.promised_us = 0  #: latency expected at admission; 0: no estimate
         self.expected = _NOTHING_EXPECTED  #: jobs it is yet to bring, per function
 
     def begin(self) -> Ready:
@@ -69,14 +69,14 @@ class Run:
         return ready
 
     def finish(self, scope_id: int, node_name: str, to: tuple[str, ...] | None = None) -> Ready:
-        """A node is done; its tokens go to `to`, or to all that follow it. What may start now is returned."""
+        """Finish a node; its tokens go to `to`, or to all that follow it. What may start now is returned."""
         scope = self.scopes[scope_id]
         ready: Ready = []
         self._settle([(scope, scope.flow.nodes[node_name], to)], ready)
         return ready
 
     def spread(self, scope_id: int, node_name: str, count: int, limits: tuple[int, ...] = (), visit: int = 0) -> Ready:
-        """The number of items of an Each is known. `limits` are (at once, may fail), where its data says so; 0 and -1: no."""
+        """Open the scopes of an Each or Parallel. `limits` are (at once, may fail), where its data says so; 0 and -1: no."""
         scope = self.scopes[scope_id]
         node = scope.flow.nodes[node_name]
         assert isinstance(node, Each | Parallel), f"{node_name} has no items"
@@ -104,7 +104,7 @@ class Run:
         return ready
 
     def succeed(self, scope_id: int) -> Ready:
-        """A node of this scope says that it is over, whatever else goes on in it."""
+        """End a scope well, whatever else goes on in it."""
         ready: Ready = []
         todo: list[Ended | Family] = []
         scope = self.scopes[scope_id]
@@ -114,7 +114,7 @@ class Run:
         return ready
 
     def give_up(self, scope_id: int) -> Ready:
-        """A node of this scope has failed, and with it the scope, and its family can do without that."""
+        """End a scope that has failed, where its fan-out tolerates that."""
         scope = self.scopes[scope_id]
         scope.live -= 1
         ready: Ready = []
@@ -128,7 +128,7 @@ class Run:
         return None if scope.parent is None else scope.parent.families[scope.family]
 
     def prune(self, visit: Visit) -> None:
-        """What this visit has made so far is not wanted any more."""
+        """Cancel the scopes an execution has opened."""
         family = visit.scope.families.pop(visit.family, None) if visit.family else None
         if family is not None:
             self._cancel(family)
@@ -141,7 +141,7 @@ class Run:
         return visit
 
     def check(self) -> None:
-        """Every visit waits for exactly one thing, and nothing goes on in a scope that is gone."""
+        """Check that every execution waits for exactly one thing, and nothing goes on in a scope that is gone."""
         assert not self.landed and not self.uprooted, "something was left half done"
         for visit in self.visits.values():
             scope = visit.scope
@@ -257,7 +257,7 @@ class Run:
             todo.append(family)
 
     def _uproot(self, scope: Scope) -> None:
-        """Everything inside it goes; the scope itself is left for whoever ends it."""
+        """Cancel all inside a scope; the scope itself is left for its caller to end."""
         if scope.live:
             self.uprooted = True
         for family in scope.families.values():

@@ -1,8 +1,8 @@
-"""Where tokens are: scopes, the families they come in, and the visits of nodes that take more than a start and an end.
+"""Scopes of a run, the fan-outs they come in, and executions of nodes that take more than a start and an end.
 
-A scope is one walk through one flow: the root, one item of an `Each`, one branch of a `Parallel`. `live` counts nodes
+A scope is one walk through one flow: the root, one item of an `Each`, one branch of a `Parallel`. `active_nodes` counts nodes
 that have started and not ended, so a scope is over when it falls to zero. Scopes that one start of a node made are a
-family; the node has ended when its family has: all of them did, or enough of them, and those left over are cancelled.
+fan-out; the node has ended when its fan-out has: all of them did, or enough of them, and those left over are cancelled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Scope:
 
 @dataclass(slots=True, eq=False)
 class Family:
-    """Numbers `first` to `first + count - 1`; at most `at_once` of them are open, and the others wait for their turn."""
+    """Scopes `first_scope` to `first_scope + count - 1`; at most `max_concurrency` of them are open, and the others wait."""
 
     first: int
     parent: Scope
@@ -42,7 +42,7 @@ class Family:
     enough: int  #: it is over when so many have ended well
     spare: int  #: so many may fail
     visit: int = 0  #: that is to be told of the end; 0: none, and the node just ends
-    strict: bool = True  #: nobody said that any may fail, so a failure goes by its own name
+    strict: bool = True  #: no failure is tolerated, so a failure goes by its own name
     opened: int = 0
     well: int = 0
     failed: int = 0
@@ -51,7 +51,7 @@ class Family:
     failures: list[int] = field(default_factory=list)  #: which of them, from 0
 
     def missing(self) -> tuple[int, ...]:
-        """Those that have brought no result, from 0."""
+        """Items that have brought no result, from 0."""
         if self.well == self.count:
             return ()
         still = [number - self.first for number in self.open]

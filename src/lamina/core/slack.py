@@ -1,4 +1,4 @@
-"""How much time a step must leave for those after it. Owner of what has been worked out, until predictions move."""
+"""Critical path of workflows: the time a step must leave for the steps after it. Cached until predictions move."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Slack:
         return total_us
 
     def fastest_us(self, function: str) -> int:
-        """A job alone on the device that suits it best; 0 while nobody knows."""
+        """Latency of a job alone on the device that suits it best; 0 while not known."""
         spec = self._state.functions[function].spec
         times: dict[tuple[str, int], int] = {}
         for device in self._state.devices.values():

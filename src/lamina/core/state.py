@@ -1,6 +1,4 @@
-"""All that the controller remembers. Only it and its parts (`fleet.py`, `lines.py`) write here; `check()` says whether it still
-makes sense.
-"""
+"""State of the controller: functions, instances, batches and their registers; `check()` verifies its invariants."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ class Instance:
     version: str = ""  #: of the code it was loaded with
 
     def has_room(self, limit: int) -> bool:
-        """May it run one batch more, when it may run `limit` at once? What it has booked behind others comes on top."""
+        """Whether it may run one batch more, when `limit` may run at once. What it has booked behind others comes on top."""
         if not limit:
             return True
         taken = self.running
@@ -73,24 +71,24 @@ class Batch(Struct, eq=False):
 
 
 def echo_us(device_us: int, direct: bool = True) -> int:
-    """How long callers are given to call again: a quarter of the batch's time is as long as waiting for half of them could
+    """Time that clients have to call again: a quarter of the batch's time is as long as waiting for half of them could
     pay. From within a workflow they come back after its other steps, all of them or none, and waiting pays for longer."""
     return min(5_000, max(300, device_us // 4)) if direct else min(10_000, max(300, 3 * device_us // 4))
 
 
 @dataclass(slots=True)
 class Meter:
-    """Arrivals of one function: `gap_us` follows bursts within a handful of them, `count` is for slower averages.
+    """Arrival statistics of one function: `interarrival_us` follows bursts, `count` is for slower averages.
 
-    `echo` is the part of a batch's callers who call again as soon as they have their answer: clients in a loop do, and
-    then the end of a batch is the best time to expect the next one.
+    `resubmit_share` is the part of a batch's clients that call again as soon as they have their answer: closed-loop clients do,
+    and then the end of a batch is the best time to expect the next one.
     """
 
     count: int = 0
     last_us: int = -1
     gap_us: float = float(NEVER_US)
     echo: float = 0.0
-    echo_until_us: int = -1  #: until then an arrival counts as an echo of the last batch
+    echo_until_us: int = -1  #: until then an arrival counts as a resubmission after the last batch
     answered: int = 0  #: size of that batch
     echoed: int = 0  #: arrivals since
 
@@ -126,7 +124,7 @@ class FunctionState:
     suspects: int = 0  #: jobs that ran beside others on a worker that died, and have not been tried since
 
     def batches_at_once(self, device: Device) -> int:
-        """On one instance; 0: no limit. One at a time while it is not known which job kills."""
+        """Batches one instance may run at once; 0: no limit. One at a time while it is not known which job kills."""
         return 1 if self.suspects else device.spec.limits.batches_per_instance
 
 
@@ -144,7 +142,7 @@ class State:
     last_batch: int = 0
 
     def check(self) -> None:
-        """Every invariant of the design that a single moment can show."""
+        """Check every invariant that a single moment can show."""
         for device in self.devices.values():
             device.check()
             assert device.memory_used_mib == sum(self.instances[i].memory_mib for i in device.instances)
@@ -204,7 +202,7 @@ class State:
             assert not self.held, "quiet, and jobs are still put off"
 
     def check_quiet(self) -> None:
-        """With nothing left to do, everything is given back."""
+        """Check that with nothing left to do, everything is given back."""
         assert not self.runs, f"{len(self.runs)} calls never ended"
         assert not self.batches
         assert all(device.busy == 0 for device in self.devices.values()), "quiet, and units are still leased"

@@ -1,6 +1,6 @@
-"""What goes well, and what is learnt from it: batches that finished, instances that are ready. The twin of `mishaps.py`.
+"""Completions and what is learnt from them: batches that finished, instances that are ready.
 
-What comes back for a batch nobody knows is ignored, so a result delivered twice, or after a crash was reported, does nothing.
+What comes back for an unknown batch is ignored, so a result delivered twice, or after a crash was reported, does nothing.
 The end of a booked batch may be told before the end of the one it is behind: two ends may take different ways. What has run has
 run, so it counts at once; the slice stays with the one before it.
 """
@@ -46,7 +46,7 @@ class Successes:
         label = mask_label(device.id, batch.mask)
         cost = device_us * device.lease_price(batch.mask.bit_count(), batch.cores) / count
         outcomes = event.outcomes
-        if outcomes and len(outcomes) != count:  # whose is whose? Nobody gets an answer that may be another's
+        if outcomes and len(outcomes) != count:  # which is which? No call gets an answer that may be another's
             outcomes = (JobOutcome(False, "bad-result"),) * count
         for index, job in enumerate(batch.jobs):
             run = job.run
@@ -67,7 +67,7 @@ class Successes:
                 self._course.job_done(run, job, batch)
 
     def _book(self, batch: Batch, device_us: int) -> None:
-        """Its time is known now: to whom it is charged, and what it says about the function."""
+        """Account for the measured time: charges, and what it says about the function."""
         now_us, device, count = self._view.now_us, batch.device.spec, len(batch.jobs)
         function = self._state.functions[batch.instance.function]
         function.crashes = function.refused = 0

@@ -1,6 +1,6 @@
-"""Times at which runs want to go on: pauses, waits, and limits of time. Owner of what is due when.
+"""Timers of runs: pauses, waits, and timeouts.
 
-A timer is not called off but forgotten by the visit it was for; the heap is swept when most of it is forgotten.
+A timer is not cancelled but forgotten by the node execution it was for; the heap is compacted when most of it is forgotten.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class Timers:
         self.next_us = NEVER_US  #: when the first is due; perhaps one that is forgotten
 
     def set(self, at_us: int, run: Run, visit: Visit, purpose: Purpose) -> None:
-        """In place of one that this visit has for the same purpose."""
+        """Set a timer, in place of one that this execution has for the same purpose."""
         self._serial += 1
         visit.timers[purpose] = self._serial
         self._push((at_us, self._serial, run, visit.id, purpose))
 
     def set_flow(self, at_us: int, run: Run) -> None:
-        """For the run as a whole."""
+        """Set the timeout of the run as a whole."""
         self._serial += 1
         self._push((at_us, self._serial, run, 0, "flow"))
 
     def due(self, now_us: int) -> Iterator[tuple[Run, Visit | None, Purpose]]:
-        """Those whose time has come, in order; each must be acted on before the next is asked for."""
+        """Timers that are due, in order; each must be acted on before the next is asked for."""
         heap = self._heap
         while heap and heap[0][0] <= now_us:
             entry = heappop(heap)

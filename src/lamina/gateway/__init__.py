@@ -1,1 +1,1 @@
-"""HTTP in front of the live loop: parsing, limits and answers; nothing here decides about work."""
+"""HTTP and gRPC in front of a running loop: parsing, limits and responses; nothing here decides about work."""

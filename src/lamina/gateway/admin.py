@@ -1,4 +1,4 @@
-"""Management beside a running server: its listener, who may use it, and what it does; opened and closed in order."""
+"""Admin server beside a gateway: its listener, its authentication, its routes; opened and closed in order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIMITS = Limits(body_bytes=64 * 2**20, connections=100)
 
 
 async def open_access(store: Store) -> Access:
-    """What the store knows of people and tokens. A store that is not there yet is not made for asking."""
+    """Load users and tokens from the store. A store that does not exist yet is not created for a read."""
     access = Access(store)
     if store.exists:
         await access.load()
@@ -36,7 +36,7 @@ async def open_access(store: Store) -> Access:
 
 
 def listen(engine: Any) -> Output:
-    """To what workers print from now on; before the engine starts, so that none is missed."""
+    """Collect what workers print from now on; called before the engine starts, so that no line is missed."""
     output = Output()
     hear(engine, output.add)
     return output
@@ -44,6 +44,8 @@ def listen(engine: Any) -> Output:
 
 @dataclass(slots=True)
 class Admin:
+    """A running admin server."""
+
     host: str
     port: int
     access: Access
@@ -63,7 +65,7 @@ class Admin:
 
 
 class Prepared:
-    """For `open_gateway`: what was deployed before a restart is served from the first call on.
+    """Hook for `open_gateway`: apps deployed before a restart are served from the first call on.
 
     `file` is the app the server is started with, `folder` where uploads are kept; without one they go with the server.
     """

@@ -1,4 +1,4 @@
-"""The routes: which request is whose business, and who may ask. Calls themselves are `calls.Calls`'."""
+"""HTTP router of `/v1`: paths to handlers, authorization and error responses. Calls themselves are handled by `CallHandler`."""
 
 from __future__ import annotations
 
@@ -47,26 +47,29 @@ _INDEX = {
 }
 
 Read = Callable[[Caller], tuple[bytes, bytes]]
-"""A body for who asks, and its type."""
+"""Makes a body for a client, and its content type."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Something that can be called."""
+    """A callable target: a function or a workflow, with its parameters and SLO."""
 
     name: str
     kind: str  #: "function" or "workflow"
     params: tuple[Param, ...]
     slo: Slo
     doc: str = ""
-    tenant: str = ""  #: whose it is; "": anybody's
+    tenant: str = ""  #: its owner; "": all tenants may call it
     signature: Signature | None = None  #: what it takes and gives as tensors, where that is known
 
     def seen_by(self, tenant: str) -> bool:
+        """Visible to this tenant: its own, or a target that belongs to no tenant."""
         return not self.tenant or not tenant or self.tenant == tenant
 
 
 class Api:
+    """Routes of a gateway. More can be mounted by prefix (`mounts`)."""
+
     def __init__(
         self,
         loop: LiveLoop,
@@ -83,10 +86,10 @@ class Api:
         self.closing = False
         self.lag_us = 0  #: how long bytes lie unread while this process is busy; part of every call's time
         self.ready: Callable[[], bool] = lambda: True
-        self.needless: Callable[[], set[str]] = set  #: functions whose instances are only tried out: it is ready without
-        self.allow: Callable[[Request, Scope], Caller] = lambda request, scope: LOCAL  #: raises `LaminaError` for who may not
-        self.traces: Traces | None = None  #: who wants to know what became of which call
-        self.runs: Runs | None = None  #: where calls are accepted that nobody waits for
+        self.needless: Callable[[], set[str]] = set  #: functions whose instances belong to a rollout
+        self.allow: Callable[[Request, Scope], Caller] = lambda request, scope: LOCAL  #: raises `LaminaError` if not allowed
+        self.traces: Traces | None = None  #: spans of calls, where they are wanted
+        self.runs: Runs | None = None  #: durable runs, where there is a store
         self.on_targets: Callable[[], None] = lambda: None  #: told when they change
         self._advice = Sparing()  #: to look for a name that is like a wrong one takes long
         self.sites: dict[bytes, Handler] = {}  #: more routes, by how their paths begin
@@ -102,13 +105,13 @@ class Api:
         }
 
     def set_targets(self, targets: list[Target]) -> None:
-        """What can be called from now on."""
+        """Replace the list of what can be called."""
         self.targets = targets
         self._calls = {f"/v1/{target.kind}s/{target.name}".encode(): target for target in targets}
         self.on_targets()
 
     def routes(self) -> dict[bytes, Target]:
-        """Paths of everything that can be called."""
+        """Targets by the path that calls them."""
         return self._calls
 
     def handle(self, request: Request, exchange: Exchange) -> None:
@@ -133,7 +136,7 @@ class Api:
             if request.path.startswith(prefix) and request.path[len(prefix) : len(prefix) + 1] in (b"", b"/"):
                 site(request, exchange)
                 return
-        raise self._unknown(request, self.allow(request, "read"))  # what is not there is nobody else's business
+        raise self._unknown(request, self.allow(request, "read"))  # only identities that may read learn what is not there
 
     def _at_target(self, target: Target, request: Request, exchange: Exchange) -> None:
         if request.method == "POST":
@@ -174,11 +177,11 @@ class Api:
         self.calls.take(target, request, exchange, caller)
 
     def ending_problem(self, ending: Fail | Refuse) -> wire.Problem:
-        """What is said of a call that ended without a result; what its own code said is in the log in any case."""
+        """The problem for a call that ended without a result; what its own code said is in the log in any case."""
         if isinstance(ending, Refuse):
             return wire.refusal_problem(ending)
         info = self._loop.error(ending)
-        if ending.error not in ("cancelled", "bad-value", "cost"):  # who did it knows, and `problem` logs it
+        if ending.error not in ("cancelled", "bad-value", "cost"):  # the client's doing, and `respond_problem` logs it
             said = f": {info.type}: {info.message}\n{info.trace}" if info else ""
             log.warning("call %s failed at %s: %s%s", ending.call_id, ending.step or "?", ending.error, said)
         return wire.failure_problem(ending, info, full=self._full_errors)
@@ -193,7 +196,7 @@ class Api:
         exchange.respond(405, problem.body(), wire.PROBLEM, problem.headers() + b"allow: %s\r\n" % allowed.encode())
 
     def _unknown(self, request: Request, caller: Caller) -> UnknownTarget:
-        """Nothing is there for this caller; what sounds like it may be what was meant."""
+        """404, with the nearest name this client may see as a hint."""
         where = request.path[:80].decode("latin-1")
         hint = "GET /v1/functions and /v1/workflows list what can be called, /openapi.json all there is"
         if self._advice.may():

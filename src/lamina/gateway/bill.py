@@ -1,7 +1,7 @@
-"""`GET /v1/bill`: what calls have cost, by day, tenant and target; and what functions have, whatever they were part of.
+"""Billing, `GET /v1/bill`: cost of calls by day, tenant and target; and of functions, whatever they were part of.
 
-Counted in memory and written down every few seconds, so a bill costs a call next to nothing. A crash loses at most what was
-spent since; what must not be lost are the calls, not their count.
+Counted in memory and written every few seconds, so that a bill costs a call next to nothing. A crash loses at most what was
+spent since the last write; what must not be lost are the calls, not their count.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FIELD = {"function": "target"}
 
 
 class Bill:
-    """Without a store it knows what happened since it was made, and nothing of the time before."""
+    """Cost accounting of one server. Without a store it covers the time since the server started."""
 
     def __init__(self, api: Api, store: Store | None, wall_s: Callable[[], float]) -> None:
         self._api = api
@@ -62,7 +62,7 @@ class Bill:
         spent.cost += cost
 
     def _spent(self, book: str, tenant: str, target: str) -> Spent:
-        """Where to add what is spent today; it is written down before long."""
+        """The entry of today to add to; starts the timer that writes it."""
         now_s = self._wall_s()
         if now_s >= self._day_ends_s:
             self._day = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%d")
@@ -76,7 +76,7 @@ class Bill:
         return spent
 
     def flush(self) -> None:
-        """A store nobody has used yet is not made for this alone, unless somebody is to pay."""
+        """Write what is unsaved. A store that does not exist yet is created only if a tenant is to be billed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -116,7 +116,7 @@ class Bill:
                 raise BadValue(f"by: {part[:40]!r} is none of {', '.join(known)}", hint=hint)
         if book == bills.STEPS and caller.tenant:
             raise Forbidden("functions are billed over all tenants, for who runs the server", hint="by=tenant,target")
-        tenant = caller.tenant or None  # nobody sees another's
+        tenant = caller.tenant or None  # a tenant sees its own rows only
 
         def answer(found: list[tuple[Key, Spent]] | LaminaError) -> None:
             if isinstance(found, LaminaError):

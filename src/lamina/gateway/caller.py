@@ -1,4 +1,4 @@
-"""Who asks, and what they may do. Routes ask `Api.allow`; who decides is behind it."""
+"""Identity of a client: tenant, name and scopes. Routes get it from `Router.authorize`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ ALL: frozenset[Scope] = frozenset(("invoke", "deploy", "read", "admin"))
 
 
 class Caller(Struct, frozen=True):
-    tenant: str = ""  #: "": whoever runs this server
+    """An authenticated client, or the local user of a server that needs no token."""
+
+    tenant: str = ""  #: "": the operator of this server
     name: str = "local"  #: for the audit log
     scopes: frozenset[Scope] = ALL
 

@@ -1,4 +1,4 @@
-"""Calls over HTTP: a request becomes a call of the loop on the spot, and how that ends becomes the answer."""
+"""Calls over HTTP: a request becomes a call of the loop at once, and its outcome becomes the response."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ CLOSED_US = 20_000  #: a refusal is repeated for at most so long without asking 
 
 
 class Calls:
+    """Handler of calls: options and inputs are decoded, the call is submitted, its outcome is answered."""
+
     def __init__(self, api: Api, loop: LiveLoop, metrics: Metrics) -> None:
         self.api = api
         self.loop = loop
@@ -66,7 +68,7 @@ class Calls:
         self.loop.submit(call, inputs, asked.ended)
 
     def cut_short(self, request: Request, target: Target, closed: Closed) -> None:
-        """Who comes with the same head while this refusal holds gets it at once: before its body is looked at."""
+        """Repeat this rejection for requests with the same head, before their bodies are looked at."""
         if request.head is None:
             return
 
@@ -81,7 +83,7 @@ class Calls:
         request.head.shortcut = refuse_again
 
     def _arrived_us(self, request: Request) -> int:
-        """Time that went by before anybody could look at a clock is part of the call's."""
+        """Arrival time. Time in a socket buffer or in another process, before any clock was read, is part of the call's time."""
         waited_us = request.parsed.waited_us if request.parsed is not None else 0
         return self.loop.now_us() - self.api.lag_us - waited_us
 
@@ -109,7 +111,7 @@ class Calls:
 
 @dataclass(slots=True)
 class Asked:
-    """One call, from its request to its answer."""
+    """A call in flight, from its request to its response."""
 
     calls: Calls
     call_id: str
@@ -128,7 +130,7 @@ class Asked:
         return wishes.HEADERS.isdisjoint(self.request.headers)
 
     def is_refused_like_the_last(self) -> bool:
-        """What was refused a moment ago is refused again, as long as nothing has happened that could change it."""
+        """Respond with the cached rejection, as long as nothing has happened that could change it."""
         calls = self.calls
         if not calls.closed:
             return False
@@ -144,7 +146,7 @@ class Asked:
         return True
 
     def listen(self) -> None:
-        """Before it is handed in: who traces it, who takes its pieces, and what is to be done when its caller leaves."""
+        """Set up tracing, streaming of chunks and cancellation on disconnect, before the call is submitted."""
         loop, call_id, request = self.calls.loop, self.call_id, self.request
         traces = self.calls.api.traces
         if traces is not None:

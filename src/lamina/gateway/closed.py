@@ -1,8 +1,8 @@
-"""A refusal holds until something changes.
+"""Cached rejection of a target.
 
-Under overload most calls are refused, one after another, for one and the same reason. The refusal says how much too late the
-call would have been, so for that long no other of its kind can be in time either, unless something ends or changes (`turn`).
-Until then it gets the same answer without asking the controller: only its id is new.
+Under overload most calls are rejected, one after another, for one and the same reason. The rejection says how much too late the
+call would have been, so for that long no other of its kind can be in time either, unless something ends or changes
+(`generation`). Until then it gets the same response without asking the controller: only its id is new.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ _ID = "-id-"
 
 
 class Closed:
+    """A rejection as response bytes, with the call id left open."""
+
     __slots__ = ("_body", "_headers", "_size", "_status", "_whole", "reason", "turn", "until_us")
 
     def __init__(self, turn: int, until_us: int, refusal: Refuse) -> None:
@@ -30,7 +32,7 @@ class Closed:
         self._whole = b""
 
     def whole(self, name: bytes, date_line: bytes) -> bytes:
-        """The answer as it travels. It is believed for milliseconds, so the date it was first given at will do."""
+        """The response as sent. It is valid for milliseconds, so the date it was first given at will do."""
         if not self._whole:
             lines = (STATUS_LINES[self._status], date_line, b"content-type: ", wire.PROBLEM, b"\r\ncontent-length: ")
             parts = [part.replace(b"%", b"%%") for part in (b"".join(lines), *self._headers, *self._body)]

@@ -1,7 +1,7 @@
-"""Counters and histograms that cost a call next to nothing: a few additions when something happens, text when somebody asks.
+"""Fast counters and histograms: a few additions per event, text when Prometheus scrapes.
 
 The client library's own take a lock and check labels at each step, which is right for threads and was a tenth of what a call
-costs here. All counting is done on the loop's thread. What is told has the same names and the same form.
+costs here. All counting is done on the loop's thread. Names and text format are the library's.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from prometheus_client.utils import floatToGoString
 
 
 class Count:
+    """One counter of a family."""
+
     __slots__ = ("value",)
 
     def __init__(self) -> None:
@@ -27,7 +29,7 @@ class Count:
 
 
 class Spread:
-    """How often a value fell between two bounds."""
+    """One histogram of a family: how often a value fell between two bounds."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -45,6 +47,8 @@ Cell = TypeVar("Cell", Count, Spread)
 
 
 class _Labelled(Collector, Generic[Cell]):
+    """A metric family: one cell per combination of labels."""
+
     def __init__(
         self, name: str, about: str, labels: Sequence[str], registry: CollectorRegistry, make: Callable[[], Cell]
     ) -> None:

@@ -1,7 +1,8 @@
-"""Apps come to a running server: an upload is unpacked, looked at in a process of its own, checked, written down, and only then
-made known to the controller, which lets the new version take over without a lost call (`core/renewal.py`).
+"""Deployments of apps to a running server: upload, check, record, roll out, roll back.
 
-One deployment at a time. A version whose instances cannot be loaded is taken back by itself.
+An upload is unpacked, described in a process of its own, checked, recorded, and only then made known to the controller, which
+lets the new version take over without a lost call (rolling update). One deployment at a time. A version whose instances cannot
+be loaded is rolled back by itself.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ LOOK_EVERY_S = 0.05
 KEPT_VERSIONS = 20
 MOST_TRACE = 4_000
 RESTORE_S = 30.0
-"""After a restart, calls are not taken before the versions served last stand again, or for so long."""
+"""After a restart, calls are not accepted before the versions served last are warm again, or for at most so long."""
 
 
 class Deploys:
+    """Deploys, rolls back and overrides apps, one at a time."""
+
     def __init__(self, app: App, loop: LiveLoop, api: Api, access: Access, folder: Path, file: str = "") -> None:
         deployed = app.deployed()
         about = [Described(target.name, target.params, target.doc, target.signature) for target in api.targets]
@@ -50,7 +53,7 @@ class Deploys:
         self._watch: set[asyncio.Task[None]] = set()
 
     async def restore(self) -> None:
-        """After a restart: what was deployed is served again. What cannot be is left out, and said."""
+        """After a restart: serve what was deployed. What cannot be served is left out, and logged."""
         stage = self.stage
         stage.terms = await self._access.read(terms.everything)
         for app, number in (await self._access.read(versions.current)).items():
@@ -66,7 +69,7 @@ class Deploys:
                 break
             await asyncio.sleep(LOOK_EVERY_S)
 
-    # --------------------------------------------------------------------- deeds
+    # ------------------------------------------------------------------- commands
 
     async def deploy(self, who: Identity, app: str, body: bytes, sha256: str, entry: str) -> dict[str, Any]:
         _check_upload(app, body, sha256, entry)
@@ -94,7 +97,7 @@ class Deploys:
             return self.stage.about(served)
 
     async def rollback(self, who: Identity, app: str, number: int | None) -> dict[str, Any]:
-        """To a version before, or to the one named."""
+        """Back to the version before, or to the one named."""
         async with self._lock:
             served = self.stage.known(who, app)
             self.stage.may_touch(who, served)
@@ -109,7 +112,7 @@ class Deploys:
             return self.stage.about(to)
 
     async def change(self, who: Identity, function: str, given: dict[str, Any]) -> dict[str, Any]:
-        """Scale or resize one function; what asks for another size of its own slice takes new instances."""
+        """Scale or resize one function; another size of its own slice takes new instances."""
         async with self._lock:
             stage = self.stage
             owner = stage.owner_of(who, function)
@@ -141,7 +144,7 @@ class Deploys:
     # ------------------------------------------------------------------- how it is done
 
     async def _unpacked(self, app: str, number: int, tenant: str, body: bytes, entry: str) -> Served:
-        """In a folder of its own, looked at, and found to fit; or not there at all."""
+        """Unpack into a folder of its own, describe and check; the folder is removed if that fails."""
         folder = self._folder / app / str(number)
         shutil.rmtree(folder, ignore_errors=True)
         try:
@@ -173,7 +176,7 @@ class Deploys:
         self.stage.check(served, self._access.tenants.get(served.tenant))
 
     async def _serve(self, who: Identity, served: Served, before: Served | None, deed: str, note: str) -> None:
-        """From now on, and after a restart. `before` is what to go back to by itself if it cannot be loaded."""
+        """Serve this version from now on, and after a restart. `before` is the version to roll back to if it cannot be loaded."""
         trial = self.stage.try_out(served)
         await self._is_current(who, deed, served, note)
         task = asyncio.create_task(self._until_it_stands(who, served, before, trial))
@@ -185,7 +188,7 @@ class Deploys:
         await self._access.change(who, deed, app, lambda db: versions.make_current(db, app, number, now_us), note)
 
     async def _until_it_stands(self, who: Identity, served: Served, before: Served | None, trial: Trial) -> None:
-        """Take the version back if one of its functions cannot be loaded."""
+        """Watch the rollout; roll back if one of its functions cannot be loaded."""
         stage = self.stage
         while stage.served.get(served.app) is served:
             trial.look()

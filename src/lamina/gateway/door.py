@@ -1,7 +1,6 @@
-"""Who is at the door? A token in `Authorization: Bearer ...`, and nowhere else: an address is written into logs.
+"""Authentication and authorization: a token in `Authorization: Bearer ...`, and nowhere else (an address is written into logs).
 
-Whoever is on this machine may come in without one where the server listens on loopback alone. A wrong token is refused there
-too: somebody who shows one means it.
+On loopback alone no token is needed. A wrong token is rejected there too: a client that sends one means it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,10 @@ MAX_TOKEN_BYTES = 512
 
 
 class Door:
-    """`guarded`: nobody comes in without a token. `wary`: nor does a page in somebody's browser that was sent here by another."""
+    """Authenticates requests and checks scopes.
+
+    `guarded`: a token is required. `wary`: requests that a web page of another origin makes are rejected as well.
+    """
 
     def __init__(self, access: Access | None = None, *, guarded: bool = False, wary: bool = False) -> None:
         self._access = access
@@ -31,6 +33,7 @@ class Door:
         self._wary = wary
 
     def allow(self, request: Request, scope: Scope) -> Caller:
+        """The identity behind a request, if it has this scope; raises `Unauthorized` or `Forbidden`."""
         header = request.headers.get(b"authorization")
         if header is None and not self.guarded:
             changes = scope in ("deploy", "admin")
@@ -43,6 +46,7 @@ class Door:
         return Caller(who.tenant, who.name, who.scopes)
 
     def who(self, header: bytes | None) -> Identity:
+        """The identity of a token."""
         if header is None:
             raise Unauthorized("no token", hint="send Authorization: Bearer TOKEN")
         if header[:7].lower() != _BEARER or len(header) > MAX_TOKEN_BYTES:
@@ -53,7 +57,7 @@ class Door:
 
 
 def _from_a_page(request: Request) -> bool:
-    """Browsers say where a page comes from; one of our own is from where it asks."""
+    """Cross-site request: browsers say where a page comes from; a page of our own has the host it asks."""
     origin = request.headers.get(b"origin")
     if origin is not None and origin.partition(b"://")[2] != request.header(b"host"):
         return True
@@ -61,13 +65,14 @@ def _from_a_page(request: Request) -> bool:
 
 
 def _for_here(request: Request) -> bool:
-    """A name of somebody else's that leads here is still somebody else's."""
+    """The host header names loopback: a foreign name that resolves to loopback is DNS rebinding."""
     named = request.header(b"host").decode("latin-1")
     host = named[: named.rindex("]") + 1] if "]" in named else named.partition(":")[0]
     return is_loopback(host.strip("[]"))
 
 
 def is_loopback(host: str) -> bool:
+    """An address of this machine alone."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -75,7 +80,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_host(host: str, access: Access | None = None) -> bool:
-    """May it listen there? Anybody who can reach a port can use it, so beyond this machine it takes tokens. True: guarded."""
+    """May the server listen there? A port that others can reach needs tokens. Returns whether tokens are required."""
     if is_loopback(host):
         return False
     if access is None or not access.usable_tokens():
@@ -90,7 +95,7 @@ SAVE_EVERY_S = 30.0
 
 
 def keep_limits(access: Access, loop: LiveLoop) -> None:
-    """The controller knows the limits of all tenants, now and after every change; what they have had of a day survives it."""
+    """Sync tenant limits to the controller, now and after every change; usage of the day survives a restart."""
     post, books = loop.post, loop.controller.books
     told: dict[str, Tenant] = {}
 

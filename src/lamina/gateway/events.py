@@ -1,7 +1,7 @@
-"""An answer in pieces: one for each that a function yields, then the end, or an error with the problem.
+"""Streaming responses: one event per value a function yields, then the end, or an error with the problem.
 
-For who asks with `Accept: text/event-stream`, as server-sent events with JSON, or for what `lamina.Client` reads
-(`sdk/pieces.py`). A function that returns has one piece. What fails before the first piece is an answer like any other.
+`Accept: text/event-stream` gets server-sent events with JSON; `lamina.Client` asks for encoded values instead. A function that
+returns has one event. What fails before the first event is a response like any other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NOTHING = (b"null", values.encode(None))
 
 
 class Events(Exchange):
-    """Stands in for the exchange it writes to; `piece` takes encoded values."""
+    """Server-sent events. Stands in for the exchange it writes to; `send_value` takes encoded values."""
 
     __slots__ = ("_real",)
 
@@ -56,7 +56,7 @@ class Events(Exchange):
 
 
 class Values(Events):
-    """Who asks for these also accepts values, so a result is one."""
+    """A stream of encoded values. Clients that ask for it also accept values, so a result is one."""
 
     __slots__ = ()
 
@@ -70,5 +70,5 @@ class Values(Events):
 
 
 def wanted(accept: bytes) -> type[Events] | None:
-    """None: an answer as a whole."""
+    """The stream type that an Accept header asks for; None: a response as a whole."""
     return Events if Events.kind in accept else Values if Values.kind in accept else None

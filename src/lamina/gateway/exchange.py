@@ -1,4 +1,4 @@
-"""One request waiting for its answer, which comes now or later, whole or in pieces."""
+"""One HTTP request waiting for its response, which comes now or later, whole or as a stream."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ STATUS_LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encod
 
 
 class Exchange:
+    """The response side of one request."""
+
     __slots__ = ("_connection", "answer", "head_only", "keep_alive", "on_gone", "streaming")
 
     takes_values: ClassVar[bool] = False  #: text is made of results elsewhere: then they are given as `value`, with the `Reply`
@@ -26,7 +28,7 @@ class Exchange:
         self.on_gone: Callable[[], None] | None = None  #: the client left before the answer
 
     def respond(self, status: int, body: bytes = b"", content_type: bytes = b"application/json", extra: bytes = b"") -> None:
-        """`extra` is whole header lines, each ending in CRLF. A second answer is ignored."""
+        """Send the response. `extra` is whole header lines, each ending in CRLF. A second response is ignored."""
         if self.answer is not None:
             return
         self.on_gone = None
@@ -49,7 +51,7 @@ class Exchange:
         raise NotImplementedError
 
     def begin(self, status: int, content_type: bytes, extra: bytes = b"") -> None:
-        """An answer in pieces: `push` each, then `end`. Without keep-alive the end of the connection is its end."""
+        """Start a streamed response: `send_chunk` each part, then `end_stream`. Without keep-alive, closing ends it."""
         if self.answer is not None:
             return
         connection = self._connection

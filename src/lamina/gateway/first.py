@@ -1,8 +1,9 @@
-"""The first calls of a function wait for its first load, and nobody knows beforehand how long that takes.
+"""Grace for cold starts: until one has been observed, calls past their SLO are served late instead of shed.
 
-An SLO is no reason to turn them away: refused, they would learn nothing, and given up after the wait they would have waited
-for nothing. So until one load of everything a target needs has been seen (or its profile says how long one takes), what is late
-is served, and counted as late. From then on admission knows what a cold start costs. A deadline that the caller sent stays one.
+The first calls of a function wait for its first load, and how long that takes is not known before. A rejected call would teach
+nothing, and one dropped after the wait would have waited for nothing. So until one load of everything a target needs has been
+observed (or its profile says how long one takes), late calls are served, and counted as late. From then on admission knows what
+a cold start costs. A deadline that the client sent stays one.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from lamina.types import Slo
 
 
 class FirstCalls:
+    """Decides which SLO a call is held to."""
+
     def __init__(self, loop: LiveLoop) -> None:
         self._loop = loop
         self._known: set[str] = set()
 
     def slo(self, target: str, slo: Slo) -> Slo:
-        """What this call is held to, if the caller says nothing."""
+        """The SLO of a call without a deadline of its own."""
         if target in self._known or slo.on_miss == "serve":
             return slo
         state = self._loop.controller.state

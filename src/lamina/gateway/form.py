@@ -1,4 +1,4 @@
-"""A multipart form: fields as text, files as bytes. Boundary, number of parts and their headers are bounded while it is read."""
+"""Parser of multipart forms: fields as text, files as bytes. Boundary, number of parts and headers are bounded while reading."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_NAME, MAX_VALUE = 256, 4_096  #: of a part's header
 
 
 def parts_of(options: bytes, body: bytes) -> dict[str, Any]:
-    """`options` is what the content type says after its name."""
+    """The parts by name. `options` is the rest of the content type."""
     from python_multipart.multipart import MultipartParser
 
     form = _Form()
@@ -48,7 +48,7 @@ def _boundary(options: bytes) -> bytes:
 
 
 class _Form:
-    """The parts so far, and the one being read."""
+    """Parser callbacks: the parts so far, and the one being read."""
 
     def __init__(self) -> None:
         self.parts: dict[str, Any] = {}

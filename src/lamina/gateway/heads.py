@@ -1,8 +1,7 @@
-"""Heads of requests seen before, and what they mean.
+"""An HTTP request, and a cache of request heads.
 
-A client that calls again sends the same head, byte for byte; what it meant then it means now. So a request whose head is
-known and which comes in one piece needs no parsing at all. Only heads the parser has accepted get in, and their number and
-size are bounded.
+A client that calls again sends the same head, byte for byte; it means the same. So a request whose head is known and which comes
+in one piece needs no parsing at all. Only heads the parser has accepted get in, and their number and size are bounded.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ END = b"\r\n\r\n"
 
 
 class Parsed:
-    """What another process has made of a request before it came here."""
+    """A request body that another process has decoded already."""
 
     __slots__ = ("inputs", "size", "waited_us")
 
     def __init__(self, inputs: dict[str, bytes], size: int, waited_us: int) -> None:
-        self.inputs: dict[str, bytes] | None = inputs  #: None once they are somebody's
+        self.inputs: dict[str, bytes] | None = inputs  #: None once they have been claimed
         self.size = size
         self.waited_us = waited_us
 
@@ -37,8 +36,7 @@ class Parsed:
 
 
 class Head:
-    """One that has been seen before. `shortcut` makes the answer to whatever comes with it, of the line that says the date; None
-    when it cannot any more."""
+    """A cached request head. `shortcut` makes the response to any request with it, given the date line; None: not any more."""
 
     __slots__ = ("body_bytes", "first", "shortcut")
 
@@ -49,6 +47,8 @@ class Head:
 
 
 class Request(Struct, frozen=True):
+    """A parsed HTTP request."""
+
     method: str
     path: bytes
     query: bytes
@@ -64,11 +64,13 @@ class Request(Struct, frozen=True):
 
 @dataclass(slots=True)
 class Heads:
+    """Cache of request heads by their bytes."""
+
     names: Names = field(default_factory=Names)  #: of headers
     _known: dict[bytes, Head] = field(default_factory=dict)
 
     def read(self, data: bytes) -> Request | None:
-        """The request, if `data` is one whole request with a head seen before."""
+        """The request, if `data` is one whole request with a cached head."""
         end = data.find(END) + 4
         known = self._known.get(data[:end])
         if known is None or len(data) != end + known.body_bytes:
@@ -77,7 +79,7 @@ class Heads:
         return Request(like.method, like.path, like.query, like.headers, data[end:], like.keep_alive, None, known)
 
     def learn(self, data: bytes, last: Request) -> None:
-        """`data` was one or more requests, `last` the last of them. If it is the only one, its head is worth keeping."""
+        """Cache the head, if `data` was exactly one request, `last`."""
         end = data.find(END) + 4
         headers = last.headers
         if (

@@ -1,8 +1,8 @@
-"""The story of a run for people and plots: what was kept of it, as events in the order of time.
+"""History of a durable run: what the journal holds, as events in the order of time, for people and plots.
 
 An event has a `kind` ("accepted", "began", "step", "wait", "pause", "timeout", "tried-again", "ended"), and microseconds since
-1970. Of steps: `queued_us`, `began_us`, `ended_us`, where they ran and in what company; `undone` ones failed the run and were
-tried again.
+1970. Steps have `queued_us`, `began_us`, `ended_us`, their slice and batch size; `undone` ones failed the run and were tried
+again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lamina.store.runs import OVER, Kept, RunRow
 
 
 def events_of(row: RunRow, notes: list[Kept], reply: Reply | None = None) -> list[dict[str, Any]]:
-    """`reply` is how it ended, if well: of what has one step and so no notes, all there is to tell."""
+    """The events of a run. `reply` is the outcome of a successful one; a run of one step has no journal beside it."""
     events: list[dict[str, Any]] = [{"kind": "accepted", "at_us": row.created_us}]
     if row.began_us:
         events.append({"kind": "began", "at_us": row.began_us})

@@ -1,10 +1,10 @@
-"""A small HTTP/1.1 server on httptools (llhttp): strict limits first, and no task per request.
+"""HTTP/1.1 server on httptools (llhttp): strict limits first, and no task per request.
 
 Why not an off-the-shelf ASGI server: the limits below (header bytes and count, slow senders, floods of tiny chunks) are not
-to be had there, and a refusal must cost microseconds, because under overload most answers are refusals. Measured in
+to be had there, and a rejection must cost microseconds, because under overload most responses are rejections. Measured in
 `benchmarks/`: the same echo, several times the rate.
 
-A handler gets a `Request` and an `Exchange`; it answers now or later with `exchange.respond(...)`, on the loop's thread.
+A handler gets an `HttpRequest` and an `Exchange`; it responds now or later with `exchange.respond(...)`, on the loop's thread.
 Requests on one connection are answered in order.
 """
 
@@ -31,7 +31,7 @@ log = logging.getLogger("lamina")
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What one client may cost before anything is decoded."""
+    """Limits on what one client may cost before anything is decoded."""
 
     body_bytes: int = 32 * 2**20
     head_bytes: int = 16 * 2**10
@@ -56,7 +56,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The event loop a server runs best on; None: the standard one."""
+    """Factory of the event loop a server runs best on (uvloop); None: the standard one."""
     try:
         import uvloop
     except ImportError:
@@ -66,7 +66,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class Connection(asyncio.Protocol):
-    """One client. `phase_since` and `phase` tell the sweeper who is too slow."""
+    """One client connection. `phase` and `phase_since` tell the sweep which clients are too slow."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -90,7 +90,7 @@ class Connection(asyncio.Protocol):
         self._outlet = Outlet(self.transport)
         if len(self.server.connections) >= self.limits.connections:
             self._refuse(503, "too many connections")
-            asyncio.get_running_loop().call_later(LINGER_S, self.transport.abort)  # nobody else looks after it
+            asyncio.get_running_loop().call_later(LINGER_S, self.transport.abort)  # it is in no list that is swept
             return
         self.server.connections.add(self)
 
@@ -132,7 +132,7 @@ class Connection(asyncio.Protocol):
         incoming.last = None  # a connection that waits for its next request holds nothing of the last
 
     def _cut_short(self, head: Head) -> bool:
-        """Answer without an exchange, if that is possible: under overload most requests get one and the same answer."""
+        """Respond without an exchange, if possible: under overload most requests get one and the same response."""
         if self._open or self.server.closing or not head.first.keep_alive or self.transport is None:
             return False
         assert head.shortcut is not None
@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
-        """It does not read what it asked for: then nothing more of what it asks for is looked at."""
+        """Backpressure: a client that does not read its responses gets no more requests read."""
         self._full = True
         self.enter("write")
         self._stop_reading()
@@ -161,7 +161,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _has_enough(self) -> bool:
-        """Requests to answer, before more of what it sends is looked at."""
+        """Enough requests are waiting; read no more of them for now."""
         return bool(self._open) and (len(self._open) > self.limits.pipelined or self._ahead_bytes > self.limits.ahead_bytes)
 
     def _stop_reading(self) -> None:
@@ -179,7 +179,7 @@ class Connection(asyncio.Protocol):
     # ----------------------------------------------------------------- requests
 
     def body_begins(self, expects: bool) -> None:
-        """With `expects` it waits for a word before it sends the body."""
+        """The head is complete. With `expects` the client waits for 100 Continue before it sends the body."""
         if expects and self.transport is not None and not self._open:
             self._outlet.write(_CONTINUE)
         if self._has_enough:
@@ -195,11 +195,11 @@ class Connection(asyncio.Protocol):
             exchange.respond(500, b'{"title":"internal error","status":500}', b"application/problem+json")
 
     def misread(self, header: bytes, keep_alive: bool, is_head: bool) -> None:
-        """A request whose one header asks for something nobody can know: what it asks for besides is not done."""
+        """Reject a request with an unknown `lamina-` header: the rest of it is not carried out."""
         self._exchange(keep_alive, is_head, 0).respond(400, *self.server.problem(400, *advice(header)))
 
     def _exchange(self, keep_alive: bool, is_head: bool, ahead_bytes: int) -> Exchange:
-        """For a request that is here as a whole."""
+        """The exchange of a request that has arrived in full."""
         exchange = Exchange(self, keep_alive, is_head)
         self._ahead_bytes = ahead_bytes + (self._ahead_bytes if self._open else 0)
         self._open.append(exchange)
@@ -211,7 +211,7 @@ class Connection(asyncio.Protocol):
     # -------------------------------------------------------------------- answers
 
     def answered(self) -> None:
-        """Send what can be sent: answers leave in the order of their requests."""
+        """Send finished responses, in the order of their requests."""
         transport = self.transport
         if self._dead or transport is None:
             return
@@ -236,7 +236,7 @@ class Connection(asyncio.Protocol):
             self._read_on()
 
     def bound(self, waiting: int) -> None:
-        """Pieces that nobody reads are not kept without end."""
+        """Abort a client that does not read its stream: unread chunks are not buffered without bound."""
         transport = self.transport
         if transport is not None and waiting + transport.get_write_buffer_size() > self.limits.body_bytes:
             transport.abort()
@@ -248,7 +248,7 @@ class Connection(asyncio.Protocol):
         self.phase_since = self.server.now_s
 
     def _refuse(self, status: int, what: str) -> None:
-        """Answer what cannot be parsed, and hang up: what follows on this connection has no meaning any more."""
+        """Respond to what cannot be parsed, then close: the rest of this connection has no meaning any more."""
         if self._dead or self.transport is None:
             return
         body, kind = self.server.problem(status, what)
@@ -258,7 +258,7 @@ class Connection(asyncio.Protocol):
         exchange.respond(status, body, kind)
 
     def _linger(self) -> None:
-        """Say goodbye and read on for a moment: closing with unread input would reset the connection, answer and all."""
+        """Half-close and read on for a moment: closing with unread input would reset the connection, response and all."""
         assert self.transport is not None
         self._dead = True
         self.enter("linger")
@@ -268,10 +268,11 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
     def sweep(self, now_s: float) -> None:
+        """Enforce the timeouts of the phase this connection is in."""
         transport, phase, limits = self.transport, self.phase, self.limits
         waited_s = now_s - self.phase_since
         if phase in ("head", "body") and not self._reading:
-            return  # it is us who are slow
+            return  # reading is paused on our side
         if (phase == "head" and waited_s > limits.head_s) or (phase == "body" and self._incoming.drips(now_s, waited_s)):
             self._refuse(408, "too slow")
         elif transport is None:
@@ -282,14 +283,16 @@ class Connection(asyncio.Protocol):
             transport.abort()
 
     def hang_up(self) -> None:
-        """Close as soon as nothing is owed."""
+        """Close as soon as no response is owed."""
         if not self._open and self.transport is not None:
             self.transport.close()
 
 
 class Server:
+    """The listener, its connections and their timeouts."""
+
     def __init__(self, handler: Handler, problem: Callable[..., tuple[bytes, bytes]], limits: Limits | None = None) -> None:
-        """`problem` makes body and content type of a status, what is wrong and, where one is known, a hint."""
+        """`problem` makes body and content type for a status, an error text and, where known, a hint."""
         self.handler = handler
         self.problem = problem
         self.limits = limits or Limits()
@@ -314,7 +317,7 @@ class Server:
                 connection.sweep(self.now_s)
 
     def _look_at_the_clock(self) -> None:
-        """Now and then: neither who is too slow nor the date of an answer needs it to the millisecond."""
+        """Refresh the cached time and date line: neither timeouts nor dates need them to the millisecond."""
         self.now_s = time.monotonic()
         self.date_line = b"date: " + formatdate(usegmt=True).encode() + b"\r\n"
 

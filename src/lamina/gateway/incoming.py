@@ -1,7 +1,7 @@
-"""A request as it comes in, piece by piece: llhttp reads it, and every limit is kept before anything is held.
+"""Incremental parser of HTTP requests: llhttp parses, and every limit is enforced before anything is buffered.
 
 Owner of what has been read of one request. llhttp calls back; a callback that finds too much stops it, and the reason is kept
-for the answer.
+for the response.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("lamina")
 
 Fault = tuple[int, str]
-"""The status to answer with, and what is wrong."""
+"""The status to respond with, and what is wrong."""
 
 ONCE = frozenset((b"host", b"content-length", b"transfer-encoding", b"content-type", b"authorization"))
-"""Headers that mean something else, or something to somebody else, when they are given twice."""
+"""Headers that must not be given twice: a proxy may read the other one."""
 
 _UPGRADE = (400, "upgrades are not served")
 _MALFORMED = (400, "malformed request")
 
 
 class Incoming:
+    """Parser state of one connection."""
+
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._limits = connection.limits
@@ -52,7 +54,7 @@ class Incoming:
         self._fault: Fault | None = None
 
     def feed(self, data: bytes) -> Fault | None:
-        """Requests that are complete have arrived when this returns. What it returns is wrong with the one under way."""
+        """Parse; complete requests have been handed on when this returns. Returns the fault of the current one, if any."""
         if not self._in_body:
             self._fed += len(data)
         try:
@@ -69,16 +71,17 @@ class Incoming:
 
     @property
     def is_overlong(self) -> bool:
-        """Its head is longer than all there may be in it; llhttp tells of no header before it has the whole of it."""
+        """The head exceeds all its limits together; llhttp reports no header before it has the whole of it."""
         return not self._in_body and self._fed > self._limits.head_bytes + self._limits.url_bytes
 
     def drips(self, now_s: float, waited_s: float) -> bool:
+        """The body arrives too slowly, in total or since its last piece."""
         limits = self._limits
         allowed_s = limits.body_idle_s + len(self._body) / limits.body_bytes_per_s
         return waited_s > limits.body_idle_s or now_s - self._body_since > allowed_s
 
     def excuse(self, unread_s: float) -> None:
-        """For so long nobody looked at what it sent."""
+        """Extend the time of a body by the time reading was paused."""
         self._body_since += unread_s
 
     # ------------------------------------------------------------ called by llhttp
@@ -120,7 +123,7 @@ class Incoming:
         self._body_since = self._connection.phase_since
 
     def _check_framing(self, length: bytes, encoding: bytes) -> None:
-        """Where it ends must be certain: else somebody in front of us may see another request than we do."""
+        """Where a request ends must be unambiguous: else a proxy may see another request than we do (request smuggling)."""
         if length:
             if not length.isdigit() or len(length) > 15:
                 self._stop(400, "bad content-length")
@@ -147,7 +150,7 @@ class Incoming:
         parser = self._parser
         method = parser.get_method().decode("ascii", "replace")
         path, _, query = self._url.partition(b"?")
-        keep_alive = parser.should_keep_alive() and parser.get_http_version() == "1.1"  # before, nobody reads chunks
+        keep_alive = parser.should_keep_alive() and parser.get_http_version() == "1.1"  # HTTP/1.0 has no chunks
         body, self._body = bytes(self._body), bytearray()
         if self._misnamed:
             self._connection.misread(self._misnamed, keep_alive, method == "HEAD")

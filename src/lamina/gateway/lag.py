@@ -1,5 +1,8 @@
-"""How late a process is. Under more than it can read, requests wait in the system's buffers, where no clock sees them; how late a
-timer comes shows it."""
+"""Loop lag: how late the event loop runs.
+
+Under more load than a process can read, requests wait in the system's buffers, where no clock sees them; how late a timer fires
+shows it.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,21 @@ EVERY_S = 0.005
 
 
 class Busy(Protocol):
+    """An object that carries the lag of its process."""
+
     lag_us: int  #: how long bytes lie unread while this process is busy
     closing: bool
 
 
 class Lag:
-    """Where nobody else keeps it."""
+    """The lag of a process that has no router to carry it."""
 
     lag_us = 0
     closing = False
 
 
 def watch_lag(busy: Busy) -> None:
-    """Up at once, down slowly."""
+    """Measure the lag with a timer: the figure rises at once and falls slowly."""
     loop = asyncio.get_running_loop()
 
     def tick(due_s: float) -> None:

@@ -1,7 +1,7 @@
-"""Listening, with many connections taken at a time.
+"""Listener that accepts many connections at a time.
 
-Event loops take one new connection in each of their turns, or not many more. Under load a turn takes as long as everything that
-came in during the last one, so newcomers would wait for seconds, one by one, while those who are connected already are served.
+Event loops accept one connection per turn, or not many more. Under load a turn takes as long as everything that came in during
+the last one, so new clients would wait for seconds, one by one, while connected ones are served.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ AGAIN_S = 0.5  #: when there are no files left for more connections
 
 
 class Listener:
+    """Listening sockets of one server."""
+
     def __init__(self, factory: Callable[[], asyncio.Protocol], sockets: list[socket.socket], tls: ssl.SSLContext | None) -> None:
         self._factory = factory
         self._tls = tls
@@ -65,11 +67,11 @@ class Listener:
             self._loop.add_reader(sock, self._accept, sock)
 
     async def _open(self, connection: socket.socket) -> None:
-        """Who was taken, and is not connected before we stop listening, is sent away: nobody else would ever do it."""
+        """Complete one connection. If listening stops meanwhile it is closed here: it is in no other list yet."""
         if not self.sockets:
             connection.close()
             return
-        with contextlib.suppress(OSError):  # gone again, or no TLS: nobody's business but the client's
+        with contextlib.suppress(OSError):  # gone again, or no TLS: the client's affair
             transport, _ = await self._loop.connect_accepted_socket(self._factory, connection, ssl=self._tls)
             if not self.sockets:
                 transport.abort()
@@ -88,7 +90,7 @@ async def listen(
     ssl: ssl.SSLContext | None = None,
     reuse_port: bool = False,
 ) -> Listener:
-    """On all addresses of `host` that this machine has; the system chooses the port if it is 0."""
+    """Listen on all addresses of `host` that this machine has; the system chooses the port if it is 0."""
     sockets: list[socket.socket] = []
     missing: OSError | None = None
     try:

@@ -1,4 +1,4 @@
-"""Log lines as JSON: one object per line, with what a search needs in fields of its own."""
+"""Log lines of a server, as text or JSON: one object per line, with what a search needs in fields of its own."""
 
 from __future__ import annotations
 
@@ -34,18 +34,20 @@ FIELDS = (
     "status",
     "code",
 )
-"""What `extra=` may bring along."""
+"""Fields that `extra=` may add."""
 
 access = logging.getLogger("lamina.access")
 functions = logging.getLogger("lamina.function")
 turned_away = logging.getLogger("lamina.request")
 
-_lines = Sparing()  #: who sends nonsense must not be able to fill a disk
+_lines = Sparing()  #: a client that sends nonsense must not be able to fill a disk
 
 LogForm = Literal["", "text", "json"]
 
 
 class JsonLines(logging.Formatter):
+    """Formatter for one JSON object per line."""
+
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
@@ -60,7 +62,7 @@ class JsonLines(logging.Formatter):
 
 
 def set_up(form: LogForm, *, calls: bool) -> None:
-    """For a process that serves; libraries do not touch logging. `calls`: a line for every call, which costs about 20 us each."""
+    """Configure logging of a server process; libraries do not touch logging. `calls`: a line per call, about 20 us each."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger("lamina")
@@ -68,24 +70,24 @@ def set_up(form: LogForm, *, calls: bool) -> None:
     root.propagate = False
     root.setLevel(logging.INFO)
     access.setLevel(logging.INFO if calls else logging.WARNING)
-    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # what is wrong with a body is told to who sent it
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # errors of a body are in its response
 
 
 def form() -> LogForm:
-    """How this process writes its lines; "" if nobody has set that up."""
+    """The log format of this process; "" if logging was not configured."""
     handlers = logging.getLogger("lamina").handlers
     return "" if not handlers else "json" if isinstance(handlers[0].formatter, JsonLines) else "text"
 
 
 def printed(function: str, instance: str, calls: tuple[str, ...], text: str) -> None:
-    """A line of a function, and for whom it was."""
+    """Log a line that a function printed, with the calls it served."""
     functions.info("%s", text, extra={"function": function, "instance": instance, "call_ids": calls})
 
 
 def refused(problem: Problem) -> None:
-    """A request that was the caller's mistake: its id leads from what the caller was told to here.
+    """Log a request that was the client's mistake: its id leads from the client's response to this line.
 
-    What could not be in time (429) is counted instead: under overload that is most of what comes.
+    Rejections for lack of time (429) are counted instead: under overload they are most of what comes.
     """
     if problem.status >= 500 or problem.status == 429 or not turned_away.isEnabledFor(logging.INFO) or not _lines.may():
         return
@@ -100,7 +102,7 @@ def refused(problem: Problem) -> None:
 
 
 def ended(target: str, ending: Ending, tenant: str) -> None:
-    """The line of one call."""
+    """Log the outcome of one call."""
     extra: dict[str, Any] = {"call_id": ending.call_id, "target": target}
     if tenant:
         extra["tenant"] = tenant

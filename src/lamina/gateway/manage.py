@@ -1,6 +1,6 @@
-"""The routes of management, on a listener of their own: none of them can be reached where calls come in.
+"""Routes of the admin server, on a listener of their own: none of them can be reached where calls come in.
 
-Every one names the scope it takes. What takes time (a password, the store, an upload) is done beside, not on, the loop's turn.
+Every route names the scope it takes. Slow work (a password, the store, an upload) runs in a task, not on the loop's turn.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ Work = Coroutine[Any, Any, Any]
 
 
 class Manage:
+    """Admin routes: log-in, users and tokens, deployments, function logs."""
+
     def __init__(self, access: Access, door: Door, desk: Desk, deploys: Deploys, output: Output) -> None:
         self._access, self._door, self._desk, self._deploys, self._output = access, door, desk, deploys, output
         self._tasks: set[asyncio.Task[None]] = set()
@@ -47,7 +49,7 @@ class Manage:
             task.add_done_callback(self._tasks.discard)
 
     def _route(self, request: Request, exchange: Exchange) -> Work | None:
-        """Decoded exactly once, which is to say not at all: no name has a character that needs it."""
+        """The work for a request. The path is not percent-decoded: no name has a character that needs it."""
         wire.check_encoding(request)
         parts = request.path.decode("latin-1").split("/")[1:]
         match (request.method, *parts):
@@ -95,7 +97,7 @@ class Manage:
         return Identity(caller.tenant, caller.name, caller.scopes)
 
     def _functions_of(self, who: Identity) -> set[str]:
-        """Those whose output this one may read."""
+        """Functions whose logs this identity may read."""
         apps = [app for app in self._deploys.listed(who) if not who.tenant or app["tenant"] == who.tenant]
         return {function["name"] for app in apps for function in app["functions"]}
 

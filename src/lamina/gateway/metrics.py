@@ -1,4 +1,4 @@
-"""What happened, for Prometheus. Counters are kept where things happen; states are read when somebody asks."""
+"""Metrics for Prometheus. Counters are kept where things happen; gauges are read when they are scraped."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 _DECISIONS = (5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 5e-3)
 DECISIONS_SEEN = 8
-"""Every so many events one is looked at: looking costs as much as a small decision."""
+"""One event in so many is sampled: observing costs as much as a small decision."""
 
 
 class _Now(Collector):
-    """Queues, units and instances as they are at the moment of asking."""
+    """Gauges of queues, units and instances, read from the controller's state when scraped."""
 
     def __init__(self, controller: Controller) -> None:
         self._state = controller.state
@@ -61,7 +61,7 @@ class _Now(Collector):
 
 
 class _PerTarget:
-    """Label children are looked up once: `labels()` costs more than counting."""
+    """Cells of one target. Looked up once: `labels()` costs more than counting."""
 
     __slots__ = ("cost", "failed", "late", "latency", "met", "queue", "reasons", "refused")
 
@@ -77,6 +77,8 @@ class _PerTarget:
 
 
 class _PerFunction:
+    """Cells of one function on one device."""
+
     __slots__ = ("cost", "device", "held", "size", "time", "used")
 
     def __init__(self, metrics: Metrics, function: str, device: DeviceSpec) -> None:
@@ -89,6 +91,8 @@ class _PerFunction:
 
 
 class _PerTenant:
+    """Cells of one tenant."""
+
     __slots__ = ("cost", "failed", "late", "met", "refused")
 
     def __init__(self, metrics: Metrics, tenant: str) -> None:
@@ -99,6 +103,8 @@ class _PerTenant:
 
 
 class Metrics:
+    """All metric families of a server, and the rolling statistics behind `lamina top`."""
+
     def __init__(self, controller: Controller) -> None:
         registry = CollectorRegistry()
         self.registry = registry
@@ -135,7 +141,7 @@ class Metrics:
         self._events = 0
         self.decided_us: Callable[[], int] = lambda: 0  #: how long the last decision took
         self.recent = Recent()
-        self.on_ended: list[Callable[[str, Ending, str], None]] = []  #: told of every call: target, how it ended, whose it was
+        self.on_ended: list[Callable[[str, Ending, str], None]] = []  #: called for every call: target, outcome, tenant
         self.on_ran: list[Callable[[str, int, float], None]] = []  #: told of every batch: function, jobs, cost
         self._devices = controller.state.devices
 
@@ -181,7 +187,7 @@ class Metrics:
             (per.refused if isinstance(ending, Refuse) else per.failed).inc()
 
     def watch(self, now_us: int, event: Event, actions: list[Action]) -> None:
-        """Follows batches; everything else is counted where it ends."""
+        """Count batches and cold starts; everything else is counted where it ends."""
         self.recent.now_us = now_us
         for action in actions:
             kind = type(action)

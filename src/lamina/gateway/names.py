@@ -1,8 +1,8 @@
-"""Names of headers, as they are written and as they are read.
+"""Names of request headers.
 
-A header nobody knows means nothing, and most may. One that begins as ours do was meant for us: to pass it over would serve a
-call without the deadline its caller thinks it has. So it is told. That costs other requests nothing: what a name means is
-looked up where it was put into lower case before.
+An unknown header means nothing, and most may. One that begins with `lamina-` was meant for us: to ignore it would serve a call
+without the deadline its client thinks it has. So it is rejected. That costs other requests nothing: the check is made where a
+name is put into lower case for the first time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LONGEST = 64
 
 
 class Names(dict[bytes, bytes]):
-    """By how it is written, how it is read; empty for one that would be ours and is not. Those met before, so many at most."""
+    """Cache of header names in lower case; empty for an unknown `lamina-` name. Bounded."""
 
     def __missing__(self, name: bytes) -> bytes:
         read = name.lower()
@@ -35,7 +35,7 @@ class Names(dict[bytes, bytes]):
 
 
 def advice(name: bytes) -> tuple[str, str]:
-    """What is wrong with a header of that name, and what to do about it."""
+    """Error text and hint for an unknown `lamina-` header."""
     shown = name[:LONGEST].decode("latin-1").lower()
     wrong = f"{shown!r} is no header of a request"
     import difflib  # for mistakes only

@@ -1,4 +1,4 @@
-"""The description of this server for other people's tools, made from what is deployed."""
+"""OpenAPI document of a server, made from what is deployed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ANSWER_HEADERS = {
 
 
 def document(targets: list[Target], more: dict[str, Any]) -> dict[str, Any]:
-    """`more` are paths of other protocols."""
+    """The document. `more` are paths of other protocols."""
     paths: dict[str, Any] = {
         path: {
             "get": {

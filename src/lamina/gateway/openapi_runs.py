@@ -1,4 +1,4 @@
-"""What the description of a server says about durable runs."""
+"""OpenAPI paths of durable runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the description of a server says about state and bills."""
+"""OpenAPI paths of state and billing."""
 
 from __future__ import annotations
 

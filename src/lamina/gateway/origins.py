@@ -1,4 +1,4 @@
-"""What functions are told about the calls they serve, and what they have to say about them. Off, it costs a comparison."""
+"""Call context for workers: tenant and trace of the calls a function serves, and the spans it reports. Off, it costs nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lamina.live.timer import clock_us
 
 
 def tell_workers(loop: LiveLoop, traces: Traces | None, *, has_tenants: bool) -> None:
-    """Engines that run functions for real; a make-believe one has nobody to tell."""
+    """Attach to every engine that runs functions in processes; an emulated one needs none."""
     if traces is None and not has_tenants:
         return
     runs = loop.controller.state.runs

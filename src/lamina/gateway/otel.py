@@ -1,4 +1,4 @@
-"""Spans to an OpenTelemetry collector, over OTLP/HTTP. Batching, retries and back-pressure are the SDK's own."""
+"""Exporter of spans to an OpenTelemetry collector, over OTLP/HTTP. Batching, retries and backpressure are the SDK's own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lamina.gateway.traces import Span
 
 
 class Otel:
-    """`emit` takes a span on the loop's thread and returns at once; a thread of the SDK sends it."""
+    """`export` takes a span on the loop's thread and returns at once; a thread of the SDK sends it."""
 
     def __init__(self, endpoint: str, app: str, loop_now_us: int, exporter: Any = None) -> None:
         try:
@@ -50,7 +50,7 @@ class Otel:
         )
 
     def close(self) -> None:
-        """What is waiting is sent first."""
+        """Flush what is waiting, then stop."""
         self._processor.shutdown()
 
 

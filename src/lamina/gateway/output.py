@@ -1,4 +1,4 @@
-"""What functions print, kept for a while and handed to whoever follows it."""
+"""Function logs: what functions print, kept for a while and streamed to followers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KIND = b"application/x-ndjson"
 
 
 def hear(engine: Any, told: OnPrinted, *, instead: bool = False) -> None:
-    """Of every line that functions print, besides who hears of them already; `instead` of its going to stderr as it is."""
+    """Subscribe to every line that functions print; `instead`: they no longer go to stderr as they are."""
     for part in getattr(engine, "parts", [engine]):
         if hasattr(part, "on_line"):
             part.on_line = _both(part.on_line, told)
@@ -41,6 +41,8 @@ def _both(first: OnPrinted | None, second: OnPrinted) -> OnPrinted:
 
 
 class Line(Struct, frozen=True):
+    """One printed line, with the calls the function served when it printed it."""
+
     at: float  #: seconds since 1970
     function: str
     instance: str
@@ -49,6 +51,8 @@ class Line(Struct, frozen=True):
 
 
 class Output:
+    """Ring buffer of the latest lines, and the clients that follow them."""
+
     def __init__(self) -> None:
         self._lines: deque[Line] = deque(maxlen=KEPT_LINES)
         self._followers: dict[Exchange, Callable[[Line], bool]] = {}
@@ -61,7 +65,7 @@ class Output:
                 exchange.push(_encoded(line))
 
     def serve(self, request: Request, exchange: Exchange, known: set[str], *, all: bool) -> None:
-        """Of `known` functions; `all`: also of others, there already or yet to come.
+        """Respond with lines of `known` functions; `all`: of any function.
 
         `?function=NAME&call=ID&tail=100&follow=1`: the last lines, and with `follow` those to come."""
         asked = wire.query_of(request, ("function", "call", "tail", "follow"))

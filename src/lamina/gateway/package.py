@@ -1,4 +1,4 @@
-"""An app as one upload: a zip of plain files. Every name is checked before a byte is written, and so is every size.
+"""Package of an app for upload: a zip of plain files. Every name and every size is checked before a byte is written.
 
 Names are not paths: each part has letters, digits and `._-` alone and none begins with a dot, so there is no way up or out.
 Links and special files are refused; what is unpacked may not be larger than was declared, nor more than the limits.
@@ -23,6 +23,8 @@ _SKIPPED = {"__pycache__", ".git", ".venv", "node_modules"}
 
 
 class PackageLimits(Struct, frozen=True):
+    """Limits on an upload."""
+
     files: int = 500
     total_bytes: int = 256 * 2**20
     file_bytes: int = 128 * 2**20
@@ -31,7 +33,7 @@ class PackageLimits(Struct, frozen=True):
 
 
 def pack(path: Path) -> tuple[bytes, str]:
-    """A file, or a folder with all below it: the zip, and the entry file's name in it. The same files give the same bytes."""
+    """Zip a file, or a folder with all below it; returns zip and entry file's name. The same files give the same bytes."""
     if not path.is_dir():
         files = {path.name: path}
     else:
@@ -53,7 +55,7 @@ def digest(body: bytes) -> str:
 
 
 def unpack(body: bytes, into: Path, limits: PackageLimits | None = None) -> int:
-    """Into a folder that does not exist yet; returns how many bytes that took."""
+    """Unpack into a folder that does not exist yet; returns how many bytes that took."""
     limits = limits or PackageLimits()
     try:
         archive = zipfile.ZipFile(io.BytesIO(body))

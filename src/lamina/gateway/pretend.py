@@ -1,6 +1,6 @@
-"""Answers of make-believe devices to who speaks in tensors: zeros of the dtypes and shapes that were promised.
+"""Outputs of emulated devices for clients that speak in tensors: zeros of the dtypes and shapes that the metadata promises.
 
-Nobody runs there, so nobody can give a result; a client that was told what it will get must get that all the same.
+No function runs there, so there is no result; a client that was told what it will get must get that all the same.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from lamina.sdk.tensors import NUMPY, Port, Signature, Tensor
 
 
 def pretend(loop: LiveLoop, targets: Iterable[Target]) -> None:
-    """Does nothing where functions really run."""
+    """Set the outputs of all targets; does nothing where functions really run."""
     if isinstance(loop.data, Pretence):
         typed = [(target.name, target.signature) for target in targets if target.signature is not None]
         loop.data.answers = {name: values.encode(zeros(signature)) for name, signature in typed}
 
 
 def zeros(signature: Signature) -> Any:
-    """One request's result; lengths that may differ are 1, and what has no type is null."""
+    """One request's result; lengths that may vary are 1, and what has no type is null."""
     made = {port.name: _zero(port) for port in signature.outputs}
     return made if len(made) > 1 else next(iter(made.values()))
 

@@ -1,4 +1,4 @@
-"""What the last seconds looked like: how much of each device functions held and used, and how long calls took.
+"""Rolling statistics of the last seconds: how much of each device functions held and used, and latencies of calls.
 
 Held is the time a slice was leased to a batch, used the time the device measured for it: the gap between the two is what
 hand-overs cost. Kept in one-second bins, because `top` asks for the recent past and nothing else.
@@ -28,7 +28,7 @@ class _Batch:
 
 @dataclass(slots=True, frozen=True)
 class Ran:
-    """A batch that has ended; held and used are in unit-microseconds."""
+    """Usage of one finished batch; held and used are in unit-microseconds."""
 
     function: str
     device: str
@@ -41,7 +41,7 @@ class Ran:
 
 @dataclass(slots=True)
 class Share:
-    """Of one function on one device, in unit-microseconds."""
+    """Usage of one function on one device, in unit-microseconds."""
 
     held: int = 0
     used: int = 0
@@ -51,12 +51,14 @@ class Share:
 
 @dataclass(slots=True)
 class _Calls:
-    """The latest answers of one target: when, how long, and whether in time."""
+    """The latest replies of one target: when, latency, and whether in time."""
 
     last: deque[tuple[int, int, bool]] = field(default_factory=lambda: deque(maxlen=MOST_CALLS))
 
 
 class Recent:
+    """Usage by device and function in one-second bins, and the latest replies by target."""
+
     def __init__(self) -> None:
         self._bins: deque[tuple[int, dict[tuple[str, str], Share]]] = deque()
         self._running: dict[int, _Batch] = {}
@@ -75,7 +77,7 @@ class Recent:
             self._behind.clear()
 
     def finished(self, now_us: int, batch_id: int, device_us: int) -> Ran | None:
-        """What it was and what it held, if it is known."""
+        """The usage of this batch, if its start was seen."""
         batch = self._running.pop(batch_id, None)
         if batch is None:
             return None
@@ -98,7 +100,7 @@ class Recent:
         calls.last.append((self.now_us, latency_us, met))
 
     def shares(self, now_us: int) -> tuple[float, dict[tuple[str, str], Share]]:
-        """Seconds looked at, and what each (device, function) had in them."""
+        """Seconds covered, and the usage of each (device, function) in them."""
         self._drop_old(now_us)
         total: dict[tuple[str, str], Share] = {}
         for _, shares in self._bins:
@@ -111,7 +113,7 @@ class Recent:
         return max(1e-6, min(WINDOW_S, now_us / 1e6)), total
 
     def calls(self, now_us: int, target: str) -> dict[str, Any]:
-        """Of the last minute, at most the latest two thousand."""
+        """Reply statistics of the last minute, at most the latest two thousand."""
         found = [entry for entry in self._calls.get(target, _Calls()).last if now_us - entry[0] <= 60_000_000]
         if not found:
             return {"answers": 0, "per_s": 0.0, "met": None, "p50_ms": None, "p99_ms": None}

@@ -1,4 +1,4 @@
-"""Durable runs and their store, as they are at the moment of asking."""
+"""Gauges of durable runs and their store, read when scraped."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from lamina.live.durable import Durable
 
 
 class RunsNow(Collector):
+    """Durable runs by state, and whether the store can be written."""
+
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
 

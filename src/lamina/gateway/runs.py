@@ -1,4 +1,4 @@
-"""Durable runs over HTTP: accepted with 202, looked at, waited for, cancelled and tried again under /v1/runs."""
+"""Routes of durable runs, `/v1/runs`: accepted with 202, read, awaited, cancelled and retried."""
 
 from __future__ import annotations
 
@@ -38,12 +38,14 @@ _GET, _POST = ("GET", "HEAD"), ("POST",)
 
 
 def wants_async(request: Request) -> bool:
-    """RFC 7240. Nothing else that may be preferred means anything here."""
+    """`Prefer: respond-async` (RFC 7240). No other preference means anything here."""
     prefer = request.headers.get(b"prefer")
     return prefer is not None and b"respond-async" in [one.split(b";")[0].strip().lower() for one in prefer.split(b",")]
 
 
 class Runs:
+    """Routes of durable runs."""
+
     def __init__(self, api: Api, durable: Durable) -> None:
         self._api = api
         self._durable = durable
@@ -150,7 +152,7 @@ class Runs:
         self._durable.store.read(lambda db: stored.ending(db, row.id), done)
 
     def _result(self, row: RunRow, request: Request, exchange: Exchange) -> None:
-        """Now, or within `wait_ms`; 202 if it is not there by then."""
+        """The result now, or within `wait_ms`; 202 if it is not there by then."""
         wait_ms = _whole(wire.query_of(request, ("wait_ms",)).get("wait_ms", "0"), "wait_ms", 0, MAX_WAIT_MS)
         waiting = _Waiting()
 
@@ -233,7 +235,7 @@ class Runs:
 
 
 class _Waiting:
-    """For the end of a run, or of our patience."""
+    """A long poll: ends with the run, or at its timeout."""
 
     def __init__(self) -> None:
         self.on = False

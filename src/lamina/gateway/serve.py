@@ -1,4 +1,4 @@
-"""Everything put together: an app, a policy, an engine, the loop and the HTTP server; started and stopped in order."""
+"""Composition of a server: an app, a policy, an engine, the loop, HTTP and gRPC; started and stopped in order."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Gateway:
         return f"{'https' if self.secure else 'http'}://{host}:{self.port}"
 
     async def stop(self, grace_s: float = 30.0) -> int:
-        """Take nothing new, finish what was accepted, then end the workers; returns how many calls were given up."""
+        """Accept nothing new, finish what was accepted, then end the workers; returns how many calls were cancelled."""
         if self.api.closing:
             return 0
         self.api.closing = True
@@ -114,9 +114,10 @@ async def open_gateway(
     tls: tuple[str, str] | None = None,
     **options: Any,
 ) -> Gateway:
-    """`store` is for runs nobody waits for; without one, there are none. They are kept for `keep_us` after their end.
+    """Start a server.
 
-    With `ingress`, so many processes of their own speak HTTP. `tls` names the files of certificate and key.
+    `store` is for durable runs; without one, there are none. They are kept for `keep_us` after their end. With `ingress`, so many
+    processes of their own speak HTTP and gRPC. `tls` names the files of certificate and key.
     """
     door = Door(access, guarded=check_host(host, access))
     app, loop = live.app, live.loop
@@ -155,14 +156,14 @@ async def open_gateway(
             gateway.port = await server.start(host, port, **secured, **options)
             if grpc_port is not None:
                 await oip.open_grpc(host, grpc_port, tls)
-    except BaseException:  # nobody else knows what has been started by now
+    except BaseException:  # no caller knows what has been started by now
         await gateway.stop(0.0)
         raise
     return gateway
 
 
 def _routes(app: App, loop: LiveLoop, metrics: Metrics, door: Door, limits: Limits, full_errors: bool) -> tuple[Api, Oip]:
-    """What can be asked for, and who may."""
+    """The routes, with their authorization."""
     api = Api(
         *(loop, targets_of(app), metrics),
         lambda: document(api.targets, v2_paths(oip.serving.catalogue)),
@@ -175,7 +176,7 @@ def _routes(app: App, loop: LiveLoop, metrics: Metrics, door: Door, limits: Limi
 
 
 def _keep_runs(api: Api, loop: LiveLoop, metrics: Metrics, store: Store, keep_us: int) -> Durable:
-    """Calls nobody waits for; those that an earlier server left begin again."""
+    """Open durable runs; those that an earlier server left are recovered."""
     durable = Durable(loop, store, lambda ending: api.ending_problem(ending).body(), keep_us=keep_us)
     durable.on_end = metrics.ended
     api.runs = Runs(api, durable)
@@ -196,7 +197,7 @@ def _all(*watches: Watch | None) -> Watch:
 
 
 def standing(controller: Controller, needless: set[str]) -> bool:
-    """Every function has the instances it must always have."""
+    """Every function has its minimum of warm instances."""
     return all(
         name in needless or sum(one.phase is Phase.WARM for one in function.instances.values()) >= function.spec.scale.min
         for name, function in controller.state.functions.items()

@@ -1,4 +1,4 @@
-"""So many a second, and no more: for what a stranger's mistakes may cost us."""
+"""Token bucket for work that errors of clients cause: name suggestions and log lines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ AT_ONCE = 200
 
 
 class Sparing:
+    """So many a second, with a burst."""
+
     def __init__(self, per_s: float = PER_S, at_once: int = AT_ONCE) -> None:
         self._per_s, self._at_once = per_s, at_once
         self._left: float = at_once

@@ -1,4 +1,4 @@
-"""What is served at this moment, and how that changes: all of an app or nothing, while calls go on."""
+"""Active apps: the version of each app that is served, and how that changes; all of an app or nothing, while calls go on."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from lamina.types import DeviceSpec, FunctionSpec, Tenant
 
 
 class Failed(Struct, frozen=True):
-    """Messages and traces of code are for who deploys it; others need to know that it failed, and by what kind of error."""
+    """Why a rollout failed. Messages and traces of code are for identities that may deploy it; others get the kind of error."""
 
     in_short: str
     in_full: str
 
 
 class Stage:
-    """`first` is the app the server was started with."""
+    """The active version of every app. `first` is the app the server was started with."""
 
     def __init__(self, loop: LiveLoop, api: Api, first: Served) -> None:
         self._loop = loop
@@ -44,7 +44,7 @@ class Stage:
         self.trials: dict[str, Trial] = {}  #: by app: of a version that is not known to stand yet
         api.needless = lambda: {name for trial in self.trials.values() for name in trial.raised}
 
-    # -------------------------------------------------------------------- who may
+    # ------------------------------------------------------------------ permissions
 
     def seen_by(self, who: Identity) -> list[Served]:
         return [served for served in self.served.values() if _sees(who, served)]
@@ -57,7 +57,7 @@ class Stage:
         return served
 
     def owner_of(self, who: Identity, function: str) -> Served:
-        """The app that has this function, for who may change it."""
+        """The app that has this function, if this identity may change it."""
         owner = self._app_with(function)
         if owner is None or not _sees(who, owner):
             seen = [spec.name for one in self.seen_by(who) for spec in one.manifest.functions]
@@ -76,14 +76,14 @@ class Stage:
     def _app_with(self, function: str) -> Served | None:
         return next((one for one in self.served.values() if any(f.name == function for f in one.manifest.functions)), None)
 
-    # ----------------------------------------------------------------- what happens
+    # ------------------------------------------------------------------- activation
 
     @property
     def devices(self) -> list[DeviceSpec]:
         return [device.spec for device in self._loop.controller.state.devices.values()]
 
     def check(self, served: Served, tenant: Tenant | None) -> None:
-        """Would it all fit, beside what stands, and within what its tenant may have?"""
+        """Would it all fit, beside the other apps, and within the tenant's quota?"""
         specs = served.functions(self.terms)
         others = [spec for one in self.served.values() if one.app != served.app for spec in one.functions(self.terms)]
         check_room(self.devices, others, specs)
@@ -91,7 +91,7 @@ class Stage:
         versions.check_quota(tenant, specs + [spec for one in mine for spec in one.functions(self.terms)])
 
     def activate(self, served: Served) -> None:
-        """From now on. The controller says no before it changes anything, and then nothing is changed here either."""
+        """Serve this version. The controller rejects it before it changes anything, and then nothing changes here either."""
         before = self.served.get(served.app)
         specs = served.functions(self.terms)
         gone = _retired(before, specs, self._loop.controller.state.functions) if before is not None else []
@@ -113,14 +113,14 @@ class Stage:
         self._api.set_targets([target for one in self.served.values() for target in one.targets()])
 
     def try_out(self, served: Served) -> Trial:
-        """From now on, if it can be loaded: that is to be looked at."""
+        """Serve this version, and watch whether it can be loaded."""
         trial = Trial(self._loop, [spec.name for spec in served.manifest.functions])
         self.activate(served)
         self.trials[served.app] = trial
         return trial
 
     def open_triggers(self, triggers: Triggers | None) -> None:
-        """They are opened after what is deployed: those of the app the server was started with may not be its own any more."""
+        """Set the triggers of all apps. Opened after deployments: those of the initial app may have been replaced."""
         self._triggers = triggers
         for served in self.served.values():
             self._set_triggers(served)
@@ -129,10 +129,10 @@ class Stage:
         if self._triggers is not None:
             self._triggers.set_app(served.app, served.manifest.triggers, [spec.name for spec in served.manifest.functions])
 
-    # ----------------------------------------------------------------- how it stands
+    # ----------------------------------------------------------------------- status
 
     def state_of(self, served: Served) -> str:
-        """`rolling` until the version stands and no older one does, `halted` if it cannot be loaded, else `serving`."""
+        """`rolling` until the version is warm and no older one is left, `halted` if it cannot be loaded, else `serving`."""
         trial = self.trials.get(served.app)
         halted = self._loop.controller.renewal.halted
         if (served.is_empty and served is not self.first) or (trial is not None and trial.state == "halted"):
@@ -142,11 +142,11 @@ class Stage:
         return "rolling" if (trial is not None and trial.state == "rolling") or self.is_mixed(served) else "serving"
 
     def is_mixed(self, served: Served) -> bool:
-        """Do instances of an older version stand?"""
+        """Are there instances of an older version?"""
         return any(self._loop.controller.renewal.outdated(one) for one in self._functions(served))
 
     def about(self, served: Served, *, in_full: bool = True) -> dict[str, Any]:
-        """`in_full`: for who may deploy it, also what its code said when it failed."""
+        """Summary of an app. `in_full`: for identities that may deploy it, also what its code said when it failed."""
         failed = self.failed.get(served.app)
         return {
             "app": served.app,
@@ -180,7 +180,7 @@ def _sees(who: Identity, served: Served) -> bool:
 
 
 def _retired(before: Served, specs: list[FunctionSpec], known: dict[str, FunctionState]) -> list[FunctionSpec]:
-    """Functions the new version has no more: runs in flight may still need them, but none must stand."""
+    """Functions the new version no longer has: runs in flight may still need them, but no instance is required."""
     names = {spec.name for spec in specs}
     old = [known[spec.name].spec for spec in before.manifest.functions if spec.name not in names and spec.name in known]
     return [msgspec.structs.replace(spec, scale=msgspec.structs.replace(spec.scale, min=0)) for spec in old]

@@ -1,4 +1,4 @@
-"""The state of the app over HTTP: keys listed, looked at, put and deleted under /v1/state."""
+"""Routes of app and workflow state, `/v1/state`: keys listed, read, put and deleted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KNOWN = ("workflow", "prefix", "after")
 
 
 class StateSite:
-    """`?workflow=NAME` means the state of that workflow; without it, that of the app."""
+    """Routes of state. `?workflow=NAME` means the state of that workflow; without it, that of the app."""
 
     def __init__(self, api: Api, book: Book) -> None:
         self._api = api
@@ -99,7 +99,7 @@ class StateSite:
         return cell
 
     def _matches(self, place: Place, cell: Cell, request: Request) -> None:
-        """`if-match: "3"`: only if it is still as it was seen."""
+        """`if-match: "3"`: optimistic concurrency, only if it still has this version."""
         wanted = request.header(b"if-match").strip(b' "')
         if wanted and not wanted.isdigit():
             raise BadValue(f"if-match: {wanted[:40].decode('latin-1')!r} is no version", hint='write it as the ETag says it: "3"')

@@ -1,4 +1,4 @@
-"""`GET /v1/status`: devices with their slices and owners, functions with what they hold and use, targets with their goals."""
+"""`GET /v1/status`: devices with their slices and owners, functions with usage, targets with their SLOs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from lamina.types import Slo
 
 
 class Target(Protocol):
+    """What the document says of a target."""
+
     @property
     def name(self) -> str: ...
     @property
@@ -27,6 +29,7 @@ class Target(Protocol):
 
 
 def status(loop: LiveLoop, recent: Recent, targets: Iterable[Target]) -> dict[str, Any]:
+    """The status document."""
     state, now_us = loop.controller.state, loop.now_us()
     span_s, shares = recent.shares(now_us)
     return {
@@ -80,8 +83,8 @@ def _device(state: State, loop: LiveLoop, device: Device, now_us: int) -> dict[s
 
 
 def _bandwidth(loop: LiveLoop, device: Device, running: list[tuple[str, int]]) -> dict[str, Any]:
-    """Part of the peak memory bandwidth, and who says so: counted in the last second where a device counts, else what the batches
-    running now ask for by their profiles."""
+    """Part of the peak memory bandwidth, and its source: measured in the last second where a device counts, else what the running
+    batches ask for by their profiles."""
     gpu = _gpu(loop, device.spec.id)
     if gpu is not None and gpu.usage is not None and gpu.usage.bandwidth >= 0:
         return {"bandwidth": round(gpu.usage.bandwidth, 3), "bandwidth_from": "measured"}
@@ -99,7 +102,7 @@ def _gpu(loop: LiveLoop, device: str) -> GpuEngine | None:
 
 
 def _executor(loop: LiveLoop, device: str) -> dict[str, Any] | None:
-    """What the process that owns a GPU said last, and what its spare has ready."""
+    """The last report of the process that owns a GPU, and what its standby has ready."""
     gpu = _gpu(loop, device)
     if gpu is None:
         return None

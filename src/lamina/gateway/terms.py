@@ -1,4 +1,4 @@
-"""What an operator has changed about a function, whatever its code says: `lamina scale`, `lamina resize`."""
+"""Overrides of a function by an operator, whatever its code says: `lamina scale`, `lamina resize`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _SCOPE = "deploy-terms"
 
 
 class Terms(Struct, frozen=True, kw_only=True):
+    """What was overridden of one function; stored as JSON."""
+
     scale: Scale | None = None
     cores: int | None = None
     share: float | None = None
@@ -25,6 +27,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     round: int = 0  #: of changes that take new instances
 
     def of(self, spec: FunctionSpec) -> FunctionSpec:
+        """The function with these overrides."""
         changes = {
             "scale": self.scale,
             "cores": self.cores,
@@ -35,7 +38,7 @@ class Terms(Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(spec, **{name: value for name, value in changes.items() if value is not None})
 
     def changed(self, spec: FunctionSpec, given: dict[str, Any], devices: Iterable[DeviceSpec]) -> Terms:
-        """With `given` besides what was changed before; `spec` is the function as it is now, and must run on `devices`."""
+        """With `given` added to earlier overrides; `spec` is the function as it is now, and must run on `devices`."""
         for key, value in given.items():
             if key not in SETTABLE or not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1e12:
                 raise BadValue(f"{key[:40]}: {str(value)[:40]} cannot be set", hint=f"there are {', '.join(SETTABLE)}")

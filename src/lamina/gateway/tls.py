@@ -1,4 +1,4 @@
-"""TLS by file: a certificate and its key, as any authority hands them out."""
+"""TLS from files: a certificate and its key, as any authority hands them out."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from lamina.errors import BadValue, read_given
 
 
 def context(cert: str | Path, key: str | Path) -> ssl.SSLContext:
+    """Server context for a certificate and its key; raises `BadValue` if they cannot be used."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     for field, file in (("--tls-cert", cert), ("--tls-key", key)):

@@ -1,7 +1,7 @@
-"""Spans of calls and their steps, put together from what the loop does anyway.
+"""Tracer of calls and their steps, built from events and actions.
 
-A call that is traced has a span from arrival to answer, below the caller's own where a `traceparent` (W3C Trace Context) came
-with it, one span for each of its steps, from the start of the batch to its end, and below these what functions want to be seen
+A traced call has a span from arrival to response, below the client's own where a `traceparent` (W3C Trace Context) came with it,
+one span for each of its steps, from the start of the batch to its end, and below these the spans of user code
 (`lamina.context().span`). Nothing is measured twice and the core knows nothing of it: the events and actions already say
 everything. What is not traced costs a look into a dict.
 """
@@ -26,7 +26,7 @@ _ENDINGS = (Reply, Fail, Refuse)
 
 
 class Parent(Struct, frozen=True):
-    """Whose part a call is, as the caller says."""
+    """The client's span, from a `traceparent` header."""
 
     trace_id: int
     span_id: int
@@ -34,7 +34,7 @@ class Parent(Struct, frozen=True):
 
 
 def parse(header: bytes) -> Parent | None:
-    """A `traceparent` header; None if there is none that can be used, which is no error: tracing never fails a call."""
+    """Parse a `traceparent` header; None if it cannot be used, which is no error: tracing never fails a call."""
     found = _PARENT.match(header.strip())
     if found is None:
         return None
@@ -43,7 +43,7 @@ def parse(header: bytes) -> Parent | None:
 
 
 class Span(Struct, frozen=True):
-    """Times are on the loop's clock; whoever exports them knows what o'clock it is."""
+    """A finished span. Times are on the loop's clock; the exporter knows the wall clock."""
 
     name: str
     trace_id: int
@@ -71,7 +71,10 @@ class _Batch(Struct):
 
 
 class Traces:
-    """`emit` gets finished spans. `ratio` of the calls without a `traceparent` are traced; with one, the caller decides."""
+    """Open spans of calls and batches. `emit` gets finished spans.
+
+    `ratio` of the calls without a `traceparent` are traced; with one, the client decides.
+    """
 
     def __init__(self, emit: Callable[[Span], None], *, ratio: float = 0.0, seed: int | None = None) -> None:
         self._emit = emit
@@ -82,7 +85,7 @@ class Traces:
         self._steps: dict[tuple[int, int], int] = {}  #: spans of jobs under way, by batch and job
 
     def begin(self, call_id: str, target: str, now_us: int, header: bytes) -> bool:
-        """Before the call is handed in; says whether it is traced."""
+        """Start the span of a call, before it is submitted; returns whether it is traced."""
         parent = parse(header) if header else None
         wanted = parent.sampled if parent is not None else self._rng.random() < self._ratio
         if not wanted or len(self._open) >= MOST_OPEN:
@@ -92,7 +95,7 @@ class Traces:
         return True
 
     def step_of(self, job: JobRef, batch_id: int) -> str:
-        """The `traceparent` for what is done in this step; empty if its call is not traced."""
+        """The `traceparent` for user code of this step; empty if its call is not traced."""
         call = self._open.get(job.call_id)
         if call is None:
             return ""
@@ -100,7 +103,7 @@ class Traces:
         return f"00-{call.trace_id:032x}-{span_id:016x}-01"
 
     def inside(self, batch_id: int, parts: list[Inner], origin_us: int) -> None:
-        """Parts of a batch that has just ended, on a clock that began `origin_us` before the loop's; for each of its calls."""
+        """Emit spans of user code in a batch that just ended; `origin_us` is where the loop's clock began on theirs."""
         batch = self._batches.get(batch_id)
         if batch is None:
             return
@@ -135,6 +138,7 @@ class Traces:
                 self._ended(now_us, action)
 
     def _finished(self, now_us: int, event: BatchFinished) -> None:
+        """Spans of a finished batch."""
         batch = self._batches.pop(event.batch_id, None)
         if batch is None:
             return
@@ -146,6 +150,7 @@ class Traces:
             self._step(batch, job, begin_us, now_us, error, event.device_us)
 
     def _given_up(self, now_us: int, batch_id: int, reason: str) -> None:
+        """Spans of a batch that failed or was lost."""
         batch = self._batches.pop(batch_id, None)
         if batch is not None:
             for job in batch.action.jobs:

@@ -1,8 +1,8 @@
-"""A new version has to stand once before it is said to be served: one instance of each of its functions.
+"""Rollout of a new version: it is served once one instance of each of its functions is warm.
 
-A function that scales to zero is asked for one instance until that is ready, or cannot be loaded; then its own terms hold
-again, and the instance leaves when it has been idle for as long as they allow. Where there is no room for one now, nothing
-is known against the version, and nobody waits.
+A function that scales to zero is asked for one instance until that is ready, or cannot be loaded; then its own scale holds
+again, and the instance leaves when it has been idle for as long as that allows. Where there is no room for one now, nothing
+is known against the version, and the rollout does not wait for it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from lamina.live.loop import LiveLoop
 from lamina.types import FunctionSpec
 
 NO_ROOM_S = 3.0
-"""Policies that look at times look more often: a function without an instance by then has no room."""
+"""Policies with periodic decisions decide more often: a function without an instance by then has no room."""
 
 
 class Trial:
-    """To be made before the version is told to the controller: what went wrong with earlier ones is forgotten here."""
+    """One rollout. Made before the controller knows the version: load errors of earlier ones are cleared here."""
 
     def __init__(self, loop: LiveLoop, functions: Iterable[str]) -> None:
         self._loop = loop
@@ -37,7 +37,7 @@ class Trial:
             loop.engine.load_errors.pop(name, None)
 
     def look(self) -> None:
-        """Now and then, once the controller knows the version."""
+        """Check progress; called now and then, once the controller knows the version."""
         self._awaited = [name for name in self._awaited if self._is_awaited(self._loop.controller.state.functions[name])]
         if not self._awaited and self.state == "rolling":
             self.state = "serving"
@@ -66,7 +66,7 @@ class Trial:
                 self._loop.post(Deployed((msgspec.structs.replace(spec, scale=scale),)))
 
     def end(self, specs: Iterable[FunctionSpec]) -> None:
-        """`specs`: the terms that hold now."""
+        """Restore the scale of functions; `specs` are the ones that hold now."""
         own = tuple(spec for spec in specs if spec.name in self.raised)
         self.raised.clear()
         if own:

@@ -1,7 +1,7 @@
-"""Stderr for a process that serves: written from a thread of its own.
+"""Non-blocking, bounded stderr, written by a thread of its own; what cannot be written is dropped and counted.
 
-A terminal that was stopped, a pipe nobody reads, a disk that hangs: a line for any of them would stop the whole server, and
-whoever can make it write lines could do that. Here lines wait, up to a bound, and beyond it are counted and left out.
+A stopped terminal, a pipe that is not read, a disk that hangs: a line for any of them would stop the whole server, and any client
+that can make it write lines could do that. Here lines wait, up to a bound, and beyond it are counted and left out.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ GOODBYE_S = 1.0
 
 
 class Unhurried:
-    """What is not about writing is asked of the stream behind it."""
+    """A text stream with a bounded queue. Everything but writing is delegated to the stream behind it."""
 
     def __init__(self, stream: TextIO, most_chars: int = MOST_CHARS) -> None:
         self._stream = stream
         self._most_chars = most_chars
         self._pieces: SimpleQueue[str | None] = SimpleQueue()
-        self._given = 0  #: characters; changed by who writes
+        self._given = 0  #: characters; changed by writers
         self._written = 0  #: changed by the thread
         self._lost = 0
         self._is_finished = False
@@ -47,10 +47,10 @@ class Unhurried:
         return len(text)
 
     def flush(self) -> None:
-        """That is the thread's business."""
+        """Does nothing: the thread flushes."""
 
     def finish(self, limit_s: float = GOODBYE_S) -> None:
-        """After this, whoever still writes does it by himself."""
+        """Write what is queued, for at most `limit_s`; later writes go to the stream behind it directly."""
         self._is_finished = True
         self._pieces.put(None)
         self._thread.join(limit_s)
@@ -68,7 +68,7 @@ class Unhurried:
 
 @contextmanager
 def unhurried() -> Iterator[None]:
-    """In this block, all that goes to stderr."""
+    """Redirect stderr in this block."""
     behind = sys.stderr
     stream = Unhurried(behind)
     sys.stderr = cast(TextIO, stream)

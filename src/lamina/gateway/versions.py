@@ -1,4 +1,4 @@
-"""What has been deployed, version by version: written down, so that any of them can be served again."""
+"""Versions of deployed apps: recorded, so that any of them can be served again."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ MOST_FUNCTIONS = 1_000
 
 
 class Version(Struct, frozen=True, kw_only=True):
+    """The record of one upload, as stored."""
+
     app: str
     number: int
     sha256: str
@@ -29,7 +31,7 @@ class Version(Struct, frozen=True, kw_only=True):
 
 
 class Served(Struct, kw_only=True):
-    """An app as it is being served. Number 0 is the one the server was started with, or, of another app, nothing."""
+    """A version of an app as served. Number 0 is the one the server was started with, or, of another app, an empty one."""
 
     app: str
     number: int
@@ -58,12 +60,12 @@ class Served(Struct, kw_only=True):
 
 
 def nothing_of(app: str, tenant: str) -> Served:
-    """What there is to go back to before the first version."""
+    """The empty version to roll back to before the first."""
     return Served(app=app, number=0, tenant=tenant, path="", manifest=Manifest(app, (), (), ()))
 
 
 def check_manifest(manifest: Manifest, app: str, others: list[Served]) -> None:
-    """What an app says of itself is not to be relied on."""
+    """Validate what an app says of itself."""
     if manifest.app != app:
         raise BadValue(f"package: it holds the app {manifest.app[:80]!r}, not {app!r}", hint="deploy it under its own name")
     names = [spec.name for spec in manifest.functions] + [flow.name for flow in manifest.flows]
@@ -105,10 +107,11 @@ def make_current(db: Session, app: str, number: int, now_us: int) -> None:
 
 
 def history(db: Session, app: str) -> list[Version]:
-    """Newest first, the last hundred."""
+    """Records of an app, newest first, the last hundred."""
     found = kv.entries(db, f"deploy/{app}", limit=100_000)
     return [msgspec.json.decode(entry.value, type=Version) for entry in reversed(found[-100:])]
 
 
 def current(db: Session) -> dict[str, int]:
+    """The current version number of every app."""
     return {entry.key: int(entry.value) for entry in kv.entries(db, "deploy", limit=10_000)}

@@ -1,4 +1,4 @@
-"""Bytes of HTTP <-> named inputs, answers and problems. The client never chooses a decoder: the list is fixed."""
+"""HTTP codec: bodies to named inputs, results and problems to bodies. The client never chooses a decoder: the list is fixed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORM = b"application/x-www-form-urlencoded"
 
 
 def check_encoding(request: Request) -> None:
-    """Bodies are taken as they are: what is packed would be read as what it is not."""
+    """Reject compressed bodies: they would be read as what they are not."""
     if b"content-encoding" in request.headers and request.body:
         encoding = request.header(b"content-encoding")
         if encoding.strip().lower() not in (b"", b"identity"):
@@ -80,7 +80,7 @@ def _encoded(named: dict[str, Any]) -> dict[str, bytes]:
 
 
 def query_of(request: Request, known: tuple[str, ...]) -> dict[str, str]:
-    """What an address asks for besides; a name nobody knows is a mistake, not to be passed over."""
+    """Parse the query string; an unknown name is an error, not to be ignored."""
     try:
         pairs = parse_qsl(request.query.decode("ascii"), keep_blank_values=True, max_num_fields=16)
     except ValueError:
@@ -112,7 +112,7 @@ def reply_headers(reply: Reply) -> bytes:
 
 
 class Problem(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """RFC 9457, with our own members where they apply."""
+    """Problem details (RFC 9457), with our own members where they apply."""
 
     type: str = "about:blank"
     title: str
@@ -180,7 +180,7 @@ _UNREADABLE = {
 
 
 def parse_problem(status: int, what: str, hint: str = "") -> tuple[bytes, bytes]:
-    """Body and content type for what could not even be read."""
+    """Body and content type for a request that could not be parsed."""
     problem = plain_problem(status, what, hint=hint or _UNREADABLE.get(status, ""))
     logs.refused(problem)
     return problem.body(), PROBLEM
@@ -224,7 +224,7 @@ _FAILURES = {
 
 
 def failure_problem(failure: Fail, info: ErrorInfo | None, *, full: bool) -> Problem:
-    """`full` tells what the user's code said; without it, that stays in the log under the problem's id."""
+    """The problem of a failed call. `full` includes what the user's code said; else that is in the log, under the same id."""
     by_name = (500, "function-failed", f"failed with {failure.error}", "")  # what a workflow fails with by itself has a name
     other = (500, failure.error, "failed", _LOG) if failure.error.islower() else by_name
     status, code, detail, hint = _FAILURES.get(failure.error, other)

@@ -1,4 +1,4 @@
-"""What a caller asks for besides the answer: by when, before whom, for how much. Headers of a request."""
+"""Request options: deadline, priority and cost limit of a call, from headers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lamina.gateway.names import WISHES
 
 MAX_DEADLINE_MS = 86_400_000.0
 HEADERS = {*(name.encode() for name in WISHES), b"prefer"}
-"""A call with one of these is not like the others."""
+"""Headers that make a call different from others of its target."""
 
 Wishes = tuple[int, int, float]
 """Deadline (absolute, in microseconds), priority and cost limit; 0: none."""
@@ -17,6 +17,7 @@ NONE: Wishes = (0, 0, 0.0)
 
 
 def wishes_of(request: Request, now_us: int) -> Wishes:
+    """The options of a request; a relative deadline becomes absolute."""
     headers = request.headers
     if HEADERS.isdisjoint(headers):
         return NONE

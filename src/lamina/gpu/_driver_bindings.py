@@ -1,4 +1,4 @@
-"""The driver through NVIDIA's cuda.bindings, which keep up with cuda.h by themselves."""
+"""CUDA driver through NVIDIA's cuda.bindings, which keep up with cuda.h by themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lamina.gpu.driver import ON_CORES, CudaError, NoGpu
 
 
 class _Part:
-    """A resource and its size, which the bindings keep two levels down."""
+    """A group of SMs and its size, which the bindings keep two levels down."""
 
     __slots__ = ("raw", "sms")
 

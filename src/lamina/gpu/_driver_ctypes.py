@@ -1,4 +1,4 @@
-"""The driver through ctypes: no dependency at all. The layouts are those of cuda.h 13.0."""
+"""CUDA driver through ctypes: no dependency at all. The layouts are those of cuda.h 13.0."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Cores as slices: the same contract on a machine without a GPU. A slice holds the calling thread, and what it starts.
+"""CPU slicer: cores as slices, the same contract on a machine without a GPU.
 
-It stands for a GPU, so functions get a share of it: in a server it is a device beside the one that has worker processes.
+A slice holds the calling thread, and what it starts. It stands for a GPU, so functions get a share of it: in a server it is a
+device beside the one that has worker processes.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class CpuSlicer:
         return found
 
     def environment(self, mask: int, memory_mib: int = 0) -> dict[str, str]:
-        """Libraries start as many threads as they are told; affinity is set by whoever starts the process."""
+        """Thread counts for libraries; affinity is set by the parent process."""
         check_mask(self.device, mask)
         count = str(mask.bit_count())
         return {"OMP_NUM_THREADS": count, "OPENBLAS_NUM_THREADS": count, "MKL_NUM_THREADS": count}

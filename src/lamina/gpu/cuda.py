@@ -1,4 +1,4 @@
-"""The runtime on a GPU: graphs captured in the slice's own stream, pinned staging, and events instead of waiting.
+"""CUDA runtime of the executor: graphs captured in the slice's own stream, pinned staging, and events instead of waiting.
 
 Nothing here stops the device or waits for a stream. Graphs of one slice share a memory pool: they run one after the other, and
 what they produce is copied away in the same stream before the next one starts.
@@ -62,7 +62,7 @@ class CudaFlight:
         return bool(self._end.query())
 
     def wait(self) -> None:
-        """For threads that have nothing else to do."""
+        """Block until it has ended, for threads that have nothing else to do."""
         self._end.synchronize()
 
     def result(self) -> tuple[int, list[Any]]:
@@ -84,7 +84,7 @@ class CudaFlight:
 
 
 class CudaRuntime:
-    """It owns the thread it is used in: the current stream is left as the last batch needed it."""
+    """Runtime on a GPU. It owns the thread it is used in: the current stream is left as the last batch needed it."""
 
     def __init__(self) -> None:
         import torch
@@ -136,18 +136,19 @@ class CudaRuntime:
         return flight
 
     def _use(self, slice_: GreenSlice) -> None:
-        """Make its stream current, unless it is: looking is ten times cheaper than setting."""
+        """Make the slice's stream current, unless it is: looking is ten times cheaper than setting."""
         if self._raw_stream(slice_.torch_stream.device_index) != slice_.stream:
             self._torch.cuda.set_stream(slice_.torch_stream)
 
     def capture(self, plan: CudaPlan, block: Any = None) -> None:
-        """Costs as much host time as an eager run. With the block its weights are in, the graph itself waits for them, layer by
-        layer."""
+        """Capture the graph of a plan. Costs as much host time as an eager run.
+
+        With the block its weights are in, the graph itself waits for them, layer by layer."""
         self._use(plan.slice)
         self._capture(plan, block, plan.slice.torch_stream)
 
     def _capture(self, plan: CudaPlan, block: Any, stream: Any) -> None:
-        """The stream is asked whose it is: a graph stays where it was captured."""
+        """Capture on `stream`. The driver is asked which slice it belongs to: a graph stays where it was captured."""
         torch = self._torch
         assert plan.slice.owns(torch.cuda.current_stream().cuda_stream), "a graph would be captured outside its slice"
         pool, users = self._pool(plan.slice.mask)
@@ -165,19 +166,20 @@ class CudaRuntime:
         self.captures += 1
 
     def _pool(self, mask: int) -> tuple[Any, WeakSet[CudaPlan]]:
-        """The memory that graphs of one slice share. With its last graph it is gone for good: then there is a new one."""
+        """Memory pool of the graphs of one slice. With its last graph it is gone for good: then there is a new one."""
         found = self._pools.get(mask)
         if found is None or not found[1]:
             found = self._pools[mask] = (self._torch.cuda.graph_pool_handle(), WeakSet())
         return found
 
     def trim(self) -> None:
-        """Memory that is held in case it is needed again goes back: that of graphs that are no more, say, 200 to 500 MiB a
-        function. Waits for the device; not while serving."""
+        """Return cached memory to the device: that of graphs that are no more, say, 200 to 500 MiB a function.
+
+        Waits for the device; not while serving."""
         self._torch.cuda.empty_cache()
 
     def warm(self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, after: Any = None) -> int:
-        """A run on a stream of the slice that is nobody else's meanwhile, waited for. Returns the MiB it took."""
+        """Run once on a stream of the slice without other users, and wait for it. Returns the MiB it took."""
         torch = self._torch
         before = int(torch.cuda.memory_allocated())
         torch.cuda.reset_peak_memory_stats()
@@ -194,7 +196,7 @@ class CudaRuntime:
     def make(
         self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, buffers: Buffers, block: Any = None
     ) -> CudaPlan:
-        """Captured on a stream of the slice that is nobody else's meanwhile; one at a time, inside `capturing`."""
+        """Capture a graph on a stream of the slice without other users; one at a time, inside `capturing`."""
         with self._own_stream(self._for_captures, slice_) as stream:
             plan = CudaPlan(self._torch, work, example, bucket, slice_, buffers)
             stream.synchronize()
@@ -211,9 +213,11 @@ class CudaRuntime:
 
     @contextmanager
     def _own_stream(self, free: dict[int, list[Any]], slice_: GreenSlice) -> Iterator[Any]:
-        """Current inside. They are used again and again, for streams are not destroyed, nor what libraries keep for each of them:
-        cuBLAS has 32 MiB to work in. A graph has the memory of the stream it was captured on; no first run, which is for
-        nobody, may write to it while the graph serves, so these have streams of their own."""
+        """A stream of the slice without other users, current inside.
+
+        They are used again and again, for streams are not destroyed, nor what libraries keep for each of them: cuBLAS has 32
+        MiB to work in. A graph has the memory of the stream it was captured on; no warm-up run may write to it while the graph
+        serves, so these have streams of their own."""
         cuda, device = self._torch.cuda, slice_.torch_stream.device
         cuda.set_device(device)  # a fresh thread has none
         streams = free.setdefault(slice_.mask, [])
@@ -228,7 +232,7 @@ class CudaRuntime:
         return isinstance(error, self._torch.OutOfMemoryError)
 
     def is_broken(self, error: BaseException) -> bool:
-        """Is it the device and not this batch? After an illegal address every call fails, so one that does nothing is asked."""
+        """Is it the device and not this batch? After an illegal address every call fails, so one that does nothing is tried."""
         if isinstance(error, self._torch.OutOfMemoryError) or "CUDA" not in str(error):
             return False
         try:
@@ -282,7 +286,7 @@ class CudaRuntime:
         )
 
     def brought(self, tensor: Any, ready: Any) -> Any:
-        """To the host, on a stream of its own: the current one may have a batch to run first."""
+        """Copy to the host, on a stream of its own: the current one may have a batch to run first."""
         if self._bringing is None:
             self._bringing = self._torch.cuda.Stream()
         with self._torch.cuda.stream(self._bringing):
@@ -291,7 +295,7 @@ class CudaRuntime:
         return found.float().numpy() if found.dtype is self._torch.bfloat16 else found.numpy()
 
     def copied(self, part: Any) -> Any:
-        """Out of the buffer, as numpy has it; bfloat16, which it does not have, as float32."""
+        """Copy out of the buffer, as numpy has it; bfloat16, which it does not have, as float32."""
         return part.float().numpy() if part.dtype is self._torch.bfloat16 else part.numpy().copy()
 
     def _event(self) -> Any:
@@ -299,7 +303,7 @@ class CudaRuntime:
 
 
 def _taken(free: list[Any]) -> Any:
-    """The last of them, if there is one. Makers take too: between looking and taking it may be gone."""
+    """Pop the last, if there is one. Capture threads pop too: between looking and popping it may be gone."""
     try:
         return free.pop()
     except IndexError:
@@ -308,8 +312,9 @@ def _taken(free: list[Any]) -> Any:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """A graph that the collector happens to find in a thread that captures spoils that capture: a graph must not be destroyed
-    there. Captures take milliseconds."""
+    """Garbage collection off: destroying a graph in a thread that captures another spoils the capture.
+
+    The collector might do it. Captures take milliseconds."""
     was_on = gc.isenabled()
     gc.disable()
     try:

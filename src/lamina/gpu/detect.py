@@ -1,4 +1,4 @@
-"""Which ways to cut a device work on this machine, and why the others do not."""
+"""GPU discovery: which slicers work on this machine, and why the others do not."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Found:
 
 
 def slicers() -> list[Found]:
-    """Tried, not guessed: the driver is started and the device is split, and nothing is kept."""
+    """Check every slicer by trying it: the driver is started and the device is split, and nothing is kept."""
     return [_green(), _mps(), _mig(), Found("cpu", True, f"{len(os.sched_getaffinity(0))} cores")]
 
 
@@ -72,7 +72,7 @@ def _mig() -> Found:
 
 
 def devices() -> list[tuple[str, int, DeviceSpec]]:
-    """The GPUs an executor can own here: slicer, ordinal and what the slicer says of the device. Opens CUDA in this process."""
+    """GPUs an executor can own here: slicer, ordinal and device. Opens CUDA in this process."""
     if importlib.util.find_spec("torch") is None:
         return []
     name = "mig" if given_instance(os.environ) else "green"
@@ -90,7 +90,7 @@ def devices() -> list[tuple[str, int, DeviceSpec]]:
 
 
 def devices_outside() -> list[tuple[str, int, DeviceSpec]]:
-    """The same, found by a process of its own: a gateway that opened CUDA itself would hold memory of every GPU."""
+    """The same, found in a subprocess: a gateway that opened CUDA itself would hold memory of every GPU."""
     if not any(Path(name).exists() for name in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")):
         return []
     done = subprocess.run([sys.executable, "-P", "-m", __name__], capture_output=True, timeout=FIND_S, check=False)

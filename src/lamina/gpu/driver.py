@@ -1,4 +1,4 @@
-"""The few calls of the CUDA driver that slices are made of, each checked, each error with its name.
+"""CUDA driver: the few calls that slices are made of, each checked, each error with its name.
 
 Two ways lead there: NVIDIA's own Python bindings where they are installed, else ctypes on libcuda. Both give plain
 numbers for handles, so that nothing above this file knows which one it is.
@@ -16,7 +16,7 @@ OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 
 
 class CudaError(LaminaError):
-    """A driver call failed; `name` is the driver's own word for it."""
+    """A driver call that failed; `name` is the driver's own word for it."""
 
     code: ClassVar[str] = "cuda-error"
 
@@ -31,21 +31,21 @@ ON_CORES = "with --gpu auto, functions that ask for one run on cores, unless the
 
 
 class NoGpu(LaminaError):
-    """There is no GPU to cut here, and why."""
+    """No GPU to slice here, and why."""
 
     status = 503
     code: ClassVar[str] = "no-gpu"
 
 
 class Part(Protocol):
-    """SMs that belong together: what one split gives."""
+    """A group of SMs: what one split gives."""
 
     @property
     def sms(self) -> int: ...
 
 
 class Driver(Protocol):
-    """One device. Streams and contexts are handles as plain numbers; 0 is none."""
+    """The driver on one device. Streams and contexts are handles as plain numbers; 0 is none."""
 
     kind: str  #: "bindings" or "ctypes"
     version: int  #: of CUDA, as the driver counts: 13000 is 13.0
@@ -77,7 +77,7 @@ half their speed on an H200."""
 
 
 def open_driver(device: int = 0, kind: str = "") -> Driver:
-    """The bindings if they are installed, else ctypes; `kind` insists on one. Raises `NoGpu` with the reason.
+    """Open the driver: the bindings if they are installed, else ctypes; `kind` insists on one. Raises `NoGpu` with the reason.
 
     Call it before anything else touches CUDA: the number of queues is read once, when the driver starts.
     """

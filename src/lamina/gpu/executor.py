@@ -1,11 +1,11 @@
-"""Batches of many functions on the slices of one device, from one thread, without ever waiting.
+"""Slice executor: batches of many models on the slices of one device, from one thread, without ever waiting.
 
     executor.load("resnet", module, example)            a torch module, or a callable that works on the current stream
     ticket = executor.submit("resnet", items, mask)     returns at once
     for finished in executor.poll(): ...                what has come to its end, with the device time it took
 
-A batch is padded to the next bucket and runs by the plan of (function, bucket, slice), which `gpu/functions.py` keeps. Moving a
-function to another slice is nothing but the next `submit` with another mask; `prepare` captures there first, while the old
+A batch is padded to the next bucket and runs by the plan of (model, bucket, slice), which `gpu/models.py` keeps. Moving a
+model to another slice is nothing but the next `submit` with another mask; `prepare` captures there first, while the old
 slice serves. Items of a batch must not depend on each other: the rows of a bucket that a batch leaves free hold what was
 there before.
 """
@@ -27,7 +27,7 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 
 
 class ExecutorLost(LaminaError):
-    """The device has reported an error that does not go away: this process must be replaced."""
+    """A device error that does not go away: this process must be replaced."""
 
     status = 503
     code: ClassVar[str] = "executor-lost"
@@ -43,7 +43,7 @@ class Finished:
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
-    """A submitted batch, which may run in pieces."""
+    """A submitted batch, which may run in parts."""
 
     id: int
     outputs: list[Any]
@@ -90,10 +90,10 @@ class Executor:
         staged: Any = None,
         made_elsewhere: bool = False,
     ) -> int:
-        """Ready to be called; returns the memory it needs in MiB. `example` is a batch of one, or a tuple of such.
+        """Load a model; returns the memory it needs in MiB. `example` is a batch of one, or a tuple of such.
 
-        With a cap, the largest bucket is tried at once, and a function that needs more than it declared is refused.
-        `staged` is what `functions.stage` made of the module's weights; without it, that is done here.
+        With a cap, the largest bucket is tried at once, and a model that needs more than it declared is rejected.
+        `staged` is what `models.stage` made of the module's weights; without it, that is done here.
         """
         parts = example if isinstance(example, tuple | list) else (example,)
         function = Loaded(name, module, parts, tuple(sorted(buckets)), graphs, pre, post, made_elsewhere)
@@ -110,7 +110,7 @@ class Executor:
         return need_mib
 
     def unload(self, name: str) -> None:
-        """What it has running ends first, by poll()."""
+        """Unload a model. What it has running ends first, by poll()."""
         function = self.functions[name]
         self.functions.cool()
         running = any(piece.function is function for lane in self._lanes.values() for piece in lane)
@@ -119,13 +119,13 @@ class Executor:
         self.functions.remove(name)
 
     def prepare(self, name: str, masks: Iterable[int], buckets: Iterable[int] = ()) -> None:
-        """Graphs for these slices, now: before a function moves there, so that the move costs nothing."""
+        """Capture graphs for these slices, now: before a model moves there, so that the move costs nothing."""
         self.functions.prepare(name, masks, buckets)
 
     # ---------------------------------------------------------------- batches
 
     def submit(self, function: str, inputs: list[Any], mask: int, *, keep: bool = False) -> int:
-        """Items as `example` shows them, without its first dimension. `keep` leaves the results on the device."""
+        """Launch a batch. Items as `example` shows them, without its first dimension. `keep` leaves the results on the device."""
         if self._lost:
             raise ExecutorLost(self._lost)
         target = self.functions[function]
@@ -146,7 +146,7 @@ class Executor:
         return ticket.id
 
     def poll(self) -> list[Finished]:
-        """What has ended since the last time. With nothing to tell, it captures one graph that is still missing."""
+        """Batches that have ended since the last time. With nothing to report, it captures one graph that is still missing."""
         done, self._over = self._over, []
         if self._lost and not done:
             raise ExecutorLost(self._lost)
@@ -192,8 +192,8 @@ class Executor:
         self._lanes.setdefault(piece.mask, deque()).append(piece)
 
     def _failed(self, piece: _Piece, error: BaseException) -> None:
-        """Out of memory halves the piece, and what comes later; anything else ends this batch and nobody else's, unless it is
-        the device that is broken."""
+        """Handle a failed launch. Out of memory halves the part, and later ones; another error ends this batch only, unless
+        the device is broken."""
         count = len(piece.items)
         if self._runtime.is_broken(error):
             self._lost = f"the device failed: {error}"
@@ -232,7 +232,7 @@ class Executor:
             done.append(Finished(ticket.id, ticket.device_us, outputs, ticket.error))
 
     def _lose(self, error: Exception, done: list[Finished]) -> None:
-        """Errors of the device are for ever, and everybody's: all that is under way ends."""
+        """End all batches: errors of the device are permanent, and affect every model."""
         self._lost = f"the device failed: {error}"
         for lane in self._lanes.values():
             for piece in lane:
@@ -240,7 +240,7 @@ class Executor:
         self._lanes.clear()
 
     def _need_mib(self, function: Loaded) -> int:
-        """Weights and the peak of one run of the largest bucket on the whole device."""
+        """Memory of a model: weights and the peak of one run of the largest bucket on the whole device."""
         import torch
 
         mask = (1 << self.slicer.device.units) - 1
@@ -257,7 +257,7 @@ class Executor:
 
 
 def on_gpu(slicer: Any, *, weights_mib: int = 0) -> Executor:
-    """An executor on green slices; `weights_mib` is how much of the device may hold weights (0: four fifths)."""
+    """Open an executor on green slices; `weights_mib` is how much of the device may hold weights (0: four fifths)."""
     from lamina.gpu.cuda import CudaRuntime
     from lamina.gpu.weights import Weights
 

@@ -1,9 +1,9 @@
-"""Functions on one device: their weights, and their plans by batch size and slice. Owner of both.
+"""Models on one device: their weights, and their graph plans by batch size and slice. Owner of both.
 
 A plan runs eagerly until its graph is captured: when there is nothing else to do, after two runs at the latest, or elsewhere. A
 library chooses and compiles its kernels when a shape is first met, which takes seconds, and cuDNN remembers them for each thread
-by itself. So a server gives each function a thread that warms up, captures and hands over (`warm`, `make`, `adopt`); the thread
-that serves only replays. What cannot be captured runs in that other thread too (`run_apart`).
+by itself. So a server gives each function a thread that warms up, captures and hands over (`warmup_run`, `capture`,
+`install_graph`); the serving thread only replays. What cannot be captured runs in that other thread too (`run_eager`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CAPTURE_AT_LATEST = 2
 
 @dataclass(slots=True, eq=False)
 class Loaded:
-    """A function that can be called."""
+    """A model that can be called."""
 
     name: str
     work: Callable[..., Any]
@@ -43,19 +43,19 @@ class Loaded:
         self.buffers = {bucket: Buffers() for bucket in self.buckets}
 
     def bucket(self, count: int, mask: int) -> int:
-        """The smallest that holds them; where graphs are made elsewhere, the smallest that has one."""
+        """The smallest bucket that holds so many items; where graphs are captured elsewhere, the smallest that has one."""
         sizes = [size for size in self.buckets if size >= count]
         if self.is_made_elsewhere:
             return next((size for size in sizes if self.has_graph(size, mask)), sizes[0])
         return sizes[0]
 
     def has_graph(self, bucket: int, mask: int) -> bool:
-        """A plan without one may be all that is left of a batch that did not fit."""
+        """Is there a graph? A plan without one may be all that is left of a batch that did not fit."""
         plan = self.plans.get((bucket, mask))
         return plan is not None and plan.is_captured
 
     def did_not_fit(self, count: int) -> None:
-        """From now on at most half as many at a time, and as many as there can be a graph for."""
+        """Lower the largest batch to half as many at most, and as many as there can be a graph for."""
         self.largest = max(size for size in self.buckets if size <= max(self.buckets[0], min(self.largest, count // 2)))
 
 
@@ -83,7 +83,7 @@ class Functions:
         self._loaded[function.name] = function
 
     def remove(self, name: str) -> None:
-        """Nothing of it may be under way."""
+        """Remove a model; nothing of it may be under way."""
         function = self._loaded.pop(name)
         for key in [key for key in self._uncaptured if key[0] == name]:
             del self._uncaptured[key]
@@ -94,11 +94,11 @@ class Functions:
     # ------------------------------------------------------------------ weights
 
     def stage(self, module: Any, digest: str = "") -> Any:
-        """The slow part of a load, for any thread; None where weights are not ours to move."""
+        """Stage weights in pinned memory: the slow part of a load, for any thread; None where weights are not ours to move."""
         return self._weights.stage(module, digest) if self._weights is not None and hasattr(module, "parameters") else None
 
     def bring(self, function: Loaded) -> None:
-        """To the device, to stay there until `done`."""
+        """Bring the weights to the device, to stay there until `release_weights`."""
         if function.block is not None:
             self._weights.bring(function.block)
             self._weights.shelf.use(function.block.key)
@@ -108,7 +108,7 @@ class Functions:
             self._weights.shelf.done(function.block.key)
 
     def hold(self, name: str) -> None:
-        """Its weights stay where they are until `let_go`."""
+        """Pin the weights on the device until `unpin`."""
         self.bring(self[name])
 
     def let_go(self, name: str) -> None:
@@ -116,7 +116,7 @@ class Functions:
 
     @staticmethod
     def arrived(function: Loaded) -> Any:
-        """The event its weights come with."""
+        """The event of the copy of its weights."""
         return function.block.to_wait_for() if function.block is not None else None
 
     def weights_of_mib(self, name: str) -> int:
@@ -125,7 +125,7 @@ class Functions:
 
     @property
     def weights_mib(self) -> int:
-        """Of the device, under weights."""
+        """Device memory under weights."""
         return self._weights.shelf.used >> 20 if self._weights is not None else 0
 
     @property
@@ -135,22 +135,24 @@ class Functions:
     # --------------------------------------------------------- graphs made elsewhere
 
     def no_capture(self) -> AbstractContextManager[Any]:
-        """Inside, no graph is captured in any thread: random numbers of the device, say, cannot be drawn meanwhile."""
+        """Exclude captures in all threads: random numbers of the device, say, cannot be drawn meanwhile."""
         return self._runtime.no_capture()
 
     def trim(self) -> None:
-        """Gives memory back that nobody uses at this moment. Waits for the device; not while serving."""
+        """Return unused cached memory to the device. Waits for the device; not while serving."""
         self._runtime.trim()
 
     def warm(self, name: str, bucket: int, mask: int, work: Work | None = None) -> int:
-        """A first run of this size, waited for; for a maker's thread, between `hold` and `let_go`. The MiB beside the weights.
-        Where two threads make graphs, each has the module as a `work` of its own."""
+        """Run this size for the first time, and wait for it; for a function's thread, between `pin` and `unpin`.
+
+        Returns the MiB beside the weights. Where two threads capture, each has the module as a `work` of its own."""
         function, slice_ = self[name], self._slicer.slice(mask)
         return self._runtime.warm(work or function.work, function.example, bucket, slice_, self.arrived(function))
 
     def make(self, name: str, bucket: int, mask: int, work: Work | None = None, *, waits: bool = True) -> Any:
-        """A captured plan, for `adopt`, or why there is none; for a maker's thread, between `hold` and `let_go`, after `warm`.
-        Unless it `waits` for somebody's code that is being opened, it raises `NotNow`."""
+        """Capture a plan for `install_graph`, or return why there is none; for a function's thread, between `pin` and `unpin`.
+
+        After `warmup_run`. Unless it `waits` while users' code is being opened, it raises `CaptureBusy`."""
         function, slice_ = self[name], self._slicer.slice(mask)
         for is_last in (False, True):  # what spoilt one capture need not spoil the next
             try:
@@ -167,10 +169,10 @@ class Functions:
         raise AssertionError("one of two tries ends it")
 
     def adopt(self, name: str, bucket: int, mask: int, plan: Any) -> None:
-        """Serve with it from now on. It runs once for nobody: the first replay uploads the graph, which takes a millisecond.
+        """Serve with a captured plan from now on. One replay first: it uploads the graph, which takes a millisecond.
 
         Where there is none, batches stay eager. One that did not fit while as large ones are there says nothing of the size: the
-        device was full at that moment. If none was ever made, no more are tried.
+        device was full at that moment. If none was ever captured, no more are tried.
         """
         function = self[name]
         if not isinstance(plan, Exception):
@@ -191,15 +193,17 @@ class Functions:
             function.graphs = False  # it waits for the device, say: then it serves all the same, in its maker's thread
 
     def runs_apart(self, name: str) -> bool:
-        """Must it run in its maker's thread, because there are no graphs of it?"""
+        """Must it run in its own thread, because there are no graphs of it?"""
         function = self[name]
         return function.is_made_elsewhere and not function.graphs
 
     def run_apart(
         self, name: str, items: list[Any], mask: int, known: Container[int], *, keep: bool = False
     ) -> tuple[int, list[Any]]:
-        """A batch without a graph, waited for: device time and results. For a maker's thread, between `hold` and `let_go`; of the
-        sizes `known` to it, if it can be. What does not fit runs in halves."""
+        """Run a batch without a graph, and wait for it: device time and results.
+
+        For a function's thread, between `pin` and `unpin`; of the sizes `known` to it, if it can be. What does not fit runs in
+        halves."""
         function, slice_ = self[name], self._slicer.slice(mask)
         device_us, outputs = 0, list[Any]()
         while len(outputs) < len(items):
@@ -221,19 +225,19 @@ class Functions:
         return device_us, outputs
 
     def is_ready(self, name: str, count: int, mask: int) -> bool:
-        """Can a batch of this size run here without making anything first?"""
+        """Can a batch of this size run here without capturing anything first?"""
         function = self[name]
         least = min(count, function.largest)
         return not function.graphs or any(size >= least and function.has_graph(size, mask) for size in function.buckets)
 
     def bucket_for(self, name: str, count: int, known: Container[int] = ()) -> int:
-        """The smallest that holds them; of those that are `known` to the libraries, if there is one: its graph is soon made."""
+        """The smallest bucket that holds them; of those `known` to the libraries, if there is one: its graph is soon captured."""
         function = self[name]
         sizes = [size for size in function.buckets if size >= min(count, function.largest)]
         return next((size for size in sizes if size in known and size <= function.largest), sizes[0])
 
     def may_fit(self, name: str, bucket: int) -> bool:
-        """Is there any use in making a graph of this size?"""
+        """Can a batch of this size fit, so that its graph is of use?"""
         return bucket <= self[name].largest
 
     # -------------------------------------------------------------- graphs made here
@@ -258,7 +262,7 @@ class Functions:
         return plan
 
     def launch(self, function: Loaded, items: list[Any], mask: int, *, keep: bool) -> Any:
-        """A batch on its way; captured first, if it has run eagerly often enough. Its weights stay until `done`."""
+        """Launch a batch; captured first, if it has run eagerly often enough. Its weights stay until `release_weights`."""
         self.bring(function)
         try:
             bucket = function.bucket(len(items), mask)
@@ -283,7 +287,7 @@ class Functions:
         self._capture(function, plan, bucket, mask)
 
     def _capture(self, function: Loaded, plan: Any, bucket: int, mask: int) -> None:
-        """A function that cannot be captured (it waits for the device, say) stays eager, and serves all the same."""
+        """Capture. A model that cannot be captured (it waits for the device, say) stays eager, and serves all the same."""
         self._uncaptured.pop((function.name, bucket, mask), None)
         try:
             self._runtime.capture(plan, function.block)
@@ -299,7 +303,7 @@ class Functions:
     # --------------------------------------------------------------- runs for nobody
 
     def warm_up(self, function: Loaded, plan: Any, bucket: int) -> None:
-        """Its weights count as used until it has ended."""
+        """Launch a run without a client. Its weights count as used until it has ended."""
         self.bring(function)
         try:
             flight = self._runtime.launch(plan, [None] * bucket, after=self.arrived(function))
@@ -309,7 +313,7 @@ class Functions:
         self._warming.append((function, flight))
 
     def cool(self) -> bool:
-        """Forget those that have ended; are there others?"""
+        """Reap warm-up runs that have ended; are there others?"""
         for entry in [entry for entry in self._warming if entry[1].is_done()]:
             self._warming.remove(entry)
             entry[1].free()

@@ -1,4 +1,4 @@
-"""Hardware partitions of one GPU inside one process: CUDA green contexts.
+"""Green-context slicer: hardware partitions of one GPU inside one process.
 
 The SMs are split once, into atoms of eight; a slice is a green context over a block of atoms, with one stream. Work on that
 stream runs on those SMs and no others, and a CUDA graph captured there stays there wherever it is replayed.
@@ -7,12 +7,12 @@ Contexts are made at the start or when first asked for, and never destroyed whil
 4 MiB for good. Every possible block of an H200 is 120 contexts: 0.7 GB and a fifth of a second.
 
 A split by eight leaves 12 SMs of an H200's 132 that do not form clusters, so kernels of cuDNN and cuBLAS fail there.
-They are nobody's slice: they join in when the whole device is leased, which takes no partition at all (`rest="whole"`).
+They belong to no slice: they join in when the whole device is leased, which takes no partition at all (`rest="whole"`).
 For kernels of one's own, `rest="unit"` makes them one more unit, the last.
 
 Such slices are hard: SMs of one that has nothing to do stay idle. Soft ones (`limits.soft`) need no partition. Each is a plain
-stream, so that those who run at one time share all SMs; units then say how many may run beside each other, and who pays for
-what. Nothing keeps a neighbour from slowing them down.
+stream, so that batches that run at one time share all SMs; units then say how many may run beside each other, and what each is
+charged for. Nothing keeps a neighbour from slowing them down.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class GreenSlicer:
 
     @property
     def made(self) -> int:
-        """Partitions that stand."""
+        """Number of partitions made."""
         return len(self._catalogue.made)
 
     def slice(self, mask: int) -> GreenSlice:
@@ -147,6 +147,6 @@ class GreenSlicer:
 
 
 def kind_of(name: str) -> str:
-    """Profiles are looked up by it: "NVIDIA H200" is h200, "NVIDIA A100-SXM4-80GB" is a100."""
+    """Device kind, by which profiles are found: "NVIDIA H200" is h200, "NVIDIA A100-SXM4-80GB" is a100."""
     words = [word for word in name.replace("-", " ").split() if word not in ("NVIDIA", "Tesla", "GeForce", "RTX", "GTX")]
     return words[0].lower() if words else "gpu"

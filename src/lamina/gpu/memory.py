@@ -1,8 +1,8 @@
-"""Which weights stay on the device when not all of them fit: the ones that are dear to bring back, for their size, and in use.
+"""Weight cache: which weights stay on the device when not all of them fit, by cost of loading, size and use.
 
 Credit of a set of weights = the level at which it was last used + uses x cost of loading / size. The one with the least
-credit goes, and its credit becomes the level, so that what was popular long ago sinks below what is used now. Nothing here
-touches a device: the executor asks who must go, and moves the bytes itself.
+credit is evicted, and its credit becomes the level, so that what was popular long ago sinks below what is used now
+(GreedyDual-Size-Frequency). Nothing here touches a device: the weight store asks what to evict, and moves the bytes itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Held:
 
 @dataclass(slots=True)
 class Shelf:
-    """Sets of weights on one device, by key."""
+    """Cached sets of weights of one device, by key."""
 
     capacity: int
     used: int = 0
@@ -45,7 +45,7 @@ class Shelf:
         return key in self._held
 
     def place(self, key: str, size: int, cost_us: float) -> list[str]:
-        """Puts it on the shelf; returns who has to go first. Raises `NoRoom` and changes nothing if that is not enough."""
+        """Insert a set; returns the ones to evict first. Raises `NoDeviceMemory` and changes nothing if that is not enough."""
         assert key not in self._held, f"{key} is there already"
         gone = self._victims(size)
         if gone is None:
@@ -63,7 +63,7 @@ class Shelf:
         return gone
 
     def use(self, key: str) -> None:
-        """A batch starts that needs it; it cannot go before `done`."""
+        """Pin a set for a batch; it cannot be evicted before `done`."""
         held = self._held[key]
         held.uses += 1
         held.busy += 1
@@ -76,7 +76,7 @@ class Shelf:
         self.used -= self._held.pop(key).size
 
     def drop(self, keep: str) -> str | None:
-        """Who goes next although there seems to be room; None if all but `keep` are in use."""
+        """Evict the next one although there seems to be room; None if all but `keep` are in use."""
         found = next((key for key in self._idle() if key != keep), None)
         if found is not None:
             self._evict(found)
@@ -88,7 +88,7 @@ class Shelf:
         self.evictions += 1
 
     def _idle(self) -> list[str]:
-        """Those nobody uses, in the order in which they would go."""
+        """Unused sets, in the order of eviction."""
         return sorted((key for key in self._held if not self._held[key].busy), key=lambda key: self._held[key].credit)
 
     def _victims(self, size: int) -> list[str] | None:

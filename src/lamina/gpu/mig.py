@@ -1,4 +1,4 @@
-"""A MIG instance somebody made for us is a small GPU. The layout is never changed: that takes an idle GPU and its owner."""
+"""MIG slicer: a MIG instance made by the administrator is a small GPU. Its layout is never changed: that takes an idle GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INSTANCE = re.compile(r"MIG-[0-9A-Za-z/-]+")
 
 
 def given_instance(environment: Mapping[str, str]) -> str:
-    """The instance this process was given, "" if none. Several are one too many: CUDA uses only the first."""
+    """The MIG instance given to this process, "" if none. Several are one too many: CUDA uses only the first."""
     names = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     return names[0] if len(names) == 1 and _INSTANCE.fullmatch(names[0]) else ""
 

@@ -1,4 +1,4 @@
-"""Shares of a GPU for processes: a private MPS daemon, owned by us.
+"""MPS slicer: shares of a GPU for processes, by a private MPS daemon of our own.
 
 For code that must not share a process with others. The share is fixed when a process starts: a cap and not a reservation,
 rounded down to whole SMs. The memory limit holds. A client is ended by `terminate_client` first: the manual calls a kill in
@@ -29,19 +29,19 @@ _START_S, _ASK_S, _QUIT_S = 10.0, 10.0, 20.0
 
 
 class MpsError(LaminaError):
-    """The daemon did not start, or did not do what it was told."""
+    """An MPS daemon that did not start, or did not do what it was told."""
 
     code = "mps-error"
 
 
 def find_binary() -> str | None:
-    """On the PATH, or beside nvidia-smi, where some images keep it."""
+    """Path of the daemon: on the PATH, or beside nvidia-smi, where some images keep it."""
     beside = os.path.dirname(shutil.which("nvidia-smi") or "")
     return shutil.which(BINARY, path=os.pathsep.join((os.environ.get("PATH", ""), beside)))
 
 
 class MpsDaemon:
-    """Starts in the foreground, so that the process is our child and ends with us; sockets in a folder of its own."""
+    """The MPS daemon, in the foreground, so that it is our child and ends with us; sockets in a folder of its own."""
 
     def __init__(self) -> None:
         binary = find_binary()
@@ -67,7 +67,7 @@ class MpsDaemon:
             raise
 
     def ask(self, command: str) -> str:
-        """One command to the daemon, and its answer."""
+        """Send one command to the daemon; returns its answer."""
         done = subprocess.run(
             [self._binary],
             input=command + "\n",
@@ -83,7 +83,7 @@ class MpsDaemon:
         return [int(line) for line in self.ask("get_server_list").split() if line.isdecimal()]
 
     def end_client(self, process: subprocess.Popen[bytes]) -> None:
-        """Its work is stopped by the daemon, which may be killed for; only then the process is killed."""
+        """End a client: its work is stopped by the daemon first; only then the process is killed."""
         if process.poll() is None:
             self.terminate(process.pid)
             process.kill()

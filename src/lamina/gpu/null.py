@@ -1,4 +1,4 @@
-"""Slices of nothing: every call is accepted, nothing is held to anything. The platform runs in CI on it."""
+"""Null slicer: slices of nothing; every call is accepted, nothing is isolated. The platform runs in CI on it."""
 
 from __future__ import annotations
 

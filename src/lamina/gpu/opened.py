@@ -1,4 +1,4 @@
-"""A slicer by name, and the executor that goes with it."""
+"""Slicer by name, and the executor that goes with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = ("green", "mig", "cpu", "null")
 
 
 def open_slicer(name: str, ordinal: int = 0, *, soft: bool = False) -> Any:
-    """Slices inside this process. Imports CUDA only where the name asks for it."""
+    """Open a slicer inside this process. Imports CUDA only where the name asks for it."""
     limits = replace(CATALOGUE, soft=soft)
     match name:
         case "green":
@@ -41,5 +41,5 @@ def open_slicer(name: str, ordinal: int = 0, *, soft: bool = False) -> Any:
 
 
 def open_executor(slicer: Any, weights_mib: int = 0) -> Executor:
-    """On a GPU with graphs and weights that move; on its twins without."""
+    """Open an executor: on a GPU with graphs and weights that move; on its twins without."""
     return on_gpu(slicer, weights_mib=weights_mib) if hasattr(slicer, "driver") else Executor(slicer)

@@ -1,4 +1,4 @@
-"""What the executor needs of the machine under it: buffers, streams, events, graphs. On the host all of it is trivial."""
+"""Runtime of the executor: buffers, streams, events, graphs. On the host all of it is trivial."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ SOON_S = 0.05
 
 
 class NotNow(Exception):
-    """No graph can be captured at this moment, and whoever asked has better things to do than wait."""
+    """No graph can be captured at this moment, and the caller has better things to do than wait."""
 
 
 class Captures:
-    """One graph is captured at a time, and none while somebody's code is opened: random numbers of the device, say, cannot be
-    drawn meanwhile."""
+    """Capture lock: one graph is captured at a time, and none while users' code is opened.
+
+    Random numbers of the device, say, cannot be drawn during a capture."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -45,7 +46,7 @@ class Captures:
 
     @contextmanager
     def none(self) -> Iterator[None]:
-        """By one thread at a time."""
+        """Exclude captures; by one thread at a time."""
         self._is_opening = True
         try:
             if not self._turn.acquire(timeout=CAPTURE_LIMIT_S):
@@ -62,8 +63,9 @@ class Captures:
 
 @dataclass(slots=True)
 class Buffers:
-    """Pinned memory of the host for one function and batch size, on whatever slice: what is free of it. To pin some takes
-    milliseconds, so whoever captures the first graph of this size does it, not whoever serves the first batch."""
+    """Free pinned host memory for one model and batch size, on whatever slice.
+
+    Pinning takes milliseconds, so the first capture of this size does it, not the first batch."""
 
     staging: list[Any] = field(default_factory=list)  #: for inputs
     landing: list[Any] = field(default_factory=list)  #: for results
@@ -71,14 +73,14 @@ class Buffers:
 
 
 class Plan(Protocol):
-    """A function for one batch size on one slice: its input buffers, and its graph once there is one."""
+    """Graph plan: a model for one batch size on one slice, with its input buffers, and its graph once there is one."""
 
     is_captured: bool
     runs: int
 
 
 class Flight(Protocol):
-    """A batch on its way."""
+    """A run in flight."""
 
     def is_done(self) -> bool: ...
 
@@ -89,7 +91,7 @@ class Flight(Protocol):
         ...
 
     def free(self) -> None:
-        """Instead of `result`, where it was for nobody: its buffers may be used again."""
+        """Free its buffers, instead of `result`, for runs without a client."""
         ...
 
 
@@ -134,7 +136,7 @@ class HostFlight:
 
 
 class HostRuntime:
-    """Runs a batch when it is launched, on numpy arrays: the executor's twin without a GPU."""
+    """Runtime without a GPU: runs a batch when it is launched, on numpy arrays."""
 
     def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: Slice, buffers: Buffers) -> HostPlan:
         return HostPlan(work, example, bucket, slice_)
@@ -181,7 +183,7 @@ class HostRuntime:
 
 
 def rows_of(output: Any, count: int) -> list[Any]:
-    """One entry per item from what a batch gave: an array with a row each, or a tuple of such arrays."""
+    """Split a batch's output into one entry per item: an array with a row each, or a tuple of such arrays."""
     if isinstance(output, tuple | list):
         return list(zip(*(part[:count].copy() for part in output), strict=True))
     return [output[row].copy() for row in range(count)]

@@ -1,4 +1,4 @@
-"""What every way to cut a device can do. A back end is one file with such a class; the contract tests name them all."""
+"""Slicer interface: what every way to slice a device can do. A back end is one file with such a class, found by its name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lamina.types import DeviceSpec
 
 
 class SlicerClosed(LaminaError):
-    """Asked for a slice of a device that has been let go."""
+    """A slice was requested of a device that has been closed."""
 
     code = "slicer-closed"
 
@@ -28,7 +28,7 @@ class Slice(Protocol):
 
 
 class Slicer(Protocol):
-    """Carves one device. What it can do is data of `device`, so that the core never asks which kind it is."""
+    """Slices one device. What it can do is data of `device`, so that the core never asks which kind it is."""
 
     name: str
     device: DeviceSpec
@@ -48,7 +48,7 @@ class Slicer(Protocol):
 
 
 def check_mask(device: DeviceSpec, mask: int) -> None:
-    """Refuse what the device cannot make, and say what it can."""
+    """Reject a mask the device cannot make, and say what it can."""
     if mask <= 0 or not Device(device).allows(mask):
         sizes = f"of {', '.join(map(str, device.limits.sizes))} units" if device.limits.sizes else "of any size"
         place = ", starting at a multiple of its size from either end" if device.limits.aligned else ""
@@ -58,7 +58,7 @@ def check_mask(device: DeviceSpec, mask: int) -> None:
 
 
 def blocks(device: DeviceSpec) -> list[int]:
-    """Every slice the device can make, small ones first: the catalogue."""
+    """Every mask the device can make a slice of, small ones first: the catalogue."""
     sizes = device.limits.sizes or range(1, device.units + 1)
     return [
         ((1 << size) - 1) << start
@@ -69,14 +69,14 @@ def blocks(device: DeviceSpec) -> list[int]:
 
 @dataclass(slots=True)
 class Catalogue:
-    """Slices by their units, each made at most once and kept until the end: making one costs milliseconds and memory."""
+    """Slices by mask, each made at most once and kept until the end: making one costs milliseconds and memory."""
 
     device: DeviceSpec
     made: dict[int, Any] = field(default_factory=dict)
     is_closed: bool = False
 
     def known(self, mask: int) -> Any | None:
-        """The slice if it is there already; raises if there can be none."""
+        """The slice if it exists; raises if there can be none."""
         found = self.made.get(mask)
         if found is None:
             if self.is_closed:
@@ -85,7 +85,7 @@ class Catalogue:
         return found
 
     def drain(self) -> list[Any]:
-        """All of them, once; from now on there are none."""
+        """Remove and return all slices; from now on there are none."""
         made = list(self.made.values())
         self.made.clear()
         self.is_closed = True

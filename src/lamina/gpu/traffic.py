@@ -1,6 +1,6 @@
-"""How busy is the memory of a GPU? Asked of the management library (NVML), which counts it in hardware from Hopper on.
+"""Memory traffic of a GPU: bandwidth utilisation by the management library (NVML), which counts it in hardware from Hopper on.
 
-A thread of its own asks once a second, because the answer may take milliseconds; whoever wants it reads `share`. The layouts are
+A thread of its own asks once a second, because the answer may take milliseconds; readers take `share`. The layouts are
 those of nvml.h.
 """
 
@@ -44,11 +44,11 @@ class _Support(ctypes.Structure):
 
 
 class NotCounted(Exception):
-    """This device, or its driver, does not say."""
+    """Neither this device nor its driver counts memory traffic."""
 
 
 class Counter:
-    """One device, by its UUID as NVML writes it: "GPU-..."."""
+    """Bandwidth counter of one device, by its UUID as NVML writes it: "GPU-..."."""
 
     def __init__(self, uuid: str) -> None:
         try:
@@ -68,7 +68,7 @@ class Counter:
         self._call("nvmlGpmSampleGet", self._device, self._before)
 
     def share(self) -> float:
-        """Of the peak, since the last time it was asked."""
+        """Share of the peak since the last call."""
         self._call("nvmlGpmSampleGet", self._device, self._after)
         question = _Question(_VERSION, 1, self._before, self._after)
         question.metrics[0].id = _MEMORY_BANDWIDTH
@@ -91,7 +91,7 @@ class Counter:
 
 
 class Traffic:
-    """`share` is what was counted in the last second, of the memory's peak; below 0 where nobody counts."""
+    """Sampler of the bandwidth. `share` is that of the last second, of the memory's peak; below 0 where it is not counted."""
 
     def __init__(self, uuid: str) -> None:
         self.share = -1.0
@@ -115,7 +115,7 @@ class Traffic:
 
 
 def traffic_of(ordinal: int) -> Traffic:
-    """Of the device torch knows by this number."""
+    """Sampler of the device torch knows by this number."""
     import torch
 
     cuda: Any = torch.cuda

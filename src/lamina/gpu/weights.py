@@ -1,4 +1,4 @@
-"""Weights of a torch module as one block: pinned in host memory for good, on the device when needed, always at the same address.
+"""Weights of a torch module as one block: pinned in host memory, on the device when needed, always at the same address.
 
 A CUDA graph has addresses baked in, so weights that come back must come back to where they were. A range of addresses is
 reserved for each set of weights and kept; pages are put under it on loading and taken away on eviction. Modules with equal
@@ -78,7 +78,7 @@ class _Spot:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Weights of a module on their way into a block."""
+    """Weights of a module in pinned memory, on their way into a block."""
 
     spots: list[tuple[Any, _Spot]]
     host: Any
@@ -87,7 +87,7 @@ class Staged:
 
 
 class Weights:
-    """All blocks of one device."""
+    """Store of all weight blocks of one device."""
 
     def __init__(self, driver: Driver, capacity_bytes: int) -> None:
         import torch
@@ -100,7 +100,7 @@ class Weights:
         self.blocks: dict[str, Block] = {}
 
     def stage(self, module: Any, digest: str = "") -> Staged:
-        """Its parameters and buffers copied into pinned memory, and hashed. Slow, and touches nothing of ours: any thread may.
+        """Copy parameters and buffers into pinned memory, and hash them. Slow, and touches nothing of ours: any thread may.
 
         `digest` stands for the contents if they are known by one already; hashing them takes a second for each GB.
         """
@@ -113,7 +113,7 @@ class Weights:
         return Staged(spots, host, size, digest or _digest(spots, host))
 
     def add(self, owner: str, staged: Staged) -> Block:
-        """The module's parameters and buffers live in a block from now on; one for all modules with equal weights."""
+        """Move a module's parameters and buffers into a block; one for all modules with equal weights."""
         block = self.blocks.get(staged.key)
         if block is None:
             room = -(-staged.size // self._page) * self._page
@@ -129,7 +129,7 @@ class Weights:
         return block
 
     def bring(self, block: Block) -> None:
-        """To the device, if it is not there. Returns at once; whoever uses it waits for `arrived`."""
+        """Bring a block to the device, if it is not there. Returns at once; its users wait for `arrived`."""
         if block.pages:
             return
         for key in self.shelf.place(block.key, block.room, block.size / _COPY_BYTES_PER_US + _FIXED_US):
@@ -153,8 +153,10 @@ class Weights:
         block.arrived.record(self._copy)
 
     def _pages(self, block: Block) -> int:
-        """The shelf knows neither what batches take nor what other processes have. Where the device is full all the same, what
-        torch holds in case it is needed again goes first, which waits for the device; then weights that nobody uses."""
+        """Map pages under a block, evicting where the device is full all the same.
+
+        The cache knows neither what batches take nor what other processes have. What torch holds in case it is needed again
+        goes first, which waits for the device; then unused weights."""
         is_trimmed = False
         while True:
             try:
@@ -171,7 +173,7 @@ class Weights:
                 raise NoRoom(f"no room for {block.room >> 20} MiB: the device is full", hint="is somebody else using it?")
 
     def evict(self, block: Block) -> None:
-        """Off the device; the host copy stays. Nothing that uses it may be running."""
+        """Evict a block; the host copy stays. Nothing that uses it may be running."""
         if block.pages:
             self.shelf.remove(block.key)
             self._unmap(block)
@@ -190,19 +192,20 @@ class Weights:
 
 @dataclass(slots=True)
 class Waiting:
-    """What of a module has waited for its weights."""
+    """Have all layers of a module waited for their weights?"""
 
     is_complete: bool = False
 
 
 @contextmanager
 def waiting_for(module: Any, block: Block | None, stream: Any) -> Iterator[Waiting]:
-    """Inside, each layer waits for the piece of the copy its weights are in, if there is more than one; afterwards it says if all
-    did. A layer that was not called may have been used all the same: attention takes the weights of its last layer as they
-    are. Then whoever runs the module must wait for everything.
+    """Layer-wise wait: inside, each layer waits for the chunk of the copy its weights are in, if there is more than one.
+
+    Afterwards it says if all did. A layer that was not called may have been used all the same: attention takes the weights of its
+    last layer as they are. Then the run as a whole must wait for everything.
 
     Captured into a graph this lets the first layers run while the last are still on their way. When all is there, it costs
-    nothing worth naming: an event that has happened does not hold anybody up. The module is this thread's alone meanwhile.
+    nothing worth naming: an event that has happened holds nothing up. The module is this thread's alone meanwhile.
     """
     waiting = Waiting()
     if block is None or len(block.pieces) < 2:
@@ -229,7 +232,7 @@ def waiting_for(module: Any, block: Block | None, stream: Any) -> Iterator[Waiti
 
 
 class _Copied(dict[Any, Any]):
-    """What a copy consists of, by what it is a copy of; no more than so many bytes of tensors."""
+    """Memo of a deep copy, limited to so many bytes of tensors."""
 
     def __init__(self, shared: Iterable[tuple[int, Any]]) -> None:
         super().__init__(shared)
@@ -243,7 +246,7 @@ class _Copied(dict[Any, Any]):
 
 
 def second(module: Any) -> Any:
-    """The same module for another thread: layers and attributes of its own, the same weights. None if there can be no such thing.
+    """Clone a module for another thread: layers and attributes of its own, the same weights. None if it cannot be cloned.
 
     A module may keep what it is at in its attributes, and so do our hooks: two threads in one of them mix it up.
     """

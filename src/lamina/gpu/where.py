@@ -1,4 +1,4 @@
-"""On which SMs does work on a stream run? A kernel asks the hardware; tests and the doctor believe nothing else."""
+"""SM probe: on which SMs does work on a stream run? A kernel asks the hardware; tests and the doctor believe nothing else."""
 
 from __future__ import annotations
 

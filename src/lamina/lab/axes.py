@@ -1,4 +1,4 @@
-"""Axes of a plot: from values to places, and the round numbers to write beside them."""
+"""Number formatting and axes of plots: from values to places, and the round numbers beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stop-watches around a controller and around each role of its policy. The core knows no clock; the lab has one.
+"""Decision times: stopwatches around a controller and each role of its policy. The core knows no clock; the lab has one.
 
 Processor time of the thread, not the time on the wall: a decision waits for nothing, so on a core of its own the two are
 the same, and on a busy machine only the first says what the decision cost.

@@ -1,4 +1,4 @@
-"""Where the recordings lie that experiments read: `$LAMINA_DATA`, else the folder `data` of the repository."""
+"""Data files that experiments read: in `$LAMINA_DATA`, else in the folder `data` of the repository."""
 
 from __future__ import annotations
 

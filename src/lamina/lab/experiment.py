@@ -1,4 +1,4 @@
-"""What an experiment is, and the values it shows.
+"""Experiment interface, and the values it shows.
 
 An experiment is one file, `lab/experiments/NAME.py`, with five things in it:
 
@@ -12,7 +12,7 @@ Two more are optional. `ALONE = True` runs cells one at a time, for those that m
 `"beside": {name of a Reported: our value}`; the report then shows both in one row.
 
 Cells are plain JSON, so they go to a process, into a file and back without anything that could be executed. Rows carry
-the keys of their cell (whoever runs them sees to it): a file of rows can be read without the code that wrote it.
+the keys of their cell (the runner sees to it): a file of rows can be read without the code that wrote it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Reported:
 class Table:
     columns: list[str]
     rows: list[list[Any]]
-    """Numbers stay numbers: who draws the table rounds and aligns them."""
+    """Numbers stay numbers: the report rounds and aligns them."""
 
     def __post_init__(self) -> None:
         wrong = next((row for row in self.rows if len(row) != len(self.columns)), None)

@@ -1,4 +1,4 @@
-"""A bound on what one cell may take. A policy that plans for minutes is a finding, not a reason to wait for it."""
+"""Limit on the CPU time of one cell. A policy that plans for minutes is a finding, not a reason to wait for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TooSlow(Exception):
 
 @contextmanager
 def processor_limit(seconds: float) -> Iterator[None]:
-    """Raise `TooSlow` inside the block after so much processor time. For the main thread of a process, as cells are."""
+    """Raise `CpuLimitExceeded` inside the block after so much processor time. For the main thread of a process, as cells are."""
 
     def over(_signal: int, _frame: FrameType | None) -> None:
         raise TooSlow(f"more than {seconds:g} s of processor time")

@@ -1,4 +1,4 @@
-"""Where a figure comes from: which code, when, on which machine. Written at the head of every file of results."""
+"""Provenance of a figure: which code, when, on which machine. Written at the head of every file of results."""
 
 from __future__ import annotations
 

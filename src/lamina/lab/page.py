@@ -1,4 +1,4 @@
-"""All results as one HTML page that needs nothing but itself: no script, no font, no picture from elsewhere.
+"""HTML report: all results on one page that needs nothing but itself, no script, font or picture from elsewhere.
 
 A page is read long after the run that made it, by people who did not see it. So everything stands beside its origin, and
 what others published stands in a column that says so.

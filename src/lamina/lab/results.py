@@ -1,4 +1,4 @@
-"""Files of results: JSON lines, the origin first, then one line per row. Everything that is shown is read from them.
+"""Result files: JSON lines, the provenance first, then one line per row. Everything that is shown is read from them.
 
 Rows are added as cells finish to a file beside it, so that an interrupted run leaves what it has and harms nothing. A
 whole run then takes the place of the one before, in the order of its cells: the same run gives the same file.

@@ -1,4 +1,4 @@
-"""Cells over cores. A cell that fails becomes a row that says so, and the others go on.
+"""Runner of cells on all cores. A cell that fails becomes a row that says so, and the others go on.
 
 Processes are spawned, never forked, and get a name and a JSON text: a row depends on its cell and on nothing that
 happened before it. If a process dies outright, its pool is lost with all that was under way; those cells are then run

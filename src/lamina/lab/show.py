@@ -1,4 +1,4 @@
-"""Sections on a terminal: their words and tables. Plots are for the report."""
+"""Text report: sections on a terminal, their words and tables. Plots are for the HTML report."""
 
 from __future__ import annotations
 

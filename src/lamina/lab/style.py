@@ -1,4 +1,4 @@
-"""How the report looks, in light and in dark, on a screen, a telephone and paper."""
+"""Style sheet of the HTML report, in light and in dark, on a screen, a telephone and paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plot as SVG text. Colours are classes, which the page sets for light and for dark; nothing is fetched from anywhere.
+"""Plots as SVG text. Colours are classes, which the page sets for light and for dark; nothing is fetched from anywhere.
 
 Own, and small, because a picture with colours of its own would be wrong in one of the two, and because it needs no
 library: the report can be made wherever the results can be read.
@@ -21,7 +21,7 @@ Points = list[tuple[float | str, float]]
 
 
 def draw(plot: Plot, title: str) -> str:
-    """`title` is for those who listen to the page instead of looking at it."""
+    """A plot as SVG; `title` is read aloud by screen readers."""
     series = {name: _finite(points) for name, points in plot.series.items()}
     if not any(series.values()):
         return '<p class="nothing">Nothing to draw.</p>'
@@ -114,7 +114,7 @@ def _path(ends: list[tuple[float, float]], *, stepped: bool) -> str:
 
 
 def _mark(order: int, x: float, y: float, words: str) -> str:
-    """Shapes as well as colours: a page is printed in grey, and not everybody sees red and green."""
+    """A marker, by shape as well as colour: for pages printed in grey and readers blind to red and green."""
     shape = MARKS[order // 2 % len(MARKS)] if order >= COLOURS else MARKS[order % len(MARKS)]
     kind, size = f'class="mark c{order % COLOURS}"', 3.6
     title = f"<title>{escape(words)}</title>"

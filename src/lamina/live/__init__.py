@@ -1,1 +1,1 @@
-"""The controller in real time: an asyncio loop, an engine, and the values the core never sees."""
+"""Real-time driver, engines and run values: the controller in real time, with the values the core never sees."""

@@ -1,6 +1,6 @@
-"""Batches an engine has been given and has not answered: which of their jobs are still wanted, and which values they read.
+"""In-flight batches of an engine: which of their jobs are still wanted, and which values they read.
 
-A value that a batch reads stays where it is until `close`; a job dropped in between runs on, and its result goes nowhere.
+A value that a batch reads stays where it is until `close`; a job dropped in between runs on, and its result is discarded.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Batches(Generic[Kept]):
         return job_id in self._wanted
 
     def close(self, batch: Kept) -> list[bool]:
-        """It has ended, however it did. Which of its results are still wanted?"""
+        """Remove a batch that has ended, however it did; returns which of its results are still wanted."""
         jobs = [job.id for job in batch.action.jobs]
         wanted = [job in self._wanted for job in jobs]
         del self.open[batch.action.batch_id]
@@ -53,7 +53,7 @@ class Batches(Generic[Kept]):
         return wanted
 
     async def drained(self, grace_s: float) -> None:
-        """When all have ended, or `grace_s` have passed."""
+        """Wait until all batches have ended, or `grace_s` have passed."""
         if self.open:
             self._drained = asyncio.Event()
             with contextlib.suppress(TimeoutError):

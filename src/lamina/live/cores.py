@@ -1,4 +1,4 @@
-"""CPU slices: which cores this process may use, and how a batch is kept to its own.
+"""CPU affinity: which cores this process may use, and how a batch is kept to its own.
 
 Bit i of a mask is the i-th core the process was allowed at its start, so a container's cpuset, a `taskset` and a laptop
 all count from 0. Affinity is what holds a batch to its slice; thread counts follow so that a library does not start more
@@ -26,7 +26,7 @@ _CGROUP = "/sys/fs/cgroup"
 
 
 class Cores:
-    """Keeps the whole process, all its threads, on the cores of the lease."""
+    """Affinity of a worker: keeps the whole process, all its threads, on the cores of the lease."""
 
     def __init__(self) -> None:
         self.allowed = allowed_cores()  #: as it was before anything here moved the process
@@ -36,7 +36,7 @@ class Cores:
         self._pools_seen = 0
 
     def apply(self, mask: int) -> int:
-        """How many cores that is. A mask of none of them moves nothing."""
+        """Move to the cores of a mask and return their number. A mask of none of them moves nothing."""
         if (mask, len(sys.modules)) == self._applied:
             return self._count
         cores = tuple(core for index, core in enumerate(self.allowed) if mask >> index & 1)
@@ -62,7 +62,7 @@ class Cores:
 
 
 class Aside:
-    """Keeps the thread it is used on off the cores that are leased, as long as there are others.
+    """Affinity of the gateway's thread: off the cores that are leased, as long as there are others.
 
     A lease is for a batch alone. The kernel knows nothing of that: now and then it wakes the gateway on the core of a running
     batch, and lets it wait there for milliseconds while another core is idle."""
@@ -83,14 +83,14 @@ def allowed_cores() -> tuple[int, ...]:
 
 
 def _bind_all_threads(cores: tuple[int, ...]) -> None:
-    """A thread inherits its cores when it is started and keeps them: pools that stand already must be told one by one."""
+    """Bind every thread. A thread inherits its cores at its start and keeps them: existing pools are bound one by one."""
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
             os.sched_setaffinity(int(task), cores)
 
 
 def available_mib() -> int:
-    """Memory that could be used now, as the machine and the container's limit see it."""
+    """Memory available now, by the machine's and the container's accounts."""
     with open("/proc/meminfo") as lines:
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     for limit, used in (

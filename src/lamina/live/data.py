@@ -1,9 +1,9 @@
-"""The values of all runs in flight: what the core's job references stand for.
+"""Run values: the inputs, step results and errors of all runs in flight, which the core knows by reference only.
 
 A value stays encoded from the moment it arrives to the moment it leaves; only a choice, or a value picked out of
-another, makes this side look inside. Large values are references to shared memory and are not copied here at all. What a
+another, makes the gateway look inside. Large values are references to shared memory and are not copied here at all. What a
 run holds is released in one go when it ends. How values are made of others differs between the two kinds of workflows:
-`traced.py` and `states.py`.
+`python_values.py` and `asl_values.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lamina.live.traced import JobInput, Traced, said
 
 
 class Data:
-    """`release` is called for references whose memory somebody else owns."""
+    """Values of all runs in flight. `release` is called for references to memory that another process owns."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Data:
         rng: random.Random | None = None,
     ) -> None:
         self._runs: dict[str, RunValues] = {}
-        self.pieces: dict[str, Callable[[bytes], None]] = {}  #: by call: who wants what its function yields as it comes
+        self.pieces: dict[str, Callable[[bytes], None]] = {}  #: by call: receiver of what its function yields, as it comes
         self._shelf = Shelf(pool, reader, release)
         self._traced = Traced(self._shelf)
         self._states = States(self._shelf.opened, wall_us, rng)
@@ -51,7 +51,7 @@ class Data:
     # ------------------------------------------------------------ by the gateway
 
     def open(self, call_id: str, flow: Flow, inputs: dict[str, bytes], began_us: int = 0) -> None:
-        """`began_us`, since 1970, is given for runs that must come out the same when they are told again what happened."""
+        """Add a run. `began_us`, since 1970, is given for durable runs, which must come out the same when replayed."""
         run = RunValues({}, {ROOT: Scope(flow)}, durable=began_us > 0)
         for name, blob in inputs.items():
             run.inputs[name] = self._shelf.keep(run.held, blob)
@@ -65,14 +65,14 @@ class Data:
         return self._shelf.blob(self.stored_result(call_id))
 
     def stored_result(self, call_id: str) -> Stored:
-        """The same without looking inside: it may be in shared memory, until `close`."""
+        """The result of a run as it is stored: it may be in shared memory, until `close`."""
         run = self._runs[call_id]
         if run.story is not None:
             return self._stored(run, self._states.result(run.story))
         return self._traced.result(run, run.scopes[ROOT])
 
     def error(self, call_id: str, failure: Fail | None = None) -> ErrorInfo | None:
-        """What was said about an ending; of a flow written as states, about the failure that nobody caught."""
+        """Error details of a failed run; of a flow written as states, of the failure that was not caught."""
         run = self._runs.get(call_id)
         if run is None:
             return None
@@ -88,7 +88,7 @@ class Data:
     # ------------------------------------------------------------- by the engine
 
     def inputs(self, job: JobRef) -> JobInput:
-        """What this job is called with. A run that has ended meanwhile has nothing left: its job gets no arguments."""
+        """Arguments of a job. A run that has ended meanwhile has nothing left: its job gets no arguments."""
         run = self._runs.get(job.call_id)
         if run is None:
             return JobInput({}, [])
@@ -102,7 +102,7 @@ class Data:
         return self._traced.arguments(run, scope, node)
 
     def readers(self, job: JobRef) -> frozenset[str]:
-        """Functions that alone will read this job's result; empty if anybody else may."""
+        """Functions that are the only consumers of this job's result; empty if the gateway or a client may read it too."""
         run = self._runs.get(job.call_id)
         if run is None or run.story is not None or run.durable:  # what must be kept must be seen
             return frozenset()
@@ -110,7 +110,7 @@ class Data:
 
     def put(self, job: JobRef, value: Stored) -> None:
         run = self._runs.get(job.call_id)
-        if run is None:  # nobody waits for it any more
+        if run is None:  # its run has ended
             if isinstance(value, ShmRef):
                 self._shelf.free(value)
             return
@@ -129,10 +129,10 @@ class Data:
         if run is not None:
             run.errors[job.scope, job.node] = error
 
-    # ------------------------------------------------------- by who keeps the run
+    # ------------------------------------------------------- by durable runs
 
     def outcome(self, call_id: str, note: Note) -> bytes | None:
-        """What came with it: the result of a step, or what was said about its failure."""
+        """Value to journal with an entry: the result of a step, or the details of its failure."""
         run = self._runs.get(call_id)
         if run is None or note.kind == "due":
             return None
@@ -146,13 +146,13 @@ class Data:
         return None if stored is None else bytes(self._shelf.blob(stored))
 
     def told(self, call_id: str, at_us: int) -> None:
-        """It is now then, for this run; since 1970."""
+        """Set the clock of a durable run to the time of the entry being applied; since 1970."""
         run = self._runs.get(call_id)
         if run is not None and run.story is not None:
             run.story.now_us = at_us
 
     def recall(self, call_id: str, note: Note, value: bytes | None) -> None:
-        """As if the step had just ended."""
+        """Apply a journaled outcome, as if the step had just ended."""
         run = self._runs[call_id]
         if value is None:
             return
@@ -164,7 +164,7 @@ class Data:
     # --------------------------------------------------------------- by the loop
 
     def resolve(self, question: Resolve, first_scope: int) -> Resolved:
-        """Answer for the core; the items of an each become the scopes numbered from `first_scope`."""
+        """Answer a question of the core about values; items of a map become the scopes numbered from `first_scope`."""
         run = self._runs[question.call_id]
         if run.story is None:
             return self._traced.answer(run, question, first_scope)
@@ -178,7 +178,7 @@ class Data:
         return self._runs[question.call_id].scopes[question.scope].flow.nodes[question.node]
 
     def make_items(self, question: Resolve, blobs: Sequence[Stored], first_scope: int) -> int:
-        """For who answers such a question in another way."""
+        """Create the scopes of a map, for subclasses that answer `resolve` in another way."""
         return self._traced.make_items(self._runs[question.call_id], question, blobs, first_scope)
 
     def _stored(self, run: RunValues, value: Any) -> Stored:

@@ -1,6 +1,6 @@
-"""What is in an app, found out in a process of its own: `python -m lamina.live.describe APP FILE` writes it as JSON.
+"""App manifest: what an app contains, found in a process of its own: `python -m lamina.worker.app_manifest APP FILE` writes JSON.
 
-Importing an app runs its code, and whoever may deploy is not thereby trusted with the gateway's memory.
+Importing an app runs its code, and the right to deploy does not include the gateway's memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_BYTES = 16 * 2**20
 
 
 class Described(Struct, frozen=True):
-    """A function or a workflow, as callers see it."""
+    """Description of a function or a workflow, as clients see it."""
 
     name: str
     params: tuple[Param, ...]
@@ -46,7 +46,7 @@ class Manifest(Struct, frozen=True):
 
 
 async def describe(app: str, out: Path) -> Manifest:
-    """Of the app at `app`; it may take a minute and what it writes is read with care."""
+    """Manifest of the app at `app`; importing it may take a minute, and what it writes is read with care."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "lamina.live.describe", app, str(out)),
         stdin=asyncio.subprocess.DEVNULL,

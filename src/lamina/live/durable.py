@@ -1,9 +1,9 @@
-"""Runs that outlive this process: accepted when they are on disk, fed to the controller as it has room, ended once.
+"""Durable runs: accepted when they are on disk, loaded into the controller as it has room, journaled, and ended once.
 
-The store holds every run; memory holds those that are being worked on, and no more than there is room for (`room.py`), so that
-ten thousand waiting runs cost a decision nothing. What moves a run on is written down before it takes effect (see
-`core.keeper`), so after a crash a run begins again, is told what it was told before, and goes on from there; what was under way
-is done again.
+The store holds every run; memory holds those that are being worked on, and no more than there is room for (`residency.py`), so
+that ten thousand waiting runs cost a decision nothing. What moves a run on is journaled before it takes effect (see the run
+journal of the core), so after a crash a run starts again, its journal is replayed, and it goes on from there; steps that were
+under way run again.
 
 Times in the store are those of the wall; the controller's begin when it does. `_origin_us` is what lies between.
 """
@@ -34,14 +34,14 @@ from lamina.store.runs import Fed, RunRow
 log = logging.getLogger("lamina")
 
 LOOK_S = 0.2
-"""Runs that only wait leave room for others; so often it is looked how many do."""
+"""Interval at which runs that only wait are counted: they leave room for others."""
 
 SWEEP_S = 60.0
 KEEP_US = 7 * 86_400_000_000
-"""How long a run that has ended is remembered, with its result."""
+"""Retention of runs that have ended, and of their results."""
 
 FULL, ENOUGH = "queue-full", ("quota", "share")
-"""Refusals that mean: not now, of anybody; and not now, of this tenant."""
+"""Rejections that mean: try later, for all tenants; and try later, for this tenant."""
 
 
 Beside = tuple[Work[None], Callable[[], None]]
@@ -63,8 +63,9 @@ _NOTHING: Beside = (_nothing, lambda: None)
 
 
 class Durable:
-    """`describe` makes what clients are told of an ending without a result. `beside` is asked, by call, scope and node, for more
-    to be written in one transaction with the outcome of a step, and for what is to be done when that is on disk."""
+    """All durable runs of a server. `describe` makes what clients are told of an ending without a result. `same_transaction` is
+    asked, by call, scope and node, for more to be written in one transaction with the outcome of a step, and for what is to be
+    done when that is on disk."""
 
     def __init__(
         self, loop: LiveLoop, store: Store, describe: Callable[[Fail | Refuse], bytes], *, keep_us: int = KEEP_US
@@ -78,9 +79,9 @@ class Durable:
         self._room = Room(loop.controller.state)
         self._held = self._room.held
         self.feeder = Feeder(store, self._begin, self._room.has_more)
-        self.waiters = Waiters()  #: for the end of a run, on disk
+        self.waiters = Waiters()  #: called when the end of a run is on disk
         self._started = self._closing = False
-        self._telling = ("", 0)  #: the run that is told something just now, and the number of that note
+        self._telling = ("", 0)  #: the run whose journal is applied just now, and the number of that entry
         self._cancelled: set[str] = set()
         self._last_us = 0
         self._origin_us = time.time_ns() // 1000 - loop.now_us()
@@ -88,7 +89,7 @@ class Durable:
         loop.keep = self._keep
 
     def start(self) -> None:
-        """Take up what was left. Does not wait for the store. Called again, it does nothing."""
+        """Recover runs of an earlier server. Does not wait for the store. Called again, it does nothing."""
         if self._started:
             return
         self._started = True
@@ -110,7 +111,7 @@ class Durable:
     # --------------------------------------------------------------------- accepting
 
     def accept(self, row: RunRow, inputs: dict[str, bytes], key: str, digest: str, done: Done[RunRow]) -> None:
-        """A new run, without id and times. `done` gets it once it is on disk, or the one its key was used for before."""
+        """Accept a new run, without id and times. `done` gets it once it is on disk, or the one its key was used for."""
         self.start()
         if self.store.down is not None:
             done(self.store.down)
@@ -133,7 +134,7 @@ class Durable:
         self.store.write(work, on_disk)
 
     def _new_id(self) -> str:
-        """Later ones sort behind earlier ones, whatever the clock does."""
+        """Run identifier: later ones sort behind earlier ones, whatever the clock does."""
         self._last_us = max(self._last_us + 1, self.wall_us())
         return f"{self._last_us:014x}{secrets.token_hex(5)}"
 
@@ -208,7 +209,7 @@ class Durable:
         self.on_end(held.row.target, ending, held.row.tenant)
         record = self._record(ending, "cancelled" if called_off else "failed")
         fatal = self._telling[1] if record.state == "failed" and self._telling[0] == id else 0
-        also, then = self.beside(id, 0, "") or _NOTHING  # of a run of one step, which is not kept but ended
+        also, then = self.beside(id, 0, "") or _NOTHING  # of a run of one step, which is not journaled but ended
 
         def work(db: Session) -> None:
             if stored.end(db, id, record, fatal):
@@ -248,7 +249,7 @@ class Durable:
         return stored.Ending(otherwise, now_us, None, self._describe(ending))
 
     def cancel(self, id: str, done: Done[None]) -> None:
-        """Under way or not; a run that is over stays as it is."""
+        """Cancel a run, under way or not; one that is over stays as it is."""
         if id in self._held:
             self._cancelled.add(id)
             self.waiters.add(id, lambda: done(None))
@@ -274,7 +275,7 @@ class Durable:
         self.store.write(work, on_disk)
 
     def again(self, id: str, done: Done[RunRow]) -> None:
-        """Have a run that failed or was cancelled tried again, from where it did."""
+        """Retry a run that failed or was cancelled, from where it did."""
         now_us = self.wall_us()
 
         def on_disk(row: RunRow | LaminaError) -> None:
@@ -309,7 +310,7 @@ class Durable:
             then()
 
     async def stop(self, grace_s: float) -> None:
-        """Steps that run may end, and are kept; then runs are left as they are, for the next start."""
+        """Let running steps end and journal them; then leave runs as they are, for recovery at the next start."""
         self._closing = self.feeder.closed = True
         until_s = time.monotonic() + grace_s
         while self._busy() and time.monotonic() < until_s and self.store.down is None:

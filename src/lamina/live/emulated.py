@@ -1,4 +1,4 @@
-"""Make-believe devices on real timers: the whole gateway and controller under load, on a laptop.
+"""Emulated engine: devices that only take time, on real timers: the whole gateway and controller under load, on a laptop.
 
 A batch takes what its profile says, with the simulator's own noise; every step answers null, and questions about data are
 answered by the workflow's odds.
@@ -28,7 +28,7 @@ _NULL = values.encode(None)
 
 
 class Pretence(Data):
-    """No values: questions are answered by the odds of the workflow, and every answer is null, or what `answers` has for it."""
+    """Run values without data: questions are answered by the workflow's odds, every result is null or its entry in `answers`."""
 
     def __init__(self, world: World) -> None:
         super().__init__(None, None)
@@ -85,7 +85,7 @@ class EmulatedEngine:
         self._timer.close()
 
     def _start(self, action: StartBatch) -> None:
-        """As `lamina.sim.batches` does, on another clock."""
+        """Start a batch, as `lamina.sim.batches` does, on another clock."""
         now_us, spec = clock_us(), self._specs[action.device]
         size, units = len(action.jobs), action.mask.bit_count()
         work_us = self._world.batch_us(action.function, spec.kind, size, units, action.cores)

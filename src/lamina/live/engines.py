@@ -1,4 +1,4 @@
-"""Several engines as one: cores in worker processes, and a process for each GPU. The loop sees devices and nothing else."""
+"""Composite engine: a CPU engine with worker processes and one engine per GPU as one. The driver sees devices only."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from lamina.types import DeviceSpec
 
 
 def local_of(engine: object) -> LocalEngine | None:
-    """The part that has worker processes on this machine; an emulated engine has none."""
+    """The CPU engine of a composite or of itself; None for an emulated engine, which has no worker processes."""
     if isinstance(engine, Engines):
         return engine.local
     return engine if isinstance(engine, LocalEngine) else None
 
 
 class Engines:
-    """All of them share the books of one ledger, so a value made by one is read by another where it lies."""
+    """Routes actions to the engine of their device or instance.
+
+    All engines share one table of slot references, so a value made by one is read by another where it lies."""
 
     def __init__(self, local: LocalEngine, gpus: list[GpuEngine], mps: MpsSlicer | None = None) -> None:
         self.local, self.gpus, self.mps = local, gpus, mps
@@ -79,7 +81,7 @@ class Engines:
         return self._of_device.get(device, self.local)
 
     def _start(self, action: StartBatch) -> None:
-        """A value that is on a device and needed elsewhere is brought here first; that is rare, and the batch waits for it."""
+        """Start a batch. A value on another device is fetched first; that is rare, and the batch waits for it."""
         engine = self._of_instance.get(action.instance) or self._on(action.device)
         for gpu in self.gpus:
             if gpu is not engine and (refs := gpu.missing(action)):

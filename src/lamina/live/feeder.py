@@ -1,9 +1,8 @@
-"""Which runs of the store come into memory, and when: by priority, tenants in turn, each tenant's by age, a portion at a time.
+"""Loader of queued durable runs: by priority, tenants in turn, each tenant's by age, a page at a time.
 
 A lane is the runs of one priority and tenant. Identifiers sort by age, so one cursor per lane tells what has been fetched;
-`unfed` counts what lies behind it. A count that is too high costs a look into the store and corrects itself; it is never too
-low. A tenant that may not have more at the moment is passed over until it may: its runs wait in the store, where they are in
-nobody's way.
+`unloaded` counts what lies behind it. A count that is too high costs a look into the store and corrects itself; it is never too
+low. A tenant over its limits is passed over until it is within them: its runs wait in the store, where they hold up no others.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from lamina.store.base import Store
 from lamina.store.runs import Fed, Lane, Portion, RunRow
 
 PORTION, PORTION_BYTES = 128, 32 * 2**20
-"""Runs fetched from the store at a time, and what their inputs may come to."""
+"""Runs loaded from the store at a time, and the limit of their inputs."""
 
 AGAIN_S = 1.0
 """After the store could not be read."""
@@ -29,15 +28,15 @@ LEAST_PAUSE_S = 0.05
 
 @dataclass(slots=True)
 class _Waiting:
-    """The runs of one lane that have not been fetched."""
+    """Runs of one lane that have not been loaded."""
 
     unfed: int = 0
     cursor: str = ""
-    served: int = 0  #: the turn in which it was last fetched from
+    served: int = 0  #: the turn in which it was last loaded from
 
 
 class Feeder:
-    """`begin` takes a run over; `has_room` says whether one more may come, and when asked to, looks closely."""
+    """Loads queued runs. `begin` starts one; `has_room` says whether one more may come, and when asked to, looks closely."""
 
     def __init__(self, store: Store, begin: Callable[[Fed], None], has_room: Callable[[bool], bool]) -> None:
         self._store = store
@@ -58,14 +57,14 @@ class Feeder:
         return behind + len(self._by_name) + len(self._fetched)
 
     def found(self, counts: dict[Lane, int]) -> None:
-        """These were left by an earlier server. Until that is known, nobody begins: who came before must begin before."""
+        """Runs left by an earlier server. Until they are counted no run starts: older runs start first."""
         self._knows = True
         for lane, count in counts.items():
             self._lane(lane).unfed += count
         self.feed()
 
     def arrived(self, row: RunRow, inputs: bytes) -> None:
-        """A new one is on disk; if nobody is before it, it begins at once."""
+        """A new run is on disk; if none is ahead of it, it starts at once."""
         mine = self._lane((row.priority, row.tenant))
         if row.id <= mine.cursor:
             return  # fetched before this was told
@@ -78,12 +77,12 @@ class Feeder:
             self._begin(Fed(row, inputs, []))
 
     def again(self, id: str, tenant: str) -> None:
-        """One that was fetched before is queued again."""
+        """Queue a run again that was loaded before."""
         self._by_name.append((id, tenant))
         self.feed()
 
     def pause(self, id: str, tenant: str, wait_s: float) -> None:
-        """This run was refused for its tenant's sake: for so long none of that tenant is tried, and then this one first."""
+        """Pause a tenant over its limits: for so long none of its runs is tried, and then this one first."""
         if tenant not in self._paused:
             self._paused[tenant] = []
             asyncio.get_running_loop().call_later(max(LEAST_PAUSE_S, wait_s), self._resume, tenant)
@@ -94,7 +93,7 @@ class Feeder:
         self.feed()
 
     def withdraw(self, id: str) -> None:
-        """It has ended in the store, and may be on its way here."""
+        """Skip a run that was cancelled in the store and may be on its way here."""
         if self._fetching or self._fetched:
             self._withdrawn.add(id)
 
@@ -152,7 +151,7 @@ class Feeder:
         return None
 
     def _next_lane(self) -> Lane | None:
-        """The highest priority; among its tenants whose turn was longest ago."""
+        """Next lane: the highest priority; among its tenants the one that was served longest ago."""
         ready = [lane for lane, waiting in self._lanes.items() if waiting.unfed and lane[1] not in self._paused]
         return max(ready, key=lambda lane: (lane[0], -self._lanes[lane].served), default=None)
 

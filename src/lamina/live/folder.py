@@ -1,6 +1,6 @@
-"""A private folder for the slots of shared memory: where their names are made, and who cleans up after those who could not.
+"""Private directory of shared-memory slots: file names of slots, and removal of directories left by dead processes.
 
-It is locked for as long as its process lives, so a folder nobody locks is rubbish, whatever the process table says.
+It is locked for as long as its process lives, so a directory without a lock is stale, whatever the process table says.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BadSlot(LaminaError):
 
 
 def slot_path(folder: str, owner: str, slot: int) -> str:
-    """The only place where names are made. Neither part can leave the folder."""
+    """File name of a slot, made here alone. Neither part can leave the directory."""
     if not _OWNER.fullmatch(owner) or not 0 <= slot < MAX_SLOT:
         raise BadSlot(f"no slot {slot!r} of {owner!r}")
     return os.path.join(folder, f"{owner}-{slot}")
@@ -40,12 +40,12 @@ def spilled_path(folder: str, owner: str, slot: int) -> str:
 
 
 def spills(folder: str) -> bool:
-    """Is there room on disk behind it?"""
+    """Whether a directory has another one on disk to spill to."""
     return os.path.isdir(os.path.join(folder, _SPILL))
 
 
 class Folder:
-    """In memory, and with `spill_base` another one on disk that it points to."""
+    """Locked directory in memory, and with `spill_base` another one on disk that it points to."""
 
     def __init__(self, base: str | None = None, spill_base: str | None = None) -> None:
         base = base or shared_base()
@@ -101,7 +101,7 @@ def shared_base() -> str:
 
 
 def spill_base() -> str:
-    """On disk; /tmp is memory on many machines."""
+    """Base of spill directories, on disk; /tmp is memory on many machines."""
     import tempfile
 
     return "/var/tmp" if os.access("/var/tmp", os.W_OK | os.X_OK) else tempfile.gettempdir()
@@ -123,7 +123,7 @@ def _clean_one(path: str) -> bool:
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
             return False
         lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:  # somebody else was faster, or it is none of ours
+    except OSError:  # another process was faster, or it is none of ours
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""What a gateway and its workers say to each other: a 4-byte little-endian length, then msgpack of one of these types.
+"""Frame protocol between the gateway and its worker processes: a 4-byte little-endian length, then msgpack of one of these types.
 
 Both sides are ours, and still neither trusts the other: a length is checked before anything is allocated for it, and every
-field has a type and a bound. Whoever sends something else is cut off; for a worker that means it is lost.
+field has a type and a bound. A peer that sends anything else is disconnected; for a worker that means it is lost.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ Owner = Annotated[str, Meta(pattern=r"^[a-z0-9]{1,32}\Z")]
 
 
 class FrameError(LaminaError):
-    """What came is no frame of ours; the connection cannot be used any more."""
+    """Bytes that are no frame of ours; the connection cannot be used any more."""
 
     code = "bad-frame"
 
 
 class FrameTooBig(FrameError):
-    """Refused by the sender, so that the receiver never has to."""
+    """A frame over the size limit, rejected by the sender so that the receiver never has to."""
 
     code = "frame-too-big"
 
 
 class ShmRef(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=0, tag_field="kind"):
-    """`size` bytes of a slot of shared memory."""
+    """Reference to `size` bytes of a slot of shared memory."""
 
     owner: Owner
     slot: Slot
@@ -53,7 +53,7 @@ class ShmRef(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, t
 
 
 class ErrorInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1, tag_field="kind"):
-    """An exception in words: the class that was raised, what it said, and the user's own frames of its trace."""
+    """An exception as data: the class that was raised, its message, and the user's own frames of its trace."""
 
     type: str
     message: str
@@ -62,7 +62,7 @@ class ErrorInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
 
 
 class DeviceRef(ShmRef, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2, tag_field="kind"):
-    """A value that is still on the device that made it. Only the executor there can use it as it is."""
+    """Reference to a value that is still on the device that made it. Only the executor there can use it as it is."""
 
 
 Stored = bytes | ShmRef | DeviceRef
@@ -70,7 +70,7 @@ Stored = bytes | ShmRef | DeviceRef
 
 
 class JobFrame(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One call: `args` says how its arguments are made of `leaves`; without it each input is the argument of its name."""
+    """One job: `args` says how its arguments are made of `leaves`; without it each input is the argument of its name."""
 
     job_id: int
     call_id: str
@@ -90,18 +90,18 @@ class RunBatch(Struct, frozen=True, array_like=True, forbid_unknown_fields=True,
 
 
 class Release(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2):
-    """Slots of the worker nobody reads any more. `retired` ones are still mapped by somebody, and must not be written again."""
+    """Slots of the worker without readers. `retired` ones are still mapped somewhere, and must not be written again."""
 
     slots: list[Slot]
     retired: list[Slot] = []
 
 
 class Stop(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=3):
-    """Leave, after everything that was sent before."""
+    """Exit, after everything that was sent before."""
 
 
 class Drop(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=7):
-    """Nobody wants the rest of what this job yields."""
+    """The client has stopped reading the stream of this job."""
 
     job_id: int
 
@@ -117,8 +117,10 @@ class LoadFailed(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
 
 
 class Changes(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a step has read of the state (scope, key, version), and what it changes. If that is out of date by now it is told
-    `Settled(again=True)` and runs again, where it `may`; without reads nothing can be out of date, and nothing is told."""
+    """State transaction of a step: what it has read (scope, key, version), and what it changes.
+
+    If a read is out of date by now, the worker is sent `CommitResult(must_rerun=True)` and runs the step again, if it
+    `can_rerun`; without reads nothing can be out of date, and nothing is sent."""
 
     reads: list[tuple[str, str, Natural]]
     ops: list[Op]
@@ -126,7 +128,7 @@ class Changes(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class Done(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=6):
-    """One result per job, in their order. `kept` are slots the user's code still looks into after the batch."""
+    """Results of a batch, one per job, in order. `still_viewed` are slots the user's code still reads after the batch."""
 
     batch_id: Natural
     device_us: Natural
@@ -137,7 +139,7 @@ class Done(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag
 
 
 class Piece(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=8):
-    """Part of an answer, in the order it was yielded."""
+    """One chunk of a streamed answer, in the order of the function's yields."""
 
     batch_id: Natural
     job_id: int
@@ -145,13 +147,13 @@ class Piece(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, ta
 
 
 class Beat(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=30):
-    """This batch is alive."""
+    """Heartbeat of a batch."""
 
     batch_id: Natural
 
 
 class StateRead(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=31):
-    """What is there? Answered by `StateIs`; the worker waits for it."""
+    """Read request for a key of the state. Answered by `StateValue`; the worker waits for it."""
 
     batch_id: Natural
     scope: str
@@ -174,7 +176,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def pack(*frames: Struct) -> bytearray:
-    """Frames as they travel, one behind the other: one write, one wake-up."""
+    """Encode frames one behind the other: one write, one wake-up."""
     out = bytearray()
     for frame in frames:
         start = len(out)
@@ -190,14 +192,14 @@ def pack(*frames: Struct) -> bytearray:
 
 
 class FrameReader(Generic[Frame]):
-    """Turns bytes, in whatever pieces they come, into frames."""
+    """Incremental decoder: bytes in whatever pieces they come, frames out."""
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[Frame]) -> None:
         self._decoder = decoder
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Frames that `data` completes, to be taken to the last before more is fed.
+        """Frames that `data` completes, to be iterated to the last before more is fed.
 
         Raises FrameError at the first that is none; nothing after it can be read.
         """
@@ -228,22 +230,22 @@ class FrameReader(Generic[Frame]):
 
     @property
     def pending(self) -> int:
-        """Bytes of a frame whose end has not come."""
+        """Bytes of an incomplete frame."""
         return len(self._rest)
 
 
 def worker_reader() -> FrameReader[FromWorker]:
-    """What a gateway reads from a worker."""
+    """Decoder of frames from a worker, for the gateway."""
     return FrameReader(msgspec.msgpack.Decoder(FromWorker))
 
 
 def gateway_reader() -> FrameReader[ToWorker]:
-    """What a worker reads from its gateway."""
+    """Decoder of frames to a worker, for the worker."""
     return FrameReader(msgspec.msgpack.Decoder(ToWorker))
 
 
 class Channel:
-    """The worker's end, blocking: it has nothing else to do while it waits."""
+    """A worker's end of the socket, blocking: it has nothing else to do while it waits."""
 
     def __init__(self, sock: socket.socket, reader: FrameReader[Any] | None = None) -> None:
         self._sock = sock
@@ -255,17 +257,17 @@ class Channel:
         return self._sock.fileno()
 
     def waiting(self) -> Any:
-        """A frame that has been read already."""
+        """The next frame that has been read already, or None."""
         return next(self._frames, None)
 
     def read(self) -> bool:
-        """Take in what there is, waiting for the first byte; False at the end."""
+        """Read what there is, waiting for the first byte; False at the end."""
         data = self._sock.recv(_READ_BYTES)
         self._frames = self._reader.feed(data)
         return bool(data)
 
     def is_dropped(self, job_id: int) -> bool:
-        """Has `Drop` come for it? Looks at what there is without waiting; frames keep their order."""
+        """Has `CancelStream` arrived for this job? Reads what there is without waiting; frames keep their order."""
         ahead = list(self._frames)
         while select.select([self._sock], [], [], 0)[0] and (data := self._sock.recv(_READ_BYTES)):
             ahead += self._reader.feed(data)
@@ -273,7 +275,7 @@ class Channel:
         return any(isinstance(frame, Drop) and frame.job_id == job_id for frame in ahead)
 
     def answer(self, kind: type[Any]) -> Any:
-        """The next frame of this kind, waited for; what comes before and after it keeps its order."""
+        """Wait for the next frame of this type; what comes before and after it keeps its order."""
         ahead: list[Any] = []
         while True:
             ahead += self._frames
@@ -290,5 +292,5 @@ class Channel:
             self._sock.sendall(pack(*frames))
 
     def leave_open(self) -> None:
-        """From now on only the end of the process closes it, so that its last words come before that."""
+        """Leave the socket to the end of the process, so that the last frames come before its end."""
         self._sock.detach()

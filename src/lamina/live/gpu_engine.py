@@ -1,4 +1,4 @@
-"""One GPU as an engine: a process that owns it, and every function that is loaded there.
+"""GPU engine: one GPU, the executor process that owns it, and every function that is loaded there.
 
 The functions share the process, so they share its fate: when it ends, for whatever reason, all of them are lost at once, and
 the controller loads them again and retries what may be retried. Killing one function means killing the process.
@@ -70,7 +70,7 @@ class _Instance:
     asked_mask: int = 0  #: its standing slice, as the executor was told when it was to load it
 
     def settle(self) -> None:
-        """Its load has come to its end, whichever that was."""
+        """Cancel the load timeout: the load has ended, well or not."""
         if self.overdue is not None:
             self.overdue.cancel()
 
@@ -113,23 +113,23 @@ class GpuEngine:
 
     @property
     def pid(self) -> int:
-        """Of the executor; 0 while there is none."""
+        """Process id of the executor; 0 while there is none."""
         life = self.life
         return life.process.pid if life is not None and life.process is not None else 0
 
     @property
     def restarts(self) -> int:
-        """Of the process; the first start is none."""
+        """Restarts of the executor; the first start is none."""
         return self._lives.restarts if self._lives is not None else -1
 
     @property
     def life(self) -> Life | None:
-        """The process that owns the device at this moment."""
+        """The executor process that owns the device at this moment."""
         return self._lives.now if self._lives is not None else None
 
     @property
     def standing_by(self) -> list[str] | None:
-        """Functions that are ready in the spare process; None without one."""
+        """Functions that are ready in the hot standby; None without one."""
         return self._lives.standing_by if self._lives is not None else None
 
     @property
@@ -167,7 +167,7 @@ class GpuEngine:
     # -------------------------------------------------------------- the process
 
     def _listen(self) -> None:
-        """One pipe for all processes there will be; what they print says which function it was."""
+        """Open one log pipe for all executors there will be; tags of the lines say which function it was."""
         on_line, device = self.on_line, self.device.id
         if on_line is not None:
             self._tap = Tap(self._loop, lambda name, calls, line: on_line(name, device, calls, line), echo=self.echo_lines)
@@ -188,7 +188,7 @@ class GpuEngine:
         )
 
     def _lost(self, life: Life) -> None:
-        """All its functions are, whatever ended it."""
+        """Handle the end of the executor: all its functions are lost, whatever ended it."""
         assert self._lives is not None
         self.usage = None
         for batch in list(self._batches.open.values()):
@@ -251,13 +251,13 @@ class GpuEngine:
         self._stand()
 
     def _stand(self) -> None:
-        """What a spare has ready is what is loaded."""
+        """Tell the standby what is loaded: it has the same ready."""
         assert self._lives is not None
         models = [instance.load for instance in self._instances.values() if instance.is_model]
         self._lives.stand([(load.function, load.mask, self.apps.get(load.function, "")) for load in models])
 
     def _resize(self, action: Resize) -> None:
-        """Every batch brings its slice along, so nothing is to be moved; graphs for the new place are made before it is used."""
+        """Move an instance's standing slice. Every batch brings its slice; graphs for the new one are made before it is used."""
         instance = self._instances.get(action.instance)
         if instance is not None and instance.load.mask != action.mask:
             instance.load = msgspec.structs.replace(instance.load, mask=action.mask)
@@ -295,14 +295,14 @@ class GpuEngine:
         self._batches.add(OpenBatch(action, reads))
 
     def _may_stay(self, job: JobRef) -> bool:
-        """Only functions that are loaded here will read it, as a whole."""
+        """Is the result read as a whole, and only by functions that are loaded here?"""
         readers = self._data.readers(job)
         return bool(readers) and readers <= {instance.load.function for instance in self._instances.values()}
 
     # ------------------------------------------------------------------- values
 
     def missing(self, action: StartBatch) -> list[DeviceRef]:
-        """Values of this device that a batch elsewhere needs, and that nobody has fetched yet."""
+        """Values of this device that a batch elsewhere needs, and that have not been fetched yet."""
         if self.life is None or not self.life.values.held:
             return []
         return self.life.missing(stored for job in action.jobs for _, stored in self._data.inputs(job).leaves)

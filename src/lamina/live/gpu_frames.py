@@ -1,4 +1,4 @@
-"""What a gateway and the executor of a GPU say to each other, in the manner of `frames`: one process, many functions."""
+"""Frame protocol between the gateway and the executor of a GPU, in the manner of `ipc.protocol`: one process, many functions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ModuleName = Annotated[str, Meta(max_length=200)]
 
 
 class GpuSetup(Struct, frozen=True, forbid_unknown_fields=True):
-    """What an executor is started with, as JSON on its command line."""
+    """Configuration of an executor, as JSON on its command line."""
 
     app: str
     device: str
@@ -57,8 +57,10 @@ class UnloadOne(Struct, frozen=True, array_like=True, forbid_unknown_fields=True
 
 
 class RunOn(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=12):
-    """A batch. `after` is one whose slice it takes over; `keep` says whose results may stay on the device, job by job. What runs
-    longer than `limit_us` hangs; 0: nobody knows how long it takes."""
+    """A batch to run on a slice.
+
+    `after` is the batch before it on that slice; `keep` says which results may stay on the device, job by job. A batch that runs
+    longer than `limit_us` hangs; 0: there is no estimate."""
 
     batch_id: Natural
     instance: str
@@ -70,35 +72,35 @@ class RunOn(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, ta
 
 
 class Fetch(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=13):
-    """Somebody else needs this value of the device."""
+    """A value of the device is needed elsewhere."""
 
     slot: Slot
 
 
 class Forget(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=14):
-    """Values on the device nobody needs any more."""
+    """Values on the device without readers."""
 
     slots: list[Slot]
 
 
 class Go(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=15):
-    """To a spare: the device is yours."""
+    """To a standby: promotion, the device is yours."""
 
 
 class Import(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=16):
-    """To a spare: what the executor it may have to replace has imported by now."""
+    """To a standby: modules the executor it may have to replace has imported by now."""
 
     names: list[ModuleName]
 
 
 class StandBy(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=17):
-    """To a spare that has the device open: have these functions ready, and no others. Name, standing slice, app."""
+    """To a standby that has the device open: have these functions ready, and no others. Name, standing slice, app."""
 
     functions: list[tuple[str, Natural, str]]
 
 
 class MoveTo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=18):
-    """This function's standing slice is another one from now on; 0: it has none."""
+    """New standing slice of a function; 0: it has none."""
 
     instance: str
     mask: Natural
@@ -135,7 +137,7 @@ class Fetched(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, 
 
 
 class Usage(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=25):
-    """What the executor holds at this moment, in MiB, and what it has done: for people who watch."""
+    """Memory the executor holds at this moment, in MiB, and counts of what it has done: for monitoring."""
 
     weights_mib: Natural
     device_used_mib: Natural
@@ -147,19 +149,19 @@ class Usage(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, ta
 
 
 class Imported(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=26):
-    """Modules that are new since it was said last, in the order of their import."""
+    """Modules that are new since the last report, in the order of their import."""
 
     names: list[ModuleName]
 
 
 class Hung(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=27):
-    """This batch has run for far too long."""
+    """A batch that has run for far too long."""
 
     batch_id: Natural
 
 
 class StandingBy(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=28):
-    """From a spare: these functions are ready in it."""
+    """From a standby: the functions that are ready in it."""
 
     functions: list[str]
 
@@ -169,10 +171,10 @@ FromExecutor = Up | Loaded | NotLoaded | Unloaded | Done | Fetched | Usage | Imp
 
 
 def gateway_reader() -> FrameReader[FromExecutor]:
-    """What a gateway reads from an executor."""
+    """Decoder of frames from an executor, for the gateway."""
     return FrameReader(msgspec.msgpack.Decoder(FromExecutor))
 
 
 def executor_reader() -> FrameReader[ToExecutor]:
-    """What an executor reads from its gateway."""
+    """Decoder of frames to an executor, for the executor."""
     return FrameReader(msgspec.msgpack.Decoder(ToExecutor))

@@ -1,8 +1,8 @@
-"""Functions inside the executor of a GPU: how one is opened, and what it does with a batch.
+"""Loaded functions inside the executor of a GPU: how one is opened, and how its batches run.
 
-Two kinds. A `TorchModel` is a module: its batches go to the executor, which replays graphs and never waits. Anything else is
-a callable: it runs in a thread of its slice, with the slice's stream current, and may wait for the device as long as it
-likes without holding up anybody else.
+Two kinds. A `TorchModel` is a module: its batches go to the slice executor, which replays graphs and never waits. Anything else
+is a callable: it runs in a thread of its slice, with the slice's stream current, and may wait for the device as long as it
+likes without holding up other functions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PREPARED_BLOCKS = 16
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A function that is loaded here."""
+    """A function that is loaded in this executor."""
 
     instance: str
     function: Function[..., Any]
@@ -62,24 +62,24 @@ class Held:
 
     @property
     def first_buckets(self) -> tuple[int, ...]:
-        """Enough to serve any batch, padded."""
+        """The smallest and the largest batch size: enough to serve any batch, padded."""
         return tuple(dict.fromkeys((1, self.buckets[-1])))
 
     def is_makers(self, place: tuple[int, int]) -> bool:
-        """Is it the maker who makes this graph?"""
+        """Is this graph captured in the primary thread?"""
         return place in self.likely or place in self.doubtful or self.second is None
 
     @property
     def is_busy(self) -> bool:
-        """Is anything of it under way?"""
+        """Is any batch or capture of it under way?"""
         return bool(self.batches or self.making or self.eager)
 
     def close(self, then: Callable[[], None]) -> None:
-        """`then` is called in its maker's thread, when it has left."""
+        """Close its runner and retire its threads; `then` is called in its primary thread, when it has left."""
         self.maker.leave(self.close_runner, then)
 
     def close_runner(self) -> None:
-        """In its maker's thread: users' code, which may take long, or fail."""
+        """Close the user's code, in the primary thread: it may take long, or fail."""
         try:
             self.runner.close()
         except BaseException as error:
@@ -103,12 +103,12 @@ class Held:
 
     @property
     def takes_device_values(self) -> bool:
-        """May it be given what is on the device? A user's own `pre` wants arrays of the host."""
+        """Can it read values on the device? A user's own `pre` wants arrays of the host."""
         return self.model is not None and type(self.model.model).pre is TorchModel.pre
 
 
 def buckets_for(most: int) -> tuple[int, ...]:
-    """Powers of two, and the largest batch itself."""
+    """Batch sizes with graphs: powers of two, and the largest batch itself."""
     sizes = [1]
     while sizes[-1] * 2 < most:
         sizes.append(sizes[-1] * 2)
@@ -116,7 +116,7 @@ def buckets_for(most: int) -> tuple[int, ...]:
 
 
 def host_work(model: OpenModel) -> Callable[..., Any]:
-    """The module on arrays of the host, for executors without a GPU."""
+    """The module's forward pass on arrays of the host, for executors without a GPU."""
     import torch
 
     def work(*arrays: Any) -> Any:
@@ -134,7 +134,7 @@ def usual_mask(function: Function[..., Any], slicer: Any, home: int) -> int:
 
 
 def likely_masks(slicer: Any, mask: int, home: int) -> list[int]:
-    """The slices a function will meet: its home, or the blocks of its usual size."""
+    """The slices a function is likely to run on: its home, or the blocks of its usual size."""
     from lamina.gpu.slicer import blocks
 
     if home:
@@ -154,7 +154,7 @@ class Piece:
 
 
 class Lane:
-    """The thread of one slice. Results come back by `done(batch_id, device_us, outputs)`, called in this thread."""
+    """Thread of one slice, for callables. Results come back by `done(batch_id, device_us, outputs)`, called in this thread."""
 
     def __init__(self, slice_: Any, done: Callable[[int, int, list[Any]], None]) -> None:
         self._slice = slice_
@@ -178,14 +178,14 @@ class Lane:
             self._done(piece.batch_id, (time.perf_counter_ns() - started_ns) // 1000, outputs)
 
     def _settle(self) -> None:
-        """What it started and did not wait for is part of its time."""
+        """Wait for the stream: what a callable started and did not wait for is part of its time."""
         stream = getattr(self._slice, "torch_stream", None)
         if stream is not None:
             stream.synchronize()
 
 
 def on_host(value: Any) -> Any:
-    """Tensors as arrays, wherever they are in a value."""
+    """Convert tensors to arrays, wherever they are in a value."""
     if isinstance(value, dict):
         return {key: on_host(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -1,9 +1,9 @@
-"""When the executor looks for garbage in cycles: when nobody is served.
+"""Garbage collection schedule of the executor: full collections run when the executor is idle.
 
 A full collection holds the interpreter, and so every batch. While a function is loaded it takes 100 to 280 ms, for what has
 just been imported is a million objects, and it came every other second (measured on an H200, five models). Once a function is
 ready all of it is frozen, and collections take a few milliseconds again. What was garbage then, or is since its function left, is
-found when nobody has been served for a while.
+found when the executor has been idle for a while.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ QUIET_S = 1.0
 
 
 def collect_by_hand() -> None:
-    """From now on there are no full collections but those of `Garbage`. Most garbage is young, and found as ever."""
+    """Turn off automatic full collections; `GcSchedule` has them. Most garbage is young, and found as ever."""
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, 10**9)
 
 
 class Garbage:
-    """Owner of when it is looked for. `now_s` is any clock that goes forward."""
+    """Decides when to collect. `now_s` is any clock that goes forward."""
 
     def __init__(self) -> None:
         self._busy_s = 0.0  #: when somebody was served or loaded last
@@ -35,16 +35,16 @@ class Garbage:
         return self._doubtful_s is not None
 
     def loaded(self, now_s: float) -> None:
-        """What is loaded stays: the collector need not look at it again."""
+        """Freeze what is loaded: it stays, and the collector need not scan it again."""
         gc.freeze()
         self._doubtful_s = now_s
 
     def left(self, now_s: float) -> None:
-        """Some of what is frozen has left."""
+        """Note that some of what is frozen may be garbage now."""
         self._doubtful_s = now_s
 
     def look(self, now_s: float, *, is_idle: bool, is_loading: bool) -> bool:
-        """Have a collection, if it is time. Was it one of all there is, with time for more?"""
+        """Collect, if it is due; was it a full collection of everything, with time for more?"""
         if is_loading or not is_idle:
             self._busy_s = now_s
         since = gc.get_count()[2]

@@ -1,11 +1,12 @@
-"""The processes behind one GPU: the one that serves, and a spare that has done everything but that. Owner of both.
+"""Supervisor of the GPU executor process and its hot standby.
 
-Imports and first runs take nearly all of a restart: five seconds for torchvision alone, up to three for each model. So the spare
-is told what the executor has imported, and imports it too, and which modules stand there, and has them ready: opened, in pinned
-memory, met by the libraries. When the executor ends, the spare needs weights and graphs, nothing else.
+Imports and first runs take nearly all of a restart: five seconds for torchvision alone, up to three for each model. So the
+standby is told what the executor has imported, and imports it too, and which models are loaded there, and has them ready:
+opened, in pinned memory, with kernels chosen by the libraries. When the executor ends, the standby needs weights and graphs,
+nothing else.
 
-Such a spare has the device open. Under MPS that would be its end, for an error of the device there is everybody's; then, and on
-a device that is small, it leaves the device alone and has the imports only.
+Such a standby has the device open. Under MPS that would be its end, for an error of the device there ends all clients; then, and
+on a device that is small, it leaves the device alone and has the imports only.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ MOST_IMPORTS = 50_000
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """One process, from its start to its end, with what it holds for us."""
+    """One executor process, from start to end, with the slots and device values it holds for us."""
 
     slots: WorkerSlots
     values: DeviceSlots
@@ -58,7 +59,7 @@ class Life:
         self.process.send(pack(*ahead, *frames))
 
     def missing(self, leaves: Iterable[Any]) -> list[DeviceRef]:
-        """Which of these are on this device, and nobody has fetched them yet?"""
+        """Which of these values are on this device, and have not been fetched yet?"""
         held = self.values
         mine = [leaf for leaf in leaves if isinstance(leaf, DeviceRef) and leaf.owner == held.owner]
         return [leaf for leaf in mine if leaf.slot not in held.copies and leaf.slot not in held.lost]
@@ -92,8 +93,10 @@ class Life:
 
 
 class Lives:
-    """`setup` describes a process that serves; `frame` and `lost` are told of the one that does. `opens_ahead`: a spare may have
-    the device open."""
+    """Owner of the executor and its standby.
+
+    `setup` describes a process that serves; `frame` and `lost` are called for the one that does. `opens_ahead`: a standby may
+    have the device open."""
 
     def __init__(
         self,
@@ -122,7 +125,7 @@ class Lives:
         self._is_stopping = False
 
     def take_over(self) -> None:
-        """A process for the device: the spare one, or a fresh one, which needs ten seconds."""
+        """Start an executor for the device: promote the standby, or start a fresh process, which needs ten seconds."""
         self.restarts += 1
         self._began_s = self._loop.time()
         spare, self._spare, self.standing_by = self._spare, None, None
@@ -142,7 +145,7 @@ class Lives:
             self._spare.send(Import(names))
 
     def stand(self, functions: list[tuple[str, int, str]]) -> None:
-        """These modules are loaded now (name, standing slice, app): a spare has them ready too."""
+        """Set the models that are loaded now (name, standing slice, app): the standby has them ready too."""
         self._wanted = functions
         if self._spare is not None and self._opens_ahead:
             self._spare.send(StandBy(functions))
@@ -177,7 +180,7 @@ class Lives:
             self.standing_by = frame.functions
 
     def _ended(self, life: Life) -> None:
-        """Called once for each, whatever ended it."""
+        """Handle the end of a process; called once for each, whatever ended it."""
         if self._spare is life:
             self._spare = self.standing_by = None
             self.close(life)
@@ -190,7 +193,7 @@ class Lives:
         self._lost(life)
 
     def close(self, life: Life) -> None:
-        """What it held is lost."""
+        """Release the slots and device values of a process that has ended."""
         self._ledger.orphan(life.slots)
         self._ledger.close_device(life.values)
 

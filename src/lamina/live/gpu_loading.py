@@ -1,12 +1,14 @@
-"""How a function comes to stand in an executor, and how it leaves. Owner of what is loaded there.
+"""Model loader: how a function is loaded into an executor, and how it is unloaded. Owner of what is loaded there.
 
-Each function has a thread of its own, its maker, for everything slow: users' code, weights, first runs, graphs. Steps go to and
-fro between it and the thread that serves: `_open_function` > `_adopt` > `_make_first` > `_made_first` > `_time` > `_loaded`. It
-is ready with graphs of its smallest and its largest batch on every slice it is likely to meet. When the executor was replaced it
-is ready with the largest on one slice: callers have waited long enough, and a small batch fits into that one. If it stood by
-here, it begins with `_adopt`. Which graphs are made when, from then on, is in `gpu_making`.
+Each function has threads of its own for everything slow: users' code, weights, first runs, graphs. Steps go to and fro between
+its primary thread and the serving thread: `_open_function` > `_bring_weights` > `_capture_first` > `_on_first_captured` >
+`_probe` > `_on_loaded`. It is ready with graphs of its smallest and its largest batch on every slice it is likely to run on.
+When the executor was replaced it is ready with the largest on one slice: clients have waited long enough, and a small batch
+fits into that one. If it was prepared by the standby, it begins with `_bring_weights`. Which graphs are captured when, from
+then on, is in `graph_capture`.
 
-Nothing here waits in the thread that serves. Who is not wanted any more leaves at the next step, when nothing of it is under way.
+Nothing here waits in the serving thread. A function that is not wanted any more leaves at the next step, when nothing of it is
+under way.
 """
 
 from __future__ import annotations
@@ -33,8 +35,10 @@ Submit = Callable[[str, list[Any], int, Callable[[Finished], None]], None]
 
 
 class Loading:
-    """`call_soon` brings work to the thread that serves, `submit` runs a batch for nobody there and tells when it has ended,
-    `is_idle` says whether anybody is served, `freed` is called when weights may have become free to go."""
+    """Loads and unloads functions.
+
+    `call_soon` brings work to the serving thread, `submit` runs a batch without a client there and calls back when it has ended,
+    `is_idle` says whether there are batches, `freed` is called when weights may have become free to go."""
 
     def __init__(
         self,
@@ -87,7 +91,7 @@ class Loading:
             self._leave(held)
 
     def move(self, instance: str, mask: int) -> None:
-        """Its standing slice is another one from now on: graphs for it, before there are batches there, if there is time."""
+        """Change the standing slice of a function: graphs for it, before there are batches there, if there is time."""
         held = self.held.get(instance)
         if held is not None and held.model is not None:
             held.mask = usual_mask(held.function, self._slicer, mask)
@@ -98,7 +102,7 @@ class Loading:
         return bool(self._coming)
 
     def see_to(self) -> None:
-        """Called by the thread that serves, at every turn."""
+        """One step of the loader; called by the serving thread, at every turn."""
         if self._leaving:
             self._see_off()
         self.making.go_on()
@@ -106,7 +110,7 @@ class Loading:
     # --------------------------------------------------------------- until it is ready
 
     def _open_function(self, frame: LoadOne, maker: Maker) -> None:
-        """In its maker's thread."""
+        """Open the function, in its primary thread."""
         try:
             held = self.open(frame.instance, frame.function, frame.app, frame.mask, maker)
         except BaseException as error:
@@ -117,7 +121,7 @@ class Loading:
         self._call_soon(lambda: self._adopt(frame, held))
 
     def open(self, instance: str, name: str, app: str, home: int, maker: Maker) -> Held:
-        """In its maker's thread: everything slow that touches nothing of ours."""
+        """Open a function, in its primary thread: everything slow that touches nothing of the executor's."""
         functions, begin_ns = self._executor.functions, time.monotonic_ns()
         with self._one_by_one, functions.no_capture():  # users' code: seeds and imports are the whole process's
             waited_us = (time.monotonic_ns() - begin_ns) // 1000
@@ -137,7 +141,7 @@ class Loading:
         return held
 
     def place(self, held: Held) -> None:
-        """Its weights go to the device, and stay there until `let_go`."""
+        """Bring its weights to the device, to stay there until `unpin`."""
         model, executor = held.model, self._executor
         assert model is not None
         self._slicer.slice(held.mask)
@@ -156,7 +160,7 @@ class Loading:
         return function
 
     def _adopt(self, frame: LoadOne, held: Held) -> None:
-        """Its weights go to the device; then back to its maker, for what takes long."""
+        """Bring its weights to the device; then back to its primary thread, for what takes long."""
         if frame.instance not in self._coming:
             self._leave(held)
             return
@@ -173,7 +177,7 @@ class Loading:
         held.maker.submit(self._make_first, frame, held)
 
     def _make_first(self, frame: LoadOne, held: Held) -> None:
-        """In its maker's thread: graphs on its usual slice, enough to serve."""
+        """Capture graphs on its usual slice, enough to serve; in its primary thread."""
         made: dict[int, Any] = {}
         took_mib, failure = 0, None
         functions = self._executor.functions
@@ -207,7 +211,7 @@ class Loading:
         masks = likely_masks(self._slicer, held.mask, frame.mask)
 
         def timed(probes: dict[int, int]) -> None:
-            """As many graphs as it takes for no batch to find none; unless callers have waited long enough."""
+            """Request as many graphs as it takes for no batch to find none; unless clients have waited long enough."""
             if frame.again:
                 self.making.want(held, masks)  # first: it may be loaded for nobody, and leave
                 self._loaded(frame, held, probes)
@@ -220,7 +224,7 @@ class Loading:
     def _time(
         self, frame: LoadOne, held: Held, left: list[int], probes: dict[int, int], then: Callable[[dict[int, int]], None]
     ) -> None:
-        """Batches for nobody, one after the other; of each size the second one counts, for the first makes buffers."""
+        """Probe: batches without a client, one after the other; of each size the second counts, for the first makes buffers."""
         if not left:
             then(probes)
             return
@@ -269,7 +273,7 @@ class Loading:
         self._see_off()
 
     def _see_off(self) -> None:
-        """Those of whom nothing is under way any more."""
+        """Finish the unload of functions of which nothing is under way any more."""
         functions = self._executor.functions
         for held in list(self._leaving):
             if not held.is_busy and not functions.is_warming(held.instance):
@@ -280,7 +284,7 @@ class Loading:
                 self._send(Unloaded(held.instance))
 
     def see_out(self, held: Held) -> None:
-        """Its garbage is looked for now, and again when it has closed, which may take long."""
+        """Close a function. Its garbage is collected now, and again when it has closed, which may take long."""
         self._has_left()
         held.close(lambda: self._call_soon(self._has_left))
 

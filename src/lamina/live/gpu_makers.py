@@ -1,8 +1,8 @@
-"""Threads for everything slow about a function on a GPU. Owner of those that wait for their function to come back.
+"""Per-function threads for loading, eager runs and graph capture, and a cache of the threads of unloaded functions.
 
 cuDNN chooses and compiles kernels when a thread first meets a shape, which takes seconds, keeps them for that thread alone, and
 does not give back what they took of the host's memory when the thread ends: 130 MiB for ShuffleNet (measured on an H200). So the
-threads of a function that has left are kept for the next time, and for no other function, whose code might find what this one
+threads of an unloaded function are kept for the next time, and for no other function, whose code might find what this one
 has set for its thread.
 """
 
@@ -22,8 +22,10 @@ threads and every slice they have met: half a GiB of an H200."""
 
 
 class Maker:
-    """The threads of one function: the first opens it, makes the graphs it needs most and runs batches without one; the further
-    one makes all other graphs."""
+    """The threads of one function.
+
+    The primary opens it, captures the graphs it needs most and runs batches without one; the secondary captures all other
+    graphs."""
 
     def __init__(self, key: Key, rest: Callable[[Maker], None]) -> None:
         self.key, self._rest = key, rest
@@ -37,8 +39,10 @@ class Maker:
         return thread.submit(work, *args)
 
     def leave(self, last: Callable[[], None], then: Callable[[], None]) -> None:
-        """Nothing is under way. `last` is users' code: while it takes, nobody else's may come behind it. `then` is called in this
-        thread when nothing here knows of it any more."""
+        """Retire the threads of an unloaded function, when nothing is under way.
+
+        `last` is users' code: until it returns, no other function may use the thread. `then` is called in this thread when
+        nothing here refers to the function any more."""
         self.submit(last)
         self.submit(self._come_to_rest, then)
 
@@ -53,7 +57,7 @@ class Maker:
 
 
 class Makers:
-    """`take` and `Maker.leave` may be called in any thread."""
+    """Cache of idle threads by function. `acquire` and `FunctionThreads.retire` may be called in any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,14 +1,14 @@
-"""Which graphs are made when. Owner of what is missing.
+"""CUDA graph capture queue: what to capture next, in which thread, and when to pause. Owner of what is missing.
 
-A batch never waits for a graph. Where there is none it runs eagerly, in the thread that opened its function, its maker: a library
-that meets a size compiles for seconds, for that thread alone, and the maker has met the smallest and the largest, with which any
-batch can be served. It makes graphs of these two on the slices the function is likely to meet; nearly all of them before it is
-ready, and later ones between batches, after two eager ones at the latest.
+A batch never waits for a graph. Where there is none it runs eagerly, in the primary thread of its function: a library
+that meets a size compiles for seconds, for that thread alone, and the primary has met the smallest and the largest, with which
+any batch can be served. It captures graphs of these two on the slices the function is likely to run on; nearly all of them
+before it is ready, and later ones between batches, after two eager ones at the latest.
 
-All others are made in a second thread, with a copy of the module that shares its weights, so that no batch is behind one of them;
-by the maker where a module cannot be copied. Who is missed comes first. The rest comes one at a time, and while anybody is served
-with a pause after each: a capture takes the interpreter and the driver from whoever serves, for milliseconds, and hundreds of
-them in a row are felt.
+All others are captured in a secondary thread, with a clone of the module that shares its weights, so that no batch is behind
+one of them; by the primary where a module cannot be cloned. A graph that a batch missed comes first. The rest comes one at a
+time, and while there are batches with a pause after each: a capture takes the interpreter and the driver from the serving
+thread, for milliseconds, and hundreds of them in a row are felt.
 """
 
 from __future__ import annotations
@@ -64,19 +64,20 @@ class Making:
 
     @property
     def missing(self) -> int:
-        """Graphs that are to be made, or under way."""
+        """Graphs still to capture, or under way."""
         return self._under_way + sum(len(held.to_make) for held in self._behind)
 
     @property
     def is_behind(self) -> bool:
-        """Is there anything left to make?"""
+        """Is there anything left to capture?"""
         return bool(self._behind)
 
     # -------------------------------------------------------------- what is to be made
 
     def want(self, held: Held, masks: Iterable[int], then: Callable[[], None] | None = None) -> None:
-        """These are the slices it is likely to meet. `then` is called when there are graphs of its first sizes on all of them, or
-        when there can be none."""
+        """Request graphs for the slices a function is likely to run on.
+
+        `then` is called when there are graphs of its first sizes on all of them, or when there can be none."""
         masks = list(masks)
         first = [(bucket, mask) for bucket in reversed(held.first_buckets) for mask in masks]
         others = [(bucket, mask) for bucket in held.buckets for mask in masks if bucket not in held.first_buckets]
@@ -88,7 +89,7 @@ class Making:
         self.make_more(held)
 
     def missed(self, held: Held, count: int, mask: int) -> None:
-        """A batch found no graph: it should, next time."""
+        """A batch found no graph: capture it for the next one."""
         self.eager_batches += 1
         place = (self._executor.functions.bucket_for(held.instance, count, held.warm), mask)
         held.missed[place] = held.missed.get(place, 0) + 1
@@ -97,7 +98,7 @@ class Making:
         self.make_more(held)
 
     def go_on(self) -> None:
-        """Whose turn is it? Asked again and again."""
+        """Start the captures whose time has come; called at every turn."""
         now_s = time.monotonic()
         if self._behind and now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
@@ -105,11 +106,11 @@ class Making:
                 self.make_more(held)
 
     def _is_there(self, held: Held, place: Place) -> bool:
-        """Or has it been tried in vain?"""
+        """Is it captured, or known to be impossible?"""
         return place in held.in_vain or self._executor.functions[held.instance].has_graph(*place)
 
     def make_more(self, held: Held) -> None:
-        """The next one for each of its threads that has nothing else to do."""
+        """Start the next capture in each thread of the function that has nothing else to do."""
         functions = self._executor.functions
         self._behind.pop(held, None)
         if held.is_leaving or functions.runs_apart(held.instance):
@@ -160,7 +161,7 @@ class Making:
         held.maker.submit(self._make, held, place, warm, work, held.then is not None, further=not by_maker)
 
     def _make(self, held: Held, place: Place, warm: set[int], work: Any, waits: bool) -> None:
-        """In one of its threads, with the module that is this thread's. Once it serves, it does not wait for code of others."""
+        """Capture in one of its threads, with this thread's module. Once it serves, it waits for no other function's code."""
         functions = self._executor.functions
         plan: Any = None
         took_s = 0.0
@@ -220,7 +221,7 @@ class Making:
         self._say_why(held, error, f"of {place[0]} items on slice {place[1]:#x}")
 
     def _say_why(self, held: Held, error: Any, where: str) -> None:
-        """Once for each function: what failed for one graph mostly fails for all."""
+        """Log the failure once for each function: what failed for one graph mostly fails for all."""
         if not held.has_said_why:
             held.has_said_why = True
             said = f"{type(error).__name__}: {error}"[:200]

@@ -1,6 +1,6 @@
-"""The process that owns one GPU, or stands by to: `python -m lamina.live.gpu_process SETUP`. It ends with its gateway.
+"""Main of the process that owns one GPU, or is its hot standby: `python -m lamina.gpu.executor_main SETUP`.
 
-An error of the device ends it at once, because nothing it says after that can be believed.
+It ends with its gateway. An error of the device ends it at once, because nothing it says after that can be believed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _open_app(setup: GpuSetup) -> Any:
 
 
 def wait_as_spare(channel: Channel) -> None:
-    """Everything that can be done without the device, and then nothing until it is free: imports take most of a restart."""
+    """Import everything that needs no device, then wait for promotion: imports take most of a restart."""
     while not isinstance(frame := channel.waiting(), Go):
         if isinstance(frame, Import):
             import_all(frame.names)

@@ -1,7 +1,7 @@
-"""What a spare process has ready: the modules of the executor it may have to replace. Owner of them until they are needed.
+"""Hot standby: prepares the models of the executor it may have to replace. Owner of them until they are needed.
 
 Opening one, drawing or reading its weights, and above all the first run of each size, for which cuDNN chooses and compiles
-kernels, take seconds. A spare does all of it in advance, one function at a time: the thread that will make its graphs runs
+kernels, take seconds. A standby does all of it in advance, one function at a time: the thread that will capture its graphs runs
 its smallest and its largest batch once. Its weights are on the device for that moment only, and then in pinned memory.
 """
 
@@ -43,7 +43,7 @@ class Standby:
         self._is_over = False  #: the device is ours to serve with
 
     def want(self, functions: list[tuple[str, int, str]]) -> None:
-        """Have these ready, and no others."""
+        """Prepare these functions, and no others."""
         wanted = {(name, app): mask for name, mask, app in functions}
         for key in [key for key in self._ready if key not in wanted]:
             self._loading.see_out(self._ready.pop(key))
@@ -52,16 +52,16 @@ class Standby:
         self._next()
 
     def go(self) -> None:
-        """No more of it: from now on there are callers."""
+        """Stop preparing: from now on there are clients."""
         self._is_over = True
         self._wanted.clear()
 
     def take(self, key: Key) -> Held | None:
-        """If it is ready, it is the caller's from now on."""
+        """Hand over a prepared function, if there is one."""
         return self._ready.pop(key, None)
 
     def soon(self, key: Key, then: Callable[[], None]) -> bool:
-        """Is it being made ready at this moment? Then `then` is called when that has ended, well or not."""
+        """Is it being prepared at this moment? Then `then` is called when that has ended, well or not."""
         if key == self._at:
             self._waiting.append(then)
         return key == self._at
@@ -78,7 +78,7 @@ class Standby:
         maker.submit(self._open, key, mask, maker)
 
     def _open(self, key: Key, mask: int, maker: Maker) -> None:
-        """In its maker's thread."""
+        """Open the function, in its primary thread."""
         try:
             held = self._loading.open(f"spare {key[0]}", *key, mask, maker)
         except BaseException:  # whoever loads it says what is wrong
@@ -101,7 +101,7 @@ class Standby:
         self._over()
 
     def _meet(self, key: Key, held: Held) -> None:
-        """In its maker's thread: libraries see the shapes."""
+        """Run its first sizes, in its primary thread: libraries choose kernels."""
         failure: BaseException | None = None
         try:
             for bucket in reversed(held.first_buckets):

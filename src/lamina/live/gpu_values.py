@@ -1,4 +1,4 @@
-"""Values that stay on the device between two steps, by slot: the executor's side. Nobody else holds them."""
+"""Values that stay on the device between two steps, by slot: the executor's side, which alone holds them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DeviceValues:
             self._held.pop(slot, None)
 
     def open(self, stored: Stored) -> Any:
-        """What is on the device stays there: its users wait for the event it came with, on their own streams."""
+        """Decode a value. One on the device stays there: its readers wait for its event, on their own streams."""
         if isinstance(stored, DeviceRef):
             if stored.owner != self._owner or stored.slot not in self._held:
                 raise ValueLost("a value that was on the device is not there any more")
@@ -41,7 +41,7 @@ class DeviceValues:
         return _on_host(value) if isinstance(stored, DeviceRef) else value
 
     def fetched(self, slot: int) -> Fetched:
-        """For somebody elsewhere."""
+        """Copy a value to the host, for a reader elsewhere."""
         try:
             (result,) = packed(self._pool, [_on_host(self._held[slot])])
         except (KeyError, LaminaError) as error:

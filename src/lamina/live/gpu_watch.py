@@ -1,7 +1,8 @@
-"""Which batch hangs? Asked in the executor, which knows since when one has its slice to itself.
+"""Hang detector: which batch has run for too long? It runs in the executor, which knows since when one has its slice to itself.
 
-Time counts only while the process is able to look, in small steps: a call of the driver, or somebody's load, may hold everything
-up for a second, and that is nobody's fault. Batches behind another on the same slice wait for it, and their time does not run.
+Time counts only while the process is able to look, in small steps: a call of the driver, or the load of a function, may hold
+everything up for a second, and no batch is to blame. Batches behind another on the same slice wait for it, and their time does
+not run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ class Watch:
         self._looked_s = 0.0
 
     def begin(self, batch_id: int, mask: int, limit_s: float) -> None:
-        """A limit of 0 is none."""
+        """Start the clock of a batch. A limit of 0 is none."""
         self._slices.setdefault(mask, {})[batch_id] = (-1.0, limit_s)
 
     def end(self, batch_id: int, mask: int) -> None:
@@ -27,7 +28,7 @@ class Watch:
                 del self._slices[mask]
 
     def look(self, now_s: float) -> list[int]:
-        """Those that have run for longer than they may."""
+        """Batches that have run for longer than their limit."""
         passed_s = now_s - self._looked_s
         if passed_s < STEP_S:
             return []

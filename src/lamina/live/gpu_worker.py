@@ -1,9 +1,9 @@
-"""Inside the process that owns one GPU: the batches of many functions on slices of it.
+"""Executor loop: the serving thread of the process that owns one GPU, with the batches of many functions on slices of it.
 
-One thread takes frames, starts batches and asks for what has ended; it waits for nothing but news. How functions are loaded,
-each in a thread of its own, is in `gpu_loading`; a batch without a graph runs in that thread too, eagerly; callables of users run
-in one thread per slice. An error of the device ends the process at once, because nothing it says after that can be believed: the
-gateway starts another, and retries what may be retried.
+One thread takes frames, starts batches and polls for what has ended; it waits for nothing but events. How functions are loaded,
+each in a thread of its own, is in `model_loader`; a batch without a graph runs in that thread too, eagerly; callables of users
+run in one thread per slice. An error of the device ends the process at once, because nothing it says after that can be believed:
+the gateway starts another, and retries what may be retried.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ NO_STATE = Refusal("state: functions on a GPU have none", "keep it in a step on 
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A batch under way."""
+    """A batch in flight."""
 
     frame: RunOn
     held: Held
@@ -148,7 +148,7 @@ class GpuWorker:
                 self._tell_usage()
 
     def _go(self) -> None:
-        """The device is ours to serve with."""
+        """Begin to serve: the device is ours."""
         self._is_spare = False
         self._loading.standby.go()
         if self._is_gpu:
@@ -185,7 +185,7 @@ class GpuWorker:
                 self.leaving = True
 
     def call_soon(self, work: Any) -> None:
-        """From any thread: to be called in the loop's."""
+        """Run a callback in the serving thread; from any thread."""
         self._news.put(work)
         with contextlib.suppress(BlockingIOError):  # so many wake-ups are on their way that one more tells nothing
             os.write(self.woken, b"!")
@@ -242,7 +242,7 @@ class GpuWorker:
         self._launch(batch, items)
 
     def _launch(self, batch: _Open, items: list[Any]) -> None:
-        """By its graph, or eagerly in its maker's thread, where libraries know its size."""
+        """Launch a batch by its graph, or eagerly in its primary thread, where libraries know its size."""
         instance, mask = batch.frame.instance, batch.frame.mask
         functions = self._executor.functions
         if functions.is_ready(instance, len(items), mask) and not functions.runs_apart(instance):
@@ -266,12 +266,12 @@ class GpuWorker:
         self._tickets[self._executor.submit(instance, items, mask, keep=keep)] = then
 
     def _begin(self, batch: _Open) -> None:
-        """It has its slice to itself, or waits for nobody but those before it there."""
+        """Start its hang clock: it has its slice to itself, or waits only for batches before it there."""
         batch.is_waiting = False
         self._watch.begin(batch.frame.batch_id, batch.frame.mask, batch.frame.limit_us / 1e6)
 
     def _run_apart(self, batch: _Open, items: list[Any]) -> None:
-        """In its maker's thread."""
+        """Run a batch eagerly, in its primary thread."""
         frame = batch.frame
         self.call_soon(lambda: self._begin(batch))
         try:
@@ -339,7 +339,7 @@ class GpuWorker:
         self._ended(self._open[batch_id], took_us, outputs)
 
     def _collect(self) -> None:
-        """Everything that has ended."""
+        """Handle every batch that has ended."""
         for done in self._executor.poll():
             if isinstance(done.error, ExecutorLost):
                 raise done.error
@@ -393,7 +393,7 @@ class GpuWorker:
 
 
 def _is_late(frame: RunOn, by_us: int = 2 * GRACE_US) -> bool:
-    """Does nobody wait for its results any more?"""
+    """Are all its jobs past their deadlines?"""
     late_us = time.monotonic_ns() // 1000 - by_us
     return all(0 < job.deadline_us < late_us for job in frame.jobs)
 

@@ -1,4 +1,4 @@
-"""What every engine does with jobs: their arguments on the way in, their results on the way out."""
+"""Jobs between engine and run values, in the gateway: arguments of a batch on the way in, results on the way out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOBODY: Origin = ("", "")
 
 
 class JobInput(Protocol):
-    """How a job's arguments are made, and of which values."""
+    """Arguments of a job: the expressions that make them, and the values these read."""
 
     @property
     def args(self) -> dict[str, Expr] | None: ...
@@ -36,7 +36,7 @@ class JobInput(Protocol):
 
 
 class Data(Protocol):
-    """Whoever keeps the values of all runs."""
+    """Store of the values of all runs, as an engine sees it."""
 
     @property
     def pieces(self) -> Mapping[str, Callable[[bytes], None]]: ...
@@ -56,7 +56,7 @@ def job_frames(
     origin: OriginOf | None,
     device: str = "",
 ) -> tuple[list[JobFrame], list[ShmRef]]:
-    """The jobs of a batch as they travel, and what the batch will look into. Values of `device` need not leave it."""
+    """Encode the jobs of a batch; returns the frames and the slots the batch reads. Values of `device` need not leave it."""
     reads: list[ShmRef] = []
     frames = []
     for job in action.jobs:
@@ -80,7 +80,7 @@ def deliver(
     results: Sequence[bytes | ShmRef | ErrorInfo],
     free: Callable[[ShmRef], None],
 ) -> tuple[JobOutcome, ...]:
-    """Hand over what is wanted and `free` the rest; the outcomes for the controller, none if all went well."""
+    """Store the results that are wanted and `free` the rest; returns the outcomes for the controller, none if all went well."""
     outcomes = []
     for job, is_wanted, result in zip(jobs, wanted, results, strict=True):
         if isinstance(result, ErrorInfo):

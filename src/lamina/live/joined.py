@@ -1,4 +1,4 @@
-"""A function that brings OpenTelemetry itself: what it traces becomes part of the trace its call is in."""
+"""OpenTelemetry context: spans of a function that brings OpenTelemetry itself become part of its call's trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 def joined(context: Context) -> AbstractContextManager[None]:
-    """Nothing, unless the function has loaded OpenTelemetry and its call is traced."""
+    """Attach the call's trace context; a no-op unless the function has loaded OpenTelemetry and its call is traced."""
     if "opentelemetry" not in sys.modules or not context.traceparent:
         return _NOTHING
     return _attached(context.traceparent)

@@ -1,7 +1,7 @@
-"""Who still needs which value in shared memory: the gateway's side of all slots, its own and those of its workers.
+"""Reference counts of shared-memory slots: the gateway's side of all slots, its own and those of its workers.
 
 Three things keep a slot: its run (until `release`), a batch that reads it (until `unpin`), and code that went on looking
-into it afterwards (for ever; see `shm`). The books are kept here because workers die and the gateway does not.
+into it afterwards (for ever; see `shm`). References are counted here because workers die and the gateway does not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GATEWAY = "gateway"
 
 
 class WorkerSlots(Slots):
-    """The results of one worker that are still needed here. They may outlive it."""
+    """Result slots of one worker that are still referenced here. They may outlive it."""
 
     def __init__(self, folder: Folder, owner: str) -> None:
         super().__init__(owner)
@@ -29,12 +29,12 @@ class WorkerSlots(Slots):
         self._free_for_good: list[int] = []
 
     def orphan(self) -> None:
-        """Its worker is gone: what nobody holds goes too."""
+        """Remove the slots of a dead worker that are not referenced."""
         self.is_orphaned = True
         self._folder.unlink_all(self.owner, but=self.held)
 
     def released(self) -> list[Release]:
-        """To be sent along with the next batch: only then does the worker need room."""
+        """Releases to be sent along with the next batch: only then does the worker need room."""
         if not self._free_again and not self._free_for_good:
             return []
         release = Release(self._free_again, self._free_for_good)
@@ -52,14 +52,14 @@ class WorkerSlots(Slots):
 
 
 class ValueLost(LaminaError):
-    """A value that was only on a device, and the device's process is gone."""
+    """Loss of a value that was only on a device, when the device's process died."""
 
     status = 503
     code: ClassVar[str] = "value-lost"
 
 
 class DeviceSlots(Slots):
-    """Values that are on a device. `forget` is told of those nobody needs any more; copies made for others go with them."""
+    """Values that are on a device. `forget` is called for those without references; copies made for others go with them."""
 
     def __init__(self, owner: str, forget: Callable[[int], None], free: Callable[[ShmRef], None]) -> None:
         super().__init__(owner)
@@ -87,21 +87,21 @@ class Ledger:
         self._workers = 0
 
     def open_worker(self) -> WorkerSlots:
-        """Books for a new worker, under a name no other has had."""
+        """Add a new worker's slots, under an owner name no other has had."""
         self._workers += 1
         slots = WorkerSlots(self.folder, f"w{self._workers}")
         self._slots[slots.owner] = slots
         return slots
 
     def open_device(self, forget: Callable[[int], None]) -> DeviceSlots:
-        """Books for the values a new executor keeps on its device."""
+        """Add slots for the values a new executor keeps on its device."""
         self._workers += 1
         slots = DeviceSlots(f"d{self._workers}", forget, self.release)
         self._slots[slots.owner] = slots
         return slots
 
     def close_device(self, slots: DeviceSlots) -> None:
-        """All its values are gone, but for the copies: these are in the hands of batches, which end."""
+        """Drop a device: its values are gone, but for copies that running batches still read."""
         for slot in list(slots.held):
             slots.free(slot)
         self._slots.pop(slots.owner, None)
@@ -111,7 +111,7 @@ class Ledger:
         self._close_if_done(slots)
 
     def pin(self, stored: Stored, reads: list[ShmRef], device: str = "") -> Stored:
-        """A value as a batch is to get it; noted in `reads` if the batch will look into a slot for it.
+        """Pin a value for a batch that reads it; its slot, if it has one, is added to `reads`.
 
         A value that is on another device than `device` must have been fetched before.
         """
@@ -152,14 +152,14 @@ class Ledger:
         self._slots[ref.owner].retire(ref.slot)
 
     def release(self, ref: ShmRef) -> None:
-        """Its run needs it no more."""
+        """Drop the reference of the run."""
         slots = self._slots.get(ref.owner)
         if slots is not None:
             slots.free(ref.slot)
             self._close_if_done(slots)
 
     def accept(self, slots: WorkerSlots, given: list[ShmRef]) -> bool:
-        """Take over results. A reference names a file and a length, and neither is believed: False if any is wrong."""
+        """Take over results. A reference names a file and a length, and both are checked: False if any is wrong."""
         numbers = {ref.slot for ref in given}
         if len(numbers) < len(given) or numbers & slots.held:
             return False

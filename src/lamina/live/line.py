@@ -1,4 +1,4 @@
-"""What code that runs in a worker says to its gateway meanwhile, and asks of it: that it is alive, and what the state is."""
+"""Channel between running code and the gateway: heartbeats, and the transaction on the keyed state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_TRIES = 16
 
 
 class Line:
-    """Of one batch. It may be used by threads of the batch's own."""
+    """The channel of one batch. It may be used by threads of the batch's own."""
 
     def __init__(self, channel: Channel, batch: RunBatch, has_state: bool) -> None:
         self._channel = channel
@@ -43,7 +43,7 @@ class Line:
             return answer.cell
 
     def changes(self, results: Sequence[object], may: bool) -> Changes | None:
-        """To be applied with the result; none if there is nothing, or if it failed."""
+        """State changes to apply with the result; none if there is nothing, or if the step failed."""
         made = self.transaction
         if not (made.reads or made.ops) or any(isinstance(result, ErrorInfo) for result in results):
             return None
@@ -51,7 +51,7 @@ class Line:
 
 
 def must_repeat(channel: Channel, done: Done) -> bool:
-    """Whether the gateway has found what was read out of date. It is asked only where that can be."""
+    """Has the gateway found a read out of date? It is asked only where that can be."""
     if done.state is None or not done.state.reads:
         return False
     settled: Settled = channel.answer(Settled)

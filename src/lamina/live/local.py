@@ -1,6 +1,6 @@
-"""Functions in processes of this machine: one worker per instance, each started from the app file itself.
+"""CPU engine: functions in processes of this machine, one worker per instance, each started from the app file itself.
 
-The engine owns what outlives a worker: who reads which slot of shared memory, which batch waits behind which, which jobs
+The engine owns what outlives a worker: which batch reads which slot of shared memory, which batch waits behind which, which jobs
 are still wanted. All of it happens on the loop's thread, so nothing here is locked and nothing waits.
 """
 
@@ -64,8 +64,10 @@ class LocalLimits(Struct, frozen=True, kw_only=True):
 
 
 class LocalEngine:
-    """`pool`, `reader` and `release` are for whoever keeps the values; `deadline_us` tells until when a call is worth
-    running, on `clock_us`, and 0 without a limit."""
+    """Engine with one worker process per instance.
+
+    `pool`, `reader` and `release` are for the store of run values; `deadline_us` tells until when a call is worth running, on
+    `clock_us`, and 0 without a limit."""
 
     def __init__(
         self,
@@ -120,7 +122,7 @@ class LocalEngine:
 
     @property
     def pids(self) -> dict[str, int]:
-        """The process of each instance."""
+        """Process id by instance."""
         return {name: worker.process.pid for name, worker in self._workers.items() if worker.process is not None}
 
     # ---------------------------------------------------------------- instances
@@ -181,11 +183,11 @@ class LocalEngine:
             worker.end(action.reason)
 
     def _cores_of(self, function: str, mask: int) -> int:
-        """Units of a GPU are no cores: who is isolated there keeps those it has."""
+        """Cores of a batch's mask. Units of a GPU are no cores: a function isolated on a GPU keeps all of them."""
         return 0 if function in self.isolated else mask
 
     def _lost(self, worker: LocalWorker) -> None:
-        """Called once for each worker, whatever ended it."""
+        """Clean up after a worker; called once for each, whatever ended it."""
         del self._workers[worker.load.instance]
         worker.settle()
         followers: list[LocalBatch] = []
@@ -245,7 +247,7 @@ class LocalEngine:
                 batch.worker.send_batch(batch)
 
     def _close(self, batch: LocalBatch) -> list[bool]:
-        """It has ended, however it did; returns which of its results are wanted."""
+        """Close a batch, however it ended; returns which of its results are still wanted."""
         del batch.worker.batches[batch.action.batch_id]
         return self._batches.close(batch)
 
@@ -274,7 +276,7 @@ class LocalEngine:
                 tell(self.book, worker, frame)
 
     def _piece(self, worker: LocalWorker, piece: Piece) -> None:
-        """Who yields is alive, however long it takes; the controller hears of that now and then."""
+        """Forward one chunk of a streamed answer. It is proof of life: the controller gets a heartbeat now and then."""
         batch = worker.batches.get(piece.batch_id)
         job = next((job for job in batch.action.jobs if job.id == piece.job_id), None) if batch is not None else None
         if batch is None or job is None or not batch.is_sent:
@@ -314,7 +316,7 @@ class LocalEngine:
     # ----------------------------------------------------------------------- end
 
     async def stop(self, grace_s: float) -> None:
-        """Let what runs end within `grace_s`, then end the rest; afterwards there is no process and no file left."""
+        """Drain within `grace_s`, then kill the rest; afterwards there is no process and no file left."""
         self._is_stopping = True
         await self._batches.drained(grace_s)
         self._post = lambda event: None  # nobody is to react to what follows

@@ -1,4 +1,4 @@
-"""One worker process from its load to its end, and the batches it has: is it ready, is it to leave, why was it lost?"""
+"""Handle of one worker process, from load to exit, with its batches: is it ready, is it unloading, why was it lost?"""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LocalWorker:
     _overdue: asyncio.TimerHandle | None = None
 
     def began(self, process: WorkerProcess, loop: asyncio.AbstractEventLoop, load_s: float) -> None:
-        """`loop` may stand still meanwhile: the profiler runs it for its answers only."""
+        """Arm the load timeout. `loop` may stand still meanwhile: the profiler runs it for its answers only."""
         self.process = process
         self._overdue = loop.call_later(load_s, self._too_late, load_s)
 
@@ -40,7 +40,7 @@ class LocalWorker:
         self.settle()
 
     def settle(self) -> None:
-        """It is loaded, or never will be."""
+        """Cancel the load timeout: the function is loaded, or never will be."""
         if self._overdue is not None:
             self._overdue.cancel()
 
@@ -64,7 +64,7 @@ class LocalWorker:
                 self.process.kill()
 
     def end(self, reason: str) -> None:
-        """Its loss is reported when it is dead, and no sooner: until then it uses its cores."""
+        """Kill it. The loss is reported when the process is dead, and no sooner: until then it uses its cores."""
         self._ended_because = self._ended_because or reason
         process = self.process
         if process is None:

@@ -1,8 +1,8 @@
-"""One asyncio thread around the controller: events in, actions out, nothing in between.
+"""Real-time driver: one asyncio thread around the controller, events in, actions out, nothing in between.
 
 `post` runs the controller there and then, on the caller's stack: no queue, no task, no await. Events that actions lead to at
 once are handled in turn before it returns. Only what to run is decided once for all calls that were read in one go: sixteen
-callers who come back together are one batch, and one decision instead of sixteen.
+clients that call again together are one batch, and one decision instead of sixteen.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Watch = Callable[[int, Event, list[Action]], None]
 
 
 class Engine(Protocol):
-    """Whatever runs batches. All calls come on the loop's thread and return at once."""
+    """Engine: runs batches on devices. All calls come on the loop's thread and return at once."""
 
     @property
     def devices(self) -> list[DeviceSpec]: ...
@@ -55,18 +55,18 @@ class LiveLoop:
         self.engine = engine
         self.data = data
         self.watch = watch
-        self.keep: Callable[[Keep], None] = _nobody  #: writes down what durable runs are told
-        self.rehearsal: Rehearsal | None = None  #: runs batches for nobody; to be there before the start
+        self.keep: Callable[[Keep], None] = _nobody  #: writes the journal of durable runs
+        self.rehearsal: Rehearsal | None = None  #: runs shadow batches for measurement; to be set before the start
         self._waiting: dict[str, Callable[[Ending], None]] = {}
         self._inbox: deque[Event | Resolve] = deque()
         self._busy = False
         self.decided_us = 0  #: how long the last decision took
-        self.turn = 0  #: of events after which more may be admitted: an arrival is none, nor is one that led to nothing
+        self.turn = 0  #: counts events after which more may be admitted: not arrivals, nor events that led to nothing
         self._origin_us = clock_us()
         self._timer: Timer | None = None
         self._quiet: asyncio.Event | None = None
         self._call_soon: Callable[[Callable[[], None]], object] | None = None
-        self._gathering = False  #: `AllHere` is on its way
+        self._gathering = False  #: `ArrivalsDrained` is on its way
         self._is_stopped = False
 
     async def start(self, deployed: Deployed) -> None:
@@ -91,7 +91,7 @@ class LiveLoop:
         return 0 if run is None or run.call.expires_us >= NEVER_US else self._origin_us + run.call.expires_us
 
     def error(self, failure: Fail) -> ErrorInfo | None:
-        """What went wrong, in the user's own words where they had some."""
+        """Error details of a failed call: the user's own exception where there was one."""
         run_error = self.data.error(failure.call_id, failure)
         return run_error or self.engine.load_errors.get(failure.step)
 
@@ -113,7 +113,7 @@ class LiveLoop:
     def resume(
         self, resumed: CallResumed, flow: Flow, inputs: dict[str, bytes], on_end: Callable[[Ending], None], began_us: int
     ) -> None:
-        """Begin a durable call again, to be told what happened before."""
+        """Restart a durable call, to replay its journal."""
         assert not self._busy, "what it is told must not overtake what it asks"
         self.data.open(resumed.call.id, flow, inputs, began_us)
         self._waiting[resumed.call.id] = on_end

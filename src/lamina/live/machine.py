@@ -1,4 +1,4 @@
-"""One execution of a state machine in this process: the real controller and data layer around plain callables.
+"""Local run of a States Language machine in this process: the real controller and value store around plain callables.
 
 In virtual time nothing is waited for: the clock leaps from one event to the next, and a task takes what it says it takes
 (an attribute `takes_s`), or what it really took if that is long enough to matter. In real time tasks run in threads.
@@ -48,7 +48,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    """For tasks that take a second argument."""
+    """Context of a task, for those that take a second argument."""
 
     run: str
     state: str
@@ -57,7 +57,7 @@ class TaskContext:
 
 
 class _Clueless:
-    """A predictor for work nobody has measured; one microsecond, so that nothing is ever taken to hang."""
+    """Predictor for work that was never measured: one microsecond, so that nothing is ever taken to hang."""
 
     def latency_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> int:
         return 1
@@ -76,7 +76,10 @@ class _Clueless:
 
 
 class Machine:
-    """`tasks` are the functions the flow calls, by name. `began_us` is the time of day at the start, since 1970."""
+    """A state machine that runs in this process.
+
+    `tasks` are the functions the flow calls, by name. `began_us` is the time of day at the start, since 1970.
+    """
 
     def __init__(
         self, flow: Flow, tasks: Mapping[str, Task], *, virtual: bool = True, began_us: int | None = None, seed: int | None = None
@@ -136,7 +139,7 @@ class _Execution:
     # ------------------------------------------------------------------------ the world
 
     def _next(self) -> None:
-        """The next thing that happens."""
+        """Handle the next event."""
         due_us = self._heap[0][0] if self._heap else NEVER_US
         tick_us = self._ticks[0] if self._ticks else NEVER_US
         if not self._virtual and due_us > self._clock_us():
@@ -160,7 +163,7 @@ class _Execution:
             self._tick(tick_us)
 
     def _tick(self, tick_us: int) -> None:
-        """The next that comes is a tick. While nobody waits for a place, those that only look around are skipped."""
+        """Handle due ticks. While no job waits for a slot, ticks that would only look around are skipped."""
         state = self._controller.state
         if self._virtual and not state.waiting and not state.held:
             next_us = self._heap[0][0] if self._heap else NEVER_US

@@ -1,6 +1,6 @@
-"""Whose line is this? A worker marks what functions print with the calls they serve, and whoever reads it takes the mark off.
+"""Output tags: a worker tags what functions print with the calls they serve, and the log pipe takes the tag off.
 
-Only where somebody reads: elsewhere workers print to where the server does, and nothing is in between.
+Only where output is collected: elsewhere workers print to where the server does, and nothing is in between.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_CHARS = 1_000
 
 
 class Marked(io.TextIOBase):
-    """Lines that are printed while a batch runs, marked with its function and calls; whole lines at a time."""
+    """Stream that tags lines printed while a batch runs with its function and calls; whole lines at a time."""
 
     def __init__(self, real: TextIO) -> None:
         self._real = real
@@ -44,13 +44,13 @@ class Marked(io.TextIOBase):
         return False
 
     def finish(self) -> None:
-        """What was printed last need not have an end."""
+        """End the last line, which need not have an end of its own."""
         if self._rest:
             self.write("\n")
 
 
 def mark_output() -> None:
-    """Of this process, from now on: also of loggers that are set up later."""
+    """Tag stdout and stderr of this process from now on: also of loggers that are set up later."""
     for name in ("stdout", "stderr"):
         if (real := getattr(sys, name)) is not None:
             with contextlib.suppress(AttributeError):
@@ -65,7 +65,7 @@ def finish_output() -> None:
 
 
 def unmarked(line: str) -> tuple[str, tuple[str, ...], str]:
-    """Function, calls and text of a line; the first two empty if it has no mark."""
+    """Function, calls and text of a line; the first two empty if it has no tag."""
     parts = line.split(_MARK, 3)
     if len(parts) != 4 or parts[0]:
         return "", (), line

@@ -1,4 +1,4 @@
-"""One call through a loop of its own: start, call, stop."""
+"""One call through a driver of its own: start, call, stop."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lamina.types import Slo, call_for
 
 
 async def call_once(live: Live, name: str, inputs: dict[str, Any]) -> Any:
-    """The value, or the error. Its goal is not enforced: nobody is waiting behind it."""
+    """Return the value, or raise the error. The SLO is not enforced: no other call waits behind it."""
     loop = live.loop
     await live.start()
     try:
@@ -46,7 +46,7 @@ async def call_once(live: Live, name: str, inputs: dict[str, Any]) -> Any:
 
 
 def error_of(ending: Fail | Refuse, info: ErrorInfo | None) -> LaminaError:
-    """The error a caller in Python gets for an ending that is no answer."""
+    """The exception that a Python client gets for an ending that is no answer."""
     if isinstance(ending, Refuse):
         _, detail, hint = REFUSALS.get(ending.reason, (429, f"refused: {ending.reason}", ""))
         return Refused(

@@ -1,8 +1,8 @@
-"""Bytes that leave at once.
+"""Immediate writes: bytes that leave at once instead of at the end of the event loop's turn.
 
 uvloop keeps what is written until the end of its turn, when everything that could be read has been dealt with: the first of
-sixteen answers waits for the sixteenth, and under overload a refusal for hundreds of others. Where nothing is waiting to be sent
-the bytes go straight to the socket instead; what it does not take, and everything on a connection with TLS, goes the usual way.
+sixteen answers waits for the sixteenth, and under overload a rejection for hundreds of others. Where nothing is waiting to be
+sent the bytes go straight to the socket instead; what it does not take, and all of a connection with TLS, goes the usual way.
 """
 
 from __future__ import annotations

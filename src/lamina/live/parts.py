@@ -1,7 +1,7 @@
-"""A value encoded in pieces: what is large stays where it is until it is copied once, to where it is read.
+"""Zero-copy encoding: a large value is encoded in chunks that stay where they are until they are copied once, to their reader.
 
-`values.encode` makes one text of a value, which copies an array several times on the way. The pieces put together are the
-same text; a test keeps it so.
+`encoding.encode` makes one buffer of a value, which copies an array several times on the way. The chunks put together are the
+same bytes; a test keeps it so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Part = bytes | memoryview
 
 
 def encoded_parts(value: Any) -> list[Part]:
-    """Raises `BadValue` for what cannot travel, like `values.encode`."""
+    """Encode a value as chunks. Raises `BadValue` for what cannot be encoded, like `encoding.encode`."""
     parts: list[Part] = []
     _add(value, parts, 0)
     return parts if len(parts) > 1 else [bytes(parts[0])]
@@ -48,7 +48,7 @@ def _add(value: Any, parts: list[Part], depth: int) -> None:
 
 
 def _head(size: int, kinds: tuple[int, int, int]) -> bytes:
-    """How msgpack begins something of this length."""
+    """The msgpack header of an object of this length."""
     width = 0 if size < 2**8 else 1 if size < 2**16 else 2
     return bytes([kinds[width]]) + size.to_bytes(1 << width, "big")
 

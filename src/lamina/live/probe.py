@@ -1,4 +1,4 @@
-"""A first look at a function nobody has timed, in its worker, after it has loaded and before it takes calls.
+"""Warm-up probe: a first timing of a function without a profile, in its worker, after it has loaded and before it takes calls.
 
 With sample inputs from the app's `examples()`, a batch of one and the largest batch are timed once each, after a run that does
 not count: the first of all sets up threads and caches, and would look a hundred times slower than the next. That is little,
@@ -25,7 +25,7 @@ LONG = 4
 
 
 def probe(worker: Worker, function: Function[..., Any], setup: Setup, budget_us: int = BUDGET_US) -> list[tuple[int, int, int]]:
-    """Batch, units and microseconds, of what ran well. Whatever goes wrong here is no reason not to serve."""
+    """Batch, units and microseconds of the runs that succeeded. Whatever goes wrong here is no reason not to serve."""
     try:
         samples = samples_of(function.app, setup.app).get(function.name)
         frames = [_job(inputs) for inputs in samples or ()]
@@ -55,7 +55,7 @@ def _job(inputs: dict[str, Any]) -> JobFrame:
 
 
 def _timed(worker: Worker, mask: int, jobs: list[JobFrame]) -> int:
-    """Microseconds; 0 if any of it failed."""
+    """Microseconds of one run; 0 if any of it failed."""
     done = worker.run(RunBatch(0, mask, jobs))
     slots = [result.slot for result in done.results if isinstance(result, ShmRef)]
     if slots:

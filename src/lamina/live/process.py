@@ -1,7 +1,7 @@
-"""One worker as the gateway sees it: a child process and a socket, on the loop's thread.
+"""Child process and its socket, on the loop's thread.
 
 No child watcher and no thread: the kernel's process descriptor becomes readable when the child ends, on any event loop.
-However it ends, `on_end` is called once, after everything the worker managed to send; and a worker whose socket has ended
+However it ends, `on_end` is called once, after everything the child managed to send; and a child whose socket has ended
 is not left running.
 """
 
@@ -34,7 +34,7 @@ this long is waited for the second."""
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is started, and what it says."""
+    """What to start, and how to read its frames."""
 
     module: str = "lamina.live.worker"
     reader: Callable[[], FrameReader[Any]] = worker_reader
@@ -53,7 +53,7 @@ class WorkerProcess(asyncio.Protocol):
         *,
         kind: Kind | None = None,
     ) -> None:
-        """Starts it. Raises OSError when the machine has no room for another process."""
+        """Start it. Raises OSError when the machine has no room for another process."""
         self._loop = loop
         self._on_frame = on_frame
         self._on_end = on_end
@@ -88,7 +88,7 @@ class WorkerProcess(asyncio.Protocol):
             self._outlet.write(wire)
 
     def stop(self, grace_s: float) -> None:
-        """Ask it to leave behind what it has to do, then insist, then end it."""
+        """Ask it to exit after its queue, then SIGTERM, then SIGKILL."""
         if self._transport is None:
             self.kill()
             return
@@ -97,7 +97,7 @@ class WorkerProcess(asyncio.Protocol):
         self._timers.append(self._loop.call_later(grace_s, self.kill))
 
     def kill(self) -> None:
-        """With all it has started."""
+        """Kill it with all it has started."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
@@ -171,7 +171,7 @@ def how_it_ended(process: WorkerProcess | None) -> str:
 
 
 def _spawn(setup: Struct, theirs: socket.socket, kind: Kind) -> subprocess.Popen[bytes]:
-    """A child begins on the cores of the thread that starts it, and that may be keeping off some."""
+    """Start the child on all its cores: it inherits those of this thread, which may be avoiding some."""
     setup = msgspec.structs.replace(setup, fd=theirs.fileno())
     own = os.sched_getaffinity(0)
     os.sched_setaffinity(0, kind.cores or own)

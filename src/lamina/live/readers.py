@@ -1,7 +1,7 @@
-"""Who reads the result of a step? If functions alone do, each of it as a whole, it may stay where it was made.
+"""Consumers of a step's result. If functions alone read it, each as a whole, it may stay on the device where it was made.
 
-A choice, an item of an each, a part picked out of a value, and the client all need it here. The answer follows from the
-workflow alone, so it is worked out once for each of its steps.
+A choice, an item of a map, a part picked out of a value, and the client all need it in the gateway. The answer follows from
+the workflow alone, so it is worked out once for each of its steps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lamina.expr import Expr, leaf_of, leaves
 
 
 def functions_reading(flow: Flow, step: str) -> frozenset[str]:
-    """Functions that get the result of `step` of this flow and are the only ones to; empty if anybody else looks at it."""
+    """Functions that are the only consumers of a step's result; empty if the gateway or a client looks at it too."""
     if flow.data is None:  # a plain function: the client gets it
         return frozenset()
     known: dict[str, frozenset[str]] = flow.__dict__.setdefault("readers", {})  # as its own cached properties are kept
@@ -35,7 +35,7 @@ def _found(flow: Flow, step: str) -> frozenset[str]:
 
 
 def _uses(flow: Flow) -> Iterator[tuple[Expr, str]]:
-    """Every expression of a flow, inner ones included, with the function it is an argument of, "" if it is for us."""
+    """Every expression of a flow, inner ones included, with the function it is an argument of; "": the gateway evaluates it."""
     data: dict[str, Any] = flow.data or {}
     if "result" in data:
         yield data["result"], ""

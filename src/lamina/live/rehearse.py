@@ -1,8 +1,8 @@
-"""Batches for nobody, on an engine that serves: how long does it take now, on this instance and this slice?
+"""Shadow batches: batches without a client, on an engine that serves: how long does it take now, on this instance and this slice?
 
 They go the way of all batches, through the same frames to the same process, but the controller knows nothing of them: it
-neither sees them end nor learns from them. So they are for moments in which nobody waits. A call that comes just then waits
-for the one batch it finds, and no longer. Their results are not wanted, so what they would change of the state is not kept.
+neither sees them end nor learns from them. So they are for idle moments. A call that comes just then waits for the one batch it
+finds, and no longer. Their results are not wanted, so what they would change of the state is not kept.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Given:
 
 @dataclass(slots=True)
 class _Between:
-    """The engine's `Data`: values of our own jobs are ours, all others the server's."""
+    """The engine's `JobValues`: values of shadow jobs come from here, all others from the server."""
 
     data: Any
     given: dict[int, _Given]
@@ -65,7 +65,7 @@ class _Between:
 
 @dataclass(slots=True)
 class Rehearsal:
-    """Stands between a loop and its engine: `between` gives what the engine is to be started with."""
+    """Runner of shadow batches between a driver and its engine: `intercept` gives what the engine is to be started with."""
 
     engine: Any
     _given: dict[int, _Given] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Rehearsal:
         return take, _Between(data, self._given)
 
     async def run(self, instance: str, function: str, device: str, mask: int, samples: Sequence[Leaves]) -> Took:
-        """One batch of these inputs. Raises the function's own error, if it has one."""
+        """Run one batch of these inputs. Raises the function's own error, if it has one."""
         numbers = range(self._next, self._next + len(samples))
         self._next += len(samples)
         for number, leaves in zip(numbers, samples, strict=True):

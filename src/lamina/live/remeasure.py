@@ -1,8 +1,8 @@
-"""A server that measures again by itself, when a profile no longer says what is seen and nobody is being served.
+"""Idle reprofiling: a server measures a function again by itself, when its profile is stale and the server is idle.
 
-Until then, and where there is never a quiet moment, the predictor's ratio stands in: it scales the profile, whose shape may
-be wrong. What is measured are the places in use: the slices the function was seen on, batches of one, two, four and so on up
-to its largest. It needs sample inputs, and a function that may run for nobody. Nothing is written: the files are the user's.
+Until then, and where there is never an idle moment, the predictor's ratio stands in: it scales the profile, whose shape may
+be wrong. What is measured are the slices the function was seen on, with batches of one, two, four and so on up
+to its largest. It needs sample inputs, and an idempotent function. Nothing is written: the files are the user's.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Remeasure:
     async def _measured(
         self, rehearsal: Rehearsal, instance: Instance, given: list[Leaves], units: list[int]
     ) -> dict[Place, list[float]] | None:
-        """None if it had to stop; empty if the function fails on its samples."""
+        """Measured times; None if it had to stop, empty if the function fails on its samples."""
         device = self.loop.controller.state.devices[instance.device]
         most, found = self.loop.controller.state.functions[instance.function].spec.max_batch, dict[Place, list[float]]()
         for count in units:
@@ -122,7 +122,7 @@ class Remeasure:
         return found
 
     def _instance(self, function: str, kind: str) -> Instance | None:
-        """One to run it on; none of a function that must not run for nobody."""
+        """A warm instance to run on; none of a function that is not idempotent."""
         state = self.loop.controller.state
         known = state.functions.get(function)
         if known is None or not known.spec.idempotent:
@@ -141,7 +141,7 @@ def _leaves(inputs: Inputs) -> Leaves:
 
 
 def sizes(most: int) -> list[int]:
-    """One, two, four, and the largest."""
+    """Batch sizes to measure: one, two, four, and the largest."""
     found = [1]
     while found[-1] * 2 < most:
         found.append(found[-1] * 2)

@@ -1,4 +1,4 @@
-"""A job's arguments out of a frame, and its result into one: the same in every process that runs functions."""
+"""Job codec inside a process that runs functions: arguments out of a frame, results into one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MESSAGE_CHARS = 4_000
 
 
 def arguments(job: JobFrame, open_value: Callable[[Stored], Any]) -> dict[str, Any]:
-    """Each value is opened at most once, and only if an expression asks for it."""
+    """Decode the arguments of a job. Each value is opened at most once, and only if an expression reads it."""
     stored = dict(job.leaves)
     opened: dict[Leaf, Any] = {}
 
@@ -36,7 +36,7 @@ def arguments(job: JobFrame, open_value: Callable[[Stored], Any]) -> dict[str, A
 
 
 def packed(pool: Pool, outputs: list[Any]) -> list[bytes | ShmRef | DeviceRef | ErrorInfo]:
-    """One result per output. What cannot travel fails alone."""
+    """Encode one result per output. An output that cannot be encoded fails alone."""
     budget = _INLINE_BUDGET_BYTES
     results: list[bytes | ShmRef | DeviceRef | ErrorInfo] = []
     for output in outputs:
@@ -74,5 +74,5 @@ def describe(error: BaseException) -> ErrorInfo:
 
 
 def _clean(text: str) -> str:
-    """Halves of surrogate pairs, say from an undecodable file name, cannot travel."""
+    """Replace lone surrogates, say from an undecodable file name: they cannot be sent."""
     return text.encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""Durable runs that are in memory, and whether one more may come. Those that only wait leave their room to others."""
+"""Resident durable runs: limits how many are in memory (count, jobs, bytes); runs that only wait do not count."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from lamina.store.runs import RunRow
 
 ROOM, JOBS, BYTES = 512, 4_096, 256 * 2**20
 """Runs in memory that have work to do, the jobs they may bring to one function, and their inputs: enough to fill any batch, few
-enough to search, and fewer than make a queue full for callers who wait."""
+enough to search, and fewer than make a queue full for calls with a client that waits."""
 
 
 @dataclass(slots=True)
 class Held:
     row: RunRow
-    number: int  #: of its last note
+    number: int  #: number of its last journal entry
     weight: float  #: jobs it may bring to one function
-    writing: int = 0  #: notes on their way to the disk
+    writing: int = 0  #: journal entries on their way to the disk
 
 
 class Room:
     def __init__(self, state: State) -> None:
         self._state = state
         self.held: dict[str, Held] = {}
-        self.deferred = 0  #: runs refused for the moment: as long as there are many, no others are fetched
+        self.deferred = 0  #: runs rejected for the moment: as long as there are many, no others are loaded
         self._weight, self._bytes = 0.0, 0
 
     def has_more(self, look: bool) -> bool:
-        """May one more come? With `look` those that only wait are not counted."""
+        """Whether one more run may come. With `look` those that only wait are not counted."""
         if self._weight < JOBS and self._bytes < BYTES and len(self.held) + self.deferred < ROOM:
             return True
         if look and self._bytes < BYTES:

@@ -1,4 +1,4 @@
-"""What one run holds, scope by scope as the core has them: which values were put where, and from where they are seen."""
+"""Scopes of a run's values, as the core numbers them: where each value was put, and from where it can be seen."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Scope:
     spread: dict[str, list[Scope]] = field(default_factory=dict)  #: items of each Each, branches of each Parallel, in order
 
     def home_of(self, name: str) -> Scope | None:
-        """Whose step this is, seen from here."""
+        """The scope that contains a step of this name, looking outwards from here."""
         at: Scope | None = self
         while at is not None and name not in at.flow.nodes:
             at = at._block_with(name) or at.outer
         return at
 
     def _block_with(self, name: str) -> Scope | None:
-        """The block of this scope that shows this step: what is tried or has a limit of time is a scope of its own."""
+        """The inner block of this scope that exports this step: `try` blocks and time limits are scopes of their own."""
         for block, inner in self.spread.items():
             if name in ((self.flow.nodes[block].data or {}).get("block") or ()):
                 return inner[-1]
@@ -43,7 +43,7 @@ class RunValues:
     durable: bool = False
 
     def spread(self, scope: Scope, node: Node, first_scope: int, items: Sequence[Stored | None]) -> list[Scope]:
-        """Scopes for the items of an each or the branches of a parallel, numbered from `first_scope`."""
+        """Add scopes for the items of a map or the branches of a parallel, numbered from `first_scope`."""
         flows = inner_flows(node)
         made = [Scope(flows[i if len(flows) > 1 else 0], scope, item) for i, item in enumerate(items)]
         self.scopes.update(enumerate(made, first_scope))

@@ -1,7 +1,7 @@
-"""State that a step on a worker reads and changes, between that worker and the book.
+"""Optimistic commit of the state that a step on a worker reads and changes.
 
-What it changes comes with its result. If what it has read is still so the changes are made, if it is wanted at all; if not
-it runs again, while its inputs are still there.
+What it changes comes with its result. If what it has read is unchanged, the changes are made (if the result is wanted at all);
+if not, the step runs again, while its inputs are still there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def tell(book: Book, worker: LocalWorker, asked: StateRead) -> None:
 
 
 def settle(book: Book, batch: LocalBatch, done: Done, changes: Changes, is_wanted: bool) -> Done | None:
-    """What a step changes of the state becomes so now. None: what it has read is out of date, and it runs again."""
+    """Commit the changes of a step. None: what it has read is out of date, and it runs again."""
     job = batch.action.jobs[0]
     verdict: LaminaError | bool = True
     if is_wanted:

@@ -1,4 +1,4 @@
-"""Where values lie: small ones at hand, large ones in shared memory, and how they get there and back."""
+"""Value storage: small values inline, large ones in shared memory, and the way there and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lamina.live.shm import INLINE_BYTES, Pool, Reader
 
 
 class Shelf:
-    """`release` is called for references whose memory somebody else owns."""
+    """Stores and reads values. `release` is called for references to memory that another process owns."""
 
     def __init__(self, pool: Pool | None, reader: Reader | None, release: Callable[[ShmRef], None] | None) -> None:
         self._pool = pool
@@ -19,7 +19,7 @@ class Shelf:
         self._release = release
 
     def keep(self, held: list[ShmRef], blob: Stored) -> Stored:
-        """As it is to be kept. What takes up shared memory is noted in `held`, for whoever is to `free` it."""
+        """Store a value. A slot of shared memory it takes is added to `held`, which is to be freed at the end of the run."""
         if isinstance(blob, ShmRef):  # from another process, and the holder's from now on
             held.append(blob)
             return blob
@@ -46,7 +46,7 @@ class Shelf:
         return values.decode(self.blob(stored))
 
     def items(self, stored: Stored) -> Sequence[Stored]:
-        """Of a list. Large ones in shared memory stay where they are: a part of a slot is as good as a slot."""
+        """Items of an encoded list. Large ones in shared memory stay where they are: a part of a slot is as good as a slot."""
         blob = self.blob(stored)
         if not isinstance(stored, ShmRef):
             return values.items(blob)

@@ -1,14 +1,14 @@
-"""Large values between processes: slots of shared memory, each a file in a private folder, written by its owner alone.
+"""Shared memory for large values between processes: slots, each a file in a private directory, written by its owner alone.
 
 A slot's size is a power of two; it is created once and used again and again, because the first touch of fresh pages costs
-more than the copy itself. Its number never means another file, so whoever has mapped it may keep the mapping.
+more than the copy itself. Its number never means another file, so a process that has mapped it may keep the mapping.
 
 Rules: space is reserved when a slot is made (a full /dev/shm is then an error here, not a crash at the first write); a
-slot that is being read by a batch is not written again before that batch ends, whoever frees it meanwhile; a slot that
-somebody's code still looks into afterwards is never written again at all: its file goes, the mapping lives on.
+slot that is being read by a batch is not written again before that batch ends, even if it is freed meanwhile; a slot that
+user code still looks into afterwards is never written again at all: its file goes, the mapping lives on.
 
 What finds no room in memory any more goes to disk, up to a bound of its own: slots like the others, in a folder the first one
-points to, but gone as soon as they are free.
+points to, but removed as soon as they are free.
 
 Not `multiprocessing.shared_memory`: its tracker removes segments it believes forgotten, at moments of its own choice.
 """
@@ -50,7 +50,7 @@ def _map(file: int, size: int, protection: int) -> mmap.mmap:
 
 
 class Slots(ABC):
-    """Who still reads what: freeing waits for the last reader."""
+    """Reference counts of one owner's slots: freeing waits for the last reader."""
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
@@ -70,7 +70,7 @@ class Slots(ABC):
                 self.free(slot)
 
     def retire(self, slot: int) -> None:
-        """Somebody looks into it and does not say until when."""
+        """Mark a slot that user code still looks into: it is never written again."""
         self._retired.add(slot)
 
     def free(self, slot: int) -> None:
@@ -87,7 +87,7 @@ class Slots(ABC):
 
 
 class Pool(Slots):
-    """The slots of one owner, at most `limit_bytes` in memory and `spill_bytes` more on disk."""
+    """Pool of one owner's slots, at most `limit_bytes` in memory and `spill_bytes` more on disk."""
 
     def __init__(self, folder: str, owner: str, limit_bytes: int, spill_bytes: int = 0) -> None:
         super().__init__(owner)
@@ -205,7 +205,7 @@ class Reader:
         self._folder = folder
         self._keep = keep
         self._maps: dict[tuple[str, int], mmap.mmap] = {("", 0): mmap.mmap(-1, 1)}  #: least recently used first
-        self._unviewed = self._references(("", 0))  #: of a mapping nobody looks into; interpreters count differently
+        self._unviewed = self._references(("", 0))  #: of a mapping without views; interpreters count differently
         self._maps.clear()
 
     def view(self, ref: ShmRef) -> memoryview:
@@ -250,7 +250,7 @@ class Reader:
         return sys.getrefcount(self._maps[key])
 
     def forget(self, owner: str) -> None:
-        """Its slots will not be asked for again."""
+        """Unmap the slots of an owner that is gone."""
         for key in [key for key in self._maps if key[0] == owner]:
             del self._maps[key]
 

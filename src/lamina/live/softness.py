@@ -1,10 +1,10 @@
-"""Hard slices or soft ones, where nobody has said?
+"""Slice mode: hard slices (SMs of their own) or soft ones (all SMs shared), where the user has not chosen.
 
-Measured (`docs/gpu.md`): of five small models with goals of three to ten times their own time, soft slices serve up to twice as
-many calls in time, since no SM is idle while anybody has work. But beside a neighbour that fills the device with long kernels
-they take seven to thirteen times as long, and on hard ones 1.1 times. So soft are the slices of those of whom nothing of the
-kind is to be expected: models, whose batches are bounded, with goals of the same order, since no batch is begun that takes
-longer than its own goal; who each ask for half of the device or less, since otherwise they would take turns; and none with a
+Measured (`docs/gpu.md`): of five small models with SLOs of three to ten times their own time, soft slices serve up to twice as
+many calls in time, since no SM is idle while there is work. But beside a neighbour that fills the device with long kernels
+they take seven to thirteen times as long, and on hard ones 1.1 times. So slices are soft for functions of which nothing of the
+kind is to be expected: models, whose batches are bounded, with SLOs of the same order, since no batch is begun that takes
+longer than its own SLO; that each ask for half of the device or less, since otherwise they would take turns; and none with a
 home, which says that it wants to be kept apart.
 """
 
@@ -22,7 +22,7 @@ APART = 10
 
 
 def are_soft(slices: Slices, functions: Iterable[Any]) -> bool:
-    """`functions` of the app; those that do not share a GPU do not matter."""
+    """Are the slices for these `functions` of the app soft? Functions that do not share a GPU do not matter."""
     if slices != "auto":
         return slices == "soft"
     sharing = [one for one in functions if one.spec.gpu != "no" and not one.isolated]

@@ -1,4 +1,7 @@
-"""An app on an engine with a policy: what `serve`, `run` and tests all begin with."""
+"""Composition root: an app, a policy, engines, run values and the real-time driver, wired into one runtime.
+
+`serve`, `run` and tests all begin here, and nowhere else are these objects put together.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ ON_GPU = {"LAMINA_TORCH_DEVICE": "cuda"}
 """Where a `TorchModel` runs that is alone in its process."""
 
 NOISE = 0.05
-"""Of make-believe devices: sigma of the logarithm of a batch's time over its profile, as scenarios have it."""
+"""Of emulated devices: sigma of the logarithm of a batch's time over its profile, as scenarios have it."""
 
 
 @dataclass(slots=True)
@@ -64,17 +67,17 @@ def open_local(
     gpu: str = "no",
     slices: Slices = "auto",
 ) -> Live:
-    """On this machine: cores in worker processes, and the GPUs that `gpu` names ("auto": those there are), in slices that have
-    SMs of their own or share all of them (`live/softness.py`).
+    """Runtime on this machine: CPU cores in worker processes, and the GPUs that `gpu` names ("auto": those there are), in slices
+    that have SMs of their own or share all of them (see `Slices`).
 
     With `probe`, what has no profile is timed on its sample inputs when it is loaded, and what has one that no longer holds is
-    measured again when nobody is served.
+    measured again while the server is idle.
     """
     app = load_app(app_path)
     engine = _engines(app, app_path, gpu, slices)
     known = read_profiles(app_path, profiles)
     table = Table(known, interference=bandwidth_of(known))
-    if probe:  # what must not run twice does not run for nobody either
+    if probe:  # what must not run twice is not run for a measurement either
         functions = [function for function in app.functions.values() if function.spec.idempotent]
         for part in engine.parts:
             kind = part.devices[0].kind
@@ -96,7 +99,7 @@ def open_local(
 def _engines(app: App, app_path: str, gpu: str, slices: Slices) -> Engines:
     local = LocalEngine(app_path)
     if not any(function.spec.gpu != "no" for function in app.functions.values()):
-        gpu = "no"  # nobody asks for one
+        gpu = "no"  # no function asks for one
     if gpu == "auto":
         found = detect.devices_outside()
     elif gpu == "no":
@@ -115,12 +118,12 @@ def _engines(app: App, app_path: str, gpu: str, slices: Slices) -> Engines:
 
 
 def _isolate(app: App, local: LocalEngine, found: list[tuple[str, int, DeviceSpec]]) -> tuple[MpsSlicer | None, dict[str, str]]:
-    """Functions that asked for a process of their own on the GPU get one, under MPS where there is a real one.
+    """Process isolation: functions that asked for a process of their own on the GPU get one, under MPS where there is a real one.
 
     The executor must then be a client of the same daemon: processes that are not take turns on the device instead of sharing it.
     """
     alone = [function for function in app.functions.values() if function.isolated]
-    if not found:  # on cores everybody has a process of their own, and none needs a slice fixed for that
+    if not found:  # on cores every instance has a process of its own, and needs no fixed slice for that
         for function in alone:
             function.spec = replace(function.spec, home=function.home, lend=True)
     if not alone or not found:
@@ -144,7 +147,7 @@ def open_emulated(
     policy: Dispatch | None = None,
     seed: int = 0,
 ) -> Live:
-    """On make-believe devices, which take as long as the profiles say."""
+    """Runtime on emulated devices, which take as long as the profiles say."""
     made = [replace(device, owned=True) for device in devices.make(kinds)]
     table = Table(found, margin=2 * NOISE, interference=bandwidth_of(found))
     for name, function in app.functions.items():
@@ -162,7 +165,7 @@ def open_emulated(
 
 
 def read_profiles(app_path: str, folder: Path | None) -> list[profile.Profile]:
-    """From `folder`, or from a folder `profiles` beside the app, which is used without being asked for."""
+    """Profiles from `folder`, or by default from a folder `profiles` beside the app."""
     if folder is None:
         beside = Path(app_path.rpartition(":")[0] if ".py:" in app_path else app_path).parent / "profiles"
         return profile.read_all(beside) if beside.is_dir() else []

@@ -1,7 +1,7 @@
-"""How a run comes into the controller: for the first time, or again after a restart, with the workflow it began with.
+"""Recovery of durable runs: a run starts for the first time, or its journal is replayed with the workflow it began with.
 
-Workflows are kept beside the runs, by a digest of theirs, because a run that has begun must go on as it did even if the app
-has changed since.
+Workflows are stored beside the runs, by digest, because a run that has begun must go on as it did even if the app has changed
+since.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from lamina.types import NEVER_US, Call
 
 
 class Starter:
-    """`origin_us` is when the controller's time began, since 1970. `tell` tells a run a note by its number; `holds` says whether
-    a run has not ended yet."""
+    """Starts and replays runs. `origin_us` is when the controller's time began, since 1970. `tell` applies a journal entry by its
+    number; `holds` says whether a run has not ended yet."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Starter:
         self._begun: list[str] = []
 
     def flow_id(self, target: str) -> tuple[str, bytes]:
-        """The workflow as it is now: its digest, and itself."""
+        """Digest and encoding of a workflow as it is deployed now."""
         flow = self._loop.controller.state.flows[target]
         known = self._known.get(target)
         if known is None or known[0] is not flow:
@@ -105,7 +105,7 @@ class Starter:
         return Call(row.id, row.target, began_us - self._origin_us, until_us, until_us, *wishes, durable=True)
 
     def _note_begun(self, id: str, now_us: int) -> None:
-        """If it has not ended at once; together with all that begin in this turn of the loop."""
+        """Record the start of a run that has not ended at once; together with all that start in this turn of the loop."""
         if self._holds(id):
             if not self._begun:
                 asyncio.get_running_loop().call_soon(self._write_begun, now_us)
@@ -121,7 +121,7 @@ def _inputs(fed: Fed) -> dict[str, bytes]:
 
 
 def shifted(note: Note, by_us: int) -> Note:
-    """The same in another reckoning of time."""
+    """A journal entry with its times shifted between wall clock and controller clock."""
     return msgspec.structs.replace(
         note,
         at_us=note.at_us + by_us,

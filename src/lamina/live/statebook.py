@@ -1,8 +1,8 @@
-"""The state of an app and its workflows, as the gateway keeps it: in memory for whoever asks, in the store for ever.
+"""Key-value state of apps and workflows: in memory for reads, in the store for good.
 
 A step's changes come with its result and are checked against what it has read; they are applied here at once and given to the
 store together with that result, in one transaction. So after a crash either both are there or neither, and then the step
-runs again. Changes somebody watches are announced in the same way.
+runs again. Changes that start a trigger go into the outbox in the same way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lamina.store import kv, outbox
 from lamina.store.base import Session, Store
 
 CHANGES = "changes"
-"""Topic of changes that start something."""
+"""Outbox topic of changes that start a trigger."""
 
 MAX_GONE = 10_000
 """Deleted keys whose versions are remembered: a step that has read one before must find out. No step lives that long."""
@@ -30,11 +30,11 @@ MAX_UNWRITTEN = 100_000
 """Changes that may wait in memory for a store that is down."""
 
 Step = tuple[str, int, str]
-"""Call, scope and node: whose result the changes come with."""
+"""Call, scope and node of the step the changes come from."""
 
 
 class Write(Struct, frozen=True, array_like=True):
-    """One key as it is now; `value` is None if it is gone. `starts` are the targets that its change starts."""
+    """Write of one key; `value` is None for a deletion. `starts` are the targets that the change starts."""
 
     scope: str
     key: str
@@ -51,7 +51,7 @@ class Write(Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True)
 class Watch:
-    """Changes of keys that match `pattern` start `target`."""
+    """Watch on keys: changes of those that match `pattern` start `target`."""
 
     scope: str
     pattern: str
@@ -60,15 +60,15 @@ class Watch:
 
 @dataclass(slots=True)
 class Book:
-    """`is_durable` tells whether somebody will take the changes of a call's steps and store them with their results."""
+    """State of all apps. `is_durable` tells whether the changes of a call's steps are stored with their results."""
 
     app: str
     apps: dict[str, str] = field(default_factory=dict)  #: by function, of apps that were deployed later
     target_of: Callable[[str], str] = lambda call_id: ""
     is_durable: Callable[[str], bool] = lambda call_id: False
-    changed: Callable[[list[Write]], None] = lambda writes: None  #: told of changes that start something, once they are safe
+    changed: Callable[[list[Write]], None] = lambda writes: None  #: gets changes that start something, once on disk
     store: Store | None = None
-    down: LaminaError | None = None  #: why nobody knows what the state is
+    down: LaminaError | None = None  #: why the state is unknown
     watches: list[Watch] = field(default_factory=list)
     cells: dict[Place, Cell] = field(default_factory=dict)
     _pending: dict[str, dict[Step, list[Write]]] = field(default_factory=dict)
@@ -79,14 +79,14 @@ class Book:
         self.cells |= {(one.scope, one.key): Cell(one.kind, one.value, one.version) for one in cells}
 
     def place(self, function: str, call_id: str, scope: str, key: str) -> Place:
-        """A step says "app" or "workflow"; which one follows from its function and its call."""
+        """Full key of a step's key: which app or workflow it means follows from its function and its call."""
         return (f"app/{self.apps.get(function, self.app)}" if scope == "app" else f"workflow/{self.target_of(call_id)}"), key
 
     def read(self, place: Place) -> Cell:
         return self.cells.get(place, Cell()) if self.down is None else UNKNOWN
 
     def commit(self, function: str, step: Step, reads: Sequence[tuple[str, str, int]], ops: Sequence[Op]) -> LaminaError | bool:
-        """False: something it has read is not so any more. An error: its changes make no sense."""
+        """Commit a step's changes. False: something it has read has changed since. An error: its changes are invalid."""
         call_id = step[0]
         if self.down is not None:
             return self.down
@@ -109,11 +109,11 @@ class Book:
         return True
 
     def put(self, place: Place, cell: Cell) -> None:
-        """From outside of any step."""
+        """Write a key from outside of any step."""
         self._persist(self._apply({place: cell}))
 
     def beside(self, call_id: str, scope: int, node: str) -> tuple[Callable[[Session], None], Callable[[], None]] | None:
-        """What is to be stored with the result of this step, and done when it is; without a node, of all that are left."""
+        """Work to be stored with the result of this step, and what to do then; without a node, of all steps that are left."""
         mine = self._pending.get(call_id, {})
         found = [mine.pop(step) for step in list(mine) if not node or step == (call_id, scope, node)]
         if not mine:
@@ -156,7 +156,7 @@ class Book:
 
 
 def stored(db: Session, writes: list[Write]) -> None:
-    """Work for the store: the changes, and letters for what they start. Doing it twice is doing it once."""
+    """Store work: write the changes, and outbox messages for what they start. Idempotent."""
     for write in writes:
         if write.value is None:
             kv.delete(db, write.scope, write.key)

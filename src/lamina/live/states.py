@@ -1,7 +1,7 @@
-"""Values of flows written as states: one value per scope, read and written by each state in turn.
+"""Run values of workflows in the Amazon States Language: one value per scope, read and written by each state in turn.
 
-The rules are in `lamina.asl.step`; here is only where the values lie. Answers the questions the core asks about them. A value
-nobody looks into stays sealed, as it came from its worker: a large result goes from task to task by reference.
+The rules are in `lamina.asl`; here is only where the values lie. Answers the questions the core asks about them. A value
+that no state looks into stays encoded, as it came from its worker: a large result goes from task to task by reference.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _LOOKS_AT_RESULT = {"ResultSelector", "ResultPath", "OutputPath", "PotentialNext
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A value as it is stored, not looked into yet."""
+    """A value as it is stored, not decoded yet."""
 
     stored: Stored
 
 
 @dataclass(slots=True)
 class Register:
-    """Of one scope. `value` is the current one; `given` and `result` belong to the state it is at."""
+    """Current value of one scope. `task_input` and `result` belong to the state it is at."""
 
-    value: Any  #: perhaps sealed, like the two below
+    value: Any  #: perhaps encoded, like the two below
     given: Any = None
     result: Any = None
     node: str = ""
@@ -57,7 +57,7 @@ class Register:
 
 @dataclass(slots=True)
 class Story:
-    """One run: who called it, when, and with what."""
+    """One run of a state machine: its input, start time, the value of each scope, and errors."""
 
     call_id: str
     name: str
@@ -65,18 +65,18 @@ class Story:
     started_us: int
     registers: dict[int, Register]
     errors: dict[tuple[int, str], ErrorInfo] = field(default_factory=dict)  #: the last of each state
-    now_us: int = 0  #: of a run that must come out the same when it is told again: the time of what it was told last
+    now_us: int = 0  #: of a durable run: the time of the journal entry applied last, so that a replay gives the same
 
     def ending(self, failure: Fail | None) -> ErrorInfo | None:
-        """What was said about the failure that ended the run."""
+        """Error details of the failure that ended the run."""
         if failure is None:
             return None
-        if failure.error.islower():  # a word of ours: it tells whose fault it is, and the error itself is what was said
+        if failure.error.islower():  # one of our own codes: it says what kind of failure it is; the details are those of the step
             return self.errors.get((failure.scope, failure.step))
         return self.error(Fault(failure.error, failure.error, failure.scope, failure.step))
 
     def error(self, fault: Fault) -> ErrorInfo:
-        """What was said about a failure; its name alone, if nothing was."""
+        """Error details of a failure; its name alone, if there are none."""
         said = self.errors.get((fault.scope, fault.node))
         if said is not None and (said.type == fault.name or fault.name == TASK_FAILED):
             return said
@@ -84,7 +84,7 @@ class Story:
 
 
 class States:
-    """`opened` makes a plain value of a stored one; `wall_us` is the time of day, since 1970."""
+    """Values of all state-machine runs. `opened` decodes a stored value; `wall_us` is the time of day, since 1970."""
 
     def __init__(
         self,
@@ -101,12 +101,12 @@ class States:
         return Story(call_id, flow.name, given, began_us or self._wall_us(), {0: Register(given)}, now_us=began_us)
 
     def result(self, story: Story) -> Any:
-        """Perhaps sealed."""
+        """Result of a run, perhaps encoded."""
         return story.registers[0].value
 
     def arguments(self, story: Story, scope: int, node: Node) -> dict[str, Any]:
-        """Perhaps sealed, each of them."""
-        register = story.registers.get(scope)  # cancelled meanwhile: nobody wants the result
+        """Arguments of a task, each perhaps encoded."""
+        register = story.registers.get(scope)  # cancelled meanwhile: the result is not needed
         return _bound(node, register.given) if register is not None else {}
 
     def put(self, story: Story, scope: int, node: str, value: Stored) -> None:
@@ -115,17 +115,17 @@ class States:
             register.result = Sealed(value)
 
     def outcome(self, story: Story, scope: int) -> Stored | None:
-        """The result of the step this scope is at, as it was put."""
+        """Value to journal: the result of the step this scope is at, as it was put."""
         register = story.registers.get(scope)
         return register.result.stored if register is not None and isinstance(register.result, Sealed) else None
 
     # ---------------------------------------------------------------------- questions
 
     def answer(self, story: Story, question: Resolve, node: Node, first_scope: int) -> tuple[Resolved, int]:
-        """The answer, and how many scopes an each or parallel has made, numbered from `first_scope`."""
+        """Answer a question of the core; also how many scopes a map or parallel has made, numbered from `first_scope`."""
         place = (question.call_id, question.scope, question.node)
         register = story.registers.get(question.scope)
-        if register is None:  # cancelled since it was asked; nobody will read this
+        if register is None:  # cancelled since it was asked; the answer is ignored
             return Resolved(*place, turn=question.turn), 0
         self._rng = seeded(question) if story.now_us else self._chance
         if question.stage == "begin" and not question.attempt:
@@ -182,7 +182,7 @@ class States:
         return 0, ()
 
     def _later(self, story: Story, register: Register, question: Resolve, node: Node) -> int:
-        """Results are there, or a failure is caught."""
+        """Leave a state: its results are there, or a failure is caught."""
         state: dict[str, Any] = node.data["asl"]
         if question.stage == "end" and state["Type"] == "Task" and not _LOOKS_AT_RESULT & state.keys():
             register.value, register.result, register.given = register.result, None, None
@@ -234,13 +234,13 @@ class States:
 
 
 def seeded(question: Resolve) -> random.Random:
-    """Dice that fall the same way whenever this is asked again."""
+    """Random numbers of one question, the same in every replay."""
     asked = (question.call_id, question.scope, question.node, question.turn, question.stage, question.attempt)
     return random.Random("/".join(map(str, asked)))
 
 
 def _bound(node: Node, given: Any) -> dict[str, Any]:
-    """The input of a task as the arguments of its function: the whole of it for one parameter, by name for several."""
+    """Bind the input of a task to its function: the whole of it for one parameter, by name for several."""
     params: list[str] | None = node.data.get("params")
     if params is None:
         return {INPUT: given}

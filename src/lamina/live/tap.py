@@ -1,4 +1,4 @@
-"""What a worker prints, line by line, and on to where it would have gone."""
+"""Log pipe: the output of a worker, line by line, forwarded to stderr and to subscribers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ OnLine = Callable[[str, tuple[str, ...], str], None]
 
 
 class Tap:
-    """A pipe: give `fd` to the child, then call `close_theirs`. It ends by itself when nobody can write to it any more.
+    """A pipe: give `fd` to the child, then call `close_child_end`. It ends by itself when its last writer has gone.
 
-    `on_line` is told every line; with `echo` it also goes to stderr, as it would without anybody in between.
+    `on_line` gets every line; with `echo` it also goes to stderr, as it would without a pipe in between.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_line: OnLine, *, echo: bool = True) -> None:
@@ -60,7 +60,7 @@ class Tap:
             self._on_line(function, calls, text)
 
     def close(self) -> None:
-        """Whatever is still in it is told first."""
+        """Deliver what is still in it, and close."""
         if self._ours < 0:
             return
         self._loop.remove_reader(self._ours)

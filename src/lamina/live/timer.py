@@ -1,4 +1,4 @@
-"""Wake-ups with microsecond resolution.
+"""Timer with microsecond resolution (Linux timerfd).
 
 Event loops round their timers to a millisecond, which is longer than many of the batches we time. A Linux timerfd does
 not; where there is none, the loop's own timers serve, and are asked again if they come early.
@@ -21,7 +21,7 @@ _ABSOLUTE = 1
 
 
 def clock_us() -> int:
-    """Monotonic: deadlines never use the wall clock."""
+    """Monotonic clock: deadlines never use the wall clock."""
     return time.monotonic_ns() // 1000
 
 
@@ -35,7 +35,7 @@ class _TimerSpec(ctypes.Structure):
 
 
 class Timer:
-    """Calls back at given times of `clock_us`, never before them."""
+    """Timer: calls back at given times of `clock_us`, never before them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -73,7 +73,7 @@ class Timer:
             self._loop.call_later(max(0.0, (at_us - clock_us()) / 1e6), self._fire)
 
     def _fire(self) -> None:
-        """What has come in by now is read first: whoever is called back decides about it."""
+        """Let sockets be read first: callbacks decide about what has come in by now."""
         if self._fd >= 0:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._fd, 8)

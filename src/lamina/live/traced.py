@@ -1,7 +1,7 @@
-"""Values of workflows written in Python: every step has one, and expressions say how the next is made of them.
+"""Run values of workflows written in Python: every step has one, and expressions say how the next is made of them.
 
-The twin of `states.py`. An expression that is a bare reference is never opened, and the list that an each has collected goes on
-item by item where some are in shared memory.
+The counterpart of `asl_values.py`. An expression that is a bare reference is never decoded, and the result list of a map
+goes on item by item where some are in shared memory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Traced:
         return self._plain(run, scope, node) or self._made(run, scope, node.data["args"])
 
     def _plain(self, run: RunValues, scope: Scope, node: Task) -> JobInput | None:
-        """All it needs are inputs of the run and results beside it, and all of them are here: nearly always so."""
+        """Fast path: all arguments are inputs of the run or results in the same scope, and all of them are there."""
         known: dict[str, list[Leaf]] = scope.flow.__dict__.setdefault("needs", {})  # as its own cached properties are kept
         args: dict[str, Expr] = node.data["args"]
         if node.name not in known:
@@ -72,7 +72,7 @@ class Traced:
         return JobInput(args, given)
 
     def _apart(self, run: RunValues, scope: Scope, expr: Expr, given: list[tuple[Leaf, Stored]]) -> Expr:
-        """A list an each has collected, item by item where some are in shared memory: then it need not be put together here."""
+        """The result list of a map, item by item where some are in shared memory: then it need not be joined here."""
         leaf = leaf_of(expr)
         if leaf is None or leaf[0] != "node" or len(expr) != 2:
             return expr
@@ -110,7 +110,7 @@ class Traced:
         return Resolved(question.call_id, question.scope, question.node, value, turn=question.turn)
 
     def make_items(self, run: RunValues, question: Resolve, blobs: Sequence[Stored], first_scope: int) -> int:
-        """Those in shared memory belong to the list they are parts of."""
+        """Create the scopes of a map's items. Items in shared memory belong to the list they are parts of."""
         if len(blobs) > MAX_ITEMS:
             raise BadValue(f"each over {len(blobs)} items", hint=f"at most {MAX_ITEMS} at a time")
         scope = run.scopes[question.scope]
@@ -120,13 +120,13 @@ class Traced:
         return len(blobs)
 
     def _without(self, scope: Scope, node: Node, question: Resolve) -> int:
-        """Some of its items or branches brought no result."""
+        """Drop items or branches that brought no result."""
         absent = set(question.missing)
         scope.spread[node.name] = [inner for index, inner in enumerate(scope.spread[node.name]) if index not in absent]
         return 0
 
     def _caught(self, run: RunValues, scope: Scope, node: Node, question: Resolve) -> int:
-        """What was said goes where the way on begins, and is there only if that way was taken."""
+        """Store the caught error where the handler begins: it is there only if that way was taken."""
         assert question.fault is not None and isinstance(node, Guarded) and node.guard is not None
         fault = question.fault
         error = run.errors.get((fault.scope, fault.node)) or _unsaid(run, fault.scope, fault.node, fault.name)
@@ -143,7 +143,7 @@ class Traced:
     # --------------------------------------------------------------- expressions
 
     def _value(self, run: RunValues, scope: Scope, expr: Expr) -> Stored:
-        """Of an expression; a bare reference, or one of several, is not opened at all."""
+        """Value of an expression; a bare reference, or one of several, is not decoded at all."""
         leaf = leaf_of(expr)
         if leaf is not None and len(expr) == (1 if leaf[0] == "item" else 2):
             return self._look_up(run, scope, leaf)
@@ -186,7 +186,7 @@ class Traced:
         return at.results[name]
 
     def _derive(self, run: RunValues, scope: Scope, name: str) -> Stored:
-        """Values no worker made: the list an each collected, and what a pass is made of."""
+        """Value that no worker made: the result list of a map, or what a pass is made of."""
         node = scope.flow.nodes[name]
         if isinstance(node, Each | Parallel) and name in scope.spread:
             blobs = [self._shelf.blob(self.result(run, inner)) for inner in scope.spread[name]]
@@ -197,7 +197,7 @@ class Traced:
 
 
 def said(run: RunValues, failure: Fail | None) -> ErrorInfo | None:
-    """About the failure that ended the run."""
+    """Error details of the failure that ended a run."""
     if failure is None or not failure.step:
         return None
     found = run.errors.get((failure.scope, failure.step))

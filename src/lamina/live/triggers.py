@@ -1,4 +1,4 @@
-"""Clocks and changes of state that start workflows.
+"""Triggers: schedules and changes of state that start workflows.
 
 Every start has a key of its own, made of the trigger and the time or change it is for. With a store a start is a durable run
 accepted under that key, so asking twice starts once: what was due when the server died is asked for again when it is back. A
@@ -34,13 +34,13 @@ log = logging.getLogger("lamina")
 
 SCOPE = "triggers"
 LOOK_S = 30.0
-"""Clocks are set and machines sleep: so often, at least, it is looked what time it is."""
+"""Longest sleep: clocks are set and machines sleep, so the time is checked at least this often."""
 
 PATIENT = Slo(timeout_us=24 * 3_600_000_000)
 
 Started = Callable[[LaminaError | None], None]
 Start = Callable[[str, dict[str, bytes], str, Started], None]
-"""Target, inputs, key, and whom to tell when it is certain to run, or why it will not."""
+"""Target, inputs, idempotency key, and a callback for when it is certain to run, or why it will not."""
 
 
 class Triggers:
@@ -56,7 +56,7 @@ class Triggers:
         self.started = 0
 
     def set_app(self, app: str, triggers: Sequence[Trigger], functions: Iterable[str] = ()) -> None:
-        """These are the triggers of this app, and its functions, from now on; clocks that stay go on as they were."""
+        """Set the triggers of an app, and its functions; schedules that stay go on as they were."""
         self._book.apps.update(dict.fromkeys(functions, app))
         for name in self._apps.pop(app, []):
             self._triggers.pop(name, None)
@@ -73,7 +73,7 @@ class Triggers:
                 self._wind(trigger, self._last_us.get(trigger.name, _now_us()))
 
     def open(self) -> None:
-        """Needs a running loop. State has been read by now."""
+        """Start triggers. Needs a running loop. State has been read by now."""
         self._book.changed = self._changed
         if self._store is None or not self._store.exists:
             self._left(([], []))
@@ -83,7 +83,7 @@ class Triggers:
             )
 
     def close(self) -> None:
-        """For good, also if what was left has not been read yet."""
+        """Stop for good, also if the outbox has not been read yet."""
         self._is_open, self._is_closed = False, True
         for timer in self._timers.values():
             timer.cancel()
@@ -91,7 +91,7 @@ class Triggers:
         self._book.changed = lambda writes: None
 
     def _left(self, found: tuple[list[kv.Entry], list[outbox.Letter]] | LaminaError) -> None:
-        """What an earlier server had in hand."""
+        """Resume what an earlier server had not finished."""
         if self._is_closed:
             return
         if isinstance(found, LaminaError):
@@ -125,7 +125,7 @@ class Triggers:
                 self._store.write(lambda db: _remember(db, trigger.name, due_us), must=True)
 
         self._last_us[trigger.name] = max(due_us, now_us)
-        self._wind(trigger, max(due_us, now_us))  # what was missed is made up for once
+        self._wind(trigger, max(due_us, now_us))  # missed times are made up for once
         self._begin(trigger, {"due": due}, due_us, done)
 
     # ----------------------------------------------------------------------- changes
@@ -186,7 +186,7 @@ def at_once(loop: LiveLoop) -> Start:
 
 
 async def open_state(app: App, book: Book, loop: LiveLoop, durable: Durable | None) -> Triggers:
-    """The state as it was left, and whatever starts by itself from now on."""
+    """Load the state, and start triggers."""
     store = durable.store if durable is not None else None
     if durable is not None and store is not None:
         book.store = store

@@ -1,4 +1,4 @@
-"""Who wants to know when a run is over."""
+"""Completion listeners of durable runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Waiters:
         self._waiting: dict[str, list[Callable[[], None]]] = {}
 
     def add(self, id: str, waiter: Callable[[], None]) -> Callable[[], None]:
-        """What is returned takes it back."""
+        """Add a listener; the returned function removes it."""
         self._waiting.setdefault(id, []).append(waiter)
 
         def leave() -> None:

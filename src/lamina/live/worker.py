@@ -1,4 +1,4 @@
-"""A process that holds one function and runs its batches, one at a time: `python -m lamina.live.worker SETUP`.
+"""CPU worker: a process that holds one function and runs its batches, one at a time: `python -m lamina.worker.main SETUP`.
 
 It does as little as it can: take a frame, decode the arguments, run, encode the results. Everything it could get wrong
 stays inside it: a job that cannot be decoded, run or encoded fails alone, and when the process dies the gateway sees the
@@ -58,7 +58,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Setup(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker is started with, as JSON on its command line."""
+    """Configuration of a worker, as JSON on its command line."""
 
     app: str
     function: str
@@ -89,7 +89,7 @@ class Worker:
         self._spans: list[Inner] = []  #: of the batch that runs
 
     def serve(self, wake: int) -> None:
-        """Until the socket ends, Stop comes, or a signal makes `wake` readable and sets `leaving`."""
+        """Serve until the socket ends, StopProcess comes, or a signal makes `wake` readable and sets `leaving`."""
         poller = select.poll()
         poller.register(self._channel.fileno(), select.POLLIN)
         poller.register(wake, select.POLLIN)
@@ -112,7 +112,7 @@ class Worker:
                     return
 
     def settle(self, batch: RunBatch) -> None:
-        """Run it, again if what it has read of the state was out of date by its end."""
+        """Run a batch, again if what it has read of the state was out of date by its end."""
         for tries in range(1, MAX_TRIES + 1):
             done = self.run(batch, may_repeat=self._may_repeat and tries < MAX_TRIES)
             self._channel.send(done)
@@ -127,7 +127,7 @@ class Worker:
             self._pool.free(slot)
 
     def run(self, batch: RunBatch, may_repeat: bool = False) -> Done:
-        """All the time it takes is time on the slice: values are opened and packed there too."""
+        """Run a batch. All the time it takes is time on the slice: values are decoded and encoded there too."""
         started_ns = time.perf_counter_ns()
         units = self._cores.apply(batch.mask)
         shared = [stored for job in batch.jobs for _, stored in job.leaves if isinstance(stored, ShmRef)]
@@ -141,7 +141,7 @@ class Worker:
         return Done(batch.batch_id, device_us, results, kept, line.changes(results, may_repeat), spans)
 
     def _results(self, batch: RunBatch, units: int, line: Line) -> list[bytes | ShmRef | ErrorInfo]:
-        """In a frame of its own: when it returns, nothing of ours refers to the inputs any more."""
+        """Results of a batch. In a frame of its own: when it returns, nothing of ours refers to the inputs any more."""
         outputs: list[Any] = [None] * len(batch.jobs)
         calls: dict[int, dict[str, Any]] = {}
         for index, job in enumerate(batch.jobs):
@@ -165,7 +165,7 @@ class Worker:
         return packed(self._pool, outputs)
 
     def _emit_for(self, batch: RunBatch) -> Callable[[Any], bool]:
-        """Sends a piece of the answer; false when nobody wants more. Functions that yield have one call in a batch."""
+        """Sender of stream chunks; it returns false when the client is gone. Functions that yield have one call in a batch."""
         job_id = batch.jobs[0].job_id
 
         def emit(piece: Any) -> bool:
@@ -178,7 +178,7 @@ class Worker:
         return values.decode(self._reader.view(stored) if isinstance(stored, ShmRef) else stored)
 
     def _outputs(self, calls: list[dict[str, Any]]) -> list[Any]:
-        """The runner sorts out who is guilty when the user's code raises. What gets past it ends a batch of one."""
+        """Run the calls. The runner finds the failing call when the user's code raises; what gets past it ends a batch of one."""
         try:
             outputs = self._runner.run(calls) if calls else []
             if len(outputs) != len(calls):
@@ -242,7 +242,7 @@ def _work(setup: Setup, channel: Channel) -> int:
 
 
 def _on_sigterm(worker: Worker) -> int:
-    """A signal may come an instant before the process blocks, so it must also wake it: through a pipe."""
+    """Handle SIGTERM. A signal may come an instant before the process blocks, so it also wakes it: through a pipe."""
     wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
 
@@ -254,7 +254,9 @@ def _on_sigterm(worker: Worker) -> int:
 
 
 def die_with_parent() -> None:
-    """A worker busy with a batch would not notice the end of its socket for as long as that lasts. The kernel goes by the
+    """Exit with the parent process.
+
+    A worker busy with a batch would not notice the end of its socket for as long as that lasts. The kernel goes by the
     thread that started it; that is the gateway's event loop, and they end together."""
     import ctypes
 

@@ -1,1 +1,1 @@
-"""Load from outside: open loop, over real sockets, against any HTTP server."""
+"""Load generator: open loop, over real sockets, against any HTTP server."""

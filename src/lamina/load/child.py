@@ -1,4 +1,4 @@
-"""The generator in its own process, as seen from the one that watches."""
+"""Generator process, as seen from the process that displays it."""
 
 from __future__ import annotations
 

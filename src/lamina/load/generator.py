@@ -1,4 +1,4 @@
-"""The generator: an open loop on bare sockets, in a process of its own so that drawing a screen never delays a call.
+"""Open-loop load generator on bare sockets, in a process of its own so that drawing a screen never delays a call.
 
 Calls leave when they are due, whether or not earlier ones were answered, and their time counts from when they were due.
 No event loop library: at tens of thousands of calls a second the generator must not be what is measured.

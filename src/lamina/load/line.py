@@ -1,4 +1,4 @@
-"""One connection of the generator, with at most one request under way: a refusal must not queue behind a result."""
+"""Connection of the load generator, with at most one request in flight: a rejection must not queue behind a result."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ CHUNKED_END = b"\r\n0\r\n\r\n"
 
 
 class Gone(Exception):
-    """The server hung up."""
+    """The connection was closed by the server, or lost."""
 
 
 class Line:
-    """Non-blocking. A request that does not fit into the socket's buffer is sent on when there is room."""
+    """Non-blocking connection. A request that does not fit into the socket's buffer is sent on when there is room."""
 
     __slots__ = ("_buffer", "_unsent", "due_us", "socket")
 

@@ -1,4 +1,4 @@
-"""A run as one HTML page that needs nothing but itself."""
+"""HTML report of a load run: one page that needs nothing but itself."""
 
 from __future__ import annotations
 

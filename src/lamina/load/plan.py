@@ -1,4 +1,4 @@
-"""What to send and when, as one value that can be handed to the process that sends it."""
+"""Load plan: what to send and when, as one value that can be handed to the generator process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a load run saw: one entry per second while it runs, one result at its end."""
+"""Results of a load run: statistics of each second while it runs, one result at its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ QUANTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
 
 
 class Latency(Struct, frozen=True):
-    """Milliseconds from the scheduled arrival, not from the sending: a server that stalls cannot hide it."""
+    """Latency percentiles in milliseconds from the scheduled arrival, not from the sending: a stalled server cannot hide it."""
 
     p50_ms: float = 0.0
     p95_ms: float = 0.0
@@ -20,7 +20,7 @@ class Latency(Struct, frozen=True):
 
 
 class Second(Struct, frozen=True):
-    """Calls that were due in this second, and answers that came in it."""
+    """Statistics of one second: calls that were due in it, and answers that came in it."""
 
     at_s: int
     offered: int = 0
@@ -34,7 +34,7 @@ class Second(Struct, frozen=True):
 
 
 class Result(Struct, frozen=True):
-    """A whole run. Every call offered is answered (in time, late, refused, failed) or counted as unanswered."""
+    """Result of a whole run. Every call offered is answered (in time, late, refused, failed) or counted as unanswered."""
 
     url: str
     shape: str
@@ -72,7 +72,7 @@ def latency(histogram: Histogram) -> Latency:
 
 
 class Tally:
-    """Adds up. `slo_us` 0: every result is in time."""
+    """Counters of a load run. `slo_us` 0: every result is in time."""
 
     def __init__(self, slo_us: int) -> None:
         self.slo_us = slo_us

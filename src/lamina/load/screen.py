@@ -1,4 +1,4 @@
-"""The live picture in a terminal: calls a second as stacked bars, p99 against the goal as a line of blocks."""
+"""Live view in a terminal: calls a second as stacked bars, p99 against the SLO as a line of blocks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Has this call so much time that nobody need work out how much it will take?
+"""Admission fast path: a call with ample slack is admitted by a recent estimate, without a new one.
 
-Most calls have: their goal is many times what they take, and few wait. For them the time worked out for another, a moment
-ago, will do. What it saves is most of what an arrival costs.
+Most calls have many times the time they take, and few wait. If a call's slack is more than `AMPLE_SLACK` times the last
+estimate for its target, and that estimate is younger than `RECENT_US`, it is reused. That saves most of what an arrival costs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LATELY_US = 2_000
 
 
 def promised_lately(view: View, flow: Flow, call: Call) -> Promise | None:
-    """None: it must be worked out."""
+    """The recent estimate as an admission; None if a new estimate is needed."""
     until_us, finish_us = view.lately.get(flow.name, (0, 0))
     if until_us <= view.now_us or call.expires_us - view.now_us <= AMPLE * finish_us + view.reserve_us(call.target):
         return None
@@ -30,20 +30,20 @@ def promised_lately(view: View, flow: Flow, call: Call) -> Promise | None:
 
 
 def promise(view: View, flow: Flow, finish_us: int) -> Promise:
-    """And remembered for those who come next."""
+    """Admit with this estimate, and keep it for the next calls."""
     if finish_us:
         view.lately[flow.name] = (view.now_us + LATELY_US, finish_us)
     return Promise(finish_us)
 
 
 def lets_one_in(view: View, flow: Flow, finish_us: int, allowed_us: int) -> bool:
-    """Only the reserve speaks against this call, and nothing of its kind is served: let it try. What is held back is learnt
-    from those who are served; a door that lets nobody in would stay as it is, on an idle device."""
+    """Admit as a probe: only the admission margin speaks against this call, and nothing of its kind is served. The margin is
+    learnt from calls that are served; if all were rejected, it would stay as it is, on an idle device."""
     return finish_us <= allowed_us and flow.single is not None and idle(view, view.functions[flow.single.function])
 
 
 def idle(view: View, function: FunctionState) -> bool:
-    """Nothing of it waits or runs, and where it stands there is room: to turn somebody away would save nothing."""
+    """Nothing of the function waits or runs, and a device it is on has free units: a rejection would save nothing."""
     if len(function.queue):
         return False
     free = False

@@ -1,8 +1,8 @@
-"""When would what arrives now be done?
+"""Completion-time estimate for functions on fixed slices: when would a call that arrives now be done?
 
 For a plain function: behind its own queue, batch by batch, in constant time. For a workflow that is not enough: its steps
 share devices, and runs in flight will bring jobs that are not queued yet. There the device is taken as a fluid: all work
-that waits or is sure to come, spread over all units, and then the run's own longest path.
+that waits or is sure to come, spread over all units, and then the run's own critical path.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ devices there are."""
 
 
 def finish_in_us(view: View, function: FunctionState, count: int = 1) -> int:
-    """Time until `count` jobs joining the queue now would be done; 0 if nobody knows yet how long they take."""
+    """Time until `count` jobs joining the queue now would be done; 0 while their latency is unknown."""
     spec = function.spec
     ahead = len(function.queue) + count
     lanes = 0
@@ -73,7 +73,7 @@ def finish_in_us(view: View, function: FunctionState, count: int = 1) -> int:
 
 
 def _some(function: FunctionState) -> list[Instance]:
-    """All its instances, or an even choice of them."""
+    """All instances, or an even sample of them."""
     instances = function.instances
     if len(instances) <= MANY:
         return list(instances.values())
@@ -81,7 +81,7 @@ def _some(function: FunctionState) -> list[Instance]:
 
 
 def _least_pressure_us(view: View, function: FunctionState, places: list[Instance]) -> int:
-    """On which device of these do the others press least? One where nobody waits will do, and most often the first is one."""
+    """Competing work on the least loaded of these devices. One without any will do, and most often the first is one."""
     others = [(other, _work(view, other)) for other in _busy(view) if other is not function]
     least_us = NEVER_US
     for place in places:
@@ -94,7 +94,7 @@ def _least_pressure_us(view: View, function: FunctionState, places: list[Instanc
 
 
 def _work(view: View, function: FunctionState) -> float:
-    """What waits for it or is sure to come, in full batches: units times microseconds."""
+    """Work queued or sure to come, in full batches: units times microseconds."""
     place = _place(view, function)
     if place is None:
         return 0.0
@@ -130,7 +130,7 @@ def _free_in_us(view: View, running: dict[int, int], units: int, free_units: int
 
 
 def flow_finish_us(view: View, flow: Flow) -> int:
-    """Time until a run that starts now would be done; 0 while nobody knows how long a step takes."""
+    """Time until a run that starts now would be done; 0 while the latency of a step is unknown."""
     path_us = _path_us(view, flow)
     if not path_us:
         return 0
@@ -147,7 +147,7 @@ PATH_US = 20_000
 
 
 def _path_us(view: View, flow: Flow) -> int:
-    """The longest path through the flow, alone; 0 while nobody knows how long a step takes."""
+    """Critical path of the flow on idle devices; 0 while the latency of a step is unknown."""
     known = view.memo.get(flow.name)
     if known is not None and known[0] > view.now_us:
         return known[1]
@@ -203,7 +203,7 @@ def _running_us(view: View, device: Device) -> int:
 
 
 def _place(view: View, function: FunctionState) -> tuple[Device, int] | None:
-    """A device it is on, or could be on, and the units it takes there."""
+    """A device the function is on, or could be on, and the units it takes there."""
     for instance in function.instances.values():
         return view.devices[instance.device], instance.units
     for device in view.devices.values():

@@ -1,14 +1,14 @@
-"""When is a batch ready to go? Wait only when waiting pays, and never past the point where it would cost a deadline.
+"""Batch delay: wait for more jobs only while waiting pays, and never past the point where it would cost a deadline.
 
-Starting n jobs now serves n / t(n) of them per unit of time. Waiting for k more, at the pace they come, serves
-(n + k) / (k * gap + t(n + k)). Some k wins as long as jobs come fast against what they save, that is inside a burst; at
-low load the gap is long, starting wins at once, and a lone request never waits for company that does not come. Several k
+Starting n jobs now serves n / t(n) of them per unit of time. Waiting for k more, at the rate they arrive, serves
+(n + k) / (k * gap + t(n + k)). Some k wins as long as jobs arrive fast against what they save, that is inside a burst; at
+low load the gap is long, starting wins at once, and a lone request never waits for others that do not come. Several k
 are weighed, not just the next one: two together may be slower than one after the other, and sixteen still pay. The gap
 follows the last handful of arrivals, and a burst counts as over once it has been silent for three gaps.
 
-Clients in a loop come back in a burst that nothing announces but the end of their batch: `echo` has learnt what part of
-them does. While they are expected, those who are here wait for them if that pays; else half of the clients would for
-ever run while the other half waits.
+Closed-loop clients resubmit in a burst that nothing announces but the end of their batch: the share of them that does has
+been learnt (`ArrivalStats.resubmit_share`). While resubmits are expected, jobs that are here wait for them if that pays; else
+half of the clients would for ever run while the other half waits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUIET_GAPS = 3.0
 def wait_until_us(
     now_us: int, function: FunctionState, count: int, most: int, latency_us: Callable[[int], int], start_by_us: int
 ) -> int:
-    """Until when to hold `count` jobs back in the hope of more; `now_us` means: go."""
+    """Until when to delay `count` jobs in the hope of more; `now_us` means: start."""
     meter = function.meter
     if count >= most or now_us >= start_by_us or meter.gap_us >= NEVER_US:
         return now_us
@@ -46,7 +46,7 @@ def wait_until_us(
 
 
 def ask_again_at(now_us: int, function: FunctionState, count: int) -> int:
-    """With how many jobs to look again: when half of those expected back are here; else at the next."""
+    """Queue length at which to decide again: half of the expected resubmits, else the next job."""
     meter = function.meter
     missing = round(meter.echo * meter.answered) - meter.echoed if now_us < meter.echo_until_us else 0
     return count + max(1, missing // 2)
@@ -64,13 +64,13 @@ def _worth_waiting(count: int, most: int, alone_us: int, gap_us: float, latency_
 
 
 def echo_pays(count: int, most: int, missing: int, wait_us: int, latency_us: Callable[[int], int]) -> bool:
-    """Is it worth waiting for callers who are about to call again?"""
+    """Whether the larger batch with the expected resubmits is worth the wait for them."""
     joined = min(most, count + missing)
     return joined > count and joined * latency_us(count) > count * (latency_us(joined) + wait_us)
 
 
 def echo_is_better(function: FunctionState, before: Batch, count: int, latency_us: Callable[[int], int]) -> bool:
-    """Book nothing behind a batch whose callers will be back at once: with them the next batch is worth more."""
+    """Whether to commit nothing behind a batch whose clients will resubmit at once: with them the next batch is worth more."""
     if before.instance.function != function.spec.name or not before.predicted_us:
         return False
     missing = round(function.meter.echo * len(before.jobs))
@@ -84,16 +84,16 @@ LEAD_US = 100
 def book_at_us(ends_us: int, count: int, most: int, lead_us: int) -> int:
     """When to commit a batch behind a running one: a full batch at once, else as late as the hand-over allows.
 
-    A booked batch cannot grow, so booking early trades batch size for nothing; booking `lead_us` before the slice is
-    free still leaves the device no gap.
+    A committed batch cannot grow, so committing early trades batch size for nothing; `lead_us` before the slice is free still
+    leaves the device no gap.
     """
     return 0 if count >= most else ends_us - lead_us
 
 
 def goes_first(view: View, function: FunctionState, device: Device) -> bool:
-    """Is nobody on this device due sooner than its first job? Else a slice must not be booked before it is about to be free: the
-    first step of a new run would be ahead of the last step of an old one for as long as calls come. Functions whose turn it is
-    not, because another tenant's is, are not among those who wait."""
+    """Whether no queue on this device has an earlier due time than this one. Else a slice must not be committed before it is
+    about to be free: the first step of a new run would be ahead of the last step of an old one for as long as calls arrive.
+    Functions hidden by fair sharing, because it is another tenant's turn, do not count."""
     due_us = function.queue.head().due_us
     for name in device.instances:
         waits = view.instances[name].function
@@ -117,7 +117,7 @@ def largest_in_time(most: int, budget_us: int, latency_us: Callable[[int], int])
 
 
 def together(jobs: list[Job]) -> list[Job]:
-    """The leading jobs that may share a batch: one that was in a deadly batch comes back in smaller company."""
+    """Leading jobs that may share a batch: a job that was in a crashed batch is retried in a smaller one."""
     limit = len(jobs)
     for count, job in enumerate(jobs):
         if job.batch_limit:

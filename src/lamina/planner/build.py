@@ -1,15 +1,15 @@
-"""The look-ahead of a whole workflow: for every task, the frontier of everything that comes after it.
+"""Look-ahead of a whole workflow: for every task, the Pareto front of everything that comes after it.
 
-A plan gives each task one configuration. It takes as long as the longest path through the net (whichever way a choice
+A plan gives each task one configuration. It takes as long as the longest path through the graph (whichever way a choice
 goes), and costs what the tasks cost times how often each is run: the items of an `Each`, the odds of a `Choice`. So a
-choice is a fork whose tasks count by their odds, and passes and joins are nothing but order. What is left is an order
-of tasks with weights (`net.py`), which `order.py` takes apart and `frontier.py` adds up.
+choice is a fork whose tasks count by their odds, and passes and joins are nothing but order. What is left is a precedence
+order of tasks with weights (`task_graph.py`), which `series_parallel.py` decomposes and `frontier.py` adds up.
 
-Weights are relative to where one stands: inside a branch that branch has been taken. Inside the body of an `Each` with n
-items all n make the same choice, so one item carries a share of 1/n of what comes after them together.
+Weights are relative to the task that looks ahead: inside a branch that branch has been taken. Inside the body of an `Each`
+with n items all n make the same choice, so one item carries a share of 1/n of what comes after them together.
 
-What does not follow from a task is not in its frontier: its siblings in a parallel block have the same budget and look
-after themselves. A loop counts once, as in `Flow.tails`.
+What does not follow from a task is not in its front: its siblings in a parallel block have the same budget and look
+after themselves. A loop counts once, as in the remaining path of a flow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Jobs that are one step away: whose step before is running, booked, or next to go at this moment.
+"""Upstream jobs: those one step away, whose previous step is running, committed, or next to start.
 
 A step that starts with the first job to arrive runs twice where once would do: fourteen more are in the batch that ends in
 half a millisecond. Unlike arrivals from outside, these are known by number and by time.
@@ -22,9 +22,9 @@ HAND_OVER_US = 500
 def wait_for_company_us(
     view: View, function: FunctionState, count: int, from_us: int, latency_us: Callable[[int], int], start_by_us: int
 ) -> int:
-    """Until when to hold `count` jobs, which could start at `from_us`, for those one step away; 0 if that does not pay.
+    """Until when to delay `count` jobs, which could start at `from_us`, for upstream jobs; 0 if that does not pay.
 
-    The rule is that of any wait: n jobs now against n + k later, by how many are served in the time it takes.
+    The rule is that of any batch delay: n jobs now against n + k later, by how many are served in the time it takes.
     """
     most = function.spec.max_batch
     if function.coming < 1 or count >= most:
@@ -46,7 +46,7 @@ def wait_for_company_us(
 
 
 def _one_step_away(view: View, function: FunctionState) -> list[tuple[int, int]]:
-    """(expected end, jobs) of what is under way, or next to go, in the steps before this function."""
+    """(expected end, jobs) of batches under way, or next to start, in the steps before this function."""
     name = function.spec.name
     found = []
     for batch in view.batches.values():
@@ -66,7 +66,7 @@ def _one_step_away(view: View, function: FunctionState) -> list[tuple[int, int]]
 
 
 def _steps_before(function: FunctionState) -> set[str]:
-    """Functions whose result goes straight to this one, in the workflow of the job that is first in line."""
+    """Functions that feed this one directly, in the workflow of the job at the head of its queue."""
     job = function.queue.head()
     if job.run.flow.single is not None:
         return set()

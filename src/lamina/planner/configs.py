@@ -1,4 +1,4 @@
-"""What a function can be run as: (batch, cores, units), how long that takes and what it costs a request.
+"""Batch configurations of a function: (batch, cores, units), how long one takes and what it costs per request.
 
 A table keeps every configuration, dominated ones too: when the good sizes are taken, a poor one is better than none.
 Only what lies *behind* a step is reduced to its undominated points (`frontier.py`).

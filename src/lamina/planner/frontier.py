@@ -1,4 +1,4 @@
-"""Cost-to-go as a staircase: the least it costs to finish some part of a workflow within t, for every t at once.
+"""Cost-to-go as a Pareto front (a step function): the least cost of finishing some part of a workflow within t, for every t.
 
 Two sorted arrays hold it: times going up, costs going down; between two times the earlier cost holds, before the first
 nothing is possible. Composition follows the workflow:
@@ -10,8 +10,8 @@ nothing is possible. Composition follows the workflow:
 
 Nothing here depends on a deadline, a clock or a load, so what is built once serves every request.
 
-`error` is the promise that goes with a staircase: its cost is never below the true least cost F(t), and never above
-(1 + error) F(t). It is 0 until somebody thins. Adding staircases keeps the larger promise of the two, because a sum of
+`error` is the bound that goes with a front: its cost is never below the true least cost F(t), and never above
+(1 + error) F(t). It is 0 until points are thinned out. Adding fronts keeps the larger bound of the two, because a sum of
 costs each within a factor is within that factor; each thinning multiplies.
 """
 
@@ -62,11 +62,11 @@ class Frontier:
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How closely staircases are kept.
+    """How closely Pareto fronts are kept.
 
     `eps` thins each merge to that factor; `points` caps its size, whatever factor that takes. `sums` is what may be spent,
     in pairs of points added, on a place where a workflow is neither series nor parallel; if that is not enough, some tasks
-    are made to wait (`order.py`).
+    are made to wait (`series_parallel.py`).
     """
 
     eps: float = 0.0
@@ -133,7 +133,7 @@ def scaled(frontier: Frontier, factor: float) -> Frontier:
 
 
 def choice(odds: Sequence[float], branches: Sequence[Frontier]) -> Frontier:
-    """One of the branches runs and nobody knows which: it must be in time in any case, and costs what it costs on average."""
+    """One of the branches runs, unknown which: it must be in time in any case, and costs what it costs on average."""
     whole = sum(odds)
     return parallel([scaled(branch, share / whole) for share, branch in zip(odds, branches, strict=True)])
 

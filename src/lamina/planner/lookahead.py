@@ -1,10 +1,10 @@
-"""What the rest costs, asked for every configuration of a task at once.
+"""Cost-to-go of a task, asked for every configuration at once.
 
     total(x) = c(x) + F(budget - t(x))
 
-with F the frontier of everything after the task (`build.py`). One sorted look-up answers it for the whole table, so the
-answer is the exact optimum together with a complete ranking to fall back on: no search, no list of K, no share of the
-deadline per step.
+with F the Pareto front of everything after the task (`workflow_frontier.py`). One sorted look-up answers it for the whole
+table, so the answer is the exact optimum together with a complete ranking to fall back on: no search, no list of K, no
+share of the deadline per step.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Ranking(NamedTuple):
 
 
 class Step:
-    """A task, its configurations and what comes after. Asking it is the one thing done for every batch.
+    """A task, its configurations and the Pareto front after it. Queried once for every batch.
 
     Inside, configurations are kept by time: a binary search for neighbours takes the same turns, which a processor guesses
     right, and so costs half. Sorting is stable, because equal totals must rank alike on every machine.
@@ -106,7 +106,7 @@ class Step:
 
 
 class Untangled(NamedTuple):
-    """How a part of a workflow that is neither series nor parallel was dealt with: "fixed" is exact, "chained" is not."""
+    """Treatment of a part of a workflow that is neither series nor parallel: "fixed" is exact, "chained" is not."""
 
     how: Literal["fixed", "chained"]
     tasks: tuple[str, ...]
@@ -114,7 +114,7 @@ class Untangled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Of one workflow: `whole` from its start, `steps` from each task. Depends on profiles, prices and rates only."""
+    """Plan of one workflow: `whole` from its start, `steps` from each task. Depends on profiles, prices and rates only."""
 
     whole: Frontier
     steps: dict[NodePath, Step]

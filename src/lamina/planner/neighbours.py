@@ -1,6 +1,6 @@
-"""Batches beside each other on one device: what is asked about them, and who answers.
+"""Interference between batches on one device: the interface of its models.
 
-Slices keep compute apart; caches and memory bandwidth are shared by all of them. A model of that answers one question: how
+Slices keep compute apart; caches and memory bandwidth are shared by all of them. A model answers one question: how
 many times longer does this batch take next to those? Models live in `predict/interference.py`. A predictor that has one
 carries it as `interference`, and planners that can use it look for it there.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 
 class Running(NamedTuple):
-    """A batch under way, as far as its neighbours feel it."""
+    """A running batch, as far as its neighbours feel it."""
 
     function: str
     batch: int
@@ -31,5 +31,5 @@ class KnowsNeighbours(Protocol):
 
 
 def known_interference(predictor: object) -> Interference | None:
-    """The predictor's model of neighbours, if it has one."""
+    """The predictor's interference model, if it has one."""
     return predictor.interference if isinstance(predictor, KnowsNeighbours) else None

@@ -1,4 +1,4 @@
-"""A flow as a planner needs it: which work waits for which, and how often each piece runs.
+"""Task graph of a flow: precedence between tasks, and how often each runs.
 
 Passes, joins and choices take no time, so they leave the order and stay in it only through what they connect. How often
 a node runs is counted in tokens: what it collects, divided by what it needs.

@@ -1,15 +1,15 @@
-"""Who waits for whom, and how that falls apart into series and parallel.
+"""Series-parallel decomposition of a precedence order.
 
 An order is a list of sets: `below[i]` holds everything that must have ended before i starts, as the bits of an int.
 Only this relation matters for time; which edges express it does not.
 
-    series     one part lies below the other as a whole
-    parallel   two parts have nothing to do with each other
-    tangle     neither; it contains an N (a below c and d, b below d alone). A staircase for it takes one of two tricks:
-               fix    with the time of a node fixed, that node can be copied: once per follower or once per predecessor.
-                      The longest path stays the same and the order may fall apart. Exact, at one pass per combination.
-               chain  let things wait that would not have to until it falls apart. Every plan for the stricter order is
-                      a plan for the real one, so this is safe, and dearer or slower than need be.
+    series       one part lies below the other as a whole
+    parallel     two parts have nothing to do with each other
+    irreducible  neither; it contains an N (a below c and d, b below d alone). A Pareto front for it takes one of two tricks:
+                 duplicate  with the time of a node fixed, that node can be copied: once per follower or once per predecessor.
+                            The longest path stays the same and the order may fall apart. Exact, one pass per combination.
+                 serialise  add waits until it falls apart. Every plan for the stricter order is a plan for the real one, so
+                            this is safe, and dearer or slower than need be.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Parallel:
 
 @dataclass(frozen=True, slots=True)
 class Tangle:
-    """Parts that fall apart no further; `below` is the order among them."""
+    """Irreducible part: neither series nor parallel; `below` is the order among its parts."""
 
     parts: tuple[Tree, ...]
     below: tuple[int, ...]
@@ -50,7 +50,7 @@ Tree = int | Series | Parallel | Tangle
 
 @dataclass(frozen=True, slots=True)
 class Fixing:
-    """Fix the parts in `fixed`: `tree` is over copies, and copy i stands for part `origin[i]`."""
+    """Duplication of the parts in `fixed`: `tree` is over copies, and copy i stands for part `origin[i]`."""
 
     fixed: tuple[int, ...]
     origin: tuple[int, ...]
@@ -65,7 +65,7 @@ def bits(mask: int) -> Iterator[int]:
 
 
 def layers(below: Sequence[int], nodes: int) -> list[int]:
-    """`nodes` cut into pieces, each entirely below the next, as many as there are."""
+    """`nodes` cut into series: pieces each entirely below the next, as many as there are."""
     line = sorted(bits(nodes), key=lambda node: (below[node] & nodes).bit_count())
     common = nodes  # what lies below everything from here on
     cuts = []
@@ -84,7 +84,7 @@ def layers(below: Sequence[int], nodes: int) -> list[int]:
 
 
 def islands(below: Sequence[int], nodes: int) -> list[int]:
-    """`nodes` cut into pieces that have nothing to do with each other."""
+    """`nodes` cut into parallel pieces, with no order between them."""
     pieces: list[int] = []
     for node in bits(nodes):
         piece = 1 << node | below[node] & nodes
@@ -99,7 +99,7 @@ def islands(below: Sequence[int], nodes: int) -> list[int]:
 
 
 def decompose(below: Sequence[int], nodes: int) -> Tree:
-    """The tree of series and parallel, with tangles where there is neither. `nodes` is not empty."""
+    """The tree of series and parallel blocks, irreducible where there is neither. `nodes` is not empty."""
     if nodes & (nodes - 1) == 0:
         return nodes.bit_length() - 1
     pieces = layers(below, nodes)
@@ -112,7 +112,7 @@ def decompose(below: Sequence[int], nodes: int) -> Tree:
 
 
 def _tangle(below: Sequence[int], nodes: int) -> Tangle:
-    """Twins are joined until none are left, so that a long chain inside a tangle counts as one part."""
+    """Twins are joined until none are left, so that a long chain inside an irreducible part counts as one."""
     parts: dict[int, Tree] = {node: node for node in bits(nodes)}
     under = {node: below[node] & nodes for node in parts}
     over = {node: sum(1 << other for other in parts if under[other] >> node & 1) for node in parts}
@@ -144,12 +144,12 @@ def _inner(tree: Tree, kind: type[Series | Parallel]) -> tuple[Tree, ...]:
 
 
 def simple(tree: Tree) -> bool:
-    """Free of tangles."""
+    """Free of irreducible parts."""
     return isinstance(tree, int) or (not isinstance(tree, Tangle) and all(simple(part) for part in tree.parts))
 
 
 def fixing(tangle: Tangle, sizes: Sequence[int], limit: int) -> Fixing | None:
-    """The cheapest way to fix few parts so that the rest falls apart; None if it takes over `limit` combinations."""
+    """The cheapest duplication of few parts after which the rest falls apart; None if it takes over `limit` combinations."""
     count = len(tangle.parts)
     for together in range(1, MOST_FIXED + 1):
         if comb(count, together) << together > MOST_TRIES:
@@ -201,7 +201,7 @@ def copied_downward(below: Sequence[int], node: int) -> list[int]:
 
 
 def chained(tangle: Tangle, times_us: Sequence[int]) -> Tree:
-    """The tangle with waits added until it falls apart, each time the one that lengthens the longest path least."""
+    """The part with waits added until it falls apart, each time the one that lengthens the longest path least."""
     below = list(tangle.below)
     every = (1 << len(below)) - 1
     if len(below) > MOST_WEIGHED:

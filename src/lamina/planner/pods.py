@@ -1,8 +1,8 @@
-"""Serving on standing slices alone: every function on what was set aside for it, first come, first served.
+"""Dispatch on reserved slices alone: every function on what was set aside for it, first come, first served.
 
-The published autoscalers (FaST-GShare, HAS-GPU, KServe, KNIX) decide how many instances stand and how large they are. What
-happens to a request after that is the same in all of them: the next idle instance takes what has been waiting longest, as
-many as go into one batch. So it is written once, here.
+The published autoscalers (FaST-GShare, HAS-GPU, KServe, KNIX) decide how many instances there are and how large they are.
+What happens to a request after that is the same in all of them: the next idle instance takes what has been waiting longest,
+as many as go into one batch. So it is written once, here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lamina.types import NEVER_US
 
 
 def serve(view: View) -> Iterator[Decision]:
-    """Whoever has waited longest first; each function on its own idle slices."""
+    """Longest wait first; each function on its own idle slices."""
     for function in sorted(view.waiting.values(), key=lambda f: (f.queue.head().enqueued_us, f.queue.head().id)):
         for opening in own_slices(view, function):
             yield from fill(view, function, opening)
@@ -28,7 +28,7 @@ def serve(view: View) -> Iterator[Decision]:
 
 
 def own_slices(view: View, function: FunctionState) -> Iterator[Opening]:
-    """Its idle standing slices, the largest first; nothing of an instance that has used up its part of the time."""
+    """Idle reserved slices of the function, the largest first; none of an instance that has used up its time quota."""
     now_us = view.now_us
     if function.bucket and function.bucket.ready_us(now_us) > now_us:
         return
@@ -46,10 +46,10 @@ def own_slices(view: View, function: FunctionState) -> Iterator[Opening]:
 
 
 def fill(view: View, function: FunctionState, opening: Opening) -> Iterator[Decision]:
-    """One batch for this slice, the oldest first. A job that nothing can save is let go.
+    """One batch for this slice, the oldest first. A job that nothing can save is dropped.
 
-    A few who wait go in a batch that leaves the oldest in time. When more wait than go into one batch, it is as large as is
-    in time for a job that has just come: to shrink it for those who are nearly late would make everybody behind them late.
+    A few waiting jobs go in a batch that leaves the oldest in time. When more wait than go into one batch, it is as large as is
+    in time for a job that has just arrived: to shrink it for those that are nearly late would make all behind them late.
     """
     spec, queue = function.spec, function.queue
 

@@ -1,7 +1,7 @@
-"""Is there room for what must always stand? Asked before anything is deployed, whatever the policy.
+"""Capacity check at deployment: do all instances that must always be loaded fit?
 
-Each instance that must stand is put on the device where it fits best, largest first: memory, and units where it owns its slice.
-If one finds no place, the refusal says which, what it lacks, and what could be had instead.
+Each such instance is put on the device where it fits best, largest first: memory, and units where it owns its slice. If one
+does not fit, the error says which, what it lacks, and what could be had instead. The same for every policy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Free:
     instances: Counter[str] = field(default_factory=Counter)  #: by function
 
     def has_seat(self, spec: FunctionSpec) -> bool:
-        """More instances of one function than it can have slices here would only wait for each other: nobody loads them."""
+        """Whether one more instance of the function would get a slice here; further ones would only wait for each other."""
         limit = self.spec.limits.batches_per_instance
         if not limit:
             return spec.home or not self.instances[spec.name]
@@ -66,7 +66,7 @@ def _units(spec: FunctionSpec, free: list[_Free]) -> int:
 
 
 def _place(spec: FunctionSpec, free: list[_Free]) -> bool:
-    """On the device that is left with least: large blocks stay for those who need them."""
+    """Best fit: on the device that is left with least, so that large blocks stay free for those that need them."""
     places = []
     for one in free:
         units = spec.units_on(one.spec) if spec.home else 0

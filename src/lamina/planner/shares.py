@@ -1,8 +1,7 @@
-"""Fixed shares of devices: does what is asked for fit, where, and if not, what is missing and what could be had?
+"""Placement of fixed device shares: where does a group of functions fit, and if nowhere, what is missing?
 
-What belongs together (the functions of one workflow) is summed up and goes onto one device. Sums are of units and of
-memory, each checked on single devices, against what is free there in one piece: a cluster that has enough in all may still
-have no place.
+Functions that belong together (one workflow) are summed up and go onto one device. Sums are of units and of memory, each
+checked on single devices, against what is free there in one piece: a cluster that has enough in all may still have no place.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Group:
 
 @dataclass(slots=True)
 class Room:
-    """What is free on one device while a plan is made."""
+    """Free capacity of one device while a placement is made."""
 
     device: DeviceSpec
     free: int  #: units, as a mask
@@ -57,7 +56,7 @@ class Room:
         return max(fits, default=0)
 
     def takes(self, functions: Iterable[FunctionSpec]) -> Room | None:
-        """The room left with all of them here; None if they do not fit."""
+        """Capacity left with all of them placed here; None if they do not fit."""
         free, memory_mib = self.free, self.memory_mib
         for spec in functions:
             mask = find_run(free, spec.units_on(self.device), self.device.limits.aligned, self.device.units)
@@ -69,7 +68,7 @@ class Room:
 
 
 def room_on(device: Device, without: Iterable[str] = ()) -> Room:
-    """Of what stands there now, less the instances `without`, which are about to go or to change."""
+    """Free capacity of the device, not counting the instances `without`, which are about to go or to change."""
     going = set(without)
     taken = 0
     for owner, mask in device.homes.items():

@@ -1,4 +1,4 @@
-"""One file per policy; the file name is the registration. `build` makes one from its name and its options."""
+"""Policies by file name: the file is the registration. `build` makes one from its name and its options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _plainly(option: str, what: str, hint: str) -> LaminaError:
 
 
 def options_of(kind: Any) -> dict[str, dataclasses.Field[Any]]:
-    """The fields of a policy that may be set: not its own memory, which begins with an underscore or is made by itself."""
+    """Fields of a policy that may be set: all but its own memory, which begins with an underscore or has init=False."""
     return {field.name: field for field in dataclasses.fields(kind) if field.init and not field.name.startswith("_")}
 
 

@@ -1,4 +1,4 @@
-"""What ESG and its rivals have in common: queues per step of a workflow, invokers, and configurations tried in turn.
+"""Base of ESG and its rivals: queues per step of a workflow, invokers, and configurations tried in turn.
 
 Every queue that is not empty is visited in turn. A visit asks the policy for configurations, best first, and starts the
 first one that some invoker has room for. If none fits, the queue is put aside; after a few such rounds the smallest
@@ -125,7 +125,7 @@ class AfwPolicy:
         return False
 
     def _find(self, view: View, line: Line, jobs: list[Job], places: Places, force: bool) -> tuple[Config, Opening, str] | None:
-        """The first configuration that is in time for somebody and has a place."""
+        """The first configuration that is in time for a job and has a place."""
         known = [self._tables.of(view, view.functions[name]) for name in line.flow.functions]
         ranked = self.ranked(view, line, jobs) if all(table is not None for table in known) else asked_for(view, line, jobs)
         first = self._first(view, line)
@@ -158,7 +158,7 @@ class AfwPolicy:
         return line.jobs[0].at or home(view, name, self._tables.kinds.get(name, ""))
 
     def _fallback(self, view: View, line: Line, jobs: list[Job]) -> Iterator[Config]:
-        """What is tried after too many rounds; at last what no table knows, on machines nobody planned for."""
+        """Fallback configurations after too many rounds; at last what no table knows, on devices without a plan."""
         yield from self._smallest(view, line.function, jobs)
         asked = asked_for(view, line, jobs)
         yield from asked
@@ -207,7 +207,7 @@ def _helps(function: FunctionState, device: str, limit: int) -> bool:
 
 
 def _in_time(view: View, jobs: list[Job], opening: Opening) -> bool:
-    """Would at least one of them be? Nobody else may start a batch either."""
+    """Would at least one of them be in time? No other policy may start a batch otherwise either."""
     device = opening.device
     took_us = view.latency_us(jobs[0].function, device, len(jobs), opening.units, opening.cores)
     if not took_us:
@@ -216,7 +216,7 @@ def _in_time(view: View, jobs: list[Job], opening: Opening) -> bool:
 
 
 def asked_for(view: View, line: Line, jobs: list[Job]) -> list[Config]:
-    """Nobody knows how long it takes: what its author asked for, with what there is."""
+    """The configuration its author asked for, where the batch time is unknown."""
     spec = line.function.spec
     sizes = dict.fromkeys((spec.cores_on(device.spec), spec.units_on(device.spec)) for device in view.devices.values())
     return [Config(len(jobs), cores, units, 0, 0.0) for cores, units in sizes]

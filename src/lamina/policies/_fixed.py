@@ -1,4 +1,4 @@
-"""What Orion and Aquatope have in common: every step of a call has its configuration before the call begins.
+"""Base of Orion and Aquatope: every step of a call has its configuration before the call begins.
 
 When a step comes up, its configuration may not be there to be had: fewer jobs wait than its batch has, or no invoker has
 room. Then it starts with the jobs there are, on the planned slice, as soon as there is one. `stats` counts planned steps

@@ -1,8 +1,8 @@
-"""What the KaaS policies share: one request at a time on a whole GPU, and memory that the system manages.
+"""Base of the KaaS policies: one request at a time on a whole GPU, and memory that the system manages.
 
 A GPU keeps every model it has run until another needs the room, so a model is loaded on a GPU once (a cold start) and is
 there from then on. The policies differ in one question only: a GPU is free, which request goes to which? They answer it
-in `next`; the rest is here. A GPU that loads serves nobody else: in KaaS one executor does both.
+in `choose`; the rest is here. A GPU that loads serves no other request: in KaaS one executor does both.
 
 Source: "Serverless Accelerators" (UCB/EECS-2022-88), chapter 6, and the KaaS executor. Lateness is ours: a request that
 cannot be in time any more is dropped, for the controller starts nothing that is lost.
@@ -37,13 +37,13 @@ class Claim:
 
 @dataclass(slots=True)
 class Kaas:
-    """`next` is for the policies; everything else is here."""
+    """`choose` is for the policies; everything else is here."""
 
-    evict: Evict = "two-list"  #: who goes when memory is short: seldom used ones first, the oldest, or the cheapest to miss
+    evict: Evict = "two-list"  #: eviction when memory is short: seldom used ones first, the oldest, or the cheapest to miss
     period_us: int = 1_000_000
     order: Order = "arrival"
     _line: list[str] = field(default_factory=list, init=False)  #: free GPUs, the one that has been free longest first
-    _claims: dict[str, Claim] = field(default_factory=dict, init=False)  #: GPUs that load, and for whom
+    _claims: dict[str, Claim] = field(default_factory=dict, init=False)  #: GPUs that load, and for which request
     _running: dict[str, str] = field(default_factory=dict, init=False)  #: GPU -> the instance that runs there
     _turns: dict[str, int] = field(default_factory=dict, init=False)  #: GPU -> when it was last chosen, as a count
     _count: int = field(default=0, init=False)
@@ -104,7 +104,7 @@ class Kaas:
     # ----------------------------------------------------------------- inside
 
     def _look(self, view: View) -> None:
-        """Who has become free since: in the order they did, and of one instant in the order their runs began."""
+        """Collect GPUs freed since: in the order they were, and of one instant in the order their runs began."""
         freed = []
         for name, instance_id in list(self._running.items()):
             device = view.devices.get(name)
@@ -185,7 +185,7 @@ class Kaas:
             yield UnloadOf(instance.id)
 
     def _worth(self, view: View, instance: Instance) -> tuple[float, ...]:
-        """Who is worth least goes first."""
+        """Eviction order: the instance worth least goes first."""
         if self.evict == "lru":
             return (instance.used_us,)
         if self.evict == "two-list":
@@ -196,7 +196,7 @@ class Kaas:
         return (load_us / silent_us / max(1, instance.memory_mib), instance.used_us)
 
     def _wake_for_quotas(self, view: View) -> Iterator[Decision]:
-        """A quota refills by itself, and nobody would tell us."""
+        """A timer for quotas: they refill without an event."""
         if self._line:
             for function in view.waiting.values():
                 ready_us = in_debt_until_us(view, function)

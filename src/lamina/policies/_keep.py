@@ -1,7 +1,7 @@
-"""Which instances stand, for policies that book devices by themselves: what is booked is loaded, the rest as room allows.
+"""Instances for policies that reserve devices by themselves: what is reserved is loaded, the rest as room allows.
 
 An instance is kept while there is room for it (a load costs no lease), one of each function that is called on every device
-it could use, more where one may run a batch at a time only and the load asks for it. It goes when somebody booked needs its
+it could use, more where one may run a batch at a time only and the load asks for it. It is evicted when a reservation needs its
 memory, or when it has been idle for as long as its function allows; never while something is booked on it.
 """
 
@@ -26,7 +26,7 @@ class Keeper:
     _seen: dict[str, tuple[int, int, float]] = field(default_factory=dict)  #: calls, time, rate at the last look
 
     def suits(self, spec: FunctionSpec, device: DeviceSpec) -> bool:
-        """Slices are booked for an interval, so a device whose slices stand is of no use."""
+        """Whether it can be reserved there: slices are for an interval, so a device with standing slices is of no use."""
         return spec.fits_family(device.family) and spec.memory_mib <= device.memory_mib and device.limits.per_batch
 
     def want(self, slots: Mapping[str, list[Slot]]) -> None:
@@ -35,7 +35,7 @@ class Keeper:
                 self._wanted[name, slot.device] = None
 
     def fits(self, view: View, table: Reservations, function: FunctionState, device: Device) -> bool:
-        """Could it be loaded there now, if what nobody has booked went?"""
+        """Could it be loaded there now, without instances that are not reserved?"""
         if not self.suits(function.spec, device.spec) or len(function.instances) >= function.spec.scale.max:
             return False
         spare_mib = sum(instance.memory_mib for instance in self._idle(view, table, device))
@@ -102,7 +102,7 @@ class Keeper:
         return rate
 
     def _idle(self, view: View, table: Reservations, device: Device) -> list[Instance]:
-        """Instances nobody has booked, longest unused first."""
+        """Instances that are not reserved, longest unused first."""
         booked = {slot.function for slot in table.on(device.spec.id)}
         found = [view.instances[one] for one in device.instances]
         idle = [one for one in found if one.phase is Phase.WARM and not one.batches and one.function not in booked]

@@ -1,15 +1,15 @@
-"""Admission of whole workflows against reservations over time, with a limit on latency and one on cost.
+"""Admission control of whole workflows by reservations over time, with a limit on latency and one on cost.
 
 Source: "Serverless Accelerators" (UCB/EECS-2022-88), chapter 4, made sound. Ahead of time: all placements (function ->
 kind of device) of a workflow with their latency and cost, the undominated first and the others as fall-back. When a call
 arrives every job of its run is booked, on instances there are, in batches that wait, or on new ones, until a placement
 meets *both* limits; else the call is refused at once, with the time it could have been done in as the offer. What is
-booked is what is dispatched: units are reserved for an interval on one device, so who is admitted later cannot delay who
-was admitted before. (The thesis checks memory alone, takes the union of the two sets of placements where it needs the
+booked is what is dispatched: units are reserved for an interval on one device, so a call that is admitted later cannot delay
+one admitted before. (The thesis checks memory alone, takes the union of the two sets of placements where it needs the
 intersection, and picks one of `draws` random placements at random.)
 
-A job starts before its time when its units are free and nobody else's booking suffers. A job that comes too late for its
-slot is booked anew; a slot nobody came for lapses.
+A job starts before its time when its units are free and no other reservation suffers. A job that comes too late for its
+slot is reserved anew; a slot without a job lapses.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Policy:
         self._wakes.clear()
 
     def _anew(self, view: View, function: FunctionState, job: Job) -> Slot | None:
-        """For jobs nobody expected (more items, a second round) and those that missed their slot: the soonest there is."""
+        """The soonest slot for jobs that were not expected (more items, a second round) or missed their slot."""
         grounds = self._grounds(view)
         found = []
         for device in view.devices.values():
@@ -169,7 +169,7 @@ class Policy:
         return view.now_us + least_us > job.expires_us or any(grounds.ready_us(function, device) >= 0 for device in able)
 
     def _try(self, view: View, function: FunctionState, slot: Slot, jobs: list[Job]) -> Iterator[Decision]:
-        """Start the slot if it is its time, or if it can be earlier; those who are not here then have missed it."""
+        """Start the slot if it is its time, or if it can be earlier; jobs that are not here then have missed it."""
         now_us, table = view.now_us, self._booked.table
         complete = len(jobs) >= len(slot.members)
         if not jobs:
@@ -211,7 +211,7 @@ class Policy:
             self._wakes.add(now_us + 1)
 
     def _place(self, view: View, function: FunctionState, slot: Slot, count: int) -> tuple[Instance, Device, int, int] | None:
-        """Its own units, or, to be earlier or not later, others of the same kind that nobody has booked."""
+        """Its own units, or, to be earlier or not later, others of the same kind that are not reserved."""
         now_us = view.now_us
         own = view.devices[slot.device]
         for device in (own, *(d for d in view.devices.values() if d is not own and d.spec.kind == own.spec.kind)):
@@ -233,7 +233,7 @@ class Policy:
         return None
 
     def _move(self, view: View, function: FunctionState, slot: Slot, jobs: list[Job]) -> Iterator[Decision]:
-        """Its time is over, and somebody is in its place: each of them gets another. Where there is none now, it is looked
+        """Its time is over, and its place is taken: each of its jobs gets another slot. Where there is none now, it is looked
         for again when something happens."""
         self._booked.cancel(slot, jobs)
         for job in jobs:

@@ -1,6 +1,6 @@
 """Aquatope (ASPLOS 2023), as ESG's authors compare with it: one configuration per step for ever, found off line.
 
-When a workflow is first seen, constrained Bayesian optimisation (`planner/esg/bayes.py`) tries 10 random plans and then 20
+When a workflow is first seen, constrained Bayesian optimisation (`bayesian_optimization.py`) tries 10 random plans and then 20
 rounds of 3, each trial a run with the profiled times and their spread, and keeps the cheapest that was in time. Nothing
 moves after that. Its warm pool (a neural forecast of arrivals) is not here: keep-alive and `prewarm` are.
 

@@ -1,4 +1,4 @@
-"""Clockwork: one controller that knows how long everything takes, and promises nothing it cannot keep.
+"""Clockwork (OSDI 2020): one controller that knows how long everything takes, and promises nothing it cannot keep.
 
 Source: Clockwork (OSDI 2020), as the thesis "Serverless Accelerators" (UCB/EECS-2022-88, chapter 4) compares itself with
 it. A GPU runs one batch at a time, which has it whole; steps on a host take the cores they want. The next batch of a GPU
@@ -176,7 +176,7 @@ class Policy:
         return all(self._keeper.suits(view.functions[name].spec, device.spec) for name in flow.functions)
 
     def _take(self, view: View, device: Device) -> Run | None:
-        """The oldest run nobody has begun that this device can do all of."""
+        """The oldest run not begun yet that this device can do all of."""
         self._on.pop(device.spec.id, None)
         taken = {id(run) for run in self._on.values()}
         oldest: Job | None = None

@@ -1,8 +1,8 @@
-"""Earliest deadline first, with admission.
+"""Earliest deadline first, with admission control.
 
-A call is refused on arrival if, behind what is queued already, it could not be done in time: a late answer costs device
-time and earns nothing, and the caller learns it in a millisecond instead of a timeout. What it could have had is the
-offer. A batch is closed when waiting longer would cost a deadline or no longer pays (`planner/batching.py`).
+A call is rejected on arrival if, behind what is queued already, it could not be done in time: a late answer costs device
+time and earns nothing, and the client learns it in a millisecond instead of a timeout. The rejection says which latency
+could be met. A batch is closed when waiting longer would cost a deadline or no longer pays (`planner/batching.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lamina.types import NEVER_US, Call
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Most urgent jobs first; the hopeless are refused on arrival."""
+    """Most urgent jobs first; calls that cannot be in time are rejected on arrival."""
 
     lead_us: int = LEAD_US  #: how long before a slice is free its next batch is committed
     margin: float = 0.05  #: of the expected time, kept spare at admission; below 0 who may be lucky is let in, come what may
@@ -58,7 +58,7 @@ class Policy:
                 yield Hold(function.spec.name, view.no_opening_until_us(function), NEVER_US)
 
     def _fill(self, view: View, function: FunctionState, opening: Opening) -> Iterator[Decision]:
-        """One batch for this opening: drop who is lost, hold back if it pays, else go."""
+        """One batch for this slot: drop hopeless jobs, delay the rest if it pays, else start."""
         spec, queue, now_us = function.spec, function.queue, view.now_us
 
         def latency_us(batch: int) -> int:
@@ -98,8 +98,8 @@ class Policy:
         yield Start(jobs[:count], opening)
 
     def _lost(self, function: FunctionState, opening: Opening, latency_us: Callable[[int], int]) -> list[Job]:
-        """Leading jobs not worth saving: too late even alone; or, while more wait than fit into one batch, so urgent that
-        the batch would have to shrink for them until it serves fewer, in its time, than a larger one without them."""
+        """Leading jobs to drop: too late even alone; or, while more wait than fit into one batch, so urgent that the batch
+        would have to shrink for them until it serves fewer, in its time, than a larger one without them."""
         most = function.spec.max_batch
         jobs = function.queue.first(2 * most)
         crowded = len(function.queue) > most

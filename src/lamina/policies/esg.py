@@ -1,8 +1,8 @@
 """ESG (HPDC 2024): one search per batch over the configurations of the steps that are left.
 
 At every visit of a queue the time left until the oldest job's deadline is shared out: the step's group (a few functions
-in a row, by dominators) gets its part by average normalised latency (`planner/esg/split.py`). Within it `ESG_1Q` finds the K
-cheapest ways (`planner/esg/search.py`), and their first configurations are tried in turn. Because it plans again at every
+in a row, by dominators) gets its part by average normalised latency (`planner/deadline_split.py`). Within it `ESG_1Q` finds the K
+cheapest ways (`path_search.py`), and their first configurations are tried in turn. Because it plans again at every
 step, what one step wasted or saved is passed on to the next.
 
 Ours where the paper as we know it is silent: if nothing is in time, but nearly so, the fastest configurations come first,

@@ -122,7 +122,7 @@ def _sizes(device: Device) -> list[int]:
 
 
 def _site(view: View, function: FunctionState, shape: Shape) -> tuple[Device, str] | None:
-    """The device whose packing takes it most tightly, fullest first, and the pod whose units it shares there."""
+    """The device with the tightest packing for it, fullest first, and the pod that it shares units with there."""
     found: list[tuple[float, str, Device, Rect]] = []
     for device in hosts(view, function):
         packing = packed(view, device)

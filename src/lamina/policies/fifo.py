@@ -1,4 +1,4 @@
-"""First come, first served: the plainest thing that batches. The baseline every other policy is held against."""
+"""First come, first served with batching: the baseline every other policy is compared with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lamina.types import NEVER_US
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Oldest jobs first, as many as are there and fit; a job that cannot be in time any more is let go."""
+    """Oldest jobs first, as many as are there and fit; a job that cannot be in time any more is dropped."""
 
     lead_us: int = LEAD_US  #: how long before a slice is free its next batch is committed
     order: Order = "arrival"
@@ -29,7 +29,7 @@ class Policy:
                 yield Hold(function.spec.name, view.no_opening_until_us(function), NEVER_US)
 
     def _fill(self, view: View, function: FunctionState, opening: Opening) -> Iterator[Decision]:
-        """One batch for this opening, or a time to ask again."""
+        """One batch for this slot, or a time to decide again."""
         spec, queue = function.spec, function.queue
         if opening.after is not None:
             at_us = book_at_us(opening.at_us, len(queue), spec.max_batch, self.lead_us)

@@ -1,13 +1,13 @@
-"""The default: every batch in the cheapest way that is still in time.
+"""Default policy: every batch in the cheapest configuration that is still in time.
 
-- At dispatch all configurations (batch, units, cores) on all devices with room are weighed at once, for a step of a workflow
-  together with the cheapest way to do the rest of it (`planner/cheapest/judge.py`). Small slices and full batches are what costs
-  least, so they are taken and waited for while the goal allows it; the tighter the goal, the larger the slice.
-- Who cannot be in time is refused on arrival and told what could be had (`planner/cheapest/door.py`).
+- At dispatch all configurations (batch, units, cores) on all devices with free units are compared at once, for a step of a
+  workflow together with the cheapest way to do the rest of it (`optimizer.py`). Small slices and full batches cost least, so
+  they are taken and waited for while the goal allows it; the tighter the goal, the larger the slice.
+- A call that cannot be in time is rejected on arrival and told which latency could be met (`admission.py`).
 - Late jobs that are still wanted give way to those that can be in time.
-- What stands where, ahead of demand and by worth: `planner/cheapest/standing.py`.
+- Which functions are loaded where, ahead of demand and by worth: `autoscaler.py`.
 
-Where nobody states a goal a function gets the slice it asks for. Where nobody knows how long it takes, it is tried.
+Without a latency goal a function gets the slice it asks for. While its latency is unknown, it is tried.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LARGER_US = 200
 
 @dataclass(slots=True)
 class Policy:
-    """Cheapest in time, by exact look-ahead."""
+    """Cheapest configuration in time, by exact look-ahead."""
 
     lead_us: int = LEAD_US  #: how long before a slice is free its next batch is committed
     margin: float = 0.05  #: of the expected time, kept spare at admission
@@ -101,7 +101,7 @@ class Policy:
                 yield from self._serve(view, function)
 
     def _serve(self, view: View, function: FunctionState) -> Iterator[Decision]:
-        """One batch, or something to wait for."""
+        """One batch of the function, or something to wait for."""
         name, queue, now_us = function.spec.name, function.queue, view.now_us
         fast_us = self._fastest_us(view, function)
         if fast_us < 0:  # it stands nowhere; when it does, it is asked about again
@@ -138,7 +138,7 @@ class Policy:
         return head.expires_us < view.now_us + fast_us or self._siblings.are_hopeless(view, function, head)
 
     def _worth(self, view: View, function: FunctionState, head: Job, places: list[Seat]) -> list[Seat]:
-        """Without the kinds of devices that do not pay at this pace."""
+        """Slots without the kinds of devices that do not pay at this arrival rate."""
         if len(function.instances) < 2 or not has_goal(head):
             return places
         slo_us = head.run.call.deadline_us - head.run.call.arrived_us
@@ -162,7 +162,7 @@ class Policy:
         fast_us: int,
         only: list[Seat] | None = None,
     ) -> Iterator[Decision]:
-        """Nothing that is free would do: a place behind a running batch, committed just before that one ends."""
+        """Nothing that is free would do: a slot behind a running batch, committed just before that one ends."""
         now_us, head = view.now_us, jobs[0]
         end_us = head.due_us if in_time else head.expires_us
         again_us = min(view.no_opening_until_us(function), end_us - fast_us + 1)
@@ -186,7 +186,7 @@ class Policy:
         yield Hold(function.spec.name, max(now_us + 1, again_us), NEVER_US)
 
     def _echo_first(self, function: FunctionState, seat: Seat, pick: Pick) -> bool:
-        """Will the callers of the batch before be back at once, and worth waiting for?"""
+        """Whether the clients of the batch before will resubmit at once, and are worth waiting for."""
 
         def latency_us(batch: int) -> int:
             return seat.menu.latency_us(batch, pick.units, pick.cores)
@@ -217,8 +217,8 @@ class Policy:
     def _too_dear(
         self, view: View, function: FunctionState, jobs: list[Job], seat: Seat, pick: Pick, units: int
     ) -> Hold | Drop | None:
-        """Would it cost somebody more than it may? If all who wait are too few to pay for it, they wait for company while there
-        is time. Who then could not pay in the best of company is given up."""
+        """Whether a run would exceed its cost limit. If all waiting jobs are too few to pay for it, they wait for more while
+        there is time. A job that could not pay in the largest batch is given up."""
         most, affords = function.spec.max_batch, self._allowance.affords
         poor = [job for job in jobs[: pick.batch] if not affords(view, job, seat, pick, units, pick.batch)]
         if len(poor) == len(jobs) < most:
@@ -230,7 +230,7 @@ class Policy:
         return next((Drop(job, "cost") for job in poor if not affords(view, job, seat, pick, units, most)), None)
 
     def _try(self, function: FunctionState, jobs: list[Job], seat: Seat) -> Iterator[Decision]:
-        """Nobody knows how long it takes here, and nobody will unless it is tried."""
+        """The latency here is unknown, and stays so unless it is tried."""
         units = function.spec.units_on(seat.device.spec)
         if seat.exact or units <= seat.units:
             cores = min(seat.cores, function.spec.cores_on(seat.device.spec))
@@ -242,7 +242,7 @@ class Policy:
     # -------------------------------------------------------------- who and where
 
     def _fastest_us(self, view: View, function: FunctionState) -> int:
-        """One job on the best slice of any device it is on; 0 if nobody knows, below 0 if it is nowhere."""
+        """One job on the best slice of any device the function is on; 0 if unknown, below 0 if it is on none."""
         best_us = -1
         for instance in function.instances.values():
             if instance.phase is Phase.WARM:
@@ -258,8 +258,8 @@ class Policy:
 
 
 def _untried(function: FunctionState, head: Job, seat: Seat) -> bool:
-    """Nobody knows how long it takes there, on any slice; or on the one slice it would have, because it is its home or because
-    without a goal it gets what it asks for. That slice may be new: functions are resized."""
+    """Whether the latency there is unknown, on any slice; or on the one slice it would have, because that is reserved for it or
+    because without a goal it gets what it asks for. That slice may be new: functions are resized."""
     if seat.menu.known and not seat.exact and has_goal(head):
         return False
     units = seat.units if seat.exact else function.spec.units_on(seat.device.spec)
@@ -267,5 +267,5 @@ def _untried(function: FunctionState, head: Job, seat: Seat) -> bool:
 
 
 def _own_lane(function: FunctionState, seat: Seat) -> bool:
-    """Behind a batch of its own, where it may have but one at a time: what is full can be booked as well now as later."""
+    """Behind a batch of its own, where it may have but one at a time: what is full can be committed as well now as later."""
     return seat.after is not None and seat.after.instance is seat.instance and function.batches_at_once(seat.device) == 1

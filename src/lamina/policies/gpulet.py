@@ -1,7 +1,7 @@
 """Gpu-let (Choi et al., USENIX ATC 2022): elastic partitioning, planned anew every period from measured rates.
 
 A GPU is whole or cut in two; models share a part in time, in rounds; neighbours slow each other down, which is predicted
-(where the predictor knows how) and planned for. The planner is `planner/glet` without the original program's quirks.
+(where the predictor knows how) and planned for. The planner is that of `lamina plan`, without the original program's quirks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Guided self-tuning, the second baseline gpu-let compares itself with: the smallest part that is enough, for everybody.
+"""Guided self-tuning, the second baseline gpu-let compares itself with: the smallest sufficient part for each model.
 
-Each model gets, best fit, the smallest part of a GPU that takes its rate, or whole ones and then that. Nobody takes turns, and
-neighbours are taken to be harmless.
+Each model gets, best fit, the smallest part of a GPU that takes its rate, or whole ones and then that. No models take turns,
+and neighbours are taken to be harmless.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ new ones, least occupied device first; if it is below 30 %, quota is taken away,
 seconds. What a pod can do comes from the predictor: batches that are in time, one every G / quota.
 
 Source: HAS-GPU, Euro-Par 2025 (arXiv 2505.01968) and its code. Repaired here, and as published with `compat`
-(`planner/has/original.py`): the latency goal is compared; one filter per function, without a constant five calls a second on
+(`published_autoscaler.py`): the latency goal is compared; one filter per function, without a constant five calls a second on
 top; occupancy is computed in fractions, so its order and limit bind; every device can be reached; rows must fit on a device;
 the smallest sufficient quota is taken, not the largest there is; scaling down stops before it goes too far.
 """
@@ -39,7 +39,7 @@ class Policy:
     full: float = 0.95  #: a device occupied to this part gets no more pods
     cooldown_us: int = 10_000_000  #: between two reductions
     window_us: int = 2_000_000  #: over which the rate is measured: the filter smooths it, a longer one would be late twice
-    first_per_s: float = 35.0  #: what the first pod can do: nobody knows the load yet
+    first_per_s: float = 35.0  #: what the first pod can do: the load is not known yet
     wait: float = 1.0  #: times the average wait, counted against the latency goal
     compat: bool = False  #: as published, with its defects
     period_us: int = 2_000_000
@@ -87,7 +87,7 @@ class Policy:
         return kalman.plan_for(self._rates.per_s(view.now_us, function)) + piled_up * 1e6 / self.period_us
 
     def _first(self, view: View, function: FunctionState, able: Capability) -> Iterator[Decision]:
-        """One pod for who is called, or is to be there always."""
+        """The first pod of a function that is called, or is to be there always."""
         wanted = function.spec.scale.min or len(function.queue)
         if wanted and view.now_us >= function.not_before_us:
             self._reduced_us[function.spec.name] = view.now_us + self.cooldown_us
@@ -132,7 +132,7 @@ class Policy:
             yield ResizeTo(pod.id, now.units, best / WHOLE)
 
     def _reduce(self, view: View, function: FunctionState, able: Capability, needed: float) -> Iterator[Decision]:
-        """Less time for the small ones first, as long as what is left is enough; then whole pods that nobody needs."""
+        """Less time for the small ones first, as long as what is left is enough; then whole pods that are not needed."""
         for pod in sorted(pods_of(function), key=lambda pod: (pod.units, pod.since_us, pod.id)):
             device, now = view.devices[pod.device], shape_of(pod)
             others = _total(view, function, able) - able.per_s(function, device, now)

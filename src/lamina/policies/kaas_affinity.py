@@ -1,9 +1,9 @@
-"""KaaS, affinity: completely fair queueing over models, with a liking for the GPUs they are on.
+"""KaaS, affinity: completely fair queueing over models, which prefer the GPUs they are on.
 
 Source: the scheduler of KaaS. Every model has a virtual time, which grows by the GPU time it is given; the one that is
 furthest behind goes next. On a GPU that is not one of its own it is weighed as if it were ten requests further on, so
 it goes there only when the others have been served well. A model that was idle starts at the time of the one furthest
-behind: nobody saves up. Each model is given to the GPU with fewest models (least memory taken), until every GPU has one.
+behind: idle time is no credit. Each model is given to the GPU with fewest models (least memory taken), until every GPU has one.
 """
 
 from __future__ import annotations

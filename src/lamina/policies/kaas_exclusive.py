@@ -23,7 +23,7 @@ from lamina.policies._kaas import Kaas, request_us, suits
 
 @dataclass(slots=True)
 class Policy(Kaas):
-    """The oldest request whose own GPU is free."""
+    """The oldest request with its own GPU free."""
 
     steal: bool = False  #: move GPUs to models under pressure
     ratio: float = 1.5
@@ -57,7 +57,7 @@ class Policy(Kaas):
                 yield UnloadOf(one)
 
     def _deal(self, view: View) -> None:
-        """In turn; anew when models or GPUs come or go. Who has none shares one."""
+        """GPUs in turn; anew when models or GPUs come or go. Models without one share."""
         dealt = (tuple(view.functions), tuple(view.devices))
         if dealt == self._dealt:
             return
@@ -81,7 +81,7 @@ class Policy(Kaas):
             yield UnloadOf(one)
 
     def _move(self, view: View) -> tuple[str, str] | None:
-        """(who takes, who gives), if somebody should."""
+        """(model that takes a GPU, model that gives it), if there is one to move."""
         pressure: dict[str, float] = {}
         gpus: dict[str, int] = {}
         for name, function in view.functions.items():

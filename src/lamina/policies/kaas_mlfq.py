@@ -1,7 +1,7 @@
 """KaaS, multi-level feedback queues: a bucket per model, and one is drawn.
 
 Source: "Serverless Accelerators" (UCB/EECS-2022-88), chapter 6. Each time a GPU is free one of the buckets that hold
-requests is drawn, all alike, and its oldest request goes: whoever has few requests is served soonest. The draws are
+requests is drawn, all alike, and its oldest request goes: models with few requests are served soonest. The draws are
 `random.Random(seed)`, so a run repeats. The published trace is one outcome of sixteen of the variant behind `compat`:
 queues loaded before the clock starts, one draw per step and free GPU, and a drawn request that has not arrived yet costs
 the step.

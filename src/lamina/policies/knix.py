@@ -1,4 +1,4 @@
-"""KNIX with a GPU manager: the user says which share of a GPU a function gets, and it has it for ever.
+"""KNIX with a GPU manager: a function has the share of a GPU that the user asks for, for ever.
 
 The shares of all functions of a workflow are summed up, and the workflow goes onto one device that has as much. Whether
 there is one is checked *before* anything is deployed: what cannot be placed is refused with what is missing and the best
@@ -8,7 +8,7 @@ that could be had, instead of waiting for ever or being cut down in silence.
 what its owners do not want at this moment. Lending is for one batch, so an owner waits no longer than that.
 
 A share is lost with its device. Its function is then placed alone if its workflow does not fit any more; if it does not
-either, it is a guest that runs on what is free or lent, and what finds no place for `patience_us` is given up.
+either, it runs on what is free or lent, and what finds no place for `patience_us` is given up.
 
 Source: KNIX MicroFunctions, its GPU branch, and HiPS '21; placement as its GPU manager does it (the device with least room
 that fits). Repaired here: sums are checked against what is free on single devices, compute as well as memory.
@@ -69,13 +69,13 @@ class Policy:
     def _lacking(
         self, view: View, specs: dict[str, FunctionSpec], flows: tuple[Flow, ...], changed: set[str]
     ) -> dict[str, NoCapacity]:
-        """Who would have no place, were these functions deployed."""
+        """Functions without a place, were these deployed."""
         rooms, standing = self._rooms(view, changed)
         known = {flow.name: flow for flow in (*view.flows.values(), *flows)}
         return place_some(_groups(specs, known, standing), rooms, self.placement)[1]
 
     def _rooms(self, view: View, changed: set[str]) -> tuple[dict[str, Room], set[str]]:
-        """What is free, and who has a share; without the functions that are about to change, and without guests."""
+        """Free space and shares in use; without functions that are about to change or have lost their share."""
         owners = [one for one in view.instances.values() if one.id in view.devices[one.device].homes]
         gone = [one for one in view.instances.values() if one.function in changed or one not in owners]
         rooms = {name: room_on(device, [one.id for one in gone]) for name, device in view.devices.items()}
@@ -116,7 +116,7 @@ class Policy:
             yield LoadOn(spec.name, device.spec.id, spec.units_on(device.spec))
 
     def _host(self, view: View, function: FunctionState) -> Iterator[Decision]:
-        """Who has lost its share and has work is a guest on what is free, or lent; without work there is nothing to host."""
+        """Host a function that has lost its share and has work on free or lent units; without work there is nothing to host."""
         spec = function.spec
         if not len(function.queue):
             for guest in [one for one in function.instances.values() if not one.batches]:
@@ -204,7 +204,7 @@ class Policy:
         return larger if larger_us < own_us else own
 
     def _borrowed(self, view: View, function: FunctionState, instance: Instance, least: int) -> Opening | None:
-        """The largest block of at least so many units that is idle and wanted by nobody it belongs to."""
+        """The largest block of at least so many units that is idle and not wanted by its owners."""
         device = view.devices[instance.device]
         limits = device.spec.limits
         cores = function.spec.cores_on(device.spec) if device.spec.cores else 0

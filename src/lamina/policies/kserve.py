@@ -157,7 +157,7 @@ def in_flight(function: FunctionState) -> int:
 
 
 def _place(view: View, function: FunctionState) -> Device | None:
-    """A GPU nobody stands on; for a function without one, a CPU with cores left."""
+    """A free GPU; for a function without one, a CPU with cores left."""
     spec = function.spec
     devices = [d for d in view.devices.values() if spec.fits_family(d.spec.family)]
     for device in sorted(devices, key=lambda d: d.spec.family != "gpu"):

@@ -1,7 +1,7 @@
 """Orion (OSDI 2022), as ESG's authors adapt it: sizes for the whole call, found by descent before it begins.
 
 From the smallest sizes one step up at a time, the one that lowers the end-to-end 95th percentile most, until that is
-within the deadline (`planner/esg/descent.py`); the percentile comes from the spread of the steps (`planner/esg/spread.py`). The
+within the deadline (`steepest_descent.py`); the percentile comes from the spread of the steps (`latency_distribution.py`). The
 search is cut off after `rounds`, for a clock would make two runs differ. Calls of one workflow with the same time to spend
 get the same plan, so it is made once for all of them: the real one pays for its search with every call.
 """

@@ -1,6 +1,6 @@
-"""Keeps to a plan made ahead: the slices, batches and rounds that `lamina plan` printed, and nothing else.
+"""Static plan: the slices, batches and rounds that `lamina plan` printed, and nothing else.
 
-What the plan does not name is refused. It is how a plan is tried out (`lamina plan --check`), and how one is put to work on
+What the plan does not name is rejected. It is how a plan is tried out (`lamina plan --check`), and how one is put to work on
 purpose. Calls that were accepted are served even when the device their slice was on is gone: as guests, on what is free.
 """
 

@@ -1,4 +1,4 @@
-"""Sharing in time alone (Nexus' squishy bin packing, as gpu-let compares itself with): whole GPUs, models take turns.
+"""Time sharing alone (Nexus' squishy bin packing, as gpu-let compares itself with): whole GPUs, models take turns.
 
 A model that fills a GPU gets it for itself; what is left of each is packed, several to a GPU, into the longest round that is
 in time for all of them, with the batches that this round gathers.

@@ -1,1 +1,1 @@
-"""How long will a batch take on a slice? One protocol (`core.policy.Predictor`), one file per answer."""
+"""Latency prediction: how long a batch takes on a slice. One protocol (`core.policy.Predictor`), one file per method."""

@@ -1,4 +1,4 @@
-"""The closed form `max(G(b, s), T(q))`: a GPU that computes beside a host that launches.
+"""Closed-form latency under a time quota: `max(G(b, s), T(q))`, a GPU that computes beside a host that launches.
 
 G is the time of a batch on a slice that is always on; T the time the launches alone take when the function may run a part q
 of the time only. Whichever is longer hides the other. Both are read off measured points, so a quota needs one row of
@@ -43,7 +43,7 @@ class Launches:
             return times[-1]
         if self.quotas[place] == quota:
             return times[place]
-        if place == 0:  # less than anybody measured: in proportion
+        if place == 0:  # less than was measured: in proportion
             return times[0] * self.quotas[0] / quota
         left, right = math.log(self.quotas[place - 1]), math.log(self.quotas[place])
         part = (math.log(quota) - left) / (right - left)

@@ -1,6 +1,6 @@
-"""How much longer a batch takes beside others, fitted to measured co-locations. The third model, see `interference.py`.
+"""Interference model fitted to measured co-locations. The third model beside the two of `interference.py`.
 
-On an H200 cut into disjoint slices everybody has neighbours' cost although the sum of bandwidths is far from the peak. What
+On an H200 cut into disjoint slices every batch is slowed by neighbours although the sum of bandwidths is far from the peak. What
 tells most of it is, in this order: how large the function's weights are (small models live from the L2 cache, and lose more
 when others use it), how many neighbours there are, how much bandwidth these ask for, and how much the function itself asks
 for per unit it has. A straight line in those four (three of them as logarithms), ridge-fitted to the logarithm of the
@@ -49,7 +49,7 @@ def demand(traits: Traits, kind: str, points: Sequence[Point]) -> float:
 
 
 class Side(Struct, frozen=True):
-    """One tenant of a case: `demand` is of the peak bandwidth, `share` of the device's units."""
+    """One function of a co-location: `demand` is of the peak bandwidth, `share` of the device's units."""
 
     parameter_bytes: float
     demand: float
@@ -66,7 +66,7 @@ def terms(own: Side, others: Sequence[Side]) -> list[float]:
 
 
 class Line(Struct, frozen=True):
-    """Logarithm of the slowdown, straight in `terms`; within the range it was fitted in."""
+    """Linear regression of the logarithm of the slowdown on `regression_terms`, clipped to the fitted range."""
 
     base: float
     slopes: list[float]
@@ -123,7 +123,7 @@ def fitted_of(profiles: Iterable[Profile]) -> Fitted:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """For functions whose traits and times alone are known; who is not in `traits` neither feels nor is felt."""
+    """Fitted interference of functions with known traits and times; a function that is not in `traits` has no part in it."""
 
     lines: Mapping[str, Line]  #: by kind of device
     traits: Mapping[Key, Traits]

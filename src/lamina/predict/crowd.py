@@ -1,7 +1,7 @@
-"""Batches beside each other on one device, each with work left and a pace that changes whenever a neighbour begins or ends.
+"""Colocated batches on one device: each has work left, and a pace that changes whenever a neighbour begins or ends.
 
-The simulator and the emulated engine both keep one of these for each device. There is no clock inside: whoever has one says how
-late it is, and asks when to come again. However late that is, everything happens at its own time and in its own order.
+The simulator and the emulated engine both keep one of these for each device. There is no clock inside: the owner
+passes the time, and asks when to come again. However late that is, everything happens at its own time and in its own order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Entry(NamedTuple):
     running: Running
     ready_us: int  #: it begins no sooner
     after: int  #: nor before this batch has left the slice; 0: it has one of its own
-    transfer_us: int  #: on its slice before it works, and not felt by anybody
+    transfer_us: int  #: on its slice before it works, and not felt by neighbours
     work_us: int  #: alone
 
 
@@ -48,11 +48,11 @@ class _Batch:
 
 @dataclass(slots=True)
 class Crowd:
-    model: Interference | None  #: None: nobody feels anybody
+    model: Interference | None  #: None: no interference
     kind: str  #: of the device
-    next_us: int = NEVER_US  #: when somebody begins or ends, if nothing comes between
+    next_us: int = NEVER_US  #: when the next batch begins or ends, if nothing comes between
     _at_us: int = 0
-    _coming: dict[int, _Batch] = field(default_factory=dict)  #: behind somebody, or on their way
+    _coming: dict[int, _Batch] = field(default_factory=dict)  #: behind another batch, or not yet ready
     _working: dict[int, _Batch] = field(default_factory=dict)
     _behind: dict[int, int] = field(default_factory=dict)  #: batch -> the one that gets its slice
     _ended: list[Ended] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Crowd:
         return ended
 
     def _settle(self, now_us: int) -> None:
-        """Whose time has come begins or ends; the others get a new pace."""
+        """Begin and end the batches that are due; the others get a new pace."""
         self._work(now_us)
         for batch_id in [one for one, batch in self._working.items() if batch.left_us <= _NOTHING_US]:
             batch = self._working.pop(batch_id)

@@ -1,4 +1,4 @@
-"""A curve over batch sizes, learnt from nothing but what is served.
+"""Latency curve over batch sizes, learnt from nothing but what is served.
 
 Each size seen keeps its own mean and mean deviation, so steps in the curve (a matrix product of four rows may cost as much as
 one of sixteen) are learnt as they are; sizes not seen are read off between their neighbours.
@@ -13,7 +13,7 @@ from lamina.predict.level import FIRST, Level
 
 @dataclass(slots=True)
 class Curve:
-    """Made monotone by pooling: where a bigger batch looks faster than a smaller one, both get their weighted mean, so one
+    """Monotone curve by pooling: where a bigger batch looks faster than a smaller one, both get their weighted mean, so one
     unlucky run of a rare size is overruled by many of its neighbour."""
 
     sizes: dict[int, Level] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Every answer of a predictor for one function, worked out beforehand: searches ask for hundreds of configurations at once.
+"""Dense array of all predictions for one function, computed beforehand: searches ask for hundreds of configurations at once.
 
 One array, `[batch, units]`; asking is indexing. Two hundred and fifty-six answers take a few microseconds instead of a few
 hundred. It does not learn: make a new one when the predictor has.

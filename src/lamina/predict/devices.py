@@ -1,4 +1,4 @@
-"""Kinds of devices by name, for scenarios, plans and emulation: `h200x2` is two of them."""
+"""Device presets by name, for scenarios, plans and emulation: `h200x2` is two of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes a learned model (`learned.py`) from functions that were measured everywhere. No epochs, no seed.
+"""Training of a latency model (`learned.py`) from functions that were measured everywhere. No epochs, no seed.
 
 There is nothing to train: the model is the measurements themselves. What is worked out here is where a new function should be
 probed: at the places after which the library's members, left out, are predicted best.

@@ -1,4 +1,4 @@
-"""Reading gpu-let's own files as they are: task lists, profiles, and the scheduler's flags.
+"""Reader of gpu-let's own files as they are: profiles, memory, and the scheduler's flags.
 
 Everything is taken from one folder with the layout of its repository. What is missing or odd is an error that names the file:
 the original goes on with zeros, and a plan made from zeros looks fine.

@@ -1,4 +1,4 @@
-"""Gpu-let's models and GPUs as Lamina's functions, profiles and devices, so that its plans can be played."""
+"""Simulated world of gpu-let: its models and GPUs as Lamina's functions, profiles and devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lamina.types import DeviceSpec, FunctionSpec, Scale, SliceLimits, Slo
 
 BATCHES = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
 LOAD_US = 500_000
-"""Nobody published how long a model takes to load; half a second."""
+"""Load time, which was not published; half a second."""
 
 
 def specs(catalogue: Catalogue, goals_ms: Mapping[str, float]) -> list[FunctionSpec]:

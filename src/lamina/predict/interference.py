@@ -1,9 +1,9 @@
-"""How much longer a batch takes beside others on the same device. Two models, one question (`planner/neighbours.py`).
+"""Interference models: how much longer a batch takes beside others on the same device.
 
-`Linear` is gpu-let's (Choi et al., USENIX ATC 2022): a weighted sum of both sides' L2 and DRAM use; of several neighbours the
-worst one counts, as it was fitted. `Bandwidth` is what was seen on an H200: slices keep compute apart but not memory
-bandwidth, and as long as all demands together stay below 70 % of its peak nobody feels much; above, everybody slows down in
-proportion.
+`LinearInterference` is gpu-let's (Choi et al., USENIX ATC 2022): a weighted sum of both sides' L2 and DRAM use; of several
+neighbours the worst one counts, as it was fitted. `BandwidthInterference` is what was seen on an H200: slices keep compute
+apart but not memory bandwidth, and as long as all demands together stay below 70 % of its peak there is little of it; above,
+all batches slow down in proportion.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    demand: Mapping[Key, float]  #: of the peak, on the whole device; who is not in it asks for nothing
+    demand: Mapping[Key, float]  #: of the peak, on the whole device; a function that is not in it asks for nothing
     limit: float = LIMIT
 
     def slowdown(self, function: Running, neighbours: Sequence[Running], kind: str) -> float:
@@ -48,7 +48,7 @@ def bandwidth_of(profiles: Iterable[Profile], limit: float = LIMIT) -> Bandwidth
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Measured parts of the peak, by batch size; between two sizes in a straight line, beyond the last as at the last."""
+    """Measured shares of peak L2 and DRAM bandwidth by batch size; linear between two sizes, constant beyond the last."""
 
     batches: tuple[int, ...]
     l2: tuple[float, ...]

@@ -1,13 +1,13 @@
-"""Latency of a function nobody has measured, or measured at a few points only.
+"""Learned latency model for functions that were not measured, or at a few points only.
 
 The model is a library: other functions that were measured everywhere (batch sizes by slices), with what can be said of each
-without running it (`static.py`). Asked about a new one, a Gaussian process over the library answers in logarithms:
+without running it (`model_features.py`). Asked about a new one, a Gaussian process over the library answers in logarithms:
 
 - *Nothing measured*: two processes, one per view of the static features; the surer one counts for more.
 - *Some places measured* (probes): the mean of the probes is the level, and what is asked for is the grid around it. Functions
   are alike if their probes lie alike around their levels, and if their features do. Which regime a function is in (bound by
   launches, by arithmetic, by bytes) shows in its probes, and the neighbours it then finds are in the same one: that is why
-  this beats correcting a guess, whose shape was made for the wrong regime.
+  this beats correcting a guess with a shape made for the wrong regime.
 
 *How sure is it?* The same question, with the same probes, is put to the library about each of its own members, left out of
 it. A Gaussian process knows these answers without a second fit. Their errors, by place and by how sure the process was, are
@@ -47,7 +47,7 @@ NOISE = 0.015  #: of one measured point
 
 
 class Library(Struct, frozen=True, kw_only=True):
-    """What a model file holds."""
+    """Contents of a model file: a library of measured functions."""
 
     device: str
     batches: list[int]

@@ -1,4 +1,4 @@
-"""One time that is observed again and again: its mean, its mean deviation, and whether it has changed for good.
+"""Drift detection (CUSUM) on a running mean: mean, mean deviation, and whether the level has changed for good.
 
 A machine that is slower from now on (another clock, another driver) is another matter than one slow run. A running sum tells
 them apart (CUSUM): each observation adds how far it is from the mean, in mean deviations, less one and at most three, so
@@ -23,7 +23,7 @@ SETTLED = 4  #: observations before a change can be told from a beginning
 
 @dataclass(slots=True)
 class _Drift:
-    """Has the level changed, and to what? Two sums: one for slower, one for faster."""
+    """Two-sided CUSUM: has the level changed, and to what? One sum for slower, one for faster."""
 
     sums: list[float] = field(default_factory=lambda: [0.0, 0.0])
     since: list[list[float]] = field(default_factory=lambda: [[], []])  #: observations since each sum left zero
@@ -46,7 +46,7 @@ class _Drift:
 
 @dataclass(slots=True)
 class Level:
-    """Of one batch size. `least` is the best it has ever been, in a profile or since."""
+    """Running mean of one quantity that follows level changes. `minimum` is the best ever, in a profile or since."""
 
     mean: float
     deviation: float

@@ -1,11 +1,11 @@
-"""Latency learnt from what is served, with or without a profile to start from.
+"""Online latency predictor: learns from what is served, with or without a profile to start from.
 
-Per (function, device kind, units, cores): a curve over batch sizes where there is no profile (`curve.py`). Where there is one,
-only the ratio of observed to profiled time is learnt: the shape of the profile survives and its scale is corrected. Planning
-adds two mean deviations: a plan on the mean is late half of the time.
+Per (function, device kind, units, cores): a curve over batch sizes where there is no profile (`latency_curve.py`). Where
+there is one, only the ratio of observed to profiled time is learnt: the shape of the profile survives and its scale is
+corrected. Planning adds two mean deviations: a plan on the mean is late half of the time.
 
 A profile has an interval of its own: from its median to the time it plans with, and as far to the other side. If most of what is
-seen lies outside, the profile is stale: `stale()` names it, so that somebody measures again, and until then plans have
+seen lies outside, the profile is stale: `stale_profiles()` names it, so that it is measured again, and until then plans have
 a wider margin, since a profile that is wrong where it can be seen may be wrong in its shape too.
 """
 
@@ -28,7 +28,7 @@ AMONG = 1.4  #: mean deviations that a plan adds where slices are soft
 
 
 class Stale(NamedTuple):
-    """A profile that no longer says what is seen."""
+    """A profile that no longer matches observations."""
 
     function: str
     kind: str
@@ -40,7 +40,7 @@ class Stale(NamedTuple):
 
 @dataclass(slots=True)
 class _Ratio:
-    """Of observed to profiled time, and how often that leaves the profile's own interval."""
+    """Ratio of observed to profiled time, and how often it leaves the profile's own interval."""
 
     mean: Level
     seen: int = 0
@@ -70,11 +70,11 @@ class _Ratio:
 
 @dataclass(slots=True)
 class Predictor:
-    """Starts from `base` where it has an answer, from nothing where it has not.
+    """Online predictor: starts from `base` where it has an answer, from nothing where it has not.
 
-    `soft` are kinds of devices whose slices share SMs. There a run takes as long as its neighbours let it: far less than on SMs
-    of its own when it is alone, about as long in a crowd. No profile is stale for that, and deviations are wide for reasons
-    that pass, so a plan adds less of them: else calls that would have been in time are dropped beside idle slices.
+    `soft_kinds` are kinds of devices with slices that share SMs. There a run takes as long as its neighbours let it: far less
+    than on SMs of its own when it is alone, about as long beside others. No profile is stale for that, and deviations are wide
+    for reasons that pass, so a plan adds less of them: else calls that would have been in time are dropped beside idle slices.
     """
 
     base: Table = field(default_factory=lambda: Table([]))

@@ -1,4 +1,4 @@
-"""The Gaussian processes of `learned.py`: given a library of functions, their features and their grids, what of a new one?
+"""Gaussian processes of `learned.py`: the posterior for a new function, given a library of functions with features and grids.
 
 All in logarithms, all closed form. Leaving a member out of a process needs no second fit: the answer for it follows from the
 inverse that is there already. So every answer comes with those the library would have given about its own members.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Setting(NamedTuple):
-    """Of the process over one view, before anything is measured."""
+    """Kernel parameters of the process over one view, before anything is measured."""
 
     length: float
     linear: float  #: weight of the straight line: past the last known function its trend goes on
@@ -43,7 +43,7 @@ class Answer:
 
 
 class Likeness(NamedTuple):
-    """Between functions, by their features alone; the last row and column are the new one's."""
+    """Similarity of functions by their features alone; the last row and column are the new one's."""
 
     apart: Array
     along: Array

@@ -1,4 +1,4 @@
-"""Measured latencies of one function on one kind of device: small, text, versioned, never a pickle."""
+"""Latency profile of one function on one kind of device: small, text, versioned, never a pickle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VERSION = 1
 
 
 class Point(Struct, frozen=True, kw_only=True):
-    """One measured (batch, units)."""
+    """Measured latency at one (batch, units)."""
 
     batch: int
     units: int
@@ -24,7 +24,7 @@ class Point(Struct, frozen=True, kw_only=True):
 
 
 class Traits(Struct, frozen=True):
-    """What a neighbour feels of a function: bytes it moves in a batch, and how much of its weights may stay in a cache."""
+    """Memory traffic of a function, as neighbours feel it: bytes moved in a batch, and weights that may stay in a cache."""
 
     parameter_bytes: float
     fixed_bytes: float
@@ -35,7 +35,7 @@ class Traits(Struct, frozen=True):
 
 
 class Handover(Struct, frozen=True):
-    """What a batch takes beside its time on the slice: the way to its process, and that of its results back."""
+    """Handover time of a batch beside its time on the slice: the way to its process, and that of its results back."""
 
     batch_us: float
     item_us: float = 0.0

@@ -1,4 +1,4 @@
-"""A profile after some of its places were measured again: those as they are now, all others by how these have changed."""
+"""Reprofiling: some points of a profile measured again, all others rescaled by how these have changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Place = tuple[int, int]
 
 
 def renewed(profile: Profile, runs: Mapping[Place, Sequence[float]], **meta: Any) -> Profile:
-    """`runs` are microseconds. A row of units nobody looked at changes as all that were, one that was as its own did."""
+    """Rescale by `runs` (microseconds): a row of units that was measured as its own points changed, others as all points."""
     before = Table([profile])
     now_us = {place: statistics.median(us) for place, us in runs.items()}
     ratios = {place: us / before.typical_us(profile.function, profile.device, *place) for place, us in now_us.items()}

@@ -1,4 +1,4 @@
-"""What can be said of a model without running it, as numbers a learner can use.
+"""Static features of a model: what can be said without running it, as numbers a learner can use.
 
 Two views of the same model, since neither is the better one: `totals` (work, bytes, kernels, how much of each per kernel,
 shares of kinds of layers) and `kinds` (work, bytes and counts by kind of operator). Logarithms nearly everywhere: twice the
@@ -45,7 +45,7 @@ part of a kernel that is there anyway. Over the models of data/h200."""
 
 
 def traced(record: Record) -> Record:
-    """As if nobody had captured its graph: kernels are then as many as its operators usually need. Half of the models of
+    """Estimate the kernels of a model without a captured graph: as many as its operators usually need. Half of the models of
     data/h200 are counted to within 6 %; transformers are not: attention may be one kernel, and a product may be cut in two."""
     each = KERNELS | {"elementwise": 0.0} if record.get("layers_recurrent") else KERNELS  # a step of an LSTM is one kernel
     batch_norms = sum(count for name, count in record["op_counts_b1"].items() if "batch_norm" in name)  # two kernels each

@@ -1,4 +1,4 @@
-"""Latency from a table of measured points, and nothing but them.
+"""Profile table: latency interpolated between measured points, and nothing but them.
 
 Between batch sizes it is a straight line (a launch cost plus a cost per item, piece by piece); between unit counts a
 straight line in the logarithms (twice the units, so many times faster). Made monotone on the way in: a bigger batch is
@@ -22,7 +22,7 @@ LEAST_US = 0.001
 
 @dataclass(slots=True)
 class _Surface:
-    """One function on one kind of device: a grid of batch sizes and unit counts, and a slope beyond the largest batch."""
+    """Latency surface of a function on a kind of device: a grid of batch sizes and units, a slope beyond the largest batch."""
 
     batches: list[int]
     units: list[int]
@@ -35,7 +35,7 @@ class _Surface:
             return self._along(place - 1, batch)
         if self.units[place] == units:
             return self._along(place, batch)
-        if place == 0:  # fewer than anybody measured: in proportion, so that no slice looks cheaper than those that were
+        if place == 0:  # fewer than were measured: in proportion, so that no slice looks cheaper than those that were
             return self._along(0, batch) * self.units[0] / units
         low, high = self._along(place - 1, batch), self._along(place, batch)
         left, right = math.log(self.units[place - 1]), math.log(self.units[place])
@@ -96,7 +96,7 @@ def _layers(points: Iterable[tuple[int, int, int, float]]) -> _Layers:
 
 
 def _layer(layers: _Layers, cores: int) -> _Surface:
-    """Cores nobody measured count as the next fewer that somebody did: a plan may be early."""
+    """Cores that were not measured count as the next fewer that were: a plan may be early."""
     found = layers[0][1]
     for measured, surface in layers:
         if measured <= cores:
@@ -106,11 +106,11 @@ def _layer(layers: _Layers, cores: int) -> _Surface:
 
 @dataclass(slots=True)
 class Table:
-    """A predictor that never learns: simulations, plans, and the floor under the ones that do."""
+    """Static predictor from profiles: for simulations, plans, and as the base of predictors that learn."""
 
     profiles: list[Profile]
     margin: float = 0.0  #: added to the median where a profile has no p99
-    interference: Interference | None = None  #: what batches beside each other do; None: nobody knows
+    interference: Interference | None = None  #: how colocated batches slow each other down; None: not known
     _measured: dict[tuple[str, str], Profile] = field(default_factory=dict)
     _plan: dict[tuple[str, str], _Layers] = field(default_factory=dict)  #: made when first asked for: of many, few may be
     _typical: dict[tuple[str, str], _Layers] = field(default_factory=dict)

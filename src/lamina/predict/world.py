@@ -1,4 +1,4 @@
-"""The make-believe world behind the simulator and the emulated engine: profiled times with seeded noise.
+"""Hardware model of the simulator and the emulated engine: profiled times with seeded noise.
 
 One class for both, so that the two differ in nothing but the clock.
 """
@@ -54,7 +54,7 @@ class World:
         return max(1, round(known[0] * (self._wobble(known[1]) if spread is None else self._drawn(spread))))
 
     def handover_us(self, function: str, kind: str, batch: int) -> int:
-        """Until its results are back, beside its time on the slice; 0 where nobody has measured it."""
+        """Handover time beside the time on the slice; 0 where it was not measured."""
         found = self._handovers.get((function, kind))
         return round(found.us(batch)) if found is not None else 0
 
@@ -62,7 +62,7 @@ class World:
         return round(self.table.load_us(function, kind) * self._wobble(self.load_noise if self.noise else 0.0))
 
     def answer(self, node: Node, stage: str = "begin") -> int:
-        """A question about data nobody has: the number of items about `expect`, the branch by its odds."""
+        """Draw an answer to a question about data: the number of items about `expect`, the branch by its odds."""
         if stage != "begin":
             return 0
         if isinstance(node, Each):

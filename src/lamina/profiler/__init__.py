@@ -1,1 +1,1 @@
-"""Measures a function on slices of a device, and writes profiles that plans, simulations and servers start from."""
+"""Profiler: measures a function on slices of a device, and writes profiles for plans, simulations and servers."""

@@ -1,4 +1,4 @@
-"""What the profiler needs of a device: load the function, run one batch on one slice, say how long that took."""
+"""Profiler bench: the interface to a device. Load the function, run one batch on one slice, time it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Place = tuple[int, int]
 
 class Run(NamedTuple):
     us: float  #: on the slice
-    waited_us: float = 0.0  #: of it, ready to go on while somebody else had the core; 0 also where that cannot be told
+    waited_us: float = 0.0  #: of it, runnable while another process had the core; 0 also where that cannot be told
 
 
 class Bench(Protocol):
@@ -41,15 +41,15 @@ class Bench(Protocol):
 
 @runtime_checkable
 class KnowsTraits(Protocol):
-    """A bench that can say what neighbours feel of the function."""
+    """A bench that reports the memory traffic of the function."""
 
     def traits(self) -> Traits | None: ...
 
 
 @runtime_checkable
 class Varies(Protocol):
-    """A bench whose samples differ from each other. Batches of a place take them in turn, so after `cycle` of them all have had
-    theirs, and what one composition takes more than another is no chance any more."""
+    """A bench with samples that differ from each other. Batches of a point take them in turn, so after `sample_cycle` of them all
+    have had theirs, and what one composition takes more than another is no chance any more."""
 
     def cycle(self, batch: int) -> int: ...
 
@@ -60,7 +60,7 @@ class Varies(Protocol):
 
 @runtime_checkable
 class KnowsHandover(Protocol):
-    """A bench that sees what a batch takes beside its time on the slice."""
+    """A bench that reports the handover time of a batch beside its time on the slice."""
 
     def handover(self) -> Handover | None: ...
 

@@ -1,4 +1,4 @@
-"""Two profiles of one function, place by place: what has become slower, and what faster."""
+"""Comparison of two profiles of one function, point by point: what has become slower, and what faster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bench of this machine's cores. The function runs in a worker of the engine that serves, under the core mask of its
+"""CPU bench: this machine's cores. The function runs in a worker of the engine that serves, under the core mask of its
 slice, with its inputs through the same frames and the same shared memory: what is measured is what serving does."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CpuBench:
         self._turns: dict[Place, int] = {}  #: batches that have counted: the next one takes the samples that follow
         self._failed: dict[int, ErrorInfo] = {}
         self._peak_mib = 0
-        self.pieces: dict[str, Callable[[bytes], None]] = {}  #: nobody listens to parts of answers here
+        self.pieces: dict[str, Callable[[bytes], None]] = {}  #: parts of answers are not listened to here
         self._engine = LocalEngine(app, [self.device])
         self._came_us = 0  #: when the last event did
         self._beside: list[tuple[int, float]] = []  #: batch, and what it took beside its time on the slice

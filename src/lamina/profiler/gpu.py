@@ -1,4 +1,4 @@
-"""A bench of GPU slices, as serving uses them: a `TorchModel` in the executor, as graphs in padded batches, timed on the device;
+"""GPU bench: slices as serving uses them, a `TorchModel` in the executor, as graphs in padded batches, timed on the device;
 any other function as a callable in the thread of its slice, timed until its stream is empty.
 
 On the host twin of the executor's runtime the same bench runs without a GPU.

@@ -1,4 +1,4 @@
-"""A profile of a torch model that has not run on the device: from its operators, by what the package knows of others."""
+"""Predicted profile of a torch model that has not run on the device: from its operators, by the shipped latency model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From runs to a profile: medians, tails, and where all of it comes from."""
+"""Profile construction from measured runs: medians, tails, spread, handover, and provenance."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def to_spread(runs: Mapping[Place, Sequence[float]]) -> list[float]:
 
 
 def handover(seen: Sequence[tuple[int, float]]) -> Handover | None:
-    """A straight line in the batch size. Means and not medians, without stalls: who waits behind it waits for all of it."""
+    """Linear fit over the batch size. Means and not medians, without stalls: a batch behind it waits for all of it."""
     if not seen:
         return None
     limit_us = STALL * statistics.median(us for _, us in seen)

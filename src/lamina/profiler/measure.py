@@ -1,10 +1,10 @@
-"""Where to measure next, and when to stop: always where the model is least sure, until it is sure enough everywhere.
+"""Adaptive measurement: the next point is always the one with the highest uncertainty, until all are certain enough.
 
-The four corners come first, since every other place lies between them. A number of units nobody has measured yet begins
+The four corners come first, since every other place lies between them. A number of units that was not measured yet begins
 with both of its ends for the same reason. The first run after the batch or the slice has changed is not counted: caches,
 threads and sessions are made for it.
 
-A run that had to wait for its core was disturbed by somebody outside, and is repeated. Where that keeps happening, the
+A run that had to wait for its core was disturbed by another process, and is repeated. Where that keeps happening, the
 time it waited is taken off instead: what is asked is how long the function takes on a slice of its own.
 """
 
@@ -32,7 +32,7 @@ WARM_UP_RUNS = 5
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """After every visit, for whoever watches."""
+    """State after every visit, for progress displays."""
 
     place: Place
     runs_us: list[float]
@@ -53,7 +53,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Measuring:
-    """One function on one bench. `runs` holds what is known already, from an earlier session say."""
+    """Adaptive measurement of one function on one bench. `runs` holds what is known already, from an earlier session say."""
 
     bench: Bench
     max_batch: int

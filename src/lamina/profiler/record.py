@@ -1,4 +1,4 @@
-"""The runs of a function, kept beside its profile as they come: a session that is stopped, by whatever, goes on from there.
+"""Measurement log: the runs of a function, appended beside its profile; an interrupted session resumes from it.
 
 One JSON line per visit. They are kept only for the same code on the same kind of machine: the first line says which.
 """
@@ -17,7 +17,7 @@ from lamina.profiler.bench import Place
 
 
 class Head(Struct, frozen=True, kw_only=True, tag="head", tag_field="line"):
-    """Runs with another head are of something else."""
+    """Identity of the measured function; runs under another header are of something else."""
 
     function: str
     device: str
@@ -39,7 +39,7 @@ class Loaded(Struct, frozen=True, kw_only=True, tag="loaded", tag_field="line"):
 
 
 class Ended(Struct, frozen=True, kw_only=True, tag="ended", tag_field="line"):
-    """A session, in sum."""
+    """Totals of one session."""
 
     spent_s: float
     memory_mib: int
@@ -50,7 +50,7 @@ _line = msgspec.json.Decoder(Head | Visit | Loaded | Ended)
 
 
 class Record:
-    """Opens or begins the file. `runs`, `visits`, `loads_us` and `sessions` are what was there."""
+    """Append-only log file, opened or begun. `runs`, `visits`, `loads_us` and `sessions` are what was there."""
 
     def __init__(self, path: Path, head: Head, *, fresh: bool = False) -> None:
         self.path = path

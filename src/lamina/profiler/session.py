@@ -1,4 +1,4 @@
-"""One function from its app to its profile: samples, bench, runs, file."""
+"""Profiling session: one function from its app to its profile file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Inputs = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A function to be measured, and what to run it with."""
+    """A function to be measured, with its samples."""
 
     app_path: str  #: as `lamina serve` takes it
     function: Function[..., Any]

@@ -1,6 +1,6 @@
-"""What is known after some measurements, and how sure it is, anywhere on the grid.
+"""Surrogate model: predicted latency and its uncertainty anywhere on the grid, after some measurements.
 
-The prediction is the one plans will make: the table of medians, read by `lamina.predict.table`. What it may miss has two
+The prediction is the one plans will make: the table of medians, read by `lamina.predict.profile_table`. What it may miss has two
 parts, both as parts of the time itself:
 
 - *Between points.* A bigger batch is never faster and a bigger slice never slower, so the truth between two points lies

@@ -1,4 +1,4 @@
-"""What can be said of a torch module without running it: the static record that `lamina.predict.static` reads.
+"""Model trace: static record of a torch module without running it, as `lamina.predict.model_features` reads it.
 
 The module is copied to torch's `meta` device, where shapes flow and numbers do not: no GPU, no time, no memory for weights. It
 is passed through at batch 1 and at batch 8; every operator that is not a view is counted with its arithmetic, the elements it

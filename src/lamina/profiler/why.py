@@ -1,4 +1,4 @@
-"""Why a profile is not as sure as was asked for, in words: what helps depends on it.
+"""Explanation of the uncertainty of a profile in words: what helps depends on the cause.
 
 Time helps where places or samples had no turn yet. Where the same batch of the same samples differs from one run to the next,
 the machine or the function is not steady: time helps slowly, a steadier machine at once.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from lamina.profiler.bench import Place
 from lamina.profiler.measure import Outcome
 
-STEADY = 0.02  #: so much from one run to the next keeps nobody from being sure
+STEADY = 0.02  #: so much from one run to the next is no obstacle
 
 Runs = Mapping[Place, Sequence[float]]
 Cycle = Callable[[int], int]

@@ -1,1 +1,1 @@
-"""What a user of Lamina writes with: apps, functions, workflows, and the clients that call them."""
+"""The SDK: apps, functions and workflows as users write them, and the clients that call them."""

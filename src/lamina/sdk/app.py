@@ -1,4 +1,4 @@
-"""An app is a name and what belongs to it: functions, workflows, and the client that calls them."""
+"""Apps: a name with its functions, workflows, triggers and state, and the clients that call them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 class FunctionOptions(TypedDict, total=False):
-    """See `App.function`."""
+    """Keyword options of `App.function`."""
 
     name: str | None
     slo: SLO | str | None
@@ -55,7 +55,8 @@ class FunctionOptions(TypedDict, total=False):
 
 
 class FunctionDecorator(Protocol):
-    """Types stay: of a class those of its `__call__`. (mypy overlooks what a decorator makes of a class under `@`.)"""
+    """Decorator that keeps the types of its target: of a class those of its `__call__`. (mypy overlooks what a decorator makes
+    of a class under `@`; see `mypy_plugin`.)"""
 
     @overload
     def __call__(self, target: type[TorchModel], /) -> Function[..., Any]: ...
@@ -66,7 +67,7 @@ class FunctionDecorator(Protocol):
 
 
 class BatchedDecorator(Protocol):
-    """What it is written with are lists; a request is one entry of each, which no annotation says."""
+    """Decorator of a batched function. Its parameters are lists; a request is one entry of each, which no annotation says."""
 
     def __call__(self, target: Callable[..., Any], /) -> Function[..., Any]: ...
 
@@ -80,7 +81,7 @@ class WorkflowDecorator(Protocol):
 
 
 class App:
-    """`App("vision")`; then `@app.function(...)` and `@app.workflow(...)`."""
+    """An app: `App("vision")`; then `@app.function(...)` and `@app.workflow(...)`."""
 
     def __init__(self, name: str) -> None:
         self.name = _checked(name, "app name")
@@ -113,7 +114,7 @@ class App:
         idempotent: bool = True,
         max_queue: int = 10_000,
     ) -> FunctionDecorator | BatchedDecorator:
-        """Makes a function of a callable, or of a class with `__call__` and, if it likes, `load` and `close`.
+        """Make a function of a callable, or of a class with `__call__` and, optionally, `load` and `close`.
 
         With `batch` above 1, every parameter is a list with one entry per request, and so is the result.
         `home` keeps a slice for it alone; with `lend`, others may use it while it is idle.
@@ -136,7 +137,7 @@ class App:
         return decorate
 
     def workflow(self, *bare: Any, name: str | None = None, slo: SLO | str | None = None) -> WorkflowDecorator:
-        """Makes a workflow of a plain function; its goal is for the whole, from arrival to answer."""
+        """Make a workflow of a plain function; its SLO is for the whole, from arrival to answer."""
         if bare:
             raise BadValue(f"{user_place()}: @app.workflow without parentheses", hint="write @app.workflow()")
         goal = _slo(slo).spec()
@@ -152,19 +153,19 @@ class App:
         return decorate
 
     def every(self, interval: str, *, input: dict[str, Any] | None = None) -> TriggerDecorator:
-        """Starts what it decorates again and again: `@app.every("5m")`. A parameter `due` gets the time, as text."""
+        """Start the target at fixed intervals: `@app.every("5m")`. A parameter `due` gets the time, as text."""
         every_us = parse_us(interval, "every")
         if every_us < 100_000:
             raise BadValue(f"every: {interval!r} is too often", hint="at least 100ms")
         return self._trigger(Trigger("every", "", every_us=every_us, input=input or {}))
 
     def cron(self, times: str, *, zone: str = "UTC", input: dict[str, Any] | None = None) -> TriggerDecorator:
-        """Starts what it decorates at times of the day: `@app.cron("*/5 * * * *")`, `zone="Europe/Berlin"`."""
+        """Start the target at times of the day: `@app.cron("*/5 * * * *")`, `zone="Europe/Berlin"`."""
         parse_cron(times, zone)
         return self._trigger(Trigger("cron", "", cron=times, zone=zone, input=input or {}))
 
     def on_change(self, key: str, *, workflow: str = "", input: dict[str, Any] | None = None) -> TriggerDecorator:
-        """Starts what it decorates when state changes: of the app, or of a `workflow`; `*` in the key stands for anything.
+        """Start the target when state changes: of the app, or of a `workflow`; `*` in the key matches anything.
         Parameters `key`, `value` (None if it is gone) and `version` tell about the change."""
         return self._trigger(Trigger("change", "", key=key, workflow=workflow, input=input or {}))
 
@@ -182,11 +183,11 @@ class App:
 
     @property
     def state(self) -> State:
-        """What all functions of the app share: see `lamina.sdk.state`. Outside of a step it is that of this process alone."""
+        """State that all functions of the app share: see `lamina.sdk.app_state`. Outside of a step it is that of this process."""
         return State(self.transaction, "app")
 
     def transaction(self) -> AbstractContextManager[Transaction]:
-        """That of the step that is running here, or one of its own."""
+        """The transaction of the step that is running here, or a new one."""
         running = context().transaction
         return nullcontext(running) if running is not None else self._memory.transaction()
 
@@ -200,12 +201,12 @@ class App:
         return found
 
     def deployed(self) -> Deployed:
-        """What a controller must know of this app. Traces its workflows, so a wrong one is found here."""
+        """The `Deployed` event of this app, for a controller. Traces its workflows, so a wrong one is found here."""
         specs = tuple(function.spec for function in self.functions.values())
         return Deployed(specs, tuple(workflow.flow for workflow in self.workflows.values()))
 
     def client(self) -> Client:
-        """For the server at `LAMINA_URL`, with the token in `LAMINA_TOKEN`, as they are now; kept for the next call."""
+        """The client for the server at `LAMINA_URL`, with the token in `LAMINA_TOKEN`, as they are now; cached."""
         from lamina.sdk.client import Client
         from lamina.sdk.wire import usual_server
 
@@ -215,7 +216,7 @@ class App:
         return self._clients[url, token]
 
     def async_client(self) -> AsyncClient:
-        """The same for asyncio; connections belong to the loop they were made on."""
+        """The asyncio client for the same server; connections belong to the loop they were made on."""
         import asyncio
 
         from lamina.sdk.async_client import AsyncClient
@@ -229,14 +230,14 @@ class App:
         return clients[url, token][0]
 
     def close(self) -> None:
-        """Closes what calls from this process have opened: local instances, and connections but those of asyncio."""
+        """Close what calls from this process have opened: local instances, and connections except those of asyncio."""
         for function in self.functions.values():
             function.close()
         while self._clients:
             self._clients.popitem()[1].close()
 
     def claim(self, name: str, place: str) -> None:
-        """Nothing else here has this name, and it can be one."""
+        """Check that a name is valid and not taken in this app."""
         _checked(name, "name", place)
         taken = self.functions.get(name) or self.workflows.get(name)
         if taken is not None:
@@ -246,7 +247,7 @@ class App:
 
 
 def _closing(client: AsyncClient) -> AsyncIterator[None]:
-    """Closes the client when its loop ends: loops close the asynchronous iterators that are under way, and nothing else."""
+    """Close the client when its loop ends: loops close the asynchronous iterators that are under way, and nothing else."""
 
     async def under_way() -> AsyncIterator[None]:
         try:
@@ -270,7 +271,7 @@ def _checked(name: Any, field: str, place: str = "") -> str:
 
 
 def _snake(name: str) -> str:
-    """ResNet is res_net, OCRModel is ocr_model."""
+    """Snake case of a class name: ResNet is res_net, OCRModel is ocr_model."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 

@@ -1,4 +1,4 @@
-"""The client for asyncio: calls share a pool of open connections, one call at a time on each."""
+"""The asyncio client: calls share a pool of open connections, one call at a time on each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """`async with AsyncClient("http://127.0.0.1:8700") as client`. Belongs to the loop it is first used on."""
+    """Asyncio client: `async with AsyncClient("http://127.0.0.1:8700") as client`. Belongs to the loop it is first used on."""
 
     def __init__(
         self, url: str | None = None, *, token: str | None = None, timeout: str = "60s", max_connections: int = 256
@@ -67,7 +67,7 @@ class AsyncClient:
         cost_limit: float = 0.0,
         kind: str = "",
     ) -> Answer:
-        """As `call`, with latency, batch, slice and cost."""
+        """As `call`, with latency, batch, slice and cost of the call."""
         answer = await self._answer(name, inputs, deadline, priority, cost_limit, kind)
         if isinstance(answer, LaminaError):
             raise answer
@@ -97,8 +97,8 @@ class AsyncClient:
         cost_limit: float = 0.0,
         kind: str = "",
     ) -> AsyncIterator[Any]:
-        """What a function yields, piece by piece as it comes; of anything else the result is the only piece. It is asked when
-        the first is asked for. Who stops reading ends it: the function is closed at its next `yield`."""
+        """What a function yields, item by item as it comes; of anything else the result is the only item. The request is sent
+        when the first item is asked for. Closing the iterator cancels the call: the function is closed at its next `yield`."""
         talk = self._talks.call(name, inputs, deadline, priority, cost_limit, kind, more=IN_PIECES)
         request = next(talk)
         while True:
@@ -127,18 +127,18 @@ class AsyncClient:
         kind: str = "",
         idempotency_key: str = "",
     ) -> AsyncRun:
-        """A run that the server keeps: it survives this process, and that one. The same key starts the same run once."""
+        """Start a durable run: it survives this process, and the server's. The same key starts the same run once."""
         id = await self._have(self._talks.start(name, inputs, deadline, priority, cost_limit, kind, idempotency_key))
         if isinstance(id, LaminaError):
             raise id
         return AsyncRun(self, id)
 
     def run(self, id: str) -> AsyncRun:
-        """The run of that id, whoever started it."""
+        """The durable run of that id, started by any client."""
         return AsyncRun(self, id)
 
     async def runs(self, *, target: str = "", state: str = "") -> AsyncIterator[RunStatus]:
-        """All of them, the newest first, read as they are asked for."""
+        """All durable runs, the newest first, read page by page as they are asked for."""
         before = ""
         while True:
             page = await self.ask(run_request(self.server, "", "", query={"target": target, "state": state, "before": before}))
@@ -151,7 +151,7 @@ class AsyncClient:
     # ------------------------------------------------------------------ reads
 
     async def functions(self) -> Any:
-        """What the server lists at /v1/functions."""
+        """The list at /v1/functions."""
         return await self._read("/v1/functions")
 
     async def workflows(self) -> Any:
@@ -171,7 +171,7 @@ class AsyncClient:
         return await self.ask(wire.read_request(self.server, path))
 
     async def ask(self, request: Request) -> Any:
-        """What the server says to it; an error is raised."""
+        """Send a request and decode its response; an error is raised."""
         answer = wire.answer_of(await self.send(request))
         if isinstance(answer, LaminaError):
             raise answer
@@ -181,7 +181,7 @@ class AsyncClient:
         return await self._connections.send(request)
 
     async def _have(self, talk: Talk[T]) -> T:
-        """Carry on a talk to its end."""
+        """Drive an exchange to its end."""
         said: Request | T = next(talk)
         while isinstance(said, Request):
             said = further(talk, await self._connections.send(said))

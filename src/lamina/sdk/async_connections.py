@@ -1,4 +1,4 @@
-"""Connections to one server for asyncio: a pool of them, one exchange at a time on each."""
+"""Connection pool for asyncio: connections to one server, one exchange at a time on each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lamina.units import parse_us
 
 
 class AsyncConnections:
-    """At most `most` at a time; `timeout` is for a whole exchange."""
+    """Pool of at most `most` connections; `timeout` is for a whole exchange."""
 
     def __init__(self, server: Server, timeout: str, most: int) -> None:
         self._server = server
@@ -32,7 +32,7 @@ class AsyncConnections:
             await connection.closed.wait()
 
     async def send(self, request: Request) -> Response:
-        """As in `Connections`; a call that is cancelled closes its connection, so that the server drops it too."""
+        """Send a request, as in `ConnectionPool`; a cancelled call closes its connection, so that the server drops it too."""
         try:
             async with self._places, asyncio.timeout(self._timeout_s):
                 kept = self._idle.pop() if self._idle else None
@@ -47,7 +47,7 @@ class AsyncConnections:
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[tuple[Response, AsyncIterator[Any] | None]]:
-        """As in `Connections`."""
+        """A streamed response, as in `ConnectionPool`."""
         async with self._places:
             stream = AsyncStream(self._server, self._timeout, self._timeout_s)
             try:
@@ -89,7 +89,7 @@ class AsyncConnections:
 
 
 class _Connection(asyncio.Protocol):
-    """One exchange at a time. Whatever comes while nothing was asked closes it."""
+    """One HTTP/1.1 connection, one exchange at a time. Data that comes while nothing was asked closes it."""
 
     def __init__(self, pool: AsyncConnections) -> None:
         self.closed = asyncio.Event()

@@ -1,4 +1,4 @@
-"""An answer that may come in pieces, for asyncio: on a connection of its own, so that who reads slowly holds up nobody else."""
+"""Streamed responses for asyncio, each on a connection of its own, so that a slow reader holds up no other call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ READ_BYTES = 2**16
 
 
 class AsyncStream:
-    """One exchange. `timeout` is how long to wait for the server's next word."""
+    """One streamed exchange. `timeout` is how long to wait for the next bytes of the server."""
 
     def __init__(self, server: Server, timeout: str, timeout_s: float) -> None:
         self._server = server
@@ -30,7 +30,7 @@ class AsyncStream:
         self._writer: asyncio.StreamWriter | None = None
 
     async def open(self, request: Request) -> Response:
-        """With its body, if it is not in pieces."""
+        """The response, with its body if it is not streamed."""
         server = self._server
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -65,7 +65,7 @@ class AsyncStream:
         pieces.check_end()
 
     async def close(self) -> None:
-        """The server notices, and closes what still yields."""
+        """Close the connection; the server notices, and closes a function that still yields."""
         if self._writer is not None:
             self._writer.close()
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""A loop for a function that is an `async def`: its own, and kept, so that a session it opened in `load` stays open.
+"""Event loop of an `async def` function: its own, and kept between calls, so that a session it opened in `load` stays open.
 
 It runs one call at a time, as every instance does: what it waits for is not used for others. Many waits at once are many
 instances (`Scale(max=...)`) or an `asyncio.gather` inside of one call.
@@ -18,16 +18,16 @@ _END: Final = object()
 
 class Awaiting:
     def __init__(self) -> None:
-        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)  # and nobody else's, as it would be without
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)  # not the policy's, which another library may have set
         self.close = weakref.finalize(self, _close, self._runner)  #: at the latest with it: a test just ends
 
     def result(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """What it returns, or raises."""
+        """Run a coroutine to its end; return or raise as it does."""
         around = contextvars.copy_context()  # a loop remembers the one of its beginning
         return self._beside(coroutine, around) if _is_running() else self._runner.run(coroutine, context=around)
 
     def pieces(self, pieces: AsyncIterator[Any]) -> Generator[Any, None, None]:
-        """What it yields, one by one; closed with it."""
+        """Items of an asynchronous iterator, one by one; closed with it."""
 
         async def next_piece() -> Any:
             return await anext(pieces, _END)
@@ -43,7 +43,7 @@ class Awaiting:
             self.result(leave())
 
     def _beside(self, coroutine: Coroutine[Any, Any, Any], around: contextvars.Context) -> Any:
-        """In a notebook, or under another loop, there is one in this thread already. It waits, as for any function."""
+        """Run in a thread beside: in a notebook, or under another loop, this thread has a loop already. It waits meanwhile."""
         outcome: list[Any] = []
 
         def work() -> None:

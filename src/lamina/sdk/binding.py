@@ -1,4 +1,4 @@
-"""Named inputs out of whatever a caller sent: a JSON body, a dict of names, or Python arguments.
+"""Binding of inputs to parameters: from a JSON body, a dict of names, or Python arguments.
 
 A call always ends up as a dict from parameter to value. What has a default may be left out: the function fills it in when
 it runs, since a default need not be a value that can travel.
@@ -46,13 +46,13 @@ def params_of(target: Callable[..., Any], place: str) -> tuple[Param, ...]:
 
 
 def defaults_of(target: Callable[..., Any]) -> dict[str, Any]:
-    """Per parameter its default, NOTHING where there is none."""
+    """Default of each parameter, NOTHING where there is none."""
     parameters = inspect.signature(target).parameters.values()
     return {param.name: NOTHING if param.default is param.empty else param.default for param in parameters}
 
 
 def bind(params: Params, body: Any = NOTHING) -> dict[str, Any]:
-    """One parameter takes the whole body; several take an object with their names; none takes nothing."""
+    """Bind a JSON body: one parameter takes the whole body; several take an object with their names; none takes nothing."""
     if not params:
         if body is NOTHING or body is None or body == {}:
             return {}
@@ -69,7 +69,7 @@ def bind(params: Params, body: Any = NOTHING) -> dict[str, Any]:
 
 
 def bind_named(params: Params, inputs: Mapping[Any, Any]) -> dict[str, Any]:
-    """Inputs that come with their names: all must be known, and none that is required may be missing."""
+    """Bind named inputs: all must be known, and none that is required may be missing."""
     known = {param.name for param in params}
     for name in inputs:
         if name not in known:
@@ -85,7 +85,7 @@ def bind_named(params: Params, inputs: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def bind_arguments(params: Params, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments as Python passes them."""
+    """Bind arguments as Python passes them."""
     if len(args) > len(params):
         raise BadValue(f"{len(args)} arguments given where {len(params)} fit", hint=f"there is {_names(params)}")
     inputs = {param.name: value for param, value in zip(params, args, strict=False)}

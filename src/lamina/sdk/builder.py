@@ -1,10 +1,10 @@
-"""Workflows written state by state, for those who want to say exactly what follows what.
+"""Workflow builder: state by state, with explicit transitions, in the Amazon States Language.
 
     tag = step(tagger).retry(on=[TimeoutError], attempts=2)
     look = tag >> choice().when(var("$.nsfw") > 0.8, step(blur)).otherwise(succeed())
     moderate = workflow("moderate", look, app=app)
 
-Each piece is a state of the States Language, so what is built can be exported, and what is imported is the same thing.
+Each part is a state of the States Language, so what is built can be exported, and what is imported is the same thing.
 One value travels along: a state reads it (`input`), and puts its result into it (`result`).
 """
 
@@ -32,7 +32,7 @@ Errors = Sequence[str | type[BaseException]]
 
 
 class Piece:
-    """A state, or several in a row: where they begin, and the states that something may still follow."""
+    """Fragment of a state machine: its first state, and the open ends that another fragment may follow."""
 
     first: State
 
@@ -56,7 +56,7 @@ class Chain(Piece):
 
 
 class State(Piece):
-    """One state. `fields` are those of the document; states it refers to are named when the whole is known."""
+    """Builder of one state. `fields` are those of the document; states it refers to are named when the whole is known."""
 
     def __init__(self, kind: str, wish: str, fields: dict[str, Any]) -> None:
         self.first = self
@@ -80,7 +80,7 @@ class State(Piece):
         self.next = after
 
     def following(self) -> list[State]:
-        """States that may come next, in order."""
+        """Successor states, in order."""
         return [*([self.next] if self.next else []), *(state for _, state in self.catchers), *self.also]
 
     def named(self: S, name: str) -> S:
@@ -97,7 +97,7 @@ class State(Piece):
         max_delay_s: int | None = None,
         jitter: bool = False,
     ) -> S:
-        """Try again after these errors, with growing pauses. The first retry that knows an error counts."""
+        """Retry after these errors, with exponential backoff. The first retrier that names an error counts."""
         entry: dict[str, Any] = {
             "ErrorEquals": _names(on),
             "IntervalSeconds": interval_s,
@@ -137,7 +137,7 @@ class State(Piece):
 
 
 class Choice(State):
-    """`choice().when(condition, then)...otherwise(then)`. What follows it follows every way out."""
+    """Builder of a Choice state: `choice().when(condition, then)...otherwise(then)`. What follows it follows every branch."""
 
     def __init__(self, wish: str, fields: dict[str, Any]) -> None:
         super().__init__("Choice", wish, fields)
@@ -175,7 +175,7 @@ def step(
     result: Any = None,
     output: str | None = None,
 ) -> State:
-    """Call a function. `input` is a path or a template, `select` reshapes the result, `result` is the path it is put at."""
+    """Task state: calls a function. `input` is a path or a template, `select` reshapes the result, `result` is where it goes."""
     resource = function if isinstance(function, str) else function.name
     state = State("Task", name or short(resource), {"Resource": resource, **_data(input, select, result, output)})
     if isinstance(function, Function):
@@ -184,13 +184,13 @@ def step(
 
 
 def pass_(value: Any = DISCARD, *, name: str = "pass", input: Any = None, result: Any = None, output: str | None = None) -> State:
-    """A constant, or what a template makes of the value."""
+    """Pass state: a constant, or what a template makes of the value."""
     fields = {} if value is DISCARD else {"Result": value}
     return State("Pass", name, {**fields, **_data(input, None, result, output)})
 
 
 def wait(seconds: int | str | None = None, *, until: str | None = None, name: str = "wait") -> State:
-    """For `seconds`, or until a timestamp; a path, beginning with $, finds either in the value."""
+    """Wait state: for `seconds`, or until a timestamp; a path, beginning with $, finds either in the value."""
     if (seconds is None) == (until is None):
         raise BadFlow("wait needs either seconds or until")
     value, field = (seconds, "Seconds") if until is None else (until, "Timestamp")
@@ -203,7 +203,7 @@ def succeed(*, name: str = "succeed", output: str | None = None) -> State:
 
 
 def fail(error: str = "", cause: str = "", *, name: str = "fail") -> State:
-    """The workflow fails. Paths, beginning with $, find error and cause in the value."""
+    """Fail state: the workflow fails. Paths, beginning with $, find error and cause in the value."""
     fields = {}
     for field, value in (("Error", error), ("Cause", cause)):
         if value:
@@ -224,7 +224,7 @@ def parallel(
     result: Any = None,
     output: str | None = None,
 ) -> State:
-    """Side by side; a list of their results. With `wait_for`, of the first so many that end, and the rest is cancelled."""
+    """Parallel state: a list of the results of all branches; with `wait_for`, of the first so many, the rest is cancelled."""
     fields = _data(input, select, result, output)
     if wait_for is not None:
         fields["WaitForNumBranches"] = wait_for
@@ -246,8 +246,8 @@ def each(
     result: Any = None,
     output: str | None = None,
 ) -> State:
-    """`body` for every item of the list at `items`; `item` is a template for what it gets. A whole number in `tolerate` is
-    how many items may fail, one below 1 which part of them."""
+    """Map state: `body` for every item of the list at `items`; `item` is a template for what it gets. A whole number in
+    `tolerate` is how many items may fail, one below 1 which part of them."""
     fields = _data(input, select, result, output)
     fields |= {} if items is None else {"ItemsPath": items}
     fields |= {} if item is None else {"ItemSelector": dict(item)}
@@ -262,7 +262,7 @@ def each(
 
 
 def build(first: Piece | Function[..., Any], *, comment: str = "", timeout_s: int = 0) -> dict[str, Any]:
-    """The document of what was built."""
+    """The state machine document of a fragment."""
     document = document_of(piece(first).first)
     document |= {"Comment": comment} if comment else {}
     return document | ({"TimeoutSeconds": timeout_s} if timeout_s else {})
@@ -277,7 +277,7 @@ def workflow(
     timeout_s: int = 0,
     comment: str = "",
 ) -> StatesWorkflow:
-    """Give what was built a name and a place in an app."""
+    """Register what was built as a workflow of an app."""
     from lamina.sdk.states import add
 
     begin = piece(first).first

@@ -1,4 +1,4 @@
-"""Models without code, and an app they are added to where there is one: what `lamina serve --model` serves.
+"""Model bundles: model files served without user code (`lamina serve --model`), alone or added to an app.
 
 Gateway and workers load the same app from the same text. For a bundle that is a path whose last part holds what is in it, so
 that what belongs beside an app, such as profiles, is looked for in its folder.
@@ -53,7 +53,7 @@ def read_bundle(target: str) -> Bundle:
 
 
 def entry_of(text: str) -> Entry:
-    """NAME=FILE, as on the command line, and behind it what a config.pbtxt would say: NAME=FILE,slo=50ms,gpu=1/4."""
+    """Parse a `--model` option: NAME=FILE, and behind it what a config.pbtxt would say: NAME=FILE,slo=50ms,gpu=1/4."""
     given, *more = text.split(",")
     name, equals, path = given.partition("=")
     if not equals:  # a file alone is called as it is
@@ -86,7 +86,7 @@ def open_bundle(target: str) -> App:
 
 
 def samples_of_bundle(app: App, target: str) -> dict[str, list[dict[str, Any]]]:
-    """Zeros of the right shape: enough to see how long a model takes. Unknown lengths are 1."""
+    """Sample inputs for profiling: zeros of the right shape, unknown lengths 1."""
     import numpy
 
     from lamina.sdk.model_function import ModelFunction
@@ -107,7 +107,7 @@ def samples_of_bundle(app: App, target: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def add_model(app: App, entry: Entry, is_newest: bool = True) -> None:
-    """The newest version has the model's name; older ones have their number behind it."""
+    """Add a model to an app. The newest version has the model's name; older ones have their number behind it."""
     from lamina.sdk.model_function import ModelFunction
 
     name = entry.name if is_newest else f"{entry.name}.v{entry.version}"
@@ -133,7 +133,7 @@ def add_model(app: App, entry: Entry, is_newest: bool = True) -> None:
 
 
 def configured(entry: Entry, found: Found) -> tuple[Signature, bool]:
-    """What the file says, as the configuration wants it; they must agree."""
+    """The signature of the file, as the configuration wants it; they must agree."""
     signature, batched = found.signature, found.batched
     if entry.max_batch is not None and bool(entry.max_batch) != batched:
         if entry.max_batch and all(_may_lead(port) for port in (*signature.inputs, *signature.outputs)):
@@ -176,7 +176,7 @@ def _agree(wanted: dict[str, tuple[str, list[int]]], ports: tuple[Port, ...], wh
 
 
 def _opened(path: Path, on_gpu: bool) -> tuple[Found, Any]:
-    """What is in it, and what makes a function of it."""
+    """Signature of a model file, and a factory of its function."""
     if path.suffix == ".onnx":
         if on_gpu:
             raise BadValue(f"{path}: an .onnx file runs on the CPU", hint="export it to a .pt2, or leave gpu out")

@@ -1,4 +1,4 @@
-"""A request under way in another thread: wait for it, ask whether it is done, or call it off."""
+"""Spawned calls: requests that run in another thread, to be awaited, polled or cancelled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from lamina.units import parse_us
 
 
 class Line:
-    """The connection a request is on, so that another thread can cut it: the server drops a call whose caller is gone."""
+    """Cancellation token: the connection a request is on, so that another thread can shut it; the server drops a call whose
+    client is gone."""
 
     def __init__(self) -> None:
         self.cut = False
@@ -37,7 +38,7 @@ class Line:
 
 
 class Call:
-    """Made by `.spawn(...)`."""
+    """A spawned call, made by `.spawn(...)`."""
 
     def __init__(self, pool: Executor, send: Callable[[Line], Any]) -> None:
         self._line = Line()
@@ -64,7 +65,7 @@ class Call:
         return self._future.done()
 
     def cancel(self) -> bool:
-        """Calls it off, under way or not; False if it was done already. `get` raises `Cancelled` from now on."""
+        """Cancel it, running or not; False if it was done already. `get` raises `Cancelled` from now on."""
         if self._future.done() and not self._cancelled:
             return False
         self._cancelled = True

@@ -1,4 +1,4 @@
-"""A blocking client: one object, any number of threads, connections kept open between calls."""
+"""The blocking client: one object, any number of threads, connections kept open between calls."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ MAX_SPAWNED = 64
 
 
 class Client:
-    """`Client("http://127.0.0.1:8700")`, or `Client()`: at `LAMINA_URL`, with the token in `LAMINA_TOKEN`. `timeout` is how long
-    to wait for the server's next word."""
+    """The blocking client: `Client("http://127.0.0.1:8700")`, or `Client()` for `LAMINA_URL` with the token in `LAMINA_TOKEN`.
+    `timeout` is how long to wait for the next bytes of the server."""
 
     def __init__(self, url: str | None = None, *, token: str | None = None, timeout: str = "60s") -> None:
         self.server = wire.server_at(url, token)
@@ -43,7 +43,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Waits for spawned calls, then closes the connections. The client can still be used: it opens new ones."""
+        """Wait for spawned calls, then close the connections. The client can still be used: it opens new ones."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
@@ -78,7 +78,7 @@ class Client:
         cost_limit: float = 0.0,
         kind: str = "",
     ) -> Answer:
-        """As `call`, with latency, batch, slice and cost."""
+        """As `call`, with latency, batch, slice and cost of the call."""
         answer = self._answer(Line(), name, inputs, deadline, priority, cost_limit, kind)
         if isinstance(answer, LaminaError):
             raise answer
@@ -94,8 +94,8 @@ class Client:
         cost_limit: float = 0.0,
         kind: str = "",
     ) -> Iterator[Any]:
-        """What a function yields, piece by piece as it comes; of anything else the result is the only piece. It is asked when
-        the first is asked for. Who stops reading ends it: the function is closed at its next `yield`."""
+        """What a function yields, item by item as it comes; of anything else the result is the only item. The request is sent
+        when the first item is asked for. Closing the iterator cancels the call: the function is closed at its next `yield`."""
         talk = self._talks.call(name, inputs, deadline, priority, cost_limit, kind, more=IN_PIECES)
         request = next(talk)
         while True:
@@ -126,18 +126,18 @@ class Client:
         kind: str = "",
         idempotency_key: str = "",
     ) -> Run:
-        """A run that the server keeps: it survives this process, and that one. The same key starts the same run once."""
+        """Start a durable run: it survives this process, and the server's. The same key starts the same run once."""
         id = self._have(self._talks.start(name, inputs, deadline, priority, cost_limit, kind, idempotency_key), Line())
         if isinstance(id, LaminaError):
             raise id
         return Run(self, id)
 
     def run(self, id: str) -> Run:
-        """The run of that id, whoever started it."""
+        """The durable run of that id, started by any client."""
         return Run(self, id)
 
     def runs(self, *, target: str = "", state: str = "") -> Iterator[RunStatus]:
-        """All of them, the newest first, read as they are asked for."""
+        """All durable runs, the newest first, read page by page as they are asked for."""
         before = ""
         while True:
             query = {"target": target, "state": state, "before": before}
@@ -207,7 +207,7 @@ class Client:
     # ------------------------------------------------------------------ reads
 
     def functions(self) -> Any:
-        """What the server lists at /v1/functions."""
+        """The list at /v1/functions."""
         return self._read("/v1/functions")
 
     def workflows(self) -> Any:
@@ -231,7 +231,7 @@ class Client:
         return self.ask(wire.read_request(self.server, path))
 
     def ask(self, request: Request) -> Any:
-        """What the server says to it; an error is raised."""
+        """Send a request and decode its response; an error is raised."""
         answer = wire.answer_of(self.send(request))
         if isinstance(answer, LaminaError):
             raise answer
@@ -241,7 +241,7 @@ class Client:
         return self._connections.send(request, Line())
 
     def _have(self, talk: Talk[T], line: Line) -> T:
-        """Carry on a talk to its end."""
+        """Drive an exchange to its end."""
         said: Request | T = next(talk)
         while isinstance(said, Request):
             said = further(talk, self._connections.send(said, line))

@@ -11,7 +11,7 @@ _NAMES = {"==": "Equals", "<": "LessThan", ">": "GreaterThan", "<=": "LessThanEq
 
 
 class Condition:
-    """`rule` is what it says in a document."""
+    """A condition; `rule` is its choice rule in a document."""
 
     __slots__ = ("rule",)
 
@@ -35,7 +35,7 @@ class Condition:
 
 
 class Var:
-    """A place in the value of the workflow, to be compared."""
+    """Left side of a comparison: a path into the value of the workflow."""
 
     __slots__ = ("path",)
     __hash__ = None  # type: ignore[assignment]
@@ -62,7 +62,7 @@ class Var:
         return ~self._compare("==", other)
 
     def matches(self, pattern: str) -> Condition:
-        """`*` stands for anything."""
+        """String match; `*` matches anything."""
         return self._test("StringMatches", pattern)
 
     def is_present(self) -> Condition:
@@ -87,7 +87,7 @@ class Var:
         return Condition({"Variable": self.path, name: value})
 
     def _compare(self, sign: str, other: Any) -> Condition:
-        """What is compared follows from what it is compared with."""
+        """A comparison; its type follows from the type of the right side."""
         if isinstance(other, Var):
             kinds = ["Numeric", "String"] + (["Boolean"] if sign == "==" else [])
             return Condition({"Or": [{"Variable": self.path, f"{kind}{_NAMES[sign]}Path": other.path} for kind in kinds]})
@@ -110,5 +110,5 @@ class Var:
 
 
 def var(path: str) -> Var:
-    """`var("$.score")`: a place to compare."""
+    """A path to compare: `var("$.score")`."""
     return Var(path)

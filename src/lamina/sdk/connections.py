@@ -1,4 +1,4 @@
-"""Connections to one server for any number of threads, kept open between requests."""
+"""Connection pool for threads: connections to one server, kept open between requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READ_BYTES = 2**16
 
 
 class Connections:
-    """`timeout` is how long to wait for the server's next word."""
+    """Pool of blocking connections. `timeout` is how long to wait for the next bytes of the server."""
 
     def __init__(self, server: Server, timeout: str) -> None:
         self._server = server
@@ -30,15 +30,15 @@ class Connections:
         self._timeout_s = parse_us(timeout, "timeout") / 1e6
         self._idle: list[http.client.HTTPConnection] = []
         self._lock = threading.Lock()
-        weakref.finalize(self, _close_all, self._idle)  # nobody closes the client behind `.remote(...)`
+        weakref.finalize(self, _close_all, self._idle)  # the client behind `.remote(...)` is never closed
 
     def close(self) -> None:
-        """The idle ones. Others can still be opened."""
+        """Close the idle connections. Others can still be opened."""
         with self._lock:
             _close_all(self._idle)
 
     def send(self, request: Request, line: Line) -> Response:
-        """A kept connection may have been closed by the server: if it drops before a byte of answer, once more on a new one."""
+        """Send a request. The server may have closed a pooled one: if it drops before the first byte, retry on a new one."""
         kept = self._take()
         response = self._exchange(kept, request, line) if kept is not None else None
         if response is None:
@@ -49,8 +49,8 @@ class Connections:
 
     @contextmanager
     def stream(self, request: Request) -> Iterator[tuple[Response, Iterator[Any] | None]]:
-        """An answer, and its pieces if it comes in such; then it has no body. On a connection of its own; leaving closes that,
-        and the server takes notice."""
+        """A response, and its items if it is streamed; then it has no body. On a connection of its own; leaving closes it,
+        and the server notices."""
         connection = self._connect()
         try:
             with self._said(Line()):
@@ -97,7 +97,7 @@ class Connections:
 
     @contextmanager
     def _said(self, line: Line) -> Iterator[None]:
-        """What goes wrong with a connection, in our words."""
+        """Translate errors of a connection into ours."""
         try:
             yield
         except TimeoutError:
@@ -118,7 +118,7 @@ class Connections:
         return connection
 
     def _take(self) -> http.client.HTTPConnection | None:
-        """A kept connection; one with something to read while nothing was asked has been closed, or is out of step."""
+        """An idle connection; one with something to read while nothing was asked has been closed, or is out of step."""
         with self._lock:
             while self._idle:
                 connection = self._idle.pop()

@@ -1,4 +1,4 @@
-"""What running code may ask about its batch: `context().units`, `context().remaining_ms()`, `context().call_id`.
+"""Batch context: what running code may ask, such as `context().units`, `.remaining_ms()`, `.call_id`.
 
 The worker sets it around each batch. Code that runs outside of one (a test, a notebook) gets a context of one unit and
 no deadline, so that it needs no `if`.
@@ -20,7 +20,7 @@ from lamina.sdk.state import State, Transaction
 
 
 class Origin(Protocol):
-    """Where one request of a batch comes from."""
+    """Tenant and trace of one request of a batch."""
 
     @property
     def tenant(self) -> str: ...
@@ -40,17 +40,17 @@ class Context:
     beat: Callable[[], None] | None = None  #: tells the server that this batch is alive
     transaction: Transaction | None = None  #: on the state, applied with the result
     origins: Sequence[Origin] = ()  #: request by request
-    spans: list[Inner] | None = None  #: where `span` writes; None: nobody reads it
+    spans: list[Inner] | None = None  #: where `span` writes; None: not traced
     function: str = ""
 
     @property
     def call_id(self) -> str:
-        """Of the first request: the one there is, for a function that takes one at a time. Of a durable run it is the run's."""
+        """Call id of the first request: the only one of a function that takes one at a time. Of a durable run it is the run's."""
         return self.call_ids[0] if self.call_ids else ""
 
     @property
     def tenants(self) -> tuple[str, ...]:
-        """Whose requests they are; "" where nobody has said."""
+        """Tenant of each request; "" where it is unknown."""
         return tuple(origin.tenant for origin in self.origins)
 
     @property
@@ -59,16 +59,16 @@ class Context:
 
     @property
     def traceparents(self) -> tuple[str, ...]:
-        """Request by request, the W3C header for what is done on its behalf: its parent is this step. "" if it is not traced."""
+        """W3C trace header of each request, for what is done on its behalf: its parent is this step. "" if it is not traced."""
         return tuple(origin.traceparent for origin in self.origins)
 
     @property
     def traceparent(self) -> str:
-        """Of the first request that is traced."""
+        """W3C trace header of the first request that is traced."""
         return next((origin.traceparent for origin in self.origins if origin.traceparent), "")
 
     def span(self, name: str, **attributes: Any) -> AbstractContextManager[None]:
-        """A part of this batch, timed, below its step in the trace of each of its requests. Nothing where nobody traces."""
+        """A timed span of this batch, below its step in the trace of each of its requests. Nothing if none is traced."""
         if self.spans is None or not self.traceparent:
             return nullcontext()
         return timed(self.spans, name, attributes)
@@ -83,13 +83,13 @@ class Context:
         return (self.ends_s - time.monotonic()) * 1_000
 
     def heartbeat(self) -> None:
-        """Say that this step is alive, for one that must do so now and then (`.heartbeat(5)`). Cheap; outside of one nothing."""
+        """Send a heartbeat, for a step that must do so now and then (`.heartbeat(5)`). Cheap; outside of one nothing."""
         if self.beat is not None:
             self.beat()
 
     @property
     def state(self) -> State:
-        """Of the workflow this step is part of; of the function, if that was called by itself. See `lamina.sdk.state`."""
+        """State of the workflow this step is part of; of the function, if it was called by itself. See `lamina.sdk.app_state`."""
         if self.transaction is None:
             raise BadValue("state: there is none outside of a step", hint="use app.state, or call the function with .local(...)")
         return State(lambda: nullcontext(self.transaction), "workflow")
@@ -115,5 +115,5 @@ def running(batch: Context) -> Iterator[Context]:
 
 
 def ends_in(remaining_us: float) -> float:
-    """`ends_s` for a batch that is due in `remaining_us`."""
+    """The `ends_s` of a batch that is due in `remaining_us`."""
     return time.monotonic() + remaining_us / 1e6

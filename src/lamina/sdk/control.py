@@ -1,4 +1,4 @@
-"""Words a workflow can be recorded through: `each`, `when`, `gather`, `sleep`, `timeout`. Outside of one they just happen."""
+"""Workflow operators: `each`, `when`, `gather`, `sleep`, `timeout`. Recorded inside a workflow, plain Python elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def each(
     max_concurrency: int = 0,
     tolerate: int | float | None = None,
 ) -> Any:
-    """`body` for every item, all at once or `max_concurrency` at a time; a list of the results in their order.
+    """Map `body` over the items, all at once or `max_concurrency` at a time; a list of the results in their order.
 
     It fails as soon as more items have than `tolerate` (a number, or a part below 1); those that failed are left out.
     `expect` is the usual number of items, which helps planning; it is known if `items` is a list of known length.
@@ -60,7 +60,7 @@ async def _each_awaited(body: Callable[[Any], Any], items: list[Any], tolerate: 
 
 
 class _Kept:
-    """Counts failures, and gives up at one too many."""
+    """Count of tolerated failures; raises at one too many."""
 
     def __init__(self, count: int, tolerate: int | float | None) -> None:
         self._spare = int(count * tolerate + 1e-9) if isinstance(tolerate, float) else tolerate or 0
@@ -89,7 +89,7 @@ def when(condition: Any, then: Any, otherwise: Any = None) -> Any:
 
 
 def gather(*parts: Any, wait_for: int | None = None) -> Any:
-    """All of them at once; a list of their results. With `wait_for`, of the first so many that end, in the order given, and
+    """Run all parts at once; a list of their results. With `wait_for`, of the first so many that end, in the order given, and
     the rest is cancelled. To be awaited, in an `async def` workflow."""
     if wait_for is not None and not 1 <= wait_for <= len(parts):
         raise BadFlow(f"{user_place()}: gather waits for {wait_for} of {len(parts)}", hint="wait_for counts from 1 on")
@@ -106,7 +106,7 @@ def gather(*parts: Any, wait_for: int | None = None) -> Any:
 
 
 async def _gathered(parts: tuple[Any, ...], enough: int) -> list[Any]:
-    """In process one after the other, until enough have a result."""
+    """`gather` in process: one after the other, until enough have a result."""
     found: list[Any] = []
     kept = _Kept(len(parts), len(parts) - enough)
     for part in parts:
@@ -122,7 +122,7 @@ async def _gathered(parts: tuple[Any, ...], enough: int) -> list[Any]:
 
 
 def sleep(duration: str | float) -> Any:
-    """For "5s", or so many seconds: to be awaited. Nothing is held meanwhile."""
+    """Wait "5s", or so many seconds: to be awaited. No resources are held meanwhile."""
     duration_us = _us(duration, "sleep")
     where = mode.get()
     if isinstance(where, Recorder):
@@ -133,7 +133,7 @@ def sleep(duration: str | float) -> Any:
 
 
 class Timeout:
-    """`async with timeout("5s"):` what is awaited inside must be done by then, or `TimeoutError` is raised."""
+    """Time limit of a block: `async with timeout("5s"):`. What is awaited inside is done by then, or `TimeoutError` is raised."""
 
     def __init__(self, duration_us: int) -> None:
         self.duration_us = duration_us
@@ -148,7 +148,7 @@ class Timeout:
 
 
 def timeout(duration: str | float) -> Timeout:
-    """A limit of time for several steps of an `async def` workflow; `.timeout(...)` of a function is one for a call."""
+    """Time limit for several steps of an `async def` workflow; `.timeout(...)` of a function is one for a call."""
     return Timeout(_us(duration, "timeout"))
 
 

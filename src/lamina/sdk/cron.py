@@ -1,4 +1,4 @@
-"""Times of the day as cron writes them: minute, hour, day of the month, month, day of the week.
+"""Cron expressions: minute, hour, day of the month, month, day of the week.
 
 Numbers, `*`, lists `1,15`, ranges `9-17`, steps `*/5` and `9-17/2`, names of months and days; Sunday is 0 and 7. If both days are
 given, either will do, as cron has it. A time the clock leaps over in spring is that long after; one that comes twice counts once.

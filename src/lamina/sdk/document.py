@@ -1,4 +1,4 @@
-"""From states that refer to each other to a document in which they have names."""
+"""States Language writer: from builder states that refer to each other to a document in which they have names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def short(resource: str) -> str:
-    """A name for a state, out of what it calls."""
+    """Default name of a state: the last part of the resource it calls."""
     return re.split(r"[/:]", resource)[-1] or resource
 
 
@@ -19,7 +19,7 @@ def document_of(first: State) -> dict[str, Any]:
 
 
 def states_of(first: State) -> list[State]:
-    """All there are, those inside others too, each once."""
+    """All states of a machine, nested ones too, each once."""
     found: dict[State, None] = {}
     todo = [first]
     while todo:
@@ -31,7 +31,7 @@ def states_of(first: State) -> list[State]:
 
 
 class _Writer:
-    """Names are unique over the whole document; a wish that is taken gets a number."""
+    """Writer of one document. Names are unique over the whole of it; a name that is taken gets a number."""
 
     def __init__(self) -> None:
         self._names: dict[State, str] = {}

@@ -1,4 +1,4 @@
-"""Values as an annotation says they are, whatever way they came: a list out of JSON becomes the array, or is refused."""
+"""Tensor conversion: a value becomes the array its annotation names, or is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lamina.errors import BadValue
 from lamina.sdk.tensors import NUMPY, Tensor
 
 _FITS = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
-"""By kind of what is wanted, the kinds that can become it without a loss that nobody asked for."""
+"""By kind of what is wanted, the kinds that convert to it without an implicit loss."""
 _HELD = {"b": "true and false", "i": "whole numbers", "u": "whole numbers", "f": "fractions", "c": "complex numbers"}
 
 
@@ -37,7 +37,7 @@ def fit(name: str, tensor: Tensor, value: Any) -> Any:
 
 
 def _texts(name: str, value: Any, shape: Sequence[int]) -> Any:
-    """Text becomes bytes, in lists as deep as the shape has dimensions."""
+    """Convert text to bytes, in lists as deep as the shape has dimensions."""
     if not shape:
         if isinstance(value, str):
             return value.encode()

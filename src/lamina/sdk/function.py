@@ -1,4 +1,4 @@
-"""A decorated function or class: still what it was in Python, and a target that can be served, called and mapped.
+"""Functions: a decorated callable or class, still what it was in Python, and a target that can be served, called and mapped.
 
 Calling it means three things, and the place decides which. In plain Python a plain function is just called. Inside a
 workflow that is being traced, the call is recorded as a step. Inside a workflow that is being computed in process, it
@@ -38,7 +38,7 @@ V = TypeVar("V")
 
 
 class Function(Remote[P, R]):
-    """Made by `@app.function(...)`. `target` is the function or class as it was written."""
+    """A function of an app, made by `@app.function(...)`. `target` is the callable or class as it was written."""
 
     kind = "functions"
 
@@ -49,7 +49,7 @@ class Function(Remote[P, R]):
         self.name = spec.name
         self.place = place
         self.isolated = False  #: a process of its own on the GPU
-        self.home = spec.home  #: as it was asked for; who is isolated on a GPU has one there, asked for or not
+        self.home = spec.home  #: as it was asked for; an isolated function has one on its GPU in any case
         self.is_class = inspect.isclass(target)
         if self.is_class:
             _check_class(target, place)
@@ -72,7 +72,7 @@ class Function(Remote[P, R]):
 
     @functools.cached_property
     def signature(self) -> Signature:
-        """Its inputs and outputs as tensors, as far as its annotations tell."""
+        """Inputs and outputs as tensors, as far as the annotations tell."""
         return signature_of(self._body, self.params, wrapped=self.spec.max_batch > 1, streams=self.streams)
 
     @property
@@ -91,7 +91,7 @@ class Function(Remote[P, R]):
         return cast(R, self.once(*args, **kwargs))
 
     def once(self, *args: Any, **kwargs: Any) -> Any:
-        """A call that is made now, in plain Python or in a workflow that is computed in process."""
+        """Call it now, in plain Python or in a workflow that is computed in process."""
         where = mode.get()
         if where is None and not self.is_class:
             return self.target(*args, **kwargs)
@@ -103,23 +103,23 @@ class Function(Remote[P, R]):
         return self._one(bind_arguments(self.params, args, kwargs))
 
     async def _later(self, inputs: dict[str, Any]) -> Any:
-        """In plain Python what is an `async def` is awaited, a class's `__call__` too."""
+        """Coroutine of one call: in plain Python an `async def` is awaited, a class's `__call__` too."""
         return self._one(inputs)
 
     def retry(self, on: Errors = ("States.ALL",), **how: Any) -> Guarded:
-        """`f.retry([OSError], attempts=3, interval_s=1, backoff=2.0)(x)`: a step that is tried again. See `Guarded.retry`."""
+        """A step with retries: `f.retry([OSError], attempts=3, interval_s=1, backoff=2.0)(x)`. See `StepOptions.retry`."""
         return Guarded(self).retry(on, **how)
 
     def timeout(self, duration: str | float) -> Guarded:
-        """`f.timeout("30s")(x)`: a step with a limit of time for each try."""
+        """A step with a time limit for each attempt: `f.timeout("30s")(x)`."""
         return Guarded(self).timeout(duration)
 
     def heartbeat(self, duration: str | float) -> Guarded:
-        """`f.heartbeat("5s")(x)`: a step that must say now and then that it is alive."""
+        """A step that must send heartbeats: `f.heartbeat("5s")(x)`."""
         return Guarded(self).heartbeat(duration)
 
     def open(self) -> Runner:
-        """A loaded instance. Raises `LoadFailed`, caused by the user's own error."""
+        """Load an instance. Raises `LoadFailed`, caused by the user's own error."""
         return Runner(self)
 
     @overload
@@ -145,7 +145,7 @@ class Function(Remote[P, R]):
         return result
 
     def close(self) -> None:
-        """Closes what `.local` opened; the next local request opens it anew."""
+        """Close the local instance; the next local request opens it anew."""
         with self._lock:
             opened, self._local = self._local, None
         if opened is not None:

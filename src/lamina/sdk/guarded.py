@@ -1,4 +1,4 @@
-"""A function with care around its calls, as one step of a workflow: `tag.retry([OSError], attempts=3).timeout(30)(image)`.
+"""Step options: retries, time limit and heartbeat of one call, as in `tag.retry([OSError], attempts=3).timeout(30)(image)`.
 
 The words are the builder's. In process the tries are made at once, without pauses, and time limits are not kept.
 """
@@ -24,7 +24,7 @@ Errors = Sequence[str | type[BaseException]]
 
 
 class Guarded:
-    """Each word gives another one, so that they can be kept and combined."""
+    """A function with step options. Each method returns a new one, so that they can be kept and combined."""
 
     def __init__(self, function: Function[..., Any], guard: Guard | None = None) -> None:
         self._function = function
@@ -43,7 +43,7 @@ class Guarded:
         max_delay_s: float | None = None,
         jitter: bool = False,
     ) -> Guarded:
-        """Try again after these errors, with growing pauses. The first retry that knows an error counts."""
+        """Retry after these errors, with exponential backoff. The first retrier that names an error counts."""
         if attempts < 0 or interval_s < 0 or backoff < 1:
             raise BadFlow(
                 f"{user_place()}: retry with attempts={attempts}, interval_s={interval_s}, backoff={backoff}",
@@ -53,11 +53,11 @@ class Guarded:
         return Guarded(self._function, replace(self._guard, retry=(*self._guard.retry, Retrier(names_of(on), *pause))))
 
     def timeout(self, duration: str | float) -> Guarded:
-        """Of one try, waiting for a free worker included: "30s", or seconds."""
+        """Time limit of one attempt, queueing included: "30s", or seconds."""
         return Guarded(self._function, replace(self._guard, timeout_us=_us(duration, "timeout")))
 
     def heartbeat(self, duration: str | float) -> Guarded:
-        """The longest silence while it runs; `context().heartbeat()` breaks it."""
+        """Longest time between heartbeats while it runs; `context().heartbeat()` sends one."""
         return Guarded(self._function, replace(self._guard, heartbeat_us=_us(duration, "heartbeat")))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -81,7 +81,7 @@ class Guarded:
 
 
 def names_of(on: Errors) -> tuple[str, ...]:
-    """Errors by name: of a class, of its own name; `TimeoutError` also stands for a limit of time that was passed."""
+    """Error names to retry on: of a class, its own name; `TimeoutError` also stands for a time limit that was exceeded."""
     if isinstance(on, str) or not isinstance(on, Sequence):
         raise BadFlow(f"{user_place()}: on={on!r}", hint='give a list: on=["States.Timeout", ValueError]')
     found: list[str] = []

@@ -1,4 +1,4 @@
-"""What a plain annotation says of a value that came as JSON: text, a number, a list, an object.
+"""JSON types of plain annotations: text, a number, a list, an object.
 
 A value of another kind is the caller's mistake, and is said to be: `x.upper()` of a number would look like the function's.
 Nothing is converted, and what JSON has no word for (arrays, bytes) is let through: there an annotation is a note to the reader.
@@ -40,13 +40,13 @@ _JSON = frozenset((str, *_NUMBER, list, dict, type(None)))
 
 
 def schema_type(hint: Any, default: Any) -> str:
-    """As JSON Schema names it; "" if the annotation says nothing, or more than one thing."""
+    """JSON Schema type of an annotation; "" if it names none, or more than one."""
     kinds = _plain(hint)
     return _SCHEMAS.get(kinds[0], "") if len(kinds) == 1 and not _may_be_none(hint, default) else ""
 
 
 def checker(name: str, hint: Any, default: Any) -> Callable[[Any], Any] | None:
-    """Gives the value back, or raises; None if there is nothing to check."""
+    """A check that returns the value or raises; None if there is nothing to check."""
     kinds = _plain(hint)
     if not kinds:
         return None
@@ -73,12 +73,12 @@ def _mistake(name: str, value: Any, needed: str) -> BadValue:
 
 
 def _may_be_none(hint: Any, default: Any) -> bool:
-    """`x: str = None` means it too, whatever a type checker says."""
+    """Whether None is allowed: `x: str = None` means it too, whatever a type checker says."""
     return default is None or type(None) in get_args(hint)
 
 
 def _plain(hint: Any) -> tuple[type, ...]:
-    """The plain types it allows besides None; none if it names any other."""
+    """Plain types an annotation allows besides None; none if it names any other."""
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
         return () if any(isinstance(note, Tensor) for note in notes) else _plain(inner)  # a tensor says it better

@@ -1,4 +1,4 @@
-"""`load_app("app.py")`: an app out of a file or a module, and errors that speak of the user's code alone."""
+"""App loader: `load_app("app.py")` imports an app from a file or a module; its errors show the user's code alone."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _from_module(name: str) -> ModuleType:
 
 
 def _failed(where: str, error: BaseException) -> LaminaError:
-    """A value of ours that was refused is told with its line. Anything else is the file's own doing."""
+    """The error of an import that failed. A bad value given to us is reported with its line; the rest is the file's own error."""
     if isinstance(error, BadValue):
         place = place_of(error)
         return type(error)(error.message if error.message.startswith(place) else f"{place}: {error.message}", hint=error.hint)
@@ -87,7 +87,7 @@ def _failed(where: str, error: BaseException) -> LaminaError:
 
 
 def _unknown_option(error: TypeError) -> BadValue | None:
-    """`@app.function(btach=4)`, `lamina.SLO(latncy="50ms")`: told as a wrong value is. Python says it as text alone."""
+    """An unknown option as `BadValue`: `@app.function(btach=4)`, `lamina.SLO(latncy="50ms")`. Python gives it as text alone."""
     found = _NO_OPTION.fullmatch(str(error))
     owner = getattr(lamina, found[1], None) if found else None
     if found is None or not isinstance(owner, type):

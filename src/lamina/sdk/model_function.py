@@ -1,4 +1,4 @@
-"""A model file as a function, without a line of the user's: its parameters are the inputs the file names."""
+"""Functions of model files, without user code: the parameters are the inputs the file names."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 
 def _stand_in() -> None:
-    """There is no code to look at."""
+    """Placeholder target: there is no code to inspect."""
 
 
 class ModelFunction(Function[..., Any]):
-    """`make` opens the file, in a worker. What it makes has `load` and is called with whole batches, as a user's class is."""
+    """A function of a model file. `make` opens the file, in a worker; what it makes has `load` and is called with whole batches,
+    as a user's class is."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class ModelFunction(Function[..., Any]):
 
 
 class Rows:
-    """Requests of a batch as arrays with a first axis that counts them, and back.
+    """Row batching: requests of a batch as arrays with a first axis that counts them, and back.
 
     Items of unequal shape cannot be in one array: they run after one another.
     """
@@ -56,7 +57,7 @@ class Rows:
         self._single = len(signature.outputs) == 1
 
     def run(self, named: dict[str, Any], forward: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-        """`forward` takes and gives arrays by name."""
+        """Run a batch; `forward` takes and gives arrays by name."""
         if not self._batched:
             feeds = {name: _array(self._inputs[name], value) for name, value in named.items() if value is not None}
             return self._told(forward(feeds))
@@ -89,7 +90,7 @@ class Rows:
 
 
 def _array(port: Port, value: Any) -> Any:
-    """The runner has made the tensor; text is objects here."""
+    """The array of an input. The runner has made the tensor; text is objects here."""
     import numpy
 
     assert port.tensor is not None, "a model file's inputs are tensors"
@@ -100,7 +101,7 @@ def _array(port: Port, value: Any) -> Any:
 
 
 def _plain(array: Any) -> Any:
-    """Text becomes lists of bytes; everything else stays an array."""
+    """An output as a value: text becomes lists of bytes; everything else stays an array."""
     import numpy
 
     if array.dtype != object:

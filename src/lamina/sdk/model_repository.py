@@ -1,4 +1,4 @@
-"""Models in the layout people know: a folder per model, a folder per version in it, and a config.pbtxt where one is needed.
+"""Model repositories in Triton's layout: a folder per model, a folder per version in it, and an optional config.pbtxt.
 
     models/
       resnet/

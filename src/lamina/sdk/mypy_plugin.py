@@ -1,4 +1,4 @@
-"""For mypy, which overlooks what a decorator makes of a class: under `@app.function(...)` a class is a `Function`.
+"""mypy plugin: under `@app.function(...)` a class is a `Function`; mypy overlooks what a decorator makes of a class.
 
 In its settings: `plugins = ["lamina.sdk.mypy_plugin"]`. Other checkers need nothing. Names are bound before types are known, so
 the class stays a class to mypy; what is called or asked of it is answered as by the function.
@@ -46,7 +46,7 @@ class LaminaPlugin(Plugin):
         return None if function is None else lambda asked: _member_of(function, name, asked.api, asked.context)
 
     def _function(self, fullname: str) -> Instance | None:
-        """`Function[P, R]` of a class that was noted."""
+        """`Function[P, R]` of a marked class."""
         info, generic = self._class(fullname), self._class(FUNCTION)
         if info is None or generic is None or NOTE not in info.metadata:
             return None
@@ -58,12 +58,12 @@ class LaminaPlugin(Plugin):
 
 
 def plugin(version: str) -> type[Plugin]:
-    """The door mypy comes in by."""
+    """Entry point for mypy."""
     return LaminaPlugin
 
 
 def _note(defined: ClassDefContext) -> None:
-    """Names are bound here, and types not yet known: what stands above the class is read as it is written."""
+    """Mark decorated classes. Names are bound here, and types not yet known, so decorators are read as they are written."""
     for decorator in defined.cls.decorators:
         if (
             isinstance(decorator, CallExpr)
@@ -103,7 +103,7 @@ def _is_app(expression: Expression, defined: ClassDefContext) -> bool:
 
 
 def _types_of(info: TypeInfo) -> list[Type]:
-    """P and R: those of its `__call__`, or any, where one request is an entry of lists."""
+    """P and R of the function: those of its `__call__`, or any, where one request is an entry of lists."""
     called = info.get("__call__")
     handler = get_proper_type(called.type) if called else None
     if info.metadata[NOTE]["batched"] or not isinstance(handler, CallableType):

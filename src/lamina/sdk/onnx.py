@@ -1,4 +1,4 @@
-"""`lamina.onnx_model("model.onnx")`: an ONNX file whose threads follow the slice it runs on.
+"""ONNX models: `lamina.onnx_model("model.onnx")` runs a file with as many threads as its slice has cores.
 
 onnxruntime fixes the number of threads when a session is made. A slice may be of another size for every batch, so a
 session is kept for each number of cores met so far; the least used one goes when there are too many.
@@ -43,7 +43,7 @@ class OnnxModel:
             return self._sessions[threads]
 
     def run(self, feeds: Any) -> Any:
-        """`feeds` is a dict by input name, or the array itself for a model with one input.
+        """Run inference. `feeds` is a dict by input name, or the array itself for a model with one input.
 
         The result is an array for a model with one output, else a dict by output name.
         """

@@ -1,4 +1,4 @@
-"""What an ONNX file says of itself: names, dtypes and shapes of its inputs and outputs, read without loading the model.
+"""Signature of an ONNX file: names, dtypes and shapes of its inputs and outputs, read without loading the model.
 
 The file is a protobuf message; five of its message types have what is needed, and everything else, weights above all, is stepped
 over. So the gateway knows a model without onnxruntime, and without its memory.
@@ -36,7 +36,8 @@ _INITIALIZER, _INPUT, _OUTPUT = 5, 11, 12
 
 
 class Found(Struct, frozen=True):
-    """`batched`: the first axis of everything is of one and the same unknown length, and left out of the shapes."""
+    """Signature of a model file. `batched`: the first axis of everything is of one and the same unknown length, and left out of
+    the shapes."""
 
     signature: Signature
     batched: bool
@@ -91,7 +92,7 @@ def _ports(found: list[_Value], batched: bool, name: str) -> tuple[Port, ...]:
 
 
 def _value(info: memoryview) -> _Value:
-    """name = 1, type = 2; the type is a tensor's (1) with elem_type = 1 and shape = 2, a list of dimensions (1)."""
+    """ValueInfoProto: name = 1, type = 2; the type is a tensor's (1) with elem_type = 1 and shape = 2, of dimensions (1)."""
     name, dtype = "", "none"
     shape: list[int | str] = []
     for number, value in _fields(info):

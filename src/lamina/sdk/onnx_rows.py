@@ -1,4 +1,4 @@
-"""An ONNX file run in batches."""
+"""Functions of ONNX files, run in batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Protobuf's text format, as far as a config.pbtxt uses it: `key: value`, `key { ... }`, `key [ ... ]`, text, numbers, words."""
+"""Protobuf text format, as far as a config.pbtxt uses it: `key: value`, `key { ... }`, `key [ ... ]`, text, numbers, words."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How a result that is yielded piece by piece travels to `lamina.Client`: as values, so that arrays and bytes stay what they are.
+"""Stream codec: items that a function yields, framed as encoded values, so that arrays and bytes stay what they are.
 
-Each piece is a byte that says what it is, four bytes of length, and that many more. The last one says that it is the last: a
+Each frame is a byte that says what it is, four bytes of length, and that many more. The last one says that it is the last: a
 connection that breaks is not taken for the end.
 """
 
@@ -27,7 +27,7 @@ def frame(what: int, body: bytes) -> bytes:
 
 
 class Pieces:
-    """Puts them together again, however the bytes come."""
+    """Incremental decoder of a stream of items."""
 
     def __init__(self, response: Response) -> None:
         self._response = response
@@ -35,7 +35,7 @@ class Pieces:
         self._is_over = False
 
     def of(self, data: bytes) -> Iterator[Any]:
-        """Those that are whole now. What the function failed with is raised."""
+        """Items that are complete now. The error of the function is raised."""
         unread = self._unread
         unread += data
         while len(unread) >= _HEAD.size:

@@ -1,4 +1,4 @@
-"""What a .pt2 file (`torch.export.save`) says of itself, read without torch: it is a zip archive with the graph as JSON.
+"""Signature of a .pt2 file (`torch.export.save`), read without torch: it is a zip archive with the graph as JSON.
 
 Files with a pickle among their weights or constants are refused: a pickle runs code when it is opened.
 """
@@ -83,7 +83,7 @@ def _tensor(spec: Any, graph: Any, name: str) -> tuple[str, str, list[int | str]
 
 
 def _symbol(size: Any) -> str:
-    """`Symbol('s40', positive=True, integer=True)`; an expression of one stays as it is, and is equal to no other."""
+    """Name of a symbolic size: `Symbol('s40', positive=True)`; an expression stays as it is, and equals no other."""
     text = str(size["as_expr"]["expr_str"])
     return text.split("'")[1] if text.startswith("Symbol('") and text.count("(") == 1 else text
 

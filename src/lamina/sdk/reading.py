@@ -1,8 +1,8 @@
-"""A workflow that awaits is read, not run: its statements, one by one, become steps and ways between them.
+"""`async def` workflows, read from their AST: statement by statement they become steps and branches.
 
 Whatever is known when the workflow is recorded (constants, calls of plain Python with them) happens at once; what a step
-will give is a symbol. Nothing is compiled or evaluated behind anybody's back: each kind of statement that can be recorded
-has its method here, each kind of expression in `reading_expr`, and all others are refused with their line and a way out.
+will give is a symbol. Nothing is compiled or evaluated implicitly: each kind of statement that can be recorded
+has its method here, each kind of expression in `ast_expressions`, and all others are refused with their line and a way out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _INSTEAD = {
 
 
 class Reading(Expressions):
-    """One function being read. `file` is where, for errors."""
+    """Reader of one function's statements. `file` is where it was written, for errors."""
 
     def lamina_reads(self, node: ast.AST, env: Env, rest: list[ast.stmt] | None = None, tail: bool = False) -> Any:
         """Its name is known to `user_place`, which finds the line of `node` by it."""
@@ -62,7 +62,7 @@ class Reading(Expressions):
             ) from clean(error)
 
     def run(self, statements: list[ast.stmt], env: Env, tail: bool) -> Outcome:
-        """`tail`: its end is the end of the function, where None is returned."""
+        """Read statements in order. `tail`: their end is the end of the function, where None is returned."""
         for index, node in enumerate(statements):
             outcome: Outcome | None = self.lamina_reads(node, env, statements[index + 1 :], tail)
             if outcome is not None:
@@ -163,7 +163,7 @@ class Reading(Expressions):
     _With = _AsyncWith
 
     def _For(self, node: ast.For, env: Env, rest: list[ast.stmt], tail: bool) -> Outcome | None:
-        """Over what is known: once per item, here. Over a list a step makes: one item after the other, when it runs."""
+        """A for loop. Over known items: unrolled here. Over a list a step makes: one item after the other, when it runs."""
         if _has(node, ast.Return):
             raise BadFlow(f"{user_place()}: a return inside of a loop cannot be recorded", hint="use each, and return its list")
         items = self.lamina_reads(node.iter, env)
@@ -193,7 +193,7 @@ class Reading(Expressions):
     # ------------------------------------------------------------------------- parts
 
     def _onward(self, outcome: Outcome, env: Env, taken: bool) -> Outcome | None:
-        """None: go on with the next statement. Where ways return, what follows has been read as part of them."""
+        """None: go on with the next statement. Where branches return, what follows has been read as part of them."""
         if taken or outcome.status != "on":
             return outcome
         found = dict(outcome.env)
@@ -202,7 +202,7 @@ class Reading(Expressions):
         return None
 
     def _errors(self, handler: ast.ExceptHandler, env: Env) -> tuple[str, ...]:
-        """The names an except stands for: its classes and all that are known to derive from them."""
+        """Error names of an except: its classes and all that are known to derive from them."""
         kinds = self.lamina_reads(handler.type, env) if handler.type is not None else Exception
         found: list[str] = []
         for kind in kinds if isinstance(kinds, tuple) else (kinds,):
@@ -216,14 +216,14 @@ class Reading(Expressions):
         return tuple(dict.fromkeys(found))
 
     def _looked_at(self, node: ast.stmt) -> list[str]:
-        """Variables set in here that are looked at elsewhere."""
+        """Variables set in this statement that are read elsewhere."""
         outside = Counter(_loads(self.function))
         outside.subtract(Counter(_loads(node)))
         return [name for name in sorted(_stored(node)) if outside[name] > 0]
 
 
 def read(target: Callable[..., Any], recorder: Recorder, symbols: Env) -> Any:
-    """What an async def returns, with everything it awaits recorded on the way."""
+    """Read an async def: its result, with everything it awaits recorded on the way."""
     return reading_of(target, recorder).result(symbols)
 
 
@@ -249,7 +249,7 @@ def _has(node: ast.stmt, kind: type[ast.AST]) -> bool:
 
 
 def _walk(*nodes: ast.AST) -> Iterator[ast.AST]:
-    """All inside, but not inside of functions in there."""
+    """All nodes inside, except those of nested functions."""
     todo = list(nodes)
     while todo:
         node = todo.pop()

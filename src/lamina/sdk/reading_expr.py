@@ -1,4 +1,4 @@
-"""Expressions of a workflow that is read: see `reading`. Known values are worked out at once, symbols become forms."""
+"""Expressions of `async def` workflows: see `ast_workflow`. Known values are computed at once, symbols become forms."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ _TRUTHS = {"<", "<=", ">", ">=", "==", "!=", "and", "or", "not"}
 
 
 class Said(Symbol):
-    """What was said about an error that is caught: `str(error)` is its text."""
+    """Symbol of a caught error: `str(error)` is its text."""
 
     __slots__ = ()
 
 
 class Many(Pending):
-    """One call for each item of a list that a step makes; for gather."""
+    """Calls for the items of a list that a step makes; for gather."""
 
     __slots__ = ()
 
 
 class Closure:
-    """A function defined inside a workflow: it is read where it is called."""
+    """Function defined inside a workflow: it is read where it is called."""
 
     def __init__(self, reading: Expressions, node: ast.Lambda | ast.FunctionDef | ast.AsyncFunctionDef, env: Env) -> None:
         self._reading, self._node, self._env = reading, node, env
@@ -81,7 +81,7 @@ class Closure:
 
 
 class Expressions:
-    """The reading of one function; its statements are in the class that extends this one."""
+    """Reader of one function's expressions; its statements are in the class that extends this one."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Expressions:
         raise NotImplementedError
 
     def of(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> Expressions:
-        """A reading of a function inside this one."""
+        """A reader of a function inside this one."""
         return type(self)(self.recorder, self.file, function, self._cells, self._globals)
 
     def result(self, env: Env) -> Any:
@@ -198,7 +198,7 @@ class Expressions:
         return parts[0] if len(parts) == 1 else all(parts)
 
     def _BoolOp(self, node: ast.BoolOp, env: Env) -> Any:
-        """As in Python, `a or b` is one of the two, unless both are truths anyway."""
+        """`and`, `or`: as in Python, `a or b` is one of the two, unless both are truths anyway."""
         is_and = isinstance(node.op, ast.And)
         value = self.lamina_reads(node.values[0], env)
         for later in node.values[1:]:
@@ -260,7 +260,7 @@ class Expressions:
         return function(*args, **named)
 
     def _ListComp(self, node: ast.ListComp | ast.GeneratorExp, env: Env) -> Any:
-        """Over known items, as in Python. Over a list a step makes: with await one after the other, else all for a gather."""
+        """A comprehension. Over known items as in Python; over a step's list with await one by one, else all for a gather."""
         (loop, *more), element = node.generators, node.elt
         items = self.lamina_reads(loop.iter, env)
         if not isinstance(items, Symbol):
@@ -301,7 +301,7 @@ class Expressions:
 
 
 def _compare(op: ast.cmpop, left: Any, right: Any) -> Any:
-    """`is None` is a question about the value, not about its symbol."""
+    """A comparison; `is None` is a question about the value, not about its symbol."""
     if isinstance(op, ast.Is | ast.IsNot) and (isinstance(left, Symbol) or isinstance(right, Symbol)):
         return _BINARY[ast.Eq if isinstance(op, ast.Is) else ast.NotEq](left, right)
     return _BINARY[type(op)](left, right)

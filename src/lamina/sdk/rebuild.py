@@ -1,4 +1,4 @@
-"""From a document back to the builder: what was imported can be changed and built on like what was written here."""
+"""States Language reader for the builder: an imported document can be changed and extended like one written here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a workflow that awaits becomes: the same steps and regions as any other, and an order among them.
+"""Recorder of `async def` workflows: the same steps and regions as traced ones, and an order among them.
 
 `await` means what it means in Python: what comes after it starts when it has ended; `gather` starts several at once. Ways
 that part (`if`, `except`) are regions of the flow they part in, and meet again in a step that takes whichever comes. What
@@ -29,7 +29,7 @@ Errors = tuple[str, ...]
 
 @dataclass(slots=True)
 class Outcome:
-    """How a piece of code ends: it goes on (with these variables), returns a value, or raises."""
+    """Outcome of a block of code: it goes on (with these variables), returns a value, or raises."""
 
     status: Literal["on", "return", "raise"] = "on"
     value: Any = None
@@ -38,7 +38,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Path:
-    """One of several ways. `guard` is true, or at least there, only where it was taken; the last of several needs none."""
+    """One of several branches. `guard` is true, or at least there, only where it was taken; the last of several needs none."""
 
     region: Region
     guard: Expr | None
@@ -50,7 +50,7 @@ Body = Callable[[], Outcome]
 
 
 class Recorder(Tracer):
-    """Calls are pending until they are awaited, except in a plain `def` workflow that is part of this one (`eager`)."""
+    """Tracer of awaited calls: they are recorded where they are awaited, except in a plain `def` workflow inside (`eager`)."""
 
     eager = False
 
@@ -74,7 +74,7 @@ class Recorder(Tracer):
         return self._ended(Tracer.when(self, condition, found))
 
     def plainly(self, target: Callable[[], Any]) -> Any:
-        """A plain def workflow inside this one: its steps run as their values arrive; what follows waits for all of them."""
+        """Record a plain def workflow inside this one: steps run as their values arrive; what follows waits for all of them."""
         known, eager, self.eager = len(self._region.steps), self.eager, True
         try:
             result = target()
@@ -84,7 +84,7 @@ class Recorder(Tracer):
         return result
 
     def _ended(self, symbol: Symbol) -> Symbol:
-        """What comes next waits for it."""
+        """Make the next step wait for this one."""
         if not self.eager:
             self._after = {symbol.form[1]: None}
         return symbol
@@ -126,7 +126,7 @@ class Recorder(Tracer):
     # ------------------------------------------------------------------ ways that part
 
     def choose(self, condition: Symbol, bodies: tuple[Body, Body], names: Iterable[str]) -> Outcome:
-        """One of two; `names` are the variables that are looked at later."""
+        """Record a choice of two branches; `names` are the variables that are read later."""
 
         def make(step: Step, next: tuple[str, ...], needs: int) -> Node:
             return Choice(step.name, tuple(branch.first() for branch in step.inner), needs, (), step.data)
@@ -146,8 +146,8 @@ class Recorder(Tracer):
         then: Callable[[Outcome], Outcome],
         catches: Iterable[str] = (),
     ) -> Outcome:
-        """`body` as one thing that may fail or take too long. A handler goes on after errors of its names, with what was
-        said about them; `then` goes on after the body. `catches` says how each handler was written."""
+        """Record a try or timeout block: `body` as one unit that may fail or take too long. A handler goes on after errors of its
+        names, with what was said about them; `then` goes on after the body. `catches` says how each handler was written."""
         names = list(names)
 
         def make(step: Step, next: tuple[str, ...], needs: int) -> Node:
@@ -176,7 +176,7 @@ class Recorder(Tracer):
         return self._joined(step, paths, names)
 
     def _shown(self, step: Step, region: Region, outcome: Outcome, names: list[str]) -> Outcome:
-        """The same, as it is seen from outside."""
+        """The outcome of a block, as it is seen from outside."""
         shows: list[str] = []
         step.data["block"] = shows
 
@@ -222,7 +222,7 @@ class Recorder(Tracer):
         return Path(region, guard, after, outcome)
 
     def _joined(self, owner: Step, paths: list[Path], names: Iterable[str]) -> Outcome:
-        """The ways meet again, except those that raise."""
+        """Join the branches again, except those that raise."""
         going = [path for path in paths if path.outcome.status != "raise"]
         for path in paths:
             if path.outcome.status == "raise" and not path.region.steps:
@@ -250,7 +250,7 @@ class Recorder(Tracer):
         return Outcome(env=env)
 
     def _one_of(self, owner: Step, name: str, found: list[tuple[Path, Any]]) -> Any:
-        """The value a variable has after the ways have met."""
+        """The value of a variable after branches have joined."""
         first = found[0][1]
         if all(value is first for _, value in found) and len(found) > 1:
             return first
@@ -269,12 +269,12 @@ class Recorder(Tracer):
 
 
 def made(part: Any) -> Any:
-    """Of something awaited, what it gives."""
+    """The result of something awaited."""
     return part.make() if isinstance(part, Pending) else part
 
 
 def _travels(value: Any) -> bool:
-    """Whether it is, or holds, something a step made: other things are known when the workflow is recorded."""
+    """Whether it is, or holds, the result of a step: other things are known when the workflow is recorded."""
     if isinstance(value, list | tuple):
         return any(_travels(one) for one in value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The verbs functions and workflows share: ways to send a request to the server at `LAMINA_URL`."""
+"""Remote calls of functions and workflows: `.remote`, `.aio`, `.stream`, `.spawn`, `.submit`, `.map` at `LAMINA_URL`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ V = TypeVar("V")
 
 
 class Remote(Generic[P, R]):
-    """Something with a name and parameters that a server may run. `kind` is its place in addresses.
+    """A target with a name and parameters that a server can run. `kind` is its part of the URL.
 
     `R` is what a call in plain Python gives. What a server answers is the end of it: of an `async def` what it returns, of
     something that yields the list.
@@ -68,17 +68,17 @@ class Remote(Generic[P, R]):
     @overload
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Any]: ...
     def stream(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        """One request; what a function yields, piece by piece as it comes."""
+        """One request; what a function yields, item by item as it comes."""
         inputs = self._inputs("stream", args, kwargs)
         return self.app.client().stream(self.name, inputs, kind=self.kind)
 
     def spawn(self, *args: P.args, **kwargs: P.kwargs) -> Call:
-        """One request, without waiting: the `Call` gives the result later."""
+        """One request, without waiting: the `SpawnedCall` gives the result later."""
         inputs = self._inputs("spawn", args, kwargs)
         return self.app.client().spawn(self.name, inputs, kind=self.kind)
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run:
-        """A run that the server keeps, whatever happens to it or to us: the `Run` gives the result later."""
+        """Start a durable run, which survives this process and the server's: the `RunHandle` gives the result later."""
         inputs = self._inputs("submit", args, kwargs)
         return self.app.client().start(self.name, inputs, kind=self.kind)
 

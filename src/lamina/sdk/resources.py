@@ -1,4 +1,4 @@
-"""What a function or workflow asks for, as people write it. Each value checks itself when it is made."""
+"""Resources and goals of functions and workflows (SLO, CPU, GPU, Scale, Quota). Each value checks itself when it is made."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class GPU:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How many instances may stand. With `min=0` an idle function costs nothing and its first call waits for a load."""
+    """Number of instances. With `min=0` an idle function costs nothing and its first call has a cold start."""
 
     _: KW_ONLY
     min: int = 0

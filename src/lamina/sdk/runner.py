@@ -1,4 +1,4 @@
-"""One loaded instance of a function: what a worker holds, and what `.local` opens for itself.
+"""A loaded instance of a function: what a worker holds, and what `.local` opens in process.
 
 A request must not fail because of its neighbours. When a batched call raises, the batch is halved until the request
 that made it raise stands alone; a function that must not run twice (`idempotent=False`) fails as a whole instead.
@@ -25,7 +25,7 @@ Inputs = dict[str, Any]
 
 class Runner:
     def __init__(self, function: Function[..., Any]) -> None:
-        """Instantiates and loads; the user's error, if any, is the cause of the `LoadFailed` that comes out."""
+        """Instantiate and load; the user's error, if any, is the cause of the `LoadFailed` that is raised."""
         self.name = function.name
         self._batched = function.spec.max_batch > 1
         self._may_rerun = function.spec.idempotent
@@ -38,7 +38,7 @@ class Runner:
         self._tensors = {port.name: port.tensor for port in function.signature.inputs if port.tensor is not None}
         self.emit: Callable[[Any], bool] | None = None  #: takes what is yielded as it comes; false when no more is wanted
         self._instance: Any = None
-        self.model: OpenModel | None = None  #: of a `TorchModel`: whoever has a better place for the module than the host runs it
+        self.model: OpenModel | None = None  #: of a `TorchModel`: the GPU executor runs its module there instead of on the host
         self._call: Callable[..., Any] = function.target
         if function.is_class:
             try:
@@ -51,7 +51,7 @@ class Runner:
                 raise LoadFailed(f"function {self.name!r} cannot be loaded: {message_of(error)}") from clean(error)
 
     def run(self, calls: list[Inputs]) -> list[Any]:
-        """One entry per call: its result, or the exception that it ended with."""
+        """Run a batch: one entry per call, its result or the exception that it ended with."""
         if not self._batched and self.model is None:
             return [self._unfit(inputs) or self._attempt(inputs) for inputs in calls]
         results: list[Any] = [self._missing(inputs) or self._unfit(inputs) for inputs in calls]
@@ -63,7 +63,7 @@ class Runner:
         return results
 
     def close(self) -> None:
-        """Calls the instance's own `close`, if it has one, once."""
+        """Call the instance's own `close`, if it has one, once."""
         if not self._closed:
             self._closed = True
             try:
@@ -80,7 +80,7 @@ class Runner:
         return None
 
     def _unfit(self, inputs: Inputs) -> Exception | None:
-        """Makes tensors, dataclasses and the like of what was annotated as such."""
+        """Convert inputs to the tensors, dataclasses and the like they are annotated as."""
         try:
             for name, make in self._makers.items():
                 if name in inputs:
@@ -121,11 +121,11 @@ class Runner:
         return self._awaiting
 
     def _awaited(self, result: Any) -> Any:
-        """`load` and `close` may be `async def` as well."""
+        """Await the result of a hook: `load` and `close` may be `async def` as well."""
         return self._loop().result(result) if inspect.iscoroutine(result) else result
 
     def _pieces(self, pieces: Generator[Any, Any, Any]) -> list[Any] | None:
-        """A list of them, unless somebody takes each as it comes."""
+        """The yielded items as a list, unless `emit` takes each as it comes."""
         emit = self.emit
         if emit is None:
             return list(pieces)

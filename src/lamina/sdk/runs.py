@@ -1,4 +1,4 @@
-"""Handles for runs the server keeps: `client.start(...)` gives one, `client.run(id)` finds one again, from anywhere.
+"""Handles of durable runs: `client.start(...)` gives one, `client.run(id)` finds one again, from anywhere.
 
 Starting always goes with an idempotency key, the caller's or a fresh one: a request that has to be sent twice, because a
 connection broke, still starts one run.
@@ -30,7 +30,7 @@ OVER = ("succeeded", "failed", "cancelled")
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """Times are seconds since 1970, 0.0 where there is none yet."""
+    """Status of a durable run. Times are seconds since 1970, 0.0 where there is none yet."""
 
     id: str
     state: str  #: queued, running, succeeded, failed or cancelled
@@ -57,7 +57,7 @@ def status_of(shown: Mapping[str, Any]) -> RunStatus:
 
 
 class Run:
-    """A run, for threads. The server keeps it whatever becomes of this object."""
+    """Blocking handle of a durable run. The server keeps the run whatever becomes of this object."""
 
     def __init__(self, client: Client, id: str) -> None:
         self._client = client
@@ -70,7 +70,7 @@ class Run:
         return status_of(self._client.ask(self._request("")))
 
     def result(self, timeout: str | None = None) -> Any:
-        """Waits for the result, or raises what the run failed with. `TimeoutError` after `timeout`, such as "5s"."""
+        """Wait for the result, or raise what the run failed with. `TimeoutError` after `timeout`, such as "5s"."""
         patience = _Patience(timeout, self._client.poll_ms)
         while True:
             answer = self._client.send(self._request("result", wait_ms=patience.next_ms()))
@@ -79,7 +79,7 @@ class Run:
             patience.check()
 
     def history(self) -> list[dict[str, Any]]:
-        """What has happened so far; times are microseconds since 1970."""
+        """Events of the run so far; times are microseconds since 1970."""
         events: list[dict[str, Any]] = self._client.ask(self._request("history"))["events"]
         return events
 
@@ -87,7 +87,7 @@ class Run:
         return status_of(self._client.ask(self._request("cancel", "POST")))
 
     def retry(self) -> RunStatus:
-        """Has a run that failed or was cancelled go on from where it did; steps that are done are not done again."""
+        """Resume a run that failed or was cancelled; steps that are done are not repeated."""
         return status_of(self._client.ask(self._request("retry", "POST")))
 
     def _request(self, verb: str, method: str = "GET", **query: int) -> Request:
@@ -95,7 +95,7 @@ class Run:
 
 
 class AsyncRun:
-    """A run, for asyncio."""
+    """Asyncio handle of a durable run."""
 
     def __init__(self, client: AsyncClient, id: str) -> None:
         self._client = client
@@ -108,7 +108,7 @@ class AsyncRun:
         return status_of(await self._client.ask(self._request("")))
 
     async def result(self, timeout: str | None = None) -> Any:
-        """Waits for the result, or raises what the run failed with. `TimeoutError` after `timeout`, such as "5s"."""
+        """Wait for the result, or raise what the run failed with. `TimeoutError` after `timeout`, such as "5s"."""
         patience = _Patience(timeout, self._client.poll_ms)
         while True:
             answer = await self._client.send(self._request("result", wait_ms=patience.next_ms()))
@@ -117,7 +117,7 @@ class AsyncRun:
             patience.check()
 
     async def history(self) -> list[dict[str, Any]]:
-        """What has happened so far; times are microseconds since 1970."""
+        """Events of the run so far; times are microseconds since 1970."""
         events: list[dict[str, Any]] = (await self._client.ask(self._request("history")))["events"]
         return events
 
@@ -125,7 +125,7 @@ class AsyncRun:
         return status_of(await self._client.ask(self._request("cancel", "POST")))
 
     async def retry(self) -> RunStatus:
-        """Has a run that failed or was cancelled go on from where it did; steps that are done are not done again."""
+        """Resume a run that failed or was cancelled; steps that are done are not repeated."""
         return status_of(await self._client.ask(self._request("retry", "POST")))
 
     def _request(self, verb: str, method: str = "GET", **query: int) -> Request:
@@ -133,7 +133,7 @@ class AsyncRun:
 
 
 def longest_poll_ms(timeout: str) -> int:
-    """How long the server may keep a client waiting for a result that waits `timeout` for its next word."""
+    """Longest poll of a client with that `timeout`."""
     return min(POLL_MS, round(parse_us(timeout, "timeout") / 2_000))
 
 

@@ -1,4 +1,4 @@
-"""Sample inputs of an app's functions: what a profiler and a first look at a fresh instance run them with.
+"""Sample inputs of an app's functions, for the profiler and the probe of a fresh instance.
 
     def examples():
         return {"resize": [photo], "classify": [{"image": photo, "top": 5}]}
@@ -25,7 +25,7 @@ NAME = "examples"
 
 
 def samples_of(app: App, target: str) -> dict[str, list[Inputs]]:
-    """By function. `target` is what the app was loaded from, a moment ago; empty if its file has no `examples()`."""
+    """Sample inputs by function. `target` is what the app was loaded from; empty if its file has no `examples()`."""
     if is_bundle(target):
         return samples_of_bundle(app, target)
     where = target.partition(":")[0]

@@ -1,6 +1,6 @@
-"""Parts of a batch that a function wants to see in its trace: `with lamina.context().span("decode"):`.
+"""Trace spans inside a batch: `with lamina.context().span("decode"):`.
 
-They are kept in a list while the batch runs and travel with its results; whoever exports the step's span hangs them below it.
+They are kept in a list while the batch runs and travel with its results; the exporter of the step's span hangs them below it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Attribute = bool | int | float | str
 
 
 class Inner(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Times are on the machine's monotonic clock."""
+    """A span inside a step. Times are on the machine's monotonic clock."""
 
     name: str
     begin_us: int

@@ -4,7 +4,7 @@
     seen.add(1)
 
 Inside of a step everything happens in one transaction, which is applied together with the step's result, and not at all if
-the step fails or nobody waits for it any more. What was read must still be so by then; otherwise the step runs again. `add` and
+the step fails or its call was cancelled. What was read must still be so by then; otherwise the step runs again. `add` and
 the like need no read, so many steps may count at once. Outside of a step each change is made at once, in this process.
 """
 
@@ -24,11 +24,11 @@ MAX_VALUE_BYTES = 2**20
 
 Kind = Literal["value", "counter", "set", "map"]
 Place = tuple[str, str]
-"""Scope and key. The scope is "app" or "workflow" for whoever runs, and has a name added by whoever keeps it."""
+"""Scope and key. The scope is "app" or "workflow" in a step; the store adds the name."""
 
 
 class Op(Struct, frozen=True, array_like=True):
-    """One change; `arg` is an encoded value."""
+    """One change of state; `arg` is an encoded value."""
 
     scope: str
     key: str
@@ -38,7 +38,7 @@ class Op(Struct, frozen=True, array_like=True):
 
 
 class Cell(Struct, frozen=True, array_like=True):
-    """What is at a place. `value` is None if nothing is; `version` counts its changes."""
+    """Value at a key, with its version. `value` is None if there is none; `version` counts its changes."""
 
     kind: str = ""
     value: bytes | None = None
@@ -46,7 +46,7 @@ class Cell(Struct, frozen=True, array_like=True):
 
 
 UNKNOWN = Cell("unknown")
-"""The store cannot be read, so nobody knows."""
+"""The store cannot be read, so the value is unknown."""
 
 
 class Keeper(Protocol):
@@ -54,7 +54,7 @@ class Keeper(Protocol):
 
 
 def applied(cell: Cell, op: Op) -> Cell:
-    """What is there after a change. A key keeps its kind until it is deleted."""
+    """The cell after a change. A key keeps its kind until it is deleted."""
     if op.verb == "delete" and op.kind != "map":
         return Cell("", None, cell.version + 1)
     if cell.value is not None and cell.kind != op.kind:
@@ -77,7 +77,7 @@ def _changed(cell: Cell, op: Op) -> bytes:
 
 
 class Transaction:
-    """What one step reads and changes. It sees its own changes; others do when it is applied."""
+    """Transaction of one step: its reads and changes. It sees its own changes; others do when it is applied."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
@@ -86,7 +86,7 @@ class Transaction:
         self.ops: list[Op] = []
 
     def read(self, scope: str, key: str, kind: Kind) -> Any:
-        """Decoded, or None if there is nothing."""
+        """The decoded value, or None if there is none."""
         place = (scope, checked_key(key))
         cell = self._cells.get(place) or self._keeper.read(place)
         if cell.kind == UNKNOWN.kind:
@@ -107,7 +107,7 @@ class Transaction:
 
 
 class Refusal(Transaction):
-    """Where there can be no transaction."""
+    """Transaction that refuses everything, where there can be none."""
 
     def __init__(self, why: str, hint: str) -> None:
         self._why, self._hint = why, hint
@@ -137,7 +137,7 @@ class Memory:
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Applied at its end, unless that is an error."""
+        """A transaction that is applied at its end, unless that is an error."""
         transaction = Transaction(self)
         yield transaction
         self.apply(transaction)
@@ -148,7 +148,7 @@ Open = Callable[[], Any]
 
 
 class State:
-    """Keys and values: JSON types, bytes and tensors, up to 1 MiB each."""
+    """Key-value state: JSON types, bytes and tensors, up to 1 MiB each."""
 
     def __init__(self, open: Open, scope: str) -> None:
         self._open = open
@@ -193,7 +193,7 @@ class State:
 
 
 class Counter:
-    """A number that many may add to at once."""
+    """Counter that many steps may add to at once."""
 
     def __init__(self, state: State, key: str) -> None:
         self._state, self._key = state, key
@@ -208,7 +208,7 @@ class Counter:
 
 
 class Set:
-    """Things that are there once, in the order they came."""
+    """Set of values, in insertion order."""
 
     def __init__(self, state: State, key: str) -> None:
         self._state, self._key = state, key
@@ -234,7 +234,7 @@ class Set:
 
 
 class Map:
-    """Entries by name; changing one of them needs no look at the others."""
+    """Map of entries by name; changing one of them does not read the others."""
 
     def __init__(self, state: State, key: str) -> None:
         self._state, self._key = state, key

@@ -1,4 +1,4 @@
-"""Workflows that are documents: built with the builder, or imported. They are served like any other."""
+"""Workflows of States Language documents, built with the builder or imported. They are served like any other."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def add(
     dialect: Dialect = "extended",
     source: str = "",
 ) -> StatesWorkflow:
-    """A valid document becomes a workflow of `app`."""
+    """Register a valid document as a workflow of `app`."""
     check(document, dialect, source)
     app.claim(name, user_place())
     goal = PATIENT if slo is None else (slo if isinstance(slo, SLO) else SLO(slo)).spec()
@@ -123,7 +123,7 @@ def _document(source: Source) -> tuple[dict[str, Any], Path | None]:
 
 
 def read_document(path: Path) -> str:
-    """The text of one."""
+    """The text of a document file."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Symbols stand for values that do not exist yet, while a workflow is traced.
+"""Symbols: placeholders of values that do not exist yet, while a workflow is traced.
 
 They can be passed on, put into lists and dicts, indexed and compared. Whatever would need the value itself (an `if`, a
 loop, arithmetic) says so and names the way to do it.
@@ -18,7 +18,7 @@ _LEAVES = ("input", "node", "item", "inside")
 
 
 class Pending:
-    """A call in a workflow that awaits. It is made, or recorded, where it is awaited."""
+    """Call in an `async def` workflow that is not awaited yet. It is made, or recorded, where it is awaited."""
 
     __slots__ = ("make", "what")
 
@@ -35,7 +35,8 @@ class Pending:
 
 
 class Symbol:
-    """`form` is an expression in the making: steps and regions in it are objects that get their names at the end."""
+    """Placeholder of a value. `form` is an expression in the making: steps and regions in it are objects that get their names
+    at the end."""
 
     __slots__ = ("form", "hint")
     __hash__ = None  # type: ignore[assignment]
@@ -134,7 +135,7 @@ _refuse_arithmetic()
 
 
 def form_of(value: Any) -> Expr:
-    """A form for anything an argument or result may be: symbols, constants, and lists and dicts of both."""
+    """The form of an argument or result: symbols, constants, and lists and dicts of both."""
     if isinstance(value, Symbol):
         return value.form
     if isinstance(value, list | tuple):
@@ -161,7 +162,7 @@ def form_of(value: Any) -> Expr:
 
 
 def _gather(forms: list[Expr], symbolic: Callable[[list[Expr]], Expr], plain: Callable[[list[Any]], Any]) -> Expr:
-    """Constants stay one constant: only what holds a symbol needs a form of its own."""
+    """Form of a collection. Constants stay one constant: only what holds a symbol needs a form of its own."""
     if all(form[0] == "value" for form in forms):
         return ["value", plain([form[1] for form in forms])]
     return symbolic(forms)

@@ -1,7 +1,7 @@
-"""What is asked of a server, and what its answers mean: the same for both clients, whatever their connections are.
+"""Sans-IO client protocol: the requests of each client operation and the meaning of their responses, for both clients.
 
-Each talk is a generator. It yields a request, is sent the response, and returns what came of it; whoever has a connection drives
-it. Errors are returned and not raised: the method the user called raises them, and the frames in between are nobody's business.
+Each exchange is a generator. It yields a request, is sent the response, and returns the result; a transport drives it.
+Errors are returned and not raised: the method the user called raises them, without the frames in between.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Inputs = Mapping[str, Any] | None
 
 
 def further(talk: Talk[T], response: Response) -> Request | T:
-    """What is to be asked next, or what came of it."""
+    """The next request of an exchange, or its result."""
     try:
         return talk.send(response)
     except StopIteration as end:
@@ -46,7 +46,7 @@ class Talks:
         *,
         more: Mapping[str, str] | None = None,
     ) -> Talk[Answer | LaminaError]:
-        """`more`: headers besides the usual ones."""
+        """Call a function or workflow. `more`: headers besides the usual ones."""
         for guess in self._guesses(name, kind):
             request = wire.call_request(self._server, guess, name, inputs, deadline, priority, cost_limit)
             request.headers.update(more or {})
@@ -59,7 +59,7 @@ class Talks:
     def start(
         self, name: str, inputs: Inputs, deadline: str | None, priority: int, cost_limit: float, kind: str, key: str
     ) -> Talk[str | LaminaError]:
-        """The id of the run."""
+        """Start a durable run: its id."""
         key = key_of(key)
         for guess in self._guesses(name, kind):
             request = start_request(self._server, guess, name, inputs, deadline, priority, cost_limit, key)

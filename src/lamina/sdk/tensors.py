@@ -1,4 +1,4 @@
-"""What a function takes and gives, for clients that speak in tensors: dtype and shape, said in its annotations.
+"""Tensor signatures of functions: dtype and shape of inputs and outputs, from annotations.
 
     def classify(image: Annotated[np.ndarray, Tensor("FP32", [3, 224, 224])]) -> Annotated[np.ndarray, Tensor("FP32", [1000])]
 
@@ -44,7 +44,7 @@ NUMPY = {
 
 
 class Tensor(Struct, frozen=True):
-    """`shape` may hold -1 for a length that differs from request to request."""
+    """Tensor type: dtype and shape; -1 for a length that differs from request to request."""
 
     dtype: str
     shape: Sequence[int] = ()
@@ -82,7 +82,7 @@ RESULT = "output"
 def signature_of(
     target: Callable[..., Any] | None, params: tuple[Param, ...], *, wrapped: bool = False, streams: bool = False
 ) -> Signature:
-    """`wrapped`: every annotation may be inside a list."""
+    """The signature of a callable. `wrapped`: every annotation may be inside a list."""
     hints: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # a name only a type checker can see: then nothing is known of any
         hints = get_type_hints(target, include_extras=True) if target is not None else {}

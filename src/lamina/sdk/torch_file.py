@@ -1,4 +1,4 @@
-"""A torch file as a `TorchModel`: where there is a GPU it runs there as a graph, on whatever slice a batch is given."""
+"""Torch files as `TorchModel`: where there is a GPU they run there as a CUDA graph, on the slice a batch is given."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lamina.sdk.torch_model import TorchModel
 
 
 class TorchFile(TorchModel):
-    """`make` opens the file; fewer rows than `least` it cannot run, and they are filled up."""
+    """TorchModel of a file. `make` opens it; batches of fewer rows than `least` are padded."""
 
     def __init__(self, make: Callable[[], Any], least: int, signature: Signature, batched: bool) -> None:
         self._make = make
@@ -38,7 +38,7 @@ class TorchFile(TorchModel):
 
 
 def check_suits_gpu(signature: Signature, batched: bool) -> None:
-    """A graph is made for one size of everything but the batch."""
+    """Check that a signature can be captured as a graph: one size of everything but the batch."""
     for port in signature.inputs:
         assert port.tensor is not None, "a model file's inputs are tensors"
         if port.tensor.dtype in ("BYTES", "BF16") or not batched or -1 in port.tensor.shape:
@@ -54,7 +54,7 @@ def _fitted(port: Port, named: dict[str, Any]) -> Any:
 
 
 def _whole(inner: Any, least: int) -> Any:
-    """A module for inference around one that may not like to be told so: exported graphs are what they are."""
+    """Inference module around an exported graph, which has no train mode to switch."""
     import torch
 
     class Whole(torch.nn.Module):  # type: ignore[misc]

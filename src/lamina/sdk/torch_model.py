@@ -1,4 +1,4 @@
-"""`class Classify(lamina.TorchModel)`: a torch module as a function, without the lines in between.
+"""Torch models: `class Classify(lamina.TorchModel)` makes a function of a torch module.
 
 The user says what the module is (`load`), how a request becomes tensors (`pre`) and how a row of the output becomes an
 answer (`post`). Batching, padding, devices, CUDA graphs and paging of weights are then ours: on a GPU the module runs as a
@@ -18,12 +18,13 @@ Inputs = dict[str, Any]
 
 
 class TorchModel:
-    """`example` of what `load` returns is a batch of one: a tensor, or a tuple of them for a module with several inputs."""
+    """Base class of torch models. The `example` that `load` returns is a batch of one: a tensor, or a tuple of them for a module
+    with several inputs."""
 
     weights: str = ""  #: a .safetensors file, read into the module after `load`
 
     def load(self) -> tuple[Any, Any]:
-        """(module, example)."""
+        """Load the module: returns (module, example)."""
         raise NotImplementedError("write load(self): it returns a torch module and an example input, a batch of one")
 
     def pre(self, x: Any) -> Any:
@@ -39,7 +40,7 @@ class TorchModel:
 
 
 class OpenModel:
-    """A loaded one: the module ready for inference, on the host."""
+    """A loaded torch model: the module ready for inference, on the host."""
 
     def __init__(self, model: TorchModel) -> None:
         self.model = model
@@ -70,7 +71,7 @@ class OpenModel:
         return [self._answer(row) for row in rows]
 
     def run(self, calls: Sequence[Inputs]) -> list[Any]:
-        """The whole way on the host, in one batch; a request that cannot be prepared fails alone."""
+        """Run a batch on the host: pre, forward, post; a request that cannot be prepared fails alone."""
         results = self.rows(calls)
         good = [index for index, row in enumerate(results) if not isinstance(row, Exception)]
         if good:
@@ -128,7 +129,7 @@ def to_numpy(tensor: Any) -> Any:
 
 
 def _checked(part: Any, example: Any) -> Any:
-    """Arrays of the right shape before they meet others in a batch; tensors that are on a device already stay there."""
+    """Check the shape of an input before it is batched with others; tensors that are on a device already stay there."""
     import numpy as np
 
     is_there = hasattr(part, "is_cuda") or hasattr(part, "ready")

@@ -1,4 +1,4 @@
-"""Torch modules without the user's code around them: exported graphs, and safetensors beside a config.json that names the module.
+"""Functions of torch files without user code: exported graphs, and safetensors beside a config.json that names the module.
 
 {"module": "torchvision.models:resnet50", "arguments": {"num_classes": 10},
  "inputs": {"image": ["FP32", [-1, 3, 224, 224]]}, "outputs": {"scores": ["FP32", [-1, 10]]}}
@@ -37,7 +37,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_safetensors(path: Path) -> tuple[Found, Callable[[], Any]]:
-    """What its config.json says, and how to make the module."""
+    """Signature from the config.json, and a factory of the module."""
     file = path.parent / CONFIG
     try:
         config = msgspec.json.decode(file.read_bytes(), type=Config)
@@ -66,7 +66,7 @@ def _build(config: Config, path: Path) -> Any:
 
 
 def exported(path: Path) -> Any:
-    """From a copy without its sample inputs: torch would open those with pickle if nothing else helps, and nobody needs them."""
+    """Load an exported graph from a copy without its sample inputs: torch may open those with pickle, and they are not needed."""
     import torch
 
     with tempfile.TemporaryFile() as copy, zipfile.ZipFile(path) as source, zipfile.ZipFile(copy, "w") as kept:
@@ -82,7 +82,7 @@ def exported(path: Path) -> Any:
 
 
 class TorchRows:
-    """`least`: fewer rows than this cannot be run, and are filled up."""
+    """Function of a torch file on the CPU. `least`: batches of fewer rows are padded."""
 
     def __init__(self, make: Callable[[], Any], least: int, signature: Signature, batched: bool) -> None:
         self._make = make

@@ -1,4 +1,4 @@
-"""A workflow function, run once with symbols for values, becomes a flow.
+"""Workflow tracing: a workflow function, run once with symbols for values, becomes a flow.
 
 Every call of a decorated function on the way is a step, and a step waits for the steps whose results it uses. Steps
 live in regions: the workflow itself, the body of an `each`, one branch of a `when`. A region runs as a whole or not at
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """A workflow is being computed in process. In one that awaits, a call gives something to await."""
+    """Mode of a workflow that is computed in process. In an `async def` one, a call gives something to await."""
 
     mocks: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     is_async: bool = False
@@ -39,7 +39,7 @@ class Direct:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of an each: how many items are under way at once, and how many (or which part of them) may fail."""
+    """Limits of an each: how many items run at once, and how many (or which part of them) may fail."""
 
     at_once: int = 0
     tolerate: int | float | None = None
@@ -50,7 +50,7 @@ NO_LIMITS = Limits()
 
 @dataclass(slots=True, eq=False)
 class Region:
-    """`owner` is the each or when that decides whether this runs; the workflow itself has none."""
+    """Region of steps that run as a whole. `owner` is the each or when that decides whether it runs; the workflow has none."""
 
     owner: Step | None = None
     is_scope: bool = True  #: a flow of its own, with items; a branch shares the flow around it
@@ -66,13 +66,13 @@ class Region:
         return region
 
     def first(self) -> tuple[str, ...]:
-        """Steps that wait for nothing in here."""
+        """Names of the steps that wait for no other in this region."""
         return tuple(step.name for step in self.steps if not step.waits_for)
 
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """A node in the making: `make` gets the names of what follows it and the tokens it needs."""
+    """Step being traced: `make` gets the names of its successors and the tokens it needs, and gives the node."""
 
     name: str
     region: Region
@@ -87,7 +87,7 @@ class Step:
 
 
 class Tracer:
-    """Records one workflow. `functions` are those it may call."""
+    """Tracer of one workflow. `functions` are those it may call."""
 
     def __init__(self, workflow: str, functions: Mapping[str, Any]) -> None:
         self.workflow = workflow
@@ -99,7 +99,7 @@ class Tracer:
     # ------------------------------------------------- what user code calls
 
     def call(self, function: Function[..., Any], args: Any, kwargs: Any, guard: Guard | None = None) -> Any:
-        """A step, with arguments as Python passes them."""
+        """Record a step, with arguments as Python passes them."""
         try:
             inputs = bind_arguments(function.params, args, kwargs)
         except BadValue as error:
@@ -121,7 +121,7 @@ class Tracer:
         return Symbol(["node", step], function.returns)
 
     def each(self, body: Callable[[Any], Any], items: Any, expect: float, limits: Limits = NO_LIMITS) -> Any:
-        """With a tolerance it asks at its end, to be told which items are missing."""
+        """Record an each. With a tolerance it resolves its data at its end, to learn which items are missing."""
         part = limits.tolerate if isinstance(limits.tolerate, float) else None
         count = None if part is not None or limits.tolerate is None else int(limits.tolerate)
         asks = limits.tolerate is not None
@@ -158,7 +158,7 @@ class Tracer:
         return Symbol(["node", merged])
 
     def parameter(self, name: str, default: Any = NOTHING, hint: Any = None) -> Symbol:
-        """Of the workflow. A default is part of the flow, since a run has nobody else to fill it in."""
+        """A parameter of the workflow. A default is part of the flow, since a run has nothing else to fill it in."""
         if default is NOTHING:
             return Symbol(["input", name], hint)
         return Symbol(["node", self._pass(name, ["first", ["input", name], form_of(default)], self._root)], hint)
@@ -179,7 +179,7 @@ class Tracer:
             self._region, self._after = outside, after
 
     def _step(self, name: str, make: Callable[[Step, tuple[str, ...], int], Node], region: Region | None = None) -> Step:
-        """Names are unique over all regions: an expression finds a step outside its own by name alone."""
+        """A new step. Names are unique over all regions: an expression finds a step outside its own by name alone."""
         count = self._used.get(name, 0) + 1
         while count > 1 and f"{name}-{count}" in self._used:
             count += 1
@@ -215,7 +215,7 @@ class Tracer:
     # ------------------------------------------- from symbols to expressions
 
     def _plain(self, form: Expr, user: Step | None, region: Region | None = None) -> Expr:
-        """The form with names for steps; what it uses becomes a dependency of `user`, or of the owner it is inside of."""
+        """Expression of a form, with names for steps; what it uses becomes a dependency of `user`, or of the owner around it."""
         where = region or (user.region if user else self._root)
         head = form[0]
         if head == "node":
@@ -235,7 +235,7 @@ class Tracer:
         return [head, *(self._plain(inner, user, where) for inner in form[1:])]
 
     def _item_step(self, region: Region) -> Step:
-        """An item is visible in its own body only; bodies inside that one get it as the value of a step."""
+        """Step that passes an item on: an item is visible in its own body only; nested bodies get it as the value of a step."""
         if region.item_step is None:
             region.item_step = self._pass("item", ["item", region], region)
         return region.item_step
@@ -253,7 +253,7 @@ class Tracer:
 
 
 def _all_steps(region: Region) -> list[Step]:
-    """Those of the region and of its branches; a body is a flow of its own."""
+    """Steps of the region and of its branches; a body is a flow of its own."""
     found = []
     for step in region.steps:
         found.append(step)
@@ -268,7 +268,7 @@ mode: ContextVar[Tracer | Direct | None] = ContextVar("lamina_mode", default=Non
 
 @contextmanager
 def plain_python() -> Iterator[None]:
-    """The code of a step is no longer the workflow: what it calls is just called."""
+    """Leave the workflow mode: the code of a step is plain Python."""
     token = mode.set(None)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What starts a workflow by itself: a clock (`@app.every`, `@app.cron`) or a change of state (`@app.on_change`)."""
+"""Triggers: a clock (`@app.every`, `@app.cron`) or a change of state (`@app.on_change`) that starts a workflow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lamina.sdk.remote import Remote
 
 
 class Trigger(Struct, frozen=True):
-    """`key` is a pattern (`*` stands for anything) of the keys of the app's state, or of that of `workflow`."""
+    """A trigger. `key` is a pattern (`*` matches anything) of the keys of the app's state, or of that of `workflow`."""
 
     kind: Literal["every", "cron", "change"]
     target: str
@@ -28,18 +28,18 @@ class Trigger(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The same after a restart, and different for triggers that mean different things."""
+        """Stable name: the same after a restart, and different for triggers that mean different things."""
         whens = {"cron": f"{self.cron} {self.zone}", "every": f"{self.every_us}us", "change": f"{self.workflow}:{self.key}"}
         return f"{self.kind}/{self.target}/{whens[self.kind]}"
 
     def next_us(self, after_us: int) -> int:
-        """When a clock next starts it. Intervals count from 1970, so that a restart does not move them."""
+        """Next time a clock starts it. Intervals count from 1970, so that a restart does not move them."""
         if self.kind == "cron":
             return cron.parse(self.cron, self.zone).after_us(after_us)
         return (after_us // self.every_us + 1) * self.every_us
 
     def inputs(self, told: dict[str, Any]) -> dict[str, Any]:
-        """What the target is called with: what was given, and of what is `told` what it has parameters for."""
+        """Inputs of the call: those given with the trigger, and of `told` those it has parameters for."""
         if self.takes == ("input",):
             return {"input": {**told, **self.input}}
         return {**{name: told[name] for name in self.takes if name in told}, **self.input}
@@ -50,7 +50,7 @@ TOLD = {"every": ("due",), "cron": ("due",), "change": ("key", "value", "version
 
 
 def checked(trigger: Trigger, target: Remote[..., Any]) -> Trigger:
-    """With the parameters it fills in; the target must be able to do with these."""
+    """The trigger with its target and the parameters it fills in; the target must need no others."""
     names = [param.name for param in target.params]
     takes = ("input",) if names == ["input"] else tuple(name for name in TOLD[trigger.kind] if name in names)
     made = replace(trigger, target=target.name, takes=takes)

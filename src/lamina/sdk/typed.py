@@ -1,7 +1,7 @@
-"""Values as their annotations name them: a dict that came over the wire becomes the dataclass, a list the tuple.
+"""Conversion of inputs to their annotations: a dict that came over the wire becomes the dataclass, a list the tuple.
 
 Only annotations that JSON has no word for do this: dataclasses, structs, enums, dates, tuples, sets, and models that validate
-themselves (pydantic's). Of a plain `x: float` only the kind is looked at (`kinds.py`).
+themselves (pydantic's). Of a plain `x: float` only the JSON type is checked (`json_types.py`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def returned_by(target: Callable[..., Any], *, batched: bool, streams: bool) -> Any:
-    """How the result of one request is annotated; None if nothing is said."""
+    """Annotation of the result of one request; None if there is none."""
     hint = hints_of(target).get("return")
     if not batched and not streams:
         return hint
@@ -66,7 +66,7 @@ def returned_by(target: Callable[..., Any], *, batched: bool, streams: bool) -> 
 
 
 def part_of(hint: Any, key: str | int) -> Any:
-    """What is said of a field or an entry of something so annotated; None if nothing is."""
+    """Annotation of a field or an entry of something so annotated; None if there is none."""
     if get_origin(hint) in (typing.Union, types.UnionType):
         return next((found for choice in get_args(hint) if (found := part_of(choice, key)) is not None), None)
     arguments = get_args(hint)
@@ -88,7 +88,7 @@ def has_field(hint: Any, name: str) -> bool:
 
 
 def makers_of(target: Callable[..., Any], *, batched: bool) -> dict[str, Make]:
-    """By parameter, for those that say anything. In a batched function each entry of the list is a request's."""
+    """Converters by parameter, for those that need one. In a batched function each entry of the list is a request's."""
     made: dict[str, Make] = {}
     defaults = defaults_of(target)
     for name, hint in hints_of(target).items():
@@ -106,7 +106,7 @@ def makers_of(target: Callable[..., Any], *, batched: bool) -> dict[str, Make]:
 
 
 def with_types(params: tuple[Param, ...], target: Callable[..., Any], *, batched: bool = False) -> tuple[Param, ...]:
-    """The same parameters, with what their annotations say to others' tools."""
+    """The parameters with their JSON Schema types."""
     hints, defaults = hints_of(target), defaults_of(target)
 
     def kind(name: str) -> str:
@@ -116,7 +116,7 @@ def with_types(params: tuple[Param, ...], target: Callable[..., Any], *, batched
 
 
 def of_one(hint: Any, *, batched: bool) -> Any:
-    """What is said of one request's value."""
+    """Annotation of one request's value."""
     if not batched or get_origin(hint) is Annotated:
         return hint
     return get_args(hint)[0] if get_args(hint) else None
@@ -144,7 +144,7 @@ def _needs(hint: Any) -> bool:
 
 
 def _hook(kind: type, value: Any) -> Any:
-    """Of classes that msgspec does not know."""
+    """Convert to classes that msgspec does not know."""
     if isinstance(value, kind):
         return value
     if hasattr(kind, "model_validate"):

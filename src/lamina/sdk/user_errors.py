@@ -1,4 +1,4 @@
-"""Tracebacks as their author wants them: the frames of user code and its libraries, none of the platform's."""
+"""Tracebacks of user code: the frames of an app and its libraries, none of the platform's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ E = TypeVar("E", bound=BaseException)
 
 
 def is_ours(filename: str) -> bool:
-    """Frames of the platform and of what starts code for it explain nothing to the author of an app."""
+    """Whether a file is the platform's, or starts code for it: such frames explain nothing to the author of an app."""
     return filename.startswith((_HOME, "<frozen importlib", "<frozen runpy")) or filename.endswith(_STARTERS)
 
 
@@ -81,7 +81,7 @@ def place_of(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """As in "ValueError: no such label", even if `str()` of the error fails."""
+    """Type and message, as in "ValueError: no such label", even if `str()` of the error fails."""
     return "".join(traceback.TracebackException.from_exception(error, limit=0).format_exception_only()).strip()
 
 

@@ -1,4 +1,4 @@
-"""HTTP as both clients speak it: what a call looks like on the wire, and what an answer means. No sockets here.
+"""HTTP codec of both clients: requests of calls, and results and errors of responses. No sockets here.
 
 Inputs always travel encoded with their names. A JSON body would be shorter to read, but for a target with one
 parameter it is that parameter, and a client does not know how many there are.
@@ -52,7 +52,7 @@ _BY_STATUS: dict[int, type[LaminaError]] = {
 
 
 class RemoteTrace(Exception):
-    """What the worker said: the cause of a `FunctionFailed`, so that Python prints it above the error."""
+    """Traceback of the worker: the cause of a `FunctionFailed`, so that Python prints it above the error."""
 
     def __str__(self) -> str:
         return "\n" + str(self.args[0]).rstrip()
@@ -60,7 +60,7 @@ class RemoteTrace(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A result and how it came about."""
+    """Result of a call with its latency, batch, slice and cost."""
 
     value: Any
     call_id: str = ""
@@ -78,7 +78,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where to send requests, and what goes with each of them."""
+    """Address of a server, and the headers that go with each request."""
 
     host: str
     port: int
@@ -120,7 +120,7 @@ class Response:
 
 
 def address(url: str) -> SplitResult | None:
-    """Of HTTP, with a host; None if it is no such thing."""
+    """The parts of an HTTP URL; None if it is none."""
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -133,12 +133,12 @@ DEFAULT_URL = "http://127.0.0.1:8700"
 
 
 def usual_server() -> tuple[str, str]:
-    """Address and token for who names none: of the environment, as it is now."""
+    """Default address and token, of the environment as it is now."""
     return os.environ.get("LAMINA_URL") or DEFAULT_URL, os.environ.get("LAMINA_TOKEN", "")
 
 
 def server_at(url: str | None, token: str | None) -> Server:
-    """Without an address, the usual one, and then with the usual token."""
+    """The server at an address; without one, the default with the default token."""
     if url is None:
         url, usual_token = usual_server()
         token = usual_token if token is None else token
@@ -191,7 +191,7 @@ def read_request(server: Server, path: str) -> Request:
 
 
 def answer_of(response: Response) -> Answer | LaminaError:
-    """What a call came to. The error is returned, not raised: whoever raises it decides whose frames it shows."""
+    """The result of a call. An error is returned, not raised: the place that raises it decides which frames it shows."""
     if not 200 <= response.status < 300:
         return error_of(response)
     try:
@@ -259,7 +259,7 @@ def late(server: Server, timeout: str) -> errors.DeadlineExceeded:
 
 
 def unknown(server: Server, name: str, known: Sequence[str] = ()) -> errors.UnknownTarget:
-    """`known`: what the server listed, if it was asked."""
+    """The error of an unknown target. `known`: what the server listed, if it was asked."""
     listed = f"there is {', '.join(known)}" if known else "client.functions() and client.workflows() list what is there"
     return errors.UnknownTarget(
         f"no function or workflow {name!r} at {server.url}",

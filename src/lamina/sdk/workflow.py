@@ -1,4 +1,4 @@
-"""A workflow is a plain function over decorated functions. Traced once it is a flow; called in Python it just computes."""
+"""Workflows: plain functions over decorated functions. Traced once they are flows; called in Python they just compute."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 
 class Workflow(Remote[P, R]):
-    """Made by `@app.workflow(...)`. `target` is the function as it was written."""
+    """A workflow of an app, made by `@app.workflow(...)`. `target` is the function as it was written."""
 
     kind = "workflows"
 
@@ -50,7 +50,7 @@ class Workflow(Remote[P, R]):
 
     @cached_property
     def signature(self) -> Signature:
-        """Its inputs and outputs as tensors, as far as its annotations tell."""
+        """Inputs and outputs as tensors, as far as the annotations tell."""
         return signature_of(getattr(self, "target", None), self.params)  # states have none
 
     @property
@@ -85,7 +85,7 @@ class Workflow(Remote[P, R]):
             mode.reset(token)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Computes in process, an `async def` when awaited. Inside another workflow it is part of that one."""
+        """Compute in process, an `async def` when awaited. Inside another workflow it is part of that one."""
         where = mode.get()
         if where is None:
             if self.is_async:
@@ -112,7 +112,7 @@ class Workflow(Remote[P, R]):
         return self.target(*args, **kwargs)
 
     def local(self, *args: Any, mocks: Mapping[str, Callable[..., Any]] | None = None, **kwargs: Any) -> Any:
-        """Computes in process, with the functions named in `mocks` replaced."""
+        """Compute in process, with the functions named in `mocks` replaced."""
         self._not_traced("local")
         mocks = mocks or {}
         if unknown := sorted(mocks.keys() - self.app.functions.keys()):
@@ -131,7 +131,7 @@ class Workflow(Remote[P, R]):
         return export(self.flow, dialect)
 
     def portability(self) -> list[str]:
-        """What would not carry over to another engine, one remark each."""
+        """Portability remarks: what would not carry over to another engine."""
         from lamina.asl.export import is_states
         from lamina.asl.portability import portability
 
@@ -147,7 +147,7 @@ class Workflow(Remote[P, R]):
 
     @staticmethod
     def from_asl(source: str | Path | Mapping[str, Any], **options: Any) -> StatesWorkflow:
-        """A workflow of `app` out of a document, or the path of one; see `lamina.sdk.states.from_asl`."""
+        """A workflow of `app` out of a document, or the path of one; see `lamina.sdk.states_workflow.from_asl`."""
         from lamina.sdk.states import from_asl
 
         return from_asl(source, **options)

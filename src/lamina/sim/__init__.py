@@ -1,1 +1,1 @@
-"""The controller in virtual time."""
+"""Simulator: the controller in virtual time, on devices that are profiles."""

@@ -1,7 +1,7 @@
-"""Simulated batches, from their start to their end: apart from each other, or in a crowd.
+"""Simulated batches, from start to completion: independent of each other, or slowing each other down (interference).
 
-Apart, the end of a batch is known when it starts, and costs one entry of the heap. In a crowd it moves whenever a neighbour
-begins or ends; the heap then holds the next change of each device (`Due`).
+Without interference the end of a batch is known when it starts, and costs one entry of the heap. With it, the end moves
+whenever a neighbour begins or ends; the heap then holds the next change of each device (`DeviceChange`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Batches(Protocol):
     def start(self, now_us: int, action: StartBatch) -> Later: ...
 
     def cut(self, now_us: int, batches: list[Batch]) -> Later:
-        """These end here and now; whoever is booked behind them begins, and so ends sooner than planned."""
+        """End these batches now; batches booked behind them begin, and so end sooner than planned."""
         ...
 
     def due(self, now_us: int, device: str) -> Later: ...
@@ -51,7 +51,7 @@ class Apart:
         size = len(action.jobs)
         took_us = self.world.batch_us(action.function, account.spec.kind, size, action.mask.bit_count(), action.cores)
         back_us = self.world.handover_us(action.function, account.spec.kind, size)
-        start_us = now_us + back_us // 2  # half of the way is there, half is back; who is booked has come while it waited
+        start_us = now_us + back_us // 2  # half of the handover comes first; of a booked batch it is over
         if action.after:
             start_us = max(start_us, self._ends.get(action.after, (now_us, 0))[0])
         held_us = action.transfer_us + took_us
@@ -90,7 +90,7 @@ class Crowded:
     model: Interference
     _crowds: dict[str, Crowd] = field(default_factory=dict)  #: by device
     _armed_us: dict[str, int] = field(default_factory=dict)  #: the next time its `Due` comes
-    _open: dict[int, tuple[StartBatch, int]] = field(default_factory=dict)  #: and how long the way back takes
+    _open: dict[int, tuple[StartBatch, int]] = field(default_factory=dict)  #: and the part of the handover that follows the run
 
     def start(self, now_us: int, action: StartBatch) -> Later:
         spec = self.ledger.accounts[action.device].spec

@@ -1,6 +1,6 @@
-"""What a scenario asks of each function: how often it is called at the worst of times, and how fast it must be.
+"""Peak demand of a scenario by function: the highest call rate, and the latency SLO.
 
-Rates of loads that may meet are added up, each at its peak: a plan that holds then holds always. A recorded trace counts
+Rates of workloads that may coincide are added up, each at its peak: a plan that holds then holds always. A recorded trace counts
 with its busiest minute.
 """
 

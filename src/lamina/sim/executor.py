@@ -1,7 +1,7 @@
-"""Devices that exist only as profiles: how long a batch takes is the profile's median times seeded noise.
+"""Simulated executor: devices that exist only as profiles. A batch takes the profile's median times seeded noise.
 
-Booked batches wait for the one they are behind (`batches.py`), just as an engine holds them; what they do when their turn
-comes is not asked of the controller. Questions about data (how many items, which branch) are answered from the scenario's
+Booked batches wait for the one they are behind (`simulated_batches.py`), just as an engine holds them; their start is no
+event for the controller. Questions about data (how many items, which branch) are answered from the scenario's
 odds by dice that depend on the call alone: two policies are given the same work, so what differs is their doing.
 """
 
@@ -68,12 +68,12 @@ class Executor:
         }
 
     def perform(self, now_us: int, action: Action) -> Later:
-        """What the action leads to, and when."""
+        """The events that an action leads to, with their times."""
         perform = self._perform.get(type(action))
         return perform(now_us, action) if perform is not None else ()
 
     def witness(self, now_us: int, event: Event | Due) -> Later:
-        """Told of what happens to devices and instances, just before the controller is."""
+        """Account for what happens to devices and instances, just before the controller handles it."""
         match event:
             case Due():
                 return self._batches.due(now_us, event.device)
@@ -155,5 +155,5 @@ class Executor:
 
 
 def _path(scope: Scope) -> str:
-    """Where in the run it is. Not its number, which depends on what happened to come first."""
+    """Path of a scope within its run. Not its number, which depends on what happened to come first."""
     return "" if scope.parent is None else f"{_path(scope.parent)}/{scope.each}/{scope.id - scope.family}"

@@ -1,7 +1,7 @@
-"""Reading a scenario value by value, so that whatever is wrong is said with file, line, field and what to do.
+"""Typed fields of a TOML file; an error names file, line, field and what to do.
 
 A `Field` is a value and where it stands. Its methods give the value as the code wants it (microseconds, MiB, a share) or
-raise; tables say which keys they know, and a key nobody knows is an error with the nearest known one as the hint: a
+raise; tables say which keys they know, and an unknown key is an error with the nearest known one as the hint: a
 misspelt option that is silently ignored makes a simulation of something else.
 """
 

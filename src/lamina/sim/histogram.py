@@ -1,4 +1,4 @@
-"""Figures of a run of any length in a fixed amount of memory."""
+"""Latency histograms and time series in a fixed amount of memory, however long the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _EXACT = 2 << SUB_BITS
 
 
 class Histogram:
-    """Latencies in buckets that grow with the value. Finding the bucket is a shift, not a logarithm."""
+    """Latencies in buckets that grow with the value (as in HdrHistogram). Finding the bucket is a shift, not a logarithm."""
 
     __slots__ = ("_counts", "count", "largest_us", "total_us")
 
@@ -39,7 +39,7 @@ class Histogram:
         return 0.0
 
     def curve(self, points: int = 200) -> list[tuple[float, float]]:
-        """(value, share at or below it), thinned to about so many points: what a plot of the distribution needs."""
+        """Cumulative distribution as (value, share at or below it), thinned to about so many points: enough for a plot."""
         found: list[tuple[float, float]] = []
         below, last = 0, -1.0
         for place, count in self._filled():
@@ -73,7 +73,7 @@ class Histogram:
 
 
 class Series:
-    """Something added up per stretch of time. When the run outgrows the stretches, they double."""
+    """A quantity summed per time bin. When the run outgrows the bins, their width doubles."""
 
     __slots__ = ("_end_us", "sums", "width_us")
 
@@ -88,7 +88,7 @@ class Series:
         self.sums[at_us // self.width_us] += amount
 
     def add_span(self, start_us: int, end_us: int, per_us: float) -> None:
-        """The same, spread over a stretch of time."""
+        """Add a rate over a span of time."""
         if end_us >= self._end_us:
             self._grow(end_us)
         width_us = self.width_us
@@ -110,6 +110,6 @@ class Series:
             self.sums = [self.sums[i] + self.sums[i + 1] for i in range(0, bins, 2)] + [0.0] * (bins // 2)
 
     def widen(self, width_us: int) -> None:
-        """Make the stretches at least so wide, so that several series share one axis."""
+        """Make the bins at least so wide, so that several series share one axis."""
         while self.width_us < width_us:
             self._grow(self._end_us)

@@ -1,8 +1,8 @@
-"""Who held how much of each device for how long.
+"""Cost accounting: unit time leased and reserved on each device.
 
-Two sums per device, in unit-microseconds. *Leased* is what batches ran on: utilisation. *Held* is what somebody has to
-pay for: leases, and standing slices whether a batch is on them or not. A lease inside a standing slice is paid once; of a
-slice that is an instance's for part of the time only that part is. Cores of the host are counted apart.
+Two sums per device, in unit-microseconds. *Leased* is what batches ran on: utilisation. *Held* is what has to be
+paid for: leases, and reserved slices whether a batch is on them or not. A lease inside a reserved slice is paid once; of a
+slice with a time quota only that share is. Cores of the host are counted separately.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Account:
     left_us: int = NEVER_US
     leased: int = 0
     cores: int = 0  #: core-microseconds
-    outside: int = 0  #: the part of it on units that were nobody's standing slice
+    outside: int = 0  #: the part of it outside of reserved slices
     standing: float = 0.0
     load: Series = field(default_factory=Series)  #: leased, over time
-    _homes: dict[str, tuple[int, float]] = field(default_factory=dict)  #: units, and part of the time
-    _kept: int = 0  #: units of all standing slices
-    _paid: float = 0.0  #: how many of them are paid for, parts added up
-    _since_us: int = 0  #: `standing` is counted up to here
+    _homes: dict[str, tuple[int, float]] = field(default_factory=dict)  #: instance -> units, and share of the time
+    _kept: int = 0  #: units of all reserved slices
+    _paid: float = 0.0  #: how many of them are paid for, shares added up
+    _since_us: int = 0  #: `reserved` is counted up to here
 
     def lease(self, start_us: int, end_us: int, mask: int, cores: int = 0) -> None:
         units = mask.bit_count()
@@ -37,7 +37,7 @@ class Account:
         self.load.add_span(start_us, end_us, units)
 
     def cut(self, end_us: int, planned_us: int, mask: int, cores: int = 0) -> None:
-        """The batch did not last as long as it was booked for: it was lost."""
+        """Take back the rest of a lease whose batch was lost before its planned end."""
         units = mask.bit_count()
         self.cores -= cores * (planned_us - end_us)
         self.leased -= units * (planned_us - end_us)
@@ -45,7 +45,7 @@ class Account:
         self.load.add_span(end_us, planned_us, -units)
 
     def keep(self, now_us: int, instance: str, mask: int, quota: float = 1.0) -> None:
-        """The standing slice of an instance from now on, and its part of the time there; 0 for none."""
+        """The reserved slice of an instance from now on, and its share of the time there; mask 0 for none."""
         self.standing += self._paid * (now_us - self._since_us)
         self._since_us = now_us
         self._homes[instance] = (mask, quota)
@@ -73,7 +73,7 @@ class Ledger:
     earlier: list[Account] = field(default_factory=list)  #: of devices that left and came back
     batches: dict[str, list[int]] = field(default_factory=dict)  #: function -> number of batches by size
     loads: dict[str, int] = field(default_factory=dict)  #: function -> cold starts
-    _at: dict[str, str] = field(default_factory=dict)  #: instance with a standing slice -> its device
+    _at: dict[str, str] = field(default_factory=dict)  #: instance with a reserved slice -> its device
 
     def join(self, now_us: int, spec: DeviceSpec) -> None:
         known = self.accounts.get(spec.id)

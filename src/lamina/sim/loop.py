@@ -1,4 +1,4 @@
-"""A heap of things to come, and the controller in the middle. Nothing here decides anything."""
+"""Virtual-time driver: a heap of future events around the controller. Nothing here decides anything."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from lamina.types import NEVER_US, Call
 
 
 class Due(NamedTuple):
-    """Something changes on a device that is the executor's own business: the controller is not told."""
+    """Internal event of the executor: batches on a device change their pace. The controller does not see it."""
 
     device: str
 
 
 class Executor(Protocol):
-    """The make-believe world."""
+    """Simulated devices: perform actions by returning future events."""
 
     def perform(self, now_us: int, action: Action) -> Iterable[tuple[int, Event | Due]]:
-        """What an action leads to, and when."""
+        """The events that an action leads to, with their times."""
         ...
 
     def witness(self, now_us: int, event: Event | Due) -> Iterable[tuple[int, Event | Due]]:
-        """An event that is neither an arrival nor the end of a batch, just before the controller is told."""
+        """Called just before the controller handles an event that is neither an arrival nor the end of a batch."""
         ...
 
 
@@ -84,7 +84,7 @@ def simulate(
             event = happens
         elif tick_us <= arrives_us:
             if coming is None and not runs:
-                ticks.clear()  # nobody is left to wake for; what is under way comes to its end
+                ticks.clear()  # no call is left to wake for; what is in flight comes to its end
                 continue
             now_us, event = heappop(ticks), tick
         else:

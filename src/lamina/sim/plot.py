@@ -1,4 +1,4 @@
-"""A summary as one picture: how fast, how much, how full."""
+"""Plot of a summary: latency distribution, call rates, utilisation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEGEND = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealp
 
 
 def check_name(path: Path) -> None:
-    """Before a long run rather than after it."""
+    """Check the file name before a long run rather than after it."""
     if path.suffix not in (".png", ".svg"):
         raise BadValue(f"plot {str(path)!r}: no picture ends in {path.suffix!r}", hint="end the name in .png or .svg")
     if importlib.util.find_spec("matplotlib") is None:
@@ -118,7 +118,7 @@ def _whole(values: list[float]) -> list[float]:
 
 
 def _smooth(values: list[float]) -> list[float]:
-    """Runs that fill all stretches are a little jagged; a moving mean of three shows the same story."""
+    """Runs that fill all stretches are a little jagged; a moving mean of three shows the same."""
     if len(values) < 60:
         return values
     padded = [values[0], *values, values[-1]]

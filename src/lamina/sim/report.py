@@ -1,6 +1,6 @@
-"""What came of a run, gathered while it runs: nothing here grows with the number of calls.
+"""Statistics of a simulation, gathered while it runs: nothing here grows with the number of calls.
 
-`Report` watches; `Summary` is what it says in the end, as plain values. *Attainment* is answers in time over all calls
+`Report` collects; `Summary` is the result, as plain values. *Attainment* is answers in time over all calls
 offered: refused, failed and late ones all count against it. *Goodput* is answers in time per second of offered load, so
 that it can never be above the rate that was asked for. Percentiles are over answers, whether in time or not.
 """
@@ -37,7 +37,7 @@ class _Target:
 
 
 class Report:
-    """Give it the calls on their way in (`count`) and their endings on the way out (`on_end`)."""
+    """Collector of call statistics: calls on their way in (`observe_calls`), their endings on the way out (`on_end`)."""
 
     def __init__(self, slos: dict[str, Slo], progress: Progress | None = None) -> None:
         self._targets = {name: _Target(slo) for name, slo in slos.items()}
@@ -47,7 +47,7 @@ class Report:
         self._over_time, self._good = Series(), Series()
 
     def count(self, calls: Iterable[Call]) -> Iterator[Call]:
-        """The same calls, seen."""
+        """Pass the calls through and count them."""
         targets, still_open, add, progress = self._targets, self._open, self._over_time.add, self._progress
         for number, call in enumerate(calls, 1):
             target = targets[call.target]

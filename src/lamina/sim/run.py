@@ -1,4 +1,4 @@
-"""From a scenario to a summary."""
+"""Simulation of a scenario: build controller and executor, drive them, summarise."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from lamina.types import NEVER_US, Call, Slo
 
 
 def calls_of(scenario: Scenario) -> Iterable[Call]:
-    """Its calls in order of arrival. Each load has dice of its own: changing one leaves the others as they were."""
+    """Calls in order of arrival. Each workload has its own random stream: changing one leaves the others alone."""
     loads = [
         (load, scenario.slo_of(load.target), stream(scenario.seed, f"load/{place}/{load.target}"))
         for place, load in enumerate(scenario.loads)
@@ -38,7 +38,7 @@ def calls_of(scenario: Scenario) -> Iterable[Call]:
 
 
 def stream(seed: int, name: str) -> random.Random:
-    """Dice for one purpose. A text as seed is hashed, so that neighbouring seeds have nothing in common."""
+    """Random stream for one purpose. A text as seed is hashed, so that neighbouring seeds have nothing in common."""
     return random.Random(f"{seed}/{name}")
 
 

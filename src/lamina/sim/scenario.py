@@ -1,4 +1,4 @@
-"""A scenario: devices, functions, workflows, loads and a policy, as one frozen value; and its TOML form.
+"""Simulation scenario: devices, functions, workflows, workloads and a policy, as one frozen value; and its TOML form.
 
 The value can be built in code as well (experiments do, with `msgspec.structs.replace`); `read` is for people. Every
 field of the file and what it means: `docs/scenarios.md`.

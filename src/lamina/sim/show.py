@@ -1,4 +1,4 @@
-"""A summary for people (a table) and for programs (JSON lines)."""
+"""Text report of a summary: tables for people, JSON lines for programs."""
 
 from __future__ import annotations
 

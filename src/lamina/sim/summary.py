@@ -1,4 +1,4 @@
-"""What a run came to, as plain values: one row per target, function and device, and the total."""
+"""Summary of a simulation as plain values: one row per target, function and device, and the total."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TotalRow(Struct, frozen=True, kw_only=True, tag="total", tag_field="row"):
 
 
 class Curves(Struct, frozen=True, kw_only=True):
-    """What a plot needs beyond the rows."""
+    """Time series and latency distributions, for plots."""
 
     width_us: int
     offered_per_s: list[float]

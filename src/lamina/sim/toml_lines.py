@@ -1,4 +1,4 @@
-"""On which line of a TOML file does a value stand?
+"""Line numbers of the values in a TOML file.
 
 The standard parser does not say, and an error without a line sends people searching. This scanner reads a text that the
 parser has already accepted, so it need not judge anything: it only follows the brackets and remembers where each key and

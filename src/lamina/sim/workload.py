@@ -1,6 +1,6 @@
-"""When calls come: seeded streams of arrival times in whole microseconds, one at a time, never a list.
+"""Arrival processes: seeded streams of arrival times in whole microseconds, one at a time, never a list.
 
-Every generated stream is the same two things. A *pulse*, gaps of mean one whose coefficient of variation says how bursty
+Every generated stream is the same two things. A *pulse*, gaps of mean one with a coefficient of variation that says how bursty
 it is (0 even, 1 Poisson, above 1 bunched), and a *rate*, straight pieces over time. Arrival k stands where the rate has
 added up to the k-th point of the pulse. So a ramp can be Poisson, even or bursty without a line of code for each.
 """
@@ -24,7 +24,7 @@ from lamina.types import NEVER_US, Call, Slo, call_for
 
 
 class Piece(Struct, frozen=True):
-    """A stretch of time over which the rate moves in a straight line."""
+    """A span of time over which the rate is linear."""
 
     span_us: int
     from_per_s: float
@@ -32,12 +32,12 @@ class Piece(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """Calls of one target, from generated arrivals, from a recorded trace, or from a list of times."""
+    """Workload of one target: generated arrivals, a recorded trace, or a list of times."""
 
     target: str
     pieces: tuple[Piece, ...] = ()
     cv: float = 1.0
-    trace: str = ""  #: path of a recording, instead of `pieces`
+    trace: str = ""  #: path of a recording, instead of `segments`
     at_us: tuple[int, ...] = ()  #: the times themselves, in order, instead of either
     speedup: float = 1.0
     loop: bool = False
@@ -64,7 +64,7 @@ class Load(Struct, frozen=True, kw_only=True):
 
 
 def poisson(rate_per_s: float, rng: random.Random) -> Iterator[int]:
-    """Independent callers. An open-coded `expovariate`: this line runs once per simulated call."""
+    """Poisson arrivals. An open-coded `expovariate`: this line runs once per simulated call."""
     scale_us, at_us, log, draw = -1e6 / rate_per_s, 0.0, math.log, rng.random
     while True:
         at_us += scale_us * log(1.0 - draw())
@@ -72,7 +72,7 @@ def poisson(rate_per_s: float, rng: random.Random) -> Iterator[int]:
 
 
 def gamma(rate_per_s: float, cv: float, rng: random.Random) -> Iterator[int]:
-    """Bursty (cv > 1) or orderly (cv < 1) callers at the same mean rate."""
+    """Gamma arrivals: bursty (cv > 1) or regular (cv < 1) at the same mean rate."""
     return along((_flat(NEVER_US, rate_per_s),), cv, rng)
 
 
@@ -114,7 +114,7 @@ def hasgpu(path: str | Path) -> tuple[Piece, ...]:
 
 
 def along(pieces: tuple[Piece, ...], cv: float, rng: random.Random) -> Iterator[int]:
-    """Arrivals whose rate follows `pieces` and whose gaps vary by `cv`."""
+    """Arrivals with a rate that follows `pieces` and gaps that vary by `cv`."""
     if cv == 1.0 and len(pieces) == 1 and pieces[0].span_us >= NEVER_US:
         return poisson(pieces[0].from_per_s, rng)
     return _warp(pieces, _pulse(cv, rng))

@@ -1,1 +1,1 @@
-"""What must survive a restart: SQLite by default, PostgreSQL by URL."""
+"""Durable storage: SQLite by default, PostgreSQL by URL."""

@@ -1,4 +1,4 @@
-"""The store as the rest of the platform sees it.
+"""Store interface: transactions, works and callbacks, as the rest of the platform sees them.
 
 Work is a plain function of a `Session`, run on the store's own thread: `store.write(lambda db: kv.put(db, ...), done)`. Works
 that arrive while the disk is busy become one transaction (group commit): all of them or none. `done` is called on the loop's
@@ -29,15 +29,15 @@ class Session(Protocol):
     def rows(self, sql: str, *values: Value) -> list[Row]: ...
 
     def run(self, sql: str, *values: Value) -> int:
-        """How many rows it changed."""
+        """Run a statement; the number of rows it changed."""
         ...
 
     def many(self, sql: str, rows: Iterable[Sequence[Value]]) -> None: ...
 
 
 class Statement:
-    """A work that is one statement, and whose result nobody asks for. Those with the same text, between two works of other kinds,
-    are given to the database together; so they must not depend on each other's order."""
+    """A work that is one SQL statement without a result. Those with the same text, between two works of other kinds, are given to
+    the database together; so they must not depend on each other's order."""
 
     __slots__ = ("sql", "values")
 
@@ -51,46 +51,46 @@ class Statement:
 
 Work = Callable[[Session], T]
 Done = Callable[[T | LaminaError], None]
-"""Gets what the work returned, or why it could not be done. An error is given, not raised."""
+"""Callback with what the work returned, or why it could not be done. An error is given, not raised."""
 
 
 class Store(Protocol):
     @property
     def name(self) -> str:
-        """Where it is, for people: a path, or a URL without its password."""
+        """Location for people: a path, or a URL without its password."""
         ...
 
     @property
     def folder(self) -> Path | None:
-        """What belongs beside it goes here; None if it is on no disk of ours."""
+        """Folder for what belongs beside the store; None if it is on no local disk."""
         ...
 
     @property
     def exists(self) -> bool:
-        """Has anything been written here before? If not, it is made when it is first used, and not sooner."""
+        """Whether anything has been written here before. If not, it is made when it is first used, and not sooner."""
         ...
 
     @property
     def down(self) -> StoreDown | None:
-        """Why nothing can be written now; None: it can."""
+        """Why the store cannot be written now; None: it can."""
         ...
 
     async def tried(self) -> None:
-        """Until it is known whether it can be used. At once, if nobody has used it yet."""
+        """Wait until it is known whether the store can be used. At once, if it has not been used yet."""
         ...
 
     def start(self) -> None:
-        """From the loop that `done` is to be called on. Does not wait: a store that cannot be opened is down, for now."""
+        """Start its threads, from the loop that `done` is to be called on. A store that cannot be opened is down, for now."""
         ...
 
     def write(self, work: Work[T], done: Done[T] | None = None, *, must: bool = False) -> None:
-        """`must`: not to be refused when the store is down, but kept until it is up again."""
+        """Write. `must`: not refused when the store is down, but kept until it is up again."""
         ...
 
     def read(self, work: Work[T], done: Done[T]) -> None:
-        """Sees what was written before; does not wait for writers."""
+        """Read what was written before; does not wait for writers."""
         ...
 
     async def close(self) -> None:
-        """After everything written so far; gives up what cannot be written now."""
+        """Close after everything written so far; gives up what cannot be written now."""
         ...

@@ -1,4 +1,4 @@
-"""What was spent: calls and cost by day, tenant and target, and jobs and cost by day and function. Works for `Store.write` and
+"""Billing totals: calls and cost by day, tenant and target, and jobs and cost by day and function. Works for `Store.write` and
 `Store.read`."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from lamina.store import kv
 from lamina.store.base import Session
 
 CALLS, STEPS = "bill", "bill-steps"
-"""Two books: of calls by who asked for what, and of steps by function, whatever they were part of."""
+"""Two scopes: calls by tenant and target, and steps by function, whatever they were part of."""
 
 
 class Key(Struct, frozen=True, order=True):
@@ -43,7 +43,7 @@ def add(db: Session, book: str, spent: dict[Key, Spent], now_us: int) -> None:
 
 
 def read(db: Session, book: str, first: str, last: str, tenant: str | None = None) -> list[tuple[Key, Spent]]:
-    """Days from `first` to `last`, both included; of one tenant, or of all."""
+    """Totals of the days from `first` to `last`, both included; of one tenant, or of all."""
     found: list[tuple[Key, Spent]] = []
     after = first
     while True:

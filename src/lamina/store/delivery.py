@@ -1,4 +1,4 @@
-"""From the store's threads to the loop: what came of works is told there, a little in each of its turns."""
+"""Callback queue from the store's threads to the event loop: a few callbacks in each of its turns."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lamina.store.base import Done
 log = logging.getLogger("lamina")
 
 TURN_S = 0.001
-"""How long the loop is kept by what is told in one go."""
+"""How long callbacks may hold the loop in one turn."""
 
 Told = tuple[Done[Any], Any, bool]
-"""Who is told, what, and whether the work had to be done: else a client may wait for it."""
+"""Callback, result, and whether the work was required: else a client may wait for it."""
 
 
 class Delivery:
@@ -27,9 +27,9 @@ class Delivery:
         self._others: deque[Told] = deque()
 
     def tell(self, told: list[Told]) -> None:
-        """From any thread."""
+        """Queue callbacks, from any thread."""
         if told:
-            with contextlib.suppress(RuntimeError):  # the loop has gone: nobody is left to be told
+            with contextlib.suppress(RuntimeError):  # the loop has gone: there is nothing left to call
                 self._loop.call_soon_threadsafe(self._hear, told)
 
     def _hear(self, told: list[Told]) -> None:
@@ -39,8 +39,8 @@ class Delivery:
             (self._others if one[2] else self._first).append(one)
 
     def _deliver(self) -> None:
-        """A few, in their order, and then it is somebody else's turn: what follows from a write may be work. Answers to what may
-        be refused go first: clients wait for them."""
+        """Run a few callbacks in their order, then yield: what follows from a write may be work. Answers to works that may be
+        refused go first: clients wait for them."""
         until_s = time.perf_counter() + TURN_S
         while self._others or self._first:
             done, result, _ = (self._first or self._others).popleft()

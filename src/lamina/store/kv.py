@@ -1,7 +1,9 @@
-"""Small typed values by scope and key, for state that outlives runs. All are works for `Store.write` and `Store.read`.
+"""Key-value table: small typed values by scope and key, for state that outlives runs.
+
+All are works for `Store.write` and `Store.read`.
 
 A scope is a text such as "app/NAME" or "workflow/NAME"; a key belongs to one scope. `kind` says what the value is to its users
-("value", "counter", "set", "map"); the store only compares it. `version` counts changes, for those who must know of any.
+("value", "counter", "set", "map"); the store only compares it. `version` counts changes.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ def get(db: Session, scope: str, key: str) -> Entry | None:
 
 
 def put(db: Session, scope: str, key: str, kind: str, value: bytes, now_us: int) -> int:
-    """The version it has now. A key keeps its kind until it is deleted."""
+    """Write a value; the version it has now. A key keeps its kind until it is deleted."""
     if not 1 <= len(key) <= MAX_KEY:
         raise BadValue(f"key: {key[:60]!r} has {len(key)} characters", hint=f"1 to {MAX_KEY}")
     known = db.rows("SELECT kind, version FROM state WHERE scope = ? AND name = ?", scope, key)
@@ -50,7 +52,7 @@ def delete(db: Session, scope: str, key: str) -> bool:
 
 
 def entries(db: Session, scope: str, *, after: str = "", limit: int = 100) -> list[Entry]:
-    """In the order of their keys."""
+    """Entries of a scope, in the order of their keys."""
     return [
         Entry(*row)
         for row in db.rows(

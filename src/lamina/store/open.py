@@ -1,4 +1,4 @@
-"""From what the user wrote to a store: a path, a URL, or nothing."""
+"""Store factory: from a path or URL to a store."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from lamina.store.threads import ThreadedStore
 
 
 def default_place(app_path: str, app_name: str) -> str:
-    """Beside the app, so that it is found again; made when the first run is to be kept, and not before."""
+    """Default location: beside the app, so that it is found again; made with the first durable run, and not before."""
     file = app_path.rpartition(":")[0] if ".py:" in app_path else app_path
     return str(Path(file).resolve().parent / ".lamina" / f"{app_name}.db")
 
 
 def open_store(place: str) -> Store:
-    """Opens nothing yet: see `Store.start`."""
+    """Make a store. Opens nothing yet: see `Store.start`."""
     scheme, separator, _ = place.partition("://")
     if not place:
         raise BadValue("store: no place given", hint="a path, a postgresql:// URL, or none")

@@ -1,6 +1,6 @@
-"""Things to be done once, later, written in the same transaction as what they follow from. All are works for the store.
+"""Transactional outbox: messages written in the same transaction as the change they follow from. All are works for the store.
 
-`topic` says whose they are, `key` is unique within it: sending the same twice is sending it once.
+`topic` names the receiver, `key` is unique within it: sending the same twice is sending it once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Letter(Struct, frozen=True):
 
 
 def send(db: Session, letter: Letter) -> bool:
-    """False: it is there already."""
+    """Add a message. False: it is there already."""
     return bool(
         db.run(
             "INSERT INTO outbox (topic, name, due_us, body) VALUES (?, ?, ?, ?) ON CONFLICT (topic, name) DO NOTHING",
@@ -28,7 +28,7 @@ def send(db: Session, letter: Letter) -> bool:
 
 
 def due(db: Session, topic: str, now_us: int, limit: int = 100) -> list[Letter]:
-    """Those whose time has come, the oldest first."""
+    """Messages that are due, the oldest first."""
     return [
         Letter(*row)
         for row in db.rows(
@@ -39,11 +39,11 @@ def due(db: Session, topic: str, now_us: int, limit: int = 100) -> list[Letter]:
 
 
 def next_us(db: Session, topic: str) -> int | None:
-    """When the first one of a topic is due."""
+    """Due time of the first message of a topic."""
     found: int | None = db.rows("SELECT min(due_us) FROM outbox WHERE topic = ?", topic)[0][0]
     return found
 
 
 def drop(db: Session, topic: str, key: str) -> bool:
-    """It is done."""
+    """Delete a message that has been handled."""
     return bool(db.run("DELETE FROM outbox WHERE topic = ? AND name = ?", topic, key))

@@ -1,4 +1,4 @@
-"""PostgreSQL, through psycopg 3. Several servers may share a database if each has a schema of its own (`search_path`)."""
+"""PostgreSQL back end (psycopg 3). Several servers may share a database if each has a schema of its own (`search_path`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lamina.store.base import Row, Value
 from lamina.store.schema import bring_up
 
 CONNECT_S = 3
-LOCK = 0x1A_311A  #: with the schema, the number of the lock that says who writes here
+LOCK = 0x1A_311A  #: with the schema, the number of the advisory lock of the writing server
 
 
 @cache
@@ -53,7 +53,7 @@ class PostgresConnection:
             self._db.execute("ROLLBACK")
 
     def close(self) -> None:
-        """Who opens it next must not find it in use: without a word the other end keeps the lock for a moment."""
+        """Unlock before closing: the server would keep the lock for a moment, and the next writer find the store in use."""
         with contextlib.suppress(Exception):
             self._db.execute("SELECT pg_advisory_unlock_all()")
         self._db.close()

@@ -1,7 +1,7 @@
-"""Durable runs as they are stored. All are works for `Store.write` and `Store.read`.
+"""Tables of durable runs and their journals. All are works for `Store.write` and `Store.read`.
 
-A run is queued, running (in some server's memory), or over. It is written when it is accepted, noted at every step, and ended
-once: what has a terminal state keeps it, unless somebody has a failed run tried again. Identifiers sort by age.
+A run is queued, running (in some server's memory), or over. It is written when it is accepted, journaled at every step, and
+ended once: a terminal state stays, unless a failed run is retried. Identifiers sort by age.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ OVER = ("succeeded", "failed", "cancelled")
 STATES = OPEN + OVER
 
 SWEPT = 500
-"""Runs forgotten in one go: who waits for the store must not wait for all of them."""
+"""Runs deleted in one transaction: other works must not wait for all of them."""
 
 
 class RunRow(Struct, frozen=True):
-    """Times are microseconds since 1970; 0: not yet, or none."""
+    """Row of a run. Times are microseconds since 1970; 0: not yet, or none."""
 
     id: str
     kind: str  #: "function" or "workflow"
@@ -50,12 +50,12 @@ _decode_note = msgspec.msgpack.Decoder(Note).decode
 
 
 class Kept(Struct, frozen=True):
-    """A note, and the value that came with it."""
+    """Row of a journal: an entry, and the value that came with it."""
 
     number: int
     note: Note
     value: bytes | None
-    undone: bool = False  #: the run failed by it, and was tried again
+    undone: bool = False  #: the run failed by it, and was retried
 
 
 class Ending(Struct, frozen=True):
@@ -70,7 +70,7 @@ class Ending(Struct, frozen=True):
 
 
 def accept(db: Session, row: RunRow, inputs: bytes, key: str, digest: str) -> RunRow:
-    """The run: a new one, or the one this key was used for before."""
+    """Accept a run; returns it, or the one this idempotency key was used for before."""
     known = _by_key(db, row.tenant, key) if key else None
     if known is None:
         values = [getattr(row, field) for field in RunRow.__struct_fields__]
@@ -103,11 +103,11 @@ def flow(db: Session, id: str) -> bytes | None:
 
 
 Lane = tuple[int, str]
-"""Priority and tenant: runs of one lane begin in the order they were accepted in."""
+"""Priority and tenant: runs of one lane start in the order they were accepted in."""
 
 
 def recover(db: Session) -> tuple[dict[Lane, int], str]:
-    """At the start of a server: what ran is queued again. How many there are in each lane, and the newest id of all."""
+    """Recovery at the start of a server: running ones are queued again. Counts by lane, and the newest id of all."""
     db.run("UPDATE runs SET state = 'queued' WHERE state = 'running'")
     found = db.rows("SELECT priority, tenant, count(*) FROM runs WHERE state = 'queued' GROUP BY priority, tenant")
     return {(row[0], row[1]): row[2] for row in found}, db.rows("SELECT max(id) FROM runs")[0][0] or ""
@@ -116,8 +116,8 @@ def recover(db: Session) -> tuple[dict[Lane, int], str]:
 class Fed(Struct, frozen=True):
     row: RunRow
     inputs: bytes
-    kept: list[Kept]  #: what it has been told already
-    last: int = 0  #: number of the last note, undone ones included
+    kept: list[Kept]  #: entries to replay
+    last: int = 0  #: number of the last entry, undone ones included
 
 
 class Portion(Struct, frozen=True):
@@ -126,7 +126,7 @@ class Portion(Struct, frozen=True):
 
 
 def take(db: Session, lane: Lane, after: str, limit: int, limit_bytes: int) -> Portion:
-    """The oldest that are queued, behind `after`: as many as are asked for, or as fit, but at least one."""
+    """A page of the oldest queued runs behind `after`: as many as are asked for, or as fit, but at least one."""
     queued = "FROM runs WHERE state = 'queued' AND priority = ? AND tenant = ? AND id > ?"
     sizes = db.rows(f"SELECT id, size_bytes {queued} ORDER BY id LIMIT ?", *(*lane, after, limit))
     total, count = 0, 0
@@ -176,7 +176,7 @@ def keep(id: str, number: int, note: Note, value: bytes | None) -> Statement:
 
 
 def notes(db: Session, id: str, *, all: bool = False, values: bool = True) -> list[Kept]:
-    """In their order; with `all` also what was undone."""
+    """Journal of a run, in order; with `all` also what was undone."""
     value = "value" if values else "NULL"
     undone = "" if all else " AND undone = 0"
     found = db.rows(f"SELECT number, body, {value}, undone FROM notes WHERE run = ?{undone} ORDER BY number", id)
@@ -187,7 +187,7 @@ _END = f"UPDATE runs SET state = ?, ended_us = ?, result = ?, problem = ?, about
 
 
 def end(db: Session, id: str, ending: Ending, fatal: int = 0) -> bool:
-    """Once. `fatal` is the number of the note it failed by, which is the one to undo when it is tried again; 0: none."""
+    """End a run, once. `fatal` is the number of the entry it failed by, which a retry will undo; 0: none."""
     changed = db.run(_END, *_ended(id, ending))
     if changed and fatal:
         db.run("UPDATE notes SET undone = -1 WHERE run = ? AND number = ?", id, fatal)
@@ -195,7 +195,7 @@ def end(db: Session, id: str, ending: Ending, fatal: int = 0) -> bool:
 
 
 def plain_end(id: str, ending: Ending) -> Statement:
-    """The same, for the many that end and leave nothing else to be done."""
+    """End of a run as one statement, for the many that leave nothing else to be done."""
     return Statement(_END, *_ended(id, ending))
 
 
@@ -204,7 +204,7 @@ def _ended(id: str, ending: Ending) -> tuple[Value, ...]:
 
 
 def again(db: Session, id: str, now_us: int) -> RunRow:
-    """A run that did not succeed is queued again, less the note it failed by."""
+    """Retry: a run that did not succeed is queued again, less the journal entry it failed by."""
     row = get(db, id)
     if row.state not in ("failed", "cancelled"):
         raise Conflict(f"run {id!r} is {row.state}", hint="only runs that failed or were cancelled are tried again")
@@ -237,7 +237,7 @@ def ending(db: Session, id: str) -> tuple[RunRow, Ending]:
 
 
 def page(db: Session, tenant: str, *, target: str = "", state: str = "", before: str = "", limit: int = 50) -> list[RunRow]:
-    """The newest first, of one tenant or of all; `before` is the last id of the page before."""
+    """Runs of one tenant or of all, the newest first; `before` is the last id of the page before."""
     wanted: list[tuple[str, Value]] = [("1 = ?", 1)]
     if tenant:
         wanted.append(("tenant = ?", tenant))
@@ -253,7 +253,7 @@ def page(db: Session, tenant: str, *, target: str = "", state: str = "", before:
 
 
 def sweep(db: Session, before_us: int) -> int:
-    """Forget runs that ended before then, a portion of them; returns how many."""
+    """Delete some of the runs that ended before then; returns how many."""
     found = db.rows("SELECT id FROM runs WHERE ended_us > 0 AND ended_us < ? LIMIT ?", before_us, SWEPT)
     old = [row[0] for row in found]
     db.many("DELETE FROM notes WHERE run = ?", [(id,) for id in old])

@@ -1,4 +1,4 @@
-"""The tables, and how those of older versions become those of today. `BLOB` is the one word the back ends do not share."""
+"""Schema and migrations. `BLOB` is the one word the back ends do not share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _STEPS: tuple[tuple[str, ...], ...] = (
 
 
 def bring_up(db: Session, blob: str) -> None:
-    """Inside a transaction. `blob` is what the back end calls bytes."""
+    """Migrate to the current version, inside a transaction. `blob` is what the back end calls bytes."""
     db.run("CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
     found = db.rows("SELECT value FROM meta WHERE name = 'version'")
     version = int(found[0][0]) if found else 0

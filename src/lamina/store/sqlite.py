@@ -1,4 +1,4 @@
-"""SQLite: one file, written ahead, synced at every commit."""
+"""SQLite back end: one file, write-ahead log, synced at every commit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lamina.store.base import Row, Value
 from lamina.store.schema import bring_up
 
 PATIENCE_S = 0.2
-"""How long another process may keep the file locked before we say that it is."""
+"""How long another process may keep the file locked before that is an error."""
 
 _HINTS = {
     "locked": "another program writes to it; close that",
@@ -59,14 +59,16 @@ class SqliteConnection:
             os.close(self._lock_fd)
 
     def own(self, path: Path) -> None:
-        """For as long as this connection lives, however it ends. A file of its own: SQLite's locks do not survive that another
-        handle on the same file is closed."""
+        """Lock the store for as long as this connection lives, however it ends.
+
+        A file of its own: SQLite's locks do not survive that another handle on the same file is closed.
+        """
         self._lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 class Sqlite:
-    """`max_pages` bounds the file, for tests of a full disk."""
+    """SQLite file. `max_pages` bounds it, for tests of a full disk."""
 
     def __init__(self, path: str | Path, *, max_pages: int = 0) -> None:
         self.path = Path(path)
@@ -87,9 +89,9 @@ class Sqlite:
     def writer(self) -> SqliteConnection:
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True)
-            if self.path.parent.name == ".lamina":  # ours, and nobody's source
+            if self.path.parent.name == ".lamina":  # ours, and no source code
                 (self.path.parent / ".gitignore").write_text("*\n")
-        if not self.path.exists():  # what users sent is nobody else's business
+        if not self.path.exists():  # what users sent is private
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = SqliteConnection(self.path)
         try:

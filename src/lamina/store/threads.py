@@ -1,8 +1,8 @@
-"""One thread that writes, with group commit, and one that reads; any SQL back end underneath.
+"""Group commit: one thread that writes all waiting works in one transaction, and one that reads; any SQL back end underneath.
 
 While one transaction is on its way to the disk, works gather; together they are the next one. So the cost of a sync is shared
-by all who arrived during the one before, and nobody waits for a timer. A work that fails for a reason of its own must not harm
-its company: then each is done again in a transaction of its own.
+by all that arrived during the one before, and no work waits for a timer. A work that fails for a reason of its own must not
+harm the others of its group: then each is done again in a transaction of its own.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ log = logging.getLogger("lamina")
 T = TypeVar("T")
 
 RETRY_S = 0.25
-"""How often a store that is down is tried."""
+"""Interval of retries while the store is down."""
 
 PATIENCE_S = 30.0
-"""For the tables to be made, before somebody reads: on a slow disk that takes seconds."""
+"""For the tables to be made, before the first read: on a slow disk that takes seconds."""
 
 CLOSE_S = 15.0
-"""So long the last reads are waited for, and the last writes: a disk that hangs keeps nobody from leaving."""
+"""Limit of waiting for the last reads, and for the last writes: a disk that hangs must not keep the server from stopping."""
 
 GROUP = 2_000
 """Works in one transaction, at most: the first of them must not wait for ever."""
@@ -50,7 +50,7 @@ class Connection(Session, Protocol):
 
 
 class Backend(Protocol):
-    """Opens connections. Each is used by the thread that opened it."""
+    """Back end that opens connections. Each is used by the thread that opened it."""
 
     @property
     def name(self) -> str: ...
@@ -62,13 +62,13 @@ class Backend(Protocol):
     def exists(self) -> bool: ...
 
     def writer(self) -> Connection:
-        """Ready to be used: tables made, and nobody else writes here."""
+        """Writing connection, ready to be used: tables made, and no other server writes here."""
         ...
 
     def reader(self) -> Connection: ...
 
     def ailment(self, error: Exception) -> StoreDown | None:
-        """What is wrong with the store, if this error says so; None if it is the fault of what was asked."""
+        """Classify an error: why the store is down; None if it is the fault of the work."""
         ...
 
 
@@ -117,7 +117,7 @@ class ThreadedStore:
             self._ends = [self._thread(self._write_all), self._thread(self._read_all)]
 
     def _thread(self, work: Callable[[], None]) -> asyncio.Event:
-        """Set when it has ended. Nobody joins it: a disk that hangs must not keep the process."""
+        """Start a thread; the event is set when it has ended. It is not joined: a disk that hangs must not keep the process."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def all_of_it() -> None:
@@ -136,7 +136,7 @@ class ThreadedStore:
         if refusal is not None:
             self._tell([(done, refusal, False)] if done is not None else [])
             return
-        if not self._gathered:  # one parcel per turn of the loop: waking another thread costs more than most works
+        if not self._gathered:  # once per turn of the loop: waking another thread costs more than most works
             assert self._loop is not None
             self._loop.call_soon(self._send)
         self._gathered.append((work, done, must))
@@ -154,7 +154,7 @@ class ThreadedStore:
             self._tell([(done, self._closed(), False)])
 
     async def close(self) -> None:
-        """For good. What is written while the last reads are waited for is still taken, and nothing after that."""
+        """Close for good. What is written while the last reads are waited for is still taken, and nothing after that."""
         is_first, self._reading = self._reading, False
         if is_first and self._ends:
             writer, reader = self._ends
@@ -204,7 +204,7 @@ class ThreadedStore:
         _close(connection)
 
     def _gather(self, pending: deque[_Entry], is_new: bool) -> bool:
-        """All that has come; waits for something to do, or for the time to try again. False: no more will come."""
+        """Collect waiting works; waits for one, or for the time to retry. False: no more will come."""
         until_s = time.monotonic() + RETRY_S
         with contextlib.suppress(queue.Empty):
             while True:
@@ -218,7 +218,7 @@ class ThreadedStore:
         return True
 
     def _commit(self, connection: Connection, pending: deque[_Entry]) -> None:
-        """As many as make a group. They leave `pending` when they are on disk, so that a failure finds them there."""
+        """Commit one group. Works leave `pending` when they are on disk, so that a failure finds them there."""
         group = [pending[i] for i in range(min(GROUP, len(pending)))]
         try:
             told = self._group(connection, group)
@@ -257,7 +257,7 @@ class ThreadedStore:
                 told.append((done, work(connection), must))
         _run_all(connection, statements)
         connection.commit()
-        self._is_up()  # before anybody is told that something is on disk: what they send next is not refused
+        self._is_up()  # before the callbacks: what is sent after them is not refused
         self.transactions += 1
         self.works += len(group)
         return [(done, result, must) for done, result, must in told if done is not None]
@@ -291,7 +291,7 @@ class ThreadedStore:
             assert done is not None
             try:
                 if connection is None:
-                    self._tried.wait(PATIENCE_S)  # somebody must have made the tables
+                    self._tried.wait(PATIENCE_S)  # the tables must have been made
                     connection = self._backend.reader()
                 self._tell([(done, work(connection), False)])
             except Exception as error:
@@ -314,7 +314,7 @@ def _run_all(db: Session, statements: dict[str, list[tuple[Value, ...]]]) -> Non
 
 
 def _touch(db: Session) -> int:
-    """The least that must reach the disk."""
+    """Smallest write that must reach the disk."""
     return db.run("UPDATE meta SET value = value WHERE name = 'version'")
 
 
@@ -326,7 +326,7 @@ def _as_ours(error: Exception) -> LaminaError:
 
 
 def _rolled_back(connection: Connection | None) -> bool:
-    """False: it is of no more use."""
+    """Roll back. False: the connection is of no more use."""
     try:
         if connection is not None:
             connection.rollback()

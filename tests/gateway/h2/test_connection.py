@@ -1,4 +1,4 @@
-"""HTTP/2 frame by frame: what a client may do, and what it may not cost us."""
+"""HTTP/2 connection frame by frame: what a client may do, and what it may not cost us."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Header blocks: the examples of RFC 7541 (appendix C), and what is none."""
+"""HPACK: the examples of RFC 7541 (appendix C), and invalid blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients nobody here wrote, unchanged: each does everything it can, in a process of its own."""
+"""Foreign clients, unchanged: each does everything it can, in a process of its own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CLIENTS = {
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["one process", "several processes"])
 def ports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
-    """Of a server for HTTP and gRPC. No client may be able to tell how many processes answer, nor who was there before."""
+    """Ports of a server for HTTP and gRPC. No client may be able to tell how many processes answer, nor earlier clients."""
     app = write_app(tmp_path_factory.mktemp("tensors"), APP)
     ways = ["--policy", "edf", "--store", "none", "--port", "0", "--grpc-port", "0", "--ingress", str(request.param), "--json"]
     command = [sys.executable, "-m", "lamina", "serve", str(app), *ways]

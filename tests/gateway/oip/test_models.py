@@ -1,4 +1,4 @@
-"""Who sees which models, and which version is meant."""
+"""Model catalog: visibility by tenant, and which version is meant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compressed bodies: opened under a bound, and refused when they are not whole."""
+"""Compression of bodies: decompressed under a bound, and rejected when incomplete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On make-believe devices a typed model still gives what its metadata promises."""
+"""Emulated outputs: a typed model gives what its metadata promises."""
 
 from __future__ import annotations
 

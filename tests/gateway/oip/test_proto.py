@@ -1,4 +1,4 @@
-"""Our protobuf schema: the public numbers, in a pool of its own."""
+"""Protobuf schema: the public numbers, in a pool of its own."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def serve(folder: Path, script: Script, app: str = APP) -> Any:
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """For who leaves it as it was."""
+    """A server shared by tests that leave it as it was."""
     with shared(write_app(tmp_path_factory.mktemp("tensors"), APP)) as one:
         yield one
 

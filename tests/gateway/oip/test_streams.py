@@ -1,4 +1,4 @@
-"""Functions that yield: pieces arrive as they are made, and stop when nobody listens."""
+"""Streamed inference: chunks arrive as they are made, and stop when the client disconnects."""
 
 from __future__ import annotations
 

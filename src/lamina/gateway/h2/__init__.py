@@ -1,1 +1,1 @@
-"""HTTP/2 as far as gRPC needs it, on the gateway's own event loop. Why our own: docs/decisions/0013-our-own-grpc.md."""
+"""HTTP/2 as far as gRPC needs it, on the server's own event loop. Why our own: docs/decisions/0013-our-own-grpc.md."""

@@ -1,8 +1,8 @@
-"""One HTTP/2 connection (RFC 9113), server side, for services that read requests and write answers in pieces.
+"""HTTP/2 connection (RFC 9113), server side, for services that read requests and write responses in pieces.
 
-Everything a client can make us hold is bounded: header blocks, open streams, bytes of requests (through the windows: what a
-stream or a connection may send is given back when it has been dealt with, not before), answers it does not read, and frames
-that cost us something and it nothing. Who breaks the rules of the connection gets GOAWAY, of a stream RST_STREAM.
+Everything a client can make us hold is bounded: header blocks, open streams, bytes of requests (through the windows: credit for a
+stream or a connection is returned when its bytes have been processed, not before), responses it does not read, and frames that
+cost us something and the client nothing. A violation of the connection's rules gets GOAWAY, of a stream's RST_STREAM.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ log = logging.getLogger("lamina")
 
 
 class H2Limits(Struct, frozen=True, kw_only=True):
+    """Limits on what one connection may cost."""
+
     streams: int = 256
     head_bytes: int = 8 * 2**10
     headers: int = 100
@@ -66,6 +68,8 @@ class H2Limits(Struct, frozen=True, kw_only=True):
 
 
 class Connection(asyncio.Protocol):
+    """One client connection and its streams."""
+
     def __init__(self, service: Service, limits: H2Limits, everybody: set[Connection], now_s: float) -> None:
         self.limits = limits
         self.sends_until = DEFAULT_WINDOW
@@ -149,7 +153,7 @@ class Connection(asyncio.Protocol):
             coming.since = self.now_s
 
     def _coming(self) -> Stream | None:
-        """Whose data the frame has that is not whole yet."""
+        """The stream whose DATA frame is not complete yet."""
         buffer = self._buffer
         if len(buffer) < 9 or buffer[3] != DATA:
             return None
@@ -323,7 +327,7 @@ class Connection(asyncio.Protocol):
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def credit(self, size: int) -> None:
-        """Given back in large pieces: one frame for many requests."""
+        """Return flow-control window, in large pieces: one frame for many requests."""
         self._returned += size
         if self._returned >= self.limits.connection_window // 4:
             self._received -= self._returned
@@ -331,7 +335,7 @@ class Connection(asyncio.Protocol):
             self._returned = 0
 
     def close_stream(self, stream: Stream) -> None:
-        """It has had its answer."""
+        """End a stream that has been answered."""
         self.credit(stream.held)
         stream.held = 0
         stream.is_over = True
@@ -340,14 +344,14 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def drop_stream(self, stream: Stream) -> None:
-        """It will have none."""
+        """End a stream that will not be answered."""
         receiver, stream.receiver = stream.receiver, None
         self.close_stream(stream)
         if receiver is not None:
             receiver.gone()
 
     def go_away(self, code: int = NO_ERROR, what: str = "") -> None:
-        """Nothing new; with an error, nothing at all any more."""
+        """Accept no new streams; with an error, close at once."""
         if self._transport is None:
             return
         if not self._is_closing:
@@ -367,7 +371,7 @@ class Connection(asyncio.Protocol):
             raise Broken(ENHANCE_YOUR_CALM, "too much of that")
 
     def sweep(self, now_s: float) -> None:
-        """Once a second."""
+        """Enforce timeouts, once a second."""
         self.now_s = now_s
         self._nuisances = 0
         if self._transport is None:
@@ -384,7 +388,7 @@ class Connection(asyncio.Protocol):
                 stream.reset(CANCEL)
 
     def _is_stuck(self) -> bool:
-        """What comes of a frame or of headers in drops belongs to no stream yet."""
+        """A frame or header block arrives too slowly; it belongs to no stream yet."""
         limits = self.limits
         if self._block is not None and self.now_s - self._block_since > limits.head_s:
             return True
@@ -396,7 +400,7 @@ class Connection(asyncio.Protocol):
         return self.now_s - self._frame_since > allowed_s
 
     def _drips(self, stream: Stream, coming_bytes: int) -> bool:
-        """The rule HTTP/1 has for a body, for each message of a stream: drops must not hold it for ever."""
+        """A message arrives too slowly: the rule HTTP/1 has for a body, for each message of a stream."""
         limits = self.limits
         allowed_s = limits.body_idle_s + (stream.held + coming_bytes) / limits.body_bytes_per_s
         return self.now_s - stream.since > limits.body_idle_s or self.now_s - stream.began > allowed_s

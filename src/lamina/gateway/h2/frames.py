@@ -1,4 +1,4 @@
-"""Frames of HTTP/2 (RFC 9113): their numbers, and how one is written."""
+"""HTTP/2 frames (RFC 9113): their numbers, and how one is written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_WINDOW = 65_535
 
 
 class Broken(Exception):
-    """A rule of the connection, or of a stream, that was broken."""
+    """A violated rule of the connection, or of a stream."""
 
     def __init__(self, code: int, what: str) -> None:
         super().__init__(what)

@@ -1,4 +1,4 @@
-"""Header blocks of HTTP/2 (RFC 7541). All of it is read, under bounds; what we write are literals, and nothing is remembered."""
+"""HPACK header compression (RFC 7541). All of it is read, under bounds; we write literals only, and index nothing."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _STATIC: Headers = [
 
 
 class BadBlock(Exception):
-    """After this nothing on the connection can be understood."""
+    """A header block that cannot be decoded: after it nothing on the connection can be understood."""
 
 
 class Decoder:
-    """One per connection. A block that teaches nothing new means the same when it comes again, so it is read only once."""
+    """Decoder of one connection. A block that changes no table decodes the same when it comes again, so it is cached."""
 
     def __init__(self, most_bytes: int, most_headers: int) -> None:
         self._most_bytes = most_bytes
@@ -54,7 +54,7 @@ class Decoder:
         self.has_ours = False  #: a name that begins as ours do has come at some time
 
     def decode(self, block: bytes) -> Headers | None:
-        """None: more than a request may have; what it taught is kept all the same."""
+        """The headers; None: more than a request may have (the table is updated all the same)."""
         known = self._known.get(block)
         if known is not None:
             return known
@@ -101,7 +101,7 @@ class Decoder:
         return (headers if total <= self._most_bytes and len(headers) <= self._most_headers else None), has_taught
 
     def _name(self, block: bytes, at: int) -> tuple[bytes, int]:
-        """One that is spelt out, as each is at least once."""
+        """A literal name, which each name is at least once."""
         name, at = _text(block, at)
         if name.startswith(OURS):
             self.has_ours = True
@@ -151,7 +151,7 @@ def _text(block: bytes, at: int) -> tuple[bytes, int]:
 
 
 def encode(headers: Headers) -> bytes:
-    """As literals that are not to be remembered; a status has a byte of its own."""
+    """Encode as literals without indexing; status 200 has a byte of its own."""
     out = bytearray()
     for name, value in headers:
         if (name, value) == (b":status", b"200"):

@@ -1,4 +1,4 @@
-"""HPACK's Huffman code (RFC 7541, appendix B), for reading only: what we send is plain.
+"""HPACK's Huffman code (RFC 7541, appendix B), for decoding only: what we send is plain.
 
 The code is canonical: its lengths are all there is to know of it. `_LENGTHS` has them as characters, one per byte value and one
 for the end, counted from "<".
@@ -42,7 +42,7 @@ def _short() -> list[tuple[int, int]]:
 
 
 def decode(data: bytes) -> bytes:
-    """Raises ValueError for what is no code: the end inside, or a rest that is not the beginning of it."""
+    """Decode; raises ValueError for an invalid code, an end symbol inside, or wrong padding."""
     short, codes = _short(), _codes()
     out = bytearray()
     held = count = 0  #: bits that are not decoded yet, and how many

@@ -1,4 +1,4 @@
-"""One request and its answer, and what a service makes of it."""
+"""HTTP/2 stream: one request and its response, and the receiver a service makes of it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Receiver(Protocol):
     def data(self, piece: bytes) -> None: ...
 
     def ended(self) -> None:
-        """The request is whole."""
+        """The request is complete."""
 
     def gone(self) -> None:
-        """The client has left it; nothing is to be sent any more."""
+        """The client has reset the stream; nothing is to be sent any more."""
 
 
 Service = Callable[["Stream", dict[bytes, bytes]], Receiver]
 
 
 class Stream:
-    """One request and its answer: `begin`, any number of `send`, `end`."""
+    """One request and its response: `begin`, any number of `send`, `end`."""
 
     __slots__ = (
         "_begun",
@@ -62,11 +62,11 @@ class Stream:
 
     @property
     def may_name_ours(self) -> bool:
-        """No request of this connection has had a header that begins as ours do, unless this says so."""
+        """Some request of this connection has had a `lamina-` header."""
         return self._connection.decoder.has_ours
 
     def begin(self, headers: bytes) -> None:
-        """`headers` is an encoded block; it goes out with what follows."""
+        """Start the response; `headers` is an encoded block, sent with what follows."""
         self.has_begun = True
         self._begun = frame(HEADERS, END_HEADERS, self.id, headers)
 
@@ -82,7 +82,7 @@ class Stream:
             self.reset(CANCEL)
 
     def end(self, data: bytes, trailers: bytes) -> None:
-        """The last of it; `trailers` is an encoded block."""
+        """End the response; `trailers` is an encoded block."""
         if self.is_over:
             return
         connection = self._connection
@@ -98,7 +98,7 @@ class Stream:
         self.flush()
 
     def flush(self) -> None:
-        """As much as the windows allow."""
+        """Send as much as the windows allow."""
         connection = self._connection
         parts = [self._begun]
         self._begun = b""
@@ -117,7 +117,7 @@ class Stream:
             connection.close_stream(self)
 
     def credit(self, size: int) -> None:
-        """So much of its request has been dealt with, and as much again may come."""
+        """Return window for processed bytes of the request."""
         if not self.is_over and size:
             self.held -= size
             self._connection.credit(size)
@@ -125,7 +125,7 @@ class Stream:
             self._connection.write(frame(WINDOW_UPDATE, 0, self.id, size.to_bytes(4, "big")))
 
     def goes_on(self) -> None:
-        """A message is whole; the next has all its time."""
+        """A message is complete; the next has all its time."""
         self.began = self._connection.now_s
 
     def reset(self, code: int) -> None:

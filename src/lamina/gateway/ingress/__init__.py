@@ -1,5 +1,5 @@
-"""Several processes that speak HTTP in front of one controller.
+"""Ingress processes: several processes that speak HTTP and gRPC in front of one controller.
 
-They share the port, parse requests and encode answers; the controller's process gets values, not text. Whatever else is
-asked for is passed on as it is, so that everything behaves as with one process.
+They share the port, parse requests and encode responses; the controller's process gets values, not text. Whatever they cannot
+decode is forwarded as it is, so that everything behaves as with one process.
 """

@@ -1,4 +1,4 @@
-"""One ingress process: `python -m lamina.gateway.ingress.child SETUP`."""
+"""Ingress process: `python -m lamina.gateway.ingress.main SETUP`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ GOODBYE_S = 0.5
 
 
 class Ingress:
+    """One ingress process: its servers and its link to the controller."""
+
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
         self._pool = Pool(setup.folder, setup.owner, setup.pool_bytes) if setup.folder else None
@@ -78,7 +80,7 @@ class Ingress:
         return await self._grpc.start(setup.host, setup.grpc_port, secured, reuse_port=True)
 
     def _close(self) -> None:
-        """Nothing new; what is open is still answered."""
+        """Stop accepting; what is open is still answered."""
         asyncio.get_running_loop().create_task(self._server.stop_accepting())
         if self._grpc is not None:
             self._grpc.stop_accepting()

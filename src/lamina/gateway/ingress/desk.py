@@ -1,4 +1,4 @@
-"""The controller's side of one ingress process: hears what it asks, says what came of it, keeps the books of its slots."""
+"""Session with one ingress process, on the controller's side: its requests, their replies, its shared-memory slots."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class _Known:
-    """A head that was told."""
+    """A request head this ingress has sent."""
 
     __slots__ = ("has_wishes", "request")
 
@@ -54,6 +54,8 @@ class _Known:
 
 
 class Desk:
+    """Messages from and to one ingress process."""
+
     def __init__(self, hub: Hub, ledger: Ledger | None) -> None:
         self._hub = hub
         self._api = hub.api
@@ -109,7 +111,7 @@ class Desk:
         loop.submit(call, inputs, waiting.ended)
 
     def _ask_at_length(self, ask: Ask, inputs: dict[str, Any], head: Request) -> None:
-        """As any other request, but for its body, which has been read."""
+        """Handle as any other request, but for its body, which has been decoded."""
         # what lies here unread counts from when it came there; so the lag of this process is not to be counted again
         parsed = Parsed(inputs, ask.size, clock_us() - ask.at_us - self._api.lag_us)
         exchange = Remote(self, ask.number, head.keep_alive)
@@ -188,15 +190,15 @@ class Desk:
     # --------------------------------------------------------------- shared memory
 
     def _accept(self, given: dict[str, Given]) -> dict[str, Any]:
-        """What was given, by reference where it is in shared memory, and to be released by whoever it is handed to."""
+        """Inputs by reference where they are in shared memory; the receiver releases them."""
         for name, one in given.items():
             if type(one) is Slot:
                 given[name] = self._ref(one)  # type: ignore[assignment]
         return given
 
     def _ref(self, slot: Slot) -> ShmRef:
-        """It names a file and a length, and neither is believed. A slot's number never means another file, so that its size needs
-        to be looked up only once."""
+        """A checked reference: slot number and size are not trusted. A slot's number never means another file, so that its size
+        needs to be looked up only once."""
         slots, number = self.slots, slot.number
         if slots is None or self._ledger is None or number in slots.held:
             raise FrameError("a slot that was given away before")
@@ -209,7 +211,7 @@ class Desk:
         return ref
 
     def _take(self, given: Given) -> bytes:
-        """A body for whoever wants it whole."""
+        """Copy a payload out of its slot, for receivers that want it whole."""
         if not isinstance(given, Slot):
             return given
         ref = self._ref(given)
@@ -237,7 +239,7 @@ class Desk:
         self.say(Value(number, row, stored, reply))
 
     def say(self, frame: Struct) -> None:
-        """All that is said in one turn of the loop leaves in one write."""
+        """Queue a message; all messages of one turn of the loop leave in one write."""
         if not self._out:
             self._hub.loop.call_soon(self._flush)
         self._out.append(frame)
@@ -250,7 +252,7 @@ class Desk:
             self.process.send(packed(out, to_ingress=True))
 
     def lost(self) -> None:
-        """Its clients are gone with it; nobody else notices."""
+        """The process died and its clients with it: cancel their calls, release their slots."""
         for waiting in list(self.open.values()):
             waiting.gone()
         self.open.clear()

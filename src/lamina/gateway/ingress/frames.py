@@ -1,6 +1,6 @@
-"""What an ingress and its controller say to each other; framed like what workers say (`live.frames`).
+"""Messages between an ingress process and its controller; framed like those of workers.
 
-All that one side has to say in a turn of its loop travels as one frame: one write, one wake-up, one decoding.
+All messages of one side in a turn of its loop travel as one frame: one write, one wake-up, one decoding.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from lamina.sdk.binding import Param
 from lamina.sdk.tensors import Signature
 
 HEADS = 1_024
-"""So many heads are remembered; then all are told anew."""
+"""So many heads are numbered; then all are sent anew."""
 
 Payload = bytes | ShmRef
-"""Here, or in shared memory."""
+"""Inline, or in shared memory."""
 
 
 class Slot(Struct, frozen=True, array_like=True, gc=False):
-    """So many bytes of a slot of the ingress that says so: whose it is need not be said, or checked, for every call."""
+    """A payload in a slot of the ingress that sends it: the owner need not be named, or checked, for every call."""
 
     number: Natural
     size: Natural
 
 
 Given = bytes | Slot
-"""A payload as an ingress gives it."""
+"""A payload as an ingress sends it."""
 
 
 class Setup(Struct, frozen=True, kw_only=True):
-    """What an ingress is started with, as JSON on its command line."""
+    """Settings of an ingress process, as JSON on its command line."""
 
     host: str
     port: int
@@ -53,8 +53,8 @@ class Setup(Struct, frozen=True, kw_only=True):
 
 
 class Head(Struct, frozen=True, array_like=True, tag=1):
-    """Everything of a request but its body. Clients repeat themselves: a head is told once and then called by its number.
-    Of a call whose body has been read, only the headers that still matter."""
+    """A request without its body. Clients repeat themselves: a head is sent once and then called by its number.
+    Of a call whose body has been decoded, only the headers that still matter."""
 
     number: Natural
     method: str
@@ -65,7 +65,7 @@ class Head(Struct, frozen=True, array_like=True, tag=1):
 
 
 class Ask(Struct, frozen=True, array_like=True, tag=2):
-    """A call: the path of head number `head`, and the inputs that were made of its body."""
+    """A call: the path of head number `head`, and the decoded inputs."""
 
     number: Natural
     head: Natural
@@ -75,26 +75,26 @@ class Ask(Struct, frozen=True, array_like=True, tag=2):
 
 
 class Gone(Struct, frozen=True, array_like=True, tag=3):
-    """The client has left."""
+    """The client has disconnected."""
 
     number: Natural
 
 
 class Read(Struct, frozen=True, array_like=True, tag=4):
-    """The values of this answer have been read, and their slots may be used again."""
+    """The values of this reply have been read, and their slots may be reused."""
 
     number: Natural
 
 
 class Up(Struct, frozen=True, array_like=True, tag=5):
-    """Listening."""
+    """The process is listening."""
 
     port: Natural
     grpc_port: Natural = 0
 
 
 class Raw(Struct, frozen=True, array_like=True, tag=6):
-    """A request as it is."""
+    """A request forwarded as it is."""
 
     number: Natural
     head: Natural
@@ -117,7 +117,7 @@ class Infer(Struct, frozen=True, array_like=True, tag=7):
 
 
 class Rpc(Struct, frozen=True, array_like=True, tag=8):
-    """A message of gRPC as it is; `timeout_us` is what its caller gives it."""
+    """A gRPC message forwarded as it is; `timeout_us` is the client's time limit."""
 
     number: Natural
     head: Natural
@@ -130,7 +130,7 @@ class Rpc(Struct, frozen=True, array_like=True, tag=8):
 
 
 class ModelIs(Struct, frozen=True, array_like=True):
-    """As much of a model as it takes to read requests for it, and to write answers."""
+    """What it takes to decode requests for a model, and to encode responses."""
 
     name: str
     version: str
@@ -140,7 +140,7 @@ class ModelIs(Struct, frozen=True, array_like=True):
 
 
 class Routes(Struct, frozen=True, array_like=True, tag=10):
-    """Paths whose bodies are inputs, and of which parameters; and all models. `guarded`: who shows no token gets nothing."""
+    """Paths whose bodies are inputs, with their parameters; and all models. `guarded`: a token is required."""
 
     params: dict[bytes, list[Param]]
     models: list[ModelIs]
@@ -157,6 +157,8 @@ class Value(Struct, frozen=True, array_like=True, tag=11):
 
 
 class Respond(Struct, frozen=True, array_like=True, tag=12):
+    """A whole HTTP response."""
+
     number: Natural
     status: Natural
     body: bytes
@@ -165,6 +167,8 @@ class Respond(Struct, frozen=True, array_like=True, tag=12):
 
 
 class Begin(Struct, frozen=True, array_like=True, tag=13):
+    """Start of a streamed HTTP response."""
+
     number: Natural
     status: Natural
     content_type: bytes
@@ -172,34 +176,38 @@ class Begin(Struct, frozen=True, array_like=True, tag=13):
 
 
 class Push(Struct, frozen=True, array_like=True, tag=14):
+    """Chunk of a streamed HTTP response."""
+
     number: Natural
     piece: bytes
 
 
 class End(Struct, frozen=True, array_like=True, tag=15):
+    """End of a stream."""
+
     number: Natural
 
 
 class Closing(Struct, frozen=True, array_like=True, tag=16):
-    """Take nothing new; what is open is still answered."""
+    """Stop accepting; what is open is still answered."""
 
 
 class Trouble(Struct, frozen=True, array_like=True, tag=17):
-    """Why an inference request has no answer."""
+    """Error of an inference request."""
 
     number: Natural
     problem: Problem
 
 
 class Piece(Struct, frozen=True, array_like=True, tag=18):
-    """Part of the answer to an inference request, still encoded."""
+    """Chunk of the response to an inference request, still encoded."""
 
     number: Natural
     value: bytes
 
 
 class Said(Struct, frozen=True, array_like=True, tag=19):
-    """An answer to `Rpc`: a message, or with a `code` why there is none."""
+    """Reply to `RpcRequest`: a message, or with a `code` an error."""
 
     number: Natural
     message: bytes
@@ -212,12 +220,14 @@ ToIngress = Value | Release | Respond | Routes | Begin | Push | End | Trouble | 
 
 
 class FromOne(Struct, frozen=True, array_like=True, tag=1):
-    """A turn's worth."""
+    """All messages of an ingress in one turn of its loop."""
 
     said: list[FromIngress]
 
 
 class ToOne(Struct, frozen=True, array_like=True, tag=1):
+    """All messages to an ingress in one turn of the controller's loop."""
+
     said: list[ToIngress]
 
 
@@ -230,7 +240,7 @@ def controller_reader() -> FrameReader[ToOne | Stop]:
 
 
 def packed(said: list[Struct], *, to_ingress: bool) -> bytearray:
-    """As few frames as can be."""
+    """Encode messages into as few frames as possible."""
     try:
         return pack(ToOne(said) if to_ingress else FromOne(said))  # type: ignore[arg-type]
     except FrameTooBig:

@@ -1,5 +1,5 @@
-"""What an ingress makes of requests. What it can read becomes values here; everything else, and everything that is wrong, is
-passed on as it is, so that every answer and every error is the controller's own."""
+"""Request handlers of an ingress process. What can be decoded becomes values here; everything else, and everything that is wrong,
+is forwarded as it is, so that every response and every error is the controller's own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lamina.sdk.binding import Param
 
 
 class Known:
-    """What there is to ask for, as the controller has told it."""
+    """The routes and models the controller has announced."""
 
     def __init__(self) -> None:
         self.params: dict[bytes, tuple[Param, ...]] = {}
@@ -60,13 +60,15 @@ def _model(told: ModelIs) -> Model:
 
 
 class _Named:
-    """All that is known here of what a model calls."""
+    """All that an ingress knows of a model's target."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 class HttpFront:
+    """Handler of HTTP requests."""
+
     def __init__(self, line: Line, known: Known, lag: Lag) -> None:
         self._line = line
         self._known = known
@@ -107,6 +109,8 @@ class HttpFront:
 
 
 class RpcFront(Inferring):
+    """Handler of gRPC calls."""
+
     def __init__(self, line: Line, known: Known, lag: Lag) -> None:
         super().__init__()
         self._line = line

@@ -1,4 +1,4 @@
-"""The controller's side of all ingress processes: starts them, tells them what there is, starts them again."""
+"""Supervisor of ingress processes: starts them, announces routes, restarts them."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ KIND = Kind("lamina.gateway.ingress.child", ingress_reader)
 
 
 class Hub:
+    """All ingress processes of a server."""
+
     def __init__(
         self,
         api: Api,
@@ -55,7 +57,7 @@ class Hub:
         api.on_targets = self._tell_routes
 
     async def start(self, count: int, host: str, port: int, grpc_port: int | None = None) -> Up:
-        """All listening; returns the ports, which the first one chooses where 0 is asked for."""
+        """Start all; returns the ports, which the first one chooses where 0 is asked for."""
         if grpc_port is not None:
             self.rpc = self._oip.rpc()
         for wanted in {port, grpc_port or 0} - {0}:
@@ -138,7 +140,7 @@ class Hub:
 
 
 def _check_free(host: str, port: int) -> None:
-    """They share a port with whoever else is willing to share it, so look first whether anybody has it."""
+    """Fail if the port is in use: ingress processes share it with any process that is willing to share it."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -146,6 +148,6 @@ def _check_free(host: str, port: int) -> None:
 
 
 def ledger_of(engine: object) -> Ledger | None:
-    """Emulated engines move no bytes, and have no shared memory."""
+    """The shared memory of an engine; emulated engines move no bytes and have none."""
     local = local_of(engine)
     return local.ledger if local is not None else None

@@ -1,4 +1,4 @@
-"""The ingress's end of the line to the controller: what is said and heard there, and what is still to be answered."""
+"""Link of an ingress process to the controller: messages out and in, and the replies that are pending."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from lamina.live.frames import FrameError, Release, ShmRef
 from lamina.live.shm import Pool, Reader
 
 SMALL_BYTES = 8 * 1024
-"""Up to here a value travels in a frame. Less than between controller and workers: what it costs here it costs there again."""
+"""Up to here a value travels in a frame. Less than between controller and workers: each frame is one more copy."""
 
 KEPT = (b"authorization", b"accept", b"traceparent", b"lamina-deadline-ms", b"lamina-priority", b"lamina-cost-limit")
-"""Headers of a call that matter once its body has been read."""
+"""Headers of a call that matter once its body has been decoded."""
 
 
 class Wait:
-    """Something that was asked. Who waits gets what it understands; the rest is not for it."""
+    """A pending reply. Each kind handles the messages it understands."""
 
     __slots__ = ("has_refs", "number")
 
@@ -55,7 +55,7 @@ class Wait:
         self.has_refs = False  #: parts of its answer are in shared memory
 
     def value(self, row: int, value: Payload, reply: Reply) -> bool:
-        """Whether that was all, and may be forgotten."""
+        """Handle a value; returns whether it was the last."""
         return True
 
     def respond(self, said: Respond) -> None: ...
@@ -75,6 +75,8 @@ class Wait:
 
 
 class Line(asyncio.Protocol):
+    """The socket to the controller."""
+
     def __init__(self, pool: Pool | None, reader: Reader | None) -> None:
         self._pool = pool
         self._reader = reader
@@ -100,7 +102,7 @@ class Line(asyncio.Protocol):
         return self._count
 
     def left(self, wait: Wait) -> Callable[[], None]:
-        """What to do when nobody waits any more."""
+        """A callback for when the client disconnects."""
         return partial(self.leave, wait.number)
 
     def leave(self, number: int) -> None:
@@ -112,7 +114,7 @@ class Line(asyncio.Protocol):
         return self._head(key, request, request.headers)
 
     def call_head(self, path: bytes, headers: dict[bytes, bytes], *, shared: bool = False) -> int:
-        """The head of a call whose body has been read. `shared`: requests of one kind have one and the same `headers`."""
+        """The head number of a call whose body has been decoded. `shared`: `headers` is one object for all requests of a kind."""
         known = self._seen.get(id(headers)) if shared else None
         if known is not None:
             return known[1]
@@ -145,7 +147,7 @@ class Line(asyncio.Protocol):
         return blob
 
     def view(self, value: Payload) -> bytes:
-        """To be used up before its wait is over."""
+        """The bytes of a payload; to be used before its reply is finished."""
         if isinstance(value, ShmRef):
             assert self._reader is not None
             return cast(bytes, self._reader.view(value))
@@ -233,7 +235,7 @@ class Line(asyncio.Protocol):
     # -------------------------------------------------------------------- the socket
 
     def say(self, frame: Struct) -> None:
-        """All that is said in one turn of the loop leaves in one write."""
+        """Queue a message; all messages of one turn of the loop leave in one write."""
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out.append(frame)
@@ -247,5 +249,5 @@ class Line(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Without its controller it is of no use."""
+        """Without its controller the process ends."""
         self.ended.set()

@@ -1,4 +1,4 @@
-"""What clients connected to another process have asked, as the controller's process sees it."""
+"""Replies to clients that are connected to an ingress process, as the controller's process sees them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Remote(Exchange):
-    """A request of HTTP."""
+    """The exchange of an HTTP request in an ingress process."""
 
     __slots__ = ("_desk", "_number")
 
@@ -45,7 +45,7 @@ class Remote(Exchange):
             self._desk.say(Respond(self._number, status, body, content_type, extra))
 
     def value(self, stored: Stored, reply: Reply) -> None:
-        """A result as it is; what is in shared memory stays there until the other side has read it."""
+        """Respond with an encoded result; what is in shared memory stays there until the other side has read it."""
         if self.answer is None:
             self._finish()
             self._desk.value(self._number, 0, stored, reply)
@@ -80,7 +80,7 @@ class Remote(Exchange):
 
 
 class RemoteCall:
-    """A call without any wishes: most of them. It costs no more than it must."""
+    """A call without options, which most are: the fast path."""
 
     __slots__ = ("_arrived_us", "_desk", "_number", "_request", "_target", "_tenant", "call_id")
 
@@ -110,7 +110,7 @@ class RemoteCall:
 
 
 class RemoteRows:
-    """A request of the Open Inference Protocol: its rows are calls, and their results go out as they come."""
+    """An inference request: its rows are calls, and their results go out as they come."""
 
     __slots__ = ("_desk", "_left", "_model", "_number", "_serving", "_tenant", "ids", "in_pieces", "is_over")
 
@@ -166,7 +166,7 @@ class RemoteRows:
 
 
 class RemoteMessage:
-    """A message of gRPC; one of a stream may have several answers."""
+    """A gRPC message; one of a stream may have several replies."""
 
     __slots__ = ("_desk", "_is_over", "_number", "_streams", "cancel")
 

@@ -1,4 +1,4 @@
-"""Who waits in an ingress for what: an exchange of HTTP, a question of the Open Inference Protocol, a message of gRPC."""
+"""Pending replies in an ingress process: HTTP exchanges, inference requests, gRPC messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lamina.gateway.wire import Problem
 
 
 class HttpWait(Wait):
-    """For the answer to a call, or to anything else that was passed on."""
+    """A pending HTTP response, to a call or to a forwarded request."""
 
     __slots__ = ("_accept", "_exchange", "_line")
 
@@ -55,7 +55,7 @@ class HttpWait(Wait):
 
 
 class Asker:
-    """Has questions answered by the controller. `head` says who asks, `at_us` since when."""
+    """Inference backend that asks the controller. `head` names the client's headers, `at_us` is the arrival time."""
 
     __slots__ = ("_at_us", "_head", "_line")
 
@@ -77,6 +77,8 @@ class Asker:
 
 
 class _InferWait(Wait):
+    """A pending inference response."""
+
     __slots__ = ("_left", "_line", "_on_answer", "_on_piece", "_question", "_values")
 
     def __init__(self, line: Line, question: Question, rows: int, on_answer: OnAnswer, on_piece: OnPiece | None) -> None:
@@ -117,7 +119,7 @@ class _InferWait(Wait):
 
 
 class RpcWait(Wait):
-    """For what the controller says to a message of gRPC; with `done`, to one of a stream."""
+    """A pending gRPC reply; with `done`, the replies to one message of a stream."""
 
     __slots__ = ("_done", "_then")
 
@@ -136,7 +138,7 @@ class RpcWait(Wait):
 
 
 class _Encoded:
-    """A message that has been serialised elsewhere."""
+    """A message that the controller has serialised."""
 
     __slots__ = ("_bytes",)
 
@@ -148,5 +150,6 @@ class _Encoded:
 
 
 def pass_on(line: Line, head: int, method: str, message: Any, timeout_us: int, wait: RpcWait) -> Callable[[], None]:
+    """Forward a gRPC message; returns how to cancel it."""
     line.say(Rpc(line.open(wait), head, method, line.stow(message.SerializeToString()), timeout_us))
     return line.left(wait)

@@ -1,4 +1,4 @@
-"""What the protocol tells of the server and its models: metadata, configuration, index. REST and gRPC say the same."""
+"""Metadata of the server and its models: metadata, configuration, index. REST and gRPC say the same."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ EXTENSIONS = [
 
 
 def server() -> dict[str, Any]:
+    """Metadata of the server."""
     return {"name": "lamina", "version": lamina.__version__, "extensions": EXTENSIONS}
 
 
 def metadata(catalogue: Catalogue, model: Model) -> dict[str, Any]:
+    """Metadata of a model."""
+
     def told(port: Port) -> dict[str, Any]:
         return {"name": port.name, "datatype": dtype_of(port), "shape": list(model.shape(port))}
 
@@ -37,7 +40,7 @@ def metadata(catalogue: Catalogue, model: Model) -> dict[str, Any]:
 
 
 def config(catalogue: Catalogue, model: Model) -> dict[str, Any]:
-    """As in a model repository's config.pbtxt."""
+    """Model configuration, as in a model repository's config.pbtxt."""
 
     def told(port: Port) -> dict[str, Any]:
         dtype = dtype_of(port)
@@ -67,6 +70,7 @@ def config(catalogue: Catalogue, model: Model) -> dict[str, Any]:
 
 
 def index(catalogue: Catalogue, only_ready: bool, tenant: str) -> list[dict[str, str]]:
+    """Index of the model repository."""
     found = []
     for model in catalogue.seen_by(tenant):
         reason = catalogue.unloaded.get(model.name)

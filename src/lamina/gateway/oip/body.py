@@ -1,4 +1,4 @@
-"""The body of an inference request and of its answer: JSON, or JSON with raw tensors behind it.
+"""JSON codec of inference requests and responses: JSON, or JSON with raw tensors behind it.
 
 Which of the two it is, `Inference-Header-Content-Length` says and nothing else: clients send JSON without a content type.
 """
@@ -20,9 +20,9 @@ from lamina.gateway.oip.tensors import Given, Output, count
 LENGTH = b"inference-header-content-length"
 MOST_INPUTS = 1_024
 MOST_OUTPUT_BYTES = 256 * 2**10
-"""How much may be said about what is to come back. Counts are bounded before anything is made for each."""
+"""Size limit of the `outputs` field: counts are bounded before anything is allocated for each."""
 LOOKED_AT_BYTES = 2**20
-"""Of a body, before it is read: so many inputs as are too many are within it, or each of them is large."""
+"""Scanned of a body before it is decoded: too many inputs show within it, or each of them is large."""
 _INPUT = re.compile(rb'"datatype"\s*:')
 
 Parameters = dict[str, Any]
@@ -49,7 +49,7 @@ class _Request(Struct):
 
 
 class Asked(Struct):
-    """A request taken apart. `binary` are the outputs to be sent raw; None: all."""
+    """A decoded request. `binary` are the outputs to be sent raw; None: all."""
 
     id: str
     parameters: Parameters
@@ -64,6 +64,7 @@ _wanted = msgspec.json.Decoder(list[_Wanted])
 
 
 def read(body: bytes, header_length: bytes) -> Asked:
+    """Decode a body; `header_length` is where its JSON ends."""
     raw = memoryview(body)
     head = body
     if header_length:

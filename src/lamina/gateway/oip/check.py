@@ -1,4 +1,4 @@
-"""Does a request fit its model? What is wrong with names, dtypes, shapes and sizes is said here, before a worker hears of it."""
+"""Validation of inference requests against their model: names, dtypes, shapes and sizes, before a worker gets any of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOT_BOOL = bytes(range(2))
 
 
 def check(model: Model, inputs: Sequence[Given], wanted: Sequence[str]) -> int:
-    """How many rows the request has; 0 for a model without a batch axis."""
+    """Validate; returns how many rows the request has, 0 for a model without a batch axis."""
     ports = model.ports
     seen: set[str] = set()
     rows = 0

@@ -1,6 +1,6 @@
 """The `generate` extension: a JSON object of inputs by name in, a JSON object of outputs by name out.
 
-`generate_stream` sends one event per piece of a function that yields, and one for any other.
+`generate_stream` sends one event per value of a function that yields, and one for any other.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ EVENTS = b"text/event-stream"
 
 
 def answer(serving: Serving, model: Model, request: Request, exchange: Exchange, caller: Caller, *, in_pieces: bool) -> None:
+    """Handle a request of the extension."""
     refuse_wishes(request.headers)
     fields = values.from_json(request.body)
     if not isinstance(fields, dict):
@@ -72,7 +73,7 @@ def answer(serving: Serving, model: Model, request: Request, exchange: Exchange,
 
 
 def _given(model: Model, name: str, value: Any) -> Given:
-    """A single value stands for as many dimensions as are needed."""
+    """An input tensor from a plain value; a single value stands for as many dimensions as are needed."""
     port = model.ports.get(name)
     dtype = dtype_of(port) if port is not None else "BYTES"
     if port is not None and port.tensor is None:
@@ -93,7 +94,7 @@ def _shape(model: Model, port: Port | None, value: Any) -> list[int]:
 
 
 def _plain(model: Model, output: Output) -> Any:
-    """One element is told as it is, several as a list; a value that is JSON text is that value."""
+    """A plain value: one element as it is, several as a list; JSON text is decoded."""
     found = to_list(output.name, output.dtype, output.data, count(output.shape))
     port = next((one for one in model.signature.outputs if one.name == output.name), None)
     if port is not None and port.tensor is None:

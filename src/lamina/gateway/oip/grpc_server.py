@@ -1,4 +1,4 @@
-"""gRPC on the gateway's own event loop: messages with a length in front, headers before and a status after them."""
+"""gRPC server on the gateway's own event loop: length-prefixed messages, headers before and a status after them."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ _INVALID, _UNIMPLEMENTED, _EXHAUSTED = 3, 12, 8
 
 
 class GrpcServer:
+    """Listener and connections of a gRPC service."""
+
     def __init__(self, rpc: Inferring, body_limit: int) -> None:
         self.rpc = rpc
         self.body_limit = body_limit
@@ -57,7 +59,7 @@ class GrpcServer:
         return self._server.port
 
     def stop_accepting(self) -> None:
-        """Nothing new; what is open is still answered."""
+        """Accept nothing new; what is open is still answered."""
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections):
@@ -84,6 +86,8 @@ class GrpcServer:
 
 
 class _Busy(asyncio.Protocol):
+    """Closes connections beyond the limit."""
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
 
@@ -206,7 +210,7 @@ class _Call:
     # ------------------------------------------------------------------ bidirectional
 
     def _ask(self, message: Any, size: int) -> None:
-        """Requests are taken as they come, and answered as they end, each with its id."""
+        """Requests of a stream are handled as they come, and answered as they end, each with its id."""
         self._open += 1
         cancel: Callable[[], None] | None = None
         is_over = False

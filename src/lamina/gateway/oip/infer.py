@@ -1,4 +1,4 @@
-"""A request for inference over HTTP: from its body to a question, from the answer to a body."""
+"""Inference over REST: from a body to an inference request, from its response to a body."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lamina.gateway.oip.question import Answer, Infers, Question, refuse_wishes,
 
 
 def infer(serving: Infers, model: Model, caller: Caller, request: Request, exchange: Exchange) -> None:
-    """What is wrong with the request is raised."""
+    """Handle a request; errors of the request are raised."""
     refuse_wishes(request.headers)
     asked = body.read(request.body, request.header(body.LENGTH))
     timeout_us, priority = wishes(asked.parameters)

@@ -1,4 +1,4 @@
-"""The protocol's gRPC methods that infer, whoever answers: messages in, messages out."""
+"""gRPC methods of the protocol that infer, over any backend: messages in, messages out."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ _WANTS_FINAL = "triton_enable_empty_final_response"
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
+    """A gRPC status code and message."""
+
     code: int
     text: str
 
@@ -39,32 +41,32 @@ def trouble_of(problem: wire.Problem) -> Trouble:
 
 @dataclass(slots=True)
 class Context:
-    """Of one call: headers, and the time its caller gives it (0: no limit)."""
+    """Context of one call: headers, and the client's time limit (0: none)."""
 
     headers: Mapping[bytes, bytes]
     timeout_us: int = 0
 
 
 class Inferring:
-    """The methods that infer, over whoever answers questions."""
+    """The methods that infer, over any inference backend."""
 
     def __init__(self) -> None:
         self.schema = schema()
 
     def unary(self, name: str, message: Any, context: Context, then: OnMessage) -> Callable[[], None] | None:
-        """Returns how to cancel it, where that can be done."""
+        """Handle a unary method; returns how to cancel it, where that can be done."""
         raise NotImplementedError
 
     def stream(self, message: Any, context: Context, then: OnMessage, done: Callable[[], None]) -> Callable[[], None] | None:
-        """One request of a stream: its answers, then `done`."""
+        """Handle one request of a stream: its responses, then `done`."""
         raise NotImplementedError
 
     def infers(self, context: Context) -> Infers:
-        """Who answers the questions of this call."""
+        """The backend for this call."""
         raise NotImplementedError
 
     def find(self, name: str, version: str, context: Context) -> tuple[Model, Caller]:
-        """A model, and who asks for it."""
+        """A model, and the identity of the client."""
         raise NotImplementedError
 
     def infer(self, message: Any, context: Context, then: OnMessage) -> Callable[[], None]:
@@ -75,7 +77,7 @@ class Inferring:
         return self.infers(context).infer(question, on_answer)
 
     def pieces(self, message: Any, context: Context, then: OnMessage, done: Callable[[], None]) -> Callable[[], None]:
-        """One request of a stream: its pieces, or its one answer, each as a `ModelStreamInferResponse`; then `done`."""
+        """One request of a stream: its chunks, or its one response, each as a `ModelStreamInferResponse`; then `done`."""
         kind = self.schema["ModelStreamInferResponse"]
 
         def on_piece(outputs: list[Output]) -> None:
@@ -104,7 +106,7 @@ class Inferring:
         return self.infers(context).infer(question, on_answer, on_piece if question.model.signature.streams else None)
 
     def failed(self, message: Any, text: str, then: OnMessage, done: Callable[[], None]) -> None:
-        """One request of a stream has no answer; the others may have."""
+        """One request of a stream failed; the others go on."""
         response = self.schema["ModelInferResponse"](id=message.id)
         then(self.schema["ModelStreamInferResponse"](error_message=text, infer_response=response))
         done()

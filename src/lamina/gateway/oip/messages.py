@@ -28,7 +28,7 @@ _TYPED = {
 
 
 def given_of(message: Any) -> list[Given]:
-    """Inputs as they came, each raw."""
+    """Input tensors of a message, each raw."""
     raw = message.raw_input_contents
     inputs = message.inputs
     if raw and len(raw) != len(inputs):
@@ -65,12 +65,14 @@ def _typed(one: Any) -> bytes:
 
 
 def put_outputs(response: Any, outputs: list[Output]) -> None:
+    """Add output tensors to a message."""
     for output in outputs:
         response.outputs.add(name=output.name, datatype=output.dtype, shape=output.shape)
         response.raw_output_contents.append(bytes(output.data))
 
 
 def parameters_of(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of a message as plain values."""
     found = {}
     for name, parameter in message.items():
         choice = parameter.WhichOneof("parameter_choice")

@@ -1,4 +1,4 @@
-"""The models of this server: what is deployed, seen through the protocol."""
+"""Model catalog: what is deployed, seen through the protocol."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXT_SHAPE = (1,)
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """`batched`: the first axis of every tensor counts requests, and each row is a call of its own."""
+    """A target as a model. `batched`: the first axis of every tensor counts requests, and each row is a call of its own."""
 
     name: str
     version: str
@@ -31,11 +31,11 @@ class Model:
 
     @property
     def target(self) -> str:
-        """What is called."""
+        """Name of the function or workflow that is called."""
         return self.about.name
 
     def shape(self, port: Port) -> tuple[int, ...]:
-        """As clients see it."""
+        """Shape of a port, as clients see it."""
         inner = tuple(port.tensor.shape) if port.tensor is not None else TEXT_SHAPE
         return (-1, *inner) if self.batched else inner
 
@@ -45,7 +45,7 @@ def dtype_of(port: Port) -> str:
 
 
 def model_of(target: Target, spec: FunctionSpec | None) -> Model:
-    """One whose tensors nobody has told takes and gives JSON text."""
+    """The model of a target; without a tensor signature it takes and gives JSON text."""
     signature = target.signature
     if signature is None:
         signature = Signature(tuple(Port(one.name, None, one.required) for one in target.params), (Port(RESULT),))
@@ -55,7 +55,7 @@ def model_of(target: Target, spec: FunctionSpec | None) -> Model:
 
 
 class Catalogue:
-    """By name, then by version; the highest version is meant where none is named. Made anew when what is deployed changes."""
+    """Models by name and version; the highest version is meant where none is named. Rebuilt when deployments change."""
 
     def __init__(self, api: Api, spec_of: Callable[[str], FunctionSpec | None]) -> None:
         self._api = api
@@ -93,4 +93,5 @@ class Catalogue:
 
 
 def newest(versions: dict[str, Model]) -> Model:
+    """The highest version."""
     return versions[max(versions, key=lambda version: (int(version) if version.isdigit() else 0, version))]

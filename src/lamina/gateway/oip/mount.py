@@ -1,4 +1,4 @@
-"""Puts the protocol onto a gateway: REST under /v2, and gRPC on a port of its own where one is asked for."""
+"""Set-up of the protocol on a gateway: REST under /v2, and gRPC on a port of its own where one is asked for."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ PREFIX = b"/v2"
 
 @dataclass(slots=True)
 class Oip:
+    """The protocol's parts of one server."""
+
     serving: Serving
     repository: Repository
     rest: Rest
@@ -37,7 +39,7 @@ class Oip:
         return Rpc(self.api, self.serving, self.repository)
 
     async def open_grpc(self, host: str, port: int, tls: tuple[str, str] | None = None) -> None:
-        """On a port of its own; 0 lets the system choose. `tls` names the files of certificate and key."""
+        """Listen for gRPC; port 0 lets the system choose. `tls` names the files of certificate and key."""
         from lamina.gateway.oip.grpc_server import GrpcServer
 
         self.grpc = GrpcServer(self.rpc(), self.body_limit)
@@ -53,6 +55,7 @@ class Oip:
 
 
 def mount(api: Api, loop: LiveLoop, metrics: Metrics, *, body_limit: int) -> Oip:
+    """Build the parts and mount the routes."""
     functions = loop.controller.state.functions
     catalogue = Catalogue(api, lambda name: functions[name].spec if name in functions else None)
     serving = Serving(api, loop, catalogue, metrics)

@@ -1,4 +1,4 @@
-"""The `data` of a JSON tensor: numbers, booleans and text, flat or nested, to raw bytes and back.
+"""JSON tensors: the `data` of a tensor as numbers, booleans and text, flat or nested, to raw bytes and back.
 
 Exact both ways: integers are checked against the range of their dtype, and a float has enough digits to come back as it was.
 JSON has no number for what is infinite or none; those go out as null, and need the binary form to come in.
@@ -25,7 +25,7 @@ _DECODERS = {dtype: msgspec.json.Decoder(kind) for dtype, kind in _LISTS.items()
 
 
 def to_raw(name: str, dtype: str, data: bytes | msgspec.Raw) -> bytes:
-    """`data` is still JSON."""
+    """Raw bytes of `data`, which is still JSON."""
     if dtype not in _DECODERS:
         raise BadValue(f"{name}: datatype {dtype[:20]!r}", hint=f"there is {', '.join(NUMPY)}")
     try:
@@ -66,7 +66,7 @@ def _packed(dtype: str, elements: list[Any]) -> bytes:
 
 
 def to_list(name: str, dtype: str, data: Raw, size: int) -> list[Any]:
-    """What goes into a JSON answer."""
+    """Elements for a JSON response."""
     if dtype == "BYTES":
         try:
             return [element.decode() for element in split_bytes(data, size, name)]

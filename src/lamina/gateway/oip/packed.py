@@ -1,6 +1,6 @@
-"""Compressed bodies, under a bound: a small body may hold a very large one.
+"""Compression of bodies, under a bound: a small body may hold a very large one.
 
-What stays small is opened on the spot; the rest in a thread, so that nobody else waits for it.
+What stays small is decompressed at once; the rest in a thread, so that other requests do not wait for it.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from lamina.errors import BadValue, LaminaError
 
 AT_ONCE_BYTES = 256 * 1024
 PACK_BYTES = 2**20
-"""Packing more than this would keep everybody else waiting."""
+"""Compressing more than this would block other requests."""
 
 _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 _TRAILING = "body: something follows its compressed data"
 
 
 class TooLarge(LaminaError):
-    """More comes out of it than a body may have."""
+    """A body that decompresses to more than the limit."""
 
     status = 413
     code = "too-large"
 
 
 def opened(body: bytes, encoding: bytes, limit: int, then: Callable[[bytes | LaminaError], None]) -> None:
-    """`then` gets the body, or what is wrong with it: now, or later on the loop's thread."""
+    """Decompress; `then` gets the body or the error, now, or later on the loop's thread."""
     bits = _WINDOW_BITS.get(encoding.strip().lower())
     if bits is None:
         raise BadValue(f"content-encoding: {encoding[:40].decode('latin-1')!r}", hint="gzip or deflate")
@@ -58,7 +58,7 @@ def _rest(inflater: Any, start: bytes, limit: int) -> bytes | LaminaError:
 
 
 def packed(body: bytes, accept: bytes) -> tuple[bytes, bytes]:
-    """Body and header line. Only for who asks for one encoding by name: most libraries say that they take anything."""
+    """Body and header line. Only if one encoding is asked for by name: most libraries say that they accept anything."""
     bits = _WINDOW_BITS.get(accept.strip().lower())
     if bits is None or len(body) > PACK_BYTES:
         return body, b""

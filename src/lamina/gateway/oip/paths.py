@@ -1,4 +1,4 @@
-"""The protocol's part of the OpenAPI document, with a schema of its own for every model."""
+"""OpenAPI paths of the protocol, with a schema of its own for every model."""
 
 from __future__ import annotations
 

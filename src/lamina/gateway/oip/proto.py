@@ -1,6 +1,6 @@
-"""The messages of `open_inference.proto` as classes, made when the server starts.
+"""Protobuf schema: the messages of `open_inference.proto` as classes, made when the server starts.
 
-In a pool of descriptors of their own: other packages bring the same messages, and protobuf refuses to know one twice. So what
+In a descriptor pool of their own: other packages bring the same messages, and protobuf refuses to know one twice. So what
 protoc would generate is worked out here from the text, as far as this one file needs it.
 """
 
@@ -21,7 +21,10 @@ _REPEATED = 3
 
 
 class Schema:
-    """`schema["ModelInferRequest"]` is the class; `methods` are (name, request, response, requests stream, answers stream)."""
+    """Message classes by name (`schema["ModelInferRequest"]`).
+
+    `methods` are (name, request, response, is the request a stream, is the response a stream).
+    """
 
     def __init__(self, text: str) -> None:
         factory = extra("google.protobuf.message_factory")
@@ -41,7 +44,7 @@ class Schema:
 
 
 def extra(module: str) -> Any:
-    """A module of the `grpc` extra."""
+    """Import a module of the `grpc` extra."""
     try:
         return import_module(module)
     except ImportError:

@@ -1,4 +1,4 @@
-"""What is asked for in one request of the protocol, and what comes back, whoever carries it and whoever answers it."""
+"""Inference requests and responses, whatever transport carries them and whatever backend answers them."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ FIRST_CLASS = 10
 
 @dataclass(slots=True)
 class Question:
+    """One inference request."""
+
     model: Model
     inputs: Sequence[Given]
     wanted: Sequence[str] = ()  #: outputs by name; empty: all
@@ -36,6 +38,8 @@ class Question:
 
 @dataclass(slots=True)
 class Answer:
+    """The outputs of an inference request, and the reply of its last call."""
+
     outputs: list[Output]
     reply: Reply
 
@@ -45,15 +49,15 @@ OnPiece = Callable[[list[Output]], None]
 
 
 class Infers(Protocol):
-    """Whoever has questions answered."""
+    """Backend of inference: the controller's own service, or an ingress that asks it."""
 
     def infer(self, question: Question, on_answer: OnAnswer, on_piece: OnPiece | None = None) -> Callable[[], None]:
-        """Returns how to cancel it. What is wrong with the request itself is raised."""
+        """Start a request; returns how to cancel it. Errors of the request itself are raised."""
         ...
 
 
 def wishes(parameters: Mapping[str, Any]) -> tuple[int, int]:
-    """Time to answer in microseconds, and priority as we count it, from the parameters of a request; 0 where there is none."""
+    """Timeout in microseconds, and priority as we count it, from the parameters of a request; 0 where there is none."""
     timeout_us = _whole(parameters, "timeout")
     level = _whole(parameters, "priority")
     return min(timeout_us, MAX_TIMEOUT_US), max(-FIRST_CLASS, FIRST_CLASS + 1 - level) if level else 0
@@ -64,14 +68,14 @@ _INSTEAD = "of this protocol's requests, 'timeout' (in microseconds) and 'priori
 
 
 def refuse_wishes(headers: Mapping[bytes, bytes]) -> None:
-    """What /v1 takes as headers comes as parameters here: passed over, a deadline would be none."""
+    """Reject option headers of /v1, which are parameters here: ignored, a deadline would be none."""
     if not headers.keys().isdisjoint(_ELSEWHERE):
         name = next(name for name in headers if name in _ELSEWHERE)
         raise BadValue(f"{name.decode()!r} is no header of /v2", hint=_INSTEAD)
 
 
 def unread(name: bytes) -> str:
-    """Of metadata of gRPC that begins as our headers do."""
+    """Error text for gRPC metadata that begins with `lamina-`."""
     shown = name[:LONGEST].decode("latin-1")
     return f"{shown!r} is not read over gRPC ({_INSTEAD}; the call's own time limit does as well)"
 
@@ -86,5 +90,6 @@ def _whole(parameters: Mapping[str, Any], name: str) -> int:
 
 
 def misshapen(model: Model, error: Exception, call_id: str) -> Problem:
+    """The problem of a result that does not fit the model's signature."""
     log.warning("call %s: %s gave what it does not promise: %s", call_id, model.target, error)
     return wire.plain_problem(500, f"the result is not what the model promises: {error}", code="function-failed", id=call_id)

@@ -1,7 +1,7 @@
-"""Loading and unloading on demand, for clients that manage what stands.
+"""Model repository: loading and unloading on demand, for clients that manage what is resident.
 
 A model that was loaded this way keeps at least one instance until it is unloaded; an unloaded one gives up its instances and is
-refused under /v2. Neither changes what is deployed, and nothing is taken from a client but a name: no files, no settings.
+rejected under /v2. Neither changes what is deployed, and nothing is taken from a client but a name: no files, no settings.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ OnEnd = Callable[[LaminaError | None], None]
 
 
 class Repository:
+    """Loads and unloads models by changing the scale of their functions."""
+
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._scales: dict[str, Scale] = {}  #: as deployed, of what was changed here
@@ -53,7 +55,7 @@ class Repository:
         return {"model_stats": [self._serving.statistics.shown(model) for model in self._serving.catalogue.seen_by(tenant)]}
 
     def _functions(self, name: str) -> list[FunctionState]:
-        """Of all versions; a workflow has none of its own."""
+        """Functions of all versions; a workflow has none of its own."""
         known = self._serving.loop.controller.state.functions
         versions = self._serving.catalogue.models[name].values()
         return [known[model.target] for model in versions if model.target in known]
@@ -63,7 +65,7 @@ class Repository:
         self._serving.loop.post(Deployed((replace(function.spec, scale=scale),)))
 
     def _watch(self, model: Model, until_s: float, on_end: OnEnd) -> None:
-        """Until its newest version stands, or cannot."""
+        """Poll until its newest version is warm, or cannot be loaded."""
         loop = self._serving.loop
         function = loop.controller.state.functions.get(model.target)
         if function is None or any(one.phase is Phase.WARM for one in function.instances.values()):

@@ -1,4 +1,4 @@
-"""The protocol's routes under /v2. Errors are `{"error": text}` there, which is all its clients can read."""
+"""REST routes of the protocol under /v2. Errors are `{"error": text}` there, which is all its clients can read."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ _encode = msgspec.json.encode
 
 
 class Rest:
+    """Routes under /v2."""
+
     def __init__(self, api: Api, serving: Serving, repository: Repository, body_limit: int) -> None:
         self._api = api
         self._serving = serving
@@ -115,12 +117,12 @@ class Rest:
         return False
 
     def _tell(self, request: Request, exchange: Exchange, what: Callable[[str], Any]) -> None:
-        """`what` gets the tenant who asks."""
+        """Respond with a document; `what` gets the client's tenant."""
         if self._need(request, exchange, "GET", "HEAD"):
             exchange.respond(200, _encode(what(self._api.allow(request, "read").tenant)))
 
     def _health(self, request: Request, exchange: Exchange, word: str, is_well: bool, more: dict[str, Any] | None = None) -> None:
-        """With a body: some clients look at the status alone, some at the word."""
+        """Health with a body: some clients look at the status alone, some at the word."""
         if self._need(request, exchange, "GET", "HEAD"):
             exchange.respond(200 if is_well else 400, _encode({**(more or {}), word: is_well}))
 

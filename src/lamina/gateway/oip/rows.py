@@ -1,4 +1,4 @@
-"""A request's tensors as the inputs of calls, one per row, and the results of those calls as tensors again."""
+"""Conversion between tensors and rows: a request's tensors to the inputs of calls, one per row, and their results to tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lamina.sdk.tensors import NUMPY, Port
 
 
 class Misshapen(Exception):
-    """A function gave something that is not what it says it gives: its fault, not the caller's."""
+    """A function's result does not fit its signature: its fault, not the client's."""
 
 
 def inputs_of(model: Model, inputs: Sequence[Given], rows: int) -> list[dict[str, bytes]]:
@@ -45,7 +45,7 @@ def outputs_of(model: Model, blobs: Sequence[values.Blob], wanted: Sequence[str]
 
 
 def _passed_on(model: Model, port: Port, blobs: Sequence[values.Blob]) -> Output | None:
-    """Tensors of just the dtype that was promised go out as they came."""
+    """Tensors of exactly the promised dtype go out without conversion."""
     dtype = dtype_of(port)
     if dtype in ("BYTES", "BF16"):
         return None

@@ -1,4 +1,4 @@
-"""All of the protocol's gRPC methods, over this process's own controller."""
+"""gRPC methods of the protocol, over this process's own controller."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from lamina.gateway.oip.serving import Serving
 
 
 class Rpc(Inferring):
+    """All methods of the protocol."""
+
     def __init__(self, api: Api, serving: Serving, repository: Repository) -> None:
         super().__init__()
         self._api = api

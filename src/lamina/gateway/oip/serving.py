@@ -1,7 +1,7 @@
-"""Requests of the protocol as calls: one per row, all or nothing.
+"""Inference service: requests of the protocol as calls, one per row, all or nothing.
 
-Whoever asks gets an `Answer` or a `Problem` through `on_answer`, once, on the loop's thread. The rows of a request are calls like
-any others, so that they share batches with whatever else is waiting; if one of them cannot be answered, the rest are cancelled.
+`on_answer` gets an `InferenceResponse` or a problem, once, on the loop's thread. The rows of a request are calls like any others,
+so that they share batches with whatever else is waiting; if one of them fails, the rest are cancelled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lamina.types import call_for
 
 
 class Rows(Protocol):
-    """Whoever is told how the calls of one request end."""
+    """The calls of one request, told how each ends."""
 
     ids: list[str]  #: of its calls, as they are made
 
@@ -37,6 +37,8 @@ class Rows(Protocol):
 
 
 class Serving:
+    """Inference backend over this process's own controller."""
+
     def __init__(self, api: Api, loop: LiveLoop, catalogue: Catalogue, metrics: Metrics) -> None:
         self.api = api
         self.loop = loop
@@ -47,7 +49,7 @@ class Serving:
         self._count = 0
 
     def infer(self, question: Question, on_answer: OnAnswer, on_piece: OnPiece | None = None) -> Callable[[], None]:
-        """Returns how to cancel it. What is wrong with the request itself is raised."""
+        """Start a request; returns how to cancel it. Errors of the request itself are raised."""
         model = question.model
         self.check(model)
         rows = check(model, question.inputs, question.wanted)
@@ -59,7 +61,7 @@ class Serving:
         return asked.cancel
 
     def check(self, model: Model) -> None:
-        """Can anything be asked of it now?"""
+        """Raise if the model cannot be called now."""
         if self.api.closing:
             raise Cancelled("shutting down", hint="try another server")
         if model.name in self.catalogue.unloaded:
@@ -74,7 +76,7 @@ class Serving:
         asked: Rows,
         take: Callable[[Any], None] | None = None,
     ) -> None:
-        """Hand in a call for each row; `take` gets pieces as they come, still encoded."""
+        """Submit a call for each row; `take` gets chunks as they come, still encoded."""
         model, loop = question.model, self.loop
         slo = model.about.slo if question.timeout_us else self.api.calls.first.slo(model.target, model.about.slo)
         for row, inputs in enumerate(calls):
@@ -139,7 +141,7 @@ class _Asked:
             self.serving.loop.cancel(call_id)
 
     def _only_ended(self, ending: Ending) -> None:
-        """Nothing is copied: its value is there until this returns."""
+        """End of a request of one row. Nothing is copied: its value is there until this returns."""
         self.serving.metrics.ended(self.question.model.target, ending, self.question.caller.tenant)
         if type(ending) is Reply:
             self._answer([] if self.in_pieces else [self.serving.loop.data.result(ending.call_id)], ending)

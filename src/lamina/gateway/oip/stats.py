@@ -15,6 +15,8 @@ _EMPTY = {"count": 0, "ns": 0}
 
 @dataclass(slots=True)
 class _Times:
+    """How often, and how long in all."""
+
     count: int = 0
     ns: int = 0
 
@@ -28,6 +30,8 @@ class _Times:
 
 @dataclass(slots=True)
 class _OfModel:
+    """Counts of one model."""
+
     last_ms: int = 0
     rows: int = 0
     success: _Times = field(default_factory=_Times)
@@ -38,6 +42,8 @@ class _OfModel:
 
 @dataclass(slots=True)
 class Statistics:
+    """Counts and times of all models."""
+
     _models: dict[tuple[str, str], _OfModel] = field(default_factory=dict)
     _batches: dict[str, dict[int, _Times]] = field(default_factory=dict)  #: by function, then by size
     _running: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -60,7 +66,7 @@ class Statistics:
         self._of(model).fail.add(0)
 
     def watch(self, now_us: int, event: Event, actions: list[Action]) -> None:
-        """Batches, whoever asked for them."""
+        """Count batches, from any protocol."""
         for action in actions:
             if type(action) is StartBatch:
                 self._running[action.batch_id] = (action.function, len(action.jobs))

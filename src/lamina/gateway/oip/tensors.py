@@ -1,4 +1,4 @@
-"""Raw tensors as the protocol has them, and what functions get: encoded values.
+"""Raw tensors as the protocol has them, and encoded values as functions get them.
 
 Raw means little-endian and without gaps; elements of BYTES have a length of four bytes in front of each. A value keeps its
 bytes on the way through; BF16 alone is widened to float32 for the function, and rounded on the way back, which gives back
@@ -27,7 +27,7 @@ Raw = bytes | memoryview
 
 
 class Given(Struct):
-    """An input as it came."""
+    """An input tensor as it came."""
 
     name: str
     dtype: str
@@ -36,6 +36,8 @@ class Given(Struct):
 
 
 class Output(Struct):
+    """An output tensor."""
+
     name: str
     dtype: str
     shape: list[int]
@@ -105,7 +107,7 @@ def widen(data: Raw) -> bytes:
 
 
 def narrow(data: Raw) -> bytes:
-    """To the nearest, ties to even; what is no number stays none."""
+    """Round to the nearest, ties to even; NaN stays NaN."""
     import numpy
 
     bits = numpy.frombuffer(data, "<u4")

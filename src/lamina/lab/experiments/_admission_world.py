@@ -1,4 +1,4 @@
-"""Two workflows on CPU cores and GPU slices, and calls with a limit on latency and one on cost.
+"""Simulated world of the `admission` experiment: two workflows on CPU cores and GPU slices, limits on latency and cost.
 
 Made up, for the thesis says nothing of its cluster: an ensemble (prepare, three models side by side, combine) and a cascade
 (a small model, and a large one for the third of the calls it is not sure of). A model on two cores takes five times as long as

@@ -1,4 +1,4 @@
-"""How long one decision takes: the look-up against the published search and brute force, at 256 configurations a function."""
+"""Planning time of one decision: the look-up against the published search and brute force, at 256 configurations a function."""
 
 from __future__ import annotations
 

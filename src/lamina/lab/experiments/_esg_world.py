@@ -1,4 +1,4 @@
-"""The world of the ESG comparison: six functions, four applications, sixteen nodes. All of it is ours to choose.
+"""Simulated world of the ESG comparison: six functions, four applications, sixteen nodes. All of it is ours to choose.
 
 The shape follows what is public about the published evaluation. Every number here is a default of ours, some of them
 recalled and none of them checked against the paper: nothing below may be quoted as its authors' figure.
@@ -86,7 +86,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "aquatope": {"batches": BATCHES, "cores": CORES, "units": UNITS, "spread": NOISE},
     "fastgshare": {"period_us": 1_000_000},
 }
-"""The same 256 configurations for all who choose among them. Who adapts by periods does so every second: a run is short."""
+"""The same 256 configurations for all policies that choose. Those that adapt by periods do so every second: a run is short."""
 
 
 def smallest_us(application: str) -> int:

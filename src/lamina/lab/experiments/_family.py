@@ -1,4 +1,4 @@
-"""A small family of functions that look like real ones, for experiments that need many.
+"""Family of synthetic functions that look like real ones, for experiments that need many.
 
 Latency on an H200, whose units are groups of 8 SMs: a fixed part, and the work of the batch over units to the power 0.9.
 That is the curve of ResNet-50 as measured at batch 8 (6.6, 3.7, 2.3, 1.5 and 1.1 ms on 1, 2, 4, 8 and 15 units, which are all

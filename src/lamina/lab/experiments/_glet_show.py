@@ -1,4 +1,4 @@
-"""The gpu-let experiment's rows, gathered and shown."""
+"""Figures and sections of the `glet` experiment."""
 
 from __future__ import annotations
 

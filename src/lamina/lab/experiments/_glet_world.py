@@ -1,4 +1,4 @@
-"""What gpu-let was studied with: its sweeps, its mixes, its own results; and its GPUs as Lamina's devices."""
+"""Workloads of gpu-let's study: its sweeps, its mixes, its own results; and its GPUs as Lamina's devices."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def packer() -> Packer:
 
 
 def scenarios(levels: Sequence[int], start: int = 0, step: int = 1) -> Iterator[list[Task]]:
-    """All combinations of rates but the one where nobody asks for anything."""
+    """All combinations of rates but the one where all are zero."""
     for rates in list(product((0, *levels), repeat=len(SLO_MS)))[1 + start :: step]:
         yield [Task(model, rate, SLO_MS[model]) for model, rate in zip(SLO_MS, rates, strict=True) if rate]
 

@@ -1,4 +1,4 @@
-"""The set-up of experiment `has`: published V100 profiles, published workloads, and what had to be assumed."""
+"""Simulated world of experiment `has`: published V100 profiles, published workloads, and what had to be assumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The world of the thesis's scheduling chapter: two models on a few GPUs, and time in steps.
+"""Simulated world of the thesis's scheduling chapter: two models on a few GPUs, and time in steps.
 
 A step is `STEP_US` microseconds. The printed traces need a GPU to be busy for 6 steps with a cold ResNet50, 2 with a warm
 one, 18 with a cold BERT, which contradicts the parameters in the text; so there are three sets. In each a cold request

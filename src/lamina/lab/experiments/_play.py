@@ -1,4 +1,4 @@
-"""Play a list of calls through the simulator, where a scenario's own loads are not enough.
+"""Player of a list of calls through the simulator, where a scenario's own loads are not enough.
 
 Experiments that follow a printed trace need calls at given instants and loads that take exactly as long as printed;
 others give each call a cost limit. Controller, executor and loop are those of `sim.run`.
@@ -38,7 +38,7 @@ class Started:
 
 @dataclass(slots=True)
 class Played:
-    """What happened: every call and how it ended, and who started when and where."""
+    """Calls as they were played: how each ended, and when and where its first batch started."""
 
     ledger: Ledger
     ended_us: int = 0

@@ -1,4 +1,4 @@
-"""The hundred functions of `traces`, who calls them when, and what a policy lets in."""
+"""Simulated world of `traces`: a hundred functions, their recorded arrivals, and what a policy admits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def deployable(scenario: Scenario, policy: str) -> Scenario:
 
 
 def make(load: str, seed: int, seconds: int) -> Scenario:
-    """The hundred functions, who calls them when, and the devices."""
+    """The hundred functions, their arrivals, and the devices."""
     services, gpus = LOADS[load]
     dice = random.Random(f"traces/{seed}/{load}")
     pods = dice.sample(_pods(), FUNCTIONS) if load == "tenants" else []
@@ -94,7 +94,7 @@ def drawn(service: str, dice: random.Random, until_us: int) -> Iterator[tuple[in
 
 
 def _pods() -> list[tuple[float, bool]]:
-    """(part of a GPU, best effort) of those who ask for a part."""
+    """(part of a GPU, best effort) of pods that ask for a part."""
     with gzip.open(data.path("traces/alibaba_gpu_2023_pods.csv.gz"), "rt", encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["num_gpu"] == "1" and 0 < int(row["gpu_milli"]) < 1000]
     return [(int(row["gpu_milli"]) / 1000, row["qos"] == "BE") for row in rows]

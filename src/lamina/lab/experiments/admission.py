@@ -1,4 +1,4 @@
-"""Whole workflows admitted or refused at arrival, under a limit on latency and one on cost: who answers most of them well?
+"""Admission of whole workflows at arrival, under a limit on latency and one on cost: which policy serves most within both?
 
 Chapter 4 of "Serverless Accelerators" compares its admission control with FIFO and a simple model of Clockwork in one table.
 Here the same three, repaired and as they were, and our own, on an ensemble and a cascade over CPU cores and GPU slices; and

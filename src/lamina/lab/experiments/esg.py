@@ -1,4 +1,4 @@
-"""ESG's comparison: four applications on shared accelerators, deadlines end to end; who is in time, and at what cost?"""
+"""ESG's comparison: four applications on shared accelerators, deadlines end to end; which policy is in time, at what cost?"""
 
 from __future__ import annotations
 

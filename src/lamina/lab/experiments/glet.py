@@ -1,4 +1,4 @@
-"""How much can four GPUs carry when they are cut in two, shared in time, or both; and does a plan keep its word?
+"""Gpu-let's comparison: how much can four GPUs carry when cut in two, shared in time, or both; and do plans hold?
 
 Gpu-let's schedulability study, its peak search, the agreement with its own program, and then what it does not have: its
 plans on line, under random arrivals and interference, beside policies that lease per batch.

@@ -1,4 +1,4 @@
-"""HAS-GPU's workloads on V100 profiles: who keeps which latency goal, and how many GPU-seconds does it hold for that?"""
+"""HAS-GPU's workloads on V100 profiles: which policy keeps which latency goal, and how many GPU-seconds does it hold?"""
 
 from __future__ import annotations
 

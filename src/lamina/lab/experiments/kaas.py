@@ -1,4 +1,4 @@
-"""Which request goes to which GPU, when each GPU serves one at a time and keeps the models it has run?
+"""KaaS's comparison: which request goes to which GPU, when each GPU serves one at a time and keeps the models it has run?
 
 Chapter 6 of "Serverless Accelerators" prints five traces of four requests on two GPUs, counts cold starts under Poisson
 arrivals, and moves rate, GPUs and cold-start length. All of it is played here on our controller and simulator, and then

@@ -1,4 +1,4 @@
-"""Question: what does a decision cost as functions and devices become many, and how does that grow?"""
+"""Scalability: what does a decision cost as functions and devices become many, and how does that grow?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Question: who serves a hundred functions, most of them rarely called, when calls come as they did at real services?"""
+"""Recorded arrivals: which policy serves a hundred functions best, most of them rarely called?"""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def run(cell: Cell) -> Row:
 
 
 def worst_tenth(summary: Summary, called: int) -> float:
-    """Attainment of the tenth of functions that fares worst: a mean hides who pays for it. Not let in: 0."""
+    """Attainment of the tenth of functions that fares worst: a mean hides it. Not admitted: 0."""
     parts = [row.attainment for row in summary.targets if row.offered]
     parts = sorted(parts + [0.0] * (called - len(parts)))
     return round(mean(parts[: max(1, called // 10)]), 6)

@@ -1,1 +1,1 @@
-"""From a plan of slices and rounds to instances that stand and take turns."""
+"""Application of a plan: from slices and rounds to instances that hold them and take turns."""

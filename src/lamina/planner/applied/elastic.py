@@ -1,4 +1,4 @@
-"""Gpu-let on line: measure rates, plan, apply, serve by rounds. What its three policies have in common.
+"""Online gpu-let: measure rates, plan, apply, serve by rounds. What its three policies have in common.
 
 Every `period_us` the rates of the last period go to the planner. If one of them has left its band (more than 5 % up or 10 %
 down, and more than chance explains), a new plan is made and applied, make before break; else the old one stays. Until there
@@ -7,10 +7,10 @@ each other in steps that double until they reach the period.
 
 A plan takes as few devices as will do. If all devices are not enough, all rates are planned for in the same proportion,
 the largest that fits. There are only so many turns to be had, and so much memory: the functions that are called most have them,
-the others are guests (`planner/applied/guests.py`).
+the others are unplanned (`planner/partitioning/unplanned.py`).
 
 Planning is bounded, so that it never holds up dispatch: of many functions only as many as there are turns are looked at, a
-function nobody planned for brings a new plan forward, but each time at twice the distance, and a plan for nearly the same rates
+function without a plan brings a new plan forward, but each time at twice the distance, and a plan for nearly the same rates
 is remembered.
 """
 
@@ -40,14 +40,14 @@ FIRST_US = 250_000
 """From the first arrival to the second plan; then twice as long each time, up to the period."""
 
 AGAIN_US = 50_000
-"""A function nobody planned for has work: a new plan, this long after the last; then twice as long, until one was due anyhow."""
+"""A function without a plan has work: a new plan, this long after the last; then twice as long, until one was due anyhow."""
 
 RETRY_US = 5_000
 UNKNOWN_US = 10_000
 """A batch of something never measured is planned to take this long; it will be known better soon."""
 
 UP, DOWN, CHANCE = 1.05, 0.9, 3.0
-ENOUGH = 1.0  #: requests a second that are planned for whoever has any
+ENOUGH = 1.0  #: requests a second that are planned for every function with any
 SAME = 1.03  #: rates no further apart than this have one plan
 PLANS = 16  #: that are remembered
 
@@ -243,7 +243,7 @@ def _rounded(value: float) -> int:
 
 
 def cuts_of(plan: Plan) -> list[Cut]:
-    """A plan as what is to stand."""
+    """Slice assignments of a plan, for the policies that carry it out."""
     return [
         Cut(
             cut.gpu,

@@ -1,4 +1,4 @@
-"""Gpu-let's planner on the devices there are: which of them are alike, whom to plan for, and how much of the load."""
+"""Gpu-let's planner on the devices there are: which are alike, which functions to plan for, and how much of the load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCALES = 5  #: steps of the search for the largest part of all rates that fits
 
 
 def alike(view: View) -> dict[str, str]:
-    """What a plan calls each device: its kind, with a number where devices of one kind are not of one make."""
+    """Labels of the devices in a plan: their kind, with a number where devices of one kind are not of one make."""
     makes: dict[tuple[object, ...], str] = {}
     numbers: dict[str, int] = {}
     labels = {}
@@ -30,7 +30,7 @@ def alike(view: View) -> dict[str, str]:
 
 
 def chosen(view: View, rates: dict[str, float], kinds: Sequence[DeviceSpec], turns: int) -> list[FunctionSpec]:
-    """Of those that can run here, as many as there are turns and memory for: the ones called most, in the order of `rates`."""
+    """Functions to plan for: as many as there are turns and memory for: the ones called most, in the order of `rates`."""
     memory_mib = sum(device.spec.memory_mib for device in view.devices.values())
     taken: set[str] = set()
     stays = {name: KEEP if view.functions[name].instances else 1.0 for name in rates}

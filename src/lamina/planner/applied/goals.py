@@ -1,6 +1,6 @@
-"""What every single function must achieve: rates and latency goals of calls, broken down to the functions they reach.
+"""Rates and latency goals per function, derived from those of calls and workflows.
 
-A workflow's goal is shared out along its longest path, in proportion to how long each step takes at best. A function that
+A workflow's goal is divided along its longest path, in proportion to how long each step takes at best. A function that
 several targets reach must satisfy the most demanding of them.
 """
 

@@ -1,7 +1,7 @@
-"""Whoever has jobs and no place in a plan is served all the same: plainly, first come, first served, on what is free.
+"""Functions without a place in the plan, served all the same: plainly, first come, first served, on free units.
 
-A guest gets one instance, where that puts out those who have been idle longest. Room is made only at the cost of those who
-have nothing to do, or whose first job came after the guest's: whoever waits longest comes next, so nobody waits for ever. It
+Such a function gets one instance, in place of those that have been idle longest. Instances are evicted only if their function has
+no work, or if its first job came later: the longest wait comes next, so no function starves. It
 runs on units no standing slice needs at the moment, or on a slice of its own where the device, or its owner, asks for that.
 """
 
@@ -21,10 +21,10 @@ from lamina.types import NEVER_US
 
 @dataclass(slots=True)
 class Guests:
-    waiting: bool = False  #: somebody has no instance that could serve it, nor one that comes up
+    waiting: bool = False  #: a function has no instance that could serve it, nor one that loads
 
     def steps(self, view: View, housed: Callable[[FunctionState], bool]) -> Iterator[Decision]:
-        """An instance for everybody who has work and is not `housed`; to be called again while somebody is `waiting`."""
+        """An instance for every function that has work and is not `housed`; to be called again while one is `waiting`."""
         self.waiting = False
         guests = [view.functions[name] for name in (*view.waiting, *view.held)]
         guests = [function for function in guests if not housed(function)]
@@ -34,7 +34,7 @@ class Guests:
                 self.waiting = True
 
     def lacking(self, view: View, housed: Callable[[FunctionState], bool]) -> bool:
-        """Is there somebody new that `steps` could do something for?"""
+        """Is there a new function that `advance` could do something for?"""
         return any(
             not housed(function) and not any(_serves(view, function, one) for one in function.instances.values())
             for function in view.waiting.values()
@@ -105,7 +105,7 @@ def _serves(view: View, function: FunctionState, instance: Instance) -> bool:
 
 
 def _in_the_way(view: View, function: FunctionState, device: Device) -> list[Instance] | None:
-    """Who would have to go for it to be loaded here, those who are going included; None if it cannot be."""
+    """Instances to evict for it to be loaded here, those that drain included; None if it cannot be."""
     spec = function.spec
     if not spec.fits_family(device.spec.family) or spec.memory_mib > device.spec.memory_mib:
         return None

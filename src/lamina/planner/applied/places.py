@@ -1,4 +1,4 @@
-"""A plan laid over devices: slices, the turns on them, which device each goes to, and what of it stands there already."""
+"""Placement of planned slices on devices: slices, the turns on them, which device each goes to, and what stands already."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Place:
 
 
 def what_is(view: View) -> tuple[DeviceSpec | FunctionSpec, ...]:
-    """Everything a plan is laid over; a plan for something else is out of date."""
+    """Devices and functions a plan is made for; a plan for others is out of date."""
     devices, functions = view.devices.values(), view.functions.values()
     return (*(device.spec for device in devices), *(function.spec for function in functions))
 
@@ -114,6 +114,6 @@ def recognise(view: View, mates: list[Place], taken: set[str]) -> None:
     for place in mates:
         place.instance = best.get(place.turn.function, "")
     taken.update(best.values())
-    if best:  # others on that slice are on their way out, and it is nobody else's
+    if best:  # others on that slice are on their way out, and it belongs to no other turn
         home = device.homes[next(iter(best.values()))]
         taken.update(name for name, mask in device.homes.items() if mask == home)

@@ -1,9 +1,9 @@
-"""Dispatch that keeps to a plan: batches of the planned size, closed at the latest after one round.
+"""Dispatch by duty cycle: batches of the planned size, closed at the latest after one round.
 
 A function with several places is served by the idle one that has done least of its share. On a slice that several
 functions use, the most urgent one that is ready has its turn. A job that cannot be in time any more is let go; while more
-wait than fit into a batch, so is one for which the batch would have to shrink. Whom the plan leaves out is a guest
-(`planner/applied/guests.py`).
+wait than fit into a batch, so is one for which the batch would have to shrink. Functions the plan leaves out are served by
+`planner/partitioning/unplanned.py`.
 """
 
 from __future__ import annotations

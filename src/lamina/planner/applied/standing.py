@@ -1,4 +1,4 @@
-"""From a plan to instances that stand: load what is new, and only then let go of what is old.
+"""Rollout of a plan, make before break: load what is new, and only then unload what is old.
 
 A plan is a list of cuts: a slice of a device, the functions that take turns on it, and the round they keep. Where the new
 plan finds an instance of the same function on a slice of the same size, it stays. Where there is room, what is missing is
@@ -6,11 +6,11 @@ loaded beside what stands (make before break); where there is none, an old slice
 serve until every place their function has in the new plan is warm. Where slices stand so that the last one finds no block,
 the device is laid out anew, once.
 
-Functions the plan leaves out are guests (`planner/applied/guests.py`). One that serves is in nobody's way until those who
-waited for it longest are served: of a place and a guest, the one with the older job comes first, and else the guest.
+Functions the plan leaves out are unplanned (`planner/partitioning/unplanned.py`). One that serves is not evicted until its
+longest wait is over: of a planned turn and an unplanned function, the one with the older job comes first, and else the latter.
 
-Functions that share a slice have equal quotas of it, for the bill alone: who runs when is decided by rounds
-(`planner/applied/rounds.py`), not by token buckets.
+Functions that share a slice have equal quotas of it, for the bill alone: rounds decide which one runs when
+(`planner/partitioning/round_dispatch.py`), not by token buckets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OUTGOING = 1e-3
 """Quota of an instance that is about to leave a slice others move into: next to nothing, so that theirs fit."""
 
 STAY_US = 2_000_000
-"""A guest keeps its room for so long after its last job, unless somebody who has a place waits for it."""
+"""An unplanned function keeps its room for so long after its last job, unless a planned one waits for it."""
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ class Standing:
     def _give_up(
         self, view: View, device: Device, place: Place, wanted: set[str], untidy: set[str], own: Instance | None = None
     ) -> Iterator[Decision]:
-        """Old instances that are in the way, no more than need be; those first whose function is served elsewhere already.
+        """Evict old instances that are in the way, no more than need be; those of functions served elsewhere first.
 
         `own` is to be resized: it needs no more memory, and its slice is free."""
         need_mib = view.functions[place.turn.function].spec.memory_mib if own is None else 0
@@ -164,7 +164,7 @@ class Standing:
                 yield UnloadOf(instance.id)
 
     def _first(self, view: View, instance: Instance, place: Place) -> bool:
-        """Is it the only one to serve somebody who has waited for longer than those this place is for?
+        """Is it the only one to serve a function that has waited for longer than those this place is for?
 
         Who has been loaded for somebody runs once at least, and a guest outstays its last job by a moment if nobody waits for
         the place: else two who need the same room would only ever load.
@@ -200,7 +200,7 @@ class Standing:
                 yield UnloadOf(instance.id)
 
     def _parted(self, view: View, instance: Instance) -> Decision:
-        """Its slice goes to others. It stays as a guest while there is memory, if the device can run it anywhere."""
+        """Its slice goes to others. It stays, unplanned, while there is memory, if the device can run it anywhere."""
         device = view.devices[instance.device]
         self.how.pop(instance.id, None)
         needs_slice = view.functions[instance.function].spec.home or not device.spec.limits.per_batch
@@ -211,7 +211,7 @@ class Standing:
         return any(instance.id in wanted and instance.phase is Phase.WARM for instance in instances.values())
 
     def _quotas(self, view: View, wanted: set[str]) -> Iterator[Decision]:
-        """Who leaves has next to nothing, who stays has equal parts; parts shrink before others grow."""
+        """Quotas on shared slices: those that leave have next to nothing, others equal parts; shrink before grow."""
         wishes: list[tuple[float, Instance]] = []
         for slice_ in slices_of(self.places):
             live = [instance for place in slice_ if (instance := place.live(view)) is not None]
@@ -239,7 +239,7 @@ def _part(view: View, mates: list[Place], wanted: set[str]) -> float:
 
 
 def unused(instance: Instance) -> bool:
-    """It has not run anything since it was loaded."""
+    """Whether it has run nothing since it was loaded."""
     return instance.used_us <= instance.since_us and not instance.batches
 
 

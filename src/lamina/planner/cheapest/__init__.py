@@ -1,1 +1,1 @@
-"""The default policy: every batch in the cheapest way that is still in time."""
+"""Default policy: every batch in the cheapest configuration that is still in time."""

@@ -1,8 +1,8 @@
-"""The look-ahead of every workflow, kept up to date while load and predictions move.
+"""Workflow plans: the look-ahead of every workflow, kept up to date while load and predictions move.
 
 What a later step costs depends on how many will share its batch, and that on how fast its jobs come: a batch of n takes
 its own time and that of waiting for n - 1 more. So the tables a plan is made of carry the time to fill a batch, and plans
-are made again when the pace of a function has changed by half, or its menu is a new one.
+are made again when the arrival rate of a function has changed by half, or its configuration table is a new one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Plans:
     _seen: dict[str, tuple[int, int, float]] = field(default_factory=dict)  #: arrivals, when, and gap at the last look
 
     def of(self, view: View, job: Job) -> Ahead | None:
-        """None for a step alone, and while nobody knows how long one of the others takes."""
+        """Plan of the step this job is at; None for a function alone, and while the latency of another step is unknown."""
         flow = job.run.flow
         if flow.single is not None:
             return None
@@ -73,8 +73,8 @@ class Plans:
         return self._fresh(view, flow).whole
 
     def together(self, view: View, flow: Flow, count: int) -> Frontier | None:
-        """The same for so many who start at once and go through all of it together, nobody else joining them: of the steps that
-        every run comes to, what one of them pays. None while nobody knows."""
+        """Pareto front for `count` runs that start at once and share all batches, with no others: of the steps that every run
+        comes to, what one of them pays. None while latencies are unknown."""
         known = self._fresh(view, flow)
         if known.whole is not None and count not in known.groups:
             menus = {name: self.menus.everywhere(view, view.functions[name]) for name in flow.functions}
@@ -160,7 +160,7 @@ def _table(menus: list[Menu], count: int, sure: bool) -> Configs:
 
 
 def _kept_busy(device: DeviceSpec, pick: Pick) -> float:
-    """The price of as much of the device as nobody else can use beside it: of units or cores, what it takes more of."""
+    """The price of as much of the device as no other batch can use beside it: of units or cores, the larger share."""
     if not device.cores:
         return pick.cost
     share = max(pick.units / device.units, pick.cores / device.cores)

@@ -1,9 +1,9 @@
-"""What a run may cost, and what it will: one source for the door that lets it in, for what is chosen, and for what is given up.
+"""Cost budget of a run: one source for admission, for the choice of configurations, and for what is given up.
 
-- At the door: what it should cost in the time it has, in the company that comes meanwhile. Who would pay more than the limit
-  is told so before anything has been spent.
+- At admission: what it should cost in the time it has, sharing batches with the calls that arrive meanwhile. A call that would
+  pay more than its limit is told so before anything has been spent.
 - When a batch is chosen: what is left of the limit, less what the run's other steps take; those that run, as they run, those
-  that wait or are still to come, in the company they usually have. That is aimed at. A step behind a choice counts in full.
+  that wait or are still to come, in batches of the usual size. That is aimed at. A step behind a choice counts in full.
 - Before a batch starts: the same with the least that the others can take. What is over the limit even so will be over it in
   the end, and is given up now rather than at its last step.
 """
@@ -39,7 +39,7 @@ class Allowance:
     pace: Pace
 
     def too_dear(self, view: View, flow: Flow, call: Call, allowed_us: int) -> float:
-        """What it should cost, if that is more than it may; else 0, as where nobody knows, or where no price makes it in time."""
+        """Expected cost, if it exceeds the limit; else 0, as where it is unknown, or where no price makes it in time."""
         if not call.cost_limit:
             return 0.0
         expected = self._expected(view, flow, allowed_us)
@@ -51,7 +51,8 @@ class Allowance:
         return expected
 
     def _expected(self, view: View, flow: Flow, allowed_us: int) -> float:
-        """Who waits for company before the first step has it at all others. Nobody is turned away for a step it may be spared."""
+        """Expected cost per run. Runs that wait to share the first batch share all others. No call is rejected for an optional
+        step."""
         first = view.functions[flow.functions[0]]
         gap_us, waiting = self.pace.gap_us(view.now_us, first), len(first.queue) + 1
         least = math.inf
@@ -75,14 +76,14 @@ class Allowance:
         return self._left(view, job, lambda function: self._usual(view, function, slo_us), math.ceil)
 
     def _usual(self, view: View, function: FunctionState, within_us: int) -> float:
-        """Of a job, where that is least, in the company that comes meanwhile; 0 while nobody knows."""
+        """Cost of a job on the cheapest device, in a batch of the usual size; 0 while unknown."""
         gap_us = self.pace.gap_us(view.now_us, function)
         costs = [usual(menu, gap_us, within_us, None)[0] for menu in self.menus.everywhere(view, function)]
         return min((cost for cost in costs if cost < math.inf), default=0.0)
 
     def affords(self, view: View, job: Job, seat: Seat, pick: Pick, units: int, company: int) -> bool:
-        """Can its run keep to its limit if this batch starts here, on so many units, and no later one has more `company`? Steps
-        it may be spared do not count."""
+        """Whether the run can keep to its limit if this batch starts here, on so many units, and no later batch is larger than
+        `company`. Optional steps do not count."""
         limit = job.run.call.cost_limit
         if not limit:
             return True
@@ -95,8 +96,8 @@ class Allowance:
         return price <= self._left(view, job, least, int) + limit * ROUNDING
 
     def company_until_us(self, view: View, job: Job, count: int, most: int) -> int:
-        """Until when a run that has not begun may wait for the next who makes them more than these, and be in time and within its
-        limit with those who follow."""
+        """Until when a run that has not begun may wait for a larger group than `count`, and be in time and within its limit with
+        those that follow."""
         run, latest_us = job.run, 0
         limit, gap_us = run.call.cost_limit * (1 + ROUNDING), self.pace.gap_us(view.now_us, view.functions[job.function])
         for more in [size for size in dict.fromkeys([*SIZES, count + 1, most]) if count < size <= most]:

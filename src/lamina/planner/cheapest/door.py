@@ -1,9 +1,11 @@
-"""Who is let in. What arrives is promised a time, or turned away at once and told what could be had.
+"""Admission control of the default policy: estimate the completion time; admit with it, or reject with the latency that could be
+met.
 
-- Who could not be in time behind those who are there already is refused (`offer.py`).
-- Who would be dearer than it may be is refused as well (`allowance.py`).
-- If more is asked than there is, the calls that take most go first (`price.py`): as many as can be are then answered in time.
-- In overload most calls are refused, each for the reason the one before it was (`shut.py`).
+- A call that could not be in time behind those that wait already is rejected (`estimate.py`).
+- So is a call that would cost more than its limit.
+- If demand exceeds the devices, the calls with the most work are shed first (`load_shedding.py`): as many as can be are then
+  answered in time.
+- In overload most calls are rejected, each for the reason the one before it was: rejections are remembered.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ class Door:
         return promise(view, flow, finish_us)
 
     def _still_shut(self, view: View, flow: Flow, call: Call, allowed_us: int) -> Refuse | None:
-        """One like it was turned away a moment ago, and nothing has changed since."""
+        """A similar call was rejected a moment ago, and nothing has changed since."""
         if flow.single is None or view.explaining:
             return None
         function = view.functions[flow.single.function]
@@ -79,7 +81,7 @@ class Door:
         return self.offers.finish_us(view, view.functions[flow.single.function], allowed_us, within_us)
 
     def _too_heavy(self, view: View, flow: Flow) -> bool:
-        """More is asked than there is, and this call asks for much."""
+        """Whether this call is shed: demand exceeds the devices, and it takes much."""
         demand, devices = self.demand, view.devices
         demand.offered(flow.name)
         hosts = self.fluid.hosts(view, flow)

@@ -1,7 +1,7 @@
-"""What waits on the devices, taken as a fluid: work spread over all units of all devices its functions stand on.
+"""Backlog model: queued work taken as a fluid, spread over all units of all devices its functions are on.
 
-To look at every queue for every arrival would cost as much as there are functions, so a look is good for a moment, and for
-all who have about as much time.
+To look at every queue for every arrival would cost as much as there are functions, so a snapshot is good for a moment, and
+for all calls that have about as much time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FRESH_US = 1_000
 
 @dataclass(slots=True)
 class Look:
-    """Work that waits and is due within some time."""
+    """Snapshot of the queued work that is due within some time."""
 
     delay_us: dict[str, float] = field(default_factory=dict)  #: per device
     own_us: dict[str, float] = field(default_factory=dict)  #: per function, its part on each of its devices
@@ -119,8 +119,8 @@ class Fluid:
         return look
 
     def _paces(self, view: View, function: FunctionState, allowed_us: int) -> dict[str, float]:
-        """Per device it is on, how many jobs a microsecond all of it would do; none while nobody knows. Where no batch leaves
-        half of the time for waiting, as many as run alone: who has waited for a slice has no time left for a larger one."""
+        """Per device, how many jobs a microsecond all of it would do; none while unknown. Where no batch leaves half of the time
+        for waiting, as many as run alone: after waiting for a slice there is no time left for a larger batch."""
         paces: dict[str, float] = {}
         for host in self.used(view, function):
             device = view.devices[host]

@@ -1,8 +1,8 @@
-"""What to do for those who wait for one function: run them now, where and in what company, or wait for more.
+"""Batch decision for one function: start now, where and with how many jobs, or wait for more.
 
-The weighing itself is `weigh.py`'s. Here is what is weighed: for whom (the goal of the first in line, or none), with what comes
-after, within what it may cost; and two second thoughts. Those one step away are known and worth waiting for; and on a machine
-of one's own a batch is not parted for a saving as small as the noise.
+The optimisation itself is in `optimizer.py`. Here is what goes into it: the goal of the head of the queue (or none), what comes
+after, the cost budget; and two corrections. Upstream jobs are known and worth waiting for; and on an owned device a batch is
+not split for a saving as small as the noise.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Judge:
         return self._known_company(view, function, head, count, verdict)
 
     def _as_wished(self, view: View, function: FunctionState, head: Job, room: list[Seat], count: int) -> Verdict:
-        """Nobody said how long it may take: on the slice it asks for, and no waiting but what pays in throughput."""
+        """Without a latency goal: the slice the function asks for, and no batch delay but what pays in throughput."""
         wished = []
         for seat in room:
             units = function.spec.units_on(seat.device.spec)
@@ -73,7 +73,7 @@ class Judge:
         return self._known_company(view, function, head, count, Verdict(*found)) if found else NOTHING
 
     def _known_company(self, view: View, function: FunctionState, head: Job, count: int, verdict: Verdict) -> Verdict:
-        """Those one step away; and without a plan for the rest of a workflow, whoever is worth it in throughput."""
+        """Wait for upstream jobs; and without a plan for the rest of a workflow, for any that pay in throughput."""
         seat, pick, now_us = verdict.seat, verdict.pick, view.now_us
         if seat is None or pick is None or verdict.until_us > now_us:
             return verdict
@@ -99,8 +99,8 @@ class Judge:
         return verdict._replace(until_us=until_us, company=again) if until_us > now_us else verdict
 
     def whole(self, function: FunctionState, head: Job, count: int, seat: Seat, pick: Pick) -> Pick:
-        """On a machine of one's own: all who wait in one batch, if that is in time and not clearly slower a job. Learnt times are
-        noisy, and who parts a batch for less than their noise is slower in the end. Every so often even then: a size that was
+        """On an owned device: all waiting jobs in one batch, if that is in time and not clearly slower per job. Learnt times are
+        noisy, and splitting a batch for less than their noise is slower in the end. Every so often even then: a size that was
         slow once, before caches were warm, would else never be seen again. Where time is not paid for, trying costs nothing."""
         if pick.batch >= count or not seat.device.spec.owned:
             return pick

@@ -1,9 +1,9 @@
-"""Which kinds of devices pay for a function, at the pace its jobs come?
+"""Choice of device kinds: which kinds pay for a function, at the rate its jobs arrive.
 
-A lone job may be cheapest on a few cores and a batch on a GPU. So a function stands on both, and the pace decides: once
-company comes while a batch runs, a kind that is slower than another and, with that company, dearer as well is not used any
-more, nor counted on. Whoever took it only because it is free would come too late to the next step, and keep those from it
-who have no choice.
+A lone job may be cheapest on a few cores and a batch on a GPU. So a function is on both, and the arrival rate decides: once
+jobs arrive while a batch runs, a kind that is slower than another and, with the larger batch, dearer as well is not used any
+more, nor counted on. Taking it only because it is free would be too late for the next step, and in the way of functions that
+have no choice.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _only_on(view: View, function: FunctionState, kinds: frozenset[str]) -> bool
 
 
 def usual(menu: Menu, gap_us: float, slo_us: int, ahead: Ahead | None) -> tuple[float, int]:
-    """Cost, with all that comes after, and time of a batch with the company that comes while one job runs alone."""
+    """Cost, with all that comes after, and time of a batch of the jobs that arrive while one job runs alone."""
 
     def total(pick: Pick) -> float:
         if ahead is None:

@@ -1,8 +1,8 @@
-"""Is it better to wait for a slice elsewhere than to start at once here?
+"""Cheaper upcoming slots: is it better to wait for a slice elsewhere than to start at once here?
 
-Where a function stands on several kinds of devices, the cheap kind is busy more often. Whoever takes what is free at the
-moment ends up on the dear one although the other has a slice to spare a millisecond later, and keeps those from it who have
-no choice. So a start is held against what running batches elsewhere leave behind, both with all that comes after the step.
+Where a function is on several kinds of devices, the cheap kind is busy more often. Taking what is free at the moment ends up
+on the dear one although the other has a slice to spare a millisecond later, and blocks functions that have no choice. So a
+start is compared with what running batches elsewhere leave behind, both with all that comes after the step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who shares the next batch, and for whom is it made?"""
+"""Members of the next batch: its head, and the jobs that share it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PASS_OVER = 1.1
 
 
 def company(function: FunctionState, late: int, room: list[Seat], now_us: int) -> list[Job]:
-    """Who shares the next batch, its leader first: those who can be in time, then those who are late anyway."""
+    """Jobs of the next batch, its head first: those that can be in time, then those that are late anyway."""
     queue, most = function.queue, function.spec.max_batch
     if late >= len(queue):
         return together(queue.first(most))
@@ -26,8 +26,8 @@ def company(function: FunctionState, late: int, room: list[Seat], now_us: int) -
 
 
 def _leader(function: FunctionState, late: int, room: list[Seat], now_us: int) -> int:
-    """More wait than fit into one batch: a job so urgent that the batch would be small or dear for it is passed over if
-    more are served, in the same time on the same units, without it."""
+    """Position of the batch head. More wait than fit into one batch: a job so urgent that the batch would be small or dear for it
+    is passed over if more are served, in the same time on the same units, without it."""
     queue, most = function.queue, function.spec.max_batch
     waiting = len(queue) - late
     if not room or waiting < 2 or (waiting <= most and not _splits(function, late, room, now_us)):
@@ -50,7 +50,7 @@ def _leader(function: FunctionState, late: int, room: list[Seat], now_us: int) -
 
 
 def _splits(function: FunctionState, late: int, room: list[Seat], now_us: int) -> bool:
-    """There is place for one batch, and in time for the most urgent job it would leave others behind. (A step of a workflow
+    """There is room for one batch, and in time for the most urgent job it would leave others behind. (A step of a workflow
     may be late without the whole being so.)"""
     head = function.queue.some(late, 1)[0]
     if len(room) > 1 or head.run.flow.single is None:

@@ -1,10 +1,9 @@
-"""Does company come when it is waited for? Owner of that record, per function.
+"""Feedback for delayed batching: per function, did delaying a batch make it larger? If not, stop delaying.
 
-The pace of arrivals promises company; clients who call again only when they are answered do not keep the promise: all of
-them come at once, and then nobody, however long they are made to wait. Nobody tells the two apart but the outcome, so that
-is what counts. A wait that ends as it began halves the trust, one that was joined restores some of it, and so does a batch
-of several that nobody waited for. A wait that ends in silence was in vain: the next batches go at once, twice as many each
-time it happens again.
+The arrival rate promises more jobs; closed-loop clients, which call again only when they are answered, do not keep that
+promise: all of them call at once, and then none, however long they are made to wait. Nothing tells the two apart but the
+outcome. A wait that ends as it began halves the trust, one that was joined restores some of it, and so does a batch of several
+without a wait. After a wait that ends in silence the next batches start at once, twice as many each time it happens again.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ class Luck:
         return record is None or (record.trust >= LEAST and not record.skip)
 
     def hope(self, function: str, count: int) -> None:
-        """So many wait for more."""
+        """So many jobs wait for more."""
         record = self._records.setdefault(function, _Record())
         record.hoped = record.hoped or count
 
     def start(self, function: str, count: int, silent: bool) -> None:
-        """A batch of so many starts; nobody has come for a while, or somebody has."""
+        """A batch of `count` starts; `silent`: no job has arrived for a while."""
         record = self._records.setdefault(function, _Record())
         if not record.hoped:
             record.skip = max(0, record.skip - 1)

@@ -1,8 +1,8 @@
-"""What one function can be run as on one kind of device, ready for look-ups that cost a microsecond.
+"""Configuration table of one function on one kind of device, ready for look-ups that cost a microsecond.
 
-For every number of jobs waiting, and for every amount of room on the device, a *shelf*: the configurations (batch, units,
-cores) that nobody beats in both time and cost, fastest first. The cheapest within a time is then one bisection. Shelves
-are made when first asked for; each builds on the one for a job less.
+For every number of waiting jobs, and for every amount of free units on the device, a Pareto front: the configurations (batch,
+units, cores) that none other beats in both time and cost, fastest first. The cheapest within a time is then one bisection.
+Fronts are made when first asked for; each builds on the one for a job less.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def roomiest(free: int, sizes: tuple[int, ...], aligned: bool, total: int) -> in
 
 @dataclass(slots=True)
 class Menu:
-    """`latency_us(batch, units, cores)` is 0 for what nobody knows; such configurations are left out."""
+    """Configurations of a function; `latency_us(batch, units, cores)` is 0 for unknown ones, which are left out."""
 
     latency_us: Latency
     most: int
@@ -129,7 +129,7 @@ class Menu:
         return self.best(self.most, allowed_us // 2) or self.best(self.most, allowed_us) or self.fastest(self.most)
 
     def work(self, pick: Pick) -> float:
-        """Unit-microseconds one request takes; where it takes more of the cores, as many units as nobody can use beside it."""
+        """Unit-microseconds per request; where it takes more of the cores, as many units as no other batch can use beside it."""
         units = float(pick.units)
         if pick.cores:
             units = max(units, self.spec.units * pick.cores / self.spec.cores)

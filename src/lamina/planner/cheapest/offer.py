@@ -1,10 +1,9 @@
-"""When would what arrives now be done, if batches and slices are chosen freely?
+"""Completion-time estimate of the default policy: when would a call that arrives now be done, if slices are chosen freely?
 
 Behind the queue, batch by batch in the most economical way its goal allows, as running batches give their units back. If
 that is too late, once more with batches as large as the goal allows, and with the fastest way there is: a goal that only a
-large slice can meet is met by one (`ways.py`). What other functions have waiting is taken as a fluid over the devices they
-share (`fluid.py`). For a workflow everything is: what waits, runs or is sure to come, then its own path, the faster the less
-there is to wait for.
+large slice can meet is met by one. What other functions have waiting is taken as a fluid over the devices they share. For a
+workflow everything is: what waits, runs or is sure to come, then its own path, the faster the less there is to wait for.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ class Offers:
     ways: Ways
 
     def finish_us(self, view: View, function: FunctionState, allowed_us: int, within_us: int) -> int:
-        """Time until a job joining the queue now would be done, the first found `within_us` or the least there is; 0 if nobody
-        knows how long it takes."""
+        """Time until a job joining the queue now would be done, the first found `within_us` or the least there is; 0 while its
+        latency is unknown."""
         ahead = len(function.queue) + 1
         known = self.ways.of(view, function, allowed_us)
         if not known.ways:
@@ -92,10 +91,9 @@ class Offers:
         return best_us
 
     def flow_finish_us(self, view: View, flow: Flow, allowed_us: int, tight: bool) -> int:
-        """Time until a run that starts now would be done; 0 while nobody knows how long a step takes.
+        """Time until a run that starts now would be done; 0 while the latency of a step is unknown.
 
-        While there is more to do than can be done (`tight`), what runs in flight will bring is ahead of it as well; else that
-        comes no faster than it is served.
+        In overload (`tight`), what runs in flight will bring is ahead of it as well; else that comes no faster than it is served.
         """
         whole = self.plans.whole(view, flow)
         if whole is None:

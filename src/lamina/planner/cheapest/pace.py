@@ -1,8 +1,8 @@
-"""How fast do the jobs of a function come? One answer for all who plan ahead.
+"""Arrival rate of a function, for everything that plans ahead.
 
-A meter follows bursts within a handful of arrivals. What is planned for longer wants it calmer, but not so calm that a stream is
-over before it is believed: arrivals are counted for a fifth of a second at a time. Until then the meter has to do. Those count
-as well who were turned away because alone they would be too dear: let in, they would be company for each other.
+`ArrivalStats` follows bursts within a handful of arrivals. Plans for longer want it calmer, but not so calm that a stream is
+over before it is believed: arrivals are counted for a fifth of a second at a time. Until then the short-term rate has to do.
+Calls count as well that were rejected because alone they would be too dear: admitted, they would share batches.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What is asked of the devices, and who is turned away when it is more than there is.
+"""Load shedding: when demand exceeds a device, reject the calls with the most work per call first.
 
-In overload somebody must be refused, and every refusal frees as much as that call would have taken. So those that take most
+In overload calls must be rejected, and every rejection frees as much as that call would have taken. So those that take most
 go first: the calls answered in time are then as many as can be. Demand is counted in units: calls offered per second, times
-the unit-seconds each takes in full batches. Where it exceeds a device, its callers are sorted by what they take, the light
-ones are all let in, and of the first that does not fit as large a part as does.
+the unit-seconds each takes in full batches. Where it exceeds a device, its targets are sorted by what they take, the light
+ones are all admitted, and of the first that does not fit as large a part as does.
 
-Demand is an estimate, so it is corrected: a device that is not busy although calls are turned away can do more than was
-thought. And nobody is turned away from a device that was not busy: a few calls more than usual in a fifth of a second are no
+Demand is an estimate, so it is corrected: a device that is not busy although calls are rejected can do more than was
+thought. And no call is rejected for a device that was not busy: a few calls more than usual in a fifth of a second are no
 overload.
 """
 
@@ -35,7 +35,7 @@ class _Device:
 
 @dataclass(slots=True)
 class Demand:
-    """`work`: per target and device, the unit-microseconds one call takes there."""
+    """Demand per device. `work`: per target and device, the unit-microseconds one call takes there."""
 
     _devices: dict[str, _Device] = field(default_factory=dict)
     _calls: dict[str, int] = field(default_factory=dict)  #: since the last look
@@ -52,7 +52,7 @@ class Demand:
 
     @property
     def targets(self) -> list[str]:
-        """Who has called of late, in an order that is the same in every process."""
+        """Targets called of late, in an order that is the same in every process."""
         return sorted({*self._rates, *self._calls})
 
     def saw(self, device: str, busy: float) -> None:
@@ -63,7 +63,7 @@ class Demand:
         known.seen += 1
 
     def look(self, now_us: int, units: dict[str, int], work: dict[str, dict[str, float]]) -> None:
-        """Add up what is asked of each device of so many units, and settle who gets in."""
+        """Add up the demand on each device of so many units, and decide what is admitted."""
         span_us = max(LOOK_US // 2, now_us - self._looked_us)
         self._looked_us = now_us
         for target in self.targets:

@@ -1,5 +1,4 @@
-"""Where a batch of a function could go: its warm instances and how much room there is on the device of each, and what
-running batches will leave behind."""
+"""Slots for the next batch: free ones now, and those that running batches free before a given time."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ takes as long as a batch."""
 
 
 class Seat(NamedTuple):
-    """Room for one batch. Of a standing slice all is taken: it is paid for already."""
+    """Room for one batch. A reserved slice is taken whole: it is paid for already."""
 
     instance: Instance
     device: Device
@@ -69,7 +68,7 @@ class Seat(NamedTuple):
 
 @dataclass(slots=True)
 class Menus:
-    """One menu per function and kind of device, made anew when predictions have moved."""
+    """Configuration tables per function and kind of device, rebuilt when predictions have moved."""
 
     _menus: dict[tuple[str, tuple[object, ...]], Menu] = field(default_factory=dict)
     _shapes: dict[str, tuple[DeviceSpec, tuple[object, ...]]] = field(default_factory=dict)
@@ -99,7 +98,7 @@ class Menus:
             del self._menus[key]
 
     def _shape(self, spec: DeviceSpec) -> tuple[object, ...]:
-        """All that times and prices depend on: devices that share it share their menus."""
+        """All that times and prices depend on: devices that share it share their tables."""
         known = self._shapes.get(spec.id)
         if known is None or known[0] is not spec:
             shape = (spec.kind, spec.units, spec.limits, spec.price_per_s, spec.cores, spec.core_price_per_s)
@@ -147,7 +146,7 @@ def seats(view: View, menus: Menus, function: FunctionState) -> list[Seat]:
 
 
 def bookings(view: View, menus: Menus, function: FunctionState, before_us: int) -> list[Seat]:
-    """What running batches that end by `before_us` leave behind. A home is lent for one batch, so not for the next."""
+    """Slots that running batches which end by `before_us` leave behind. A reserved slice is lent for one batch only."""
     now_us = view.now_us
     found: list[Seat] = []
     for instance in function.instances.values():

@@ -1,8 +1,8 @@
-"""Who was turned away a moment ago, and has anything changed since?
+"""Rejection memory: the last rejection of a function holds until something changes.
 
-In overload most calls are refused, and to refuse must cost next to nothing: the time it takes is taken from those who are
-served. What a call would need shrinks only as time goes by, as long as no batch has begun and nobody has left the queue. So
-whoever comes in the meantime with as little time is refused by a subtraction.
+In overload most calls are rejected, and a rejection must cost next to nothing: the time it takes is taken from calls that are
+served. What a call would need shrinks only as time goes by, as long as no batch has begun and the queue has not shrunk. So a
+call that arrives in the meantime with as little time is rejected by a subtraction.
 """
 
 from __future__ import annotations

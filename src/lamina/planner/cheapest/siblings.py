@@ -1,8 +1,8 @@
-"""Jobs of one run that wait for the same function, such as the lines of a page. All of them are needed: to run some while the
-last cannot be in time is work for nobody, in the way of others.
+"""Feasibility of a run: if the slowest item of a map cannot meet the deadline, drop the run before spending time on the others.
 
-So a run is asked about as a whole. The answer is generous: nothing but what is running or booked already is in its way, and its
-slices are of whatever size lets most of its jobs end in time.
+Jobs of one run that wait for the same function, such as the lines of a page, are all needed. So a run is asked about as a
+whole. The answer is generous: nothing but what is running or committed already is in its way, and its slices are of whatever
+size lets most of its jobs end in time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Siblings:
     _asked: dict[str, tuple[str, int]] = field(default_factory=dict)  #: by function: the call last asked about, and until when
 
     def are_hopeless(self, view: View, function: FunctionState, head: Job) -> bool:
-        """Can the jobs of its run that wait here not all end in time any more?"""
+        """Whether the jobs of its run that wait here cannot all end in time any more."""
         name, call, now_us = function.spec.name, head.run.call.id, view.now_us
         if len(head.run.jobs) < 2:
             return False

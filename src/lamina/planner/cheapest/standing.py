@@ -1,11 +1,11 @@
-"""Which functions stand on which devices: loaded on demand, ahead of demand where a workflow is on its way, evicted by worth.
+"""Autoscaler of the default policy: instances loaded on demand and ahead of it, evicted by worth.
 
-On top of what every policy gets (`core/defaults.py`):
-- steps that runs in flight will come to are loaded while the steps before them run;
-- a busy device shares its heaviest functions with the least busy one;
-- an idle instance stays longer than it must if its function is known to come back after such a silence;
-- where memory is short, what is least worth keeping goes: reload time times how often it is used, per MiB;
-- devices are asked for while demand is above what there are, and those asked for are given back when it no longer is.
+On top of what every policy gets (`policies/defaults.py`):
+- prefetch: steps that runs in flight will come to are loaded while the steps before them run;
+- rebalancing: a busy device shares its heaviest functions with the least busy one;
+- keep-alive: an idle instance stays longer than it must if its function is known to come back after such a silence;
+- eviction: where memory is short, what is least worth keeping goes: reload time times how often it is used, per MiB;
+- devices are requested while demand is above what there are, and returned when it no longer is.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Standing(ScaleToLoad):
                 yield from self._one(view, function)
 
     def _one(self, view: View, function: FunctionState) -> Iterator[Decision]:
-        """As many as it needs, no more than it may have, none that nobody will want again."""
+        """As many instances as the function needs, no more than it may have, none that stays idle for good."""
         spec, now_us = function.spec, view.now_us
         standing = []
         for instance in list(function.instances.values()):
@@ -271,7 +271,7 @@ class Standing(ScaleToLoad):
 
 
 def _roomy(function: FunctionState, device: Device) -> bool:
-    """May it stand there besides, without those who stand nowhere having to evict somebody soon?"""
+    """Whether a further instance fits there without forcing evictions soon."""
     return device.memory_used_mib + function.spec.memory_mib <= ROOMY * device.spec.memory_mib
 
 

@@ -1,5 +1,5 @@
-"""What is weighed besides time and price, for all configurations of a step at once: what can be had at all, what it takes until a
-batch can begin, and what a long stay on a full device costs those who come next."""
+"""Terms of the optimisation besides time and price, for all configurations of a step at once: what can be had at all, what it
+takes until a batch can begin, and what a long stay on a full device costs the jobs behind it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def allowed(seats: list[Seat], count: int, ahead: Ahead) -> NDArray[np.bool_]:
 
 
 def delay_us(seats: list[Seat], count: int, gap_us: float | None, kept_us: int, ahead: Ahead) -> NDArray[np.int64] | None:
-    """What configurations take besides their time: until their jobs are here (`gap_us` apart; None: nobody is waited for), and
-    until the inputs are."""
+    """Delay of configurations besides their own time: until their jobs are here (`gap_us` apart; None: no waiting), and until
+    the inputs are."""
     found, batch = None, ahead.step.configs.batch
     if gap_us is not None:
         over = (batch - count).clip(0)

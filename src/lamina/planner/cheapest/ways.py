@@ -1,4 +1,4 @@
-"""How a function can be run where it stands, as far as it matters to those who wait for it."""
+"""Capacity of a function where it is loaded: how fast its queue is served, per kind of device."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Ways:
     _known: dict[str, Known] = field(default_factory=dict)
 
     def of(self, view: View, function: FunctionState, allowed_us: int) -> Known:
-        """As they were a moment ago, unless an instance has come or gone since. Calls have a few microseconds more or less, by
+        """As it was a moment ago, unless an instance has come or gone since. Calls have a few microseconds more or less, by
         how long they took to get here: that much does not matter."""
         name = function.spec.name
         basis = (allowed_us >> max(0, allowed_us.bit_length() - 5), function.loads, len(function.instances))
@@ -69,7 +69,7 @@ class Ways:
 
 
 def _pace(view: View, menu: Menu, pick: Pick | None, places: list[Instance]) -> float:
-    """How many jobs a microsecond these instances serve; 0 if nobody knows."""
+    """Jobs a microsecond these instances serve; 0 if unknown."""
     if pick is None or not menu.known:
         return 0.0
     lanes = 0

@@ -1,14 +1,14 @@
-"""Which configuration now, and is it better to wait for company? One look at everything that could be had.
+"""Configuration optimizer: which configuration now, or is it better to wait for a larger batch?
 
     in time     its own time, and for a step of a workflow the time of all that comes after it
-    cost        of its slice, and of the cheapest way to do the rest in the time that is left (`ahead.py`)
-    rush        the fuller a device, the dearer is a long stay on it: who comes next would have to wait for its end
+    cost        of its slice, and of the cheapest way to do the rest in the time that is left (`workflow_plans.py`)
+    congestion  the fuller a device, the dearer is a long stay on it: the next jobs would have to wait for its end
     waiting     a larger batch costs less per request; it takes the time until its jobs are here
 
 Waiting costs nothing but time, so a batch that is expected to fill is waited for while the goal allows it. Kept free of
 that: `spare` of the time it will take, and a part of the whole time of a call (all but `patience` of it). A lone request does
-not wait for company that does not come: the gap between arrivals grows while nobody arrives. Clients in a loop call again
-when they are answered, not before; for them, and on standing slices, which are paid for whether they are used or not,
+not wait for others that do not come: the gap between arrivals grows while none arrives. Closed-loop clients call again
+when they are answered, not before; for them, and on reserved slices, which are paid for whether they are used or not,
 `batching.py` says what to wait for.
 """
 
@@ -44,7 +44,7 @@ LOOP = 0.5
 
 
 class Verdict(NamedTuple):
-    """Take `pick` at `seat`; or first wait until `until_us`, unless there are `company` jobs before."""
+    """Start `pick` at `seat`; or first wait until `until_us`, unless there are `company` jobs before."""
 
     seat: Seat | None
     pick: Pick | None
@@ -56,7 +56,7 @@ NOTHING = Verdict(None, None)
 
 
 class Waiting(NamedTuple):
-    """How company comes, and what must stay free of the time a call has."""
+    """Wait budget: how further jobs arrive, and what must stay free of the time a call has."""
 
     gap_us: float
     slo_us: int
@@ -68,7 +68,7 @@ class Waiting(NamedTuple):
 
     def until_us(self, now_us: int, latest_us: int, missing: int, time_us: int) -> int:
         """As late as can be, but no longer than three times what it should take, nor, all in all, than a few such batches
-        take: a generous goal is no leave to make everybody wait for it."""
+        take: a generous goal is no leave to make all calls wait for it."""
         return min(latest_us, self.since_us + LONGEST * time_us, now_us + int(3 * missing * self.gap_us) + 50)
 
 
@@ -78,7 +78,7 @@ class Weigh:
     patience: float
 
     def waiting(self, view: View, function: FunctionState, job: Job, count: int, seats: list[Seat]) -> Waiting | None:
-        """None: there is nobody to wait for, no goal that says for how long, or nothing that it would save."""
+        """The wait budget; None if no further jobs are expected, no goal limits the wait, or nothing would be saved."""
         meter = function.meter
         if count >= function.spec.max_batch or meter.gap_us >= NEVER_US or meter.echo > LOOP or not has_goal(job):
             return None
@@ -179,12 +179,12 @@ def has_goal(job: Job) -> bool:
 
 
 def states_goal(call: Call, slo: Slo) -> bool:
-    """Did anybody say how long it may take? A time after which it is given up is no goal."""
+    """Whether a latency goal was stated. A timeout is no goal."""
     return call.deadline_us < NEVER_US and (slo.latency_us > 0 or call.deadline_us - call.arrived_us < slo.timeout_us)
 
 
 def cheapest(seats: list[Seat], count: int, within_us: int, slo_us: int = 0) -> tuple[Seat, Pick] | None:
-    """Standing slices first. `slo_us` is for the rush: on a full device a stay of that length costs twice its price."""
+    """Cheapest slot and configuration within the time, reserved slices first. `slo_us` is for the congestion cost."""
     best: tuple[Seat, Pick] | None = None
     least: tuple[bool, float, Pick] | None = None
     for seat in seats:
@@ -210,7 +210,7 @@ def cheapest(seats: list[Seat], count: int, within_us: int, slo_us: int = 0) -> 
 
 
 def _company_until_us(now_us: int, within_us: int, count: int, waiting: Waiting, ahead: Ahead, target: Pick) -> int:
-    """How long to wait for the others of this batch, so that all that comes after it is as cheap as was thought."""
+    """How long to wait for the other jobs of this batch, so that all that comes after it is as cheap as was thought."""
     missing = target.batch - count
     left_us, times = within_us - target.time_us, ahead.step.after.time_us
     place = int(times.searchsorted(left_us - int(missing * waiting.gap_us), side="right"))

@@ -1,4 +1,4 @@
-"""What was weighed, as a line of JSON for `lamina explain`. Made only when somebody asks: it costs more than the decision."""
+"""Explanations of decisions as JSON for `lamina explain`. Made only on request: one costs more than the decision."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""ESG and the rivals its authors compared it with: search, split deadlines, invokers."""
+"""ESG (HPDC 2024) and the rivals its authors compared it with: search, deadline split, invokers."""

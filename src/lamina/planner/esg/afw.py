@@ -1,5 +1,5 @@
-"""Application-function-wise queues (ESG): the jobs of one step of one workflow, apart from those of others that call the
-same function. A batch is made of one of them, because its jobs have the same work before and after them.
+"""Step queues (ESG's application-function-wise queues): jobs of one step of one workflow, apart from those of others that call
+the same function. A batch is made of one of them, because its jobs have the same work before and after them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Line:
         return self.flow.name, self.path
 
     def tidy(self) -> None:
-        """Forget those who have been started or have gone."""
+        """Drop jobs that have been started or have gone."""
         self.jobs = [job for job in self.jobs if not job.batch_id and job.id in job.run.jobs]
 
 
@@ -62,7 +62,7 @@ def rounded(goal_us: int, grain: float) -> int:
 
 
 def lines(function: FunctionState) -> list[Line]:
-    """Those of one function that are not empty, the one whose first job is first in front."""
+    """Queues of one function that are not empty, in the order of their first jobs."""
     found: dict[tuple[int, NodePath], Line] = {}
     for job in function.queue.first(MOST_SEEN):
         path, flow = path_of(job), job.run.flow

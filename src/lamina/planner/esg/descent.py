@@ -24,7 +24,7 @@ class Descent(NamedTuple):
 
 
 class Ladder:
-    """One table as a grid: who is one step up in a knob. Combinations that nobody measured are stepped over."""
+    """A table of configurations as a grid: what is one step up in a knob. Combinations never measured are stepped over."""
 
     def __init__(self, configs: Configs) -> None:
         self._place = {
@@ -56,7 +56,7 @@ class Ladder:
 def descend(
     stages: Sequence[Configs], latency_us: Callable[[Picks], float], goal_us: float, rounds: int, start: Picks | None = None
 ) -> Descent:
-    """At most so many rounds; the search is cut off wherever it is then."""
+    """Steepest descent for at most so many rounds; the search is cut off wherever it is then."""
     ladders = [Ladder(stage) for stage in stages]
     picks = start if start is not None else tuple(ladder.smallest for ladder in ladders)
     now_us = latency_us(picks)

@@ -1,4 +1,4 @@
-"""Where a configuration can be had: the invokers of ESG and its rivals, which are our devices.
+"""Invokers of ESG and its rivals, which are our devices: where a configuration can run.
 
 A call's first step goes to the home of its function, a later one to the device that holds its input; then to devices
 where the function is warm, then to any with room, where it must be loaded first. Within a rank the one with the least
@@ -135,7 +135,7 @@ def home_units(function: FunctionState, device: Device) -> int:
 
 
 def _memory(view: View, function: FunctionState, device: Device) -> bool:
-    """Is there memory for it, were those gone that nobody needs? And a block for its standing slice, or for any?"""
+    """Is there memory for it without instances that are not needed? And a block for its standing slice, or for any?"""
     idle = {instance.id: instance.memory_mib for instance in _unused(view, device, function)}
     units = home_units(function, device)
     if not (device.spare(units, idle) if units else _any_block(device)):
@@ -144,7 +144,7 @@ def _memory(view: View, function: FunctionState, device: Device) -> bool:
 
 
 def make_room(view: View, function: FunctionState, device: Device) -> Iterator[Decision]:
-    """Those nobody needs go, longest unused first, until it can be loaded."""
+    """Evict instances that are not needed, longest unused first, until it can be loaded."""
     units = home_units(function, device)
     for instance in sorted(_unused(view, device, function), key=lambda one: (max(one.used_us, one.since_us), one.id)):
         full = device.memory_used_mib + function.spec.memory_mib > device.spec.memory_mib

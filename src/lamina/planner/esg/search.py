@@ -1,4 +1,4 @@
-"""ESG_1Q: the published search for the configurations of a few functions in a row (ESG, HPDC 2024), and brute force.
+"""Path search ESG_1Q: configurations for a few functions in a row (ESG, HPDC 2024), and brute force.
 
 Paths grow stage by stage, and two blades cut them:
 

@@ -1,4 +1,4 @@
-"""ESG's way to cut a workflow: groups of a few functions, each with its share of the deadline (ESG, HPDC 2024).
+"""Deadline split of a workflow: groups of a few functions, each with its share of the deadline (ESG, HPDC 2024).
 
 Nodes through which every path runs are the dominators of the end; they form a run. What lies between two of them is a
 block of branches that re-join at the second. A run is cut into groups of at most `most` functions; each branch of a block
@@ -10,7 +10,7 @@ group saves or wastes is passed on.
 
 What only a failure or a result leads to is on no path of the plan. It may take whatever time is left when it comes up.
 
-`frontier` needs none of this; it is kept for the published policy and to measure what splitting costs.
+`frontier` needs none of this; goals of single functions (`planner/function_goals.py`) and published policies do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""End-to-end latency of a workflow as a distribution, from the spread of its steps.
+"""Latency distribution of a workflow end to end, from the spread of its steps.
 
 Every step is a fixed sample of its possible times, one draw per scenario; in series samples add, side by side the later
 counts. That is convolution and maximum without a formula, and the same for every plan that is compared.

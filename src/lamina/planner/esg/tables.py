@@ -1,4 +1,4 @@
-"""Configurations of the functions of a platform, read off its predictor: one table per function.
+"""Configuration tables: what the predictor says of each function, one table per function.
 
 Published planners take one kind of machine for granted. Where there are several, a function is planned for the first
 kind that suits it, accelerators first, and its batches go to devices of that kind.
@@ -55,7 +55,7 @@ def suits(spec: FunctionSpec, device: Device) -> bool:
 
 
 def table(view: View, spec: FunctionSpec, device: Device, knobs: Knobs) -> Configs | None:
-    """All configurations whose time somebody knows; None if there are none."""
+    """All configurations with a known time; None if there are none."""
 
     def time_us(batch: int, cores: int, units: int) -> int:
         return view.latency_us(spec.name, device, batch, units, cores)
@@ -69,7 +69,7 @@ def table(view: View, spec: FunctionSpec, device: Device, knobs: Knobs) -> Confi
 
 @dataclass(slots=True)
 class Tables:
-    """One per function, made when first asked for. `look` makes them again and says whether anything has moved."""
+    """One per function, made when first asked for. `refresh` makes them again and says whether anything has moved."""
 
     knobs: Knobs = Knobs()
     known: dict[str, Configs] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Tables:
 
 
 def nearest(rows: Mapping[tuple[int, int, int], Config], sizes: tuple[int, int, int]) -> Config:
-    """Of the configurations somebody measured, the one with the sizes most like these."""
+    """The measured configuration with the sizes most like these."""
     return rows[min(rows, key=lambda row: (sum(abs(math.log2((a + 1) / (b + 1))) for a, b in zip(row, sizes, strict=True)), row))]
 
 

@@ -17,7 +17,7 @@ from lamina.types import NEVER_US
 
 
 def keep_alive(view: View, period_us: int, prewarm: bool) -> Iterator[Decision]:
-    """What to unload and to load; asked every `period_us`."""
+    """Decisions to unload and to load; asked every `period_us`."""
     for function in view.functions.values():
         scale = function.spec.scale
         for instance in list(function.instances.values()):

@@ -1,1 +1,1 @@
-"""How many devices, cut into which slices: the offline side of `lamina plan`."""
+"""Offline capacity planning: how many devices, cut into which slices. Behind `lamina plan`."""

@@ -1,6 +1,6 @@
-"""How many answers of a plan would be in time, before anything is run.
+"""Expected SLO attainment of a plan, before anything is run.
 
-Calls come at random. In a round of `duty_ms` a function's slices take so many requests; those beyond wait a round longer, and
+Calls arrive at random. In a round of `duty_ms` a function's slices take so many requests; those beyond wait a round longer, and
 are late. With Poisson arrivals that is an expectation one can write down. It is an estimate: queues that carry over make it too
 hopeful, and rounds that start early make it too gloomy. A simulation (`lamina plan --check`) knows better.
 """

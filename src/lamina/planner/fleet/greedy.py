@@ -1,8 +1,8 @@
-"""One greedy way to place functions on devices: rectangles of units x time, function by function.
+"""Greedy placement of functions on devices: rectangles of units x time, function by function.
 
 Of what is left of a function's rate, all goes
 
-  - into a slice that stands already and has time left (costs nothing),
+  - into a slice that exists already and has time left (costs nothing),
   - or into one that grows for it, or into a new one, whichever takes fewer units;
   - and if no slice alone can take it, first a full slice of the size that serves most per unit.
 """
@@ -27,7 +27,7 @@ Option = tuple[tuple[float, ...], Gpu, list[Cut]]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How to be greedy."""
+    """One variant of the greedy placement."""
 
     order: int
     share: bool  #: take turns at all

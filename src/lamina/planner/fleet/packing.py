@@ -1,7 +1,7 @@
-"""Rectangles of units x time on as few devices as possible: what `lamina plan --policy frontier` does.
+"""Bin packing of units x time on as few devices as possible: what `lamina plan --policy frontier` does.
 
 A device is cut into any number of slices whose units add up to at most what it has; functions take turns on a slice in a
-round, as in gpu-let (`glet/cycle.py`): gathered in one round, run in the next, in time if busy + round <= SLO.
+round, as in gpu-let: gathered in one round, run in the next, in time if busy + round <= SLO.
 
 Placing is greedy (`greedy.py`), so it is tried in several orders and with several preferences, and gpu-let's and time-sharing's
 own plans compete with the results. That makes one thing certain by construction: it never takes more devices than either of them.

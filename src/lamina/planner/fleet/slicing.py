@@ -1,8 +1,8 @@
-"""Slices side by side on one device: do they fit, who slows whom down, and is everybody in time?
+"""Time-shared slices side by side on one device: whether they fit, how they interfere, and whether all are in time.
 
-A slice has turns, and a round in which each of them runs once (`glet/cycle.py`). A batch takes longer beside others; how
-much depends on their batches, and theirs on its. So rounds are worked out again with what the neighbours came to, until
-all of them hold.
+A slice has turns, and a round in which each of them runs once (a duty cycle, as in gpu-let). A batch takes longer beside
+others; how much depends on their batches, and theirs on its. So rounds are worked out again with what the neighbours came
+to, until all of them hold.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Slicing:
         self.most_per_percent = self._capacity.most_per_percent
 
     def settled(self, kind: str, wanted: Sequence[Cut | Shape]) -> list[Cut] | None:
-        """Rounds for all slices of a GPU next to each other; None if they do not fit, or somebody would be late."""
+        """Duty cycles for all slices of a GPU next to each other; None if they do not fit, or a function would be late."""
         shapes = [(cut.part, cut.turns) if isinstance(cut, Cut) else cut for cut in wanted]
         if not self._fits(kind, shapes):
             return None
@@ -101,7 +101,7 @@ class Slicing:
         return lambda batch: solo[batch] + run[batch] * (slowdown(batch) - 1) * ratio
 
     def most(self, kind: str, turn: Turn, part: int) -> float:
-        """Requests a second of a slice that never rests, with nobody beside it."""
+        """Requests a second of a slice that never rests, alone on its device."""
         return self._capacity.saturation(kind, turn.model, turn.slo_ms, part)[1]
 
     def alone_ms(self, kind: str, turn: Turn) -> float:

@@ -1,4 +1,4 @@
-"""Gpu-let's offline scheduler (Choi et al., USENIX ATC 2022): cut GPUs in two, share the parts in time, meet every SLO.
+"""Offline GPU partitioning after gpu-let (Choi et al., USENIX ATC 2022): GPUs cut in two, parts shared in time, every SLO met.
 
 Two modes from one source: `COMPAT` gives the published program's plans to the last digit, `REPAIRED` keeps its promises.
 See docs/plan.md for what was repaired and why.

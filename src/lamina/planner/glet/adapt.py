@@ -1,7 +1,7 @@
-"""Gpu-let's planner for any device and any function: its catalogue, made from specs and a predictor.
+"""Catalogue of a planner for any device and function, made from specs and a predictor.
 
 Gpu-let cuts a GPU in two and knows six sizes. What it calls a part, in percent, stays its name for a size; how many units
-of the device that is stands in `Kind.cuts`, so a device of 7 units with four sizes is planned by the same code as one
+of the device that is stands in `GpuKind.cuts`, so a device of 7 units with four sizes is planned by the same code as one
 that can be cut anywhere. A batch that cannot be is simply very slow.
 """
 
@@ -22,7 +22,7 @@ _HALVES = (0.2, 0.4, 0.5)
 """The smaller of the two parts gpu-let cuts a GPU into."""
 
 LatencyUs = Callable[[str, str, int, int, int], int]
-"""(function, kind, batch, units, cores) -> microseconds; 0: nobody knows."""
+"""(function, kind, batch, units, cores) -> microseconds; 0: unknown."""
 
 Cuts = Mapping[int, int]
 
@@ -108,7 +108,7 @@ def _kind(device: DeviceSpec, functions: Sequence[FunctionSpec], latency_us: Lat
 
 
 class Pairwise:
-    """Any model of interference, asked about two at a time: of those who take turns next door, the worst one counts."""
+    """Any interference model, asked about pairs: of models that take turns on the next slice, the worst counts."""
 
     def __init__(self, known: Catalogue, model: Interference) -> None:
         self._known = known
@@ -122,7 +122,7 @@ class Pairwise:
         return lambda batch: max(self.slowdown(kind, Running(name, batch, share), neighbour) for neighbour in there)
 
     def among(self, kind: str, model: int, part: int, slices: Sequence[Sequence[Beside]]) -> Callable[[int], float]:
-        """One of each slice runs at a time: the one that hurts most."""
+        """Slowdown beside several slices. One model of each runs at a time: the one that hurts most counts."""
         names, cuts = self._known.models, self._known.kinds[kind].cuts
         there = [
             [Running(names[other].name, batch, cuts[size] / cuts[WHOLE]) for other, size, batch in turns] for turns in slices

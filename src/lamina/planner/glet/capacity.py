@@ -1,4 +1,4 @@
-"""What a model can do on a part of a GPU of its own: the numbers a wish list of gpulets is made from."""
+"""Capacity of a model on a part of a GPU of its own: what a list of wanted gpulets is made from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Aborted(Exception):
 
 
 class Capacity:
-    """Of every model on every kind and part; worked out once and kept, so share one between plans."""
+    """Throughput of every model on every kind and part; worked out once and kept, so share one between plans."""
 
     def __init__(self, catalogue: Catalogue, rules: Rules, quirks: Quirks, interference: Neighbours | None = None) -> None:
         self.rules, self.quirks = rules, quirks

@@ -1,4 +1,4 @@
-"""Does a plan keep its promises? Worked out from the plan alone, not from how it was made."""
+"""Check of a finished plan against rates, SLOs, memory and network. Worked out from the plan alone, not from how it was made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CLOSE = 1e-6
 
 
 def broken_promises(draft: Draft, session: Iterable[Wanted]) -> Iterator[str]:
-    """One sentence for each; none for a sound plan."""
+    """Violations of a plan, one sentence each; none for a sound plan."""
     for wanted in session:
         served = sum(min(task.rate, task.throughput) for task in _tasks(draft, wanted.model))
         if served < wanted.rate - wanted.slack - _CLOSE:

@@ -1,4 +1,4 @@
-"""The duty cycle of a gpulet: how long a round lasts, and how many requests of each model it takes.
+"""Duty cycle of a slice: how long a round lasts, and how many requests of each model it takes.
 
 A request waits at most one round to be gathered and is answered when all models of the next round have run. So a round of
 `duty_ms` that runs for `busy_ms` keeps up if busy <= duty, and is in time if busy + duty <= SLO. Longer rounds mean larger
@@ -36,7 +36,7 @@ class Cycle:
 
 
 def longest_cycle(loads: Sequence[Load]) -> Cycle | None:
-    """Exact: batches change only where a round has gathered one more request of some model, so only these rounds matter."""
+    """The longest cycle in time, exact: batches change only where a round has gathered one more request, so only these matter."""
     limit_ms = min(load.slo_ms for load in loads)
     duty_ms = min(limit_ms, *(1000 * load.most / load.rate for load in loads))
     turns = [(load.latency_ms, load.rate / 1000) for load in loads]

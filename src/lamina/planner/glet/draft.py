@@ -1,4 +1,4 @@
-"""The plan while it is being drawn up: GPUs cut into gpulets, models on them, and what a step must look up.
+"""Draft of a plan while it is being made: GPUs cut into gpulets, models on them, and what a step must look up.
 
 A GPU is whole or cut in two. Only the functions of this package change a draft; what leaves the package is frozen.
 """

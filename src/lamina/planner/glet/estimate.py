@@ -1,4 +1,4 @@
-"""The wish list: which gpulets a model would take, had it the GPUs to itself."""
+"""Wanted gpulets of a model, had it the GPUs to itself: the first step of elastic partitioning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lamina.planner.glet.draft import Demand, Draft
 from lamina.planner.glet.model import WHOLE
 
 _ENOUGH = 64
-"""Gpulets of one model; who wants more wants another kind of GPU."""
+"""Gpulets of one model; a model that wants more wants another kind of GPU."""
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +91,7 @@ def _self_tuned(capacity: Capacity, kind: str, demand: Demand, rate: float, inde
 
 
 def cheapest_kind(draft: Draft, demand: Demand) -> str:
-    """The kind of GPU on which the wishes add up to the smallest part; among equals, the one its rate fills least."""
+    """The kind of GPU on which the wanted gpulets add up to the smallest part; among equals, the one its rate fills least."""
     if len(draft.kinds) == 1:
         return draft.kinds[0]
     capacity, single = draft.capacity, draft.quirks.single
@@ -115,7 +115,7 @@ def cheapest_kind(draft: Draft, demand: Demand) -> str:
 
 
 def some_wishes(draft: Draft, kind: str, demand: Demand) -> list[Wish]:
-    """The original asserts that there is a wish at all."""
+    """Wanted gpulets, at least one: the original asserts that."""
     found = wishes(draft, kind, demand)
     if not found and draft.quirks.whole_rates:
         raise Aborted(f"no candidate for a rate of {demand.rate:g}")

@@ -1,4 +1,4 @@
-"""Filling gpulets that are left over, largest first: as many full ones as it takes, then one for the rest."""
+"""Placement on free gpulets, largest first: as many full ones as it takes, then one for the rest."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _choose(draft: Draft, demand: Demand, given: list[Gpulet]) -> Gpulet:
 
 
 def _cut(draft: Draft, demand: Demand, gpulet: Gpulet, given: list[Gpulet]) -> Wish | None:
-    """Of a whole GPU, take what the wish list starts with; the rest joins the free gpulets."""
+    """Of a whole GPU, take what the list of wanted gpulets starts with; the rest joins the free gpulets."""
     if gpulet.part != WHOLE or not draft.rules.partitioning or not draft.may_split:
         return None
     wishes = some_wishes(draft, gpulet.kind, demand)

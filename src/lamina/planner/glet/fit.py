@@ -1,4 +1,4 @@
-"""Putting a wish list on free gpulets: which gpulet for which wish, is there room for all, and then doing it."""
+"""Best-fit placement of wanted gpulets: which free gpulet for which, is there room for all, and then placing them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lamina.planner.glet.size import Size, put, residue_size, saturated_size
 
 
 def room_for_all(draft: Draft, wishes: list[Wish], demand: Demand) -> bool:
-    """On a tally: a whole GPU takes two wishes if their parts allow it, any other gpulet takes one."""
+    """Whether all wanted gpulets fit, on a tally: a whole GPU takes two if their parts allow it, any other gpulet takes one."""
     full: set[Gpulet] = set()
     left: dict[Gpulet, int] = {}
     for wish in wishes:
@@ -66,7 +66,7 @@ def _works_here(draft: Draft, wish: Wish, gpulet: Gpulet, demand: Demand) -> boo
 
 
 def allocate(draft: Draft, wishes: list[Wish], demand: Demand) -> bool:
-    """Wish by wish. What was placed stays, even if the rest finds no room: the caller goes on with what is left."""
+    """Place them one by one. What was placed stays, even if the rest finds no room: the caller goes on with what is left."""
     quirks = draft.quirks
     for wish in wishes:
         gpulet = best_fit(draft, wish, demand)

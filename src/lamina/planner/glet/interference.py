@@ -1,4 +1,4 @@
-"""How much models on one GPU slow each other down: a linear model of their cache and memory traffic.
+"""Interference between models on one GPU: a linear model of their cache and memory traffic.
 
 The sum has a part of its own for each side, so both are worked out once per (model, batch, part) and every pair costs one
 addition. Against several neighbours the worst one counts, not their sum: that is the model as it was fitted.
@@ -17,12 +17,12 @@ _POWERS = {1 << power for power in range(MAX_BATCH.bit_length())}
 
 
 Beside = tuple[int, int, int]
-"""A model next door: model, part, batch."""
+"""A batch on a neighbouring slice: model, part, batch."""
 
 
 class Neighbours(Protocol):
     def beside(self, kind: str, model: int, part: int, others: Iterable[Beside]) -> Callable[[int], float]:
-        """By batch: how many times longer it takes next to these, who take turns and of whom there is at least one."""
+        """Slowdown by batch beside these models, at least one, which take turns."""
         ...
 
     def among(self, kind: str, model: int, part: int, slices: Sequence[Sequence[Beside]]) -> Callable[[int], float]:

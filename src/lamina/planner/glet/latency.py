@@ -1,4 +1,4 @@
-"""How long a batch takes: the profile, the time to gather the batch, and a safety factor."""
+"""Batch latency: the profile, the time to gather the batch, and a safety factor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Latency:
         return self._gather[model]
 
     def solo_ms(self, kind: str, model: int, part: int) -> list[float]:
-        """With nobody else on the GPU."""
+        """Latency by batch with nothing else on the GPU."""
         key = (kind, model, part)
         if key not in self._solo:
             single = self._single

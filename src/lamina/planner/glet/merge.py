@@ -1,4 +1,4 @@
-"""Two gpulets of one model that both rest most of the time are better as one."""
+"""Merging of residues: two gpulets of one model that both rest most of the time are better as one."""
 
 from __future__ import annotations
 

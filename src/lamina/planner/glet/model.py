@@ -1,4 +1,4 @@
-"""What a plan is made from: models, GPU kinds, rules, tasks. Frozen, and free of file formats."""
+"""Catalogue of an offline plan: models, GPU kinds, rules, tasks. Frozen, and free of file formats."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Rules:
 
     partitioning: bool = True  #: cut GPUs into parts; else share whole GPUs in time only
     interference: bool = True  #: predict how neighbours slow each other down
-    self_tuning: bool = False  #: smallest sufficient part for everybody, no sharing in time
+    self_tuning: bool = False  #: smallest sufficient part for each model, no sharing in time
     max_models: int = 3  #: models that may take turns on one gpulet
     latency_ratio: float = 1.1  #: safety factor on every latency
     network_gbits: float = math.inf  #: input one GPU may receive per second, in units of 2^30 bits

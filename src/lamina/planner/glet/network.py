@@ -1,4 +1,4 @@
-"""Input a GPU receives. Gpu-let looks at it only when it fills gpulets that are left over (Q7)."""
+"""Network input of a GPU. Gpu-let looks at it only when it fills gpulets that are left over (Q7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan for a set of tasks on a set of GPUs; the fewest GPUs that do; the most that fits.
+"""Partition plans for a set of tasks on a set of GPUs; the fewest GPUs that do; the most that fits.
 
 The original makes one attempt. Elastic partitioning is greedy, so the order of the models and the first cuts decide whether
 the last model finds room. Repaired, it is tried in several orders and, where that is not enough, on GPUs that are cut
@@ -32,7 +32,7 @@ _CUT_UP_TO = 4
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A model's turn in the round of a slice."""
+    """A model's share of a slice: its turn in the duty cycle."""
 
     model: str
     batch: int
@@ -156,7 +156,7 @@ class Planner:
         return plan if done else replace(plan, slices=())
 
     def too_slow(self, tasks: Sequence[Task], kinds: Sequence[str]) -> Plan | None:
-        """Models that miss their SLO even alone on a whole GPU: no number of GPUs helps, so nothing need be tried."""
+        """A plan that says which models miss their SLO even alone on a GPU: no number of GPUs helps, so nothing need be tried."""
         capacity = self._capacity[self.quirks]
         latency, reasons, lost = capacity.latency, [], {}
         for task in tasks:

@@ -1,4 +1,4 @@
-"""From the mean rate that is asked for to the rate that is planned for."""
+"""Burst headroom: from the mean rate that is asked for to the rate that is planned for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which accidents of gpu-let's program to repeat. The algorithm exists once; these flags are all that differs.
+"""Quirks of gpu-let's program that a plan may repeat. The algorithm exists once; these flags are all that differs.
 
 `COMPAT` repeats every one, so that plans equal the original's to the last digit. `REPAIRED` repeats none. Q2 to Q11 are the
 numbers of the table in docs/plan.md. Q1, the order of the models, is no flag: an order is an argument of the scheduler.
@@ -28,7 +28,7 @@ class Quirks:
     blind_to_neighbours: bool  #: Q2 a slot is tested against its neighbour's duty, not against its slowdown
     stops_short: bool  #: Q3 batch 32 and a knee at 100 % are never found
     whole_gpu_first: bool  #: Q4 a whole GPU beats an exact fit on an earlier one
-    index_for_gpu: bool  #: Q5 the place in the wish list is mistaken for the number of a GPU
+    index_for_gpu: bool  #: Q5 the place in the list of wanted gpulets is mistaken for the number of a GPU
     newcomer_pays: bool  #: Q6 throughput a neighbour loses is added to the newcomer's bill
     network_now_and_then: bool  #: Q7 the network limit is looked at in one of three places
     forgets_residue: bool  #: Q8 a merged residue that finds no place is dropped in silence

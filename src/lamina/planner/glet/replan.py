@@ -1,4 +1,4 @@
-"""Changing a plan while it runs: only the models whose rate moved, without new cuts; all anew if that does not work."""
+"""Incremental re-planning: only models with a changed rate, without new cuts; all anew if that does not work."""
 
 from __future__ import annotations
 

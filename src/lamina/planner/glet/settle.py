@@ -1,4 +1,4 @@
-"""When somebody moves in next door: neighbours run slower, so their batches must shrink until they are in time again."""
+"""Adjustment of neighbours to a new gpulet: they run slower, so their batches shrink until they are in time again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ROUNDS = 8
 
 
 def settle_all(draft: Draft, gpulet: Gpulet, newcomer: Demand) -> bool:
-    """All gpulets of the GPU, the new one among them. False if somebody cannot be in time."""
+    """Adjust all gpulets of the GPU, the new one among them. False if a model cannot be in time."""
     if not draft.rules.interference:
         return True
     gpu = draft.gpus[gpulet.gpu]
@@ -27,7 +27,7 @@ def settle_all(draft: Draft, gpulet: Gpulet, newcomer: Demand) -> bool:
 
 
 def settle_neighbours(draft: Draft, gpulet: Gpulet) -> bool:
-    """The others only: the new gpulet was measured for this place."""
+    """Adjust the others only: the new gpulet was measured for this place."""
     if not draft.rules.interference:
         return True
     if not draft.quirks.newcomer_pays:

@@ -1,4 +1,4 @@
-"""Taking turns: one more model in the round of a gpulet that others use already."""
+"""Time sharing: one more model in the duty cycle of a gpulet that others use already."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def share_time(draft: Draft, demand: Demand, where: Iterable[Gpulet] | None = No
 
 
 def _join(draft: Draft, gpulet: Gpulet, demand: Demand) -> bool:
-    """All of the rate, in the longest round that is in time for everybody on the GPU."""
+    """Place all of the rate, in the longest round that is in time for every model on the GPU."""
     newcomer = Placed(demand.model, 0, 0.0, demand.rate, demand.slo_ms)
     undo = draft.undo([gpulet.gpu])
     cycle = cycle_on(draft, gpulet, [*gpulet.tasks, newcomer])

@@ -1,4 +1,4 @@
-"""How a model would run on a given gpulet, next to the neighbours it has: batch, duty cycle, throughput."""
+"""Size of a model on a given gpulet, next to the neighbours it has: batch, duty cycle, throughput."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A latency goal for each function, from the goals of the workflows it is in: a fixed split by how long its steps take.
+"""SLO budget of each function, from the goals of the workflows it is in: a fixed split by how long its steps take.
 
 This is how autoscalers that know nothing of workflows are made to serve them. A function in several workflows gets the
 smallest of its parts. What is left over by one step is not given to the next: that is the weakness of any fixed split.

@@ -1,10 +1,10 @@
-"""What can a pod do? A pod is an instance with a standing slice of `units` and a `quota`, its part of the time there.
+"""Pod capacity. A pod is an instance with a standing slice of `units` and a `quota`, its part of the time there.
 
 A batch of b runs for G(b, units); then its pod owes that time and earns it back at the rate of its quota. So batches follow
 each other every L = G / quota, which is the time to plan a request with, and b / L is the throughput.
 
 A request also waits for its turn: on average rho / (2 (1 - rho)) periods of a pod that is busy for a part rho of the time
-(random arrivals, equal service times). Who wants the goal kept must keep pods idle enough for that: with room for s periods
+(random arrivals, equal service times). To keep the goal, pods must be idle enough for that: with room for s periods
 between L and the goal, and a tail `wait` times the average, rho may be 2 s / (wait + 2 s). Batches of several form only behind
 one that is running, and wait for it: those need room for a whole period more. The capability is b / L times rho, for the
 batch where it is largest.
@@ -28,7 +28,7 @@ LEAST_BUSY = 0.1
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:
-    """Of a pod: how many units, and which part of the time, in percent."""
+    """Shape of a pod: how many units, and which part of the time, in percent."""
 
     units: int
     quota: int
@@ -48,7 +48,7 @@ class Capability:
     wait: float = 0.0
 
     def per_s(self, function: FunctionState, device: Device, shape: Shape) -> float:
-        """0 if nobody knows how long a batch takes, or if no batch is in time."""
+        """Requests a second; 0 if the batch time is unknown, or if no batch is in time."""
         return self._best(function, device, shape)[0]
 
     def batch(self, function: FunctionState, device: Device, shape: Shape) -> int:

@@ -1,4 +1,4 @@
-"""What will the load of the next moments be? A scalar Kalman filter: the rate is a random walk, seen through noise.
+"""Kalman filter of the arrival rate: the rate is a random walk, seen through noise.
 
     before each look   P' = P + process
     at each look       K = P' / (P' + noise);  x += K * (measured - x);  P = (1 - K) * P'
@@ -21,7 +21,7 @@ class Kalman:
     variance: float = 1.0  #: of the estimate
 
     def see(self, measured: float) -> float:
-        """One more look; returns the new estimate."""
+        """Update with one measurement; returns the new estimate."""
         before = self.variance + self.process
         gain = before / (before + self.noise)
         self.rate += gain * (measured - self.rate)
@@ -33,7 +33,7 @@ class Kalman:
         return math.sqrt(self.variance)
 
     def plan_for(self, measured: float, sigmas: float = 1.0) -> float:
-        """See it, and say what to be ready for: the estimate and a margin, and never less than is there already."""
+        """Update, and the rate to provision for: the estimate and a margin, and never less than is measured."""
         return max(self.see(measured) + sigmas * self.deviation, measured)
 
     def as_published(self, measured: float, floor: float = 5.0) -> float:

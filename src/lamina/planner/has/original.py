@@ -1,4 +1,4 @@
-"""The HAS-GPU autoscaler as its authors published it, defects included, for comparison only (`has` with `compat`).
+"""HAS-GPU's autoscaler as published, defects included, for comparison only (`has` with `compat`).
 
 What it does that `policies/has.py` does not:
 

@@ -1,4 +1,4 @@
-"""Where on a GPU is room for a pod of so much time and so many units? Packing of rectangles, time quota wide and units high.
+"""Rectangle packing of pods on a GPU: time quota wide and units high.
 
 The free space is kept as *maximal rectangles*: every empty rectangle that cannot grow in any direction, so they overlap.
 A place is taken in three steps, as FaST-GShare describes them:
@@ -94,7 +94,7 @@ class Packing:
         return found
 
     def put(self, name: str, width: int, height: int) -> Rect | None:
-        """Find a place and take it; None if there is none."""
+        """Find a place and occupy it; None if there is none."""
         place = self.fit(width, height)
         if place is not None:
             self.take(name, place)

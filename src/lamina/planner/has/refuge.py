@@ -1,7 +1,7 @@
-"""A pod for somebody no plan covers. Whoever has work and nobody to do it gets the place its author asked for, or what there is.
+"""Fallback pod: a function with work and no pod gets the slice its author asked for, or what there is.
 
 A planner finds nothing for a function without a profile, nor where every slice is taken or no device has the size it likes
-best. None of these is a reason to let calls wait until they are late. Pods that nobody needs go for it if they must, even
+best. None of these is a reason to let calls wait until they are late. Pods that are not needed are evicted for it, even
 those that should always be there: they come back when there is room again.
 """
 
@@ -17,15 +17,15 @@ from lamina.planner.has.capability import WHOLE, Shape
 from lamina.planner.has.rows import pods_of, quota_of, sizes_of
 
 LEAST_QUOTA = 10
-"""Percent of the time on a row: with less of it, nobody would call it served."""
+"""Percent of the time on a row: with less of it, it would not count as served."""
 
 Site = tuple[Device, Shape, str]
 """Where a new pod could go: device, shape, and the pod whose row it shares ("" for a row of its own)."""
 
 
 def take_refuge(view: View, function: FunctionState) -> Iterator[Decision]:
-    """One pod if it has none and has work, or must always stand; nothing if there is no place even without those nobody needs,
-    who leave for work alone."""
+    """One pod if it has none and has work, or must always be there; nothing if there is no place even without pods that are
+    not needed, which are evicted for work alone."""
     wanted = function.spec.scale.min or len(function.queue)
     if not wanted or pods_of(function) or view.now_us < function.not_before_us:
         return
@@ -62,7 +62,7 @@ def _place(view: View, function: FunctionState, device: Device, going: dict[str,
 
 
 def _time_left(view: View, device: Device, going: Container[str]) -> dict[str, int]:
-    """By the first pod of each row: the quota nobody has, if it is worth having."""
+    """Free quota by the first pod of each row, where it is worth having."""
     rows: dict[int, list[Instance]] = {}
     for name, mask in device.homes.items():
         if name not in going:

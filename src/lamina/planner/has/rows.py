@@ -1,4 +1,4 @@
-"""A device as its autoscaler sees it: rows of units, and in each row pods that share its time.
+"""Pod rows of a device: rows of units, and in each row pods that share its time.
 
 All pods of a row stand on the same units (the published word is SM alignment), so a row is full when their quotas add up to
 the whole time, and a device is full when its rows add up to all units. Read off the state each time it is asked for: there
@@ -37,7 +37,7 @@ def shape_of(pod: Instance) -> Shape:
 
 
 def pods_of(function: FunctionState) -> list[Instance]:
-    """Those that serve, or will."""
+    """Pods that serve, or will."""
     return [pod for pod in function.instances.values() if pod.phase in (Phase.LOADING, Phase.WARM)]
 
 
@@ -77,7 +77,7 @@ def hosts(view: View, function: FunctionState) -> list[Device]:
 
 
 def clear_units(device: Device, sizes: Iterable[int]) -> list[int]:
-    """Those sizes for which there is a block that nobody stands on."""
+    """Sizes for which there is a free block."""
     return [size for size in sizes if device.spare(size)]
 
 

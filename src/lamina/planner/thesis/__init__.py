@@ -1,1 +1,1 @@
-"""Placements over CPU and GPU reserved over time, for admission control."""
+"""Admission control by reservations over time on CPUs and GPUs (the thesis's chapter 4)."""

@@ -1,6 +1,6 @@
-"""Which job runs in which slot. Owner of the table of reservations and of who has a place in it.
+"""Slot assignment: which job runs in which reserved slot. Owner of the reservation table and of its members.
 
-A call has its slots from when it is admitted, a job from when it comes up. A slot lapses when nobody comes for it; one whose
+A call has its slots from when it is admitted, a job from when it comes up. A slot lapses when no job comes for it; one whose
 batch has ended gives back what is left of it, and one whose batch overruns keeps it.
 """
 
@@ -58,14 +58,14 @@ class Appointments:
             self._slots[job.id] = (job, _NOWHERE)
 
     def tidy(self, view: View) -> None:
-        """What is over, and what nobody will come for: so it is with runs that went another way than the dearest."""
+        """Remove slots that are over or will not be used: so it is with runs that went another way than the most expensive."""
         for call in [call for call, run in self._runs.items() if run.closed or not (run.jobs or run.questions or run.visits)]:
             self._end(call)
         expected = set()
         for job, slot in list(self._slots.values()):
             if job.id in job.run.jobs:
                 expected.add(id(slot))
-            else:  # nobody wants its result any more: those who share its slot need not wait for it
+            else:  # its result is not needed any more: jobs that share its slot need not wait for it
                 del self._slots[job.id]
                 self._leave(slot, job.run.call.id)
         for device in self.table.devices:
@@ -82,7 +82,7 @@ class Appointments:
                     self.table.remove(slot)
 
     def forget_lapsed(self) -> None:
-        """Calls of whose slots none is booked any more."""
+        """Drop calls without any reserved slot left."""
         self._plans = {
             call: plan for call, plan in self._plans.items() if any(slot.booked for own in plan.values() for slot in own)
         }

@@ -1,6 +1,6 @@
-"""One run, booked step by step into the table of reservations: where and when each of its jobs will run.
+"""Reservation of one run, step by step, in the reservation table: where and when each of its jobs will run.
 
-`book` follows the order of the workflow. Each job takes the place of its function's kind of device that is ready first;
+`reserve` follows the order of the workflow. Each job takes the place of its function's kind of device that is ready first;
 if a batch that waits for its turn has room and leaves enough time for the rest, the job joins that instead, for a batch is
 cheaper than two. What is booked is undone if the whole does not keep to its limits.
 """
@@ -23,7 +23,7 @@ PATIENCE_US = 1_000_000
 """The most a step is put off so that its batch can grow, however much time its call has."""
 
 GUESS_US = 1_000
-"""How long a batch is thought to take of which nobody knows anything: slots of no time would follow each other in no time."""
+"""Assumed time of a batch that was never measured: slots of no time would follow each other in no time."""
 
 GRACE_US = 1
 """Part of every slot: events of one instant come one after another, and the last of them may be the one waited for."""
@@ -51,7 +51,7 @@ def price(function: FunctionState, device: Device) -> float:
 
 @dataclass(slots=True)
 class Grounds:
-    """What is asked of the world while booking: when an instance could serve on a device, and how many batches at once."""
+    """What a reservation needs to know: when an instance could serve on a device, and how many batches at once."""
 
     view: View
     table: Reservations
@@ -226,7 +226,7 @@ class Booking:
         self.slots.setdefault(slot.function, []).append(slot)
 
     def _share(self, slot: Slot, sure: bool) -> float:
-        """What it will pay at most: with those only who are sure to come."""
+        """What it will pay at most: shared only with jobs that are certain to come."""
         function = self.grounds.view.functions[slot.function]
         device = self.grounds.view.devices[slot.device]
         company = len(slot.members) - len(slot.unsure) + (not sure)

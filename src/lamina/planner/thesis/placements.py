@@ -1,4 +1,4 @@
-"""Which kind of device each function of a workflow could run on, and what that comes to in time and money.
+"""Placements of a workflow: a kind of device for each function, with the latency and cost of the whole.
 
 A placement gives every function of a workflow a kind of device. With r kinds and n functions there are r^n of them; each
 is a point (latency, cost) of a run that has the devices to itself. No placement is thrown away: one that is beaten in both

@@ -1,4 +1,4 @@
-"""All placements of every workflow, with what they take and cost. Worked out when asked for, and anew as predictions move."""
+"""Candidate placements of every workflow, with latency and cost. Worked out when asked for, and anew as predictions move."""
 
 from __future__ import annotations
 

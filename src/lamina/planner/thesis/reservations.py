@@ -1,4 +1,4 @@
-"""Who will hold which units of which device, and when: a table of rectangles, units wide and microseconds long.
+"""Reservation table: units of devices over time, as rectangles, units wide and microseconds long.
 
 Two slots of one device never share a unit at one time, and never take more cores of the host than it has. So what is
 admitted against the table cannot be delayed by what is admitted after it.
@@ -25,7 +25,7 @@ class Slot:
     cores: int = 0
     latest_us: int = NEVER_US  #: it must have ended by then, for the sake of those in it
     members: list[str] = field(default_factory=list)  #: calls, once for each of their jobs
-    unsure: list[str] = field(default_factory=list)  #: those of them that a choice may keep from coming
+    unsure: list[str] = field(default_factory=list)  #: of them the calls that may take another branch
     batch_id: int = 0  #: the batch that runs in it; 0: not begun
     booked: bool = False  #: it is in a table
 
@@ -63,7 +63,7 @@ class Reservations:
         return list(self._slots)
 
     def taken(self, device: str, start_us: int, end_us: int, without: Slot | None = None) -> int:
-        """Units somebody has at any time between."""
+        """Units reserved at any time between."""
         mask = 0
         for slot in self._slots.get(device, ()):
             if slot is not without and slot.start_us < end_us and start_us < slot.end_us:

@@ -1,1 +1,1 @@
-"""The sections of a scenario file, one reader each."""
+"""Readers of the sections of a scenario file."""

@@ -1,4 +1,4 @@
-"""`[[device]]`: a kind that is known, or its units and memory."""
+"""Reader of `[[device]]`: a preset kind, or its units and memory."""
 
 from __future__ import annotations
 

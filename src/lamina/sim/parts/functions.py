@@ -1,4 +1,4 @@
-"""`[[function]]`: what it wants, what it promises, and how long it takes (its profile).
+"""Reader of `[[function]]`: resources, SLO, scaling, and latency profile.
 
 A profile is a file of the profiler, or a grid per kind of device; `load` is how long a cold start takes.
 
@@ -162,7 +162,7 @@ def _rows(field: Field, batches: list[int]) -> dict[int, list[float]]:
 def _check(
     row: Field, fields: dict[str, Field], spec: FunctionSpec, profiles: list[Profile], devices: dict[str, DeviceSpec]
 ) -> None:
-    """A function nobody can run would fail every call; one without a profile would take no time at all."""
+    """Check that a device can run it, else every call would fail; and that there is a profile, else it would take no time."""
     hosts = [device for device in devices.values() if spec.fits_family(device.family)]
     if not hosts:
         raise row.error(f"{spec.name} can run on no device here", 'gpu = "may" or "must" lets it run on a GPU')

@@ -1,4 +1,4 @@
-"""`[interference]`: how batches beside each other slow each other down.
+"""Reader of `[interference]`: how colocated batches slow each other down.
 
 [interference]
 model = "bandwidth"            # from `bandwidth` of the profiles

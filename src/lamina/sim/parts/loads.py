@@ -1,4 +1,4 @@
-"""`[[load]]`: who calls what, when."""
+"""Reader of `[[load]]`: target, arrival process, tenant and priority of a workload."""
 
 from __future__ import annotations
 

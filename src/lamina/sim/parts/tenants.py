@@ -1,4 +1,4 @@
-"""`[[tenant]]`: who shares the devices, and what each may have at most."""
+"""Reader of `[[tenant]]`: weight and limits of a tenant."""
 
 from __future__ import annotations
 

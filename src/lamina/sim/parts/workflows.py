@@ -1,4 +1,4 @@
-"""Steps as a scenario writes them, made into the net of nodes the controller walks (`core/flow.py`).
+"""Reader of `[[workflow.step]]`: steps made into the flow that the controller executes.
 
     { name, function, after }                        a task
     { name, each = { expect, steps }, after }        its steps once per item
