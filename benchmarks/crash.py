@@ -27,8 +27,8 @@ import msgspec
 from benchmarks.postgres import private_server
 from benchmarks.report import Report
 from benchmarks.servers import APPS, free_port, wait_for
-from lamina import values
-from lamina.core.notes import Note
+from lamina import encoding
+from lamina.core.workflow.journal_entry import JournalEntry
 from lamina.errors import LaminaError, StoreDown, Unreachable
 from lamina.sdk.async_client import AsyncClient
 
@@ -178,14 +178,14 @@ def _look(store: str, since_us: int) -> Left:
     with _connection(store) as rows:
         committed = set()
         for body, value in rows("SELECT body, value FROM notes WHERE value IS NOT NULL"):
-            note = msgspec.msgpack.decode(bytes(body), type=Note)
-            result = values.decode(bytes(value))
+            note = msgspec.msgpack.decode(bytes(body), type=JournalEntry)
+            result = encoding.decode(bytes(value))
             committed.add(f"{note.function} {result[0].partition('.')[0] if note.function == 'split' else result}")
         ended: dict[str, list[tuple[str, Any]]] = {}
         still, first_us = 0, 0
         for target, state, inputs, result, ended_us in rows("SELECT target, state, inputs, result, ended_us FROM runs"):
-            key = values.decode(msgspec.msgpack.decode(bytes(inputs), type=dict[str, bytes])["key"])
-            given = None if result is None else values.decode(bytes(result))
+            key = encoding.decode(msgspec.msgpack.decode(bytes(inputs), type=dict[str, bytes])["key"])
+            given = None if result is None else encoding.decode(bytes(result))
             ended.setdefault(key, []).append((state, given))
             still += state in ("queued", "running")
             if target == "plain" and state == "succeeded":

@@ -15,30 +15,30 @@ from collections.abc import Awaitable, Callable
 import lamina
 from benchmarks.report import Report
 from benchmarks.servers import APPS
-from lamina import policies, values
+from lamina import encoding, policies
+from lamina.bootstrap import open_local
 from lamina.core.actions import Reply
 from lamina.core.controller import Controller
-from lamina.gateway.serve import open_gateway
-from lamina.live.data import Data
-from lamina.live.local import LocalEngine, LocalLimits
-from lamina.live.loop import Ending, LiveLoop
-from lamina.live.start import open_local
+from lamina.drivers.realtime import Ending, RealtimeDriver
+from lamina.engines.cpu import CpuEngine, WorkerLimits
+from lamina.gateway.bootstrap import open_gateway
 from lamina.predict import online
-from lamina.predict.table import Table
-from lamina.sdk.load import load_app
+from lamina.predict.profile_table import ProfileTable
+from lamina.sdk.app_loader import load_app
 from lamina.types import Slo, call_for
+from lamina.values.run_values import RunValues
 
 APP = str(APPS / "handover.py")
 SIZES = {"1 KB": 1_000, "600 KB": 600_000, "20 MB": 20_000_000}
 TRIES = {"1 KB": 300, "600 KB": 200, "20 MB": 40}
 GOAL_FROM = 600_000
-NO_MEMORY = LocalLimits(pool_bytes=0, worker_pool_bytes=0, spill_bytes=0, worker_spill_bytes=0)
+NO_MEMORY = WorkerLimits(pool_bytes=0, worker_pool_bytes=0, spill_bytes=0, worker_spill_bytes=0)
 
 Times = dict[str, float]
 
 
 def run(report: Report) -> None:
-    shared = asyncio.run(_workflow(LocalLimits()))
+    shared = asyncio.run(_workflow(WorkerLimits()))
     sockets = asyncio.run(_workflow(NO_MEMORY))
     client = asyncio.run(_client())
     plain = _plain()
@@ -52,11 +52,11 @@ def run(report: Report) -> None:
         report.add(f"{name}: a workflow over two plain calls", shared[name] - plain[name], "ms")
 
 
-async def _workflow(limits: LocalLimits) -> Times:
+async def _workflow(limits: WorkerLimits) -> Times:
     app = load_app(APP)
-    engine = LocalEngine(APP, limits=limits)
-    controller = Controller(policies.build("edf"), online.Predictor(Table([])))
-    loop = LiveLoop(controller, engine, Data(engine.pool, engine.reader, engine.release))
+    engine = CpuEngine(APP, limits=limits)
+    controller = Controller(policies.build("edf"), online.OnlinePredictor(ProfileTable([])))
+    loop = RealtimeDriver(controller, engine, RunValues(engine.pool, engine.reader, engine.release))
     await loop.start(app.deployed())
     count = 0
 
@@ -65,7 +65,7 @@ async def _workflow(limits: LocalLimits) -> Times:
         count += 1
         done: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         call = call_for(f"c{count}", "hand_over", loop.now_us(), Slo(timeout_us=60_000_000))
-        loop.submit(call, {"size": values.encode(size)}, done.set_result)
+        loop.submit(call, {"size": encoding.encode(size)}, done.set_result)
         assert isinstance(await done, Reply)
 
     try:

@@ -1,7 +1,7 @@
 """Mutated requests at a server over raw sockets: nothing may crash, hang, leak, or slow down who behaves.
 
 `python -m benchmarks.hostile [COUNT]`: 1,000,000 by default, about a quarter of an hour. The build sends 10,000 of the same
-(`tests/gateway/test_hostile.py`). Every request is drawn from a seed, so that any of them can be sent again.
+(`tests/gateway/test_fuzzed_requests.py`). Every request is drawn from a seed, so that any of them can be sent again.
 """
 
 from __future__ import annotations

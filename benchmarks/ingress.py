@@ -64,9 +64,9 @@ def tensor(count: int) -> Load:
 
 
 def message(count: int) -> Load:
-    from lamina.gateway.oip.proto import schema
+    from lamina.gateway.oip.schema import load_schema
 
-    asked = schema()["ModelInferRequest"](model_name="peak")
+    asked = load_schema()["ModelInferRequest"](model_name="peak")
     asked.inputs.add(name="x", datatype="FP32", shape=[1, count])
     asked.raw_input_contents.append(struct.pack(f"<{count}f", *numbers(count)))
     body = asked.SerializeToString()

@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from lamina.load import record
-from lamina.load.line import Line
-from lamina.load.plan import Plan
-from lamina.sim.histogram import Histogram
+from lamina.load import results
+from lamina.load.connection import LoadConnection
+from lamina.load.load_plan import LoadPlan
+from lamina.sim.histogram import LatencyHistogram
 
 
 @dataclass
@@ -89,7 +89,7 @@ def _wrk(url: str, body: str, connections: int, seconds: float) -> Result:
 class OpenResult:
     """What `lamina load` would say of it (times from the scheduled arrival), and of the generator."""
 
-    seen: record.Result
+    seen: results.LoadResult
     generator_cores: float  #: what the generator itself took of the machine
     refused_sent_p99_ms: float  #: from the moment a refused call was sent: without what the generator was late
 
@@ -99,21 +99,21 @@ def open_loop(
 ) -> OpenResult:
     """Poisson."""
     plan = _plan(url, body, rate, seconds)
-    host, port, _ = plan.place()
+    host, port, _ = plan.endpoint()
     with tempfile.NamedTemporaryFile("wb") as file:
-        file.write(plan.request())
+        file.write(plan.request_bytes())
         file.flush()
         command = [str(_generator()), host, str(port), file.name, str(rate), str(seconds), str(connections), str(seed)]
         *lines, last = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     _, offered, unanswered, cpu_us = last.split()
-    tally, refused_sent = record.Tally(round(slo_ms * 1000)), Histogram()
+    tally, refused_sent = results.LoadTally(round(slo_ms * 1000)), LatencyHistogram()
     for _ in range(int(offered)):
-        tally.due()
+        tally.call_due()
     for line in lines:
         status, due_us, sent_us, took_us = line.split()
         late_us = int(sent_us) - int(due_us)
-        tally.sent(late_us)
-        tally.ended(status, int(took_us))
+        tally.call_sent(late_us)
+        tally.call_ended(status, int(took_us))
         if status == "429":
             refused_sent.add(max(0, int(took_us) - late_us))
     seen = tally.result(url=url, shape="poisson", seed=seed, seconds=seconds, unanswered=int(unanswered))
@@ -130,21 +130,21 @@ def _generator() -> Path:
     return program
 
 
-def _plan(url: str, body: str, rate: float, seconds: float) -> Plan:
-    return Plan(url=url, body=body.encode(), headers=(("content-type", "application/json"),), stages=((seconds, rate),))
+def _plan(url: str, body: str, rate: float, seconds: float) -> LoadPlan:
+    return LoadPlan(url=url, body=body.encode(), headers=(("content-type", "application/json"),), stages=((seconds, rate),))
 
 
 def _closed(url: str, body: str, connections: int, seconds: float) -> Result:
     plan = _plan(url, body, 0.0, seconds)
-    host, port, _ = plan.place()
-    request, took, errors = plan.request(), Histogram(), 0
-    poll, lines = select.epoll(), dict[int, Line]()
+    host, port, _ = plan.endpoint()
+    request, took, errors = plan.request_bytes(), LatencyHistogram(), 0
+    poll, lines = select.epoll(), dict[int, LoadConnection]()
     for _ in range(connections):
-        line = Line(host, port, None)
+        line = LoadConnection(host, port, None)
         lines[line.socket.fileno()] = line
         poll.register(line.socket.fileno(), select.EPOLLIN)
 
-    def send(line: Line) -> None:
+    def send(line: LoadConnection) -> None:
         line.due_us = time.perf_counter_ns() // 1000
         if not line.send(request):
             raise ValueError("the request is larger than a socket's buffer: use wrk")
@@ -155,7 +155,7 @@ def _closed(url: str, body: str, connections: int, seconds: float) -> Result:
     while waiting and time.perf_counter_ns() // 1000 < end_us + 5_000_000:
         for number, _ in poll.poll(0.1):
             line = lines[number]
-            if not (status := line.answer()):
+            if not (status := line.read_status()):
                 continue
             now_us = time.perf_counter_ns() // 1000
             took.add(now_us - line.due_us)

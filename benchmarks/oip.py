@@ -109,9 +109,9 @@ def grpc_rate(peer: Peer, message: bytes) -> float:
 
 
 def run(report: Report) -> None:
-    from lamina.gateway.oip.proto import schema
+    from lamina.gateway.oip.schema import load_schema
 
-    asked = schema()["ModelInferRequest"](model_name="echo")
+    asked = load_schema()["ModelInferRequest"](model_name="echo")
     asked.inputs.add(name="x", datatype="FP32", shape=[1, 16])
     asked.raw_input_contents.append(RAW)
     message = asked.SerializeToString()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import zoo
-from lamina.profiler.trace import trace
+from lamina.profiler.model_trace import trace_model
 
 V100 = Path("data/has-gpu/profile_models.csv")
 """The models of the published V100 measurements, all of torchvision."""
@@ -45,7 +45,7 @@ def traced(name: str) -> list[list[Any]]:
     zoo.DEVICE = "cpu" if name.startswith("regnet") else "meta"
     model = zoo.build(name)
     zoo.DEVICE = "meta"
-    operators: list[list[Any]] = trace(name, model.module, (model.make_input(1),))["operators"]
+    operators: list[list[Any]] = trace_model(name, model.module, (model.make_input(1),))["operators"]
     return operators
 
 

@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any
 
 from benchmarks.report import Report
-from lamina.core.flow import Flow, Node, Task
-from lamina.planner.build import plan
-from lamina.planner.configs import Configs, Prices, grid
-from lamina.planner.esg.search import esg_1q
-from lamina.planner.esg.split import split
-from lamina.planner.frontier import Precision, of_configs, series
+from lamina.core.workflow.flow import Flow, Node, Task
+from lamina.planner.configs import ConfigArrays, ResourcePrices, config_grid
+from lamina.planner.deadline_split import split_deadline
+from lamina.planner.frontier import Precision, from_configs, in_series
+from lamina.planner.workflow_frontier import plan_workflow
+from lamina.published.esg.path_search import esg_1q
 
-PRICES = Prices(core_per_s=0.034 / 3600, unit_per_s=0.67 / 3600)
+PRICES = ResourcePrices(core_per_s=0.034 / 3600, unit_per_s=0.67 / 3600)
 BASES_MS = (86, 293, 319, 147, 1_047, 828)  # orders of magnitude of vision models on one core and one unit; made up otherwise
 BATCHES, CORES, UNITS = (1, 2, 3, 4, 6, 8, 12, 16), (1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 4, 7)
 GOALS = {"strict": 0.8, "moderate": 1.0, "relaxed": 1.2}  # times one call at the smallest configuration
@@ -42,7 +42,7 @@ def run(report: Report) -> None:
 # ------------------------------------------------------------ made-up applications
 
 
-def table(base_ms: float, rng: random.Random) -> Configs:
+def table(base_ms: float, rng: random.Random) -> ConfigArrays:
     """256 configurations of a made-up model: a part that more cores shorten, a part that more units shorten, a launch cost."""
     host, fixed = rng.uniform(0.1, 0.35), rng.uniform(0.2, 0.5)
     by_cores, by_units = rng.uniform(0.6, 0.95), rng.uniform(0.6, 0.95)
@@ -52,26 +52,26 @@ def table(base_ms: float, rng: random.Random) -> Configs:
         on_device = (1 - host) * (fixed + (1 - fixed) * batch) / units**by_units
         return float(base_ms * 1_000 * (on_host + on_device) * rng.uniform(0.97, 1.03))  # no two measurements agree
 
-    return grid(time_us, BATCHES, CORES, UNITS, PRICES)
+    return config_grid(time_us, BATCHES, CORES, UNITS, PRICES)
 
 
-def chain(count: int, seed: int) -> tuple[Flow, dict[str, Configs]]:
+def chain(count: int, seed: int) -> tuple[Flow, dict[str, ConfigArrays]]:
     rng = random.Random(seed)
     names = [f"f{number}" for number in range(count)]
     nodes: dict[str, Node] = {name: Task(name, name, tuple(names[place + 1 : place + 2])) for place, name in enumerate(names)}
     return Flow("chain", nodes, (names[0],)), {name: table(rng.choice(BASES_MS), rng) for name in names}
 
 
-def fork(arms: int, seed: int) -> tuple[Flow, dict[str, Configs]]:
+def fork(arms: int, seed: int) -> tuple[Flow, dict[str, ConfigArrays]]:
     """One step, then `arms` side by side, then one that waits for all."""
     rng = random.Random(seed)
     names = [f"a{number}" for number in range(arms)]
-    nodes: dict[str, Node] = {"f": Task("f", "f", tuple(names)), "g": Task("g", "g", needs=arms)}
+    nodes: dict[str, Node] = {"f": Task("f", "f", tuple(names)), "g": Task("g", "g", tokens_needed=arms)}
     nodes |= {name: Task(name, name, ("g",)) for name in names}
     return Flow("fork", nodes, ("f",)), {name: table(rng.choice(BASES_MS), rng) for name in nodes}
 
 
-def goal_us(tables: dict[str, Configs], factor: float) -> int:
+def goal_us(tables: dict[str, ConfigArrays], factor: float) -> int:
     """The first row of a grid is its smallest configuration."""
     return int(factor * sum(one[0].time_us for one in tables.values()))
 
@@ -85,7 +85,7 @@ def queries(counts: tuple[int, ...]) -> dict[int, list[list[float]]]:
     for count in counts:
         flow, tables = chain(count, seed=1)
         budgets = [goal_us(tables, random.Random(number).uniform(0.5, 1.2)) for number in range(500)]
-        asked[count] = plan(flow, tables).step("f0").query, budgets * (QUERIES // BLOCKS // 500)
+        asked[count] = plan_workflow(flow, tables).step("f0").query, budgets * (QUERIES // BLOCKS // 500)
     blocks: dict[int, list[list[float]]] = {count: [] for count in counts}
     for _ in range(BLOCKS):
         for count, (query, budgets) in asked.items():
@@ -109,7 +109,7 @@ def searches(report: Report, query_us: float) -> None:
         budget_us = goal_us(tables, factor)
         plain_s, found = clocked(partial(esg_1q, stages, budget_us))
         quick_s, _ = clocked(partial(esg_1q, stages, budget_us, prefilter=True))
-        best = plan(flow, tables).step("f0").query(budget_us)
+        best = plan_workflow(flow, tables).step("f0").query(budget_us)
         assert abs(found.paths[0].cost / best.totals[best.best] - 1) < 1e-9, "two exact methods disagree"
         details = {"plain_ms": plain_s * 1e3, "prefiltered": quick_s * 1e6 / query_us, "tried": found.tried}
         report.add(
@@ -121,11 +121,11 @@ def builds(report: Report) -> None:
     for count in (3, 5, 10):
         flow, tables = chain(count, seed=1)
         for eps in (0.0, 1e-3):
-            spent_s, made = clocked(partial(plan, flow, tables, precision=Precision(eps)))
+            spent_s, made = clocked(partial(plan_workflow, flow, tables, precision=Precision(eps)))
             what = f"building the look-ahead, {count} steps x 256" + (f", eps {eps:g}" if eps else "")
             report.add(what, spent_s * 1e3, "ms", points=len(made.whole), error=made.whole.error)
     flow, tables = fork(8, seed=1)
-    spent_s, made = clocked(lambda: plan(flow, tables))
+    spent_s, made = clocked(lambda: plan_workflow(flow, tables))
     report.add("building the look-ahead, fan-out of 8, 10 tasks x 256", spent_s * 1e3, "ms", points=len(made.whole))
 
 
@@ -135,16 +135,16 @@ def splits(report: Report) -> None:
         gaps = []
         for seed in range(20):
             flow, tables = chain(count, seed)
-            best, shares = plan(flow, tables, precision=Precision(1e-5)).whole, split(flow, tables)
+            best, shares = plan_workflow(flow, tables, precision=Precision(1e-5)).whole, split_deadline(flow, tables)
             names = list(flow.nodes)
             for factor in GOALS.values():
                 left_us = goal_us(tables, factor)
                 whole = best.cost_within(left_us)
                 cost = 0.0
                 for place in range(0, count, 3):
-                    group = of_configs(tables[names[place]])
+                    group = from_configs(tables[names[place]])
                     for name in names[place + 1 : place + 3]:
-                        group = series(group, of_configs(tables[name]))
+                        group = in_series(group, from_configs(tables[name]))
                     at = max(0, int(group.time_us.searchsorted(shares.budget_us((names[place],), left_us), side="right")) - 1)
                     cost += float(group.cost[at])
                     left_us -= int(group.time_us[at])
@@ -165,7 +165,7 @@ def joins(report: Report) -> None:
         for seed in range(20):
             flow, tables = fork(arms, seed)
             for how, found in gaps.items():
-                made = plan(flow, tables, precision=Precision(1e-4), joins=how)  # type: ignore[arg-type]
+                made = plan_workflow(flow, tables, precision=Precision(1e-4), joins=how)  # type: ignore[arg-type]
                 for stretch in (1.3, 2, 4):
                     budget_us = int(made.whole.fastest_us * stretch)
                     first = tables["f"][made.step("f").query(budget_us).best]
@@ -197,9 +197,9 @@ def tangles(report: Report) -> None:
         for seed in range(20):
             rng = random.Random(seed)
             tables = {name: table(rng.choice(BASES_MS), rng) for name in names}
-            spent_s, made = clocked(partial(plan, flow, tables))
+            spent_s, made = clocked(partial(plan_workflow, flow, tables))
             exact = made.whole
-            chained = plan(flow, tables, precision=Precision(sums=0)).whole
+            chained = plan_workflow(flow, tables, precision=Precision(sums=0)).whole
             exact_s += spent_s / 20
             budgets = (int(exact.fastest_us * stretch) for stretch in (1.0, 1.3, 2, 3))
             gaps += [100 * (chained.cost_within(budget_us) / exact.cost_within(budget_us) - 1) for budget_us in budgets]

@@ -18,10 +18,10 @@ import msgspec
 
 import lamina
 from benchmarks.report import Report
-from lamina.core.events import BatchFinished, Event, Kept
-from lamina.gateway.serve import open_gateway
-from lamina.live.loop import Ending
-from lamina.live.start import Live, open_emulated
+from lamina.bootstrap import ServingRuntime, open_emulated
+from lamina.core.events import BatchFinished, Event, Journaled
+from lamina.drivers.realtime import Ending
+from lamina.gateway.bootstrap import open_gateway
 from lamina.predict.profile import Point, Profile
 from lamina.sdk.async_client import AsyncClient
 from lamina.store.open import open_store
@@ -52,7 +52,7 @@ def make_app() -> lamina.App:
     return app
 
 
-def open_live() -> Live:
+def open_live() -> ServingRuntime:
     points = [Point(batch=batch, units=1, p50_us=500.0 + 20 * batch) for batch in (1, 8, 32)]
     found = [Profile(function=f"s{number}", device="h200", points=points, load_us=1_000) for number in range(STEPS)]
     return open_emulated(make_app(), DEVICES, found, seed=1)
@@ -61,7 +61,7 @@ def open_live() -> Live:
 class Meter:
     """Clocks around `Controller.handle` and around the loop's turn."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: ServingRuntime) -> None:
         self.handle_us: list[float] = []
         self.loop_us: list[float] = []
         self.steps = 0
@@ -94,7 +94,7 @@ class Meter:
 
     def _batch(self, event: Event) -> int:
         """Steps that end with this: a durable one when it is on disk."""
-        if isinstance(event, Kept):
+        if isinstance(event, Journaled):
             return 1
         batch = self._state.batches.get(event.batch_id) if isinstance(event, BatchFinished) else None
         return sum(not job.run.durable for job in batch.jobs) if batch is not None else 0

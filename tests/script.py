@@ -19,8 +19,8 @@ import msgspec
 from lamina.core import actions as do
 from lamina.core import events as ev
 from lamina.core.controller import Controller
-from lamina.core.flow import Flow
-from lamina.core.policy import Dispatch
+from lamina.core.policy import DispatchRole
+from lamina.core.workflow.flow import Flow
 from lamina.policies import fifo
 from lamina.types import NEVER_US, Call, DeviceSpec, FunctionSpec, SliceLimits
 from tests.core.ledger import Ledger
@@ -82,7 +82,7 @@ class Script:
         *functions: FunctionSpec,
         flows: Iterable[Flow] = (),
         devices: Iterable[DeviceSpec] = (GPU,),
-        policy: Dispatch | None = None,
+        policy: DispatchRole | None = None,
         takes: dict[str, Takes] | None = None,
         loads: dict[str, int] | None = None,
         warm: bool = True,
@@ -174,7 +174,7 @@ class Script:
         return [lease.action for lease in self.ledger.batches.values() if lease.running]
 
     @property
-    def endings(self) -> dict[str, do.Reply | do.Fail | do.Refuse]:
+    def endings(self) -> dict[str, do.Reply | do.FailCall | do.Reject]:
         return {ending.call_id: ending for ending in self.ledger.endings}
 
     def ending(self, call_id: str) -> str:
@@ -182,7 +182,7 @@ class Script:
         end = self.endings.get(call_id)
         if end is None:
             return "open"
-        return "reply" if isinstance(end, do.Reply) else end.error if isinstance(end, do.Fail) else end.reason
+        return "reply" if isinstance(end, do.Reply) else end.error if isinstance(end, do.FailCall) else end.reason
 
     def all(self, kind: type[do.Action]) -> list[tuple[int, do.Action]]:
         """When such actions were asked for, and which."""
@@ -193,21 +193,23 @@ class Script:
     def _play(self, event: ev.Event, actions: list[do.Action]) -> None:
         for action in actions:
             match action:
-                case do.StartBatch() if not action.after:
+                case do.StartBatch() if not action.behind:
                     self._begin(action)
                 case do.Load():
                     load_us = self.predictor.load_us(action.function, "")
                     self._later(load_us, ev.InstanceReady(action.instance, load_us))
-                case do.Resolve():
+                case do.ResolveData():
                     values = self.answers.get(action.node)
                     value = int(action.stage == "begin")
                     if values and action.stage == "begin":
                         value = values.pop(0)
-                    self._later(0, ev.Resolved(action.call_id, action.scope, action.node, value, turn=action.turn))
+                    self._later(
+                        0, ev.DataResolved(action.call_id, action.scope, action.node, value, execution_id=action.execution_id)
+                    )
                 case do.Kill():
                     self._later(0, ev.InstanceLost(action.instance, action.reason))
         for lease in self.ledger.batches.values():
-            if lease.running and lease.action.after and lease.action.batch_id not in self._begun:
+            if lease.running and lease.action.behind and lease.action.batch_id not in self._begun:
                 self._begin(lease.action)
 
     def _begin(self, batch: do.StartBatch) -> None:

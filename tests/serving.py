@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from lamina import policies
-from lamina.gateway.http import Limits
-from lamina.gateway.serve import Gateway, open_gateway
-from lamina.live.start import open_local
+from lamina.bootstrap import open_local
+from lamina.gateway.bootstrap import Gateway, open_gateway
+from lamina.server.http1 import HttpLimits
 
 APP = """
 import lamina
@@ -131,7 +131,7 @@ class Browser:
 
 @contextlib.asynccontextmanager
 async def served(
-    app: Path, *, policy: str = "edf", limits: Limits | None = None, full_errors: bool = True, ingress: int = 0
+    app: Path, *, policy: str = "edf", limits: HttpLimits | None = None, full_errors: bool = True, ingress: int = 0
 ) -> AsyncIterator[Gateway]:
     live = open_local(str(app), policy=policies.build(policy))
     gateway = await open_gateway(live, port=0, limits=limits, full_errors=full_errors, ingress=ingress)

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.fidelity import cpu, emulated, replay
 from benchmarks.fidelity.cases import SEED
-from lamina.profiler.make import commit
+from lamina.profiler.build_profile import git_commit
 
 RESULT = Path("results/prediction-fidelity.json")
 
@@ -42,7 +42,7 @@ def _put(found: dict[str, Any], kind: str, rows: list[dict[str, Any]]) -> None:
     seconds = {"emulated": emulated.REPEATS * emulated.SECONDS, "cpu": cpu.PARTS * cpu.SECONDS, "gpu": "as recorded"}[kind]
     found.setdefault("made", {})[kind] = {
         "date": datetime.date.today().isoformat(),
-        "commit": commit(Path()),
+        "commit": git_commit(Path()),
         "seed": SEED,
         "seconds": seconds,
         "load": round(os.getloadavg()[0], 2),

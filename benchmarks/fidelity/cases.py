@@ -13,13 +13,13 @@ from lamina import policies
 from lamina.core.actions import Reply
 from lamina.core.controller import Controller
 from lamina.core.events import Deployed, DeviceJoined, Event
-from lamina.planner.neighbours import Interference
+from lamina.drivers.virtual import Ending, simulate
+from lamina.planner.interference import InterferenceModel
 from lamina.predict import online
 from lamina.predict.profile import Profile
-from lamina.predict.table import Table
-from lamina.predict.world import World
-from lamina.sim.executor import Executor
-from lamina.sim.loop import Ending, simulate
+from lamina.predict.profile_table import ProfileTable
+from lamina.sim.executor import SimulatedExecutor
+from lamina.sim.hardware_model import HardwareModel
 from lamina.types import Call, DeviceSpec
 
 SEED = 3
@@ -35,7 +35,7 @@ class Case(NamedTuple):
     profiles: list[Profile]
     calls: list[Call]
     policy: str
-    interference: Interference | None = None
+    interference: InterferenceModel | None = None
     believed: list[Profile] | None = None  #: what the server knew when it began, where that is something else
     host: Host = Host()
     timed: bool = False  #: the ends of batches are timers of the host: they are emulated
@@ -58,22 +58,24 @@ def moved(call: Call, name: str, by_us: int) -> Call:
 
 
 @dataclass(slots=True)
-class Paced(World):
+class Paced(HardwareModel):
     """On a machine whose pace changes."""
 
     pace: float = 1.0
 
     def batch_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> int:
-        return round(World.batch_us(self, function, kind, batch, units, cores) * self.pace)
+        return round(HardwareModel.batch_us(self, function, kind, batch, units, cores) * self.pace)
 
 
 def world_of(case: Case, seed: int = SEED) -> Paced:
-    return Paced(Table(case.profiles), random.Random(seed), 0.05, interference=case.interference)
+    return Paced(ProfileTable(case.profiles), random.Random(seed), 0.05, interference=case.interference)
 
 
 def controller_of(case: Case) -> Controller:
     soft = frozenset({case.device.kind} if case.device.limits.soft else ())
-    return Controller(policies.build(case.policy), online.Predictor(Table(case.believed or case.profiles, margin=0.1), soft))
+    return Controller(
+        policies.build(case.policy), online.OnlinePredictor(ProfileTable(case.believed or case.profiles, margin=0.1), soft)
+    )
 
 
 def ends_of(case: Case, seed: int = SEED) -> list[Ending]:
@@ -86,7 +88,7 @@ def ends_of(case: Case, seed: int = SEED) -> list[Ending]:
     def tell(now_us: int) -> None:
         world.pace = case.pace(now_us) if case.pace is not None else 1.0
 
-    executor = Seen(Executor(controller, world, seed=seed), case.host, WARM_US, case.timed, tell)
+    executor = Seen(SimulatedExecutor(controller, world, seed=seed), case.host, WARM_US, case.timed, tell)
     on_end = lambda _, end: ends.append(end)  # noqa: E731
     simulate(controller, executor, shifted, setup=setup, on_end=on_end, wakes_us=executor.wakes_us)
     return ends

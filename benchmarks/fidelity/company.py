@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.fidelity.live import Batch, handovers
 from benchmarks.fidelity.recorded import Recording
-from lamina.planner.neighbours import Running
+from lamina.planner.interference import ColocatedBatch
 from lamina.predict.profile import Handover, Profile
 
 Slowdowns = Mapping[str, Mapping[int, Sequence[float]]]
@@ -27,7 +27,7 @@ class Company:
     slowdowns: Slowdowns
     weights: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
-    def slowdown(self, function: Running, neighbours: Sequence[Running], kind: str) -> float:
+    def slowdown(self, function: ColocatedBatch, neighbours: Sequence[ColocatedBatch], kind: str) -> float:
         sizes = self.slowdowns.get(function.function)
         if not neighbours or not sizes:
             return 1.0
@@ -72,7 +72,7 @@ def _overlaps(batches: Sequence[Batch]) -> list[tuple[Batch, float, float]]:
     on: dict[str, list[tuple[float, float]]] = {}
     placed = []
     for batch in sorted(batches, key=lambda batch: batch.ended_us):
-        until = batch.ended_us - back.get(batch.function, Handover(0.0)).us(batch.size) / 2
+        until = batch.ended_us - back.get(batch.function, Handover(0.0)).time_us(batch.size) / 2
         on.setdefault(batch.function, []).append((until - batch.device_us, until))
         placed.append((batch, until - batch.device_us, until))
     first = dict.fromkeys(on, 0)

@@ -18,10 +18,10 @@ from msgspec.structs import replace
 
 from benchmarks.fidelity.cases import SEED, Case, off, poisson, simulated, together, told
 from benchmarks.fidelity.live import Batch, Found, Runs, handovers, known, measured, profile_of, served
-from lamina import policies, values
+from lamina import encoding, policies
+from lamina.bootstrap import open_local
 from lamina.core.events import Deployed
-from lamina.live.rehearse import Rehearsal
-from lamina.live.start import open_local
+from lamina.engines.shadow_batches import ShadowRunner
 
 APP = "benchmarks/apps/digest.py"
 WORDS = {"clocked": "by the clock", "digest": "computing"}
@@ -46,8 +46,8 @@ async def live(name: str, loads: tuple[float, ...] = LOADS) -> list[Part]:
     started = open_local(APP, policy=policies.build("edf"))
     loop, function = started.loop, started.app.functions[name].spec
     deployed = Deployed((function,))
-    loop.rehearsal = Rehearsal(loop.engine)
-    inputs = {name: {key: values.encode(value) for key, value in SAMPLE.items()}}
+    loop.shadow_runner = ShadowRunner(loop.engine)
+    inputs = {name: {key: encoding.encode(value) for key, value in SAMPLE.items()}}
     cores = sorted(os.sched_getaffinity(0))
     await loop.start(deployed)
     while not any(instance.phase == "warm" for instance in loop.controller.state.instances.values()):

@@ -26,12 +26,12 @@ from benchmarks.fidelity.cases import (
 from benchmarks.fidelity.host import Host
 from benchmarks.fidelity.live import Found, served
 from lamina.core.events import Deployed
-from lamina.live.emulated import EmulatedEngine, Pretence
-from lamina.live.loop import LiveLoop
-from lamina.predict.devices import preset
+from lamina.drivers.realtime import RealtimeDriver
+from lamina.engines.emulated import EmulatedEngine, EmulatedValues
+from lamina.predict.device_presets import preset
 from lamina.predict.profile import read_all
-from lamina.predict.table import Table
-from lamina.types import FunctionSpec, Scale, Slo
+from lamina.predict.profile_table import ProfileTable
+from lamina.types import FunctionSpec, ScaleSpec, Slo
 
 NAMES = ("convnext_base", "resnet101")
 RUNS = (("edf", 0.5), ("edf", 0.8), ("edf", 1.1), ("frontier", 0.5), ("frontier", 0.8))
@@ -43,11 +43,13 @@ TRIES, MOST_AWAY = 4, 0.25
 
 def case_of(policy: str, load: float, seed: int = SEED, seconds: float = SECONDS) -> Case:
     profiles = [profile for profile in read_all(Path("profiles/v100")) if profile.function in NAMES]
-    table, device = Table(profiles), preset("v100")
-    full_us = {name: table.typical_us(name, "v100", 8, 25) for name in NAMES}
+    table, device = ProfileTable(profiles), preset("v100")
+    full_us = {name: table.median_us(name, "v100", 8, 25) for name in NAMES}
     slos_us = {name: round(2.5 * us) for name, us in full_us.items()}
     functions = tuple(
-        FunctionSpec(name=name, max_batch=8, gpu="must", share=0.25, slo=Slo(latency_us=slos_us[name]), scale=Scale(min=1, max=1))
+        FunctionSpec(
+            name=name, max_batch=8, gpu="must", share=0.25, slo=Slo(latency_us=slos_us[name]), scale=ScaleSpec(min=1, max=1)
+        )
         for name in NAMES
     )
     rates = {name: load * 2 * 8e6 / us for name, us in full_us.items()}  # two of the four quarters each
@@ -56,7 +58,7 @@ def case_of(policy: str, load: float, seed: int = SEED, seconds: float = SECONDS
 
 async def live(case: Case, seed: int = SEED) -> Found:
     world = world_of(case, seed)
-    loop = LiveLoop(controller_of(case), EmulatedEngine([case.device], world), Pretence(world))
+    loop = RealtimeDriver(controller_of(case), EmulatedEngine([case.device], world), EmulatedValues(world))
     await loop.start(case.deployed)
     await asyncio.sleep(1.0)
     try:

@@ -19,12 +19,12 @@ from benchmarks.fidelity.cases import SEED, poisson
 from benchmarks.fidelity.live import handovers, in_company, known, measured, profile_of, served
 from benchmarks.fidelity.recorded import Recording, phase_of, write
 from benchmarks.gpu.common import machine
-from lamina import policies, values
+from lamina import encoding, policies
+from lamina.bootstrap import open_local
 from lamina.core.events import Deployed
-from lamina.core.lifecycle import Phase
-from lamina.live.rehearse import Rehearsal
-from lamina.live.softness import Slices
-from lamina.live.start import open_local
+from lamina.core.lifecycle import InstancePhase
+from lamina.engines.shadow_batches import ShadowRunner
+from lamina.gpu.slice_mode import SliceMode
 
 APP = "benchmarks/apps/three.py"
 LOADS = (0.5, 0.7, 0.8)
@@ -41,11 +41,11 @@ SIZES = (1, 2, 4, three.MOST)
 """Of batches in company: those there are graphs of."""
 
 
-async def measure(slicer: str, slices: Slices, out: Path, seconds: float, round_s: float) -> None:
+async def measure(slicer: str, slices: SliceMode, out: Path, seconds: float, round_s: float) -> None:
     """Writes after each part: what there is counts, should the time run out."""
     started = open_local(APP, policy=policies.build("edf"), gpu=slicer, slices=slices)
     loop, begin_s = started.loop, time.monotonic()
-    loop.rehearsal = Rehearsal(loop.engine)
+    loop.shadow_runner = ShadowRunner(loop.engine)
     for gpu in loop.engine.gpus:  # type: ignore[attr-defined]  # one batch at a time, on its own slice: graphs for others are not made
         gpu.device = replace(gpu.device, limits=replace(gpu.device.limits, batches_per_instance=1))
     functions = tuple(replace(spec, home=True, lend=False) for spec in started.app.deployed().functions)
@@ -54,7 +54,7 @@ async def measure(slicer: str, slices: Slices, out: Path, seconds: float, round_
     ready_s = time.monotonic() - begin_s
     print(f"ready after {ready_s:.1f} s", flush=True)
     samples = {name: three.item(name) for name in three.NAMES}
-    inputs = {name: {key: values.encode(value) for key, value in body.items()} for name, body in samples.items()}
+    inputs = {name: {key: encoding.encode(value) for key, value in body.items()} for name, body in samples.items()}
     [device] = [one for one in loop.engine.devices if one.family == "gpu"][-1:]
     await measured(loop, samples, three.MOST, round_s)  # the first seconds of a server have more to do than batches
     rounds = [await measured(loop, samples, three.MOST, round_s)]
@@ -90,7 +90,7 @@ async def _ready(loop: Any, count: int) -> None:
     ends_s, before, since_s = time.monotonic() + READY_S, -1, time.monotonic()
     while time.monotonic() < ends_s:
         await asyncio.sleep(0.2)
-        warm = sum(instance.phase is Phase.WARM for instance in loop.controller.state.instances.values())
+        warm = sum(instance.phase is InstancePhase.WARM for instance in loop.controller.state.instances.values())
         usages = [gpu.usage for gpu in loop.engine.gpus]
         graphs = sum(usage.graphs for usage in usages if usage is not None)
         if graphs != before or warm < count:
@@ -102,7 +102,7 @@ async def _ready(loop: Any, count: int) -> None:
 
 def main() -> None:
     out, slicer = Path(sys.argv[1]), next((word for word in sys.argv[2:] if word != "soft"), "auto")
-    slices: Slices = "soft" if "soft" in sys.argv[2:] else "hard"
+    slices: SliceMode = "soft" if "soft" in sys.argv[2:] else "hard"
     quick = slicer == "null"
     out.parent.mkdir(parents=True, exist_ok=True)
     asyncio.run(measure(slicer, slices, out, 2.0 if quick else SECONDS, 0.3 if quick else ROUND_S))

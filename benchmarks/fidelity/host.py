@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from lamina.core.actions import Action
 from lamina.core.events import BatchFinished, Event
-from lamina.live.timer import Timer, clock_us
-from lamina.sim.loop import Due, Executor
+from lamina.drivers.timer import Timer, clock_us
+from lamina.drivers.virtual import DeviceChange, VirtualExecutor
 
 BEAT_US = 1_000
 NOTICED_US = 300
@@ -59,9 +59,9 @@ class Beat:
         return Host(round(statistics.median(self.late_us)), away)
 
     def _next(self, due_us: int) -> None:
-        self.timer.at(due_us, lambda: self._came(due_us))
+        self.timer.call_at(due_us, lambda: self._on_page(due_us))
 
-    def _came(self, due_us: int) -> None:
+    def _on_page(self, due_us: int) -> None:
         now_us = clock_us()
         self.late_us.append(now_us - due_us)
         if now_us - due_us > NOTICED_US:
@@ -73,24 +73,24 @@ class Beat:
 class Seen:
     """An executor whose batches end, for the controller, when the host sees it. Whoever is booked behind them begins on time."""
 
-    executor: Executor
+    executor: VirtualExecutor
     host: Host
     offset_us: int  #: the time of the simulation when that of the calls is zero
     timed: bool  #: it is told by timers: batches are emulated
     tell: Callable[[int], None] | None = None  #: whoever wants to know how late it is, before anything is done
 
-    def perform(self, now_us: int, action: Action) -> list[tuple[int, Event | Due]]:
+    def perform(self, now_us: int, action: Action) -> list[tuple[int, Event | DeviceChange]]:
         if self.tell is not None:
             self.tell(now_us - self.offset_us)
         return [self._seen(at_us, event) for at_us, event in self.executor.perform(now_us, action)]
 
-    def witness(self, now_us: int, event: Event | Due) -> list[tuple[int, Event | Due]]:
-        return [self._seen(at_us, event) for at_us, event in self.executor.witness(now_us, event)]
+    def before_event(self, now_us: int, event: Event | DeviceChange) -> list[tuple[int, Event | DeviceChange]]:
+        return [self._seen(at_us, event) for at_us, event in self.executor.before_event(now_us, event)]
 
     def wakes_us(self, at_us: int) -> int:
         return self.host.wakes_us(at_us - self.offset_us) + self.offset_us
 
-    def _seen(self, at_us: int, event: Event | Due) -> tuple[int, Event | Due]:
+    def _seen(self, at_us: int, event: Event | DeviceChange) -> tuple[int, Event | DeviceChange]:
         if not isinstance(event, BatchFinished):
             return at_us, event
         when = self.host.wakes_us if self.timed else self.host.back_us

@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 
 from benchmarks.fidelity.cases import moved, told
 from benchmarks.fidelity.host import Beat, Host
-from lamina import values
+from lamina import encoding
 from lamina.core.actions import Action, StartBatch
 from lamina.core.events import BatchFinished, Event
-from lamina.core.lifecycle import Phase
-from lamina.live.loop import Ending, LiveLoop
-from lamina.live.rehearse import Leaves, Took
-from lamina.live.timer import Timer, clock_us
+from lamina.core.lifecycle import InstancePhase
+from lamina.drivers.realtime import Ending, RealtimeDriver
+from lamina.drivers.timer import Timer, clock_us
+from lamina.engines.shadow_batches import BatchTiming, Leaves
 from lamina.predict import online
 from lamina.predict.profile import Handover, Profile
-from lamina.predict.table import Table
-from lamina.profiler.make import handover, to_points, to_spread
+from lamina.predict.profile_table import ProfileTable
+from lamina.profiler.build_profile import fit_handover, to_points, to_spread
 from lamina.types import Call
 
-Runs = dict[tuple[int, int], list[Took]]
+Runs = dict[tuple[int, int], list[BatchTiming]]
 """By batch and units."""
 
 
@@ -45,7 +45,7 @@ class Found(NamedTuple):
     host: Host
 
 
-async def served(loop: LiveLoop, calls: list[Call], inputs: Mapping[str, dict[str, bytes]]) -> Found:
+async def served(loop: RealtimeDriver, calls: list[Call], inputs: Mapping[str, dict[str, bytes]]) -> Found:
     """All of them to their end; the loop has started."""
     ends: list[Ending] = []
     done, late_us = asyncio.Event(), list[int]()
@@ -60,16 +60,16 @@ async def served(loop: LiveLoop, calls: list[Call], inputs: Mapping[str, dict[st
             done.set()
 
     def watch(now_us: int, event: Event, actions: list[Action]) -> None:
-        held_us.append(loop.decided_us)
+        held_us.append(loop.decision_us)
         if isinstance(event, BatchFinished) and event.batch_id in open_:
             begun_us, start = open_.pop(event.batch_id)
             begun_us, ended_us = begun_us - offset_us, now_us - offset_us
-            batches.append(Batch(start.function, len(start.jobs), begun_us, ended_us, event.device_us, bool(start.after)))
+            batches.append(Batch(start.function, len(start.jobs), begun_us, ended_us, event.device_us, bool(start.behind)))
         for action in actions:
             if isinstance(action, StartBatch):
                 open_[action.batch_id] = (now_us, action)
 
-    loop.watch = watch
+    loop.observer = watch
     timer = Timer(asyncio.get_running_loop())
     begin_us, offset_us = clock_us() + 10_000, loop.now_us() + 10_000
 
@@ -79,12 +79,12 @@ async def served(loop: LiveLoop, calls: list[Call], inputs: Mapping[str, dict[st
         loop.submit(moved(came[-1], call.id, offset_us), inputs.get(call.target, {}), on_end)
 
     for call in calls:
-        timer.at(begin_us + call.arrived_us, lambda call=call: submit(call))  # type: ignore[misc]
+        timer.call_at(begin_us + call.arrived_us, lambda call=call: submit(call))  # type: ignore[misc]
     beat = Beat(timer, begin_us)
     beat.start()
     await asyncio.wait_for(done.wait(), 90)
     timer.close()
-    loop.watch = None
+    loop.observer = None
     host = beat.host()
     about = {
         "timers_late_p99_ms": sorted(late_us)[int(0.99 * len(late_us))] / 1000,
@@ -96,7 +96,7 @@ async def served(loop: LiveLoop, calls: list[Call], inputs: Mapping[str, dict[st
     return Found(told(came, ends) | about, came, ends, batches, host)
 
 
-async def measured(loop: LiveLoop, samples: Mapping[str, dict[str, Any]], largest: int, seconds: float) -> dict[str, Runs]:
+async def measured(loop: RealtimeDriver, samples: Mapping[str, dict[str, Any]], largest: int, seconds: float) -> dict[str, Runs]:
     """Every batch size of every function that stands, in turns, so that a slow moment is not one size's alone."""
     found: dict[str, Runs] = {}
     for name, body in samples.items():
@@ -111,7 +111,7 @@ async def measured(loop: LiveLoop, samples: Mapping[str, dict[str, Any]], larges
 
 
 async def in_company(
-    loop: LiveLoop, samples: Mapping[str, dict[str, Any]], sizes: Sequence[int], count: int
+    loop: RealtimeDriver, samples: Mapping[str, dict[str, Any]], sizes: Sequence[int], count: int
 ) -> dict[str, dict[int, list[float]]]:
     """How many times longer a batch takes beside one busy neighbour, beside two, and so on, by its size: medians over those
     alone. Neighbours are not felt while they hand over between their batches of the largest size; as if they never did.
@@ -137,15 +137,15 @@ async def in_company(
 class _Place:
     """An instance, where it stands."""
 
-    def __init__(self, loop: LiveLoop, name: str, body: dict[str, Any]) -> None:
-        assert loop.rehearsal is not None
+    def __init__(self, loop: RealtimeDriver, name: str, body: dict[str, Any]) -> None:
+        assert loop.shadow_runner is not None
         state = loop.controller.state
-        self.rehearsal = loop.rehearsal
-        self.instance = next(one for one in state.instances.values() if one.function == name and one.phase is Phase.WARM)
+        self.rehearsal = loop.shadow_runner
+        self.instance = next(one for one in state.instances.values() if one.function == name and one.phase is InstancePhase.WARM)
         self.mask = state.devices[self.instance.device].homes.get(self.instance.id) or (1 << self.instance.units) - 1
-        self.leaves: Leaves = [(("input", key), values.encode(value)) for key, value in body.items()]
+        self.leaves: Leaves = [(("input", key), encoding.encode(value)) for key, value in body.items()]
 
-    async def run(self, size: int) -> Took:
+    async def run(self, size: int) -> BatchTiming:
         one = self.instance
         return await self.rehearsal.run(one.id, one.function, one.device, self.mask, [self.leaves] * size)
 
@@ -161,12 +161,12 @@ class _Place:
         duties.append(on_us / (clock_us() - begun_us))
 
 
-def known(loop: LiveLoop, profiles: list[Profile]) -> None:
+def known(loop: RealtimeDriver, profiles: list[Profile]) -> None:
     """The server begins anew: it believes these, and has learnt nothing yet."""
     predictor = loop.controller.predictor
-    assert isinstance(predictor, online.Predictor)
-    predictor.base = Table(profiles)
-    predictor.forget()
+    assert isinstance(predictor, online.OnlinePredictor)
+    predictor.base = ProfileTable(profiles)
+    predictor.reset()
 
 
 def profile_of(function: str, kind: str, runs: list[Runs], seen: Handover | None = None) -> Profile:
@@ -181,7 +181,7 @@ def profile_of(function: str, kind: str, runs: list[Runs], seen: Handover | None
         device=kind,
         points=to_points(times),
         handover=seen
-        or handover([(batch, one.wall_us - one.device_us) for (batch, _), took in together.items() for one in took]),
+        or fit_handover([(batch, one.wall_us - one.device_us) for (batch, _), took in together.items() for one in took]),
         spread=to_spread(times),
     )
 
@@ -192,4 +192,4 @@ def handovers(batches: list[Batch]) -> dict[str, Handover]:
     for one in batches:
         if not one.booked:
             found.setdefault(one.function, []).append((one.size, one.ended_us - one.begun_us - one.device_us))
-    return {name: line for name, seen in found.items() if (line := handover(seen)) is not None}
+    return {name: line for name, seen in found.items() if (line := fit_handover(seen)) is not None}

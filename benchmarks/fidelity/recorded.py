@@ -18,7 +18,7 @@ from benchmarks.fidelity.cases import REFUSED
 from benchmarks.fidelity.host import Host
 from benchmarks.fidelity.live import Batch, Found, Runs
 from lamina.core.actions import Reply
-from lamina.live.rehearse import Took
+from lamina.engines.shadow_batches import BatchTiming
 from lamina.predict.profile import Handover
 from lamina.types import Call, DeviceSpec, FunctionSpec
 
@@ -86,7 +86,8 @@ def _round(runs: Runs) -> list[dict[str, Any]]:
 
 def _runs(kept: list[dict[str, Any]]) -> Runs:
     return {
-        (one["batch"], one["units"]): [Took(*took) for took in zip(one["device_us"], one["wall_us"], strict=True)] for one in kept
+        (one["batch"], one["units"]): [BatchTiming(*took) for took in zip(one["device_us"], one["wall_us"], strict=True)]
+        for one in kept
     }
 
 

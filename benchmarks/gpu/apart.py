@@ -113,7 +113,7 @@ class Executors:
 
     def __init__(self) -> None:
         from benchmarks.gpu import zoo
-        from lamina.gpu.green import GreenSlicer
+        from lamina.gpu.slicers.green import GreenSlicer
 
         self._hard = GreenSlicer()
         self._models = {name: zoo.build(name) for name in FIVE}
@@ -130,18 +130,18 @@ class Executors:
     def _load(self, kind: str, units: int) -> Any:
         import msgspec
 
-        from lamina.gpu.cuda import CudaRuntime
-        from lamina.gpu.executor import Executor
-        from lamina.gpu.green import GreenSlicer
-        from lamina.gpu.slicer import blocks
+        from lamina.gpu.cuda_runtime import CudaRuntime
+        from lamina.gpu.executor import SliceExecutor
+        from lamina.gpu.slicer import all_masks
+        from lamina.gpu.slicers.green import GreenSlicer
 
         limits = catalogue(units, soft=kind == "soft")
         device = msgspec.structs.replace(self._hard.device, limits=limits)
         slicer: Any = PlainSlicer(device) if kind == "streams" else GreenSlicer(driver=self._hard.driver, limits=limits)
-        executor = Executor(slicer, CudaRuntime())
+        executor = SliceExecutor(slicer, CudaRuntime())
         for name, model in self._models.items():
             executor.load(name, model.module, model.make_input(1), buckets=BUCKETS)
-            executor.prepare(name, [places()[name]] if kind == "streams" else blocks(device))
+            executor.prepare(name, [places()[name]] if kind == "streams" else all_masks(device))
         return executor
 
 

@@ -19,54 +19,63 @@ import msgspec
 from benchmarks.gpu.common import Bench
 from benchmarks.gpu.lanes import median
 from benchmarks.gpu.server import APP
-from lamina.live.folder import Folder
-from lamina.live.frames import Channel, Stop
-from lamina.live.gpu_frames import GpuSetup, Loaded, LoadOne, NotLoaded, Unloaded, UnloadOne, Usage, gateway_reader
+from lamina.gpu.protocol import (
+    ExecutorSetup,
+    ExecutorUsage,
+    FunctionLoaded,
+    FunctionLoadFailed,
+    FunctionUnloaded,
+    LoadFunction,
+    UnloadFunction,
+    from_executor_reader,
+)
+from lamina.ipc.protocol import FrameChannel, StopProcess
+from lamina.values.shm_directory import ShmDirectory
 
 FUNCTIONS = ("shufflenet_v2_x0_5", "resnet50", "bert_base")
 ROUNDS, LONGEST_S = 12, 60.0
 
 
 def run(bench: Bench) -> None:
-    folder = Folder()
+    folder = ShmDirectory()
     ours, theirs = socket.socketpair()
     theirs.set_inheritable(True)
-    setup = GpuSetup(
+    setup = ExecutorSetup(
         app=APP, device="gpu0", slicer=os.environ.get("LAMINA_SLICER", "green"), folder=folder.path, owner="a", values_owner="b",
         pool_bytes=1 << 26, fd=theirs.fileno(),
     )  # fmt: skip
     argument = msgspec.json.encode(setup).decode()
-    process = subprocess.Popen([sys.executable, "-m", "lamina.live.gpu_process", argument], pass_fds=[theirs.fileno()])
+    process = subprocess.Popen([sys.executable, "-m", "lamina.gpu.executor_main", argument], pass_fds=[theirs.fileno()])
     theirs.close()
     try:
-        _come_and_go(bench, Channel(ours, gateway_reader()), process.pid)
+        _come_and_go(bench, FrameChannel(ours, from_executor_reader()), process.pid)
     finally:
         process.terminate()
         process.wait(30)
         folder.close()
 
 
-def _come_and_go(bench: Bench, channel: Channel, pid: int) -> None:
+def _come_and_go(bench: Bench, channel: FrameChannel, pid: int) -> None:
     at: list[dict[str, int]] = []
     for turn in range(ROUNDS):
         name = FUNCTIONS[turn % len(FUNCTIONS)]
-        channel.send(LoadOne(f"{name}#{turn}", name, 0, time.monotonic_ns() // 1000))
-        loaded = _hear(channel, Loaded, NotLoaded)
-        if isinstance(loaded, NotLoaded):
+        channel.send(LoadFunction(f"{name}#{turn}", name, 0, time.monotonic_ns() // 1000))
+        loaded = _hear(channel, FunctionLoaded, FunctionLoadFailed)
+        if isinstance(loaded, FunctionLoadFailed):
             raise RuntimeError(f"{name}: {loaded.error}")
-        while (usage := _hear(channel, Usage)).graphs_missing or not usage.graphs:
+        while (usage := _hear(channel, ExecutorUsage)).graphs_missing or not usage.graphs:
             pass
-        channel.send(UnloadOne(f"{name}#{turn}"))
-        _hear(channel, Unloaded)
+        channel.send(UnloadFunction(f"{name}#{turn}"))
+        _hear(channel, FunctionUnloaded)
         for _ in range(3):  # a second each: it looks for garbage after one
-            usage = _hear(channel, Usage)
+            usage = _hear(channel, ExecutorUsage)
         found = {"load_ms": loaded.load_us // 1000}
         at.append(
             found
             | {"device_mib": usage.device_used_mib, "weights_mib": usage.weights_mib, "graphs": usage.graphs}
             | _held_by(pid)
         )
-    channel.send(Stop())
+    channel.send(StopProcess())
     half = at[len(at) // 2]
     for key, unit in (("device_mib", "MiB"), ("host_mib", "MiB"), ("threads", ""), ("files", "")):
         gained = at[-1][key] - half[key]
@@ -84,10 +93,10 @@ def _held_by(pid: int) -> dict[str, int]:
     return {"host_mib": int(said["VmRSS"].split()[0]) >> 10, "threads": int(said["Threads"]), "files": files}
 
 
-def _hear(channel: Channel, *kinds: type) -> Any:
+def _hear(channel: FrameChannel, *kinds: type) -> Any:
     ends_s = time.monotonic() + LONGEST_S
     while time.monotonic() < ends_s:
-        while (frame := channel.waiting()) is not None:
+        while (frame := channel.next_buffered()) is not None:
             if isinstance(frame, kinds):
                 return frame
         if not channel.read():

@@ -41,7 +41,7 @@ class Bench:
 
     @cached_property
     def slicer(self) -> Any:
-        from lamina.gpu.green import GreenSlicer
+        from lamina.gpu.slicers.green import GreenSlicer
 
         return GreenSlicer()
 
@@ -56,9 +56,9 @@ class Bench:
         return zoo.build(name)
 
     def executor(self, weights_mib: int = 0) -> Any:
-        from lamina.gpu.executor import on_gpu
+        from lamina.gpu.executor import open_gpu_executor
 
-        return on_gpu(self.slicer, weights_mib=weights_mib)
+        return open_gpu_executor(self.slicer, weights_mib=weights_mib)
 
     def graph(self, name: str, batch: int, stream: Any) -> tuple[Any, Any]:
         """(graph, what it needs kept alive)"""

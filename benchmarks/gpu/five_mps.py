@@ -26,7 +26,7 @@ class Tenants:
     """All five, started at once. A trial begins at the same moment in each."""
 
     def __init__(self) -> None:
-        from lamina.gpu.mps import MpsSlicer
+        from lamina.gpu.slicers.mps import MpsSlicer
 
         self._slicer = MpsSlicer()
         fifth = (1 << self._slicer.device.units // 5) - 1
@@ -96,13 +96,13 @@ def serve(name: str) -> None:
     from benchmarks.gpu import zoo
     from benchmarks.gpu.apart import BUCKETS, PlainSlicer, catalogue
     from benchmarks.gpu.five import SOFT, profiles, specs_for
-    from lamina.gpu.cuda import CudaRuntime
-    from lamina.gpu.executor import Executor
+    from lamina.gpu.cuda_runtime import CudaRuntime
+    from lamina.gpu.executor import SliceExecutor
     from lamina.types import DeviceSpec
 
     device = DeviceSpec(id="gpu0", kind="h200", units=15, memory_mib=100_000, limits=catalogue(UNITS))
     slicer = PlainSlicer(device)
-    executor = Executor(slicer, CudaRuntime())  # type: ignore[arg-type]
+    executor = SliceExecutor(slicer, CudaRuntime())  # type: ignore[arg-type]
     model = zoo.build(name)
     executor.load(name, model.module, model.make_input(1), buckets=BUCKETS)
     executor.prepare(name, [MASK])

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lamina import policies
-from lamina.core.actions import Fail, Load, Refuse, Reply, StartBatch, WakeAt
+from lamina.core.actions import FailCall, Load, Reject, Reply, StartBatch, WakeAt
 from lamina.core.controller import Controller
 from lamina.core.events import BatchFailed, BatchFinished, CallArrived, Deployed, DeviceJoined, InstanceReady, Tick
 from lamina.predict import online
-from lamina.predict.table import Table
+from lamina.predict.profile_table import ProfileTable
 from lamina.types import FunctionSpec, call_for
 
 
@@ -63,8 +63,8 @@ class InProcess:
     ) -> None:
         self.executor, self.items = executor, items
         self.places = places or {}  #: functions that always run on this mask, whatever the controller calls it
-        table = Table(profiles or [], margin=0.02)
-        self.controller = Controller(policies.build(policy, options or {}), online.Predictor(table, soft))
+        table = ProfileTable(profiles or [], margin=0.02)
+        self.controller = Controller(policies.build(policy, options or {}), online.OnlinePredictor(table, soft))
         self.device = device or slicer.device
         self.specs = {spec.name: spec for spec in functions}
         self._ticks: list[int] = []
@@ -136,11 +136,11 @@ class InProcess:
                 else:
                     outcome.in_time += 1
                     outcome.by_function[name] += 1
-            elif kind is Refuse or kind is Fail:
+            elif kind is Reject or kind is FailCall:
                 _, at_us = self._arrived.pop(action.call_id)
                 outcome.missed_at[(at_us - self._opened_us) // 100_000] += 1
-                outcome.refused += kind is Refuse
-                outcome.failed += kind is Fail
+                outcome.refused += kind is Reject
+                outcome.failed += kind is FailCall
             elif kind is Load:
                 self._todo.append(InstanceReady(action.instance, 1000))
 

@@ -49,32 +49,32 @@ def _item(name: str) -> Any:
 
 
 def check(name: str, out: Path, budget_s: float) -> dict[str, Any]:
-    from lamina.predict.learned import shipped
-    from lamina.predict.table import Table
+    from lamina.predict.learned import shipped_model
+    from lamina.predict.profile_table import ProfileTable
     from lamina.profiler import session
-    from lamina.profiler.gpu import open_gpu
-    from lamina.profiler.trace import trace
+    from lamina.profiler.gpu_bench import open_gpu
+    from lamina.profiler.model_trace import trace_model
 
     function = app.functions[name]
-    target = session.Target(f"{__file__}", function, [{"x": _item(name)}])
+    target = session.ProfileTarget(f"{__file__}", function, [{"x": _item(name)}])
     bench = open_gpu(function, target.samples)
     begin_s = time.monotonic()
     try:
-        result = session.run(target, bench, session.Options(out=out, budget_s=budget_s, fresh=True))
+        result = session.profile_function(target, bench, session.ProfileOptions(out=out, budget_s=budget_s, fresh=True))
     finally:
         bench.close()
     with DATA.open() as file:
         rows = [row for row in csv.DictReader(file) if row["model"] == name]
     known = {(int(row["batch"]), int(row["units"])): float(row["p50_us"]) for row in rows}
-    table = Table([result.profile])
+    table = ProfileTable([result.profile])
     ratios = {
-        f"{batch}x{units}": round(table.typical_us(name, result.profile.device, batch, units) / us, 4)
+        f"{batch}x{units}": round(table.median_us(name, result.profile.device, batch, units) / us, 4)
         for (batch, units), us in known.items()
         if batch <= function.spec.max_batch
     }
-    model, built = shipped("h200"), zoo.build(name)
+    model, built = shipped_model("h200"), zoo.build(name)
     example = built.make_input(1)
-    record = trace(name, built.module, tuple(example) if isinstance(example, tuple | list) else (example,))
+    record = trace_model(name, built.module, tuple(example) if isinstance(example, tuple | list) else (example,))
     predicted = {}
     for count in (0, 3, 5):
         grid = model.predict(record, {place: known[place] for place in model.probes(count)})
@@ -88,7 +88,7 @@ def check(name: str, out: Path, budget_s: float) -> dict[str, Any]:
         "points": len(result.profile.points),
         "spent_s": round(result.outcome.spent_s, 1),
         "with_load_s": round(time.monotonic() - begin_s, 1),
-        "unsure": result.outcome.unsure,
+        "unsure": result.outcome.uncertainty,
         "reached": result.outcome.reached,
         "over_data_median": round(statistics.median(ratios.values()), 4),
         "over_data_mean_error": round(statistics.mean(abs(ratio - 1) for ratio in ratios.values()), 4),

@@ -35,7 +35,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     ends_s = time.monotonic() + options.seconds
-    from lamina.gpu.green import GreenSlicer
+    from lamina.gpu.slicers.green import GreenSlicer
 
     slicer = GreenSlicer()
     known = _read(options.out / "models.jsonl")

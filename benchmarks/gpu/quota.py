@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from benchmarks.gpu.common import Bench
-from lamina.core.quota import bucket_for
-from lamina.types import Quota
+from lamina.core.scheduling.token_bucket import quota_bucket
+from lamina.types import QuotaSpec
 
 
 def run(bench: Bench) -> None:
@@ -22,7 +22,7 @@ def run(bench: Bench) -> None:
         def now_us(begin_ns: int = begin_ns) -> int:
             return (time.perf_counter_ns() - begin_ns) // 1000
 
-        bucket = bucket_for(Quota(limit=share), None, 0)
+        bucket = quota_bucket(QuotaSpec(limit=share), None, 0)
         assert bucket is not None
         bucket.level_us = 0.0
         used = {"limited": 0, "other": 0}

@@ -31,7 +31,7 @@ def main() -> None:
 
     mark("import torch")
     from lamina.gpu.opened import open_executor, open_slicer
-    from lamina.sdk.load import load_app
+    from lamina.sdk.app_loader import load_app
 
     app = load_app("benchmarks/gpu/app.py")
     mark("import the app")
@@ -53,14 +53,14 @@ def main() -> None:
         assert model is not None
         mark(f"{name}: make the module")
         executor.load(
-            name, model.module, model.example, buckets=(1, 16), staged=executor.functions.stage(model.module), made_elsewhere=True
+            name, model.module, model.example, buckets=(1, 16), staged=executor.models.stage(model.module), made_elsewhere=True
         )
-        executor.functions.hold(name)
+        executor.models.pin(name)
         mark(f"{name}: weights")
         for bucket in (16, 1):
-            executor.functions.warm(name, bucket, 0b111)
+            executor.models.warmup_run(name, bucket, 0b111)
             mark(f"{name}: first run of {bucket}")
-            kept.append(executor.functions.make(name, bucket, 0b111))
+            kept.append(executor.models.capture(name, bucket, 0b111))
             mark(f"{name}: graph of {bucket}")
 
 

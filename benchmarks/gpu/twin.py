@@ -23,8 +23,8 @@ from benchmarks.gpu.five import OPTIONS, SOFT, WAYS, capacity, profiles, specs_f
 from benchmarks.gpu.inprocess import InProcess, Outcome
 from benchmarks.gpu.zoo import FIVE
 from lamina.core.actions import StartBatch
-from lamina.planner.neighbours import Running
-from lamina.predict.crowd import Crowd, Entry
+from lamina.planner.interference import ColocatedBatch
+from lamina.sim.colocation import BatchWork, ColocatedBatches
 from lamina.types import DeviceSpec
 
 BESIDE = (1.0, 1.0, 1.12, 1.18, 1.24, 1.30, 1.33, 1.36, 1.38)
@@ -49,10 +49,10 @@ class Neighbours:
     soft: bool
     _known: dict[tuple[str, int, float], float] = field(default_factory=dict)
 
-    def slowdown(self, one: Running, others: Sequence[Running], kind: str) -> float:
+    def slowdown(self, one: ColocatedBatch, others: Sequence[ColocatedBatch], kind: str) -> float:
         return self.takes_us(one, len(others) + 1) / self.takes_us(one, 1)
 
-    def takes_us(self, one: Running, count: int) -> float:
+    def takes_us(self, one: ColocatedBatch, count: int) -> float:
         """All of it, while so many run."""
         units = max(1.0, UNITS / count) if self.soft else float(round(one.share * UNITS))
         key = (one.function, one.batch, units)
@@ -75,7 +75,7 @@ class Virtual:
     def __init__(self, table: Table, beside: tuple[float, ...] = BESIDE, soft: bool = False) -> None:
         self.over: list[Any] = []
         self._neighbours = Neighbours(table, beside, soft)
-        self._crowd = Crowd(self._neighbours, "h200")
+        self._crowd = ColocatedBatches(self._neighbours, "h200")
         self._rng = random.Random(1)
         self._at_us = self._tickets = 0
         self._last: dict[int, int] = {}  #: by slice: its last batch
@@ -83,9 +83,9 @@ class Virtual:
     def submit(self, name: str, inputs: list[Any], mask: int) -> int:
         self._tickets += 1
         bucket = next(size for size in BUCKETS if size >= len(inputs))
-        running = Running(name, bucket, mask.bit_count() / UNITS)
+        running = ColocatedBatch(name, bucket, mask.bit_count() / UNITS)
         work_us = round(self._neighbours.takes_us(running, 1) * (1 + abs(self._rng.gauss(0, NOISE))))
-        self._crowd.enter(self._at_us, Entry(self._tickets, running, self._at_us, self._last.get(mask, 0), 0, work_us))
+        self._crowd.add(self._at_us, BatchWork(self._tickets, running, self._at_us, self._last.get(mask, 0), 0, work_us))
         self._last[mask] = self._tickets
         return self._tickets
 
@@ -95,7 +95,7 @@ class Virtual:
     def advance(self, to_us: float) -> None:
         self._at_us = max(self._at_us, int(to_us))
         self._crowd.advance(self._at_us)
-        for ended in self._crowd.ended():
+        for ended in self._crowd.take_finished():
             self.over.append(SimpleNamespace(ticket=ended.batch_id, device_us=ended.device_us, error=None))
 
     def poll(self) -> list[Any]:

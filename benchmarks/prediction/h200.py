@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.train_predictor import Times, records, times
 from lamina.predict import learned
-from lamina.predict.fit import fit
+from lamina.predict.fit import fit_model
 
 SEEDS = (10, 11, 12)
 COUNTS = (0, 1, 3, 5)
@@ -65,7 +65,7 @@ def crossed(
     errors: dict[int, dict[str, float]] = {count: {} for count in COUNTS}
     inside: dict[int, list[float]] = {count: [] for count in COUNTS}
     for out in folds:  # probes are chosen anew in each fold, from the functions it may know
-        model = fit("h200", static, {name: points for name, points in measured.items() if name not in out})
+        model = fit_model("h200", static, {name: points for name, points in measured.items() if name not in out})
         for name in sorted(out):
             record = static[name] if captured else static[name] | {"kernels_b1": 0}
             for count in COUNTS:
@@ -102,7 +102,7 @@ def family(name: str) -> str:
     return name
 
 
-def _one(model: learned.Model, static: Any, points: dict[tuple[int, int], float], count: int) -> tuple[Any, Any]:
+def _one(model: learned.LatencyModel, static: Any, points: dict[tuple[int, int], float], count: int) -> tuple[Any, Any]:
     """Errors and hits of the interval at the points that were not probed."""
     probes = model.probes(count)
     grid = model.predict(static, {place: points[place] for place in probes})

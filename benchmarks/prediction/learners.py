@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.prediction.h200 import FOLDS, SEEDS
 from benchmarks.train_predictor import records, times
 from lamina.predict import learned
-from lamina.predict.static import VIEWS
+from lamina.predict.model_features import FEATURE_VIEWS
 
 
 def learners() -> dict[str, dict[str, list[float]]]:
@@ -18,8 +18,8 @@ def learners() -> dict[str, dict[str, list[float]]]:
     static, measured = records(), times()
     names, grid = sorted(measured), sorted(measured[min(measured)])
     logs = np.log([[measured[name][place] for place in grid] for name in names])
-    features = np.array([VIEWS["totals"](static[n]) + VIEWS["kinds"](static[n]) for n in names])
-    probes = {count: [grid.index(place) for place in learned.shipped("h200").probes(count)] for count in (0, 3, 5)}
+    features = np.array([FEATURE_VIEWS["totals"](static[n]) + FEATURE_VIEWS["kinds"](static[n]) for n in names])
+    probes = {count: [grid.index(place) for place in learned.shipped_model("h200").probes(count)] for count in (0, 3, 5)}
     folds = [
         np.array([names.index(n) for n in out])
         for out in np.array_split(np.random.default_rng(SEEDS[0]).permutation(names), FOLDS)

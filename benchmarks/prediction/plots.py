@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.prediction.own import GOAL, RAPP
 from benchmarks.prediction.v100 import SHARES, load
 from benchmarks.train_predictor import records, times
-from lamina.predict.fit import fit
+from lamina.predict.fit import fit_model
 
 PLOTS = Path("docs/img")
 
@@ -40,7 +40,7 @@ def _h200(errors_by_count: dict[str, dict[str, float]]) -> None:
     )
     left.legend()
     static, measured, name = records(), times(), "electra_small"  # neither easy nor hard
-    model = fit("h200", static, {other: points for other, points in measured.items() if other != name})
+    model = fit_model("h200", static, {other: points for other, points in measured.items() if other != name})
     for probes, colour in ((0, "tab:blue"), (3, "tab:green")):
         grid = model.predict(static[name], {p: measured[name][p] for p in model.probes(probes)})
         row = grid.batches.index(8)

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from lamina.predict.devices import preset
+from lamina.predict.device_presets import preset
 from lamina.predict.profile import Profile, read_all
-from lamina.predict.table import Table
-from lamina.profiler.bench import Run
-from lamina.profiler.make import to_points
-from lamina.profiler.measure import Measuring
+from lamina.predict.profile_table import ProfileTable
+from lamina.profiler.bench import TimedRun
+from lamina.profiler.build_profile import to_points
+from lamina.profiler.measurement import AdaptiveMeasurement
 
 
 class _Replay:
@@ -21,26 +21,25 @@ class _Replay:
 
     device = preset("h200")
 
-    def __init__(self, table: Table, name: str) -> None:
+    def __init__(self, table: ProfileTable, name: str) -> None:
         self.table, self.name, self.rng, self.now_s = table, name, random.Random(1), 0.0
 
-    def run(self, batch: int, units: int) -> Run:
-        us = self.table.typical_us(self.name, "h200", batch, units) * self.rng.gauss(1, 0.02)
+    def run(self, batch: int, units: int) -> TimedRun:
+        us = self.table.median_us(self.name, "h200", batch, units) * self.rng.gauss(1, 0.02)
         self.now_s += us / 1e6
-        return Run(us)
+        return TimedRun(us)
 
 
 def profiling() -> dict[str, Any]:
     """Device time the profiler needs until it claims 5 %, and how far it is off then, on replayed measurements."""
     found: dict[str, Any] = {}
     for profile in read_all(Path("profiles/h200")):
-        bench = _Replay(Table([profile]), profile.function)
-        outcome = Measuring(bench, 64, 0.05, 60.0, clock_s=lambda bench=bench: bench.now_s).go()  # type: ignore[arg-type,misc]
-        made = Table([Profile(function="f", device="h200", points=to_points(outcome.runs))])
+        bench = _Replay(ProfileTable([profile]), profile.function)
+        outcome = AdaptiveMeasurement(bench, 64, 0.05, 60.0, clock_s=lambda bench=bench: bench.now_s).run()  # type: ignore[arg-type,misc]
+        made = ProfileTable([Profile(function="f", device="h200", points=to_points(outcome.runs))])
         off = [
             abs(
-                made.typical_us("f", "h200", p.batch, p.units)
-                / bench.table.typical_us(profile.function, "h200", p.batch, p.units)
+                made.median_us("f", "h200", p.batch, p.units) / bench.table.median_us(profile.function, "h200", p.batch, p.units)
                 - 1
             )
             for p in profile.points

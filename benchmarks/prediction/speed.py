@@ -9,13 +9,13 @@ import numpy as np
 
 from benchmarks.train_predictor import records
 from lamina.predict import learned
-from lamina.predict.dense import dense
+from lamina.predict.dense import dense_table
 
 
 def speed() -> dict[str, Any]:
-    static, model = records()["resnet50"], learned.shipped("h200")
-    table = learned.table(model, {"resnet50": (static, {})})
-    quick = dense(table, "resnet50", "h200", 64, 16)
+    static, model = records()["resnet50"], learned.shipped_model("h200")
+    table = learned.predicted_table(model, {"resnet50": (static, {})})
+    quick = dense_table(table, "resnet50", "h200", 64, 16)
     rng = np.random.default_rng(0)
     batches, units = rng.integers(1, 65, 256), rng.integers(1, 17, 256)
     pairs = list(zip(batches.tolist(), units.tolist(), strict=True))

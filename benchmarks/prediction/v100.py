@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.prediction.physics import more_launches, slice_ms
-from lamina.predict.static import VIEWS
+from lamina.predict.model_features import FEATURE_VIEWS
 
 DATA = Path("data/has-gpu/profile_v100.csv.gz")
 BATCHES, SHARES, QUOTAS = (1, 2, 4, 8), tuple(range(5, 101, 5)), tuple(range(10, 101, 10))
@@ -77,7 +77,7 @@ def load(path: Path = DATA) -> Set:
         line["model"]: line["operators"] for line in map(json.loads, Path("data/operators.jsonl").read_text().splitlines())
     }
     records = [record(name, operators[name]) for name in kept]
-    views = [np.array([make(row) for row in records]) for make in VIEWS.values()]
+    views = [np.array([make(row) for row in records]) for make in FEATURE_VIEWS.values()]
     roof = np.log([slice_ms(operators[name], BATCHES, SHARES) for name in kept])
     more = np.array([more_launches(operators[name]) for name in kept])
     return Set(kept, np.log(grid[whole]), np.column_stack(views), views[1][:, :10], roof, more)

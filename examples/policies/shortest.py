@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lamina.core.policy import Decision, Drop, Hold, Start, View
-from lamina.core.queue import Order
-from lamina.core.state import FunctionState
+from lamina.core.policy import Decision, Defer, Drop, Start, View
+from lamina.core.scheduling.jobs import Order
+from lamina.core.scheduling.state import FunctionState
 from lamina.types import NEVER_US
 
 
@@ -23,7 +23,7 @@ class Policy:
             yield from self._serve(view, function)
 
     def _serve(self, view: View, function: FunctionState) -> Iterator[Decision]:
-        for opening in view.openings(function):
+        for opening in view.slots(function):
             while len(function.queue) and function.queue.head().expires_us <= view.now_us:
                 yield Drop(function.queue.head())
             jobs = function.queue.first(min(self.most, function.spec.max_batch))
@@ -31,10 +31,10 @@ class Policy:
                 return
             us = view.latency_us(function.spec.name, opening.device, len(jobs), opening.units)
             in_time = [job for job in jobs if opening.at_us + us <= job.expires_us]
-            if opening.after is None and in_time:
-                yield Start(in_time, opening, why=f"{len(in_time)} jobs, {us} us" if view.explaining else "")
+            if opening.behind is None and in_time:
+                yield Start(in_time, opening, why=f"{len(in_time)} jobs, {us} us" if view.explain else "")
         if len(function.queue):  # ask again when something changes on one of its devices, or the first job is lost
-            yield Hold(function.spec.name, min(function.queue.head().expires_us, NEVER_US), NEVER_US)
+            yield Defer(function.spec.name, min(function.queue.head().expires_us, NEVER_US), NEVER_US)
 
     def _time_us(self, view: View, function: FunctionState) -> int:
         """On the first device it stands on; what stands nowhere has no opening either."""

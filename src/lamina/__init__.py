@@ -11,11 +11,6 @@ if TYPE_CHECKING:
     from lamina.sdk.async_client import AsyncClient as AsyncClient
     from lamina.sdk.client import Client as Client
     from lamina.sdk.context import context as context
-    from lamina.sdk.control import each as each
-    from lamina.sdk.control import gather as gather
-    from lamina.sdk.control import sleep as sleep
-    from lamina.sdk.control import timeout as timeout
-    from lamina.sdk.control import when as when
     from lamina.sdk.onnx import onnx_model as onnx_model
     from lamina.sdk.resources import CPU as CPU
     from lamina.sdk.resources import GPU as GPU
@@ -25,6 +20,11 @@ if TYPE_CHECKING:
     from lamina.sdk.tensors import Tensor as Tensor
     from lamina.sdk.torch_model import TorchModel as TorchModel
     from lamina.sdk.weights_file import load_weights as load_weights
+    from lamina.sdk.workflow_ops import each as each
+    from lamina.sdk.workflow_ops import gather as gather
+    from lamina.sdk.workflow_ops import sleep as sleep
+    from lamina.sdk.workflow_ops import timeout as timeout
+    from lamina.sdk.workflow_ops import when as when
 
 __version__ = "0.1.0"
 
@@ -40,13 +40,13 @@ _HOMES = {
     "Tensor": "sdk.tensors",
     "TorchModel": "sdk.torch_model",
     "context": "sdk.context",
-    "each": "sdk.control",
-    "gather": "sdk.control",
+    "each": "sdk.workflow_ops",
+    "gather": "sdk.workflow_ops",
     "load_weights": "sdk.weights_file",
     "onnx_model": "sdk.onnx",
-    "sleep": "sdk.control",
-    "timeout": "sdk.control",
-    "when": "sdk.control",
+    "sleep": "sdk.workflow_ops",
+    "timeout": "sdk.workflow_ops",
+    "when": "sdk.workflow_ops",
 }
 
 __all__ = [*sorted(_HOMES), "errors"]

@@ -49,7 +49,7 @@ class UnknownEncoding(LaminaError):
     code = "unknown-encoding"
 
 
-_UNREAD: Final = {
+_READ_ERRORS: Final = {
     errno.ENOENT: "no file {!r}",
     errno.ENOTDIR: "no file {!r}",
     errno.EISDIR: "{!r} is a folder",
@@ -58,14 +58,14 @@ _UNREAD: Final = {
 }
 
 
-def cannot_read(path: str | Path, error: OSError | ValueError, hint: str, *, field: str = "") -> BadValue:
+def unreadable_file(path: str | Path, error: OSError | ValueError, hint: str, *, field: str = "") -> BadValue:
     """Error for a file of the user that cannot be read. One that is not there may be misspelt."""
     if isinstance(error, UnicodeError):
         why = f"{str(path)!r} is not text in UTF-8"
     elif isinstance(error, OSError):
-        why = _UNREAD.get(error.errno or 0, f"{{!r}} cannot be read: {error.strerror or error}").format(str(path))
+        why = _READ_ERRORS.get(error.errno or 0, f"{{!r}} cannot be read: {error.strerror or error}").format(str(path))
         if error.errno == errno.ENOENT:
-            hint = _misspelt(Path(path)) or hint
+            hint = _similar_file(Path(path)) or hint
         elif error.errno in (errno.EACCES, errno.EPERM):
             hint = "ls -l tells whose it is"
     else:
@@ -73,15 +73,15 @@ def cannot_read(path: str | Path, error: OSError | ValueError, hint: str, *, fie
     return BadValue(f"{field}: {why}" if field else why, hint=hint)
 
 
-def read_given(path: str | Path, hint: str, *, field: str = "") -> bytes:
+def read_user_file(path: str | Path, hint: str, *, field: str = "") -> bytes:
     """Content of a file that the user named, or an error that says what is wrong with it."""
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise cannot_read(path, error, hint, field=field) from None
+        raise unreadable_file(path, error, hint, field=field) from None
 
 
-def _misspelt(path: Path) -> str:
+def _similar_file(path: Path) -> str:
     """Hint with the most similar file name in the same folder; the suffix, which all have, does not count."""
     try:
         stems = [one.stem for one in path.parent.iterdir() if one.suffix == path.suffix and one.is_file()]

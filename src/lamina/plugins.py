@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from lamina.errors import BadValue, LoadFailed, UnknownPlugin, did_you_mean, read_given
+from lamina.errors import BadValue, LoadFailed, UnknownPlugin, did_you_mean, read_user_file
 
 DEFAULT_POLICY = "frontier"
 """The policy of a server or scenario that names none."""
@@ -17,21 +17,35 @@ DEFAULT_POLICY = "frontier"
 
 def names(package: str) -> list[str]:
     """Plugins of one package, such as `names("policies")`."""
+    return sorted(modules(package))
+
+
+def modules(package: str) -> dict[str, str]:
+    """Plugins of one package by name, with their modules. Policies lie in `policies/` and in `published/<paper>/policies/`."""
     home = importlib.import_module(f"lamina.{package}")
-    return sorted(found.name for found in pkgutil.iter_modules(home.__path__) if not found.name.startswith("_"))
+    folders = {f"lamina.{package}": list(home.__path__)}
+    if package == "policies":
+        papers = Path(__file__).parent / "published"
+        folders |= {f"lamina.published.{path.parent.name}.policies": [str(path)] for path in sorted(papers.glob("*/policies"))}
+    return {
+        found.name: f"{parent}.{found.name}"
+        for parent, paths in folders.items()
+        for found in pkgutil.iter_modules(paths)
+        if not found.name.startswith("_") and found.name != "defaults"
+    }
 
 
 def load(package: str, name: str) -> ModuleType:
     """The module called `name`, or the file itself if `name` is a path ending in `.py`."""
     if name.endswith(".py"):
         return _load_file(Path(name))
-    known = names(package)
+    known = modules(package)
     if name not in known:
         raise UnknownPlugin(
             f"no {name!r} in {package}; there are {', '.join(known)}",
             hint=did_you_mean(name, known, f"write one file, {package}/{name}.py, or give a path to it"),
         )
-    return importlib.import_module(f"lamina.{package}.{name}")
+    return importlib.import_module(known[name])
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -54,5 +68,5 @@ def _load_file(path: Path) -> ModuleType:
 
 def check_source(path: Path, hint: str) -> None:
     """Check a source file before Python runs it, so that an unreadable file gives an error instead of a traceback."""
-    if b"\0" in read_given(path, hint):
+    if b"\0" in read_user_file(path, hint):
         raise BadValue(f"{str(path)!r} is no Python file", hint=hint)

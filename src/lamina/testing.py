@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from typing import Any
 
-from lamina import policies, values
-from lamina.core.actions import Action, Fail, Kill, Load, Refuse, Reply, Resolve, StartBatch, WakeAt
+from lamina import encoding, policies
+from lamina.core.actions import Action, FailCall, Kill, Load, Reject, Reply, ResolveData, StartBatch, WakeAt
 from lamina.core.controller import Controller
 from lamina.core.events import (
     BatchFinished,
@@ -29,21 +29,21 @@ from lamina.core.events import (
     JobOutcome,
     Tick,
 )
-from lamina.core.policy import Dispatch
+from lamina.core.policy import DispatchRole
 from lamina.errors import BadValue, Cancelled
 from lamina.expr import evaluate
-from lamina.live.data import Data
-from lamina.live.once import error_of
-from lamina.live.results import describe
 from lamina.predict.profile import Point, Profile
-from lamina.predict.table import Table
-from lamina.predict.world import World
+from lamina.predict.profile_table import ProfileTable
+from lamina.run_once import exception_for
 from lamina.sdk.app import App
 from lamina.sdk.binding import bind_arguments
-from lamina.sdk.context import Context, running
+from lamina.sdk.context import BatchContext, active_context
 from lamina.sdk.runner import Runner
+from lamina.sim.hardware_model import HardwareModel
 from lamina.types import DeviceSpec, SliceLimits, call_for
 from lamina.units import parse_us
+from lamina.values.run_values import RunValues
+from lamina.worker.job_codec import error_info
 
 Step = Callable[..., Any]
 
@@ -88,7 +88,7 @@ class Runtime:
         takes: Mapping[str, str | Callable[[int], float]] | None = None,
         default_takes: str = "1ms",
         load_takes: str = "0ms",
-        policy: str | Dispatch = "edf",
+        policy: str | DispatchRole = "edf",
         devices: list[DeviceSpec] | None = None,
         noise: float = 0.0,
         seed: int = 0,
@@ -109,10 +109,10 @@ class Runtime:
             )
             for family in (("cpu",) if all(f.spec.gpu != "must" for f in app.functions.values()) else ("gpu",))
         ]
-        table = Table(self._profiles(takes or {}, default_takes, parse_us(load_takes, "load_takes")), margin=2 * noise)
-        self._world = World(table, random.Random(seed), noise, 0.0)
+        table = ProfileTable(self._profiles(takes or {}, default_takes, parse_us(load_takes, "load_takes")), margin=2 * noise)
+        self._world = HardwareModel(table, random.Random(seed), noise, 0.0)
         self.controller = Controller(policies.build(policy) if isinstance(policy, str) else policy, table)
-        self._data = Data(None, None)
+        self._data = RunValues(None, None)
         self._runners: dict[str, Runner] = {}
         self._heap: list[tuple[int, int, Event | Callable[[], Event]]] = []
         self._order = 0
@@ -138,7 +138,7 @@ class Runtime:
         named = bind_arguments(target.params, args, inputs)
         pending = Pending(self, f"call-{len(self._calls) + 1}")
         self._calls[pending.id] = pending
-        self._data.open(pending.id, self.controller.state.flows[name], {k: values.encode(v) for k, v in named.items()})
+        self._data.open(pending.id, self.controller.state.flows[name], {k: encoding.encode(v) for k, v in named.items()})
         self.post(CallArrived(call_for(pending.id, name, self.now_us, self.controller.state.flows[name].slo)))
         return pending
 
@@ -182,16 +182,16 @@ class Runtime:
                 self._later(self.now_us + load_us, InstanceReady(action.instance, load_us))
             case WakeAt():
                 self._later(action.at_us, Tick())
-            case Resolve():
+            case ResolveData():
                 self._later(self.now_us, lambda: self._answer(action))
             case Kill():
                 self._later(self.now_us, InstanceLost(action.instance, action.reason))
-            case Reply() | Fail() | Refuse():
+            case Reply() | FailCall() | Reject():
                 self._end(action)
             case _:
                 pass
 
-    def _answer(self, question: Resolve) -> Event:
+    def _answer(self, question: ResolveData) -> Event:
         """Only when its turn has come: the answers before it decide which numbers its items get."""
         run = self.controller.state.runs.get(question.call_id)
         return Tick() if run is None else self._data.resolve(question, run.next_scope)
@@ -199,7 +199,7 @@ class Runtime:
     def _start(self, action: StartBatch) -> None:
         self.batches.append(action)
         took_us = self._world.batch_us(action.function, self._kinds[action.device], len(action.jobs), action.mask.bit_count())
-        start_us = max(self.now_us, self._ends_us.pop(action.after, 0))
+        start_us = max(self.now_us, self._ends_us.pop(action.behind, 0))
         self._ends_us[action.batch_id] = start_us + took_us
 
         def finish() -> Event:
@@ -213,17 +213,17 @@ class Runtime:
         calls = []
         for job in action.jobs:
             given = self._data.inputs(job)
-            opened = {leaf: values.decode(stored) for leaf, stored in given.leaves if isinstance(stored, bytes)}
+            opened = {leaf: encoding.decode(stored) for leaf, stored in given.leaves if isinstance(stored, bytes)}
             calls.append({name: evaluate(expr, opened.__getitem__) for name, expr in given.args.items()})
         outcomes = []
         for job, result in zip(action.jobs, self._results(action.function, calls), strict=True):
             encoded = b""
             try:
-                encoded = values.encode(result) if not isinstance(result, Exception) else b""
+                encoded = encoding.encode(result) if not isinstance(result, Exception) else b""
             except BadValue as error:  # as in a worker: the function's fault
                 result = TypeError(f"its result: {error.message}; {error.hint}")
             if isinstance(result, Exception):
-                self._data.put_error(job, describe(result))
+                self._data.put_error(job, error_info(result))
                 outcomes.append(JobOutcome(False, "function-failed", type(result).__name__))
             else:
                 self._data.put(job, encoded)
@@ -249,7 +249,7 @@ class Runtime:
     def _one(self, runner: Runner, call: dict[str, Any]) -> Any:
         """What it changes of the state is kept if it succeeds; `app.state` shows it."""
         try:
-            with self._app.transaction() as changes, running(Context(transaction=changes)):
+            with self._app.transaction() as changes, active_context(BatchContext(transaction=changes)):
                 result = runner.run([call])[0]
                 if isinstance(result, Exception):
                     raise result
@@ -257,15 +257,15 @@ class Runtime:
         except Exception as error:
             return error
 
-    def _end(self, ending: Reply | Fail | Refuse) -> None:
+    def _end(self, ending: Reply | FailCall | Reject) -> None:
         pending = self._calls.get(ending.call_id)
         if pending is not None:
             if isinstance(ending, Reply):
                 pending.reply = ending
-                pending._value = values.decode(self._data.result(ending.call_id))
+                pending._value = encoding.decode(self._data.result(ending.call_id))
             else:
-                failure = ending if isinstance(ending, Fail) else None
-                pending._error = error_of(ending, self._data.error(ending.call_id, failure))
+                failure = ending if isinstance(ending, FailCall) else None
+                pending._error = exception_for(ending, self._data.error(ending.call_id, failure))
         self._data.close(ending.call_id)
 
     def _profiles(self, takes: Mapping[str, str | Callable[[int], float]], default: str, load_us: int) -> list[Profile]:

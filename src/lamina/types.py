@@ -16,7 +16,7 @@ NEVER_US = 2**62
 
 OnMiss = Literal["shed", "serve"]
 
-LEAST_KEPT = 0.75
+MIN_SHARE_KEPT = 0.75
 """Of its share of a device a function keeps at least so much when that is rounded to units."""
 
 
@@ -33,7 +33,7 @@ class Slo(Struct, frozen=True, kw_only=True):
     timeout_us: int = 60_000_000
 
 
-class Scale(Struct, frozen=True, kw_only=True):
+class ScaleSpec(Struct, frozen=True, kw_only=True):
     """Limits of autoscaling: how many instances a function may have. Zero by default: without calls it costs nothing."""
 
     min: int = 0
@@ -41,7 +41,7 @@ class Scale(Struct, frozen=True, kw_only=True):
     idle_us: int = 60_000_000
 
 
-class Quota(Struct, frozen=True, kw_only=True):
+class QuotaSpec(Struct, frozen=True, kw_only=True):
     """Time quota inside a slice: at least `request` when it is asked for, never more than `limit`."""
 
     request: float = 0.0
@@ -84,7 +84,7 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
         """Price of a slice for one microsecond."""
         return units * self.unit_price() + cores * self.core_price_per_s / 1e6
 
-    def moving_us(self, source: DeviceSpec, kib: int) -> int:
+    def transfer_us(self, source: DeviceSpec, kib: int) -> int:
         """Transfer time from another device; 0 on the same node."""
         if source.id == self.id or (self.node and source.node == self.node) or not self.link_mib_per_s:
             return 0
@@ -103,8 +103,8 @@ class FunctionSpec(Struct, frozen=True, kw_only=True):
     input_kib: int = 0  #: what a job usually gets from the step before it
     home: bool = False  #: owns its slice: no other function leases it, unless `lend`
     lend: bool = True
-    quota: Quota = Quota()
-    scale: Scale = Scale()
+    quota: QuotaSpec = QuotaSpec()
+    scale: ScaleSpec = ScaleSpec()
     slo: Slo = Slo()
     idempotent: bool = True  #: may be run again if its worker dies
     max_queue: int = 10_000
@@ -124,7 +124,7 @@ class FunctionSpec(Struct, frozen=True, kw_only=True):
         elif self.share:
             exact = self.share * device.units
             wish = int(exact + 1 / (device.units + 1))  # so little is short in all of them that it never adds up to a unit
-            wish += wish < LEAST_KEPT * exact
+            wish += wish < MIN_SHARE_KEPT * exact
         else:
             wish = device.units
         wish = min(max(1, wish), device.units)

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from lamina.access.vault import FILE, VARIABLE, Vault
+from lamina.access.vault import KEY_FILE, KEY_VARIABLE, Vault
 from lamina.errors import BadValue
-from tests.access.test_access import ROOT, opened
+from tests.access.test_access_control import ROOT, opened
 
 KEY = base64.b64encode(bytes(range(32))).decode()
 
 
 @pytest.fixture(autouse=True)
 def no_key_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
 
 
 def test_what_is_sealed_opens_for_its_owner_alone(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_what_is_sealed_opens_for_its_owner_alone(tmp_path: Path) -> None:
 def test_the_key_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
     sealed = Vault(tmp_path).seal("a/b", "x")
     assert Vault(tmp_path).open("a/b", sealed) == "x"
-    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / KEY_FILE).stat().st_mode) == 0o600
 
 
 def test_the_same_secret_never_looks_the_same(tmp_path: Path) -> None:
@@ -41,20 +41,20 @@ def test_the_same_secret_never_looks_the_same(tmp_path: Path) -> None:
 
 
 def test_a_key_in_the_environment_needs_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, KEY)
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
     assert Vault(None).open("a/b", Vault(tmp_path).seal("a/b", "x")) == "x"
-    assert not (tmp_path / FILE).exists()
+    assert not (tmp_path / KEY_FILE).exists()
 
 
 def test_a_database_elsewhere_has_no_place_for_a_key() -> None:
-    with pytest.raises(BadValue, match=VARIABLE) as refusal:
+    with pytest.raises(BadValue, match=KEY_VARIABLE) as refusal:
         Vault(None).seal("a/b", "x")
     assert "openssl rand -base64 32" in refusal.value.hint
 
 
 @pytest.mark.parametrize("key", ["short", base64.b64encode(bytes(16)).decode(), "ä" * 44])
 def test_a_key_of_another_form_is_no_key(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
-    monkeypatch.setenv(VARIABLE, key)
+    monkeypatch.setenv(KEY_VARIABLE, key)
     with pytest.raises(BadValue, match="32 bytes in base64"):
         Vault(None).seal("a/b", "x")
 
@@ -72,9 +72,9 @@ def test_a_copy_of_the_store_holds_no_secret_and_a_lost_key_costs_the_secrets_an
 ) -> None:
     async def work() -> tuple[dict[str, str], dict[str, str]]:
         async with opened(tmp_path) as (access, desk):
-            await desk.do(ROOT, "secret/set", {"name": "api-key", "value": "swordfish"})
+            await desk.perform(ROOT, "secret/set", {"name": "api-key", "value": "swordfish"})
             known = access.environment("")
-        (tmp_path / FILE).unlink()
+        (tmp_path / KEY_FILE).unlink()
         async with opened(tmp_path) as (access, desk):
             return known, access.environment("")
 

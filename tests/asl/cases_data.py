@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.asl.kit import BEGAN, Case, machine, one, task
+from tests.asl.conformance_case import BEGAN, Case, machine, one, task
 
 DOC = {"a": 1, "b": {"c": [10, 20, 30], "d": "x"}, "list": [{"n": 1}, {"n": 2}, {"n": 3}]}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.asl.kit import Case, catch, machine, one, retry, task
+from tests.asl.conformance_case import Case, catch, machine, one, retry, task
 
 
 def passed(path: str, given: Any, want: Any, what: str) -> Case:

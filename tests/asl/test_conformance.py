@@ -7,11 +7,11 @@ import json
 import pytest
 
 from lamina.asl.compile import compile_flow
-from lamina.asl.export import export
+from lamina.asl.export import to_document
 from lamina.asl.lint import lint
-from lamina.core.flow import Flow
+from lamina.core.workflow.flow import Flow
 from tests.asl import cases_choice, cases_data, cases_errors, cases_flow, cases_spec
-from tests.asl.kit import Case, run
+from tests.asl.conformance_case import Case, run
 
 CASES = [*cases_data.CASES, *cases_choice.CASES, *cases_flow.CASES, *cases_errors.CASES, *cases_spec.CASES]
 
@@ -75,7 +75,7 @@ def test_a_known_defect_of_others_has_its_case_here(defect: str):
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_document_comes_back_as_it_went_in(case: Case):
-    assert export(flow_of(case)) == case.document
+    assert to_document(flow_of(case)) == case.document
 
 
 @pytest.mark.parametrize("case", CASES[::7], ids=str)
@@ -85,7 +85,7 @@ def test_a_flow_survives_the_trip_through_json(case: Case):
     flow = flow_of(case)
     again = msgspec.json.decode(msgspec.json.encode(flow), type=Flow)
     assert again == flow
-    assert export(again) == case.document
+    assert to_document(again) == case.document
 
 
 def test_the_dialect_is_the_strict_one_unless_a_case_says_otherwise():

@@ -6,8 +6,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import lamina
+from lamina.asl.annotations import StepNote, measured_notes, planned_notes
 from lamina.asl.draw import draw_flow
-from lamina.asl.figures import Figure, observed, planned
 
 app = lamina.App("drawn")
 
@@ -43,7 +43,7 @@ def time_us(function: str, batch: int) -> int:
 def figures(body: Any, slo: str = "100ms") -> dict[str, str]:
     made = app.workflow(name="w", slo=slo)(body)
     del app.workflows["w"]
-    found = planned(made.flow, time_us, {"fast": 8, "slow": 8, "join": 1})
+    found = planned_notes(made.flow, time_us, {"fast": 8, "slow": 8, "join": 1})
     return {name: figure.text + (" !" if figure.critical else "") for name, figure in found.items()}
 
 
@@ -89,10 +89,10 @@ def test_a_run_shows_what_was_measured():
         {**step, "step": "fast", "began_us": 1_010 * MS, "ended_us": 1_016 * MS},
         {**step, "step": "slow", "began_us": 1_000 * MS, "ended_us": 1_030 * MS, "ok": False},
     ]
-    assert observed(flow, events, deadline_us=1_025 * MS) == {
-        "fast": Figure("2 x 5 ms · queued 5 ms · slack 9 ms · batch 2"),
-        "slow": Figure("30 ms · late by 5 ms · batch 2", critical=True),
-        "join": Figure("not run"),
+    assert measured_notes(flow, events, deadline_us=1_025 * MS) == {
+        "fast": StepNote("2 x 5 ms · queued 5 ms · slack 9 ms · batch 2"),
+        "slow": StepNote("30 ms · late by 5 ms · batch 2", critical=True),
+        "join": StepNote("not run"),
     }
 
 
@@ -115,7 +115,7 @@ def test_steps_that_only_pass_values_on_are_not_drawn():
         return await join(z, y)
 
     del app.workflows["w"]
-    picture = draw_flow(w.flow, {"slow": Figure("20 ms", critical=True)}, "goal none")
+    picture = draw_flow(w.flow, {"slow": StepNote("20 ms", critical=True)}, "goal none")
     assert words(picture) == ["wgoal none", "fast", "if", "choice", "slow", "20 ms", "join", "fast > 3", "otherwise"]
     assert ways(picture) == 4
     assert picture.count('class="box hot"') == 1

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from lamina.asl.document import BadDocument, read
+from lamina.asl.document import BadDocument, parse_document
 from lamina.asl.lint import lint
 from tests.asl.cases_choice import decides
-from tests.asl.kit import catch, machine, one, retry, task
+from tests.asl.conformance_case import catch, machine, one, retry, task
 
 E = {"Type": "Succeed"}
 BODY = machine("T", T=task("f"))
@@ -219,4 +219,4 @@ def test_the_extended_dialect_refuses_counts_that_cannot_be(count: Any):
 @pytest.mark.parametrize("text", ["", "{", '{"a": 1, "a": 2}', '{"a": NaN}', "[" * 100_000])
 def test_what_is_no_json_is_refused_too(text: str):
     with pytest.raises(BadDocument, match=r"machine\.json: \$: \[JSON\]"):
-        read(text, "machine.json")
+        parse_document(text, "machine.json")

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.asl import times
-from lamina.asl.choice import matches
-from lamina.asl.faults import StateError
-from lamina.asl.intrinsics import IntrinsicError, Scene, evaluate, parse_call, same
-from lamina.asl.paths import NoMatch, PathError, parse, parse_reference, place
+from lamina.asl import timestamps
+from lamina.asl.choice_rules import matches
+from lamina.asl.errors import StateError
+from lamina.asl.intrinsics import ExpressionScope, IntrinsicError, evaluate, json_equal, parse_call
+from lamina.asl.paths import NoMatch, PathError, parse_path, parse_reference, put_at
 
 keys = st.text(min_size=1, max_size=8)
 leaves = (
@@ -46,36 +46,36 @@ def all_places(value: Any, path: str = "$") -> list[tuple[str, Any]]:
 
 
 def call(text: str, value: Any = None) -> Any:
-    return evaluate(parse_call(text), Scene(value, {}, random.Random(0)))
+    return evaluate(parse_call(text), ExpressionScope(value, {}, random.Random(0)))
 
 
 @given(values)
 def test_every_place_of_a_value_has_a_path_that_finds_it(value: Any):
     for path, inner in all_places(value):
-        assert parse(path).find(value) == inner
+        assert parse_path(path).find(value) == inner
 
 
 @given(values, values, st.data())
 def test_what_is_placed_is_found_and_nothing_else_moves(value: Any, new: Any, data: st.DataObject):
     path, _ = data.draw(st.sampled_from(all_places(value)))
-    changed = place(parse_reference(path), value, new)
-    assert parse(path).find(changed) == new
+    changed = put_at(parse_reference(path), value, new)
+    assert parse_path(path).find(changed) == new
     for other, inner in all_places(value):
         if not path.startswith(other) and not other.startswith(path):
-            assert parse(other).find(changed) == inner
+            assert parse_path(other).find(changed) == inner
 
 
 @given(st.dictionaries(keys, leaves, max_size=3), st.lists(keys, min_size=1, max_size=4), leaves)
 def test_missing_objects_on_the_way_are_made(value: dict[str, Any], way: list[str], new: Any):
-    path = parse("$" + "".join(f"['{quoted(key)}']" for key in ["fresh", *way]))
+    path = parse_path("$" + "".join(f"['{quoted(key)}']" for key in ["fresh", *way]))
     value.pop("fresh", None)
-    assert path.find(place(path, value, new)) == new
+    assert path.find(put_at(path, value, new)) == new
 
 
 @given(st.text(max_size=30))
 def test_any_text_is_a_path_or_said_to_be_none(text: str):
     try:
-        path = parse(f"${text}")
+        path = parse_path(f"${text}")
     except PathError:
         return
     try:
@@ -87,28 +87,28 @@ def test_any_text_is_a_path_or_said_to_be_none(text: str):
 @given(st.text(alphabet="$.[]*?()@'\"=<>!&|0123456789abc ,:-\\", max_size=24))
 def test_texts_made_of_the_signs_of_paths_do_no_harm(text: str):
     with contextlib.suppress(PathError, NoMatch):
-        parse(f"${text}").find([{"a": 1, "b": [2, 3]}], {})
+        parse_path(f"${text}").find([{"a": 1, "b": [2, 3]}], {})
 
 
 @given(st.lists(leaves, max_size=6))
 def test_a_wildcard_gives_all_elements(items: list[Any]):
-    assert parse("$[*]").find(items) == items
+    assert parse_path("$[*]").find(items) == items
 
 
 @given(st.lists(st.integers(), max_size=8), st.integers(-4, 8), st.integers(-4, 8))
 def test_slices_are_those_of_python(items: list[int], start: int, stop: int):
-    assert parse(f"$[{start}:{stop}]").find(items) == items[start:stop]
+    assert parse_path(f"$[{start}:{stop}]").find(items) == items[start:stop]
 
 
 @given(st.lists(st.integers(-5, 5), max_size=8), st.integers(-5, 5))
 def test_a_filter_keeps_those_for_which_it_holds(items: list[int], limit: int):
     rows = [{"n": item} for item in items]
-    assert parse(f"$[?(@.n >= {limit} && !(@.n == 3))].n").find(rows) == [n for n in items if n >= limit and n != 3]
+    assert parse_path(f"$[?(@.n >= {limit} && !(@.n == 3))].n").find(rows) == [n for n in items if n >= limit and n != 3]
 
 
 def test_brackets_without_end_are_no_path():
     with pytest.raises(PathError):
-        parse("$[?(" + "(" * 50_000)
+        parse_path("$[?(" + "(" * 50_000)
 
 
 @given(st.text(max_size=40))
@@ -119,12 +119,12 @@ def test_any_text_is_a_call_or_said_to_be_none(text: str):
         except IntrinsicError:
             continue
         with contextlib.suppress(StateError):
-            evaluate(parsed, Scene({"a": 1}, {}, random.Random(0)))
+            evaluate(parsed, ExpressionScope({"a": 1}, {}, random.Random(0)))
 
 
 @given(values)
 def test_json_to_string_and_back(value: Any):
-    assert same(call("States.StringToJson(States.JsonToString($.v))", {"v": value}), value)
+    assert json_equal(call("States.StringToJson(States.JsonToString($.v))", {"v": value}), value)
 
 
 @given(st.text(max_size=100))
@@ -143,8 +143,8 @@ def test_partitions_put_together_are_the_array(items: list[Any], size: int):
 @given(st.lists(leaves, max_size=8))
 def test_unique_elements_are_each_there_once_and_none_is_lost(items: list[Any]):
     unique = call("States.ArrayUnique($)", items)
-    assert all(not same(a, b) for i, a in enumerate(unique) for b in unique[:i])
-    assert all(any(same(item, kept) for kept in unique) for item in items)
+    assert all(not json_equal(a, b) for i, a in enumerate(unique) for b in unique[:i])
+    assert all(any(json_equal(item, kept) for kept in unique) for item in items)
 
 
 @given(st.integers(-50, 50), st.integers(-50, 50), st.integers(-5, 5).filter(bool))
@@ -174,16 +174,16 @@ def test_random_numbers_stay_below_their_end(start: int, span: int):
 
 @given(st.datetimes())
 def test_timestamps_there_and_back(moment: Any):
-    at_us = times.parse_us(f"{moment.isoformat(timespec='milliseconds')}Z")
+    at_us = timestamps.parse_timestamp_us(f"{moment.isoformat(timespec='milliseconds')}Z")
     assert at_us is not None
-    assert times.parse_us(times.format_us(at_us)) == at_us
+    assert timestamps.parse_timestamp_us(timestamps.format_timestamp(at_us)) == at_us
 
 
 @pytest.mark.parametrize(
     "text", ["2026-13-01T00:00:00Z", "2026-01-01 00:00:00Z", "2026-01-01T00:00:00", "2026-01-01T25:00:00Z", 5, None, ""]
 )
 def test_what_is_no_timestamp(text: Any):
-    assert times.parse_us(text) is None
+    assert timestamps.parse_timestamp_us(text) is None
 
 
 @given(st.text(alphabet="ab*\\", max_size=8), st.text(alphabet="ab*\\", max_size=8))
@@ -198,4 +198,4 @@ def test_a_pattern_that_almost_fits_everywhere_takes_no_time():
 
 @given(values)
 def test_equality_is_that_of_json(value: Any):
-    assert same(value, json.loads(json.dumps(value)))
+    assert json_equal(value, json.loads(json.dumps(value)))

@@ -7,15 +7,15 @@ import json
 import pytest
 
 from lamina.asl.portability import portability
+from lamina.sdk.asl_to_builder import builder_of
 from lamina.sdk.builder import build
-from lamina.sdk.rebuild import rebuild
-from tests.asl.kit import Case
+from tests.asl.conformance_case import Case
 from tests.asl.test_conformance import CASES
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_document_taken_into_the_builder_comes_back_the_same(case: Case):
-    assert build(rebuild(case.document)) == case.document
+    assert build(builder_of(case.document)) == case.document
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from lamina.cli import explain, root
-from lamina.core.eventlog import Writer
+from lamina.core.eventlog import EventLogWriter
 from lamina.errors import BadValue
 from lamina.sim import scenario
 from lamina.sim.run import run
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The first pages through the pipeline."""
     path = tmp_path_factory.mktemp("log") / "pipeline.jsonl"
-    writer = Writer(path)
+    writer = EventLogWriter(path)
     run(scenario.read(ROOT / "scenarios/pipeline.toml"), "frontier", calls=40, watch=writer.write, explain=True)
     writer.close()
     return path
@@ -33,13 +33,13 @@ def a_page(log: Path) -> str:
 
 
 def test_every_step_of_the_call_is_told(log: Path):
-    steps = explain.story(a_page(log), log)["steps"]
+    steps = explain.call_history(a_page(log), log)["steps"]
     assert {"detect", "read"} <= {step["step"] for step in steps}
     assert all(step["took_ms"] > 0 for step in steps)
 
 
 def test_the_choice_comes_with_what_else_there_was(log: Path):
-    [first, *_] = explain.story(a_page(log), log)["steps"]
+    [first, *_] = explain.call_history(a_page(log), log)["steps"]
     assert first["why"]["chosen"]["batch"] == first["batch"]
     assert all(option["why_not"] for option in first["why"]["alternatives"])
 
@@ -58,12 +58,12 @@ def test_programs_get_one_json_object(log: Path):
 
 def test_a_refusal_says_what_could_have_been_had(tmp_path: Path):
     path = tmp_path / "overload.jsonl"
-    writer = Writer(path)
+    writer = EventLogWriter(path)
     run(scenario.read(ROOT / "scenarios/overload.toml"), "frontier", calls=6_000, watch=writer.write, explain=True)
     writer.close()
     actions = (action for line in path.read_text().splitlines() for action in json.loads(line)["actions"])
     refused = next(action["call_id"] for action in actions if action["type"] == "Refuse")
-    end = explain.story(refused, path)["end"]
+    end = explain.call_history(refused, path)["end"]
     assert end["what"] == "refused: deadline"
     assert end["offer_ms"] > 30
     assert end["why"]["because"] == "it would be too late"
@@ -71,12 +71,12 @@ def test_a_refusal_says_what_could_have_been_had(tmp_path: Path):
 
 def test_an_unknown_call_is_said_to_be_unknown(log: Path):
     with pytest.raises(BadValue, match="knows nothing of a call 'nobody'"):
-        explain.story("nobody", log)
+        explain.call_history("nobody", log)
 
 
 def test_a_policy_that_says_nothing_is_told_so(tmp_path: Path):
     path = tmp_path / "quiet.jsonl"
-    writer = Writer(path)
+    writer = EventLogWriter(path)
     run(scenario.read(ROOT / "scenarios/quickstart.toml"), "fifo", calls=5, watch=writer.write)
     writer.close()
     said = CliRunner().invoke(root, ["explain", "c1", "--log", str(path)]).output

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import lamina
-from lamina.cli._serve_show import introduce
+from lamina.cli._serve_output import introduce
 from lamina.gpu.driver import NoGpu
 from lamina.gpu.opened import open_slicer
 from lamina.types import DeviceSpec

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lamina.asl.timeline import draw_timeline, show
+from lamina.asl.timeline import draw_timeline, show_duration
 from lamina.cli import root
-from tests.gateway.test_runs import Server
-from tests.gateway.test_runs import server as server  # a fixture
+from tests.gateway.routes.test_runs import Server
+from tests.gateway.routes.test_runs import server as server  # a fixture
 
 pytestmark = pytest.mark.live
 
@@ -63,4 +63,4 @@ def test_what_users_named_cannot_break_the_picture():
 
 @pytest.mark.parametrize(("us", "text"), [(0, "0"), (999, "999 us"), (1_500, "1.5 ms"), (90_000_000, "1.5 min")])
 def test_times_are_short(us: int, text: str):
-    assert show(us) == text
+    assert show_duration(us) == text

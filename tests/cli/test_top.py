@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lamina.cli.top import page, units_of
+from lamina.cli.top import page, unit_map
 
 DEVICE: dict[str, Any] = {
     "id": "gpu0",
@@ -72,7 +72,7 @@ def shown(status: dict[str, Any]) -> str:
 
 
 def test_every_unit_shows_who_runs_there_who_keeps_it_or_nobody():
-    assert units_of(DEVICE, {"see": "A", "name": "B"}) == "--BB..--"
+    assert unit_map(DEVICE, {"see": "A", "name": "B"}) == "--BB..--"
 
 
 def test_a_function_shows_what_it_holds_against_what_it_uses():

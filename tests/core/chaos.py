@@ -17,10 +17,10 @@ from lamina import plugins, policies
 from lamina.core import actions as do
 from lamina.core import events as ev
 from lamina.core.controller import Controller
-from lamina.core.flow import Choice, Each, Flow, Pass, Task
-from lamina.core.policy import Dispatch
+from lamina.core.policy import DispatchRole
+from lamina.core.workflow.flow import Choice, Each, Flow, Pass, Task
 from lamina.errors import NoCapacity
-from lamina.types import NEVER_US, Call, DeviceSpec, FunctionSpec, Quota, Scale, SliceLimits
+from lamina.types import NEVER_US, Call, DeviceSpec, FunctionSpec, QuotaSpec, ScaleSpec, SliceLimits
 from tests.core import chaos_policy
 from tests.core.chaos_flows import GUARDED_FLOWS
 from tests.core.ledger import Ledger
@@ -42,7 +42,7 @@ FLOWS = (
             "a": Task("a", "f0", ("l", "r")),
             "l": Task("l", "f1", ("j",)),
             "r": Task("r", "f2", ("j",)),
-            "j": Task("j", "f0", needs=2),
+            "j": Task("j", "f0", tokens_needed=2),
         },
         ("a",),
     ),
@@ -128,7 +128,7 @@ class Times:
         pass
 
 
-def make_policy(name: str, seed: int) -> Dispatch:
+def make_policy(name: str, seed: int) -> DispatchRole:
     if name.startswith("chaos"):
         return chaos_policy.Policy(seed, "due" if name == "chaos-due" else "arrival", CALM_US)
     return policies.build(name, QUICKER.get(name))
@@ -186,7 +186,7 @@ class Chaos:
 
     def check_holds(self) -> None:
         """A deferred function will be asked about again in time: a tick is on its way that does not come after it."""
-        for name, held in self.controller.state.held.items():
+        for name, held in self.controller.state.deferred.items():
             if held.until_us < NEVER_US:
                 assert min(self.ledger.ticks) <= max(held.until_us, self.controller.now_us + 1), f"{name} is overslept"
 
@@ -226,7 +226,7 @@ class Chaos:
                 gpu="may",
                 share=rng.choice((0.25, 0.5, 0.5)),
                 idempotent=rng.random() < 0.9,
-                scale=Scale(max=rng.randint(1, 2)),
+                scale=ScaleSpec(max=rng.randint(1, 2)),
                 home=rng.random() < 0.1,
             )
         home = rng.random() < 0.3
@@ -239,8 +239,8 @@ class Chaos:
             memory_mib=rng.randint(0, 100),
             home=home,
             lend=rng.random() < 0.6,
-            quota=Quota(limit=rng.choice((1.0, 1.0, 0.3, 0.05)), window_us=40_000),
-            scale=Scale(
+            quota=QuotaSpec(limit=rng.choice((1.0, 1.0, 0.3, 0.05)), window_us=40_000),
+            scale=ScaleSpec(
                 min=int(rng.random() < 0.2), max=1 if home else rng.randint(1, 4), idle_us=rng.choice((10_000, 1_000_000))
             ),
             idempotent=rng.random() < 0.8,
@@ -278,7 +278,7 @@ class Chaos:
             more = rng.random() < 0.3
             self.tell(ev.CallArrived(Call(name, target, self.now_us, deadline_us, expires_us), more))
         if more and rng.random() < 0.7:  # else whatever happens next is the moment to decide
-            self.tell(ev.AllHere())
+            self.tell(ev.ArrivalsDrained())
 
     def running(self) -> list[int]:
         return [batch_id for batch_id, lease in self.ledger.batches.items() if lease.running]
@@ -311,14 +311,14 @@ class Chaos:
             at = self.rng.randrange(len(self.ledger.questions))
             self.answer_one(self.ledger.questions.pop(at), self.rng.random() < 0.05)
 
-    def answer_one(self, asked: do.Resolve, wrong: bool = False) -> None:
+    def answer_one(self, asked: do.ResolveData, wrong: bool = False) -> None:
         # "again" and "c" are choices; the loop must not go on for ever
         value = self.rng.choice((0, 1)) if asked.node in ("again", "c") else self.rng.choice((0, 1, 1, 2, 5))
         if asked.stage != "begin":
             value = self.rng.choice((0, 0, 0, 1))
         limits = self.rng.choice(((), (), (2, 1), (1, 0))) if asked.node == "e" else ()
         error = self.rng.choice(("bad-items", "Bad", "bad-value")) if wrong else ""
-        self.tell(ev.Resolved(asked.call_id, asked.scope, asked.node, value, error, asked.turn, limits))
+        self.tell(ev.DataResolved(asked.call_id, asked.scope, asked.node, value, error, asked.execution_id, limits))
 
     def beat(self) -> None:
         """A heartbeat: of a job that runs, or of one that is not waited for."""
@@ -375,7 +375,7 @@ class Chaos:
             self.tell(self.rng.choice((ev.BatchFinished(batch_id, 77), ev.BatchFailed(batch_id, "again"))))
         if self.log:
             _, event = self.rng.choice(self.log)
-            if isinstance(event, ev.Resolved | ev.InstanceLost | ev.DeviceJoined | ev.InstanceReady):
+            if isinstance(event, ev.DataResolved | ev.InstanceLost | ev.DeviceJoined | ev.InstanceReady):
                 self.tell(event)
 
     def say_nonsense(self) -> None:
@@ -386,7 +386,7 @@ class Chaos:
             ev.InstanceLost("nobody"),
             ev.DeviceLost("nothing"),
             ev.CallCancelled("never"),
-            ev.Resolved("never", 0, "x", 3),
+            ev.DataResolved("never", 0, "x", 3),
             ev.Heartbeat("never", 5),
             ev.CallArrived(Call("lost", "no-such-target", self.now_us)),
             ev.Tick(),
@@ -401,7 +401,7 @@ class Chaos:
             nonsense.append(ev.BatchFinished(batch_id, -5, (ev.JobOutcome(),) * self.rng.choice((1, 3, 50))))
         if self.ledger.questions:
             asked = self.ledger.questions[-1]
-            nonsense.append(ev.Resolved(asked.call_id, asked.scope, asked.node, self.rng.choice((-1, 10**9))))
+            nonsense.append(ev.DataResolved(asked.call_id, asked.scope, asked.node, self.rng.choice((-1, 10**9))))
         self.tell(self.rng.choice(nonsense))
 
     def redeploy(self) -> None:
@@ -465,7 +465,7 @@ class Chaos:
         if self.ledger.questions:
             asked = self.ledger.questions.pop()
             value = int(asked.stage == "begin")
-            self.tell(ev.Resolved(asked.call_id, asked.scope, asked.node, value, turn=asked.turn))
+            self.tell(ev.DataResolved(asked.call_id, asked.scope, asked.node, value, execution_id=asked.execution_id))
             return True
         if running := self.running():
             self.go_to(self.now_us + 1_000)

@@ -10,26 +10,26 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from lamina.core.actions import Refuse
-from lamina.core.defaults import ScaleToLoad
-from lamina.core.lease import Device, find_run
+from lamina.core.actions import Reject
 from lamina.core.policy import (
     Decision,
+    Defer,
     Drop,
-    GiveDevice,
-    Hold,
-    LoadOn,
-    Opening,
-    ResizeTo,
+    LoadInstance,
+    RecheckAt,
+    RequestDevice,
+    ResizeInstance,
+    ReturnDevice,
+    Slot,
     Start,
-    UnloadOf,
+    UnloadInstance,
     View,
-    Wake,
-    WantDevice,
 )
-from lamina.core.queue import Order
-from lamina.core.state import FunctionState
+from lamina.core.scheduling.jobs import Order
+from lamina.core.scheduling.leases import Device, find_block
+from lamina.core.scheduling.state import FunctionState
 from lamina.policies import fifo
+from lamina.policies.defaults import ReactiveAutoscaler
 from lamina.types import Call
 
 
@@ -41,7 +41,7 @@ class Policy:
     period_us: int = 300_000
     rng: random.Random = field(init=False)
     calm: fifo.Policy = field(default_factory=fifo.Policy)
-    calm_scale: ScaleToLoad = field(default_factory=ScaleToLoad)
+    calm_scale: ReactiveAutoscaler = field(default_factory=ReactiveAutoscaler)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -49,8 +49,8 @@ class Policy:
     def _may(self, odds: float) -> bool:
         return self.rng.random() < odds
 
-    def admit(self, view: View, call: Call) -> Refuse | None:
-        return Refuse(call.id, "mood") if view.now_us < self.calm_us and self._may(0.05) else None
+    def admit(self, view: View, call: Call) -> Reject | None:
+        return Reject(call.id, "mood") if view.now_us < self.calm_us and self._may(0.05) else None
 
     # ------------------------------------------------------------------- dispatch
 
@@ -62,21 +62,21 @@ class Policy:
         self.rng.shuffle(functions)
         for function in functions:
             if self._may(0.1):
-                yield Wake(view.now_us + self.rng.randint(0, 20_000))
+                yield RecheckAt(view.now_us + self.rng.randint(0, 20_000))
             if self._may(0.2):
-                yield Hold(
+                yield Defer(
                     function.spec.name,
                     view.now_us + self.rng.randint(-5, 50_000),
                     self.rng.randint(0, 2 * function.spec.max_batch),
                 )
                 continue
             units = self.rng.choice((0, 0, 1, 2))
-            for opening in view.openings(function, self._legal(view, function, units), self.rng.randint(0, 2)):
+            for opening in view.slots(function, self._legal(view, function, units), self.rng.randint(0, 2)):
                 yield from self._serve(view, function, opening)
             if len(function.queue) and self._may(0.05):
                 yield Drop(self.rng.choice(function.queue.jobs()))
         if self._may(0.03) and view.instances:
-            yield UnloadOf(self.rng.choice(list(view.instances)))
+            yield UnloadInstance(self.rng.choice(list(view.instances)))
 
     def _legal(self, view: View, function: FunctionState, units: int) -> int:
         """Slices of this size exist on every device the function is on; 0 otherwise, its own wish."""
@@ -86,7 +86,7 @@ class Policy:
                 return 0
         return units
 
-    def _serve(self, view: View, function: FunctionState, opening: Opening) -> Iterator[Decision]:
+    def _serve(self, view: View, function: FunctionState, opening: Slot) -> Iterator[Decision]:
         jobs = function.queue.jobs()
         if not jobs or self._may(0.2):
             return
@@ -110,19 +110,19 @@ class Policy:
         for instance in list(view.instances.values()):
             device = view.devices[instance.device]
             if self._may(0.04):
-                yield UnloadOf(instance.id)
+                yield UnloadInstance(instance.id)
             elif self._may(0.15):
                 units = self._home_units(device, instance.id)
                 if units and device.homes.get(instance.id, 0).bit_count() != units:
-                    yield ResizeTo(instance.id, units, self.rng.choice((1.0, 0.5)))
+                    yield ResizeInstance(instance.id, units, self.rng.choice((1.0, 0.5)))
                 elif instance.id in device.homes:
-                    most = 1 - device.promised(device.homes[instance.id], instance.id)
-                    yield ResizeTo(instance.id, instance.units, most * self.rng.choice((1.0, 0.5)))
+                    most = 1 - device.time_share_given(device.homes[instance.id], instance.id)
+                    yield ResizeInstance(instance.id, instance.units, most * self.rng.choice((1.0, 0.5)))
         for device in list(view.devices.values()):
             if not device.instances and self._may(0.02):
-                yield GiveDevice(device.spec.id)
+                yield ReturnDevice(device.spec.id)
         if self._may(0.05):
-            yield WantDevice("gpu")
+            yield RequestDevice("gpu")
 
     def _load(self, view: View, name: str, function: FunctionState) -> Iterator[Decision]:
         spec = function.spec
@@ -136,13 +136,13 @@ class Policy:
                 home = self._home_units(device, "")
                 if not home and not device.spec.limits.per_batch:
                     continue
-            hosts = [owner for owner, mask in device.homes.items() if device.promised(mask) < 1]
+            hosts = [owner for owner, mask in device.homes.items() if device.time_share_given(mask) < 1]
             if hosts and self._may(0.4):
                 beside = self.rng.choice(hosts)
                 mask = device.homes[beside]
-                yield LoadOn(name, device.spec.id, mask.bit_count(), (1 - device.promised(mask)) / 2, beside)
+                yield LoadInstance(name, device.spec.id, mask.bit_count(), (1 - device.time_share_given(mask)) / 2, beside)
             else:
-                yield LoadOn(name, device.spec.id, home, self.rng.choice((1.0, 0.5)) if home else 1.0)
+                yield LoadInstance(name, device.spec.id, home, self.rng.choice((1.0, 0.5)) if home else 1.0)
             return
 
     def _home_units(self, device: Device, instance: str) -> int:
@@ -152,6 +152,6 @@ class Policy:
             if owner != instance:
                 taken |= mask
         sizes = device.spec.limits.sizes or (1, 2, 3)
-        free = device.everything & ~taken
-        fitting = [n for n in sizes if find_run(free, n, device.spec.limits.aligned, device.spec.units)]
+        free = device.all_units & ~taken
+        fitting = [n for n in sizes if find_block(free, n, device.spec.limits.aligned, device.spec.units)]
         return self.rng.choice(fitting) if fitting else 0

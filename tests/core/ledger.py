@@ -42,9 +42,9 @@ class Ledger:
     functions: dict[str, FunctionSpec] = field(default_factory=dict)
     instances: dict[str, Loaded] = field(default_factory=dict)
     batches: dict[int, Leased] = field(default_factory=dict)
-    questions: list[do.Resolve] = field(default_factory=list)
+    questions: list[do.ResolveData] = field(default_factory=list)
     open: dict[str, Call] = field(default_factory=dict)  #: accepted and not ended
-    endings: list[do.Reply | do.Fail | do.Refuse] = field(default_factory=list)
+    endings: list[do.Reply | do.FailCall | do.Reject] = field(default_factory=list)
     dropped: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)  #: jobs that have had their outcome
     ticks: list[int] = field(default_factory=list)  #: asked for, not delivered
@@ -89,15 +89,15 @@ class Ledger:
         if lease.running:
             if lease.next is not None:
                 lease.next.running = True
-        elif lease.action.after in self.batches:
-            self.batches[lease.action.after].next = None
+        elif lease.action.behind in self.batches:
+            self.batches[lease.action.behind].next = None
 
     # -------------------------------------------------------------- what is asked for
 
     def asked(self, now_us: int, event: ev.Event, actions: list[do.Action]) -> None:
         """Everything the controller said to this event."""
-        arrival = event.call if isinstance(event, ev.CallArrived | ev.CallResumed) else None
-        refused = [action for action in actions if isinstance(action, do.Refuse)]
+        arrival = event.call if isinstance(event, ev.CallArrived | ev.CallRecovered) else None
+        refused = [action for action in actions if isinstance(action, do.Reject)]
         if arrival is not None:
             assert len(refused) <= 1, "refused twice"
             assert all(action.call_id == arrival.id for action in refused), "somebody else was refused"
@@ -111,11 +111,11 @@ class Ledger:
 
     def _one(self, now_us: int, action: do.Action) -> None:
         match action:
-            case do.Reply() | do.Fail():
+            case do.Reply() | do.FailCall():
                 assert action.call_id in self.open, f"{action.call_id} ended twice, or was never accepted"
                 del self.open[action.call_id]
                 self.endings.append(action)
-            case do.Refuse():
+            case do.Reject():
                 self.endings.append(action)
             case do.StartBatch():
                 self._start(now_us, action)
@@ -130,7 +130,7 @@ class Ledger:
                 loaded.home, loaded.quota = action.mask, action.quota
                 loaded.lend = self.functions[loaded.function].lend
                 self._check_homes(loaded.device)
-            case do.Resolve():
+            case do.ResolveData():
                 assert action.call_id in self.open, "a question about a run that has ended"
                 self.questions.append(action)
             case do.DropJob():
@@ -178,9 +178,9 @@ class Ledger:
         assert (loaded.function, loaded.device) == (action.function, action.device)
         self._check_jobs(now_us, action)
         self._check_shape(device, action.mask)
-        lease = Leased(action, running=not action.after)
-        if action.after:
-            before = self.batches[action.after]
+        lease = Leased(action, running=not action.behind)
+        if action.behind:
+            before = self.batches[action.behind]
             assert before.running, "booked behind a booked batch"
             assert before.next is None, "two batches booked behind one"
             assert before.action.device == action.device
@@ -229,5 +229,5 @@ class Ledger:
                     at_once = sum(b.running and b.action.instance == loaded.id for b in self.batches.values())
                     assert at_once <= limit, f"{loaded.id} runs {at_once} batches at once"
         for lease in self.batches.values():
-            assert lease.running or lease.action.after in self.batches, "booked behind nothing"
+            assert lease.running or lease.action.behind in self.batches, "booked behind nothing"
         assert self.ticks, "nobody will ever look again"

@@ -7,12 +7,12 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lamina.core.bandwidth import BandwidthRule, bandwidth_rule
-from lamina.core.lease import Device
-from lamina.core.lifecycle import Phase
-from lamina.core.state import Batch, Instance
-from lamina.predict.interference import Bandwidth, Linear
-from lamina.predict.table import Table
+from lamina.core.lifecycle import InstancePhase
+from lamina.core.scheduling.bandwidth import BandwidthRule, bandwidth_rule
+from lamina.core.scheduling.leases import Device
+from lamina.core.scheduling.state import Batch, Instance
+from lamina.predict.interference import BandwidthInterference, LinearInterference
+from lamina.predict.profile_table import ProfileTable
 from lamina.types import DeviceSpec
 
 UNITS = 12
@@ -34,17 +34,19 @@ def running(these: list[tuple[int, str, tuple[int, str] | None]]) -> tuple[Devic
     for units, function, behind in these:
         batch = made(device, function, ((1 << units) - 1) << low, len(batches) + 1)
         batches[batch.id] = batch
-        device.take(batch.id, batch.mask)
+        device.lease(batch.id, batch.mask)
         if behind is not None:
             follower = made(device, behind[1], ((1 << min(units, behind[0])) - 1) << low, len(batches) + 1)
-            follower.after, batch.follower = batch, follower
+            follower.behind, batch.follower = batch, follower
             batches[follower.id] = follower
         low += units
     return device, batches
 
 
 def made(device: Device, function: str, mask: int, number: int) -> Batch:
-    return Batch(number, Instance(f"{function}-1", function, "gpu0", Phase.WARM, 0), device, mask, [], 100, planned_us=number)
+    return Batch(
+        number, Instance(f"{function}-1", function, "gpu0", InstancePhase.WARM, 0), device, mask, [], 100, planned_start_us=number
+    )
 
 
 def may(rule: BandwidthRule, function: str, units: int, others: list[Batch]) -> bool:
@@ -63,7 +65,7 @@ def test_the_largest_slice_is_the_largest_that_no_moment_forbids(demand, these, 
     rule, (device, batches) = BandwidthRule(demand, limit), running(these)
     others = [batches[number] for number in device.running]
     most = max((units for units in range(UNITS + 1) if may(rule, function, units, others)), default=0)
-    assert rule.most_units(function, device, batches) == most
+    assert rule.max_units(function, device, batches) == most
 
 
 @settings(max_examples=200, deadline=None)
@@ -72,18 +74,18 @@ def test_behind_a_batch_it_counts_no_more(demand, these, function):
     rule, (device, batches) = BandwidthRule(demand, 0.7), running([(units, name, None) for units, name, _ in these])
     first, *others = (batches[number] for number in device.running)
     most = max((units for units in range(UNITS + 1) if may(rule, function, units, others)), default=0)
-    assert rule.most_units(function, device, batches, after=first) == most
+    assert rule.max_units(function, device, batches, after=first) == most
 
 
 @settings(max_examples=200, deadline=None)
 @given(demands, lanes, st.sampled_from(NAMES), st.integers(1, UNITS))
 def test_room_comes_when_enough_of_them_have_ended(demand, these, function, units):
     rule, (device, batches) = BandwidthRule(demand, 0.7), running(these)
-    ends = sorted([batches[number] for number in device.running], key=lambda batch: batch.ends_us)
+    ends = sorted([batches[number] for number in device.running], key=lambda batch: batch.expected_end_us)
     left = next(left for left in range(len(ends) + 1) if may(rule, function, units, ends[left:]))
-    assert rule.room_in_us(function, units, device, batches, 0) == (ends[left - 1].ends_us if left else 0)
+    assert rule.wait_us(function, units, device, batches, 0) == (ends[left - 1].expected_end_us if left else 0)
 
 
 def test_without_known_demands_there_is_no_rule():
-    models = [None, Linear({}, {}), Bandwidth({})]
-    assert [bandwidth_rule(Table([], interference=model)) for model in models] == [None] * 3
+    models = [None, LinearInterference({}, {}), BandwidthInterference({})]
+    assert [bandwidth_rule(ProfileTable([], interference=model)) for model in models] == [None] * 3

@@ -13,16 +13,16 @@ from lamina.core.events import CallArrived, CallCancelled, DeviceJoined
 from lamina.core.policy import (
     Decision,
     Drop,
-    GiveDevice,
-    LoadOn,
-    Opening,
-    ResizeTo,
+    LoadInstance,
+    RequestDevice,
+    ResizeInstance,
+    ReturnDevice,
+    Slot,
     Start,
-    UnloadOf,
+    UnloadInstance,
     View,
-    WantDevice,
 )
-from lamina.core.queue import Job, Order
+from lamina.core.scheduling.jobs import Job, Order
 from lamina.errors import PolicyError
 from lamina.types import Call, DeviceSpec, SliceLimits
 from tests.script import Script, a_function
@@ -66,9 +66,9 @@ def jobs_of(view: View, name: str = "f") -> list[Job]:
     return view.functions[name].queue.jobs()
 
 
-def opening(view: View, **change: object) -> Opening:
+def opening(view: View, **change: object) -> Slot:
     """The one `f` is offered, with something about it changed."""
-    return msgspec.structs.replace(next(iter(view.openings(view.functions["f"]))), **change)
+    return msgspec.structs.replace(next(iter(view.slots(view.functions["f"]))), **change)
 
 
 def decides(stage: Script, puppet: Puppet, decide: Callable[[View], Decision]) -> None:
@@ -93,16 +93,16 @@ WRONG: dict[str, tuple[Callable[[View], Decision], str]] = {
         lambda v: Start(jobs_of(v)[:1], opening(v, at_us=46 * MS)),
         "every job of this batch of f would be too late",
     ),
-    "an unknown function": (lambda v: LoadOn("nobody", "gpu0"), "there is no 'nobody'"),
-    "an unknown device": (lambda v: LoadOn("f", "gpu9"), "there is no 'gpu9'"),
-    "a home too large": (lambda v: LoadOn("f", "gpu0", 5), "has no 5 units"),
-    "a home of no size": (lambda v: LoadOn("f", "gpu0", -1), "has no -1 units"),
-    "a home of a size that does not exist": (lambda v: LoadOn("f", "gpu0", 3), "has no 3 units"),
-    "unloading nobody": (lambda v: UnloadOf("f-9"), "there is no 'f-9'"),
-    "resizing nobody": (lambda v: ResizeTo("f-9", 1), "there is no 'f-9'"),
-    "resizing beyond the device": (lambda v: ResizeTo("f-1", 8), "has no 8 units"),
-    "giving back a device in use": (lambda v: GiveDevice("gpu0"), "is not empty"),
-    "giving back nothing": (lambda v: GiveDevice("gpu9"), "there is no 'gpu9'"),
+    "an unknown function": (lambda v: LoadInstance("nobody", "gpu0"), "there is no 'nobody'"),
+    "an unknown device": (lambda v: LoadInstance("f", "gpu9"), "there is no 'gpu9'"),
+    "a home too large": (lambda v: LoadInstance("f", "gpu0", 5), "has no 5 units"),
+    "a home of no size": (lambda v: LoadInstance("f", "gpu0", -1), "has no -1 units"),
+    "a home of a size that does not exist": (lambda v: LoadInstance("f", "gpu0", 3), "has no 3 units"),
+    "unloading nobody": (lambda v: UnloadInstance("f-9"), "there is no 'f-9'"),
+    "resizing nobody": (lambda v: ResizeInstance("f-9", 1), "there is no 'f-9'"),
+    "resizing beyond the device": (lambda v: ResizeInstance("f-1", 8), "has no 8 units"),
+    "giving back a device in use": (lambda v: ReturnDevice("gpu0"), "is not empty"),
+    "giving back nothing": (lambda v: ReturnDevice("gpu9"), "there is no 'gpu9'"),
 }
 
 
@@ -115,7 +115,7 @@ def test_an_impossible_decision_is_refused_and_changes_nothing(stage: Script, pu
         decides(stage, puppet, decide)
     state.check()
     assert before == (len(state.batches), len(state.instances), state.devices["gpu0"].busy, state.devices["gpu0"].homes)
-    assert len(jobs_of(stage.controller._view)) == 3
+    assert len(jobs_of(stage.controller.view)) == 3
 
 
 def start_f(view: View) -> Decision:
@@ -139,7 +139,7 @@ def test_a_booking_must_be_behind_a_batch_whose_slice_it_inherits(stage: Script,
 
 def test_a_busy_slice_cannot_be_leased(stage: Script, puppet: Puppet):
     decides(stage, puppet, start_f)
-    g = lambda view: Opening(view.instances["g-1"], view.devices["gpu0"], 0b1, None, view.now_us)  # noqa: E731
+    g = lambda view: Slot(view.instances["g-1"], view.devices["gpu0"], 0b1, None, view.now_us)  # noqa: E731
     puppet.next = lambda view: [Start(jobs_of(view, "g")[:1], g(view))]
     with pytest.raises(PolicyError, match="gpu0/0 is busy"):
         stage.arrives("again", target="g")
@@ -147,7 +147,7 @@ def test_a_busy_slice_cannot_be_leased(stage: Script, puppet: Puppet):
 
 def test_two_batches_cannot_be_booked_behind_one(stage: Script, puppet: Puppet):
     decides(stage, puppet, start_f)
-    kept: list[Opening] = []
+    kept: list[Slot] = []
 
     def book(view: View) -> Iterable[Decision]:
         kept.append(opening(view))
@@ -166,7 +166,7 @@ def test_nothing_can_be_booked_behind_a_booked_batch(stage: Script, puppet: Pupp
     stage.arrives("c5", target="g")
 
     def wrong(view: View) -> Iterable[Decision]:
-        last = Opening(view.instances["g-1"], view.devices["gpu0"], 0b11, view.batches[2], view.now_us)
+        last = Slot(view.instances["g-1"], view.devices["gpu0"], 0b11, view.batches[2], view.now_us)
         yield Start(jobs_of(view, "g")[:1], last)
 
     puppet.next = wrong
@@ -175,14 +175,14 @@ def test_nothing_can_be_booked_behind_a_booked_batch(stage: Script, puppet: Pupp
 
 
 def test_a_job_whose_call_has_ended_cannot_be_started(stage: Script, puppet: Puppet):
-    jobs = jobs_of(stage.controller._view)
+    jobs = jobs_of(stage.controller.view)
     stage.tell(CallCancelled("c1"))
     with pytest.raises(PolicyError, match="waiting jobs"):
         decides(stage, puppet, lambda view: Start(jobs[:1], opening(view)))
 
 
 def test_a_job_that_runs_cannot_be_dropped(stage: Script, puppet: Puppet):
-    jobs = jobs_of(stage.controller._view)
+    jobs = jobs_of(stage.controller.view)
     decides(stage, puppet, start_f)
     puppet.next = lambda view: [Drop(jobs[0])]
     with pytest.raises(PolicyError, match="does not wait"):
@@ -190,7 +190,7 @@ def test_a_job_that_runs_cannot_be_dropped(stage: Script, puppet: Puppet):
 
 
 def test_memory_that_is_not_there_cannot_be_promised(stage: Script, puppet: Puppet):
-    puppet.next = lambda view: [LoadOn("f", "gpu0")] * 20
+    puppet.next = lambda view: [LoadInstance("f", "gpu0")] * 20
     with pytest.raises(PolicyError, match="needs 10 MiB; gpu0 has no room"):
         stage.arrives("c5", target="g")
     assert stage.controller.state.devices["gpu0"].memory_used_mib == 100
@@ -199,14 +199,14 @@ def test_memory_that_is_not_there_cannot_be_promised(stage: Script, puppet: Pupp
 def test_a_function_cannot_be_loaded_on_a_family_it_is_not_for(stage: Script, puppet: Puppet):
     stage.tell(DeviceJoined(CPU))
     with pytest.raises(PolicyError, match="that is a cpu"):
-        decides(stage, puppet, lambda view: LoadOn("f", "cpu0"))
+        decides(stage, puppet, lambda view: LoadInstance("f", "cpu0"))
 
 
 def test_what_was_decided_before_the_mistake_stands(stage: Script, puppet: Puppet):
-    puppet.next = lambda view: [start_f(view), UnloadOf("nobody")]
+    puppet.next = lambda view: [start_f(view), UnloadInstance("nobody")]
     with pytest.raises(PolicyError):
         stage.arrives("c5", target="g")
-    kinds = [type(action) for action in stage.controller.salvage()]
+    kinds = [type(action) for action in stage.controller.take_actions()]
     assert kinds[0] is StartBatch
     assert set(kinds[1:]) <= {WakeAt}
 
@@ -229,7 +229,7 @@ def test_a_generator_sees_what_its_last_decision_did(stage: Script, puppet: Pupp
 
 def test_unloading_a_busy_instance_lets_it_finish_first(stage: Script, puppet: Puppet):
     decides(stage, puppet, start_f)
-    puppet.next = lambda view: [UnloadOf("f-1")]
+    puppet.next = lambda view: [UnloadInstance("f-1")]
     assert not [action for action in stage.arrives("c5", target="g") if isinstance(action, Unload)]
     assert Unload("f-1") in stage.finishes()
 
@@ -239,8 +239,8 @@ def test_an_instance_that_is_to_go_gets_no_new_work(stage: Script, puppet: Puppe
     offered = []
 
     def go(view: View) -> Iterable[Decision]:
-        yield UnloadOf("f-1")
-        offered.extend(view.openings(view.functions["f"]))
+        yield UnloadInstance("f-1")
+        offered.extend(view.slots(view.functions["f"]))
 
     puppet.next = go
     stage.arrives("c5", target="g")
@@ -249,18 +249,18 @@ def test_an_instance_that_is_to_go_gets_no_new_work(stage: Script, puppet: Puppe
 
 def test_when_the_last_instance_goes_and_work_waits_another_is_loaded_at_once(stage: Script, puppet: Puppet):
     decides(stage, puppet, start_f)
-    puppet.next = lambda view: [UnloadOf("f-1")]
+    puppet.next = lambda view: [UnloadInstance("f-1")]
     stage.arrives("c5", target="g")
     assert [action.function for action in stage.finishes() if isinstance(action, Load)] == ["f"]
 
 
 def test_an_instance_loaded_with_a_smaller_home_than_its_function_wants_runs_in_that(stage: Script, puppet: Puppet):
-    decides(stage, puppet, lambda view: LoadOn("f", "gpu0", 1))
+    decides(stage, puppet, lambda view: LoadInstance("f", "gpu0", 1))
     stage.ready("f-2")
     masks = []
 
     def look(view: View) -> Iterable[Decision]:
-        masks.extend(found.mask for found in view.openings(view.functions["f"]) if found.instance.id == "f-2")
+        masks.extend(found.mask for found in view.slots(view.functions["f"]) if found.instance.id == "f-2")
         return []
 
     puppet.next = look
@@ -270,7 +270,7 @@ def test_an_instance_loaded_with_a_smaller_home_than_its_function_wants_runs_in_
 
 def test_a_device_can_be_asked_for_and_an_empty_one_given_back(stage: Script, puppet: Puppet):
     stage.tell(DeviceJoined(CPU))
-    puppet.next = lambda view: [WantDevice("h200"), GiveDevice("cpu0")]
+    puppet.next = lambda view: [RequestDevice("h200"), ReturnDevice("cpu0")]
     said = stage.arrives("c5", target="g")
     assert said == [AddDevice("h200"), ReleaseDevice("cpu0")]
     assert "cpu0" not in stage.controller.state.devices
@@ -285,7 +285,7 @@ def test_an_opening_can_be_asked_for_in_another_size(stage: Script, puppet: Pupp
     masks = []
 
     def look(view: View) -> Iterable[Decision]:
-        masks.extend(next(iter(view.openings(view.functions["f"], units))).mask for units in (1, 2, 4))
+        masks.extend(next(iter(view.slots(view.functions["f"], units))).mask for units in (1, 2, 4))
         return []
 
     puppet.next = look

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.core.flow import Choice, Each, Flow, Node, Pass, Task, function_flow
-from lamina.core.run import ROOT, Run
+from lamina.core.workflow.flow import Choice, Each, Flow, Node, Pass, Task, function_flow
+from lamina.core.workflow.runs import ROOT, WorkflowRun
 from lamina.errors import BadFlow
 from lamina.types import Call, Slo
 
@@ -29,8 +29,8 @@ BODY = flow(Task("x", "f"), start=("x",))
         (flow(Task("a", "f", ("b",)), start=("a",)), "followed by 'b'"),
         (Flow("w", {"b": Task("a", "f")}, ("b",)), "filed under 'b'"),
         (flow(Task("a", "f"), Task("b", "f"), start=("a",)), "waits for 1 of 0"),
-        (flow(Task("a", "f", ("b",)), Task("b", "f", needs=2), start=("a",)), "waits for 2 of 1"),
-        (flow(Task("a", "f", needs=0), start=("a",)), "waits for 0 of 1"),
+        (flow(Task("a", "f", ("b",)), Task("b", "f", tokens_needed=2), start=("a",)), "waits for 2 of 1"),
+        (flow(Task("a", "f", tokens_needed=0), start=("a",)), "waits for 0 of 1"),
         (flow(Choice("c", ()), start=("c",)), "has no branch"),
         (flow(Choice("c", ((), ()), odds=(1.0,)), start=("c",)), "are no odds"),
         (flow(Choice("c", ((), ()), odds=(2.0, -1.0)), start=("c",)), "are no odds"),
@@ -55,7 +55,7 @@ def test_a_flow_that_cannot_run_to_its_end_is_refused(bad: Flow, says: str):
         flow(Task("a", "f", ("c",)), Choice("c", (("a",), ())), start=("a",)),
         flow(Pass("p"), start=("p",)),
         flow(Each("e", BODY), start=("e",)),
-        flow(Task("a", "f", ("j",)), Task("b", "f", ("j",)), Pass("j", needs=2), start=("a", "b")),
+        flow(Task("a", "f", ("j",)), Task("b", "f", ("j",)), Pass("j", tokens_needed=2), start=("a", "b")),
     ],
 )
 def test_a_flow_that_can_is_not(good: Flow):
@@ -66,12 +66,12 @@ def test_a_workflow_longer_than_the_stack_of_the_interpreter_is_fine():
     count = 3_000
     long = flow(*[Task(f"n{i}", "f", (f"n{i + 1}",)) for i in range(count)], Task(f"n{count}", "f"), start=("n0",))
     long.check()
-    assert long.tails(lambda name: 1)["n0"] == count
+    assert long.remaining_path_us(lambda name: 1)["n0"] == count
 
 
 def test_a_plain_function_is_a_single_task():
-    assert function_flow("f", Slo()).single == Task("f", "f")
-    assert flow(Task("a", "f", ("b",)), Task("b", "g"), start=("a",)).single is None
+    assert function_flow("f", Slo()).sole_task == Task("f", "f")
+    assert flow(Task("a", "f", ("b",)), Task("b", "g"), start=("a",)).sole_task is None
 
 
 def test_the_functions_of_a_flow_are_named_once_with_those_of_its_bodies():
@@ -125,15 +125,15 @@ def longest_us(net: Flow, name: str) -> int:
 @given(nets(depth=2))
 def test_the_time_left_after_a_node_is_that_of_the_longest_way(net: Flow):
     net.check()
-    tails = net.tails(TIMES.__getitem__)
+    tails = net.remaining_path_us(TIMES.__getitem__)
     for name, node in net.nodes.items():
         assert tails[name] == max((longest_us(net, later) for later in node.next), default=0)
-        assert net.span_us(name, TIMES.__getitem__) == longest_us(net, name)
+        assert net.path_us(name, TIMES.__getitem__) == longest_us(net, name)
 
 
 def test_a_loop_counts_once():
     loop = flow(Task("a", "f", ("b",)), Task("b", "g", ("c",)), Choice("c", (("a",), ("z",))), Task("z", "h"), start=("a",))
-    assert loop.tails(TIMES.__getitem__)["a"] == 5 + 7
+    assert loop.remaining_path_us(TIMES.__getitem__)["a"] == 5 + 7
 
 
 # ----------------------------------------------------------------------------------------------------------- tokens
@@ -151,10 +151,10 @@ class Model:
         bag = dict.fromkeys(net.nodes, 0)
         for name in net.start:
             bag[name] += 1
-        while ready := [name for name, node in net.nodes.items() if bag[name] >= node.needs]:
+        while ready := [name for name, node in net.nodes.items() if bag[name] >= node.tokens_needed]:
             name = self.rng.choice(ready)
             node = net.nodes[name]
-            bag[name] -= node.needs
+            bag[name] -= node.tokens_needed
             self.done.append(path + name)
             to = node.next
             if isinstance(node, Each):
@@ -168,7 +168,7 @@ class Model:
 
 def run_all(net: Flow, rng: random.Random) -> list[str]:
     """The same through `Run`, with everything that may go on ending in random order."""
-    run = Run(Call("c", "w", 0), net)
+    run = WorkflowRun(Call("c", "w", 0), net)
     paths = {ROOT: ""}
     done: list[str] = []
     live = run.begin()
@@ -179,12 +179,12 @@ def run_all(net: Flow, rng: random.Random) -> list[str]:
         if isinstance(node, Each):
             count = len(node.name + path) % 3
             paths.update(dict.fromkeys(range(run.next_scope, run.next_scope + count), f"{path}{node.name}/"))
-            live += run.spread(scope.id, node.name, count)
+            live += run.fan_out(scope.id, node.name, count)
         elif isinstance(node, Choice):
             live += run.finish(scope.id, node.name, node.branches[len(path + node.name) % len(node.branches)])
         else:
             live += run.finish(scope.id, node.name)
-    assert run.ended, "nothing is live, and the run has not ended"
+    assert run.is_complete, "nothing is live, and the run has not ended"
     assert not run.scopes
     return done
 

@@ -57,7 +57,7 @@ def test_work_that_was_accepted_with_time_to_spare_is_not_starved(world, policy)
     calls = [event.call for _, event in chaos.log if isinstance(event, ev.CallArrived)]
     hurried = {call.id for call in calls if call.deadline_us <= chaos.now_us}  # a name may come twice
     patient = {call.id for call in calls} - hurried
-    late = {e.call_id for e in chaos.ledger.endings if isinstance(e, do.Fail) and e.error == "deadline"}
+    late = {e.call_id for e in chaos.ledger.endings if isinstance(e, do.FailCall) and e.error == "deadline"}
     assert not patient & late
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lamina.core.actions import DropJob, Fail, Reply, Resolve
-from lamina.core.course import MAX_ITEMS
-from lamina.core.events import CallCancelled, Deployed, DeviceJoined, DeviceLost, JobOutcome, Resolved
-from lamina.core.flow import Choice, Each, Flow, Pass, Task
+from lamina.core.actions import DropJob, FailCall, Reply, ResolveData
+from lamina.core.events import CallCancelled, DataResolved, Deployed, DeviceJoined, DeviceLost, JobOutcome
+from lamina.core.workflow.engine import MAX_ITEMS
+from lamina.core.workflow.flow import Choice, Each, Flow, Pass, Task
 from lamina.types import NEVER_US
 from tests.script import BIG_GPU, Script, a_function
 
@@ -30,7 +30,7 @@ JOIN = flow(
     Task("a", "f", ("l", "r")),
     Task("l", "g", ("j",)),
     Task("r", "h", ("j",)),
-    Task("j", "f", needs=2),
+    Task("j", "f", tokens_needed=2),
     start=("a",),
 )
 MAP = flow("w", Each("e", body(Task("x", "f"), start=("x",)), ("z",)), Task("z", "h"), start=("e",))
@@ -102,7 +102,7 @@ def test_a_map_runs_its_body_once_per_item_and_goes_on_when_all_are_done(world, 
 def test_items_of_a_map_share_a_batch(world):
     script = world(MAP, engine=False)
     script.at(0).arrives("c", target="w")
-    script.tell(Resolved("c", 0, "e", 4))
+    script.tell(DataResolved("c", 0, "e", 4))
     [batch] = script.batches
     assert [job.scope for job in batch.jobs] == [1, 2, 3, 4]
 
@@ -156,50 +156,50 @@ def test_a_map_that_is_reached_twice_at_once_keeps_its_items_apart(world):
 
 def test_a_map_asks_how_many_items_it_has(world):
     script = world(MAP, engine=False)
-    assert script.at(0).arrives("c", target="w") == [Resolve("c", 0, "e")]
+    assert script.at(0).arrives("c", target="w") == [ResolveData("c", 0, "e")]
 
 
 def test_an_answer_given_twice_counts_once(world):
     script = world(MAP, engine=False)
     script.arrives("c", target="w")
-    script.tell(Resolved("c", 0, "e", 2))
-    assert script.tell(Resolved("c", 0, "e", 2)) == []
+    script.tell(DataResolved("c", 0, "e", 2))
+    assert script.tell(DataResolved("c", 0, "e", 2)) == []
     assert len(script.controller.state.runs["c"].jobs) == 2
 
 
 def test_an_answer_nobody_asked_for_does_nothing(world):
     script = world(MAP, engine=False)
     script.arrives("c", target="w")
-    assert script.tell(Resolved("c", 0, "z", 1)) == []
-    assert script.tell(Resolved("c", 7, "e", 1)) == []
-    assert script.tell(Resolved("other", 0, "e", 1)) == []
+    assert script.tell(DataResolved("c", 0, "z", 1)) == []
+    assert script.tell(DataResolved("c", 7, "e", 1)) == []
+    assert script.tell(DataResolved("other", 0, "e", 1)) == []
 
 
 def test_an_answer_after_the_run_has_ended_does_nothing(world):
     script = world(MAP, engine=False)
     script.arrives("c", target="w")
     script.tell(CallCancelled("c"))
-    assert script.tell(Resolved("c", 0, "e", 2)) == []
+    assert script.tell(DataResolved("c", 0, "e", 2)) == []
 
 
 def test_a_question_that_cannot_be_answered_fails_the_run_there(world):
     script = world(MAP, engine=False)
     script.arrives("c", target="w")
-    assert script.tell(Resolved("c", 0, "e", error="bad-value")) == [Fail("c", "bad-value", "e")]
+    assert script.tell(DataResolved("c", 0, "e", error="bad-value")) == [FailCall("c", "bad-value", "e")]
 
 
 @pytest.mark.parametrize("value", [-1, MAX_ITEMS + 1])
 def test_a_number_of_items_that_cannot_be_fails_the_run_before_anything_is_made_of_it(world, value: int):
     script = world(MAP, engine=False)
     script.arrives("c", target="w")
-    assert script.tell(Resolved("c", 0, "e", value)) == [Fail("c", "bad-value", "e")]
+    assert script.tell(DataResolved("c", 0, "e", value)) == [FailCall("c", "bad-value", "e")]
 
 
 @pytest.mark.parametrize("value", [-1, 3])
 def test_a_branch_that_is_not_there_fails_the_run(world, value: int):
     script = world(CHOICE, engine=False)
     script.arrives("c1", target="w")
-    assert script.tell(Resolved("c1", 0, "c", value)) == [Fail("c1", "bad-value", "c")]
+    assert script.tell(DataResolved("c1", 0, "c", value)) == [FailCall("c1", "bad-value", "c")]
 
 
 # ---------------------------------------------------------------------------------------------------- ends and faults
@@ -210,16 +210,16 @@ def test_a_step_that_fails_ends_the_run_and_drops_its_other_steps(world):
     script.at(0).arrives("c", target="w")
     script.finishes(1)
     said = script.finishes(2, outcomes=(JobOutcome(False, "function-failed"),))
-    assert said == [DropJob(3), Fail("c", "function-failed", "l", 2)]
+    assert said == [DropJob(3), FailCall("c", "function-failed", "l", 2)]
 
 
 def test_cancelling_half_way_drops_what_waits_and_what_runs(world):
     script = world(MAP, engine=False)
     script.at(0).arrives("c", target="w")
-    script.tell(Resolved("c", 0, "e", 12))
+    script.tell(DataResolved("c", 0, "e", 12))
     said = script.tell(CallCancelled("c"))
     assert said[:-1] == [DropJob(i) for i in range(1, 13)]
-    assert said[-1] == Fail("c", "cancelled")
+    assert said[-1] == FailCall("c", "cancelled")
     while script.running:
         assert script.finishes() == []
 
@@ -268,8 +268,8 @@ def test_before_a_join_the_longest_way_counts(world):
 def test_inside_a_map_the_steps_after_the_map_count_too(world):
     script = world(NESTED, engine=False)
     script.at(0).arrives("c", target="w", within_us=100 * MS)
-    script.tell(Resolved("c", 0, "e", 1))
-    script.tell(Resolved("c", 1, "i", 1))
+    script.tell(DataResolved("c", 0, "e", 1))
+    script.tell(DataResolved("c", 1, "i", 1))
     assert due_us(script, "c") == {"x": 100 * MS - 20 * MS - 5 * MS}
 
 
@@ -279,7 +279,7 @@ def test_a_step_that_cannot_be_saved_ends_its_run_early(world):
     script = world(chain, engine=False)
     script.at(0).arrives("c", target="w", within_us=99 * MS)
     script.at(75 * MS).finishes()
-    assert script.endings["c"] == Fail("c", "deadline", "b", 2)
+    assert script.endings["c"] == FailCall("c", "deadline", "b", 2)
 
 
 def test_without_a_deadline_no_step_is_ever_hopeless(world):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lamina.sdk.app import App
-from lamina.sdk.load import load_app
+from lamina.sdk.app_loader import load_app
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

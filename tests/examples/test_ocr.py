@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina import values
-from lamina.core.flow import Each, Task
+from lamina import encoding
+from lamina.core.workflow.flow import Each, Task
 from lamina.errors import BadValue
 from lamina.sdk.app import App
 
@@ -119,7 +119,7 @@ def test_a_batch_reads_what_each_line_says_alone(ocr: App, lines: list[dict[str,
 
 
 def test_lines_survive_the_way_between_workers(ocr: App, lines: list[dict[str, Any]]) -> None:
-    travelled = values.decode(values.encode(lines[0]))  # its image is read-only now, as a worker gets it
+    travelled = encoding.decode(encoding.encode(lines[0]))  # its image is read-only now, as a worker gets it
     recognise, orient = ocr.functions["recognise"], ocr.functions["orient"]
     assert recognise.local(orient.local(travelled)) == recognise.local(orient.local(lines[0]))
 

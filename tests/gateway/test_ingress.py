@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lamina import policies, values
-from lamina.gateway.ingress.frames import Setup
-from lamina.gateway.ingress.hub import ledger_of
-from lamina.gateway.serve import Gateway, open_gateway
-from lamina.live.ledger import WorkerSlots
-from lamina.live.start import open_local
-from tests.gateway.managed import managed
-from tests.gateway.test_tls import pair as pair
+from lamina import encoding, policies
+from lamina.bootstrap import open_local
+from lamina.gateway.bootstrap import Gateway, open_gateway
+from lamina.gateway.ingress.messages import IngressSetup
+from lamina.gateway.ingress.supervisor import slot_references_of
+from lamina.values.slot_refs import WorkerSlots
+from tests.gateway.deploy.admin_fixture import managed
+from tests.server.test_tls import pair as pair
 from tests.serving import Browser, raw, read_answer, request, run, write_app
 
 pytestmark = pytest.mark.live
@@ -56,8 +56,8 @@ async def in_front(app: Path, count: int = 2, grace_s: float = 5.0, **options: A
 
 
 def pids(gateway: Gateway) -> list[int]:
-    assert gateway.hub is not None
-    return [desk.process.pid for desk in gateway.hub.desks if desk.process is not None]
+    assert gateway.ingress is not None
+    return [desk.process.pid for desk in gateway.ingress.sessions if desk.process is not None]
 
 
 def test_calls_reads_and_errors_are_answered_as_by_one_process(tmp_path: Path) -> None:
@@ -87,14 +87,14 @@ def test_calls_reads_and_errors_are_answered_as_by_one_process(tmp_path: Path) -
 def test_large_values_go_through_shared_memory_both_ways_and_leave_none_behind(tmp_path: Path) -> None:
     app = write_app(tmp_path)
     array = np.arange(300_000, dtype=np.float64)
-    body = values.encode({"x": array})
+    body = encoding.encode({"x": array})
 
     async def send() -> tuple[list[bytes], int]:
         async with in_front(app, 1) as gateway:
             accept = {"Accept": "application/vnd.lamina.value"}
             message = request("POST", "/v1/functions/echo", bytes(body), "application/vnd.lamina.value", **accept)
             answers = [await raw(gateway.port, message) for _ in range(5)]
-            ledger = ledger_of(gateway.loop.engine)
+            ledger = slot_references_of(gateway.loop.engine)
             assert ledger is not None
             slots = [found for found in ledger._slots.values() if isinstance(found, WorkerSlots)]
             while any(found.held or found._readers for found in slots):  # until the last answer is said to have been read
@@ -104,7 +104,7 @@ def test_large_values_go_through_shared_memory_both_ways_and_leave_none_behind(t
 
     bodies, held = run(send)
     assert len(bodies) == 5
-    assert all(np.array_equal(values.decode(one), array) for one in bodies)
+    assert all(np.array_equal(encoding.decode(one), array) for one in bodies)
     assert held == 0
 
 
@@ -165,8 +165,12 @@ def test_killed_under_load_an_ingress_loses_its_own_connections_and_comes_back(t
                 await asyncio.sleep(0.005)
             os.kill(before[0], signal.SIGKILL)
             killed_s = asyncio.get_running_loop().time()
-            assert gateway.hub is not None
-            while before[0] in pids(gateway) or len(pids(gateway)) < 2 or not all(desk.up.done() for desk in gateway.hub.desks):
+            assert gateway.ingress is not None
+            while (
+                before[0] in pids(gateway)
+                or len(pids(gateway)) < 2
+                or not all(desk.ready.done() for desk in gateway.ingress.sessions)
+            ):
                 await asyncio.sleep(0.005)
             back_s = asyncio.get_running_loop().time() - killed_s
             until = [count + 3 for count in answered]
@@ -223,7 +227,7 @@ def test_what_was_accepted_is_answered_before_all_processes_end(tmp_path: Path) 
 
 
 def test_an_ingress_is_told_no_secret_on_its_command_line() -> None:
-    assert set(Setup.__struct_fields__) == {
+    assert set(IngressSetup.__struct_fields__) == {
         "host",
         "port",
         "grpc_port",

@@ -20,14 +20,14 @@ from typing import Any
 import pytest
 
 import lamina
+from lamina.bootstrap import open_local
 from lamina.core.actions import StartBatch
 from lamina.errors import BadValue
-from lamina.gateway import logs
-from lamina.gateway.http import Limits
-from lamina.gateway.oip import body
-from lamina.gateway.serve import Gateway, open_gateway
-from lamina.gateway.sparing import Sparing
-from lamina.live.start import open_local
+from lamina.gateway.bootstrap import Gateway, open_gateway
+from lamina.gateway.observability import logs
+from lamina.gateway.observability.rate_limiter import RateLimiter
+from lamina.gateway.oip import json_codec
+from lamina.server.http1 import HttpLimits
 from tests.gateway.oip.test_rest import HOSTILE, ROW
 from tests.serving import Answer, Browser, raw, request, run, served, write_app
 
@@ -122,7 +122,7 @@ def test_no_hostile_request_takes_more_than_twice_the_limit_of_a_body_in_memory(
     }
 
     async def work() -> dict[str, tuple[int, float]]:
-        async with served(app, limits=Limits(body_bytes=limit)) as gateway:
+        async with served(app, limits=HttpLimits(body_bytes=limit)) as gateway:
             found = {}
             for name, (data, _) in tries.items():
                 tracemalloc.start()
@@ -164,7 +164,7 @@ MISTAKES = {
 def test_the_id_of_every_mistake_is_in_the_log_too(
     app: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "_lines", Sparing())  # mistakes of other tests have not used it up
+    monkeypatch.setattr(logs, "_line_limiter", RateLimiter())  # mistakes of other tests have not used it up
 
     async def work() -> dict[str, str]:
         async with served(app) as gateway, Browser(gateway.port) as browser:
@@ -182,8 +182,8 @@ def test_the_id_of_every_mistake_is_in_the_log_too(
 
 
 def test_strangers_cannot_fill_the_log() -> None:
-    few = Sparing(per_s=0, at_once=10)
-    assert [sum(few.may() for _ in range(1_000)), few.left_out] == [10, 990]
+    few = RateLimiter(per_s=0, at_once=10)
+    assert [sum(few.try_acquire() for _ in range(1_000)), few.suppressed] == [10, 990]
 
 
 # --------------------------------------------------------------------------- T6
@@ -249,7 +249,7 @@ def test_what_comes_in_megabytes_is_refused_for_five_milliseconds_of_a_core_once
     for _ in range(TRIES):
         begun = time.process_time()
         with pytest.raises(BadValue, match=r"inputs: more than|outputs: 2000000 bytes"):
-            body.read(data, b"")
+            json_codec.decode_request(data, b"")
         between = time.process_time()
         json.loads(data)
         spent_ms.append(1e3 * (between - begun))
@@ -259,7 +259,7 @@ def test_what_comes_in_megabytes_is_refused_for_five_milliseconds_of_a_core_once
 
 def test_texts_that_look_like_inputs_are_not_counted_as_such() -> None:
     words = {"name": "x", "datatype": "BYTES", "shape": [2_000], "data": ["datatype"] * 2_000}
-    assert len(body.read(json.dumps({"inputs": [words]}).encode(), b"").inputs) == 1
+    assert len(json_codec.decode_request(json.dumps({"inputs": [words]}).encode(), b"").inputs) == 1
 
 
 def test_not_a_number_and_infinity_pass_through_bit_by_bit(tmp_path: Path) -> None:

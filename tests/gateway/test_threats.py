@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from lamina.bootstrap import open_local
 from lamina.core.actions import StartBatch
-from lamina.gateway.http import Limits
-from lamina.gateway.serve import open_gateway
-from lamina.live.start import open_local
-from tests.gateway.managed import managed
+from lamina.gateway.bootstrap import open_gateway
+from lamina.server.http1 import HttpLimits
+from tests.gateway.deploy.admin_fixture import managed
 from tests.serving import Browser, raw, request, run, served, write_app
 
 pytestmark = pytest.mark.live
@@ -119,7 +119,7 @@ async def _p90_ms(port: int, count: int = 150) -> float:
 
 def test_five_hundred_who_drip_and_a_hundred_who_never_read_harm_nobody_and_are_cut_off(app: Path) -> None:
     """A tenth of a second stands for ten here, and 600 for 1,200: the same code, in less of a build's time."""
-    limits = Limits(head_s=1.0, body_idle_s=1.0, write_s=1.0)
+    limits = HttpLimits(head_s=1.0, body_idle_s=1.0, write_s=1.0)
 
     async def drip(port: int, start: bytes) -> bool:
         """True: it was cut off."""

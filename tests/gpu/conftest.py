@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from lamina.gpu.cpu import CpuSlicer
 from lamina.gpu.driver import NoGpu, open_driver
-from lamina.gpu.green import GreenSlicer
-from lamina.gpu.mig import MigSlicer
-from lamina.gpu.mps import MpsSlicer
-from lamina.gpu.null import NullSlicer, null_device
 from lamina.gpu.slicer import Slicer
+from lamina.gpu.slicers.cpu import CpuSlicer
+from lamina.gpu.slicers.green import GreenSlicer
+from lamina.gpu.slicers.mig import MigSlicer
+from lamina.gpu.slicers.mps import MpsSlicer
+from lamina.gpu.slicers.null import NullSlicer, null_device
 from lamina.types import SliceLimits
 
 SOFT = SliceLimits(batches_per_instance=0, soft=True)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from lamina.errors import BadValue, UnknownTarget
-from lamina.gpu.executor import Executor, ExecutorLost, Finished
-from lamina.gpu.null import NullSlicer
+from lamina.gpu.executor import ExecutorLost, FinishedBatch, SliceExecutor
 from lamina.gpu.runtime import HostRuntime
+from lamina.gpu.slicers.null import NullSlicer
 
 ONE = np.zeros((1, 3), dtype=np.float32)
 
@@ -24,24 +24,24 @@ def double(batch: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture
-def executor() -> Executor:
-    made = Executor(NullSlicer())
+def executor() -> SliceExecutor:
+    made = SliceExecutor(NullSlicer())
     made.load("double", double, ONE, buckets=(1, 2, 4, 8))
     return made
 
 
-def only(finished: list[Finished]) -> Finished:
+def only(finished: list[FinishedBatch]) -> FinishedBatch:
     assert len(finished) == 1
     return finished[0]
 
 
-def test_every_item_gets_its_own_result(executor: Executor):
+def test_every_item_gets_its_own_result(executor: SliceExecutor):
     ticket = executor.submit("double", rows(1, 2, 3), 1)
     done = only(executor.poll())
     assert done.ticket == ticket and [float(row[0]) for row in done.outputs or []] == [2.0, 4.0, 6.0]
 
 
-def test_a_batch_runs_in_the_next_larger_bucket(executor: Executor):
+def test_a_batch_runs_in_the_next_larger_bucket(executor: SliceExecutor):
     seen: list[int] = []
 
     def work(batch: np.ndarray) -> np.ndarray:
@@ -53,19 +53,19 @@ def test_a_batch_runs_in_the_next_larger_bucket(executor: Executor):
     assert seen == [4]
 
 
-def test_results_of_several_tensors_stay_together(executor: Executor):
+def test_results_of_several_tensors_stay_together(executor: SliceExecutor):
     executor.load("two", lambda batch: (batch, batch.sum(axis=1)), ONE, buckets=(2,))
     executor.submit("two", rows(1, 2), 1)
     first, second = only(executor.poll()).outputs or []
     assert float(first[1]) == 3.0 and float(second[1]) == 6.0
 
 
-def test_batches_on_two_slices_both_come_back(executor: Executor):
+def test_batches_on_two_slices_both_come_back(executor: SliceExecutor):
     tickets = {executor.submit("double", rows(1), 1), executor.submit("double", rows(2), 2)}
     assert {done.ticket for done in executor.poll()} == tickets
 
 
-def test_an_error_ends_its_batch_and_nobody_elses(executor: Executor):
+def test_an_error_ends_its_batch_and_nobody_elses(executor: SliceExecutor):
     def fails(batch: np.ndarray) -> np.ndarray:
         raise ArithmeticError("no")
 
@@ -75,7 +75,7 @@ def test_an_error_ends_its_batch_and_nobody_elses(executor: Executor):
     assert isinstance(found[bad], ArithmeticError) and found[good] is None
 
 
-def test_out_of_memory_halves_the_batch_until_it_fits_and_remembers(executor: Executor):
+def test_out_of_memory_halves_the_batch_until_it_fits_and_remembers(executor: SliceExecutor):
     sizes: list[int] = []
 
     def hungry(batch: np.ndarray) -> np.ndarray:
@@ -93,7 +93,7 @@ def test_out_of_memory_halves_the_batch_until_it_fits_and_remembers(executor: Ex
     assert only(executor.poll()).error is None and sizes == [2, 2]
 
 
-def test_one_item_that_does_not_fit_is_an_error(executor: Executor):
+def test_one_item_that_does_not_fit_is_an_error(executor: SliceExecutor):
     def hungry(batch: np.ndarray) -> np.ndarray:
         raise MemoryError
 
@@ -102,61 +102,61 @@ def test_one_item_that_does_not_fit_is_an_error(executor: Executor):
     assert isinstance(only(executor.poll()).error, MemoryError)
 
 
-def test_pre_and_post_see_one_item_at_a_time(executor: Executor):
+def test_pre_and_post_see_one_item_at_a_time(executor: SliceExecutor):
     executor.load("text", double, ONE, buckets=(4,), pre=lambda text: np.full(3, float(text)), post=lambda row: f"{row[0]:g}")
     executor.submit("text", ["1", "2"], 1)
     assert only(executor.poll()).outputs == ["2", "4"]
 
 
-def test_a_bad_item_in_pre_is_an_error_of_its_batch(executor: Executor):
+def test_a_bad_item_in_pre_is_an_error_of_its_batch(executor: SliceExecutor):
     executor.load("text", double, ONE, buckets=(4,), pre=float)
     executor.submit("text", ["one"], 1)
     assert isinstance(only(executor.poll()).error, ValueError)
 
 
-def test_it_captures_while_nothing_else_is_to_be_done(executor: Executor):
+def test_it_captures_while_nothing_else_is_to_be_done(executor: SliceExecutor):
     executor.submit("double", rows(1), 1)
     executor.poll()
-    plan = executor.functions["double"].plans[1, 1]
+    plan = executor.models["double"].plans[1, 1]
     assert not plan.is_captured
     executor.poll()
     assert plan.is_captured
 
 
-def test_under_load_it_captures_at_the_third_run(executor: Executor):
+def test_under_load_it_captures_at_the_third_run(executor: SliceExecutor):
     for _ in range(3):
         executor.submit("double", rows(1), 1)
-    assert executor.functions["double"].plans[1, 1].is_captured
+    assert executor.models["double"].plans[1, 1].is_captured
 
 
-def test_a_slice_can_be_prepared_before_a_function_moves_there(executor: Executor):
+def test_a_slice_can_be_prepared_before_a_function_moves_there(executor: SliceExecutor):
     executor.prepare("double", [0b1100], [2])
-    assert executor.functions["double"].plans[2, 0b1100].is_captured
+    assert executor.models["double"].plans[2, 0b1100].is_captured
 
 
 @pytest.mark.parametrize("count", [0, 9])
-def test_a_batch_that_has_no_bucket_is_refused(executor: Executor, count: int):
+def test_a_batch_that_has_no_bucket_is_refused(executor: SliceExecutor, count: int):
     with pytest.raises(BadValue, match="items"):
         executor.submit("double", rows(*range(count)), 1)
 
 
-def test_a_mask_that_is_no_slice_is_refused(executor: Executor):
+def test_a_mask_that_is_no_slice_is_refused(executor: SliceExecutor):
     with pytest.raises(BadValue, match="not a slice"):
         executor.submit("double", rows(1), 0b101)
 
 
-def test_an_unknown_function_is_named(executor: Executor):
+def test_an_unknown_function_is_named(executor: SliceExecutor):
     with pytest.raises(UnknownTarget, match="triple"):
         executor.submit("triple", rows(1), 1)
 
 
-def test_what_is_unloaded_is_gone(executor: Executor):
+def test_what_is_unloaded_is_gone(executor: SliceExecutor):
     executor.unload("double")
     with pytest.raises(UnknownTarget):
         executor.submit("double", rows(1), 1)
 
 
-def test_what_has_batches_under_way_is_not_unloaded(executor: Executor):
+def test_what_has_batches_under_way_is_not_unloaded(executor: SliceExecutor):
     executor.submit("double", rows(1), 1)
     with pytest.raises(BadValue, match="under way"):
         executor.unload("double")
@@ -175,7 +175,7 @@ class Dying(HostRuntime):
 
 
 def test_when_the_device_fails_all_that_is_under_way_ends_and_nothing_more_is_taken():
-    executor = Executor(NullSlicer(), Dying())
+    executor = SliceExecutor(NullSlicer(), Dying())
     executor.load("double", double, ONE, buckets=(1,))
     tickets = {executor.submit("double", rows(1), mask) for mask in (1, 2, 2)}
     found = executor.poll()
@@ -184,7 +184,7 @@ def test_when_the_device_fails_all_that_is_under_way_ends_and_nothing_more_is_ta
         executor.submit("double", rows(1), 1)
 
 
-def test_what_does_not_fit_is_halved_where_no_graph_could_be_made(executor: Executor):
+def test_what_does_not_fit_is_halved_where_no_graph_could_be_made(executor: SliceExecutor):
     """Its graph was refused for want of memory; a plan of that size that was tried in vain must not be taken again."""
 
     def hungry(batch: np.ndarray) -> np.ndarray:
@@ -193,25 +193,25 @@ def test_what_does_not_fit_is_halved_where_no_graph_could_be_made(executor: Exec
         return batch * 2
 
     executor.load("hungry", hungry, ONE, buckets=(1, 2, 4, 8, 16), made_elsewhere=True)
-    executor.functions.adopt("hungry", 16, 1, MemoryError())
+    executor.models.install_graph("hungry", 16, 1, MemoryError())
     executor.submit("hungry", rows(*range(16)), 1)
     done = only(executor.poll())
     assert done.error is None and [float(row[0]) for row in done.outputs or []] == [2.0 * n for n in range(16)]
 
 
-def test_a_plan_without_a_graph_is_not_ready(executor: Executor):
+def test_a_plan_without_a_graph_is_not_ready(executor: SliceExecutor):
     executor.load("eager", double, ONE, buckets=(1, 4), made_elsewhere=True)
     executor.submit("eager", rows(1, 2), 1)
-    executor.functions["eager"].plans[4, 1].is_captured = False
-    assert not executor.functions.is_ready("eager", 2, 1)
+    executor.models["eager"].plans[4, 1].is_captured = False
+    assert not executor.models.is_ready("eager", 2, 1)
 
 
-def test_pieces_of_a_batch_that_fail_at_once_end_it_once(executor: Executor):
+def test_pieces_of_a_batch_that_fail_at_once_end_it_once(executor: SliceExecutor):
     def broken(batch: np.ndarray) -> np.ndarray:
         raise ArithmeticError
 
     executor.load("broken", broken, ONE, buckets=(1, 2, 4))
-    executor.functions["broken"].did_not_fit(4)
+    executor.models["broken"].on_out_of_memory(4)
     executor.submit("broken", rows(1, 2, 3, 4), 1)
     assert isinstance(only(executor.poll()).error, ArithmeticError)
 
@@ -230,9 +230,9 @@ class Spoilt(HostRuntime):
 
 
 def made_by(runtime: Spoilt) -> Any:
-    executor = Executor(NullSlicer(), runtime)
+    executor = SliceExecutor(NullSlicer(), runtime)
     executor.load("double", double, ONE, buckets=(1, 4), made_elsewhere=True)
-    return executor.functions.make("double", 4, 1)
+    return executor.models.capture("double", 4, 1)
 
 
 def test_a_graph_that_was_spoilt_once_is_made_again():
@@ -249,11 +249,11 @@ def test_what_does_not_fit_is_not_tried_twice():
     assert isinstance(made_by(runtime), MemoryError) and runtime.left == 0
 
 
-def test_a_batch_without_a_graph_waits_for_a_size_that_libraries_know(executor: Executor):
-    functions = executor.functions
+def test_a_batch_without_a_graph_waits_for_a_size_that_libraries_know(executor: SliceExecutor):
+    functions = executor.models
     assert [functions.bucket_for("double", 2), functions.bucket_for("double", 2, {1, 8})] == [2, 8]
 
 
-def test_a_size_that_did_not_fit_is_not_waited_for(executor: Executor):
-    executor.functions["double"].did_not_fit(8)
-    assert executor.functions.bucket_for("double", 2, {1, 8}) == 2 and not executor.functions.may_fit("double", 8)
+def test_a_size_that_did_not_fit_is_not_waited_for(executor: SliceExecutor):
+    executor.models["double"].on_out_of_memory(8)
+    assert executor.models.bucket_for("double", 2, {1, 8}) == 2 and not executor.models.can_fit("double", 8)

@@ -11,9 +11,9 @@ import pytest
 
 from lamina.errors import LoadFailed
 from lamina.gpu.driver import NoGpu
-from lamina.gpu.executor import Executor, Finished, on_gpu
-from lamina.gpu.green import GreenSlicer
-from lamina.gpu.memory import NoRoom
+from lamina.gpu.executor import FinishedBatch, SliceExecutor, open_gpu_executor
+from lamina.gpu.slicers.green import GreenSlicer
+from lamina.gpu.weight_cache import NoDeviceMemory
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.gpu
@@ -29,8 +29,8 @@ def slicer() -> GreenSlicer:
 
 
 @pytest.fixture
-def executor(slicer: GreenSlicer) -> Executor:
-    return on_gpu(slicer, weights_mib=4096)
+def executor(slicer: GreenSlicer) -> SliceExecutor:
+    return open_gpu_executor(slicer, weights_mib=4096)
 
 
 def net(seed: int = 0) -> Any:
@@ -48,8 +48,8 @@ def net(seed: int = 0) -> Any:
 EXAMPLE = torch.zeros(1, 3, 32, 32)
 
 
-def drain(executor: Executor, count: int) -> dict[int, Finished]:
-    found: dict[int, Finished] = {}
+def drain(executor: SliceExecutor, count: int) -> dict[int, FinishedBatch]:
+    found: dict[int, FinishedBatch] = {}
     ends_s = time.monotonic() + 20
     while len(found) < count:
         assert time.monotonic() < ends_s, "a batch never came back"
@@ -65,7 +65,7 @@ def close(got: Any, expected: Any) -> None:
     torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(expected), rtol=2e-2, atol=2e-2)
 
 
-def test_results_are_those_of_the_module_eager_and_captured_on_several_slices(executor: Executor):
+def test_results_are_those_of_the_module_eager_and_captured_on_several_slices(executor: SliceExecutor):
     expected = net()(torch.tensor(np.stack(images(5))))
     executor.load("net", net(), EXAMPLE)
     for mask in (0b1, 0b110, 0x7FFF):
@@ -74,10 +74,10 @@ def test_results_are_those_of_the_module_eager_and_captured_on_several_slices(ex
             done = drain(executor, 1)[ticket]
             assert done.error is None and done.device_us > 0
             close(np.stack(done.outputs), expected)
-        assert executor.functions["net"].plans[8, mask].is_captured
+        assert executor.models["net"].plans[8, mask].is_captured
 
 
-def test_two_batches_booked_on_one_slice_do_not_mix(executor: Executor):
+def test_two_batches_booked_on_one_slice_do_not_mix(executor: SliceExecutor):
     executor.load("net", net(), EXAMPLE)
     executor.prepare("net", [0b11], [8])
     module = net()
@@ -88,34 +88,34 @@ def test_two_batches_booked_on_one_slice_do_not_mix(executor: Executor):
         close(np.stack(found[ticket].outputs), module(torch.tensor(np.stack(batch))))
 
 
-def test_weights_come_back_to_the_same_address_so_graphs_stay_valid(executor: Executor):
+def test_weights_come_back_to_the_same_address_so_graphs_stay_valid(executor: SliceExecutor):
     executor.load("net", net(), EXAMPLE)
     executor.prepare("net", [0b1], [1])
     before = drain(executor, 1) if executor.submit("net", images(1), 0b1) else {}
-    block = executor.functions["net"].block
-    executor.functions._weights.evict(block)
+    block = executor.models["net"].block
+    executor.models._weights.evict(block)
     ticket = executor.submit("net", images(1), 0b1)
     after = drain(executor, 1)[ticket]
     close(after.outputs[0], next(iter(before.values())).outputs[0])
 
 
-def test_equal_weights_are_on_the_device_once(executor: Executor):
+def test_equal_weights_are_on_the_device_once(executor: SliceExecutor):
     executor.load("one", net(), EXAMPLE)
-    used = executor.functions._weights.shelf.used
+    used = executor.models._weights.shelf.used
     executor.load("same", net(), EXAMPLE)
     executor.load("other", net(1), EXAMPLE)
-    assert executor.functions["one"].block is executor.functions["same"].block
-    assert executor.functions._weights.shelf.used == 2 * used
+    assert executor.models["one"].block is executor.models["same"].block
+    assert executor.models._weights.shelf.used == 2 * used
 
 
 def test_a_full_device_lets_the_least_used_go_and_everybody_is_served(slicer: GreenSlicer):
-    executor = on_gpu(slicer, weights_mib=5)
+    executor = open_gpu_executor(slicer, weights_mib=5)
     for seed in range(4):
         executor.load(f"net{seed}", net(seed), EXAMPLE, buckets=(1,))
     for seed in (0, 1, 2, 3, 0, 3):
         ticket = executor.submit(f"net{seed}", images(1), 0b1)
         close(drain(executor, 1)[ticket].outputs[0], net(seed)(torch.tensor(images(1)[0])[None])[0])
-    assert executor.functions._weights.shelf.evictions > 0
+    assert executor.models._weights.shelf.evictions > 0
 
 
 def filled(but_mib: int) -> Any:
@@ -124,7 +124,7 @@ def filled(but_mib: int) -> Any:
     return torch.empty(free - (but_mib << 20), dtype=torch.uint8, device="cuda")
 
 
-def test_weights_find_room_where_torch_holds_all_of_it_in_case(executor: Executor):
+def test_weights_find_room_where_torch_holds_all_of_it_in_case(executor: SliceExecutor):
     filled(but_mib=64)  # and nobody keeps it
     assert torch.cuda.mem_get_info()[0] < 128 << 20, "torch holds nothing, so this test shows nothing"
     executor.load("wide", torch.nn.Linear(8192, 8192), torch.zeros(1, 8192), buckets=(1,))  # 256 MiB
@@ -132,42 +132,42 @@ def test_weights_find_room_where_torch_holds_all_of_it_in_case(executor: Executo
     assert drain(executor, 1)[ticket].error is None
 
 
-def test_weights_nobody_uses_go_where_the_device_is_full_and_the_shelf_is_not(executor: Executor):
+def test_weights_nobody_uses_go_where_the_device_is_full_and_the_shelf_is_not(executor: SliceExecutor):
     executor.load("first", torch.nn.Linear(8192, 8192), torch.zeros(1, 8192), buckets=(1,))
     torch.cuda.empty_cache()
     others = filled(but_mib=100)
     executor.load("second", torch.nn.Linear(8192, 8192), torch.zeros(1, 8192), buckets=(1,))
-    assert not executor.functions["first"].block.pages and executor.functions["second"].block.pages
-    executor.functions.hold("second")
-    with pytest.raises(NoRoom, match="full"):
-        executor.functions.hold("first")
-    executor.functions.let_go("second")
+    assert not executor.models["first"].block.pages and executor.models["second"].block.pages
+    executor.models.pin("second")
+    with pytest.raises(NoDeviceMemory, match="full"):
+        executor.models.pin("first")
+    executor.models.unpin("second")
     del others
     torch.cuda.empty_cache()
 
 
-def test_what_comings_and_goings_leave_behind_goes_back(executor: Executor):
+def test_what_comings_and_goings_leave_behind_goes_back(executor: SliceExecutor):
     def come_and_go() -> int:
         executor.load("net", net(), EXAMPLE, buckets=(16,))
         executor.prepare("net", [0b1, 0b11, 0b1111])
-        while executor.functions.cool():
+        while executor.models.reap_warmups():
             pass
         executor.unload("net")
         gc.collect()
-        executor.functions.trim()
+        executor.models.trim()
         return int(torch.cuda.memory_reserved())
 
     first = come_and_go()
     assert [come_and_go() for _ in range(5)] == [first] * 5
 
 
-def test_a_function_that_needs_more_than_it_declared_is_refused(executor: Executor):
+def test_a_function_that_needs_more_than_it_declared_is_refused(executor: SliceExecutor):
     with pytest.raises(LoadFailed, match="declared 1"):
         executor.load("net", net(), EXAMPLE, cap_mib=1)
     assert executor.load("net", net(), EXAMPLE, cap_mib=1024) <= 1024
 
 
-def test_results_can_stay_on_the_device_for_the_next_step_on_another_slice(executor: Executor):
+def test_results_can_stay_on_the_device_for_the_next_step_on_another_slice(executor: SliceExecutor):
     executor.load("net", net(), EXAMPLE)
     executor.load("sum", lambda rows: rows.sum(1), torch.zeros(1, 10, device="cuda"), graphs=False)
     first = executor.submit("net", images(3), 0b1, keep=True)
@@ -177,7 +177,7 @@ def test_results_can_stay_on_the_device_for_the_next_step_on_another_slice(execu
     close(np.array(drain(executor, 1)[second].outputs), expected)
 
 
-def test_out_of_memory_in_one_batch_halves_it_and_harms_nobody(executor: Executor):
+def test_out_of_memory_in_one_batch_halves_it_and_harms_nobody(executor: SliceExecutor):
     def hungry(rows: Any) -> Any:
         if len(rows) > 2:
             torch.empty(1 << 40, device="cuda")
@@ -190,7 +190,7 @@ def test_out_of_memory_in_one_batch_halves_it_and_harms_nobody(executor: Executo
     assert found[big].error is None and len(found[big].outputs) == 8 and found[small].error is None
 
 
-def test_a_function_that_cannot_be_captured_is_served_all_the_same(executor: Executor):
+def test_a_function_that_cannot_be_captured_is_served_all_the_same(executor: SliceExecutor):
     def waits(rows: Any) -> Any:
         return rows * float(rows.sum().item() * 0 + 2)
 
@@ -200,7 +200,7 @@ def test_a_function_that_cannot_be_captured_is_served_all_the_same(executor: Exe
         assert drain(executor, 1)[ticket].error is None
 
 
-def test_buffers_are_clear_before_the_first_run_reads_them(executor: Executor):
+def test_buffers_are_clear_before_the_first_run_reads_them(executor: SliceExecutor):
     """Rows without inputs are read by the first run of a bucket; what a table is asked for must be in it."""
     table = torch.nn.Embedding(8, 4)
     dirt = [torch.full((1 << 20,), 1 << 40, device="cuda") for _ in range(8)]
@@ -213,12 +213,12 @@ def test_buffers_are_clear_before_the_first_run_reads_them(executor: Executor):
         close(drain(executor, 1)[ticket].outputs[0][0], table.weight[3].cpu())
 
 
-def test_who_comes_after_the_last_one_of_a_slice_has_left_gets_a_graph_too(executor: Executor):
+def test_who_comes_after_the_last_one_of_a_slice_has_left_gets_a_graph_too(executor: SliceExecutor):
     """The memory that graphs of a slice share goes with the last of them."""
     for seed in range(3):
         executor.load("net", net(seed), EXAMPLE, buckets=(1,))
         executor.prepare("net", [0b11])
-        assert executor.functions["net"].plans[1, 0b11].is_captured
+        assert executor.models["net"].plans[1, 0b11].is_captured
         ticket = executor.submit("net", images(1), 0b11)
         close(drain(executor, 1)[ticket].outputs[0], net(seed)(torch.tensor(images(1)[0])[None])[0])
         while executor.has_work:

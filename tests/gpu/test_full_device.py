@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from lamina.gpu.driver import OUT_OF_MEMORY, CudaError
-from lamina.gpu.memory import NoRoom, Shelf
-from lamina.gpu.weights import Block, Weights
+from lamina.gpu.weight_cache import NoDeviceMemory, WeightCache
+from lamina.gpu.weights import WeightBlock, WeightStore
 
 
 class FullDevice:
@@ -35,14 +35,14 @@ class FullDevice:
         self.cached = 0
 
 
-def blocks_on(device: FullDevice, *names: str) -> tuple[Weights, list[Block]]:
-    weights, driver = Weights.__new__(Weights), cast(Any, device)
-    weights._driver, weights.shelf = driver, Shelf(100)
+def blocks_on(device: FullDevice, *names: str) -> tuple[WeightStore, list[WeightBlock]]:
+    weights, driver = WeightStore.__new__(WeightStore), cast(Any, device)
+    weights._driver, weights.shelf = driver, WeightCache(100)
     weights._torch = SimpleNamespace(cuda=SimpleNamespace(empty_cache=device.empty_cache))
     weights._copy = SimpleNamespace(cuda_stream=0)
     event = SimpleNamespace(record=lambda _: None, synchronize=lambda: None)
     host = SimpleNamespace(data_ptr=lambda: 0)
-    made = [Block(name, host, 1, at, 1, device="there", arrived=event, pieces=[event]) for at, name in enumerate(names, 1)]
+    made = [WeightBlock(name, host, 1, at, 1, device="there", arrived=event, pieces=[event]) for at, name in enumerate(names, 1)]
     weights.blocks = {block.key: block for block in made}
     return weights, made
 
@@ -69,9 +69,9 @@ def test_and_where_all_are_used_there_is_no_room_until_one_is_not():
     weights, (a, b) = blocks_on(device, "a", "b")
     weights.bring(a)
     weights.shelf.use("a")
-    with pytest.raises(NoRoom, match="full") as found:
+    with pytest.raises(NoDeviceMemory, match="full") as found:
         weights.bring(b)
-    assert not found.value.is_for_good and "b" not in weights.shelf and a.pages
+    assert not found.value.is_permanent and "b" not in weights.shelf and a.pages
     weights.shelf.done("a")
     weights.bring(b)
     assert b.pages

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from lamina.gpu.green import GreenSlicer, kind_of
-from lamina.gpu.slicer import blocks
+from lamina.gpu.slicer import all_masks
+from lamina.gpu.slicers.green import GreenSlicer, kind_of
 
 on_gpu = pytest.mark.gpu
 
 
 def probe() -> Any:
-    from lamina.gpu.where import SmProbe
+    from lamina.gpu.sm_probe import SmProbe
 
     return SmProbe()
 
@@ -32,7 +32,7 @@ def test_every_slice_of_the_catalogue_runs_on_as_many_sms_as_it_says_eager_and_a
     import torch
 
     sms = probe()
-    for mask in blocks(green.device):
+    for mask in all_masks(green.device):
         slice_ = green.slice(mask)
         eager = sms.run(slice_.stream)
         graph = torch.cuda.CUDAGraph()
@@ -55,7 +55,7 @@ def test_what_a_maker_captures_on_its_own_stream_stays_in_the_slice(green: Green
 
     sms = probe()
     plain = torch.cuda.Stream()
-    for mask in blocks(green.device):
+    for mask in all_masks(green.device):
         slice_ = green.slice(mask)
         own = torch.cuda.ExternalStream(slice_.extra_stream())
         eager = sms.run(own.cuda_stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lamina.gpu.driver import NoGpu
-from lamina.gpu.mig import MigSlicer, given_instance
+from lamina.gpu.slicers.mig import MigSlicer, given_instance
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ import os
 
 import pytest
 
-from lamina.core.lease import Device
+from lamina.core.scheduling.leases import Device
 from lamina.errors import BadValue
-from lamina.gpu.slicer import Slicer, SlicerClosed, blocks
+from lamina.gpu.slicer import Slicer, SlicerClosed, all_masks
 
 
 def smallest(slicer: Slicer) -> int:
-    return blocks(slicer.device)[0]
+    return all_masks(slicer.device)[0]
 
 
 def whole(slicer: Slicer) -> int:
@@ -31,7 +31,7 @@ def test_the_device_has_units_memory_and_a_kind(slicer: Slicer):
 
 def test_every_block_of_the_catalogue_is_one_the_core_may_lease(slicer: Slicer):
     device = Device(slicer.device)
-    assert all(device.allows(mask) for mask in blocks(slicer.device))
+    assert all(device.is_valid_slice(mask) for mask in all_masks(slicer.device))
 
 
 def test_the_same_units_are_always_the_same_slice(slicer: Slicer):
@@ -44,7 +44,7 @@ def test_a_slice_knows_its_units(slicer: Slicer):
 
 
 def test_slices_of_other_units_are_other_slices(slicer: Slicer):
-    masks = [mask for mask in blocks(in_process(slicer).device) if mask.bit_count() == 1]
+    masks = [mask for mask in all_masks(in_process(slicer).device) if mask.bit_count() == 1]
     assert len({id(slicer.slice(mask)) for mask in masks}) == len(masks)
 
 

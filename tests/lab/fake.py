@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from lamina.lab.experiment import Plot, Reported, Section, Table
+from lamina.lab.experiment import Plot, Reported, ResultTable, Section
 
 TITLE = "Halves of numbers"
 ABOUT = "Numbers are halved.\n\nNothing <else> happens."
@@ -38,7 +38,7 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def sections(rows: list[dict[str, Any]]) -> list[Section]:
-    table = Table(["x", "half"], [[row["x"], row["half"]] for row in rows])
+    table = ResultTable(["x", "half"], [[row["x"], row["half"]] for row in rows])
     points: list[tuple[float | str, float]] = [(row["x"], row["half"]) for row in rows]
     return [
         Section("All halves", "One per number.", table, Plot("line", "number", "half", {"halves": points})),

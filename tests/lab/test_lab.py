@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 
 from lamina.cli.lab import command
 from lamina.errors import BadValue, UnknownPlugin
-from lamina.lab import data, experiment, origin, results
-from lamina.lab.experiment import Table
+from lamina.lab import data, experiment, provenance, results
+from lamina.lab.experiment import ResultTable
 
 pytestmark = pytest.mark.live
 
@@ -29,7 +29,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.touch()
     monkeypatch.setenv("FAKE_LOG", str(path))
     monkeypatch.delenv("FAKE_TROUBLE", raising=False)
-    monkeypatch.setattr(origin, "commit", lambda: "abc123")  # others may be editing while a test runs
+    monkeypatch.setattr(provenance, "commit", lambda: "abc123")  # others may be editing while a test runs
     return path
 
 
@@ -66,7 +66,7 @@ def test_a_file_without_the_parts_of_an_experiment_is_refused(tmp_path: Path) ->
 
 def test_a_table_with_a_short_row_is_refused() -> None:
     with pytest.raises(BadValue, match="row of 1 under 2"):
-        Table(["a", "b"], [[1]])
+        ResultTable(["a", "b"], [[1]])
 
 
 def test_the_first_line_says_where_the_rows_come_from(tmp_path: Path, log: Path) -> None:
@@ -152,7 +152,7 @@ def test_rows_of_another_seed_or_without_resume_are_made_again(tmp_path: Path, l
 def test_rows_of_other_code_are_made_again(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path)
     log.write_text("")
-    monkeypatch.setattr(origin, "commit", lambda: "def456")
+    monkeypatch.setattr(provenance, "commit", lambda: "def456")
     run(tmp_path, "--resume")
     assert log.read_text().split() == ["0", "1", "2", "3"]
 

@@ -15,11 +15,11 @@ from click.testing import CliRunner
 
 from lamina.cli.load import command
 from lamina.errors import BadValue, Unreachable
-from lamina.load.child import offer
 from lamina.load.generator import run
-from lamina.load.page import page
-from lamina.load.plan import Plan, parse_stages
-from lamina.load.record import Result, Second, Tally
+from lamina.load.generator_process import run_load
+from lamina.load.html_report import html_report
+from lamina.load.load_plan import LoadPlan, parse_stages
+from lamina.load.results import LoadResult, LoadTally, SecondStats
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 BUSY = b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\n\r\n"
@@ -68,8 +68,8 @@ def answering(*answers: bytes) -> Iterator[tuple[str, list[bytes]]]:
         listener.close()
 
 
-def plan(url: str, **more: object) -> Plan:
-    return msgspec.structs.replace(Plan(url=url, stages=((0.3, 100.0),), shape="even", patience_s=60.0), **more)
+def plan(url: str, **more: object) -> LoadPlan:
+    return msgspec.structs.replace(LoadPlan(url=url, stages=((0.3, 100.0),), shape="even", patience_s=60.0), **more)
 
 
 @pytest.mark.live
@@ -134,7 +134,7 @@ def test_a_body_larger_than_the_socket_buffer_arrives_whole() -> None:
 def test_the_child_process_tells_each_second_and_then_the_result() -> None:
     told = []
     with answering(OK) as (url, _):
-        result = offer(plan(url, stages=((1.2, 50.0),)), told.append)
+        result = run_load(plan(url, stages=((1.2, 50.0),)), told.append)
     assert [second.at_s for second in told][:2] == [1, 2]
     assert sum(second.offered for second in told) == result.offered == 60
 
@@ -143,13 +143,13 @@ def test_a_server_that_is_not_there_is_said_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(Unreachable, match=str(port)):
-        offer(plan(f"http://127.0.0.1:{port}/"))
+        run_load(plan(f"http://127.0.0.1:{port}/"))
 
 
 def test_an_answer_at_the_goal_is_in_time_and_one_after_it_is_late() -> None:
-    tally = Tally(slo_us=1000)
+    tally = LoadTally(slo_us=1000)
     for took_us in (1000, 1001):
-        tally.ended("200", took_us)
+        tally.call_ended("200", took_us)
     assert (tally.counts["in_time"], tally.counts["late"]) == (1, 1)
 
 
@@ -178,24 +178,24 @@ def test_the_command_prints_json_and_writes_a_page(tmp_path) -> None:  # type: i
     with answering(OK) as (url, seen):
         options = [url, "--rate", "50", "--duration", "200ms", "--slo", "50ms", "--json", "--html", str(html), "--body", "{}"]
         done = CliRunner().invoke(command, options, catch_exceptions=False)
-    result = msgspec.json.decode(done.stdout.splitlines()[0], type=Result)
+    result = msgspec.json.decode(done.stdout.splitlines()[0], type=LoadResult)
     assert result.offered == len(seen)
     assert "calls in time" in html.read_text()
 
 
 def test_a_page_of_nothing_is_still_a_page() -> None:
-    result = Tally(0).result(url="http://h/<b>", shape="poisson", seed=1, seconds=1.0, unanswered=0)
-    assert "&lt;b&gt;" in page(result)
+    result = LoadTally(0).result(url="http://h/<b>", shape="poisson", seed=1, seconds=1.0, unanswered=0)
+    assert "&lt;b&gt;" in html_report(result)
 
 
 @pytest.mark.live
 def test_a_run_that_is_stopped_says_what_it_saw() -> None:
-    def stop(second: Second) -> None:
+    def stop(second: SecondStats) -> None:
         if second.at_s == 1:
             os.kill(os.getpid(), signal.SIGINT)
 
     with answering(OK) as (url, _):
-        result = offer(plan(url, stages=((60.0, 50.0),)), stop)
+        result = run_load(plan(url, stages=((60.0, 50.0),)), stop)
     assert result.stopped
     assert 1 <= result.seconds < 60
     assert result.offered >= 40

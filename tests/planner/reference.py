@@ -1,6 +1,6 @@
 """Small random workflows, and what they cost and take by trying every plan and every way the choices can go.
 
-Nothing here knows of frontiers, orders or weights: tokens are moved through the net as `core/run.py` would, once per
+Nothing here knows of frontiers, orders or weights: tokens are moved through the net as `core/workflow/runs.py` would, once per
 outcome of the choices, with arrays over all plans in place of numbers.
 """
 
@@ -15,14 +15,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lamina.core.flow import Choice, Each, Flow, Node, Pass, Task
-from lamina.planner.configs import Config, Configs
+from lamina.core.workflow.flow import Choice, Each, Flow, Node, Pass, Task
+from lamina.planner.configs import ConfigArrays, ProfiledConfig
 
 
-def configs(rng: random.Random, most: int, least: int = 1) -> Configs:
+def configs(rng: random.Random, most: int, least: int = 1) -> ConfigArrays:
     """Whole numbers, so that sums are exact and equal costs are really equal."""
     count = rng.randint(least, most)
-    return Configs.of([Config(1 + i, 1, 1, rng.randint(1, 20), float(rng.randint(0, 30))) for i in range(count)])
+    return ConfigArrays.from_rows(
+        [ProfiledConfig(1 + i, 1, 1, rng.randint(1, 20), float(rng.randint(0, 30))) for i in range(count)]
+    )
 
 
 @dataclass
@@ -32,7 +34,7 @@ class Draft:
     rng: random.Random
     tasks: int
     most: int
-    tables: dict[str, Configs] = field(default_factory=dict)
+    tables: dict[str, ConfigArrays] = field(default_factory=dict)
     nodes: dict[str, Node] = field(default_factory=dict)
     edges: list[tuple[str, str]] = field(default_factory=list)
     merges: set[str] = field(default_factory=set)
@@ -53,7 +55,7 @@ class Draft:
             name = self.name("e")
             inner = Draft(self.rng, tasks, self.most, self.tables)
             body = inner.flow(name, *inner.block(tasks, kinds.replace("e", "") or "s"))
-            self.nodes[name] = Each(name, body, expect=self.rng.choice((1.0, 2.0, 4.0, 8.0)))
+            self.nodes[name] = Each(name, body, expected_items=self.rng.choice((1.0, 2.0, 4.0, 8.0)))
             return [name], [name]
         if tasks == 1 and kind != "c":
             return self.task()
@@ -99,7 +101,7 @@ class Draft:
             if isinstance(node, Task):
                 made[key] = Task(key, node.function, tuple(after[key]), count)
             elif isinstance(node, Each):
-                made[key] = Each(key, node.body, tuple(after[key]), count, node.expect)
+                made[key] = Each(key, node.body, tuple(after[key]), count, node.expected_items)
             elif isinstance(node, Choice):
                 made[key] = Choice(key, node.branches, count, node.odds)
             else:
@@ -109,14 +111,14 @@ class Draft:
         return flow
 
 
-def draw(seed: int, kinds: str = "sspec", tasks: int = 5, most: int = 4) -> tuple[Flow, dict[str, Configs]]:
+def draw(seed: int, kinds: str = "sspec", tasks: int = 5, most: int = 4) -> tuple[Flow, dict[str, ConfigArrays]]:
     """A workflow of blocks inside blocks."""
     draft = Draft(random.Random(seed), tasks, most)
     first, last = draft.block(draft.rng.randint(1, tasks), kinds)
     return draft.flow("flow", first, last), draft.tables
 
 
-def dag(seed: int, edges: list[tuple[int, int]], count: int, most: int = 4) -> tuple[Flow, dict[str, Configs]]:
+def dag(seed: int, edges: list[tuple[int, int]], count: int, most: int = 4) -> tuple[Flow, dict[str, ConfigArrays]]:
     """Tasks t0, t1, ... with these waits among them."""
     draft = Draft(random.Random(seed), count, most)
     names = [draft.task()[0][0] for _ in range(count)]
@@ -125,7 +127,7 @@ def dag(seed: int, edges: list[tuple[int, int]], count: int, most: int = 4) -> t
     return draft.flow("dag", free), draft.tables
 
 
-def random_dag(seed: int, most_tasks: int = 6, most: int = 3) -> tuple[Flow, dict[str, Configs]]:
+def random_dag(seed: int, most_tasks: int = 6, most: int = 3) -> tuple[Flow, dict[str, ConfigArrays]]:
     rng = random.Random(seed)
     count = rng.randint(2, most_tasks)
     chance = rng.choice((0.2, 0.35, 0.5))
@@ -148,7 +150,7 @@ class Outcome(NamedTuple):
 class EveryPlan:
     """Time and cost of all plans of a flow: arrays with one entry per combination of configurations."""
 
-    def __init__(self, flow: Flow, tables: dict[str, Configs]) -> None:
+    def __init__(self, flow: Flow, tables: dict[str, ConfigArrays]) -> None:
         self.tables = tables
         tasks = [task.function for task in flow.tasks()]
         assert len(set(tasks)) == len(tasks), "each task here has a function of its own"
@@ -186,7 +188,7 @@ class EveryPlan:
         each = flow.nodes[name]
         assert isinstance(each, Each)
         body_worst, body_cost = self.after(each.body, tuple(inner))
-        return body_worst + worst, body_cost + cost / max(1.0, each.expect)
+        return body_worst + worst, body_cost + cost / max(1.0, each.expected_items)
 
     def outcomes(self, flow: Flow) -> list[Outcome]:
         if id(flow) not in self.known:
@@ -208,7 +210,7 @@ class EveryPlan:
                 node = flow.nodes[name]
                 got.setdefault(name, []).append(at)
                 sent.setdefault(name, []).append(sender)
-                if len(got[name]) < node.needs:
+                if len(got[name]) < node.tokens_needed:
                     continue
                 assert name not in ends, "no node here runs twice"
                 time, cost = self.work(node)
@@ -224,7 +226,7 @@ class EveryPlan:
             return table.time_us[pick].astype(float), table.cost[pick]
         if isinstance(node, Each):
             time, cost = self.whole(node.body)
-            return time, cost * node.expect
+            return time, cost * node.expected_items
         return self.zero, self.zero
 
 

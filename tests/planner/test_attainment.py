@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from lamina.planner.fleet.attainment import expected_attainment, taken
-from lamina.planner.glet import Plan, Share, Slice
+from lamina.planner.fleet.attainment import expected_attainment, served_share
+from lamina.planner.partitioning.plan import PartitionPlan, PlannedSlice, SliceShare
 
 
 def by_hand(mean: float, room: int) -> float:
@@ -15,20 +15,20 @@ def by_hand(mean: float, room: int) -> float:
 
 @pytest.mark.parametrize(("mean", "room"), [(0.5, 1), (3.0, 4), (20.0, 24), (400.0, 420)])
 def test_the_share_taken_is_the_expectation(mean: float, room: int):
-    assert taken(mean, room) == pytest.approx(by_hand(mean, room), abs=1e-9)
+    assert served_share(mean, room) == pytest.approx(by_hand(mean, room), abs=1e-9)
 
 
 def test_the_bell_curve_takes_over_without_a_step():
-    assert taken(699.9, 720) == pytest.approx(taken(700.1, 720.2), abs=1e-3)
+    assert served_share(699.9, 720) == pytest.approx(served_share(700.1, 720.2), abs=1e-3)
 
 
 def test_nobody_is_turned_away_where_there_is_room_for_all():
-    assert taken(10, 1000) == pytest.approx(1.0)
+    assert served_share(10, 1000) == pytest.approx(1.0)
 
 
-def plan_of(batch: int, duty_ms: float, latency_ms: float = 50.0) -> Plan:
-    share = Share("a", batch, 1000 * batch / duty_ms, 10.0, 5.0, latency_ms, 100.0)
-    return Plan(True, (Slice(0, "d", 100, 4, 0, duty_ms, 0.5, (share,)),))
+def plan_of(batch: int, duty_ms: float, latency_ms: float = 50.0) -> PartitionPlan:
+    share = SliceShare("a", batch, 1000 * batch / duty_ms, 10.0, 5.0, latency_ms, 100.0)
+    return PartitionPlan(True, (PlannedSlice(0, "d", 100, 4, 0, duty_ms, 0.5, (share,)),))
 
 
 def test_more_room_in_a_round_means_more_in_time():

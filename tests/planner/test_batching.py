@@ -8,32 +8,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.core.flow import function_flow
-from lamina.core.queue import Job, Queue
-from lamina.core.run import Run
-from lamina.core.state import FunctionState, Meter
-from lamina.planner.batching import QUIET_GAPS, book_at_us, largest_in_time, together, wait_until_us
+from lamina.core.scheduling.jobs import Job, Queue
+from lamina.core.scheduling.state import ArrivalStats, FunctionState
+from lamina.core.workflow.flow import function_flow
+from lamina.core.workflow.runs import WorkflowRun
+from lamina.planner.batching import QUIET_GAPS, batchable_prefix, commit_at_us, largest_batch_within, wait_until_us
 from lamina.types import NEVER_US, Call, FunctionSpec, Slo
 
-RUN = Run(Call("c", "f", 0), function_flow("f", Slo()))
+RUN = WorkflowRun(Call("c", "f", 0), function_flow("f", Slo()))
 rising = st.lists(st.integers(0, 1_000), min_size=1, max_size=40).map(lambda steps: list(accumulate(steps)))
 
 
 def a_function(gap_us: float = NEVER_US, last_us: int = 0) -> FunctionState:
-    return FunctionState(FunctionSpec(name="f"), Queue("f"), meter=Meter(count=9, last_us=last_us, gap_us=gap_us))
+    return FunctionState(
+        FunctionSpec(name="f"), Queue("f"), arrivals=ArrivalStats(count=9, last_us=last_us, interarrival_us=gap_us)
+    )
 
 
 @given(rising, st.integers(-10, 40_000))
 def test_the_largest_batch_in_time_is_what_trying_them_all_finds(times_us: list[int], budget_us: int):
     fitting = [n for n, us in enumerate(times_us, 1) if us <= budget_us]
-    assert largest_in_time(len(times_us), budget_us, lambda n: times_us[n - 1]) == max(fitting, default=0)
+    assert largest_batch_within(len(times_us), budget_us, lambda n: times_us[n - 1]) == max(fitting, default=0)
 
 
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=20))
 def test_those_who_go_together_are_the_longest_beginning_in_which_nobody_minds_the_company(limits: list[int]):
     jobs = [Job(i, RUN, 0, "f", "f", 0, 0, 0, batch_limit=limit) for i, limit in enumerate(limits)]
     fitting = [n for n in range(1, len(jobs) + 1) if all(not limit or limit >= n for limit in limits[:n])]
-    assert together(jobs) == jobs[: max(fitting)]
+    assert batchable_prefix(jobs) == jobs[: max(fitting)]
 
 
 @given(
@@ -74,4 +76,4 @@ def test_nobody_waits_while_nothing_is_known():
 
 @pytest.mark.parametrize(("count", "at_us"), [(8, 0), (9, 0), (7, 9_500), (1, 9_500)])
 def test_a_full_batch_is_booked_at_once_and_any_other_just_in_time(count: int, at_us: int):
-    assert book_at_us(10_000, count, 8, 500) == at_us
+    assert commit_at_us(10_000, count, 8, 500) == at_us

@@ -8,24 +8,31 @@ import pytest
 
 from lamina.lab.experiments._glet_world import catalogue as published
 from lamina.lab.experiments._glet_world import golden, packer, repaired, scenarios
-from lamina.planner.fleet.packing import Packer
-from lamina.planner.glet import POLICIES, Plan, Task
-from lamina.planner.glet.adapt import Pairwise, all_cuts, catalogue, placeable, two_cuts
-from lamina.planner.neighbours import Running
-from lamina.predict.glet_world import linear
-from lamina.predict.interference import Bandwidth
+from lamina.planner.fleet.packing import FleetPacker
+from lamina.planner.interference import ColocatedBatch
+from lamina.planner.partitioning.catalogue import RULES_BY_POLICY, PlanTask
+from lamina.planner.partitioning.device_catalogue import (
+    PairwiseInterference,
+    all_cuts,
+    build_catalogue,
+    fit_side_by_side,
+    halving_cuts,
+)
+from lamina.planner.partitioning.plan import PartitionPlan
+from lamina.predict.interference import BandwidthInterference
+from lamina.published.gpulet.world import linear_interference
 from lamina.types import DeviceSpec, FunctionSpec, SliceLimits
 
 CASES = golden()["cases"]
 NAMES = sorted(model.name for model in published().models.values() if model.name != "bert")
-LINEAR = linear(published(), NAMES, ("2080ti", "3080"))
+LINEAR = linear_interference(published(), NAMES, ("2080ti", "3080"))
 
 
-def gpus(plan: Plan) -> int:
+def gpus(plan: PartitionPlan) -> int:
     return len({cut.gpu for cut in plan.slices if cut.shares})
 
 
-def broken(plan: Plan, tasks: list[Task]) -> Iterator[str]:
+def broken(plan: PartitionPlan, tasks: list[PlanTask]) -> Iterator[str]:
     """What a plan promises and does not keep, worked out from the plan and the profiles alone."""
     known = published()
     numbers = {model.name: number for number, model in known.models.items()}
@@ -38,8 +45,8 @@ def broken(plan: Plan, tasks: list[Task]) -> Iterator[str]:
             served[number] = served.get(number, 0.0) + share.rate
             run_ms = known.kinds[cut.kind].profiles[number].latency_ms.get((share.batch, cut.part))
             if run_ms is not None:  # measured, so it can be checked without the planner's own interpolation
-                beside = [Running(s.model, s.batch, o.part / 100) for o in others for s in o.shares]
-                slower = LINEAR.slowdown(Running(share.model, share.batch, cut.part / 100), beside, cut.kind)
+                beside = [ColocatedBatch(s.model, s.batch, o.part / 100) for o in others for s in o.shares]
+                slower = LINEAR.slowdown(ColocatedBatch(share.model, share.batch, cut.part / 100), beside, cut.kind)
                 if share.run_ms < 1.1 * run_ms * slower - 1e-6:
                     yield f"{share.model} takes longer than planned"
             busy_ms += share.run_ms
@@ -75,8 +82,8 @@ def test_a_plan_keeps_its_promises(kind: str):
 
 @pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case["id"])
 def test_it_never_takes_more_gpus_than_its_rivals(case: dict[str, list[list[int]]]):
-    tasks = [Task(*row) for row in case["tasks"]]
-    fewest = {name: repaired(name).fewest(tasks, ["2080ti"], 5) for name in ("gpulet", "timesharing")}
+    tasks = [PlanTask(*row) for row in case["tasks"]]
+    fewest = {name: repaired(name).plan_fewest_gpus(tasks, ["2080ti"], 5) for name in ("gpulet", "timesharing")}
     kinds, plan = packer().fewest(tasks, ["2080ti"], 5)
     for rival_kinds, rival in fewest.values():
         if rival.schedulable:
@@ -91,25 +98,25 @@ def test_whatever_gpulet_schedules_it_schedules():
 
 
 def test_it_cuts_a_gpu_into_more_than_two():
-    plan = packer().plan([Task(0, 50, 5), Task(6, 50, 66), Task(10, 50, 62)], ["2080ti"])
+    plan = packer().plan([PlanTask(0, 50, 5), PlanTask(6, 50, 66), PlanTask(10, 50, 62)], ["2080ti"])
     assert plan.schedulable
     assert len([cut for cut in plan.slices if cut.shares]) + sum(len(cut.shares) > 1 for cut in plan.slices) >= 2
 
 
 def test_with_more_gpus_than_it_needs_it_leaves_some_alone():
-    tasks = [Task(7, 600, 108), Task(9, 600, 142)]
+    tasks = [PlanTask(7, 600, 108), PlanTask(9, 600, 142)]
     assert gpus(packer().plan(tasks, ["2080ti"] * 5)) == len(packer().fewest(tasks, ["2080ti"], 5)[0])
 
 
 def test_the_largest_scale_fits_and_everything_does_not():
-    tasks = [Task(7, 900, 108), Task(9, 900, 142)]
+    tasks = [PlanTask(7, 900, 108), PlanTask(9, 900, 142)]
     scale = packer().largest_scale(tasks, ["2080ti"], steps=5)
     assert 0 < scale < 1
-    assert packer().plan([Task(t.model, t.rate * scale, t.slo_ms) for t in tasks], ["2080ti"]).schedulable
+    assert packer().plan([PlanTask(t.model, t.rate * scale, t.slo_ms) for t in tasks], ["2080ti"]).schedulable
 
 
 def test_a_model_too_slow_for_its_slo_is_told_at_once():
-    kinds, plan = packer().fewest([Task(12, 10, 20)], ["2080ti"], 8)
+    kinds, plan = packer().fewest([PlanTask(12, 10, 20)], ["2080ti"], 8)
     assert not plan.schedulable
     assert "densenet161 takes 36.4 ms" in plan.reason
     assert len(kinds) == 1
@@ -118,33 +125,33 @@ def test_a_model_too_slow_for_its_slo_is_told_at_once():
 # ------------------------------------------------------------------ other devices
 
 
-def small(spec: DeviceSpec, demand: dict[str, float] | None = None) -> tuple[Packer, list[FunctionSpec]]:
+def small(spec: DeviceSpec, demand: dict[str, float] | None = None) -> tuple[FleetPacker, list[FunctionSpec]]:
     functions = [FunctionSpec(name=name, max_batch=8, gpu="must", memory_mib=100) for name in "abc"]
 
     def takes(name: str, kind: str, batch: int, units: int, cores: int) -> int:
         return (1000 + 500 * batch) * 8 // units
 
-    fine, two = (catalogue(functions, {spec.kind: spec}, takes, cuts) for cuts in (all_cuts, two_cuts))
-    model = Bandwidth({(name, spec.kind): part for name, part in (demand or {}).items()}) if demand else None
-    rules = POLICIES["gpulet" if model else "gpulet-noint"]
-    beside = [Pairwise(each, model) if model else None for each in (fine, two)]
-    return Packer(fine, two, rules, *beside), functions
+    fine, two = (build_catalogue(functions, {spec.kind: spec}, takes, cuts) for cuts in (all_cuts, halving_cuts))
+    model = BandwidthInterference({(name, spec.kind): part for name, part in (demand or {}).items()}) if demand else None
+    rules = RULES_BY_POLICY["gpulet" if model else "gpulet-noint"]
+    beside = [PairwiseInterference(each, model) if model else None for each in (fine, two)]
+    return FleetPacker(fine, two, rules, *beside), functions
 
 
 def test_slices_of_an_aligned_device_can_be_laid_out():
     limits = SliceLimits(sizes=(1, 2, 4, 8), aligned=True)
     packed, _ = small(DeviceSpec(id="m", kind="m", units=8, memory_mib=1000, limits=limits))
-    plan = packed.plan([Task(number, 150, 60) for number in range(3)], ["m"] * 2)
+    plan = packed.plan([PlanTask(number, 150, 60) for number in range(3)], ["m"] * 2)
     assert plan.schedulable
     for gpu in range(2):
         sizes = [cut.units for cut in plan.slices if cut.gpu == gpu]
-        assert placeable(sizes, 8, aligned=True)
+        assert fit_side_by_side(sizes, 8, aligned=True)
         assert set(sizes) <= {1, 2, 4, 8}
 
 
 def test_hungry_neighbours_need_more_devices_than_modest_ones():
     spec = DeviceSpec(id="m", kind="m", units=8, memory_mib=1000)
-    tasks = [Task(number, 800, 30) for number in range(3)]
+    tasks = [PlanTask(number, 800, 30) for number in range(3)]
     found = [small(spec, dict.fromkeys("abc", part))[0].fewest(tasks, ["m"], 8) for part in (0.01, 1.0)]
     assert [(len(kinds), plan.schedulable) for kinds, plan in found] == [(2, True), (3, True)]
 
@@ -152,6 +159,6 @@ def test_hungry_neighbours_need_more_devices_than_modest_ones():
 def test_memory_is_kept():
     spec = DeviceSpec(id="m", kind="m", units=8, memory_mib=250)
     packed, _ = small(spec)
-    kinds, plan = packed.fewest([Task(number, 20, 100) for number in range(3)], ["m"], 4)
+    kinds, plan = packed.fewest([PlanTask(number, 20, 100) for number in range(3)], ["m"], 4)
     assert plan.schedulable
     assert len(kinds) == 2  # three times 100 MiB do not fit on one

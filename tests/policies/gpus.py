@@ -12,9 +12,9 @@ from lamina.predict.profile import Point, Profile
 from lamina.sim.run import run
 from lamina.sim.scenario import Scenario
 from lamina.sim.summary import Summary
-from lamina.sim.workload import Load as Calls
+from lamina.sim.workload import Workload as Calls
 from lamina.sim.workload import steps
-from lamina.types import DeviceSpec, FunctionSpec, Scale, SliceLimits, Slo
+from lamina.types import DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits, Slo
 from tests.script import Script
 
 MS, S = 1_000, 1_000_000
@@ -33,7 +33,7 @@ def goal(ms: float) -> Slo:
 
 def a_model(name: str = "f", memory_mib: int = 500, **more: Any) -> FunctionSpec:
     more.setdefault("slo", goal(200))
-    more.setdefault("scale", Scale(min=1, max=16))
+    more.setdefault("scale", ScaleSpec(min=1, max=16))
     return FunctionSpec(name=name, max_batch=8, gpu="must", memory_mib=memory_mib, **more)
 
 
@@ -63,7 +63,7 @@ def simulated(
         functions=functions,
         profiles=tuple(profile(spec.name) for spec in functions),
         loads=tuple(
-            Calls(target=name, pieces=steps((s * S, rate) for s, rate in stages), cv=cv, start_us=5 * S)
+            Calls(target=name, segments=steps((s * S, rate) for s, rate in stages), cv=cv, start_us=5 * S)
             for name, stages in rates.items()
         ),
         policy=policy,

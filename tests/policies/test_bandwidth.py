@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from lamina import plugins
 from lamina.core.actions import Action, Load, StartBatch
 from lamina.core.events import BatchFinished, Event
-from lamina.predict.interference import Bandwidth
+from lamina.predict.interference import BandwidthInterference
 from lamina.sim.run import run
 from lamina.sim.scenario import Scenario
-from lamina.sim.workload import Load as Calls
+from lamina.sim.workload import Workload as Calls
 from lamina.sim.workload import steps
 from tests.policies.gpus import UNITS, S, a_model, goal, gpus, profile
 
@@ -37,7 +37,7 @@ class Beside:
                 self.running[follower.batch_id] = follower
         for action in actions:
             if isinstance(action, StartBatch):
-                (self.booked if action.after else self.running)[action.after or action.batch_id] = action
+                (self.booked if action.behind else self.running)[action.behind or action.batch_id] = action
             elif isinstance(action, Load):
                 self.devices.setdefault(action.function, []).append(action.device)
         for device in {batch.device for batch in self.running.values()}:
@@ -54,11 +54,11 @@ def scenario(policy: str, devices: int = 1) -> Scenario:
         devices=tuple(gpus(devices)),
         functions=tuple(a_model(name, share=share, slo=goal(9)) for name, share in SHARE.items()),
         profiles=tuple(profile(name) for name in SHARE),
-        loads=tuple(Calls(target=name, pieces=steps([(S // 2, 400.0)]), cv=1.0, start_us=5 * S) for name in SHARE),
+        loads=tuple(Calls(target=name, segments=steps([(S // 2, 400.0)]), cv=1.0, start_us=5 * S) for name in SHARE),
         policy=policy,
         options={},
         seed=5,
-        interference=Bandwidth(DEMAND, LIMIT),
+        interference=BandwidthInterference(DEMAND, LIMIT),
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lamina.core.flow import Flow, Task
-from lamina.core.policy import Dispatch
+from lamina.core.policy import DispatchRole
+from lamina.core.workflow.flow import Flow, Task
 from lamina.policies import edf, frontier
 from lamina.types import DeviceSpec, Slo
 from tests.script import Script, a_function
@@ -16,7 +16,7 @@ PAGE = Flow("page", {"find": Task("find", "find", ("read",)), "read": Task("read
 
 
 @pytest.mark.parametrize("policy", [edf.Policy(), frontier.Policy()], ids=["edf", "frontier"])
-def test_the_last_step_of_an_old_run_is_before_the_first_step_of_a_new_one(script: Script, policy: Dispatch):
+def test_the_last_step_of_an_old_run_is_before_the_first_step_of_a_new_one(script: Script, policy: DispatchRole):
     """One core, ten milliseconds a step. The third page comes when the lines of the first are found and the second has the
     core: until that is free there is time to see who is due sooner."""
     functions = [a_function("find", gpu="no"), a_function("read", gpu="no", max_batch=8)]
@@ -30,8 +30,8 @@ def test_the_last_step_of_an_old_run_is_before_the_first_step_of_a_new_one(scrip
 
 
 @pytest.mark.parametrize("policy", [edf.Policy(), frontier.Policy()], ids=["edf", "frontier"])
-def test_where_nobody_else_waits_a_full_batch_is_booked_at_once(script: Script, policy: Dispatch):
+def test_where_nobody_else_waits_a_full_batch_is_booked_at_once(script: Script, policy: DispatchRole):
     script.given(a_function(gpu="no"), devices=[CORE], policy=policy, takes={"f": 10 * MS}, engine=True)
     script.at(0).arrives("c1", within_us=100 * MS)
     script.at(1 * MS).arrives("c2", within_us=100 * MS)
-    assert [batch.after for batch in script.batches] == [0, 1]
+    assert [batch.behind for batch in script.batches] == [0, 1]

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lamina.core.actions import Action, Fail, Refuse, Reply, StartBatch
+from lamina.core.actions import Action, FailCall, Reject, Reply, StartBatch
 from lamina.core.events import Event
-from lamina.core.flow import Flow, Task
-from lamina.core.queue import Queue
-from lamina.core.state import FunctionState
-from lamina.lab.experiments._play import Played, play
-from lamina.planner.cheapest.pace import FIRST_US, Pace
+from lamina.core.scheduling.jobs import Queue
+from lamina.core.scheduling.state import FunctionState
+from lamina.core.workflow.flow import Flow, Task
+from lamina.drivers.virtual import EventObserver
+from lamina.lab.experiments._call_player import PlayedCalls, play_calls
+from lamina.policies.frontier.arrival_rate import FIRST_US, ArrivalRate
 from lamina.predict.profile import Point, Profile
-from lamina.sim.loop import Watch
 from lamina.sim.scenario import Scenario
-from lamina.types import DeviceSpec, FunctionSpec, Scale, SliceLimits, Slo, call_for
+from lamina.types import DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits, Slo, call_for
 
 MS = 1_000
 MOST = 8
@@ -36,7 +36,7 @@ def lone_price(fixed_ms: float) -> float:
     return batch_ms(fixed_ms, 1, 1) * MS * GPU.unit_price()
 
 
-def steady(steps: list[float], gap_ms: float, goal_ms: float, limit: float, watch: Watch | None = None) -> Played:
+def steady(steps: list[float], gap_ms: float, goal_ms: float, limit: float, watch: EventObserver | None = None) -> PlayedCalls:
     """One call every so often, each with the same goal and the same limit; as many steps one after another."""
     names = [f"s{place}" for place in range(len(steps))]
     profiles = [
@@ -55,7 +55,7 @@ def steady(steps: list[float], gap_ms: float, goal_ms: float, limit: float, watc
     nodes = {name: Task(name, name, tuple(names[place + 1 : place + 2])) for place, name in enumerate(names)}
     slo = Slo(latency_us=int(goal_ms * MS), on_miss="shed")
     functions = [
-        FunctionSpec(name=name, max_batch=MOST, share=1 / 8, gpu="must", memory_mib=100, scale=Scale(min=1), slo=slo)
+        FunctionSpec(name=name, max_batch=MOST, share=1 / 8, gpu="must", memory_mib=100, scale=ScaleSpec(min=1), slo=slo)
         for name in names
     ]
     scenario = Scenario(
@@ -71,7 +71,7 @@ def steady(steps: list[float], gap_ms: float, goal_ms: float, limit: float, watc
     target = "all" if len(names) > 1 else names[0]
     times_us = range(START_US, END_US, int(gap_ms * MS))
     calls = [call_for(f"c{at_us}", target, at_us, slo, cost_limit=limit) for at_us in times_us]
-    return play(scenario, calls, watch=watch)
+    return play_calls(scenario, calls, watch=watch)
 
 
 @dataclass
@@ -106,14 +106,14 @@ def test_who_is_let_in_is_not_stopped_for_its_cost_unless_a_prediction_was_wrong
     goal_ms = slack * sum(batch_ms(fixed_ms, 1, 1) for fixed_ms in steps)
     companies = Companies()
     played = steady(steps, gap_ms, goal_ms, part * sum(lone_price(fixed_ms) for fixed_ms in steps), companies.see)
-    stopped = [end for end in played.endings.values() if isinstance(end, Fail) and end.error == "cost"]
+    stopped = [end for end in played.endings.values() if isinstance(end, FailCall) and end.error == "cost"]
     for end in stopped:
         call = played.calls[end.call_id]
         foreseen = call.arrived_us > SETTLED_US and call.deadline_us < END_US - gap_ms * MS
         assert not foreseen or companies.went_without(call.id, end.step)
 
 
-@pytest.mark.parametrize(("gap_ms", "word"), [(40.0, Refuse), (2.0, Reply)])
+@pytest.mark.parametrize(("gap_ms", "word"), [(40.0, Reject), (2.0, Reply)])
 def test_what_only_company_can_pay_for_is_let_in_where_it_comes(gap_ms, word):
     played = steady([8.0], gap_ms, 30.0, 0.6 * lone_price(8.0))
     known = [name for name, call in played.calls.items() if SETTLED_US < call.arrived_us < END_US - 50 * MS]
@@ -123,15 +123,15 @@ def test_what_only_company_can_pay_for_is_let_in_where_it_comes(gap_ms, word):
 def test_a_limit_that_only_a_late_answer_would_keep_to_is_refused_at_the_door():
     """On one unit it costs little and takes 8.5 ms; to be done in 4 ms it must be dearer."""
     played = steady([8.0], 40.0, 4.0, 1.01 * lone_price(8.0))
-    assert {end.reason for end in played.endings.values() if isinstance(end, Refuse)} == {"cost"}
-    assert all(isinstance(end, Refuse) for end in played.endings.values())
+    assert {end.reason for end in played.endings.values() if isinstance(end, Reject)} == {"cost"}
+    assert all(isinstance(end, Reject) for end in played.endings.values())
 
 
 def test_those_refused_for_want_of_company_count_as_company():
     """Else the first of a crowd would shut the door for all of it: nobody is let in, so nobody seems to come."""
-    pace = Pace()
+    pace = ArrivalRate()
     function = FunctionState(spec=FunctionSpec(name="f"), queue=Queue("f"))
-    pace.gap_us(0, function)
+    pace.interarrival_us(0, function)
     for _ in range(10):
-        pace.missed("f")
-    assert pace.gap_us(FIRST_US, function) == FIRST_US / 10
+        pace.on_rejected("f")
+    assert pace.interarrival_us(FIRST_US, function) == FIRST_US / 10

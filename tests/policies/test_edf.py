@@ -6,12 +6,12 @@ from collections import Counter
 
 import pytest
 
-from lamina.core.actions import Fail, Refuse, StartBatch
+from lamina.core.actions import FailCall, Reject, StartBatch
 from lamina.core.events import BatchFailed, InstanceLost
-from lamina.core.flow import Each, Flow, Task
+from lamina.core.workflow.flow import Each, Flow, Task
 from lamina.policies import edf
 from lamina.sim.run import run
-from lamina.types import DeviceSpec, Quota
+from lamina.types import DeviceSpec, QuotaSpec
 from tests.policies.test_bandwidth import scenario
 from tests.script import BIG_GPU, GPU, Script, a_function
 
@@ -47,7 +47,7 @@ def test_equal_deadlines_are_served_in_the_order_of_arrival(busy: Script):
 
 def test_the_hopeless_is_refused_on_arrival_and_told_what_could_be_had(busy: Script):
     """The slice is free in 10 ms and a batch takes another 10."""
-    assert busy.arrives("c", within_us=15 * MS) == [Refuse("c", "deadline", retry_after_us=5 * MS, offer_us=20 * MS)]
+    assert busy.arrives("c", within_us=15 * MS) == [Reject("c", "deadline", retry_after_us=5 * MS, offer_us=20 * MS)]
 
 
 def test_the_offer_keeps_its_word(busy: Script):
@@ -65,7 +65,7 @@ def test_who_can_just_be_in_time_is_accepted(busy: Script):
 
 def test_a_margin_is_kept_for_predictions_that_err(script: Script):
     script.given(a_function(), policy=edf.Policy(margin=0.1), takes={"f": 10 * MS})
-    assert script.at(0).arrives("c", within_us=10_999) == [Refuse("c", "deadline", 1_000, 11 * MS)]
+    assert script.at(0).arrives("c", within_us=10_999) == [Reject("c", "deadline", 1_000, 11 * MS)]
 
 
 def test_the_longer_the_queue_the_later_the_offer(script: Script):
@@ -88,25 +88,25 @@ def test_nobody_is_refused_while_nothing_is_known(script: Script):
 def test_a_call_no_device_can_ever_serve_is_refused(script: Script):
     cpu = DeviceSpec(id="cpu0", kind="cpu", family="cpu", units=4, memory_mib=1_000)
     script.given(a_function(gpu="must"), policy=edf.Policy(), devices=[cpu])
-    assert script.at(0).arrives("c") == [Refuse("c", "no-capacity")]
+    assert script.at(0).arrives("c") == [Reject("c", "no-capacity")]
 
 
 def test_a_call_of_a_function_larger_than_any_memory_is_refused(script: Script):
     script.given(a_function(memory_mib=GPU.memory_mib + 1), policy=edf.Policy())
-    assert script.at(0).arrives("c") == [Refuse("c", "no-capacity")]
+    assert script.at(0).arrives("c") == [Reject("c", "no-capacity")]
 
 
 def test_loading_counts_against_the_deadline(script: Script):
     script.given(a_function(), policy=edf.Policy(margin=0.0), takes={"f": 10 * MS}, loads={"f": 50 * MS}, warm=False)
     [refusal] = script.at(0).arrives("c", within_us=55 * MS)
-    assert refusal == Refuse("c", "deadline", retry_after_us=5 * MS, offer_us=60 * MS)
+    assert refusal == Reject("c", "deadline", retry_after_us=5 * MS, offer_us=60 * MS)
 
 
 def test_a_workflow_is_refused_if_its_longest_way_takes_too_long(script: Script):
     flow = Flow("w", {"a": Task("a", "f", ("b",)), "b": Task("b", "g")}, ("a",))
     takes = {"f": 10 * MS, "g": 20 * MS}
     script.given(a_function("f"), a_function("g"), flows=[flow], policy=edf.Policy(margin=0.0), takes=takes)
-    assert script.at(0).arrives("no", target="w", within_us=29 * MS) == [Refuse("no", "deadline", 1 * MS, 30 * MS)]
+    assert script.at(0).arrives("no", target="w", within_us=29 * MS) == [Reject("no", "deadline", 1 * MS, 30 * MS)]
 
 
 def test_a_workflow_with_an_unknown_step_is_accepted(script: Script):
@@ -119,7 +119,7 @@ def test_a_workflow_with_an_unknown_step_is_accepted(script: Script):
 def test_the_usual_number_of_items_counts_when_a_map_is_admitted(script: Script):
     """Four items, one at a time: 40 ms."""
     body = Flow("body", {"x": Task("x", "f")}, ("x",))
-    flow = Flow("w", {"e": Each("e", body, expect=4.0)}, ("e",))
+    flow = Flow("w", {"e": Each("e", body, expected_items=4.0)}, ("e",))
     script.given(a_function("f"), flows=[flow], policy=edf.Policy(margin=0.0), takes={"f": 10 * MS})
     [refusal] = script.at(0).arrives("c", target="w", within_us=39 * MS)
     assert refusal.offer_us == 40 * MS
@@ -242,7 +242,7 @@ def test_at_ten_times_the_capacity_what_is_accepted_is_served_in_time(script: Sc
     words = [script.ending(f"c{i}") for i in range(4_000)]
     capacity = 4_000 * 75 / 6_000 * 8
     assert words.count("reply") > 0.9 * capacity
-    assert not script.all(Fail)
+    assert not script.all(FailCall)
 
 
 # ------------------------------------------------------------------------------------------------- other promises
@@ -268,7 +268,7 @@ def test_a_batch_too_big_for_the_memory_is_halved_without_losing_anybody(script:
 
 
 def test_a_quota_in_debt_holds_the_function_until_it_is_earned_back(script: Script):
-    quota = Quota(limit=0.5, window_us=10 * MS)
+    quota = QuotaSpec(limit=0.5, window_us=10 * MS)
     script.given(a_function(quota=quota), policy=edf.Policy(), takes={}, devices=[GPU])
     script.at(0).arrives("c1", "c2")
     script.finishes(took_us=20 * MS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lamina.core.actions import Fail, StartBatch
+from lamina.core.actions import FailCall, StartBatch
 from lamina.types import DeviceSpec, SliceLimits
 from tests.script import BIG_GPU, Script, a_function
 
@@ -13,7 +13,7 @@ def test_a_lone_call_starts_at_once(script: Script):
     script.given(a_function(max_batch=8), takes={"f": 5 * MS})
     [start] = script.at(10).arrives("c1")
     assert isinstance(start, StartBatch)
-    assert start.after == 0
+    assert start.behind == 0
 
 
 def test_calls_are_served_in_the_order_they_came(script: Script):
@@ -45,7 +45,7 @@ def test_a_full_batch_is_booked_at_once(script: Script):
     assert script.arrives("c2") == []
     [booked] = script.arrives("c3")
     assert isinstance(booked, StartBatch)
-    assert booked.after == script.batches[0].batch_id
+    assert booked.behind == script.batches[0].batch_id
 
 
 def test_a_batch_that_could_still_grow_is_booked_only_just_before_the_slice_is_free(script: Script):
@@ -86,7 +86,7 @@ def test_calls_that_cannot_all_be_in_time_together_go_in_smaller_batches(script:
     script.at(0).arrives(*[f"c{i}" for i in range(16)], within_us=10 * MS)
     script.ready("f-1")
     assert script.sizes == [10]
-    assert script.all(Fail) == []
+    assert script.all(FailCall) == []
 
 
 def test_who_has_less_time_than_the_first_is_not_taken_along_too_late(script: Script):

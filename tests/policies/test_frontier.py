@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.core.actions import Load, Refuse, StartBatch
+from lamina.core.actions import Load, Reject, StartBatch
 from lamina.core.events import CallArrived, Deployed, DeviceJoined
-from lamina.core.flow import Each, Flow, Parallel, Task, Wait
-from lamina.planner.cheapest.menu import Menu, sizes_on
-from lamina.planner.cheapest.price import Demand
+from lamina.core.workflow.flow import Each, Flow, Parallel, Task, Wait
 from lamina.policies import edf, frontier
-from lamina.types import Call, DeviceSpec, Scale, SliceLimits, Slo
+from lamina.policies.frontier.config_table import ConfigTable, unit_counts_on
+from lamina.policies.frontier.load_shedding import LoadShedder
+from lamina.types import Call, DeviceSpec, ScaleSpec, SliceLimits, Slo
 from tests.policies.gpus import a_model, gpus, simulated
 from tests.script import BIG_GPU, Script, a_function
 
@@ -78,15 +78,15 @@ def test_alone_on_an_idle_device_it_chooses_what_brute_force_would(waiting, with
     script = Script().given(
         spec, devices=[device], policy=frontier.Policy(spare=0.0, patience=0.0, margin=0.0), takes={"f": takes}
     )
-    sizes_weighed = sizes_on(spec, device)
+    sizes_weighed = unit_counts_on(spec, device)
     ways = [
         (units * takes(batch, units) / batch, takes(batch, units), batch, units)
         for batch in range(1, waiting + 1)
         for units in sizes_weighed
         if takes(batch, units) <= within_ms * MS
     ]
-    menu = Menu(lambda batch, units, _: takes(batch, units), 8, sizes_weighed, (0,), device)
-    pick = menu.best(waiting, within_ms * MS)
+    menu = ConfigTable(lambda batch, units, _: takes(batch, units), 8, sizes_weighed, (0,), device)
+    pick = menu.cheapest_within(waiting, within_ms * MS)
     if not ways:
         assert pick is None
         return
@@ -157,7 +157,7 @@ def test_a_standing_slice_is_used_whole(script: Script):
 def test_a_cheaper_kind_of_device_is_taken_while_it_is_in_time(script: Script):
     cpu = DeviceSpec(id="cpu0", kind="cpu", family="cpu", units=4, memory_mib=1_000, price_per_s=0.05)
     script.given(
-        a_function(gpu="may", cores=4, slo=GOAL, scale=Scale(min=2)),
+        a_function(gpu="may", cores=4, slo=GOAL, scale=ScaleSpec(min=2)),
         devices=[BIG_GPU, cpu],
         policy=frontier.Policy(),
         takes={"f": lambda batch, units: 40 * MS // units},
@@ -206,7 +206,7 @@ def test_impatient_it_never_waits(script: Script):
 
 def test_the_hopeless_is_refused_and_told_what_could_be_had(one: Script):
     [refusal] = one.at(0).arrives("c", within_us=1 * MS)
-    assert isinstance(refusal, Refuse) and refusal.reason == "deadline"
+    assert isinstance(refusal, Reject) and refusal.reason == "deadline"
     assert 1 * MS < refusal.offer_us <= 3 * MS
 
 
@@ -245,21 +245,21 @@ def test_a_limit_that_only_a_smaller_slice_keeps_to_is_refused_where_there_is_no
     assert (script.at(200 * MS).ending("c") != "cost") is answered
 
 
-def much_demand(looks: int, busy: float) -> Demand:
+def much_demand(looks: int, busy: float) -> LoadShedder:
     """A hundred light and a hundred heavy calls before each look at a device that is so busy."""
-    demand = Demand()
+    demand = LoadShedder()
     for look in range(looks):
         for _ in range(100):
-            demand.offered("light")
-            demand.offered("heavy")
-        demand.saw("gpu0", busy)
-        demand.look(look * 1_000 * MS, {"gpu0": 8}, {"light": {"gpu0": 40.0 * MS}, "heavy": {"gpu0": 400.0 * MS}})
+            demand.record_arrival("light")
+            demand.record_arrival("heavy")
+        demand.record_utilisation("gpu0", busy)
+        demand.update(look * 1_000 * MS, {"gpu0": 8}, {"light": {"gpu0": 40.0 * MS}, "heavy": {"gpu0": 400.0 * MS}})
     return demand
 
 
 def test_in_overload_those_that_take_most_are_turned_away():
     demand = much_demand(looks=5, busy=1.0)
-    assert demand.tight
+    assert demand.is_overloaded
     assert all(demand.admits("light", ["gpu0"]) for _ in range(100))
     assert sum(demand.admits("heavy", ["gpu0"]) for _ in range(100)) < 20
 
@@ -274,16 +274,16 @@ def test_however_much_there_is_to_do_who_has_no_goal_is_let_in():
 
 
 def test_while_there_is_room_everybody_is_let_in():
-    demand = Demand()
+    demand = LoadShedder()
     for look in range(5):
-        demand.offered("heavy")
-        demand.look(look * 1_000 * MS, {"gpu0": 8}, {"heavy": {"gpu0": 400.0 * MS}})
-    assert not demand.tight and demand.admits("heavy", ["gpu0"])
+        demand.record_arrival("heavy")
+        demand.update(look * 1_000 * MS, {"gpu0": 8}, {"heavy": {"gpu0": 400.0 * MS}})
+    assert not demand.is_overloaded and demand.admits("heavy", ["gpu0"])
 
 
 def test_more_calls_than_usual_turn_nobody_away_from_a_device_that_is_not_busy():
     demand = much_demand(looks=2, busy=0.7)
-    assert not demand.tight and demand.admits("heavy", ["gpu0"])
+    assert not demand.is_overloaded and demand.admits("heavy", ["gpu0"])
 
 
 # -------------------------------------------------------------------------------------------------------------- lateness
@@ -326,7 +326,7 @@ def test_a_step_leaves_enough_time_for_those_after_it(script: Script):
 
 
 def test_steps_to_come_are_loaded_while_those_before_them_run(script: Script):
-    functions = [a_function(name, share=0.125, slo=GOAL, scale=Scale(min=1 if name == "a" else 0)) for name in "abc"]
+    functions = [a_function(name, share=0.125, slo=GOAL, scale=ScaleSpec(min=1 if name == "a" else 0)) for name in "abc"]
     script.given(
         *functions,
         flows=[chain("a", "b", "c", slo_ms=900)],
@@ -347,7 +347,7 @@ def test_items_and_branches_and_waits_are_all_planned_for(script: Script):
     sides = (Flow("left", {"l": Task("l", "a")}, ("l",)), Flow("right", {"r": Task("r", "b")}, ("r",)))
     nodes = {
         "first": Task("first", "a", ("items",)),
-        "items": Each("items", body, ("both",), expect=3),
+        "items": Each("items", body, ("both",), expected_items=3),
         "both": Parallel("both", sides, ("pause",)),
         "pause": Wait("pause", ("last",), duration_us=10 * MS),
         "last": Task("last", "c"),
@@ -374,7 +374,7 @@ def test_items_and_branches_and_waits_are_all_planned_for(script: Script):
 
 def test_what_is_least_worth_keeping_makes_room(script: Script):
     """Both are idle; the one that takes long to load again stays."""
-    functions = [a_function(name, memory_mib=400, scale=Scale(min=0)) for name in ("slow", "quick", "new")]
+    functions = [a_function(name, memory_mib=400, scale=ScaleSpec(min=0)) for name in ("slow", "quick", "new")]
     script.given(
         *functions,
         devices=[BIG_GPU],
@@ -406,7 +406,7 @@ def test_a_device_is_asked_for_when_there_is_too_much_to_do(script: Script):
 
 
 def test_a_new_device_is_used(script: Script):
-    spec = a_function(max_batch=1, share=0.125, slo=GOAL, scale=Scale(min=1, max=4))
+    spec = a_function(max_batch=1, share=0.125, slo=GOAL, scale=ScaleSpec(min=1, max=4))
     script.given(spec, devices=[BIG_GPU], policy=frontier.Policy(), takes={"f": scales(0, 20, 0.0)}, engine=True)
     second = DeviceSpec(id="gpu1", kind="gpu", units=8, memory_mib=1_000, limits=SliceLimits(batches_per_instance=0))
     script.tell(DeviceJoined(second))
@@ -439,7 +439,7 @@ def test_unasked_it_says_nothing(one: Script):
 
 def test_a_function_deployed_again_with_a_larger_batch_is_planned_anew(one: Script):
     one.at(0).arrives("first", within_us=100 * MS)
-    one.tell(Deployed((a_function(max_batch=16, share=0.25, slo=GOAL, scale=Scale(min=1)),)))
+    one.tell(Deployed((a_function(max_batch=16, share=0.25, slo=GOAL, scale=ScaleSpec(min=1)),)))
     one.at(2_000 * MS)
     for number in range(60):
         one.at(2_000 * MS + number * MS // 2).arrives(f"c{number}", within_us=100 * MS)

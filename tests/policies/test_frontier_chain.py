@@ -7,9 +7,9 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lamina.planner.cheapest.ahead import PRECISION
-from lamina.planner.cheapest.menu import sizes_on
 from lamina.policies import frontier
+from lamina.policies.frontier.config_table import unit_counts_on
+from lamina.policies.frontier.workflow_plans import PRECISION
 from lamina.types import DeviceSpec, SliceLimits, Slo
 from tests.policies.test_frontier import MS, chain, scales, units_of
 from tests.script import Script, a_function
@@ -27,7 +27,7 @@ def test_a_run_alone_on_an_idle_device_costs_what_brute_force_would_spend(works,
     """Nothing spare, nobody to wait for: of all sizes for all steps the cheapest that is in time, but for the thinning."""
     names = "abc"[: len(works)]
     takes = {name: scales(0, work, power) for name, work, power in zip(names, works, powers, strict=False)}
-    sizes = sizes_on(a_function("a", share=0.125), GPU)
+    sizes = unit_counts_on(a_function("a", share=0.125), GPU)
     plans = [
         (sum(units * takes[name](1, units) for name, units in zip(names, plan, strict=True)), plan)
         for plan in product(sizes, repeat=len(names))

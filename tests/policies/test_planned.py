@@ -9,8 +9,7 @@ import pytest
 from lamina.errors import BadValue
 from lamina.policies import build
 from lamina.sim.run import run
-
-from .test_gpulet import Log, scenario
+from tests.published.gpulet.test_gpulet import Log, scenario
 
 SLICES: list[dict[str, Any]] = [
     {

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.predict.online import Predictor
+from lamina.predict.online import OnlinePredictor
 from lamina.predict.profile import Point, Profile
-from lamina.predict.table import Table
+from lamina.predict.profile_table import ProfileTable
 
 
-def learnt(samples: list[tuple[int, int]], base: Table | None = None) -> Predictor:
-    predictor = Predictor(base or Table([]))
+def learnt(samples: list[tuple[int, int]], base: ProfileTable | None = None) -> OnlinePredictor:
+    predictor = OnlinePredictor(base or ProfileTable([]))
     for batch, us in samples:
         predictor.observe("f", "gpu", batch, 1, us)
     return predictor
@@ -85,7 +85,7 @@ def test_a_measured_zero_does_not_stick():
 
 
 def test_loads_are_averaged():
-    predictor = Predictor()
+    predictor = OnlinePredictor()
     for us in [1_000] * 5 + [2_000] * 20:
         predictor.observe_load("f", "gpu", us)
     assert predictor.load_us("f", "gpu") == pytest.approx(2_000, rel=0.01)
@@ -102,23 +102,23 @@ PROFILE = Profile(
 
 
 def test_before_anything_was_seen_the_profile_speaks():
-    predictor = learnt([], Table([PROFILE]))
+    predictor = learnt([], ProfileTable([PROFILE]))
     assert predictor.latency_us("f", "gpu", 4, 1) == 4_800
     assert predictor.load_us("f", "gpu") == 500
 
 
 def test_the_first_sample_does_not_make_it_careless():
     """One measurement equal to the median says nothing about the slow end, which the profile knows."""
-    assert learnt([(4, 4_000)], Table([PROFILE])).latency_us("f", "gpu", 4, 1) >= 4_600
+    assert learnt([(4, 4_000)], ProfileTable([PROFILE])).latency_us("f", "gpu", 4, 1) >= 4_600
 
 
 def test_a_slower_machine_scales_the_whole_profile():
-    predictor = learnt([(2, 4_000)] * 60, Table([PROFILE]))
+    predictor = learnt([(2, 4_000)] * 60, ProfileTable([PROFILE]))
     assert 32_000 <= predictor.latency_us("f", "gpu", 16, 1) <= 1.12 * 32_000  # a tenth is the margin of a stale profile
 
 
 def test_a_measured_zero_does_not_stick_to_a_profile_either():
-    predictor = learnt([(1, 0)] + [(1, 1_000)] * 400, Table([PROFILE]))
+    predictor = learnt([(1, 0)] + [(1, 1_000)] * 400, ProfileTable([PROFILE]))
     assert predictor.latency_us("f", "gpu", 1, 1) > 900
 
 
@@ -132,28 +132,28 @@ def steady(seed: int, level_us: float, count: int) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("factor", [0.4, 0.7, 1.3, 2.0, 3.5])
-@pytest.mark.parametrize("base", [None, Table([PROFILE])], ids=["learnt", "profiled"])
-def test_a_change_of_level_is_followed_within_six_observations(seed: int, factor: float, base: Table | None):
+@pytest.mark.parametrize("base", [None, ProfileTable([PROFILE])], ids=["learnt", "profiled"])
+def test_a_change_of_level_is_followed_within_six_observations(seed: int, factor: float, base: ProfileTable | None):
     predictor = learnt([*steady(seed, 4_000, 60), *steady(seed + 50, 4_000 * factor, 6)], base)
     assert 4_000 * factor * 0.98 <= predictor.latency_us("f", "gpu", 4, 1) <= 4_000 * factor * 1.35
-    assert predictor.changes >= 1
+    assert predictor.level_changes >= 1
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("outlier_us", [1, 12_000, 4_000_000])
 def test_one_outlier_is_no_change_of_level(seed: int, outlier_us: int):
     predictor = learnt([*steady(seed, 4_000, 60), (4, outlier_us), *steady(seed + 50, 4_000, 10)])
-    assert predictor.changes == 0
+    assert predictor.level_changes == 0
     assert predictor.latency_us("f", "gpu", 4, 1) <= 4_000 * 1.8
 
 
 def test_noise_alone_seldom_looks_like_a_change():
-    assert sum(learnt(steady(seed, 4_000, 500)).changes for seed in range(10)) <= 5
+    assert sum(learnt(steady(seed, 4_000, 500)).level_changes for seed in range(10)) <= 5
 
 
 def test_two_outliers_far_apart_do_not_add_up():
     predictor = learnt([*steady(0, 4_000, 60), (4, 12_000), *steady(1, 4_000, 20), (4, 12_000), *steady(2, 4_000, 5)])
-    assert predictor.changes == 0
+    assert predictor.level_changes == 0
 
 
 # ------------------------------------------------------------------------------------------------------ a stale profile
@@ -161,31 +161,31 @@ def test_two_outliers_far_apart_do_not_add_up():
 
 @pytest.mark.parametrize("factor", [0.6, 1.5])
 def test_a_profile_that_most_of_what_is_seen_leaves_is_named(factor: float):
-    predictor = learnt(steady(0, 4_000 * factor, 12), Table([PROFILE]))
-    [stale] = predictor.stale()
+    predictor = learnt(steady(0, 4_000 * factor, 12), ProfileTable([PROFILE]))
+    [stale] = predictor.stale_profiles()
     assert (stale.function, stale.kind, stale.units) == ("f", "gpu", 1)
     assert stale.ratio == pytest.approx(factor, rel=0.05)
 
 
 def test_a_profile_that_holds_is_not_stale():
-    assert learnt(steady(0, 4_000, 200), Table([PROFILE])).stale() == []
+    assert learnt(steady(0, 4_000, 200), ProfileTable([PROFILE])).stale_profiles() == []
 
 
 def test_an_outlier_now_and_then_does_not_make_a_profile_stale():
     samples = [one for seed in range(20) for one in (*steady(seed, 4_000, 8), (4, 9_000))]
-    assert learnt(samples, Table([PROFILE])).stale() == []
+    assert learnt(samples, ProfileTable([PROFILE])).stale_profiles() == []
 
 
 def test_a_stale_profile_is_planned_with_a_wider_margin():
     truly_us = 6_000
-    predictor = learnt(steady(0, truly_us, 200), Table([PROFILE]))
-    assert predictor.stale()
+    predictor = learnt(steady(0, truly_us, 200), ProfileTable([PROFILE]))
+    assert predictor.stale_profiles()
     assert 1.1 * truly_us <= predictor.latency_us("f", "gpu", 4, 1) <= 1.4 * truly_us
 
 
 def test_a_profile_recovers_with_its_machine():
-    predictor = learnt([*steady(0, 6_000, 40), *steady(1, 4_000, 60)], Table([PROFILE]))
-    assert predictor.stale() == []
+    predictor = learnt([*steady(0, 6_000, 40), *steady(1, 4_000, 60)], ProfileTable([PROFILE]))
+    assert predictor.stale_profiles() == []
 
 
 # ------------------------------------------------------------------------------------------------------- several slices
@@ -195,14 +195,14 @@ SLICES = Profile(
 )
 
 
-def seen_on(units: int, ratio: float, count: int, seed: int, predictor: Predictor) -> None:
+def seen_on(units: int, ratio: float, count: int, seed: int, predictor: OnlinePredictor) -> None:
     rng = random.Random(seed)
     for _ in range(count):
         predictor.observe("f", "gpu", 4, units, round(4_000 / units * ratio * rng.uniform(0.95, 1.05)))
 
 
 def test_what_was_seen_on_one_slice_is_believed_of_the_others():
-    predictor = Predictor(Table([SLICES], margin=0.1))
+    predictor = OnlinePredictor(ProfileTable([SLICES], margin=0.1))
     seen_on(1, 1.2, 40, 0, predictor)
     assert 1.2 * 1_000 <= predictor.latency_us("f", "gpu", 4, 4) <= 1.5 * 1_000
 
@@ -210,7 +210,7 @@ def test_what_was_seen_on_one_slice_is_believed_of_the_others():
 @pytest.mark.parametrize("seed", range(5))
 def test_slices_that_differ_by_noise_alone_are_planned_alike(seed: int):
     """Else the choice between slices that cost the same would follow the dice, and never look at the others again."""
-    predictor = Predictor(Table([SLICES]))
+    predictor = OnlinePredictor(ProfileTable([SLICES]))
     for turn in range(10):
         seen_on(1, 1.0, 3, 10 * seed + turn, predictor)
         seen_on(4, 1.0, 3, 10 * seed + turn + 500, predictor)
@@ -218,7 +218,7 @@ def test_slices_that_differ_by_noise_alone_are_planned_alike(seed: int):
 
 
 def test_a_slice_that_differs_for_real_is_planned_by_itself():
-    predictor = Predictor(Table([SLICES]))
+    predictor = OnlinePredictor(ProfileTable([SLICES]))
     for turn in range(20):
         seen_on(1, 1.0, 3, turn, predictor)
         seen_on(4, 1.6, 3, turn + 500, predictor)
@@ -227,25 +227,25 @@ def test_a_slice_that_differs_for_real_is_planned_by_itself():
 
 
 def test_a_profile_that_was_measured_again_speaks_for_itself():
-    predictor = learnt(steady(0, 6_000, 40), Table([PROFILE]))
+    predictor = learnt(steady(0, 6_000, 40), ProfileTable([PROFILE]))
     points = [Point(batch=b, units=1, p50_us=1_500 * b, p99_us=1_600 * b) for b in (1, 16)]
-    predictor.renew(Profile(function="f", device="gpu", points=points))
+    predictor.replace_profile(Profile(function="f", device="gpu", points=points))
     assert predictor.latency_us("f", "gpu", 4, 1) == 6_400
-    assert predictor.stale() == []
+    assert predictor.stale_profiles() == []
 
 
 def test_other_functions_keep_what_was_learnt_when_one_is_measured_again():
     predictor = learnt([(4, 9_000)] * 20)
-    predictor.renew(Profile(function="g", device="gpu", points=[Point(batch=1, units=1, p50_us=5.0)]))
+    predictor.replace_profile(Profile(function="g", device="gpu", points=[Point(batch=1, units=1, p50_us=5.0)]))
     assert predictor.latency_us("f", "gpu", 4, 1) >= 9_000
 
 
 def test_on_soft_slices_a_plan_adds_less_and_no_profile_is_stale():
     """Alone it has the whole device and takes half of what the profile says; beside others as long."""
     profile = Profile(function="f", device="gpu", points=[Point(batch=1, units=1, p50_us=1_000.0)])
-    hard, soft = Predictor(Table([profile])), Predictor(Table([profile]), frozenset({"gpu"}))
+    hard, soft = OnlinePredictor(ProfileTable([profile])), OnlinePredictor(ProfileTable([profile]), frozenset({"gpu"}))
     for number in range(60):
         for predictor in (hard, soft):
             predictor.observe("f", "gpu", 1, 1, 500 if number % 2 else 1_000)
     assert soft.latency_us("f", "gpu", 1, 1) < hard.latency_us("f", "gpu", 1, 1)
-    assert hard.stale() and not soft.stale()
+    assert hard.stale_profiles() and not soft.stale_profiles()

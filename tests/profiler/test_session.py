@@ -9,8 +9,8 @@ import pytest
 from lamina.errors import BadValue, FunctionFailed, LoadFailed
 from lamina.predict import profile as profiles
 from lamina.profiler import session
-from lamina.profiler.bench import Run
-from tests.profiler.fake import FakeBench, straight
+from lamina.profiler.bench import TimedRun
+from tests.profiler.fake_bench import FakeBench, straight
 
 APP = """
 import lamina
@@ -61,29 +61,29 @@ def bare_app(tmp_path: Path) -> str:
 
 
 def test_examples_of_the_app_are_the_samples(app: str) -> None:
-    found = session.targets(app, [])
+    found = session.find_targets(app, [])
     assert {target.function.name: target.samples for target in found} == {"work": [{"x": 1}, {"x": 2}], "fussy": [{"x": 0}]}
 
 
 def test_a_body_given_by_hand_comes_first(app: str) -> None:
-    (target,) = session.targets(f"{app}:work", [7])
+    (target,) = session.find_targets(f"{app}:work", [7])
     assert target.samples == [{"x": 7}]
 
 
 def test_the_app_may_be_named_too(app: str) -> None:
-    (target,) = session.targets(f"{app}:app:work", [])
+    (target,) = session.find_targets(f"{app}:app:work", [])
     assert target.function.name == "work"
 
 
 def test_a_function_without_inputs_needs_no_samples(bare_app: str) -> None:
-    (target,) = session.targets(f"{bare_app}:nothing", [])
+    (target,) = session.find_targets(f"{bare_app}:nothing", [])
     assert target.samples == [{}]
 
 
 @pytest.mark.parametrize("name", ["", ":work"])
 def test_without_samples_it_says_what_to_add(bare_app: str, name: str) -> None:
     with pytest.raises(BadValue, match="no sample input") as caught:
-        session.targets(bare_app + name, [])
+        session.find_targets(bare_app + name, [])
     assert 'def examples(): return {"work": [body]}' in caught.value.hint
 
 
@@ -101,37 +101,37 @@ def test_examples_that_make_no_sense_are_refused(tmp_path: Path, examples: str, 
     path = tmp_path / "odd_app.py"
     path.write_text(f"{APP}\ndef examples():\n    {examples}\n")
     with pytest.raises(BadValue, match=says):
-        session.targets(str(path), [])
+        session.find_targets(str(path), [])
 
 
 def test_examples_that_raise_are_the_users_error(tmp_path: Path) -> None:
     path = tmp_path / "odd_app.py"
     path.write_text(f"{APP}\ndef examples():\n    return {{}}[1]\n")
     with pytest.raises(LoadFailed, match="KeyError"):
-        session.targets(str(path), [])
+        session.find_targets(str(path), [])
 
 
 def test_an_unknown_function_is_answered_with_those_there_are(app: str) -> None:
     with pytest.raises(BadValue, match="no function 'walk'") as caught:
-        session.targets(f"{app}:walk", [])
+        session.find_targets(f"{app}:walk", [])
     assert "work" in caught.value.hint
 
 
 def test_what_needs_a_gpu_is_not_measured_without(app: str) -> None:
-    (target,) = session.targets(f"{app}:heavy", [1])
+    (target,) = session.find_targets(f"{app}:heavy", [1])
     with pytest.raises(BadValue, match="needs a GPU"):
         session.open_bench(target, "cpu")
 
 
 @pytest.mark.live
 def test_a_function_is_measured_in_a_worker_and_the_next_session_goes_on(app: str, tmp_path: Path) -> None:
-    (target,) = session.targets(f"{app}:work", [])
-    options = session.Options(out=tmp_path / "profiles", budget_s=60.0, target=0.9)
+    (target,) = session.find_targets(f"{app}:work", [])
+    options = session.ProfileOptions(out=tmp_path / "profiles", budget_s=60.0, target=0.9)
     results = []
     for _ in range(2):
         bench = session.open_bench(target, "cpu")
         try:
-            results.append(session.run(target, bench, options))
+            results.append(session.profile_function(target, bench, options))
         finally:
             bench.close()
     first, second = results
@@ -150,11 +150,11 @@ def test_a_function_is_measured_in_a_worker_and_the_next_session_goes_on(app: st
     ("name", "kind", "says"), [("fussy", FunctionFailed, "sample 0: ZeroDiv"), ("broken", LoadFailed, "weights")]
 )
 def test_a_function_that_fails_says_so(app: str, tmp_path: Path, name: str, kind: type[Exception], says: str) -> None:
-    (target,) = session.targets(f"{app}:{name}", [0])
+    (target,) = session.find_targets(f"{app}:{name}", [0])
     bench = session.open_bench(target, "cpu")
     try:
         with pytest.raises(kind, match=says):
-            session.run(target, bench, session.Options(out=tmp_path / "profiles"))
+            session.profile_function(target, bench, session.ProfileOptions(out=tmp_path / "profiles"))
     finally:
         bench.close()
 
@@ -166,7 +166,7 @@ def test_every_sample_has_its_turn_in_batches_of_one(tmp_path: Path) -> None:
     path.write_text(
         f"import lamina\napp = lamina.App('turns')\n@app.function()\ndef note(x):\n    open({str(seen)!r}, 'a').write(x)\n"
     )
-    (target,) = session.targets(f"{path}:note", ["a", "b", "c"])
+    (target,) = session.find_targets(f"{path}:note", ["a", "b", "c"])
     bench = session.open_bench(target, "cpu")
     try:
         bench.load()
@@ -180,14 +180,14 @@ def test_every_sample_has_its_turn_in_batches_of_one(tmp_path: Path) -> None:
 class Stopped(FakeBench):
     """Somebody loses patience."""
 
-    def run(self, batch: int, units: int) -> Run:
+    def run(self, batch: int, units: int) -> TimedRun:
         if len(self.asked) == 100:
             raise KeyboardInterrupt
         return super().run(batch, units)
 
 
 def test_what_was_measured_until_it_was_stopped_is_a_profile(app: str, tmp_path: Path) -> None:
-    (target,) = session.targets(f"{app}:work", [])
-    result = session.run(target, Stopped(straight, noise=0.3), session.Options(out=tmp_path, target=0.01))
-    assert result.stopped and result.why_unsure == "you stopped it"
+    (target,) = session.find_targets(f"{app}:work", [])
+    result = session.profile_function(target, Stopped(straight, noise=0.3), session.ProfileOptions(out=tmp_path, target=0.01))
+    assert result.stopped and result.uncertainty_reason == "you stopped it"
     assert profiles.read(result.path).points

@@ -13,7 +13,7 @@ import pytest
 import lamina
 from lamina.errors import BadValue, Cancelled, DeadlineExceeded, FunctionFailed, LaminaError, Refused, UnknownTarget, Unreachable
 
-from .scripted import DROP, Scripted, Seen, http, ok, problem, serving, silent
+from .scripted_server import DROP, Scripted, Seen, http, ok, problem, serving, silent
 
 pytestmark = pytest.mark.live
 

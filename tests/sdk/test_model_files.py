@@ -15,11 +15,11 @@ import pytest
 
 from lamina.errors import BadValue
 from lamina.sdk import pbtxt
-from lamina.sdk.bundle import Bundle, entry_of
-from lamina.sdk.load import load_app
-from lamina.sdk.model_repository import Entry, read_repository
+from lamina.sdk.app_loader import load_app
+from lamina.sdk.model_bundle import ModelBundle, parse_model_option
+from lamina.sdk.model_repository import ModelEntry, read_repository
 from lamina.sdk.onnx_file import read_onnx
-from lamina.sdk.samples import samples_of
+from lamina.sdk.sample_inputs import samples_of
 from lamina.sdk.tensors import Tensor
 from tests.sdk.tiny_onnx import model, shaped
 
@@ -68,26 +68,26 @@ def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes) -> None:
         read_onnx(path)
 
 
-def opened(*entries: Entry) -> Any:
-    return load_app(Bundle(list(entries)).target(Path()))
+def opened(*entries: ModelEntry) -> Any:
+    return load_app(ModelBundle(list(entries)).target(Path()))
 
 
 def test_a_file_runs_in_batches_by_itself(tmp_path: Path) -> None:
-    app = opened(entry_of(f"twice={file(tmp_path, {'x': ['n', 2]}, {'y': ['n', 2]})}"))
+    app = opened(parse_model_option(f"twice={file(tmp_path, {'x': ['n', 2]}, {'y': ['n', 2]})}"))
     runner = app.functions["twice"].open()
     rows = [{"x": np.array([n, 1], np.float32)} for n in range(3)]
     assert [row.tolist() for row in runner.run(rows)] == [[0, 2], [2, 2], [4, 2]]
 
 
 def test_items_of_unequal_shape_share_no_array(tmp_path: Path) -> None:
-    app = opened(entry_of(f"twice={file(tmp_path, {'x': ['n', 'm']}, {'y': ['n', 'm']})}"))
+    app = opened(parse_model_option(f"twice={file(tmp_path, {'x': ['n', 'm']}, {'y': ['n', 'm']})}"))
     runner = app.functions["twice"].open()
     rows = [{"x": [1.0]}, {"x": [1.0, 2.0]}, {"x": [3.0]}]
     assert [row.tolist() for row in runner.run(rows)] == [[2], [2, 4], [6]]
 
 
 def test_a_file_without_a_batch_axis_takes_what_it_takes(tmp_path: Path) -> None:
-    app = opened(entry_of(f"twice={file(tmp_path, {'x': [1, 2]}, {'y': [1, 2]})}"))
+    app = opened(parse_model_option(f"twice={file(tmp_path, {'x': [1, 2]}, {'y': [1, 2]})}"))
     function = app.functions["twice"]
     assert function.spec.max_batch == 1
     assert function.local(x=[[1, 2]]).tolist() == [[2, 4]]
@@ -98,13 +98,15 @@ def test_a_file_without_a_batch_axis_takes_what_it_takes(tmp_path: Path) -> None
 def test_names_that_are_no_python_names_are_inputs_all_the_same(tmp_path: Path) -> None:
     nodes = [("Add", ["input.1", "data:0"], "out/0"), ("Mul", ["input.1", "data:0"], "out/1")]
     inputs = {"input.1": ["n", 1], "data:0": ["n", 1]}
-    app = opened(entry_of(f"both={file(tmp_path, inputs, {'out/0': ['n', 1], 'out/1': ['n', 1]}, nodes)}"))
+    app = opened(parse_model_option(f"both={file(tmp_path, inputs, {'out/0': ['n', 1], 'out/1': ['n', 1]}, nodes)}"))
     found = app.functions["both"].open().run([{"input.1": [2.0], "data:0": [3.0]}])[0]
     assert {name: array.tolist() for name, array in found.items()} == {"out/0": [5], "out/1": [6]}
 
 
 def test_zeros_of_the_right_shape_are_samples(tmp_path: Path) -> None:
-    target = Bundle([entry_of(f"twice={file(tmp_path, {'x': ['n', 'm', 3]}, {'y': ['n', 'm', 3]})}")]).target(tmp_path)
+    target = ModelBundle([parse_model_option(f"twice={file(tmp_path, {'x': ['n', 'm', 3]}, {'y': ['n', 'm', 3]})}")]).target(
+        tmp_path
+    )
     app = load_app(target)
     assert samples_of(app, target)["twice"][0]["x"].shape == (1, 3)
 
@@ -112,20 +114,20 @@ def test_zeros_of_the_right_shape_are_samples(tmp_path: Path) -> None:
 def test_models_may_stand_beside_an_app(tmp_path: Path) -> None:
     path = tmp_path / "beside_app.py"
     path.write_text("import lamina\napp = lamina.App('mine')\n@app.function()\ndef f(x):\n    return x\n")
-    entry = entry_of(f"twice={file(tmp_path, {'x': ['n', 2]}, {'y': ['n', 2]})}")
-    assert list(load_app(Bundle([entry], str(path)).target(tmp_path)).functions) == ["f", "twice"]
+    entry = parse_model_option(f"twice={file(tmp_path, {'x': ['n', 2]}, {'y': ['n', 2]})}")
+    assert list(load_app(ModelBundle([entry], str(path)).target(tmp_path)).functions) == ["f", "twice"]
 
 
 @pytest.mark.parametrize("text", ["", "twice", "=m.onnx", "twice=", "twice=/nowhere/m.onnx"])
 def test_what_is_not_name_and_file_is_refused(text: str) -> None:
     with pytest.raises(BadValue, match="--model"):
-        entry_of(text)
+        parse_model_option(text)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.pkl").write_bytes(b"x")
     with pytest.raises(BadValue, match="no kind of model"):
-        opened(entry_of(f"m={tmp_path / 'm.pkl'}"))
+        opened(parse_model_option(f"m={tmp_path / 'm.pkl'}"))
 
 
 # --------------------------------------------------------------------- repository
@@ -143,7 +145,7 @@ parameters { key: "slo" value: { string_value: "50ms" } }
 """
 
 
-def repository(folder: Path, config: str = CONFIG, versions: tuple[int, ...] = (1, 2, 3)) -> list[Entry]:
+def repository(folder: Path, config: str = CONFIG, versions: tuple[int, ...] = (1, 2, 3)) -> list[ModelEntry]:
     for version in versions:
         file(folder, {"x": ["n", 2]}, {"y": ["n", 2]}, name=f"twice/{version}/model.onnx")
     if config:
@@ -200,7 +202,7 @@ def test_a_folder_that_cannot_be_a_name_is_refused(tmp_path: Path) -> None:
 
 def test_the_text_format_is_read() -> None:
     text = "a: 1 b { c: 'x' \"y\" } b < c: -2.5 > d: [1, 2]; d: 3 # end\ne: WORD f: true"
-    found = pbtxt.parse(text, "it")
+    found = pbtxt.parse_pbtxt(text, "it")
     assert found == {"a": [1], "b": [{"c": ["xy"]}, {"c": [-2.5]}], "d": [1, 2, 3], "e": ["WORD"], "f": [True]}
 
 
@@ -225,4 +227,4 @@ def test_a_model_file_is_all_a_server_needs(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_name_is_called_as_its_file(tmp_path: Path) -> None:
-    assert entry_of(str(file(tmp_path, {"x": ["n"]}, {"y": ["n"]}))).name == "m"
+    assert parse_model_option(str(file(tmp_path, {"x": ["n"]}, {"y": ["n"]}))).name == "m"

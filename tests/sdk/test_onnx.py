@@ -8,7 +8,7 @@ import pytest
 
 import lamina
 from lamina.errors import BadValue, LoadFailed
-from lamina.sdk.context import Context, running
+from lamina.sdk.context import BatchContext, active_context
 from lamina.sdk.onnx import MAX_SESSIONS
 
 from . import tiny_onnx
@@ -53,7 +53,7 @@ def test_several_inputs_need_names(two: Path):
 
 def test_threads_follow_the_units_of_the_batch(doubler: Path):
     model = lamina.onnx_model(doubler)
-    with running(Context(units=2)):
+    with active_context(BatchContext(units=2)):
         assert model.session().get_session_options().intra_op_num_threads == 2
 
 

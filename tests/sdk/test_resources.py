@@ -19,11 +19,11 @@ def test_an_slo_without_a_latency_has_no_goal():
 
 
 def test_a_scale_counts_its_idle_time_in_microseconds():
-    assert lamina.Scale(min=1, max=2, idle="5s").spec() == types.Scale(min=1, max=2, idle_us=5_000_000)
+    assert lamina.Scale(min=1, max=2, idle="5s").spec() == types.ScaleSpec(min=1, max=2, idle_us=5_000_000)
 
 
 def test_a_quota_is_two_shares_and_a_window():
-    assert lamina.Quota(request="1/4", limit="50%", window="10ms").spec() == types.Quota(
+    assert lamina.Quota(request="1/4", limit="50%", window="10ms").spec() == types.QuotaSpec(
         request=0.25, limit=0.5, window_us=10_000
     )
 

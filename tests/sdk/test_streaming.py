@@ -13,12 +13,12 @@ import numpy
 import pytest
 
 import lamina
-from lamina import values
+from lamina import encoding
 from lamina.errors import DeadlineExceeded, FunctionFailed, UnknownTarget, Unreachable
-from lamina.sdk.pieces import CONTENT_TYPE, END, ERROR, VALUE, frame
+from lamina.sdk.stream_codec import CONTENT_TYPE, END, ERROR, VALUE, encode_frame
 from tests.serving import served, write_app
 
-from .scripted import Scripted, Seen, http, ok, problem, serving, silent
+from .scripted_server import Scripted, Seen, http, ok, problem, serving, silent
 
 pytestmark = pytest.mark.live
 
@@ -56,7 +56,7 @@ def server() -> Iterator[Scripted]:
 
 
 def piece(value: Any) -> bytes:
-    return frame(VALUE, values.encode(value))
+    return encode_frame(VALUE, encoding.encode(value))
 
 
 def in_chunks(*parts: bytes, last: bytes = b"0\r\n\r\n") -> Callable[[Seen], bytes]:
@@ -69,13 +69,13 @@ def in_chunks(*parts: bytes, last: bytes = b"0\r\n\r\n") -> Callable[[Seen], byt
 
 
 def test_values_stay_what_they_are(server: Scripted, read: Reader) -> None:
-    server.answer = in_chunks(piece(b"\x00\xff"), piece(numpy.arange(3, dtype=numpy.int16)), frame(END, b""))
+    server.answer = in_chunks(piece(b"\x00\xff"), piece(numpy.arange(3, dtype=numpy.int16)), encode_frame(END, b""))
     raw, array = read(server.url, "f")
     assert raw == b"\x00\xff" and array.dtype == numpy.int16 and array.tolist() == [0, 1, 2]
 
 
 def test_it_does_not_matter_how_the_bytes_are_cut(server: Scripted, read: Reader) -> None:
-    whole = piece("one") + piece("two") + frame(END, b"{}")
+    whole = piece("one") + piece("two") + encode_frame(END, b"{}")
     server.answer = in_chunks(*(whole[at : at + 1] for at in range(len(whole))))
     assert read(server.url, "f") == ["one", "two"]
 
@@ -103,8 +103,8 @@ def test_a_name_that_is_neither_is_unknown(server: Scripted, read: Reader) -> No
 
 
 def test_what_fails_after_some_pieces_is_raised_after_them(server: Scripted, read: Reader) -> None:
-    said = values.to_json({"code": "function-failed", "detail": "ValueError: no", "error": "ValueError"})
-    server.answer = in_chunks(piece(1) + frame(ERROR, said) + frame(END, b""))
+    said = encoding.to_json({"code": "function-failed", "detail": "ValueError: no", "error": "ValueError"})
+    server.answer = in_chunks(piece(1) + encode_frame(ERROR, said) + encode_frame(END, b""))
     assert read(server.url, "f", first=1) == [1]
     with pytest.raises(FunctionFailed, match="ValueError: no"):
         read(server.url, "f")

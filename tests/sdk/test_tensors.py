@@ -10,7 +10,7 @@ import pytest
 
 import lamina
 from lamina.errors import BadValue
-from lamina.sdk.fit import fit
+from lamina.sdk.tensor_conversion import to_tensor
 from lamina.sdk.tensors import Port, Tensor
 
 if TYPE_CHECKING:
@@ -118,18 +118,18 @@ def test_a_tensor_that_cannot_be_is_refused(dtype: str, shape: list[Any]) -> Non
     ],
 )
 def test_lists_become_the_array_that_was_asked_for(tensor: Tensor, value: Any, wanted: np.ndarray) -> None:
-    found = fit("x", tensor, value)
+    found = to_tensor("x", tensor, value)
     assert found.dtype == wanted.dtype and found.tolist() == wanted.tolist()
 
 
 def test_an_array_that_fits_is_not_copied() -> None:
     array = np.zeros(4, np.float32)
-    assert fit("x", Tensor("FP32", [4]), array) is array
+    assert to_tensor("x", Tensor("FP32", [4]), array) is array
 
 
 def test_text_becomes_bytes_as_deep_as_the_shape() -> None:
-    assert fit("x", Tensor("BYTES", [-1, 1]), [["a"], [b"b"]]) == [[b"a"], [b"b"]]
-    assert fit("x", Tensor("BYTES", []), "a") == b"a"
+    assert to_tensor("x", Tensor("BYTES", [-1, 1]), [["a"], [b"b"]]) == [[b"a"], [b"b"]]
+    assert to_tensor("x", Tensor("BYTES", []), "a") == b"a"
 
 
 UNFIT = [("FP32", [2], [1]), ("FP32", [2], "ab"), ("UINT8", [1], [256]), ("UINT8", [1], [-1]), ("INT32", [1], [1.5])]
@@ -140,11 +140,11 @@ UNFIT += [("INT64", [1], [2**64]), ("FP32", [1], {"a": 1}), ("BYTES", [], ["a"])
 @pytest.mark.parametrize(("dtype", "shape", "value"), UNFIT)
 def test_what_does_not_fit_is_refused(dtype: str, shape: list[int], value: Any) -> None:
     with pytest.raises(BadValue, match=r"^x: "):
-        fit("x", Tensor(dtype, shape), value)
+        to_tensor("x", Tensor(dtype, shape), value)
 
 
 def test_what_does_not_fit_is_named_in_words_and_not_in_numpys() -> None:
     with pytest.raises(BadValue) as refused:
-        fit("x", Tensor("FP32", [2]), ["a", "b"])
+        to_tensor("x", Tensor("FP32", [2]), ["a", "b"])
     assert refused.value.message == "x: text or objects where FP32 is needed"
     assert refused.value.hint == "send nested lists of numbers, or an array, of shape [2]"

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from lamina.errors import BadValue
-from lamina.sdk.bundle import Bundle, entry_of
-from lamina.sdk.load import load_app
+from lamina.sdk.app_loader import load_app
+from lamina.sdk.model_bundle import ModelBundle, parse_model_option
 from lamina.sdk.pt2_file import read_pt2
 from lamina.sdk.tensors import Tensor
 
@@ -72,7 +72,7 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
 
 
 def functions(path: Path, more: str = "") -> Any:
-    return load_app(Bundle([entry_of(f"m={path}{more}")]).target(path.parent)).functions
+    return load_app(ModelBundle([parse_model_option(f"m={path}{more}")]).target(path.parent)).functions
 
 
 def poison(path: Path, trace: Path) -> None:

@@ -15,7 +15,7 @@ from lamina.sdk import cron
 
 def after(text: str, when: str, zone: str = "UTC") -> str:
     at = datetime.fromisoformat(when).replace(tzinfo=ZoneInfo(zone))
-    found_us = cron.parse(text, zone).after_us(int(at.timestamp() * 1e6))
+    found_us = cron.parse_cron(text, zone).after_us(int(at.timestamp() * 1e6))
     return datetime.fromtimestamp(found_us / 1e6, ZoneInfo(zone)).strftime("%Y-%m-%d %H:%M %a")
 
 
@@ -43,7 +43,7 @@ def test_times_are_those_of_the_zone_whatever_its_clock_does():
 
 
 def test_a_time_that_comes_twice_counts_once():
-    times = cron.parse("30 2 * * *", "Europe/Berlin")
+    times = cron.parse_cron("30 2 * * *", "Europe/Berlin")
     first_us = times.after_us(int(datetime(2026, 10, 24, 12, tzinfo=UTC).timestamp() * 1e6))
     assert times.after_us(first_us) - first_us == 25 * 3_600_000_000
 
@@ -61,13 +61,13 @@ def test_a_time_that_comes_twice_counts_once():
 )
 def test_a_time_that_cannot_be_is_refused(text: str, says: str):
     with pytest.raises(BadValue, match="cron") as caught:
-        cron.parse(text)
+        cron.parse_cron(text)
     assert says in caught.value.message
 
 
 def test_a_zone_nobody_knows_is_refused():
     with pytest.raises(BadValue, match="no time zone 'Mars/Base'"):
-        cron.parse("* * * * *", "Mars/Base")
+        cron.parse_cron("* * * * *", "Mars/Base")
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import os
 import traceback
 
 import lamina
-from lamina.sdk.user_errors import MAX_TRACE_CHARS, clean, message_of, user_trace
+from lamina.sdk.user_errors import MAX_TRACE_CHARS, message_of, user_frames_only, user_trace
 
 HOME = os.path.dirname(lamina.__file__)
 
@@ -40,21 +40,21 @@ def test_telling_leaves_the_error_as_it_was():
 
 
 def test_cleaning_cuts_the_error_itself_down_to_user_frames():
-    text = "".join(traceback.format_exception(clean(caught())))
+    text = "".join(traceback.format_exception(user_frames_only(caught())))
     assert "in user_code" in text
     assert HOME not in text
 
 
 def test_errors_in_a_group_are_cleaned_too():
     group = ExceptionGroup("several", [caught()])
-    assert HOME not in "".join(traceback.format_exception(clean(group)))
+    assert HOME not in "".join(traceback.format_exception(user_frames_only(group)))
 
 
 def test_a_loop_of_causes_does_not_hang():
     error = ValueError("a")
     error.__cause__ = KeyError("b")
     error.__cause__.__cause__ = error
-    assert clean(error) is error
+    assert user_frames_only(error) is error
 
 
 def test_a_long_trace_is_cut_in_the_middle():

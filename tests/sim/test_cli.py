@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from lamina.cli import main
 from lamina.cli.sim import command
-from lamina.core.eventlog import read
+from lamina.core.eventlog import read_log
 
 from .conftest import SMALL
 
@@ -45,7 +45,7 @@ def test_policy_options_and_seed_can_be_given(scenario: Path):
 
 def test_the_log_holds_every_event(scenario: Path, tmp_path: Path):
     invoke(scenario, "--calls", 50, "--log", tmp_path / "events.jsonl", "--check")
-    kinds = [type(entry.event).__name__ for entry in read(tmp_path / "events.jsonl")]
+    kinds = [type(entry.event).__name__ for entry in read_log(tmp_path / "events.jsonl")]
     assert kinds.count("CallArrived") == 50
 
 

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from lamina.sim import scenario
-from lamina.sim.parts import devices, functions, loads
+from lamina.sim import scenario, scenario_devices, scenario_loads, scenario_sections
 from lamina.sim.scenario import parse
 
 from .conftest import ROOT, SCENARIOS
@@ -15,13 +14,13 @@ from .conftest import ROOT, SCENARIOS
 TEXT = (ROOT / "docs/scenarios.md").read_text()
 KEYS = {
     *scenario._ABOUT,
-    *devices._KEYS,
-    *devices._LIMITS,
-    *functions._KEYS,
-    *functions._MORE,
-    *loads._COMMON,
-    *loads.SHAPES,
-    *(key for keys in loads.SHAPES.values() for key in keys),
+    *scenario_devices._KEYS,
+    *scenario_devices._LIMITS,
+    *scenario_sections._KEYS,
+    *scenario_sections._MORE,
+    *scenario_loads._COMMON,
+    *scenario_loads.SHAPES,
+    *(key for keys in scenario_loads.SHAPES.values() for key in keys),
 }
 
 

@@ -7,22 +7,22 @@ import random
 from lamina.core.actions import Reply
 from lamina.core.controller import Controller
 from lamina.core.events import Deployed, DeviceJoined
+from lamina.drivers.virtual import Ending, simulate
 from lamina.policies import fifo
 from lamina.predict.profile import Handover, Point, Profile
-from lamina.predict.table import Table
-from lamina.predict.world import World
-from lamina.sim.executor import Executor
-from lamina.sim.loop import Ending, simulate
-from lamina.types import Call, DeviceSpec, FunctionSpec, Scale, SliceLimits
+from lamina.predict.profile_table import ProfileTable
+from lamina.sim.executor import SimulatedExecutor
+from lamina.sim.hardware_model import HardwareModel
+from lamina.types import Call, DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits
 
 DEVICE = DeviceSpec(id="d", kind="cpu", units=1, memory_mib=1_000, limits=SliceLimits(batches_per_instance=1))
 PROFILE = Profile(function="f", device="cpu", points=[Point(batch=1, units=1, p50_us=1_000)], handover=Handover(400.0))
 
 
 def answered_us(*arrivals: int) -> list[int]:
-    controller = Controller(fifo.Policy(), Table([PROFILE]))
-    executor = Executor(controller, World(Table([PROFILE]), random.Random(1), 0.0, load_noise=0.0))
-    functions = (FunctionSpec(name="f", gpu="may", scale=Scale(min=1)),)
+    controller = Controller(fifo.Policy(), ProfileTable([PROFILE]))
+    executor = SimulatedExecutor(controller, HardwareModel(ProfileTable([PROFILE]), random.Random(1), 0.0, load_noise=0.0))
+    functions = (FunctionSpec(name="f", gpu="may", scale=ScaleSpec(min=1)),)
     ends: list[int] = []
 
     def on_end(now_us: int, ending: Ending) -> None:

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.sim.histogram import SUB_BITS, Histogram, Series
+from lamina.sim.histogram import SUB_BITS, LatencyHistogram, TimeSeries
 
 TIMES = st.lists(st.one_of(st.integers(0, 2000), st.integers(0, 10**7), st.integers(0, 2**50)), min_size=1, max_size=300)
 
 
-def filled(values: list[int]) -> Histogram:
-    histogram = Histogram()
+def filled(values: list[int]) -> LatencyHistogram:
+    histogram = LatencyHistogram()
     for value in values:
         histogram.add(value)
     return histogram
@@ -28,7 +28,7 @@ def test_a_quantile_is_within_one_percent_of_the_exact_one(values: list[int], pa
 @given(TIMES, TIMES)
 def test_two_histograms_joined_are_the_histogram_of_both(left: list[int], right: list[int]):
     joined = filled(left)
-    joined.join(filled(right))
+    joined.merge(filled(right))
     both = filled(left + right)
     assert [joined.quantile_us(p / 20) for p in range(21)] == [both.quantile_us(p / 20) for p in range(21)]
     assert (joined.count, joined.total_us, joined.largest_us) == (both.count, both.total_us, both.largest_us)
@@ -36,13 +36,13 @@ def test_two_histograms_joined_are_the_histogram_of_both(left: list[int], right:
 
 @given(TIMES)
 def test_the_curve_rises_to_one(values: list[int]):
-    curve = filled(values).curve()
+    curve = filled(values).cdf()
     assert curve == sorted(curve)
     assert curve[-1][1] == 1.0
 
 
 def test_an_empty_histogram_has_no_times():
-    assert (Histogram().quantile_us(0.99), Histogram().mean_us, Histogram().curve()) == (0.0, 0.0, [])
+    assert (LatencyHistogram().quantile_us(0.99), LatencyHistogram().mean_us, LatencyHistogram().cdf()) == (0.0, 0.0, [])
 
 
 def test_however_many_times_there_are_they_share_the_buckets_of_their_span():
@@ -53,7 +53,7 @@ def test_however_many_times_there_are_they_share_the_buckets_of_their_span():
 
 @given(st.lists(st.tuples(st.integers(0, 10**7), st.integers(1, 9)), min_size=1, max_size=200))
 def test_a_series_loses_nothing_when_its_stretches_double(points: list[tuple[int, int]]):
-    series = Series(bins=16, width_us=10)
+    series = TimeSeries(bins=16, width_us=10)
     for at_us, amount in points:
         series.add(at_us, amount)
     assert sum(series.sums) == sum(amount for _, amount in points)
@@ -62,7 +62,7 @@ def test_a_series_loses_nothing_when_its_stretches_double(points: list[tuple[int
 
 @given(st.lists(st.tuples(st.integers(0, 10**5), st.integers(0, 10**5)), min_size=1, max_size=50))
 def test_a_span_is_spread_over_the_stretches_it_covers(spans: list[tuple[int, int]]):
-    series = Series(bins=16, width_us=10)
+    series = TimeSeries(bins=16, width_us=10)
     for start_us, length_us in spans:
         series.add_span(start_us, start_us + length_us, 2.0)
     assert sum(series.sums) == pytest.approx(2.0 * sum(length for _, length in spans))
@@ -70,7 +70,7 @@ def test_a_span_is_spread_over_the_stretches_it_covers(spans: list[tuple[int, in
 
 
 def test_widening_a_series_puts_it_on_another_axis():
-    series = Series(bins=4, width_us=10)
+    series = TimeSeries(bins=4, width_us=10)
     for at_us in (0, 15, 25, 35):
         series.add(at_us)
     series.widen(20)

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from lamina.errors import BadScenario
-from lamina.predict.interference import Bandwidth, Linear
+from lamina.predict.interference import BandwidthInterference, LinearInterference
 from lamina.sim.run import run
 from lamina.sim.scenario import Scenario, parse
 
@@ -65,12 +65,12 @@ def p50_ms(scenario: Scenario) -> float:
 
 def test_without_a_model_batches_do_not_feel_each_other():
     assert parse(TEXT).interference is None
-    assert run(parse(TEXT)) == run(replace(parse(TEXT), interference=Bandwidth({})))
+    assert run(parse(TEXT)) == run(replace(parse(TEXT), interference=BandwidthInterference({})))
 
 
 def test_bandwidth_comes_from_the_profiles():
     scenario = parse(TEXT + "\n[interference]\n")
-    assert scenario.interference == Bandwidth({("a", "gpu"): 0.8, ("b", "gpu"): 0.9})
+    assert scenario.interference == BandwidthInterference({("a", "gpu"): 0.8, ("b", "gpu"): 0.9})
 
 
 def test_batches_beside_each_other_take_longer():
@@ -81,7 +81,7 @@ def test_batches_beside_each_other_take_longer():
 
 def test_the_linear_model_can_be_written_down():
     scenario = parse(TEXT + LINEAR)
-    assert isinstance(scenario.interference, Linear)
+    assert isinstance(scenario.interference, LinearInterference)
     assert p50_ms(scenario) > p50_ms(parse(TEXT))
 
 

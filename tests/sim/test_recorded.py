@@ -10,7 +10,7 @@ from benchmarks.fidelity import company, recorded, replay
 from benchmarks.fidelity.host import Host
 from benchmarks.fidelity.live import Batch, Runs
 
-from lamina.live.rehearse import Took
+from lamina.engines.shadow_batches import BatchTiming
 from lamina.predict.profile import Handover
 from lamina.types import Call, DeviceSpec, FunctionSpec
 
@@ -18,7 +18,7 @@ PLACES = {"a": 0, "b": 0, "c": 0}
 
 
 def runs(*device_us: int) -> Runs:
-    return {(1, 3): [Took(us, us + 50) for us in device_us]}
+    return {(1, 3): [BatchTiming(us, us + 50) for us in device_us]}
 
 
 def recording(batches: list[Batch], calls: list[Call] | None = None) -> recorded.Recording:

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from lamina.core.actions import Fail, Refuse, Reply
-from lamina.predict.devices import preset
-from lamina.sim.ledger import Ledger
-from lamina.sim.loop import Ending
+from lamina.core.actions import FailCall, Reject, Reply
+from lamina.drivers.virtual import Ending
+from lamina.predict.device_presets import preset
+from lamina.sim.cost_accounting import CostAccounting
 from lamina.sim.report import Report
 from lamina.sim.summary import Summary
 from lamina.types import Call, Slo
@@ -13,23 +13,23 @@ from lamina.types import Call, Slo
 
 def summary_of(*ends: Ending, offered_us: int = 2_000_000) -> Summary:
     report = Report({"a": Slo(latency_us=10_000)})
-    for number, call in enumerate(report.count(Call(f"c{n}", "a", n * 1_000) for n in range(len(ends)))):
+    for number, call in enumerate(report.observe_calls(Call(f"c{n}", "a", n * 1_000) for n in range(len(ends)))):
         report.on_end(call.arrived_us + 500, ends[number])
     assert report.unanswered == 0
-    ledger = Ledger()
-    ledger.join(0, preset("h200"))
-    ledger.accounts["h200"].lease(0, 1_000_000, 0xFF)
-    ledger.started("a", 4)
-    ledger.started("a", 2)
+    ledger = CostAccounting()
+    ledger.device_joined(0, preset("h200"))
+    ledger.devices["h200"].lease(0, 1_000_000, 0xFF)
+    ledger.batch_started("a", 4)
+    ledger.batch_started("a", 2)
     return report.summary("s", "fifo", 1, ledger, offered_us, 4_000_000)
 
 
 MIXED: list[Ending] = [
     Reply("c0", 2_000, False, queue_us=500, batch=4, cost=0.25),
     Reply("c1", 20_000, True, queue_us=1_500, batch=2, cost=0.25, cold_us=9),
-    Refuse("c2", "deadline"),
-    Refuse("c3", "queue-full"),
-    Fail("c4", "deadline"),
+    Reject("c2", "deadline"),
+    Reject("c3", "queue-full"),
+    FailCall("c4", "deadline"),
 ]
 
 
@@ -77,5 +77,5 @@ def test_an_answer_nobody_asked_for_is_not_counted_silently():
 
 
 def test_a_run_in_which_nothing_is_answered_has_figures_all_the_same():
-    row = summary_of(Refuse("c0", "deadline")).targets[0]
+    row = summary_of(Reject("c0", "deadline")).targets[0]
     assert (row.attainment, row.p99_ms, row.batch_mean) == (0.0, 0.0, 0.0)

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from lamina.core.actions import Action, Fail, Refuse, Reply
-from lamina.core.eventlog import Writer, read, replay
+from lamina.core.actions import Action, FailCall, Reject, Reply
+from lamina.core.eventlog import EventLogWriter, read_log, replay_log
 from lamina.core.events import CallArrived, DeviceJoined, DeviceLost, Event, InstanceLost
 from lamina.errors import BadValue
 from lamina.policies import fifo
-from lamina.sim.run import calls_of, controller_of, run
+from lamina.sim.run import build_controller, generate_calls, run
 from lamina.sim.scenario import Scenario, parse
 from lamina.sim.scenario import read as read_scenario
-from lamina.sim.show import json_lines
+from lamina.sim.text_report import json_lines
 
 from .conftest import PAGES, SCENARIOS, SMALL
 
@@ -39,7 +39,7 @@ def test_every_policy_is_offered_the_same_calls(pages: Scenario):
 
 def test_a_load_keeps_its_arrivals_when_another_one_changes(small: Scenario):
     faster = replace(small, loads=(small.loads[0], replace(small.loads[1], cv=1.0)))
-    arrivals = [[call.arrived_us for call in calls_of(each) if call.target == "a"] for each in (small, faster)]
+    arrivals = [[call.arrived_us for call in generate_calls(each) if call.target == "a"] for each in (small, faster)]
     assert arrivals[0] == arrivals[1]
 
 
@@ -53,7 +53,7 @@ class Tally:
     def watch(self, now_us: int, event: Event, actions: list[Action]) -> None:
         if isinstance(event, CallArrived):
             self.offered[event.call.id] += 1
-        self.ended.update(action.call_id for action in actions if isinstance(action, Reply | Fail | Refuse))
+        self.ended.update(action.call_id for action in actions if isinstance(action, Reply | FailCall | Reject))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -102,7 +102,7 @@ def test_a_run_stops_after_so_many_calls(small: Scenario):
 
 
 def test_no_call_arrives_after_the_duration(small: Scenario):
-    assert all(call.arrived_us < 2_000_000 for call in calls_of(small))
+    assert all(call.arrived_us < 2_000_000 for call in generate_calls(small))
     assert run(small).total.offered_s == 2.0
 
 
@@ -138,21 +138,21 @@ def test_a_busy_device_is_as_busy_as_its_work_demands(small: Scenario):
 @pytest.mark.parametrize("predictor", ["table", "online"])
 def test_replaying_the_log_repeats_every_action(pages: Scenario, tmp_path: Path, policy: str, predictor: str):
     scenario = replace(pages, policy=policy, predictor=predictor, duration_us=500_000)
-    writer = Writer(tmp_path / "events.jsonl")
+    writer = EventLogWriter(tmp_path / "events.jsonl")
     run(scenario, watch=writer.write)
     writer.close()
-    entries = sum(1 for _ in read(tmp_path / "events.jsonl"))
-    assert replay(tmp_path / "events.jsonl", controller_of(scenario)) == entries > 500
+    entries = sum(1 for _ in read_log(tmp_path / "events.jsonl"))
+    assert replay_log(tmp_path / "events.jsonl", build_controller(scenario)) == entries > 500
 
 
 def test_a_log_of_a_device_with_a_hundred_units_can_be_replayed(tmp_path: Path):
     text = SMALL.replace('kind = "h200"', 'kind = "v100"').replace("profile.h200", "profile.v100")
     scenario = replace(parse(text), duration_us=200_000)
-    writer = Writer(tmp_path / "events.jsonl")
+    writer = EventLogWriter(tmp_path / "events.jsonl")
     run(scenario, watch=writer.write)
     writer.close()
-    entries = sum(1 for _ in read(tmp_path / "events.jsonl"))
-    assert replay(tmp_path / "events.jsonl", controller_of(scenario)) == entries
+    entries = sum(1 for _ in read_log(tmp_path / "events.jsonl"))
+    assert replay_log(tmp_path / "events.jsonl", build_controller(scenario)) == entries
 
 
 def test_another_policy_does_not_inherit_the_options_of_the_first(small: Scenario):
@@ -181,5 +181,5 @@ def test_progress_is_reported_on_the_way(small: Scenario):
 
 def test_two_loads_alike_do_not_keep_in_step(small: Scenario):
     twins = replace(small, loads=(small.loads[0], replace(small.loads[0], target="b")))
-    arrivals = {target: {call.arrived_us for call in calls_of(twins) if call.target == target} for target in "ab"}
+    arrivals = {target: {call.arrived_us for call in generate_calls(twins) if call.target == target} for target in "ab"}
     assert len(arrivals["a"] & arrivals["b"]) < 0.01 * len(arrivals["a"])

@@ -6,7 +6,7 @@ import pytest
 
 from lamina.errors import BadScenario, BadValue
 from lamina.sim.scenario import Scenario, parse, read
-from lamina.types import Quota, Scale, Slo
+from lamina.types import QuotaSpec, ScaleSpec, Slo
 
 from .conftest import PAGES, SCENARIOS, SMALL
 
@@ -37,7 +37,7 @@ def test_longer_forms_say_more():
     )
     b = parse(text).functions[1]
     assert b.slo == Slo(latency_us=60_000, target=0.9, on_miss="serve", timeout_us=1_000_000)
-    assert (b.quota, b.scale) == (Quota(limit=0.5, window_us=20_000), Scale(min=2, max=3, idle_us=1_000_000))
+    assert (b.quota, b.scale) == (QuotaSpec(limit=0.5, window_us=20_000), ScaleSpec(min=2, max=3, idle_us=1_000_000))
 
 
 def test_devices_are_counted_through():

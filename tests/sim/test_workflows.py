@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from lamina.core.flow import Choice, Each, Flow, Pass, Task
+from lamina.core.workflow.flow import Choice, Each, Flow, Pass, Task
 from lamina.sim.scenario import Scenario, parse
 
 from .conftest import PAGES, SMALL
@@ -30,7 +30,7 @@ def test_what_follows_a_choice_waits_for_the_branch_that_was_taken_and_no_other(
     assert flow.nodes["way"] == Choice("way", (("a", "a2"), ("way.end",)), 1, (1.0, 3.0))
     assert flow.nodes["way.end0"] == Pass("way.end0", ("way.end",), 2)
     assert flow.nodes["way.end"] == Pass("way.end", ("b",))
-    assert flow.nodes["b"].needs == 1
+    assert flow.nodes["b"].tokens_needed == 1
 
 
 def test_a_choice_at_the_end_needs_no_join():
@@ -41,5 +41,5 @@ def test_a_choice_at_the_end_needs_no_join():
 def test_an_each_has_a_flow_of_its_own(pages: Scenario):
     each = pages.flows[0].nodes["parts"]
     assert isinstance(each, Each)
-    assert (each.expect, each.body.start) == (3.0, ("look",))
+    assert (each.expected_items, each.body.start) == (3.0, ("look",))
     assert each.body.functions == ("b", "a")

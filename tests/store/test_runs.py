@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from lamina.core.notes import Note
+from lamina.core.workflow.journal_entry import JournalEntry
 from lamina.errors import Conflict, LaminaError, NotFound
 from lamina.store import runs
 from lamina.store.base import Session, Store
-from lamina.store.runs import Ending, RunRow
+from lamina.store.runs import RunRow, StoredOutcome
 from tests.store.kit import read, within, written
 
 
@@ -23,7 +23,7 @@ def accept(db: Session, *rows: RunRow) -> None:
 
 
 def taken(db: Session, after: str = "", limit: int = 10, limit_bytes: int = 1000) -> tuple[list[int], bool]:
-    portion = runs.take(db, (0, ""), after, limit, limit_bytes)
+    portion = runs.load_page(db, (0, ""), after, limit, limit_bytes)
     return [int(fed.row.id, 16) for fed in portion.runs], portion.is_last
 
 
@@ -44,24 +44,24 @@ def test_a_portion_is_bounded_in_number_and_in_bytes(place: str):
 def test_a_run_ends_once(place: str):
     async def work(store: Store) -> tuple[list[bool], str]:
         await written(store, lambda db: accept(db, row(1)))
-        ends = [Ending("succeeded", 5, b"r"), Ending("failed", 6, None, b"{}")]
+        ends = [StoredOutcome("succeeded", 5, b"r"), StoredOutcome("failed", 6, None, b"{}")]
         told = [await written(store, lambda db, one=one: runs.end(db, row(1).id, one)) for one in ends]
-        await written(store, runs.plain_end(row(1).id, ends[1]))
+        await written(store, runs.end_statement(row(1).id, ends[1]))
         return told, (await read(store, lambda db: runs.get(db, row(1).id))).state
 
     assert within(place, work) == ([True, False], "succeeded")
 
 
 def test_what_ran_when_the_server_died_is_queued_again_with_what_it_was_told(place: str):
-    note = Note("done", 7, 0, "a", function="f")
+    note = JournalEntry("done", 7, 0, "a", function="f")
 
-    async def work(store: Store) -> tuple[dict[runs.Lane, int], list[tuple[int, Note, bytes | None]], int]:
+    async def work(store: Store) -> tuple[dict[runs.Lane, int], list[tuple[int, JournalEntry, bytes | None]], int]:
         await written(store, lambda db: accept(db, row(1), row(2, priority=3)))
-        await written(store, lambda db: runs.begin(db, [row(1).id], 99))
-        await written(store, runs.keep(row(1).id, 1, note, b"v"))
-        await written(store, runs.keep(row(1).id, 1, note, b"twice"))
+        await written(store, lambda db: runs.mark_running(db, [row(1).id], 99))
+        await written(store, runs.append_journal(row(1).id, 1, note, b"v"))
+        await written(store, runs.append_journal(row(1).id, 1, note, b"twice"))
         counts, _ = await written(store, runs.recover)
-        fed = (await read(store, lambda db: runs.take(db, (0, ""), "", 10, 1000))).runs[0]
+        fed = (await read(store, lambda db: runs.load_page(db, (0, ""), "", 10, 1000))).runs[0]
         return counts, [(kept.number, kept.note, kept.value) for kept in fed.kept], fed.row.began_us
 
     assert within(place, work) == ({(0, ""): 1, (3, ""): 1}, [(1, note, b"v")], 99)
@@ -70,14 +70,14 @@ def test_what_ran_when_the_server_died_is_queued_again_with_what_it_was_told(pla
 def test_a_run_tried_again_forgets_the_note_it_failed_by_and_numbers_go_on(place: str):
     async def work(store: Store) -> tuple[list[int], int, list[bool], object]:
         await written(store, lambda db: accept(db, row(1)))
-        await written(store, lambda db: runs.begin(db, [row(1).id], 1))
+        await written(store, lambda db: runs.mark_running(db, [row(1).id], 1))
         for number in (1, 2):
-            await written(store, runs.keep(row(1).id, number, Note("failed", number, 0, "a"), None))
-        await written(store, lambda db: runs.end(db, row(1).id, Ending("failed", 5, None, b"{}"), fatal=2))
-        await written(store, lambda db: runs.again(db, row(1).id, 50))
-        fed = await read(store, lambda db: runs.take_one(db, row(1).id))
-        every = await read(store, lambda db: runs.notes(db, row(1).id, all=True))
-        refused = await written(store, lambda db: runs.again(db, row(1).id, 60))
+            await written(store, runs.append_journal(row(1).id, number, JournalEntry("failed", number, 0, "a"), None))
+        await written(store, lambda db: runs.end(db, row(1).id, StoredOutcome("failed", 5, None, b"{}"), fatal=2))
+        await written(store, lambda db: runs.retry(db, row(1).id, 50))
+        fed = await read(store, lambda db: runs.load_run(db, row(1).id))
+        every = await read(store, lambda db: runs.read_journal(db, row(1).id, all=True))
+        refused = await written(store, lambda db: runs.retry(db, row(1).id, 60))
         return [kept.number for kept in fed.kept], fed.last, [kept.undone for kept in every], refused
 
     numbers, last, undone, refused = within(place, work)
@@ -88,11 +88,11 @@ def test_a_run_tried_again_forgets_the_note_it_failed_by_and_numbers_go_on(place
 def test_old_runs_are_forgotten_with_their_notes(place: str):
     async def work(store: Store) -> tuple[int, object, int]:
         await written(store, lambda db: accept(db, row(1), row(2)))
-        await written(store, runs.keep(row(1).id, 1, Note("done", 1, 0, "a"), b""))
-        await written(store, lambda db: runs.end(db, row(1).id, Ending("succeeded", 10, b"")))
-        swept = await written(store, lambda db: runs.sweep(db, 11))
+        await written(store, runs.append_journal(row(1).id, 1, JournalEntry("done", 1, 0, "a"), b""))
+        await written(store, lambda db: runs.end(db, row(1).id, StoredOutcome("succeeded", 10, b"")))
+        swept = await written(store, lambda db: runs.delete_ended(db, 11))
         gone = await read(store, lambda db: runs.get(db, row(1).id))
-        return swept, gone, len(await read(store, lambda db: runs.notes(db, row(1).id)))
+        return swept, gone, len(await read(store, lambda db: runs.read_journal(db, row(1).id)))
 
     swept, gone, notes = within(place, work)
     assert swept == 1 and isinstance(gone, NotFound) and notes == 0
@@ -102,6 +102,6 @@ def test_old_runs_are_forgotten_with_their_notes(place: str):
 def test_a_tenant_sees_its_own_runs_and_the_operator_all(place: str, tenant: str, count: int):
     async def work(store: Store) -> int | LaminaError:
         await written(store, lambda db: accept(db, row(1, tenant="a"), row(2, tenant="b")))
-        return len(await read(store, lambda db: runs.page(db, tenant)))
+        return len(await read(store, lambda db: runs.list_runs(db, tenant)))
 
     assert within(place, work) == count

@@ -12,8 +12,8 @@ import pytest
 from lamina.errors import StoreDown
 from lamina.store import kv
 from lamina.store.base import Session, Store
+from lamina.store.group_commit import GroupCommitStore
 from lamina.store.sqlite import Sqlite, SqliteConnection
-from lamina.store.threads import ThreadedStore
 from tests.store.kit import read, within, written
 
 
@@ -42,7 +42,7 @@ def test_on_a_full_disk_new_work_is_refused_and_what_must_be_kept_waits(tmp_path
         assert await kept == 1
         return refused, readable, await written(store, put("after"))
 
-    refused, readable, after = within(ThreadedStore(backend), work)
+    refused, readable, after = within(GroupCommitStore(backend), work)
     assert isinstance(refused, StoreDown) and "full" in refused.message
     assert readable == []
     assert after == 1
@@ -67,7 +67,7 @@ def test_a_locked_file_never_stops_the_loop(tmp_path: Path):
         await until(lambda: store.down is None)
         return await told, turns, await written(store, put("third"))
 
-    refused, turns, third = within(ThreadedStore(Sqlite(path)), work)
+    refused, turns, third = within(GroupCommitStore(Sqlite(path)), work)
     assert isinstance(refused, StoreDown) and "locked" in refused.message
     assert turns > 10  # in the fifth of a second in which the file is tried
     assert third == 1
@@ -80,7 +80,7 @@ def test_what_must_be_kept_and_cannot_be_is_told_so_when_the_store_closes(tmp_pa
         await store.close()
         return await kept
 
-    assert isinstance(within(ThreadedStore(Sqlite(tmp_path / "s.db", max_pages=40)), work), StoreDown)
+    assert isinstance(within(GroupCommitStore(Sqlite(tmp_path / "s.db", max_pages=40)), work), StoreDown)
 
 
 class ReadOnly(Sqlite):
@@ -94,7 +94,7 @@ class ReadOnly(Sqlite):
 
 def test_a_read_only_file_is_named_as_such_and_used_when_it_is_not(tmp_path: Path):
     backend = ReadOnly(tmp_path / "s.db")
-    within(ThreadedStore(Sqlite(backend.path)), _first)
+    within(GroupCommitStore(Sqlite(backend.path)), _first)
 
     async def work(store: Store) -> tuple[object, object]:
         refused = await written(store, put("new"))
@@ -102,7 +102,7 @@ def test_a_read_only_file_is_named_as_such_and_used_when_it_is_not(tmp_path: Pat
         await until(lambda: store.down is None)
         return refused, await written(store, put("new"))
 
-    refused, version = within(ThreadedStore(backend), work)
+    refused, version = within(GroupCommitStore(backend), work)
     assert isinstance(refused, StoreDown) and "readonly" in refused.message
     assert version == 1
 
@@ -113,7 +113,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path):
     async def work(store: Store) -> object:
         return await written(store, put("k"))
 
-    told = within(ThreadedStore(Sqlite(tmp_path / "file" / "s.db")), work)
+    told = within(GroupCommitStore(Sqlite(tmp_path / "file" / "s.db")), work)
     assert isinstance(told, StoreDown) and "hint" in str(told)
 
 
@@ -128,21 +128,21 @@ def test_a_file_that_is_no_database_is_not_touched(tmp_path: Path):
     async def work(store: Store) -> object:
         return await written(store, put("k"))
 
-    told = within(ThreadedStore(Sqlite(path)), work)
+    told = within(GroupCommitStore(Sqlite(path)), work)
     assert isinstance(told, StoreDown) and "not a database" in told.message
     assert path.read_text().startswith("my poems")
 
 
 def test_tables_of_a_newer_version_are_left_alone(tmp_path: Path):
     path = tmp_path / "s.db"
-    within(ThreadedStore(Sqlite(path)), _first)
+    within(GroupCommitStore(Sqlite(path)), _first)
     with closing(sqlite3.connect(path)) as file, file:
         file.execute("UPDATE meta SET value = '99'")
 
     async def work(store: Store) -> object:
         return await written(store, put("k"))
 
-    assert "newer" in str(within(ThreadedStore(Sqlite(path)), work))
+    assert "newer" in str(within(GroupCommitStore(Sqlite(path)), work))
 
 
 class PowerCut(Sqlite):
@@ -174,7 +174,7 @@ def test_whatever_commit_fails_all_that_was_acknowledged_is_there(tmp_path: Path
     async def work(store: Store) -> list[str]:
         return [f"k{number}" for number in range(8) if await written(store, put(f"k{number}")) == 1]
 
-    acknowledged = within(ThreadedStore(PowerCut(path, at)), work)
+    acknowledged = within(GroupCommitStore(PowerCut(path, at)), work)
     file = sqlite3.connect(path)
     assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     found = [row[0] for row in file.execute("SELECT name FROM state ORDER BY name")]

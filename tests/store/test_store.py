@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from lamina.errors import BadValue, Conflict, LaminaError, StoreDown
-from lamina.store import kv, outbox, threads
+from lamina.store import group_commit, kv, outbox
 from lamina.store.base import Session, Store
+from lamina.store.group_commit import GroupCommitStore
 from lamina.store.open import open_store
-from lamina.store.threads import ThreadedStore
 from tests.store.kit import read, within, written
 
 
@@ -29,7 +29,7 @@ def test_what_was_written_is_read_and_survives_a_restart(place: str):
         assert await written(store, put("k", b"\x00\xff")) == 1
         assert await written(store, put("k", b"two")) == 2
 
-    async def second(store: Store) -> kv.Entry:
+    async def second(store: Store) -> kv.KvEntry:
         return await read(store, lambda db: kv.get(db, "app/a", "k"))
 
     within(place, first)
@@ -39,7 +39,7 @@ def test_what_was_written_is_read_and_survives_a_restart(place: str):
 
 def test_works_of_one_turn_share_a_transaction(place: str):
     async def work(store: Store) -> tuple[int, int]:
-        assert isinstance(store, ThreadedStore)
+        assert isinstance(store, GroupCommitStore)
         await written(store, put("first"))
         before = store.transactions
         await asyncio.gather(*(written(store, put(f"k{number}")) for number in range(200)))
@@ -73,12 +73,12 @@ def test_a_key_keeps_its_kind(place: str):
 
 
 def test_a_letter_is_sent_once_and_delivered_in_time(place: str):
-    letters = [outbox.Letter("t", key, due_us, b"") for key, due_us in (("late", 20), ("soon", 10), ("soon", 5))]
+    letters = [outbox.OutboxMessage("t", key, due_us, b"") for key, due_us in (("late", 20), ("soon", 10), ("soon", 5))]
 
     async def work(store: Store) -> tuple[list[bool], list[str], int | None]:
         sent = [await written(store, lambda db, one=one: outbox.send(db, one)) for one in letters]
         due = [one.key for one in await read(store, lambda db: outbox.due(db, "t", 15))]
-        await written(store, lambda db: outbox.drop(db, "t", "soon"))
+        await written(store, lambda db: outbox.delete(db, "t", "soon"))
         return sent, due, await read(store, lambda db: outbox.next_us(db, "t"))
 
     assert within(place, work) == ([True, True, False], ["soon"], 20)
@@ -124,7 +124,7 @@ def test_what_comes_while_it_is_being_closed_is_written_or_refused_and_the_close
 
 
 def test_a_read_that_hangs_does_not_keep_the_close(place: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(threads, "CLOSE_S", 0.05)
+    monkeypatch.setattr(group_commit, "CLOSE_S", 0.05)
     may_end = threading.Event()
 
     async def work(store: Store) -> Any:

@@ -12,7 +12,7 @@ from lamina.errors import BadValue
 if TYPE_CHECKING:
     from argon2 import PasswordHasher
 
-LEAST_CHARS, MOST_CHARS = 10, 256
+MIN_CHARS, MAX_CHARS = 10, 256
 
 
 @cache
@@ -24,31 +24,31 @@ def _hasher() -> PasswordHasher:
     return PasswordHasher()
 
 
-def hashed(password: str) -> str:
+def hash_password(password: str) -> str:
     """Hash a password. Takes tens of milliseconds, on purpose."""
-    if not LEAST_CHARS <= len(password) <= MOST_CHARS:
-        raise BadValue(f"password: {len(password)} characters", hint=f"{LEAST_CHARS} to {MOST_CHARS}")
+    if not MIN_CHARS <= len(password) <= MAX_CHARS:
+        raise BadValue(f"password: {len(password)} characters", hint=f"{MIN_CHARS} to {MAX_CHARS}")
     return str(_hasher().hash(password))
 
 
 @cache
-def _nobody() -> str:
+def _dummy_hash() -> str:
     return str(_hasher().hash(secrets.token_hex(16)))
 
 
-def fits(password: str, known: str) -> bool:
+def verify(password: str, known: str) -> bool:
     """Verify a password. Against no hash it takes as long, and fails: response time must not tell which users exist."""
     from argon2.exceptions import VerificationError
 
-    if len(password) > MOST_CHARS:
+    if len(password) > MAX_CHARS:
         return False
     try:
-        return bool(_hasher().verify(known or _nobody(), password) and known)
+        return bool(_hasher().verify(known or _dummy_hash(), password) and known)
     except VerificationError:
         return False
 
 
-def drawn(prefix: str) -> str:
+def random_token(prefix: str) -> str:
     """A random token of 256 bits."""
     return f"{prefix}_{secrets.token_urlsafe(32)}"
 

@@ -62,7 +62,7 @@ class Secret(Struct, frozen=True, kw_only=True):
         return f"{self.tenant}/{self.name}"
 
 
-class Deed(Struct, frozen=True, kw_only=True):
+class AuditEntry(Struct, frozen=True, kw_only=True):
     """Entry of the audit log."""
 
     at_us: int

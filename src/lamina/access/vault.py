@@ -19,8 +19,8 @@ from lamina.errors import BadValue
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-VARIABLE = "LAMINA_SECRETS_KEY"
-FILE = "secrets.key"
+KEY_VARIABLE = "LAMINA_SECRETS_KEY"
+KEY_FILE = "secrets.key"
 _SEALED = "aesgcm1:"
 _KEY_BYTES, _NONCE_BYTES = 32, 12
 
@@ -29,7 +29,7 @@ class Vault:
     """Seals and opens secrets. `folder` has the key file, or will; None: the key must be in the environment."""
 
     def __init__(self, folder: Path | None) -> None:
-        self._file = folder / FILE if folder is not None else None
+        self._file = folder / KEY_FILE if folder is not None else None
 
     def seal(self, owner: str, value: str) -> str:
         """Encrypt a secret. `owner` names it: sealed for one, it opens for no other."""
@@ -47,7 +47,7 @@ class Vault:
             plain: bytes = self._cipher().decrypt(blob[:_NONCE_BYTES], blob[_NONCE_BYTES:], owner.encode())
             return plain.decode()
         except (InvalidTag, ValueError):
-            hint = f"set it again, or see to {VARIABLE}"
+            hint = f"set it again, or see to {KEY_VARIABLE}"
             raise BadValue(f"secret {owner!r}: it was sealed with another key", hint=hint) from None
 
     def _cipher(self, *, make: bool = False) -> AESGCM:
@@ -59,19 +59,19 @@ class Vault:
         return AESGCM(self._key(make))
 
     def _key(self, make: bool) -> bytes:
-        if text := os.environ.get(VARIABLE):
-            return _decoded(text, VARIABLE)
+        if text := os.environ.get(KEY_VARIABLE):
+            return _decoded(text, KEY_VARIABLE)
         if self._file is None:
-            raise BadValue(f"{VARIABLE}: not set, and this store has no folder for a key", hint=f"set it: {_example()}")
+            raise BadValue(f"{KEY_VARIABLE}: not set, and this store has no folder for a key", hint=f"set it: {_example()}")
         if make:
-            self._make(self._file)
+            self._create_key(self._file)
         try:
             return _decoded(self._file.read_text(), str(self._file))
         except OSError as error:
             raise BadValue(f"secrets: their key {str(self._file)!r} cannot be read: {error.strerror}") from None
 
     @staticmethod
-    def _make(file: Path) -> None:
+    def _create_key(file: Path) -> None:
         """Create the key file, once: a second process finds it."""
         with contextlib.suppress(FileExistsError):
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

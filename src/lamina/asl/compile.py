@@ -11,12 +11,12 @@ from typing import Any
 
 from lamina.asl.fields import Dialect
 from lamina.asl.lint import check
-from lamina.core.flow import Choice, Each, Fail, Flow, Node, Parallel, Pass, Succeed, Task, Wait
-from lamina.core.retry import Catcher, Guard, Retrier
+from lamina.core.workflow.error_policy import Catcher, ErrorPolicy, Retrier
+from lamina.core.workflow.flow import Choice, Each, Fail, Flow, Node, Parallel, Pass, Succeed, Task, Wait
 from lamina.types import Slo
 
 INNER = ("Branches", "Iterator", "ItemProcessor")
-PATIENT = Slo(timeout_us=100_000_000 * 1_000_000)
+DEFAULT_SLO = Slo(timeout_us=100_000_000 * 1_000_000)
 """A state machine may wait for years; a shorter time limit has to be asked for."""
 
 Function = tuple[str, tuple[str, ...] | None]
@@ -29,7 +29,7 @@ def compile_flow(
     function: Callable[[str], Function],
     *,
     dialect: Dialect = "strict",
-    slo: Slo = PATIENT,
+    slo: Slo = DEFAULT_SLO,
     source: str = "",
 ) -> Flow:
     """Compile a document; `function` resolves a Resource. An invalid document raises `BadDocument` with all problems."""
@@ -39,7 +39,7 @@ def compile_flow(
     return flow
 
 
-def resources(document: dict[str, Any]) -> list[str]:
+def resources_of(document: dict[str, Any]) -> list[str]:
     """Resources of all tasks of a valid document, once each, in order."""
     found: dict[str, None] = {}
 
@@ -64,7 +64,7 @@ class _Compiler:
     def __init__(self, function: Callable[[str], Function]) -> None:
         self._function = function
 
-    def machine(self, document: dict[str, Any], name: str, slo: Slo = PATIENT) -> Flow:
+    def machine(self, document: dict[str, Any], name: str, slo: Slo = DEFAULT_SLO) -> Flow:
         nodes = {key: self._node(key, state) for key, state in document["States"].items()}
         kept = {key: value for key, value in document.items() if key not in ("States", "StartAt")}
         timeout_us = kept.get("TimeoutSeconds", 0) * 1_000_000
@@ -79,27 +79,27 @@ class _Compiler:
                 target, params = self._function(state["Resource"])
                 more = data if params is None else {**data, "params": list(params)}
                 may = tuple(state.get("PotentialNext", ()))
-                return Task(name, target, on, data=more, guard=_guard(state), asks=True, may=may)
+                return Task(name, target, on, data=more, error_policy=_guard(state), resolves_data=True, potential_next=may)
             case "Map":
                 return self._map(name, state, on, data)
             case "Parallel":
                 branches = tuple(self.machine(branch, f"{name}/{i}") for i, branch in enumerate(state["Branches"]))
                 count = state.get("WaitForNumBranches", 0)
                 wait_for = count[0] if isinstance(count, list) else count
-                return Parallel(name, branches, on, wait_for=wait_for, data=data, guard=_guard(state), asks=True)
+                return Parallel(name, branches, on, wait_for=wait_for, data=data, error_policy=_guard(state), resolves_data=True)
             case "Choice":
                 ways = [(rule["Next"],) for rule in state["Choices"]]
                 if "Default" in state:
                     ways.append((state["Default"],))
                 return Choice(name, tuple(ways), data=data)
             case "Wait":
-                return Wait(name, on, duration_us=state.get("Seconds", 0) * 1_000_000, data=data, asks=True)
+                return Wait(name, on, duration_us=state.get("Seconds", 0) * 1_000_000, data=data, resolves_data=True)
             case "Succeed":
-                return Succeed(name, data=data, asks=True)
+                return Succeed(name, data=data, resolves_data=True)
             case "Fail":
-                return Fail(name, state.get("Error", ""), state.get("Cause", ""), data=data, asks=True)
+                return Fail(name, state.get("Error", ""), state.get("Cause", ""), data=data, resolves_data=True)
             case _:
-                return Pass(name, on, data=data, asks=True)
+                return Pass(name, on, data=data, resolves_data=True)
 
     def _map(self, name: str, state: dict[str, Any], on: tuple[str, ...], data: dict[str, Any]) -> Each:
         key = "ItemProcessor" if "ItemProcessor" in state else "Iterator"
@@ -109,16 +109,16 @@ class _Compiler:
             self.machine(state[key], name),
             on,
             data={**data, "body": key},
-            guard=_guard(state),
-            asks=True,
-            at_once=state.get("MaxConcurrency", 0),
-            tolerate=state.get("ToleratedFailureCount"),
-            tolerate_part=None if percentage is None else percentage / 100,
+            error_policy=_guard(state),
+            resolves_data=True,
+            max_concurrency=state.get("MaxConcurrency", 0),
+            tolerated_failures=state.get("ToleratedFailureCount"),
+            tolerated_failure_share=None if percentage is None else percentage / 100,
         )
 
 
-def _guard(state: dict[str, Any]) -> Guard:
-    return Guard(
+def _guard(state: dict[str, Any]) -> ErrorPolicy:
+    return ErrorPolicy(
         tuple(_retrier(entry) for entry in state.get("Retry", ())),
         tuple(Catcher(tuple(entry["ErrorEquals"]), (entry["Next"],)) for entry in state.get("Catch", ())),
         state.get("TimeoutSeconds", 0) * 1_000_000,

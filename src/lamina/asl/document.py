@@ -10,7 +10,7 @@ from lamina.errors import BadFlow
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class LintProblem:
     path: str
     clause: str
     message: str
@@ -22,33 +22,33 @@ class Problem:
 class BadDocument(BadFlow):
     """Invalid state machine; `problems` are all that was found."""
 
-    def __init__(self, problems: list[Problem], source: str = "", *, hint: str = "") -> None:
+    def __init__(self, problems: list[LintProblem], source: str = "", *, hint: str = "") -> None:
         prefix = f"{source}: " if source else ""
         super().__init__("\n".join(f"{prefix}{problem}" for problem in problems), hint=hint)
         self.problems = problems
         self.source = source
 
 
-def read(text: str | bytes, source: str = "") -> Any:
+def parse_document(text: str | bytes, source: str = "") -> Any:
     """Parse a document from JSON; a duplicate name in one object is refused, since one of the two would be lost."""
     try:
-        return json.loads(text, object_pairs_hook=_no_twins, parse_constant=_no_constant)
-    except _TwinError as error:
-        raise BadDocument([Problem("$", "JSON", str(error))], source) from None
+        return json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    except _DuplicateError as error:
+        raise BadDocument([LintProblem("$", "JSON", str(error))], source) from None
     except (ValueError, RecursionError) as error:
         hint = "a state machine is one JSON object, with StartAt and States"
-        raise BadDocument([Problem("$", "JSON", f"not JSON: {error}")], source, hint=hint) from None
+        raise BadDocument([LintProblem("$", "JSON", f"not JSON: {error}")], source, hint=hint) from None
 
 
-class _TwinError(ValueError):
+class _DuplicateError(ValueError):
     pass
 
 
-def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = next(key for key, _ in pairs if sum(other == key for other, _ in pairs) > 1)
-        raise _TwinError(f"{twice!r} stands twice in one object")
+        raise _DuplicateError(f"{twice!r} stands twice in one object")
     return found
 
 

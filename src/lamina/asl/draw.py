@@ -13,11 +13,24 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from lamina.asl.essential import essential
-from lamina.asl.export import is_states
-from lamina.asl.figures import Figure
+from lamina.asl.annotations import StepNote
+from lamina.asl.export import is_asl_flow
 from lamina.asl.layout import place
-from lamina.core.flow import Choice, Each, Fail, Flow, Guarded, Node, Parallel, Pass, Succeed, Task, Wait, inner_flows
+from lamina.asl.simplify import simplified
+from lamina.core.workflow.flow import (
+    Choice,
+    Each,
+    Fail,
+    FallibleNode,
+    Flow,
+    Node,
+    Parallel,
+    Pass,
+    Succeed,
+    Task,
+    Wait,
+    inner_flows,
+)
 
 CHAR, LINE, PAD = 6.9, 16.0, 10.0
 LABEL_CHARS, LABEL_CHAR = 24, 6.0
@@ -41,7 +54,7 @@ class _Picture:
     parts: list[str] = field(default_factory=list)
 
 
-def draw_flow(flow: Flow, notes: Mapping[str, Figure] | None = None, subtitle: str = "") -> str:
+def draw_flow(flow: Flow, notes: Mapping[str, StepNote] | None = None, subtitle: str = "") -> str:
     """Draw a flow. `notes` are shown under the names of steps: their time, slack or batch, say; critical ones stand out."""
     picture = _machine(flow, notes or {})
     width = max(picture.width, (len(flow.name) + len(subtitle)) * CHAR) + 4 * PAD
@@ -60,11 +73,11 @@ def draw_flow(flow: Flow, notes: Mapping[str, Figure] | None = None, subtitle: s
     )
 
 
-def _machine(flow: Flow, notes: Mapping[str, Figure]) -> _Picture:
+def _machine(flow: Flow, notes: Mapping[str, StepNote]) -> _Picture:
     edges = [(name, *edge) for name, node in flow.nodes.items() for edge in _edges(node)]
     nodes, starts = flow.nodes, flow.start
-    if not is_states(flow):
-        nodes, starts, edges = essential(flow, edges)
+    if not is_asl_flow(flow):
+        nodes, starts, edges = simplified(flow, edges)
     inner = {name: [_machine(part, notes) for part in inner_flows(node)] for name, node in nodes.items()}
     texts = {name: _texts(node, notes.get(name)) for name, node in nodes.items()}
     sizes = {name: _size(texts[name], inner[name]) for name in nodes}
@@ -99,7 +112,7 @@ def _machine(flow: Flow, notes: Mapping[str, Figure]) -> _Picture:
     return picture
 
 
-def _texts(node: Node, note: Figure | None) -> list[str]:
+def _texts(node: Node, note: StepNote | None) -> list[str]:
     more: list[str] = []
     block = (node.data or {}).get("block") if isinstance(node, Each) else None
     match node:
@@ -109,7 +122,7 @@ def _texts(node: Node, note: Figure | None) -> list[str]:
         case Each() if block is not None:
             more = _guards(node)
         case Each():
-            limit = f", {node.at_once} at once" if node.at_once else ""
+            limit = f", {node.max_concurrency} at once" if node.max_concurrency else ""
             more = [f"for each item{limit}", *_guards(node)]
         case Parallel():
             count = len(node.branches)
@@ -127,8 +140,8 @@ def _texts(node: Node, note: Figure | None) -> list[str]:
     return [*(_cut(text, 44) for text in [node.name, *more]), *([_cut(note.text, 64)] if note else [])]
 
 
-def _guards(node: Guarded) -> list[str]:
-    guard = node.guard
+def _guards(node: FallibleNode) -> list[str]:
+    guard = node.error_policy
     if guard is None:
         return []
     said = [f"up to {max(retrier.attempts for retrier in guard.retry)} retries"] if guard.retry else []
@@ -150,12 +163,12 @@ def _edges(node: Node) -> list[tuple[str, str, bool]]:
         rules = _rules(node)
         return [(name, rules[index], False) for index, branch in enumerate(node.branches) for name in branch]
     found = [(name, "", False) for name in node.next]
-    if isinstance(node, Guarded) and node.guard is not None:
-        said = (node.data or {}).get("catches") or [", ".join(catcher.errors) for catcher in node.guard.catch]
-        pairs = zip(node.guard.catch, said, strict=True)
+    if isinstance(node, FallibleNode) and node.error_policy is not None:
+        said = (node.data or {}).get("catches") or [", ".join(catcher.errors) for catcher in node.error_policy.catch]
+        pairs = zip(node.error_policy.catch, said, strict=True)
         found += [(name, _cut(errors, LABEL_CHARS), True) for catcher, errors in pairs for name in catcher.next]
     if isinstance(node, Task):
-        found += [(name, "may", False) for name in node.may]
+        found += [(name, "may", False) for name in node.potential_next]
     return found
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from lamina.asl.faults import INTRINSIC, StateError
-from lamina.asl.functions import FUNCTIONS, Wrong
-from lamina.asl.functions import same as same
-from lamina.asl.paths import NoMatch, Path, PathError, parse
+from lamina.asl.errors import INTRINSIC, StateError
+from lamina.asl.intrinsic_functions import FUNCTIONS, BadArgument
+from lamina.asl.intrinsic_functions import json_equal as json_equal
+from lamina.asl.paths import JsonPath, NoMatch, PathError, parse_path
 
 _CALL = re.compile(r"\s*(States\.[A-Za-z0-9]+)\s*\(")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
@@ -26,7 +26,7 @@ class IntrinsicError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextLiteral:
     """Text literal as it was written: which braces are escaped matters to Format."""
 
     raw: str
@@ -37,7 +37,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class ConstantLiteral:
     value: Any
 
 
@@ -47,11 +47,11 @@ class Invocation:
     args: tuple[Argument, ...]
 
 
-Argument = Text | Constant | Path | Invocation
+Argument = TextLiteral | ConstantLiteral | JsonPath | Invocation
 
 
 @dataclass(slots=True)
-class Scene:
+class ExpressionScope:
     """Scope of an expression: the value, the context object, and a random generator."""
 
     value: Any
@@ -74,14 +74,14 @@ def parse_call(text: str) -> Invocation:
     return call
 
 
-def evaluate(call: Invocation, scene: Scene) -> Any:
+def evaluate(call: Invocation, scene: ExpressionScope) -> Any:
     values: list[Any] = []
     for index, argument in enumerate(call.args):
-        if isinstance(argument, Text):
+        if isinstance(argument, TextLiteral):
             values.append(argument.raw if call.name == "States.Format" and index == 0 else argument.value)
-        elif isinstance(argument, Constant):
+        elif isinstance(argument, ConstantLiteral):
             values.append(argument.value)
-        elif isinstance(argument, Path):
+        elif isinstance(argument, JsonPath):
             try:
                 values.append(argument.find(scene.value, scene.context))
             except NoMatch as error:
@@ -91,7 +91,7 @@ def evaluate(call: Invocation, scene: Scene) -> Any:
     function = FUNCTIONS[call.name][0]
     try:
         return function(scene.rng, *values)
-    except Wrong as error:
+    except BadArgument as error:
         raise StateError(INTRINSIC, f"{call.name}: {error}") from None
 
 
@@ -131,15 +131,15 @@ def _read_argument(text: str, at: int) -> tuple[Argument, int]:
         return _read_path(text, at)
     for word, value in (("true", True), ("false", False), ("null", None)):
         if text.startswith(word, at):
-            return Constant(value), at + len(word)
+            return ConstantLiteral(value), at + len(word)
     match = _NUMBER.match(text, at)
     if match is not None:
         number = match.group()
-        return Constant(float(number) if any(c in number for c in ".eE") else int(number)), match.end()
+        return ConstantLiteral(float(number) if any(c in number for c in ".eE") else int(number)), match.end()
     return _read_call(text, at)
 
 
-def _read_text(text: str, at: int) -> tuple[Text, int]:
+def _read_text(text: str, at: int) -> tuple[TextLiteral, int]:
     begin = at
     while at < len(text):
         if text[at] == "\\":
@@ -147,18 +147,18 @@ def _read_text(text: str, at: int) -> tuple[Text, int]:
                 raise IntrinsicError(f"{text!r}: \\{text[at + 1 : at + 2]} stands for nothing; only ' {{ }} \\ are escaped")
             at += 2
         elif text[at] == "'":
-            return Text(text[begin:at]), at + 1
+            return TextLiteral(text[begin:at]), at + 1
         else:
             at += 1
     raise IntrinsicError(f"{text!r}: ' is missing")
 
 
-def _read_path(text: str, at: int) -> tuple[Path, int]:
+def _read_path(text: str, at: int) -> tuple[JsonPath, int]:
     """Read a path, to the comma or bracket that is not part of it; it may hold both in brackets and quotes."""
     for match in _PATH_END.finditer(text, at):
         end = match.start()
         try:
-            return parse(text[at:end].rstrip()), end
+            return parse_path(text[at:end].rstrip()), end
         except PathError:
             continue
     raise IntrinsicError(f"{text!r}: no path at character {at + 1}")

@@ -17,7 +17,7 @@ SWEEPS = 12
 
 
 @dataclass(slots=True)
-class Placed:
+class GraphLayout:
     """Centre of each node, and the points each edge runs through; edges that run upwards are drawn apart."""
 
     width: float
@@ -37,7 +37,7 @@ class _Item:
 
 def place(
     sizes: dict[str, tuple[float, float]], edges: list[tuple[str, str]], starts: tuple[str, ...], words: list[float]
-) -> Placed:
+) -> GraphLayout:
     """`words` is how wide the label of each edge is."""
     closing = _closing(sizes, edges, starts)
     rank = _ranks(sizes, edges, closing)
@@ -166,7 +166,7 @@ def _finish(
     layers: list[list[int]],
     items: list[_Item],
     chains: list[list[int]],
-) -> Placed:
+) -> GraphLayout:
     left = min((item.x - item.width / 2 for item in items), default=0.0)
     right = max((item.x + item.width / 2 for item in items), default=0.0)
     tops: list[tuple[float, float]] = []
@@ -191,4 +191,4 @@ def _finish(
                 way += [(items[lane].x - left, top), (items[lane].x - left, top + tall)]
             way.append((items[last].x - left, tops[level[last]][0]))
         ways.append(way)
-    return Placed(right - left, max(0.0, y - GAP_Y), centre, ways)
+    return GraphLayout(right - left, max(0.0, y - GAP_Y), centre, ways)

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lamina.asl import fields
-from lamina.asl.document import BadDocument, Problem
+from lamina.asl.document import BadDocument, LintProblem
 from lamina.asl.fields import Dialect
-from lamina.asl.lint_care import care_problems
 from lamina.asl.lint_choice import choice_problems
-from lamina.asl.lint_parts import Found, reference_problems, seconds_problems, text_problems
+from lamina.asl.lint_fields import Finding, reference_problems, seconds_problems, text_problems
+from lamina.asl.lint_retry import retry_problems
 from lamina.asl.lint_states import data_problems, fail_problems, map_problems, quorum_problems, task_problems, wait_problems
-from lamina.asl.paths import kind_of, member
+from lamina.asl.paths import json_type_of, member_path
 
 
-def lint(document: Any, dialect: Dialect = "strict") -> list[Problem]:
+def lint(document: Any, dialect: Dialect = "strict") -> list[LintProblem]:
     """All problems of a document; empty for a valid one."""
     checker = _Checker(dialect)
     try:
@@ -34,21 +34,21 @@ def check(document: Any, dialect: Dialect = "strict", source: str = "") -> None:
 @dataclass(slots=True)
 class _Checker:
     dialect: Dialect
-    found: list[Problem] = field(default_factory=list)
+    found: list[LintProblem] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)  #: of all states, and where
 
     def say(self, path: str, clause: str, message: str) -> None:
-        self.found.append(Problem(path, clause, message))
+        self.found.append(LintProblem(path, clause, message))
 
-    def say_all(self, found: Iterable[Found]) -> None:
-        self.found += [Problem(*one) for one in found]
+    def say_all(self, found: Iterable[Finding]) -> None:
+        self.found += [LintProblem(*one) for one in found]
 
     # ---------------------------------------------------------------- machines
 
     def machine(self, document: Any, path: str, *, top: bool) -> None:
         clause = "Top-level fields"
         if not isinstance(document, dict):
-            self.say(path, clause, f"a state machine is an object, not a {kind_of(document)}")
+            self.say(path, clause, f"a state machine is an object, not a {json_type_of(document)}")
             return
         if self._jsonata(document, path):
             return
@@ -56,9 +56,9 @@ class _Checker:
         for key in document:
             if top and key in fields.EXTENDED_TOP:
                 if self.dialect == "strict":
-                    self.say(member(path, key), clause, f"{key} is known in the extended dialect only")
+                    self.say(member_path(path, key), clause, f"{key} is known in the extended dialect only")
             elif key not in allowed:
-                self.say(member(path, key), clause, f"there is no field {key!r} here")
+                self.say(member_path(path, key), clause, f"there is no field {key!r} here")
         self.say_all(text_problems(document, "Comment", path, clause))
         self.say_all(text_problems(document, "Version", path, clause))
         if top:
@@ -73,8 +73,8 @@ class _Checker:
         elif start not in states:
             self.say(f"{path}.StartAt", clause, f"there is no state {start!r}")
         for name, state in states.items():
-            self._name(name, member(f"{path}.States", name))
-            self.state(state, member(f"{path}.States", name), states)
+            self._name(name, member_path(f"{path}.States", name))
+            self.state(state, member_path(f"{path}.States", name), states)
         if isinstance(start, str) and start in states and all(isinstance(state, dict) for state in states.values()):
             self._reach(states, start, f"{path}.States")
 
@@ -94,7 +94,7 @@ class _Checker:
                     todo.append(name)
         for name in states:
             if name not in reached:
-                self.say(member(path, name), "Transitions", "no transition leads to this state")
+                self.say(member_path(path, name), "Transitions", "no transition leads to this state")
         ends = [name for name, state in states.items() if state.get("Type") in ("Succeed", "Fail") or state.get("End") is True]
         if not ends:
             self.say(path, "Transitions", "no state is terminal: none has End, Succeed or Fail")
@@ -119,7 +119,7 @@ class _Checker:
 
     def state(self, state: Any, path: str, states: dict[str, Any]) -> None:
         if not isinstance(state, dict):
-            self.say(path, "States: common fields", f"a state is an object, not a {kind_of(state)}")
+            self.say(path, "States: common fields", f"a state is an object, not a {json_type_of(state)}")
             return
         kind = state.get("Type")
         if kind not in fields.STATES:
@@ -134,7 +134,7 @@ class _Checker:
         self.say_all(data_problems(state, path))
         for key in ("Retry", "Catch"):
             if key in state and key in fields.STATES[kind]:
-                self.say_all(care_problems(state, key, path))
+                self.say_all(retry_problems(state, key, path))
         if "Catch" in fields.STATES[kind]:
             self._catchers(state.get("Catch"), path, states)
         self._of_its_kind(state, kind, path, states)
@@ -174,7 +174,7 @@ class _Checker:
                 if self.dialect == "strict":
                     self.say(f"{path}.{key}", f"{kind} State", f"{key} is known in the extended dialect only")
             elif key not in fields.STATES[kind] | fields.COMMON:
-                self.say(member(path, key), f"{kind} State", f"a {kind} state has no field {key!r}")
+                self.say(member_path(path, key), f"{kind} State", f"a {kind} state has no field {key!r}")
 
     def _transition(self, state: dict[str, Any], kind: str, path: str, states: dict[str, Any]) -> None:
         if kind in ("Choice", "Succeed", "Fail"):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lamina.asl.choice import COMBINED, COMPARATORS, TESTS, WITH_PATH, is_kind, kind_compared
-from lamina.asl.lint_parts import Found
-from lamina.asl.paths import PathError, kind_of, parse
+from lamina.asl.choice_rules import COMBINED, COMPARATORS, TESTS, WITH_PATH, compared_type, has_compared_type
+from lamina.asl.lint_fields import Finding
+from lamina.asl.paths import PathError, json_type_of, parse_path
 
 
-def choice_problems(state: dict[str, Any], path: str) -> Iterator[Found]:
+def choice_problems(state: dict[str, Any], path: str) -> Iterator[Finding]:
     rules = state.get("Choices")
     if not isinstance(rules, list) or not rules:
         yield f"{path}.Choices", "Choice State", "Choices must be an array of at least one rule"
@@ -19,10 +19,10 @@ def choice_problems(state: dict[str, Any], path: str) -> Iterator[Found]:
         yield from _rule(rule, f"{path}.Choices[{index}]", outermost=True)
 
 
-def _rule(rule: Any, path: str, *, outermost: bool) -> Iterator[Found]:
+def _rule(rule: Any, path: str, *, outermost: bool) -> Iterator[Finding]:
     clause = "Choice State: rules"
     if not isinstance(rule, dict):
-        yield path, clause, f"a rule is an object, not a {kind_of(rule)}"
+        yield path, clause, f"a rule is an object, not a {json_type_of(rule)}"
         return
     if not outermost and "Next" in rule:
         yield f"{path}.Next", clause, "a rule inside another must not say where to go"
@@ -50,7 +50,7 @@ def _rule(rule: Any, path: str, *, outermost: bool) -> Iterator[Found]:
         yield from _comparison(rule, head, path)
 
 
-def _comparison(rule: dict[str, Any], head: str, path: str) -> Iterator[Found]:
+def _comparison(rule: dict[str, Any], head: str, path: str) -> Iterator[Finding]:
     clause = f"Choice State: {head}"
     if "Variable" not in rule:
         yield path, clause, "a comparison needs a Variable"
@@ -62,13 +62,13 @@ def _comparison(rule: dict[str, Any], head: str, path: str) -> Iterator[Found]:
             yield f"{path}.{head}", clause, f"must be true or false, not {value!r}"
     elif head in WITH_PATH:
         yield from _path(value, f"{path}.{head}", clause)
-    elif not (isinstance(value, str) if head == "StringMatches" else is_kind(kind_compared(head), value)):
-        kind = "String" if head == "StringMatches" else kind_compared(head)
+    elif not (isinstance(value, str) if head == "StringMatches" else has_compared_type(compared_type(head), value)):
+        kind = "String" if head == "StringMatches" else compared_type(head)
         yield f"{path}.{head}", clause, f"must be a {kind.lower()} to compare with, not {value!r}"
 
 
-def _path(text: Any, at: str, clause: str) -> Iterator[Found]:
+def _path(text: Any, at: str, clause: str) -> Iterator[Finding]:
     try:
-        parse(text if isinstance(text, str) else "")
+        parse_path(text if isinstance(text, str) else "")
     except PathError as error:
         yield at, f"Paths; {clause}", str(error)

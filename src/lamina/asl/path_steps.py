@@ -11,44 +11,44 @@ class PathError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class NameStep:
     key: str
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class IndexStep:
     at: int
 
 
 @dataclass(frozen=True, slots=True)
-class Wildcard:
+class WildcardStep:
     """Wildcard `*`: all members or elements."""
 
 
 @dataclass(frozen=True, slots=True)
-class Descent:
+class DescentStep:
     """Recursive descent `..`: this value and everything below it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class SliceStep:
     start: int | None
     stop: int | None
     step: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
+class UnionStep:
     """Union of names or indices: `[0,2]` or `['a','b']`."""
 
-    parts: tuple[Name | Index, ...]
+    parts: tuple[NameStep | IndexStep, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class FilterStep:
     """Filter `[?(...)]`: elements for which a comparison holds. `test` is made of tuples: (op, left, right)."""
 
     test: Any
 
 
-Step = Name | Index | Wildcard | Descent | Slice | Several | Filter
+PathStep = NameStep | IndexStep | WildcardStep | DescentStep | SliceStep | UnionStep | FilterStep

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from lamina.asl.path_reader import Reader
-from lamina.asl.path_steps import Descent, Index, Name, Several, Slice, Step, Wildcard
+from lamina.asl.path_parser import PathParser
+from lamina.asl.path_steps import DescentStep, IndexStep, NameStep, PathStep, SliceStep, UnionStep, WildcardStep
 from lamina.asl.path_steps import PathError as PathError
 
 _MISSING = object()
@@ -25,14 +25,14 @@ class NoMatch(LookupError):
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class JsonPath:
     text: str
-    steps: tuple[Step, ...]
+    steps: tuple[PathStep, ...]
     context: bool = False  #: begins with `$$`
 
     @property
     def is_reference(self) -> bool:
-        return all(isinstance(step, Name | Index) for step in self.steps)
+        return all(isinstance(step, NameStep | IndexStep) for step in self.steps)
 
     def find(self, value: Any, context: Any = None) -> Any:
         """The value there; a list of all, for a path that may name many. `NoMatch` if a single place is not there."""
@@ -47,57 +47,57 @@ class Path:
 
 
 @lru_cache(maxsize=4096)
-def parse(text: str) -> Path:
+def parse_path(text: str) -> JsonPath:
     if not isinstance(text, str) or not text.startswith("$"):
         raise PathError(f"{text!r} is no path: it must begin with $")
     context = text.startswith("$$")
-    reader = Reader(text, 2 if context else 1)
+    reader = PathParser(text, 2 if context else 1)
     try:
-        return Path(text, tuple(reader.steps(inside=False)), context)
+        return JsonPath(text, tuple(reader.steps(inside=False)), context)
     except RecursionError:
         raise PathError(f"{text[:40]!r}... is no path: brackets within brackets without end") from None
 
 
-def parse_reference(text: str) -> Path:
+def parse_reference(text: str) -> JsonPath:
     """A path that names one place and can be written to."""
-    path = parse(text)
+    path = parse_path(text)
     if not path.is_reference:
         raise PathError(f"{text!r} is no reference path: it may name more than one place")
     return path
 
 
-def place(path: Path, document: Any, value: Any) -> Any:
+def put_at(path: JsonPath, document: Any, value: Any) -> Any:
     """A copy of `document` with `value` at a reference path; missing objects on the way are made. `NoMatch` if it cannot be."""
     if not path.steps:
         return value
-    return _place(path, 0, document, value)
+    return _put_at(path, 0, document, value)
 
 
-def _place(path: Path, at: int, document: Any, value: Any) -> Any:
+def _put_at(path: JsonPath, at: int, document: Any, value: Any) -> Any:
     if at == len(path.steps):
         return value
     step = path.steps[at]
-    if isinstance(step, Name):
+    if isinstance(step, NameStep):
         if document is _MISSING:
             document = {}
         if not isinstance(document, dict):
-            raise NoMatch(f"{path.text}: {step.key!r} cannot be put into a {kind_of(document)}")
-        return {**document, step.key: _place(path, at + 1, document.get(step.key, _MISSING), value)}
-    assert isinstance(step, Index)
+            raise NoMatch(f"{path.text}: {step.key!r} cannot be put into a {json_type_of(document)}")
+        return {**document, step.key: _put_at(path, at + 1, document.get(step.key, _MISSING), value)}
+    assert isinstance(step, IndexStep)
     if not isinstance(document, list) or not 0 <= step.at < len(document):
-        what = "nothing" if document is _MISSING else f"a {kind_of(document)}"
+        what = "nothing" if document is _MISSING else f"a {json_type_of(document)}"
         raise NoMatch(f"{path.text}: there is no element {step.at} of {what}")
     changed = list(document)
-    changed[step.at] = _place(path, at + 1, document[step.at], value)
+    changed[step.at] = _put_at(path, at + 1, document[step.at], value)
     return changed
 
 
-def member(path: str, key: str) -> str:
+def member_path(path: str, key: str) -> str:
     """The path of a member; names that are not plain go into brackets."""
     return f"{path}.{key}" if key.isidentifier() else f"{path}[{json.dumps(key, ensure_ascii=False)}]"
 
 
-def kind_of(value: Any) -> str:
+def json_type_of(value: Any) -> str:
     """JSON type of a value, in JSON's own words."""
     if value is None:
         return "null"
@@ -113,21 +113,21 @@ def kind_of(value: Any) -> str:
 # ----------------------------------------------------------------------------------------------------------------- walking
 
 
-def _apply(step: Step, value: Any) -> Iterator[Any]:
-    if isinstance(step, Name):
+def _apply(step: PathStep, value: Any) -> Iterator[Any]:
+    if isinstance(step, NameStep):
         if isinstance(value, dict) and step.key in value:
             yield value[step.key]
-    elif isinstance(step, Index):
+    elif isinstance(step, IndexStep):
         if isinstance(value, list) and -len(value) <= step.at < len(value):
             yield value[step.at]
-    elif isinstance(step, Wildcard):
+    elif isinstance(step, WildcardStep):
         yield from value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    elif isinstance(step, Descent):
+    elif isinstance(step, DescentStep):
         yield from _descend(value)
-    elif isinstance(step, Slice):
+    elif isinstance(step, SliceStep):
         if isinstance(value, list):
             yield from value[step.start : step.stop : step.step]
-    elif isinstance(step, Several):
+    elif isinstance(step, UnionStep):
         for part in step.parts:
             yield from _apply(part, value)
     else:
@@ -165,10 +165,10 @@ def _holds(test: Any, element: Any) -> bool:
     left, right = _value(test[1], element), _value(test[2], element)
     if left is _MISSING or right is _MISSING:
         return False
-    same_kind = kind_of(left) == kind_of(right)
+    same_kind = json_type_of(left) == json_type_of(right)
     if head in ("==", "!="):
         return (same_kind and bool(left == right)) is (head == "==")
-    return same_kind and kind_of(left) in ("number", "string") and bool(_ORDER[head](left, right))
+    return same_kind and json_type_of(left) in ("number", "string") and bool(_ORDER[head](left, right))
 
 
 def _value(term: Any, element: Any) -> Any:

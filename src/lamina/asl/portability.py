@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from lamina.asl.compile import inner_machines
-from lamina.asl.export import beyond_strict
-from lamina.asl.paths import member
+from lamina.asl.export import extended_fields
+from lamina.asl.paths import member_path
 
 _SAYS = {
     "WaitForNumBranches": "only this and KNIX wait for some branches; elsewhere all are waited for",
@@ -23,7 +23,7 @@ def portability(document: dict[str, Any], text: str = "") -> list[str]:
     """Portability remarks: number of the line in `text`, JSON path, and what is different."""
     text = text or json.dumps(document, indent=2, ensure_ascii=False)
     lines = text.splitlines()
-    found = [(path, field, _SAYS[field]) for path, field in beyond_strict(document)]
+    found = [(path, field, _SAYS[field]) for path, field in extended_fields(document)]
     found += _remarks(document, "$")
     return [f"{_line(lines, path, field)}: {path}: {field}: {remark}" for path, field, remark in found]
 
@@ -31,7 +31,7 @@ def portability(document: dict[str, Any], text: str = "") -> list[str]:
 def _remarks(machine: dict[str, Any], path: str) -> list[tuple[str, str, str]]:
     found: list[tuple[str, str, str]] = []
     for name, state in machine["States"].items():
-        at = member(f"{path}.States", name)
+        at = member_path(f"{path}.States", name)
         if state["Type"] == "Task":
             resource = state["Resource"]
             if not resource.startswith("arn:"):

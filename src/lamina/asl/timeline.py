@@ -107,9 +107,9 @@ def _bands(events: list[Mapping[str, Any]]) -> list[_Band]:
 
 
 def _title(event: Mapping[str, Any], begin_us: int, start_us: int, end_us: int) -> str:
-    said = [f"{event['step']}: {show(end_us - start_us)}"]
+    said = [f"{event['step']}: {show_duration(end_us - start_us)}"]
     if start_us > begin_us:
-        said.append(f"{show(start_us - begin_us)} queued")
+        said.append(f"{show_duration(start_us - begin_us)} queued")
     if event.get("slice"):
         said.append(f"on {event['slice']}, batch {event.get('batch', 1)}")
     if event.get("error"):
@@ -142,7 +142,9 @@ def _axis(span_us: int, bottom: float) -> str:
     for at_us in range(0, span_us + 1, step_us):
         place = LEFT + WIDTH * at_us / span_us
         parts.append(f'<line class="axis" x1="{place:.1f}" y1="{TOP - 6:.0f}" x2="{place:.1f}" y2="{bottom:.1f}"/>')
-        parts.append(f'<text class="more" x="{place:.1f}" y="{bottom + 16:.1f}" text-anchor="middle">{show(at_us)}</text>')
+        parts.append(
+            f'<text class="more" x="{place:.1f}" y="{bottom + 16:.1f}" text-anchor="middle">{show_duration(at_us)}</text>'
+        )
     return "\n".join(parts)
 
 
@@ -150,10 +152,10 @@ def _summary(events: list[Mapping[str, Any]], span_us: int) -> str:
     steps = [event for event in events if event["kind"] == "step"]
     end = next((event["state"] for event in events if event["kind"] == "ended"), "not over")
     failed = sum(not event.get("ok") for event in steps)
-    return f"{end} after {show(span_us)}; {len(steps)} steps" + (f", {failed} failed" if failed else "")
+    return f"{end} after {show_duration(span_us)}; {len(steps)} steps" + (f", {failed} failed" if failed else "")
 
 
-def show(us: int) -> str:
+def show_duration(us: int) -> str:
     """A duration, short, and to about three digits."""
     for unit, size in (("h", 3_600_000_000), ("min", 60_000_000), ("s", 1_000_000), ("ms", 1_000)):
         if us >= size:

@@ -46,11 +46,11 @@ class _Commands(click.Group):
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        fail_if_misspelt(ctx, args, self.list_commands(ctx))
+        fail_if_unknown_command(ctx, args, self.list_commands(ctx))
         return super().resolve_command(ctx, args)
 
 
-def fail_if_misspelt(ctx: click.Context, args: list[str], known: list[str]) -> None:
+def fail_if_unknown_command(ctx: click.Context, args: list[str], known: list[str]) -> None:
     """Fail with a suggestion for an unknown command, in the same words for all command groups."""
     if not args or args[0].startswith("-") or args[0] in known:
         return
@@ -98,12 +98,14 @@ def main(argv: list[str] | None = None) -> None:
         click.echo(f"error: not UTF-8 text: {error.object[:20]!r}\n  hint: is it the right file?", err=True)
         sys.exit(EXIT_BAD)
     except OSError as error:
-        click.echo(f"error: {error.filename or 'this machine'}: {error.strerror or error}\n  hint: {_look(error)}", err=True)
+        click.echo(
+            f"error: {error.filename or 'this machine'}: {error.strerror or error}\n  hint: {_os_error_hint(error)}", err=True
+        )
         sys.exit(EXIT_BAD)
     sys.exit(outcome if isinstance(outcome, int) else 0)
 
 
-def _look(error: OSError) -> str:
+def _os_error_hint(error: OSError) -> str:
     """Hint for an error of the operating system; commands that know more say it themselves."""
     if isinstance(error, PermissionError):
         return "whose is it, and who runs this? ls -l tells"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from msgspec import structs, to_builtins
 
-from lamina.cli._plan_input import Input
-from lamina.planner.applied.elastic import cuts_of
-from lamina.planner.glet import Plan
+from lamina.cli._plan_input import PlanInput
+from lamina.planner.partitioning.plan import PartitionPlan
+from lamina.published.gpulet.online import slice_assignments
 from lamina.sim.scenario import Scenario
 from lamina.types import NEVER_US, DeviceSpec
 
@@ -20,7 +20,7 @@ WARM_US = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PlanCheck:
     attainment: float
     by_function: dict[str, float]
     cost_per_s: float  #: of the slices held
@@ -28,12 +28,12 @@ class Played:
     seed: int
 
 
-def play(given: Input, plan: Plan, kinds: Sequence[str], seed: int) -> Played:
+def simulate_plan(given: PlanInput, plan: PartitionPlan, kinds: Sequence[str], seed: int) -> PlanCheck:
     from lamina.sim.run import run
 
     scenario = given.scenario
     base = _from_catalogue(given, kinds) if scenario is None else structs.replace(scenario, devices=_devices(scenario, kinds))
-    slices = [to_builtins(cut) for cut in cuts_of(plan)]
+    slices = [to_builtins(cut) for cut in slice_assignments(plan)]
     loads_us = max((profile.load_us for profile in base.profiles), default=0)
     begin_us = 3 * loads_us + WARM_US
     loads = tuple(
@@ -51,7 +51,7 @@ def play(given: Input, plan: Plan, kinds: Sequence[str], seed: int) -> Played:
     )
     summary = run(played)
     total = summary.total
-    return Played(
+    return PlanCheck(
         total.attainment,
         {row.target: row.attainment for row in summary.targets},
         total.cost / total.ended_s if total.ended_s else 0.0,
@@ -65,18 +65,18 @@ def _devices(scenario: Scenario, kinds: Sequence[str]) -> tuple[DeviceSpec, ...]
     return tuple(structs.replace(known[kind], id=f"{kind}-{place}") for place, kind in enumerate(kinds))
 
 
-def _from_catalogue(given: Input, kinds: Sequence[str]) -> Scenario:
-    from lamina.predict import glet_world
-    from lamina.sim.workload import Load, steps
+def _from_catalogue(given: PlanInput, kinds: Sequence[str]) -> Scenario:
+    from lamina.published.gpulet import world
+    from lamina.sim.workload import Workload, steps
 
     known = given.catalogue
     goals_ms = {known.models[task.model].name: task.slo_ms for task in given.tasks if task.rate}
     return Scenario(
         name="plan",
-        devices=tuple(glet_world.gpus(known, kinds)),
-        functions=tuple(glet_world.specs(known, goals_ms)),
-        profiles=tuple(glet_world.profiles(known, goals_ms, kinds)),
-        loads=tuple(Load(target=name, pieces=steps([(NEVER_US, given.rates[name])])) for name in goals_ms),
-        interference=glet_world.linear(known, goals_ms, kinds),
+        devices=tuple(world.device_specs(known, kinds)),
+        functions=tuple(world.function_specs(known, goals_ms)),
+        profiles=tuple(world.latency_profiles(known, goals_ms, kinds)),
+        loads=tuple(Workload(target=name, segments=steps([(NEVER_US, given.rates[name])])) for name in goals_ms),
+        interference=world.linear_interference(known, goals_ms, kinds),
         noise=0.02,
     )

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from lamina.errors import BadValue, did_you_mean
-from lamina.planner.glet import COMPAT, NETWORK_GBITS, POLICIES, REPAIRED, Catalogue, Plan, Planner, Task
+from lamina.planner.partitioning.catalogue import NETWORK_GBITS, RULES_BY_POLICY, Catalogue, PlanTask
+from lamina.planner.partitioning.plan import GpuletPlanner, PartitionPlan
+from lamina.published.gpulet.quirks import COMPAT, REPAIRED
 
 if TYPE_CHECKING:
-    from lamina.predict.glet import SchedConfig
+    from lamina.published.gpulet.data_files import SchedConfig
     from lamina.sim.scenario import Scenario
     from lamina.types import DeviceSpec
 
@@ -24,17 +26,19 @@ CONFIGS = {
 NAMES = (*CONFIGS, "frontier")
 
 
-class AnyPlanner(Protocol):
-    def plan(self, tasks: Sequence[Task], kinds: Sequence[str]) -> Plan: ...
-    def fewest(self, tasks: Sequence[Task], kinds: Sequence[str], most: int) -> tuple[tuple[str, ...], Plan]: ...
-    def largest_scale(self, tasks: Sequence[Task], kinds: Sequence[str]) -> float: ...
+class FleetPlanner(Protocol):
+    def plan(self, tasks: Sequence[PlanTask], kinds: Sequence[str]) -> PartitionPlan: ...
+    def plan_fewest_gpus(
+        self, tasks: Sequence[PlanTask], kinds: Sequence[str], most: int
+    ) -> tuple[tuple[str, ...], PartitionPlan]: ...
+    def largest_scale(self, tasks: Sequence[PlanTask], kinds: Sequence[str]) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
-    planner: AnyPlanner
+class PlanInput:
+    planner: FleetPlanner
     catalogue: Catalogue
-    tasks: list[Task]
+    tasks: list[PlanTask]
     kinds: list[str]  #: of GPUs there are to choose from
     own: list[str] = field(default_factory=list)  #: GPUs the input names itself
     prices: Mapping[str, float] = field(default_factory=dict)  #: of a whole GPU a second; 1 where it says nothing
@@ -56,9 +60,9 @@ def check_policy(name: str) -> None:
 
 def from_glet(
     tasks: Path, policy: str, folder: Path, sched_config: Path | None, device_config: Path | None, network: float, compat: bool
-) -> Input:
-    from lamina.cli._glet_tasks import read_tasks
-    from lamina.predict.glet import read_catalogue
+) -> PlanInput:
+    from lamina.cli._plan_tasks import read_tasks
+    from lamina.published.gpulet.data_files import read_catalogue
 
     if policy == "frontier" and compat:
         raise BadValue("--compat: the original has no 'frontier'", hint="leave --compat out, or plan with gpulet")
@@ -66,83 +70,83 @@ def from_glet(
     catalogue = read_catalogue(folder, device_config or folder / "device-config.json")
     limit = network * 1e9 / 2**30 if network else NETWORK_GBITS if compat else float("inf")
     rules = replace(config.rules, network_gbits=limit)
-    planner: AnyPlanner
+    planner: FleetPlanner
     if policy == "frontier":
-        from lamina.planner.fleet.packing import Packer
+        from lamina.planner.fleet.packing import FleetPacker
 
-        planner = Packer(catalogue, catalogue, rules)
+        planner = FleetPacker(catalogue, catalogue, rules)
     else:
-        planner = Planner(catalogue, rules, COMPAT if compat else REPAIRED)
+        planner = GpuletPlanner(catalogue, rules, COMPAT if compat else REPAIRED)
     own = sorted(gpu.type for gpu in config.gpus for _ in range(gpu.num))
     unknown = set(own) - set(catalogue.kinds)
     if unknown:
         raise BadValue(f"scheduler configuration: no kind {min(unknown)!r}", hint=f"there are {', '.join(catalogue.kinds)}")
-    return Input(planner, catalogue, read_tasks(tasks, catalogue), list(catalogue.kinds), own)
+    return PlanInput(planner, catalogue, read_tasks(tasks, catalogue), list(catalogue.kinds), own)
 
 
 def _config(policy: str, folder: Path, file: Path | None) -> SchedConfig:
     """The file that was named, gpu-let's own for that policy, or its flags without a file."""
-    from lamina.predict.glet import SchedConfig, read_sched_config
+    from lamina.published.gpulet.data_files import SchedConfig, read_sched_config
 
     usual = folder / "SchedConfigs" / CONFIGS[policy]
     if file is not None or usual.is_file():
         return read_sched_config(file or usual)
-    rules = POLICIES[policy]
+    rules = RULES_BY_POLICY[policy]
     return SchedConfig(part=rules.partitioning, interference=rules.interference, self_tuning=1 if rules.self_tuning else None)
 
 
 # ----------------------------------------------------------------------- a scenario
 
 
-def from_scenario(scenario: Scenario, policy: str, network: float) -> Input:
+def from_scenario(scenario: Scenario, policy: str, network: float) -> PlanInput:
     """Its functions at the peak of their loads, within their goals, on devices of its kinds."""
-    from lamina.planner.fleet.packing import Packer
-    from lamina.planner.glet.adapt import Pairwise, all_cuts, catalogue, two_cuts
-    from lamina.predict.table import Table
-    from lamina.sim.demand import demand
+    from lamina.cli._peak_demand import peak_demand
+    from lamina.planner.fleet.packing import FleetPacker
+    from lamina.planner.partitioning.device_catalogue import PairwiseInterference, all_cuts, build_catalogue, halving_cuts
+    from lamina.predict.profile_table import ProfileTable
 
-    table = Table(list(scenario.profiles), scenario.margin, scenario.interference)
+    table = ProfileTable(list(scenario.profiles), scenario.margin, scenario.interference)
     known = scenario.templates or {device.kind: device for device in scenario.devices}
 
     def alone_us(name: str) -> float:
         able = [spec for spec in known.values() if table.latency_us(name, spec.kind, 1, spec.units)]
         return min((table.latency_us(name, spec.kind, 1, spec.units) for spec in able), default=1)
 
-    rates, goals_us = demand(scenario, alone_us)
+    rates, goals_us = peak_demand(scenario, alone_us)
     specs = [spec for spec in scenario.functions if rates.get(spec.name, 0.0) > 0]
     kinds: dict[str, DeviceSpec] = {
         kind: device for kind, device in known.items() if all(spec.fits_family(device.family) for spec in specs)
     } or dict(known)
-    two = catalogue(specs, kinds, table.latency_us, two_cuts)
+    two = build_catalogue(specs, kinds, table.latency_us, halving_cuts)
     model = scenario.interference
     rules = replace(
-        POLICIES["gpulet" if policy == "frontier" else policy],
+        RULES_BY_POLICY["gpulet" if policy == "frontier" else policy],
         latency_ratio=1.0,
         network_gbits=network * 1e9 / 2**30 if network else float("inf"),
     )
     rules = replace(rules, interference=rules.interference and model is not None)
-    planner: AnyPlanner
+    planner: FleetPlanner
     if policy == "frontier":
-        fine = catalogue(specs, kinds, table.latency_us, all_cuts)
-        beside = [Pairwise(each, model) if model is not None else None for each in (fine, two)]
-        planner = Packer(fine, two, rules, *beside)
+        fine = build_catalogue(specs, kinds, table.latency_us, all_cuts)
+        beside = [PairwiseInterference(each, model) if model is not None else None for each in (fine, two)]
+        planner = FleetPacker(fine, two, rules, *beside)
     else:
-        planner = Planner(two, rules, REPAIRED, Pairwise(two, model) if model is not None else None)
-    tasks = [Task(number, rates[spec.name], goals_us[spec.name] / 1000) for number, spec in enumerate(specs)]
+        planner = GpuletPlanner(two, rules, REPAIRED, PairwiseInterference(two, model) if model is not None else None)
+    tasks = [PlanTask(number, rates[spec.name], goals_us[spec.name] / 1000) for number, spec in enumerate(specs)]
     prices = {kind: device.price_per_s for kind, device in kinds.items()}
-    return Input(planner, two, tasks, list(kinds), prices=prices, scenario=scenario)
+    return PlanInput(planner, two, tasks, list(kinds), prices=prices, scenario=scenario)
 
 
 # ------------------------------------------------------------ a list, with profiles
 
 
-def from_profiles(tasks: Path, folder: Path, policy: str, network: float) -> Input:
+def from_profiles(tasks: Path, folder: Path, policy: str, network: float) -> PlanInput:
     """Functions by name, as measured: a scenario in all but its file."""
-    from lamina.cli._glet_tasks import read_rows
-    from lamina.predict.devices import preset
+    from lamina.cli._plan_tasks import read_rows
+    from lamina.predict.device_presets import preset
     from lamina.predict.profile import read_all
     from lamina.sim.scenario import Scenario
-    from lamina.sim.workload import Load, steps
+    from lamina.sim.workload import Workload, steps
     from lamina.types import NEVER_US, FunctionSpec, Slo
 
     profiles = read_all(folder)
@@ -170,7 +174,7 @@ def from_profiles(tasks: Path, folder: Path, policy: str, network: float) -> Inp
         devices=(),
         functions=tuple(functions),
         profiles=tuple(used),
-        loads=tuple(Load(target=name, pieces=steps([(NEVER_US, rate)])) for name, rate, _ in rows if rate),
+        loads=tuple(Workload(target=name, segments=steps([(NEVER_US, rate)])) for name, rate, _ in rows if rate),
         templates={kind: preset(kind) for kind in sorted(everywhere)},
     )
     return from_scenario(scenario, policy, network)

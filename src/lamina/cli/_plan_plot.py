@@ -10,15 +10,15 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from lamina.cli._plan_show import gpus_in_words
-from lamina.planner.glet import Plan, Slice
+from lamina.cli._plan_report import gpus_in_words
+from lamina.planner.partitioning.plan import PartitionPlan, PlannedSlice
 
 _COLOURS = ("#2563a8", "#d1652b", "#3a8f5a", "#8a4fa3", "#b8962e", "#4a9fb5", "#c04a6b", "#6b6b6b", "#7a9a2e", "#a0522d")
 _INK, _EMPTY, _EDGE = "#333333", "#f3f3f3", "#ffffff"
 _ACROSS = 4
 
 
-def save(plan: Plan, policy: str, kinds: Sequence[str], path: Path) -> None:
+def save(plan: PartitionPlan, policy: str, kinds: Sequence[str], path: Path) -> None:
     """PNG or SVG, by the ending of the name."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ def save(plan: Plan, policy: str, kinds: Sequence[str], path: Path) -> None:
         figure.savefig(path, dpi=140, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def _gpu(axes: Any, title: str, slices: Sequence[Slice], colours: dict[str, str]) -> None:
+def _gpu(axes: Any, title: str, slices: Sequence[PlannedSlice], colours: dict[str, str]) -> None:
     axes.set_title(title, fontsize=10, color=_INK, loc="left")
     left = 0
     for cut in slices:

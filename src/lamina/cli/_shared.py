@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
-from lamina.cli import fail_if_misspelt
-from lamina.errors import BadValue, cannot_read, read_given
+from lamina.cli import fail_if_unknown_command
+from lamina.errors import BadValue, read_user_file, unreadable_file
 from lamina.sdk.binding import NOTHING
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ DEFAULT_URL = "http://127.0.0.1:8700"
 PORT = click.IntRange(0, 65535)
 
 
-class Finite(click.FloatRange):
+class FiniteFloat(click.FloatRange):
     """A finite number in a range. NaN is in none, though every comparison with it says that it is not outside."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -36,7 +36,7 @@ class Finite(click.FloatRange):
         return number
 
 
-class InFile(click.Path):
+class InputFile(click.Path):
     """Parameter type of a file to be read; errors have the same words in all commands."""
 
     def __init__(self, hint: str = "give the path of a file", *, allow_dash: bool = False) -> None:
@@ -51,15 +51,15 @@ class InFile(click.Path):
                 wrong = errno.EACCES
             if wrong:
                 field = param.opts[0] if isinstance(param, click.Option) else ""
-                raise cannot_read(path, OSError(wrong, ""), self.hint, field=field)
+                raise unreadable_file(path, OSError(wrong, ""), self.hint, field=field)
         return super().convert(value, param, ctx)
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """Command group. The help of each command is shown in full: click alone cuts it at the width of a line."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        fail_if_misspelt(ctx, args, self.list_commands(ctx))
+        fail_if_unknown_command(ctx, args, self.list_commands(ctx))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -124,10 +124,10 @@ def parse_inputs(body: str | None, file: Path | None, named: tuple[str, ...]) ->
         kind = mimetypes.guess_type(file.name)[0] or ""
         data = file.read_bytes()
         return (_json(data, str(file), "") if kind == "application/json" else data), False
-    return (_json(body, "body", _as_it_should_be(body)) if body is not None else NOTHING), False
+    return (_json(body, "body", _suggested_body(body)) if body is not None else NOTHING), False
 
 
-def _as_it_should_be(body: str) -> str:
+def _suggested_body(body: str) -> str:
     """Suggestion for a body that is no JSON: it was text, or a name and a value."""
     name, equals, value = body.partition("=")
     if equals and name.isidentifier():
@@ -154,15 +154,15 @@ def _json(text: str | bytes, field: str, example: str) -> Any:
 
 
 def _read(path: str, field: str) -> bytes:
-    return read_given(path, "write name=@FILE, or name=JSON", field=field)
+    return read_user_file(path, "write name=@FILE, or name=JSON", field=field)
 
 
 def show_value(value: Any) -> None:
     """A result on stdout: JSON, or raw bytes as they are."""
-    from lamina import values
+    from lamina import encoding
 
     if isinstance(value, bytes):
         sys.stdout.buffer.write(value)
     else:
-        text: bytes = msgspec.json.format(values.to_json(value), indent=2)
+        text: bytes = msgspec.json.format(encoding.to_json(value), indent=2)
         click.echo(text.decode())

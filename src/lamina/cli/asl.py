@@ -12,14 +12,14 @@ from typing import Any
 
 import click
 
-from lamina.cli._shared import Group, InFile
-from lamina.errors import BadValue, read_given
+from lamina.cli._shared import CommandGroup, InputFile
+from lamina.errors import BadValue, read_user_file
 
-_FILE = InFile("give the path of a state machine, a JSON file", allow_dash=True)
+_FILE = InputFile("give the path of a state machine, a JSON file", allow_dash=True)
 _DIALECT = click.Choice(["strict", "extended"])
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def command() -> None:
     """Amazon States Language: import, export, lint, run and draw state machines."""
 
@@ -37,9 +37,9 @@ def lint(file: Path, dialect: Any, portability: bool, side: Path | None) -> int:
     text, document = _read(file)
     check(document, dialect, str(file))
     if side is not None:
-        from lamina.asl.side import read_side
+        from lamina.asl.sidecar import read_sidecar
 
-        read_side(side.read_text(), document, str(side))
+        read_sidecar(side.read_text(), document, str(side))
     if portability:
         for remark in report.portability(document, text):
             click.echo(f"{file}:{remark}")
@@ -55,21 +55,21 @@ def lint(file: Path, dialect: Any, portability: bool, side: Path | None) -> int:
 @click.option("--seed", type=int, default=None, help="Of MathRandom and UUID; they differ from run to run without one.")
 def run(file: Path, given: str, virtual_time: bool, bindings: tuple[str, ...], dialect: Any, seed: int | None) -> int:
     """Run a document once. Its output goes to stdout as JSON; a failed execution gives Error and Cause, and exit code 1."""
-    from lamina import values
-    from lamina.asl.bind import find
-    from lamina.asl.compile import compile_flow, resources
+    from lamina import encoding
+    from lamina.asl.compile import compile_flow, resources_of
     from lamina.asl.lint import check
-    from lamina.live.machine import Machine
+    from lamina.asl.resource_names import resolve_resource
+    from lamina.asl_local_run import LocalStateMachine
 
     _, document = _read(file)
     check(document, dialect, str(file))
     bound = dict(_binding(pair, file) for pair in bindings)
-    tasks = {resource: find(resource, bound) for resource in resources(document)}
+    tasks = {resource: resolve_resource(resource, bound) for resource in resources_of(document)}
     flow = compile_flow(document, file.stem, lambda resource: (resource, None), dialect=dialect, source=str(file))
     with contextlib.redirect_stdout(sys.stderr):  # whatever tasks print, the output stands alone
-        outcome = Machine(flow, tasks, virtual=virtual_time, seed=seed).run(_input(given), f"{file.stem}-1")
+        outcome = LocalStateMachine(flow, tasks, virtual=virtual_time, seed=seed).run(_input(given), f"{file.stem}-1")
     shown = outcome.output if outcome.ok else {"Error": outcome.error, "Cause": outcome.cause}
-    click.echo(values.to_json(shown).decode())
+    click.echo(encoding.to_json(shown).decode())
     return 0 if outcome.ok else 1
 
 
@@ -81,7 +81,7 @@ def run(file: Path, given: str, virtual_time: bool, bindings: tuple[str, ...], d
 def import_(file: Path, out: Path | None, name: str | None, dialect: Any) -> int:
     """Write a Python app for a document: one function to fill in per Resource, and the workflow."""
     from lamina.asl.lint import check
-    from lamina.asl.source import app_source
+    from lamina.asl.scaffold import app_source
 
     _, document = _read(file)
     check(document, dialect, str(file))
@@ -103,7 +103,7 @@ def export(app: str, name: str, dialect: Any, out: Path | None, side: Path | Non
     """Write a workflow of an app as a document."""
     import json
 
-    from lamina.sdk.load import load_app
+    from lamina.sdk.app_loader import load_app
     from lamina.sdk.workflow import Workflow
 
     workflow = load_app(app).target(name)
@@ -129,7 +129,7 @@ def draw(file: str, name: str | None, out: Path | None) -> int:
     from lamina.asl.draw import draw_flow
 
     if name is not None:
-        from lamina.sdk.load import load_app
+        from lamina.sdk.app_loader import load_app
         from lamina.sdk.workflow import Workflow
 
         workflow = load_app(file).target(name)
@@ -151,25 +151,25 @@ def draw(file: str, name: str | None, out: Path | None) -> int:
 
 
 def _read(file: Path) -> tuple[str, Any]:
-    from lamina.asl.document import read
-    from lamina.sdk.states import read_document
+    from lamina.asl.document import parse_document
+    from lamina.sdk.states_workflow import read_document
 
     text = sys.stdin.read() if str(file) == "-" else read_document(file)
-    return text, read(text, str(file))
+    return text, parse_document(text, str(file))
 
 
 def _input(text: str) -> Any:
-    from lamina import values
+    from lamina import encoding
 
     if text.startswith("@"):
         path = Path(text[1:])
-        content = read_given(path, "write --input @FILE, or --input JSON", field="--input")
+        content = read_user_file(path, "write --input @FILE, or --input JSON", field="--input")
         try:
-            return values.from_json(content)
+            return encoding.from_json(content)
         except BadValue as error:
             raise BadValue(f"--input {path}: {error.message}", hint="it holds one JSON value, in UTF-8") from None
     try:
-        return values.from_json(text.encode())
+        return encoding.from_json(text.encode())
     except BadValue as error:
         raise BadValue(f"--input: {error.message}", hint="""quote it for the shell: '{"x": 1}'""") from None
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from lamina.cli._admin import administer, json_option, show, store_option, url_option, when
+from lamina.cli._admin_client import administer, json_option, show, store_option, url_option, when
 
 
 @click.command()

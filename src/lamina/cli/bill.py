@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from lamina.cli._admin import json_option
+from lamina.cli._admin_client import json_option
 from lamina.cli._shared import console, url_option
 from lamina.errors import BadValue
 
@@ -29,7 +29,7 @@ def command(first: str | None, last: str | None, by: str, url: str, as_json: boo
     from urllib.parse import urlencode
 
     from lamina.sdk.client import Client
-    from lamina.sdk.wire import read_request
+    from lamina.sdk.client_codec import read_request
 
     if first and last and first > last:
         raise BadValue(f"--from {first}: later than --to {last}")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from lamina.cli._shared import InFile, parse_inputs, show_value, url_option
+from lamina.cli._shared import InputFile, parse_inputs, show_value, url_option
 
 
 @click.command()
 @click.argument("name")
 @click.argument("body", required=False)
-@click.option("--file", type=InFile(), help="Send this file (image, audio, JSON).")
+@click.option("--file", type=InputFile(), help="Send this file (image, audio, JSON).")
 @click.option("--input", "named", multiple=True, metavar="NAME=JSON|@FILE", help="One input by name; repeatable.")
 @url_option
 @click.option("--deadline", metavar="TIME", help='Answer within this time, such as "50ms", or refuse.')
@@ -43,7 +43,7 @@ def command(
       lamina call add --input a=1 --input b=2
       lamina call classify --file cat.png --deadline 50ms
     """
-    from lamina import values
+    from lamina import encoding
     from lamina.sdk.client import Client
 
     if stream and later:
@@ -57,11 +57,11 @@ def command(
             return 0
         if stream:
             for piece in client.stream(name, given, deadline=deadline):
-                click.echo(values.to_json(piece))
+                click.echo(encoding.to_json(piece))
             return 0
         answer = client.call_detailed(name, given, deadline=deadline)
     if as_json:
-        click.echo(values.to_json(answer.as_dict()).decode())
+        click.echo(encoding.to_json(answer.as_dict()).decode())
         return 0
     show_value(answer.value)
     if not quiet:

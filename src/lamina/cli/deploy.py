@@ -8,7 +8,7 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from lamina.cli._admin import ask, json_option, until_served, url_option
+from lamina.cli._admin_client import ask, json_option, until_served, url_option
 
 
 @click.command()
@@ -25,11 +25,11 @@ def command(path: Path, app: str | None, no_wait: bool, admin_url: str, as_json:
       lamina deploy app.py
       lamina deploy my_app/ --no-wait
     """
-    from lamina.gateway import package
+    from lamina.gateway.deploy import app_package
 
-    body, entry = package.pack(path)
+    body, entry = app_package.pack(path)
     name = app or _name_of(path if path.is_file() else path / entry)
-    headers = {"lamina-sha256": package.digest(body), "lamina-entry": entry, "content-type": "application/zip"}
+    headers = {"lamina-sha256": app_package.sha256_hex(body), "lamina-entry": entry, "content-type": "application/zip"}
     about = ask("PUT", f"/v1/apps/{quote(name, safe='')}", admin_url, body, headers)
     if not no_wait:
         about = until_served(about, admin_url)
@@ -42,6 +42,6 @@ def command(path: Path, app: str | None, no_wait: bool, admin_url: str, as_json:
 
 
 def _name_of(path: Path) -> str:
-    from lamina.sdk.load import load_app
+    from lamina.sdk.app_loader import load_app
 
     return load_app(str(path)).name

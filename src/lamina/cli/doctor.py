@@ -78,9 +78,9 @@ def _packages() -> list[dict[str, Any]]:
 
 def _slicers() -> list[dict[str, Any]]:
     """Which kinds of slices can be cut here."""
-    from lamina.gpu import detect
+    from lamina.gpu import discovery
 
     return [
-        *(_check(f"{found.name} slices", found.works, found.what, found.hint) for found in detect.slicers()),
+        *(_check(f"{found.name} slices", found.works, found.what, found.hint) for found in discovery.check_slicers()),
         _check("emulated", True, "any number of make-believe devices, from profiles"),
     ]

@@ -39,7 +39,7 @@ def command(
       lamina draw app.py react --run RUN
     """
     from lamina.asl.draw import draw_flow
-    from lamina.sdk.load import load_app
+    from lamina.sdk.app_loader import load_app
 
     app = load_app(file)
     flow = _chosen(app, workflow).flow
@@ -67,10 +67,10 @@ def _chosen(app: Any, name: str | None) -> Any:
 
 
 def _planned(app: Any, flow: Any, file: str, folder: Path | None, kind: str | None) -> tuple[Any, str]:
-    from lamina.asl.figures import planned
-    from lamina.live.start import read_profiles
-    from lamina.predict.devices import PRESETS
-    from lamina.predict.table import Table
+    from lamina.asl.annotations import planned_notes
+    from lamina.bootstrap import read_profiles
+    from lamina.predict.device_presets import PRESETS
+    from lamina.predict.profile_table import ProfileTable
     from lamina.units import show_us
 
     found = read_profiles(file, folder)
@@ -81,18 +81,18 @@ def _planned(app: Any, flow: Any, file: str, folder: Path | None, kind: str | No
     if kind is not None and kind not in kinds:
         raise BadValue(f"--device {kind!r}: no profiles of it", hint=f"there are {', '.join(kinds)}")
     kind = kind or kinds[0]
-    table, device = Table(found), PRESETS.get(kind)
+    table, device = ProfileTable(found), PRESETS.get(kind)
 
     def time_us(function: str, batch: int) -> int:
         units = app.functions[function].spec.units_on(device) if device is not None else 1
-        return round(table.typical_us(function, kind, batch, units))
+        return round(table.median_us(function, kind, batch, units))
 
     batches = {name: function.spec.max_batch for name, function in app.functions.items()}
-    return planned(flow, time_us, batches), f"{goal}; planned with medians on {kind}"
+    return planned_notes(flow, time_us, batches), f"{goal}; planned with medians on {kind}"
 
 
 def _measured(flow: Any, run_id: str, url: str) -> tuple[Any, str]:
-    from lamina.asl.figures import observed
+    from lamina.asl.annotations import measured_notes
     from lamina.sdk.client import Client
 
     with Client(url, token=os.environ.get("LAMINA_TOKEN") or None) as client:
@@ -100,4 +100,4 @@ def _measured(flow: Any, run_id: str, url: str) -> tuple[Any, str]:
         state, events = run.status().state, run.history()
     began_us = next((event["at_us"] for event in events if event["kind"] == "began"), events[0]["at_us"])
     goal_us = flow.slo.latency_us
-    return observed(flow, events, began_us + goal_us if goal_us else 0), f"run {run_id}, {state}: measured"
+    return measured_notes(flow, events, began_us + goal_us if goal_us else 0), f"run {run_id}, {state}: measured"

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from lamina.cli._shared import InFile, console
+from lamina.cli._shared import InputFile, console
 from lamina.errors import BadValue
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_LOG = InFile("write one with `lamina sim SCENARIO --log FILE`")
+_LOG = InputFile("write one with `lamina sim SCENARIO --log FILE`")
 
 
 @click.command()
@@ -28,7 +28,7 @@ def command(call: str, log_file: Path, as_json: bool) -> int:
     Examples:
       lamina explain c42 --log events.jsonl
     """
-    found = story(call, log_file)
+    found = call_history(call, log_file)
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
         return 0
@@ -36,16 +36,16 @@ def command(call: str, log_file: Path, as_json: bool) -> int:
     return 0
 
 
-def story(call_id: str, log_file: Path) -> dict[str, Any]:
+def call_history(call_id: str, log_file: Path) -> dict[str, Any]:
     """History of one call, from the event log."""
     from lamina.core import actions as do
     from lamina.core import eventlog
     from lamina.core import events as ev
-    from lamina.core.lease import mask_label
+    from lamina.core.scheduling.leases import slice_label
 
     told: dict[str, Any] = {"call": call_id, "steps": []}
     batches: dict[int, list[dict[str, Any]]] = {}
-    for entry in eventlog.read(log_file):
+    for entry in eventlog.read_log(log_file):
         event, now_us = entry.event, entry.now_us
         if isinstance(event, ev.CallArrived) and event.call.id == call_id:
             asked = event.call
@@ -65,15 +65,15 @@ def story(call_id: str, log_file: Path) -> dict[str, Any]:
                         "function": action.function,
                         "decided_ms": now_us / 1000,
                         "batch": len(action.jobs),
-                        "slice": mask_label(action.device, action.mask),
+                        "slice": slice_label(action.device, action.mask),
                         "cores": action.cores,
                         "predicted_ms": action.predicted_us / 1000,
-                        "behind_batch": action.after or None,
+                        "behind_batch": action.behind or None,
                         "why": _read(action.why),
                     }
                     told["steps"].append(step)
                     batches.setdefault(action.batch_id, []).append(step)
-            elif isinstance(action, do.Reply | do.Fail | do.Refuse) and action.call_id == call_id:
+            elif isinstance(action, do.Reply | do.FailCall | do.Reject) and action.call_id == call_id:
                 told["end"] = _end(action, now_us)
     if "target" not in told:
         raise BadValue(f"{log_file} knows nothing of a call {call_id!r}", hint="calls of a simulation are c1, c2, ...")
@@ -86,7 +86,7 @@ def _end(action: Any, now_us: int) -> dict[str, Any]:
     if isinstance(action, do.Reply):
         what = "late" if action.late else "in time"
         return {"what": what, "at_ms": now_us / 1000, "latency_ms": action.latency_us / 1000, "cost": action.cost}
-    if isinstance(action, do.Refuse):
+    if isinstance(action, do.Reject):
         offer_ms = action.offer_us / 1000 or None
         return {"what": f"refused: {action.reason}", "at_ms": now_us / 1000, "offer_ms": offer_ms, "why": _read(action.why)}
     return {"what": f"failed: {action.error}", "at_ms": now_us / 1000, "step": action.step}

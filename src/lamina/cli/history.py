@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import click
 
-from lamina.cli._admin import ask, json_option, show, url_option, when
+from lamina.cli._admin_client import ask, json_option, show, url_option, when
 
 
 @click.command()

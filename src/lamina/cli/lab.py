@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lamina.cli._shared import Group, console
+from lamina.cli._shared import CommandGroup, console
 from lamina.errors import BadValue
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ FOLDER = Path("results/lab")
 WIDTH = 140
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def command() -> None:
     """Experiments: compare policies on the same workloads, and gather what came of it."""
 
@@ -42,10 +42,10 @@ def list_all(folder: Path, as_json: bool) -> None:
 
         click.echo(msgspec.json.encode(found).decode())
         return
-    from lamina.lab.experiment import Table
+    from lamina.lab.experiment import ResultTable
 
     rows = [[row["name"], row["title"], (row["date"] or "never")[:10]] for row in found]
-    _print_table(Table(["experiment", "question", "last run"], rows))
+    _print_table(ResultTable(["experiment", "question", "last run"], rows))
 
 
 @command.command("run")
@@ -60,16 +60,16 @@ def run_one(name: str, quick: bool, seed: int, jobs: int | None, resume: bool, a
     """Run the experiment NAME (or the path of a file with one), and show its figures."""
     from lamina.lab import experiment, results
     from lamina.lab.experiment import Row
-    from lamina.lab.origin import here
+    from lamina.lab.provenance import provenance
     from lamina.lab.runner import cores, run_cells
 
     module = experiment.load(name)
     if getattr(module, "ALONE", False):
         jobs = 1  # cells that measure time would measure each other
-    origin = here(Path(name).stem, seed, quick)
+    origin = provenance(Path(name).stem, seed, quick)
     path = results.file_for(folder, name, quick)
     cells = module.cells(seed, quick)
-    rows: dict[int, Row] = results.done(cells, path, origin) if resume else {}
+    rows: dict[int, Row] = results.finished_rows(cells, path, origin) if resume else {}
     kept = len(rows)
     missing = {place: cell for place, cell in enumerate(cells) if place not in rows}
     file = results.start(path, origin, rows.values())
@@ -97,21 +97,21 @@ def run_one(name: str, quick: bool, seed: int, jobs: int | None, resume: bool, a
 def report(names: tuple[str, ...], folder: Path, out: Path) -> None:
     """Write one HTML page with all experiments that have results, or those named."""
     from lamina.lab import experiment
-    from lamina.lab.page import Entry, page
+    from lamina.lab.html_report import ReportEntry, html_report
     from lamina.lab.results import other_seeds
 
     entries = []
     for name in names or experiment.names():
         results = _latest(folder, name)
         if results is not None:
-            entries.append(Entry(Path(name).stem, experiment.load(name), results, other_seeds(folder, name)))
+            entries.append(ReportEntry(Path(name).stem, experiment.load(name), results, other_seeds(folder, name)))
         elif names:
             raise BadValue(f"{name}: no results in {folder}", hint=f"run it first: lamina lab run {name}")
     if not entries:
         raise BadValue(f"--results {folder}: no results of any experiment", hint="run one first: lamina lab run NAME")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page(entries), encoding="utf-8")
+        out.write_text(html_report(entries), encoding="utf-8")
     except OSError as error:
         raise BadValue(f"--out {out}: {error.strerror}", hint="give a file in a folder that can be written to") from None
     click.echo(f"{len(entries)} experiment{'s'[: len(entries) != 1]} in {out}")
@@ -134,15 +134,15 @@ def _show(module: Any, made: Results, as_json: bool) -> None:
 
         click.echo(msgspec.json.encode(module.figures(made.good)).decode())
         return
-    from lamina.lab import show
+    from lamina.lab import text_report
 
-    console(WIDTH).print(show.sections(module.sections(made.good)))
+    console(WIDTH).print(text_report.render_sections(module.sections(made.good)))
 
 
 def _print_table(table: Any) -> None:
-    from lamina.lab import show
+    from lamina.lab import text_report
 
-    console(WIDTH).print(show.table(table))
+    console(WIDTH).print(text_report.render_table(table))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from lamina.cli import EXIT_FAILED, EXIT_STOPPED
-from lamina.cli._shared import Finite, InFile
+from lamina.cli._shared import FiniteFloat, InputFile
 from lamina.errors import BadValue
 from lamina.units import parse_us
 
@@ -26,16 +26,16 @@ from lamina.units import parse_us
     help="How calls come; with ramp the rate moves from stage to stage.",
 )
 @click.option(
-    "--cv", default=None, type=Finite(0, 100), help="Burstiness of the gaps: 0 even, 1 Poisson, more is bunched; gamma: 4."
+    "--cv", default=None, type=FiniteFloat(0, 100), help="Burstiness of the gaps: 0 even, 1 Poisson, more is bunched; gamma: 4."
 )
-@click.option("--trace", type=InFile(), help="CSV with a column t_us, for trace.")
+@click.option("--trace", type=InputFile(), help="CSV with a column t_us, for trace.")
 @click.option(
-    "--speedup", type=Finite(0, min_open=True), default=1.0, show_default=True, help="Play the trace so many times faster."
+    "--speedup", type=FiniteFloat(0, min_open=True), default=1.0, show_default=True, help="Play the trace so many times faster."
 )
 @click.option("--slo", metavar="TIME", help="Answers within this time count as in time; default: the target's own, if it says.")
 @click.option("--deadline", metavar="TIME", help="Send this deadline with every call.")
 @click.option("--body", help="JSON to send.")
-@click.option("--file", type=InFile(), help="Send this file instead.")
+@click.option("--file", type=InputFile(), help="Send this file instead.")
 @click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="One more header; repeatable.")
 @click.option("--method", default="POST", show_default=True)
 @click.option(
@@ -60,8 +60,8 @@ def command(**given: Any) -> int:
     """
     import msgspec
 
-    from lamina.load.child import offer
-    from lamina.load.plan import Plan, check_trace, parse_stages
+    from lamina.load.generator_process import run_load
+    from lamina.load.load_plan import LoadPlan, check_trace, parse_stages
 
     for written in ("out", "html"):
         if given[written] is not None and not given[written].absolute().parent.is_dir():
@@ -73,7 +73,7 @@ def command(**given: Any) -> int:
     if given["deadline"]:
         headers.append(("lamina-deadline-ms", f"{parse_us(given['deadline'], '--deadline') / 1000:g}"))
     shape, cv = given["shape"], given["cv"]
-    plan = Plan(
+    plan = LoadPlan(
         url=given["url"],
         body=body,
         headers=(*headers, *map(_header, given["headers"])),
@@ -88,15 +88,15 @@ def command(**given: Any) -> int:
         connections=given["connections"],
         check_tls=not given["insecure"],
     )
-    result = offer(plan) if given["as_json"] else _watched(plan)
+    result = run_load(plan) if given["as_json"] else _watched(plan)
     if given["as_json"]:
         click.echo(msgspec.json.encode(result).decode())
     if given["out"]:
         given["out"].write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2))
     if given["html"]:
-        from lamina.load.page import page
+        from lamina.load.html_report import html_report
 
-        given["html"].write_text(page(result), encoding="utf-8")
+        given["html"].write_text(html_report(result), encoding="utf-8")
         click.echo(f"page: {given['html']}", err=True)
     if result.offered and not result.in_time + result.late + result.refused:
         hint = "send one alone to see why: curl -i URL -d BODY"
@@ -109,25 +109,25 @@ def _watched(plan: Any) -> Any:
     from rich.console import Console
     from rich.live import Live
 
-    from lamina.load.child import offer
-    from lamina.load.record import Second
-    from lamina.load.screen import picture, table
+    from lamina.load.generator_process import run_load
+    from lamina.load.live_view import live_view, result_table
+    from lamina.load.results import SecondStats
 
     console = Console()
-    seen: list[Second] = []
+    seen: list[SecondStats] = []
     slo_ms = plan.slo_us / 1000
     if not console.is_terminal:
-        result = offer(plan)
-        console.print(picture(result.series, slo_ms))
+        result = run_load(plan)
+        console.print(live_view(result.series, slo_ms))
     else:
-        with Live(picture(seen, slo_ms), console=console, auto_refresh=False) as live:
+        with Live(live_view(seen, slo_ms), console=console, auto_refresh=False) as live:
 
-            def on_second(second: Second) -> None:
+            def on_second(second: SecondStats) -> None:
                 seen.append(second)
-                live.update(picture(seen, slo_ms), refresh=True)
+                live.update(live_view(seen, slo_ms), refresh=True)
 
-            result = offer(plan, on_second)
-    console.print(table(result))
+            result = run_load(plan, on_second)
+    console.print(result_table(result))
     if result.failed:
         shown = ", ".join(f"{count} x {status}" for status, count in sorted(result.statuses.items()))
         click.echo(f"answers: {shown}", err=True)

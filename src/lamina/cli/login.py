@@ -7,7 +7,7 @@ import sys
 import click
 import msgspec
 
-from lamina.cli._admin import ask, remember, url_option
+from lamina.cli._admin_client import ask, remember, url_option
 
 
 @click.command()

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 import click
 import msgspec
 
-from lamina.cli._admin import follow, json_option, url_option, when
+from lamina.cli._admin_client import follow, json_option, url_option, when
 
 
 @click.command()

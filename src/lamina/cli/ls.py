@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from lamina.cli._admin import ask, json_option, show, url_option
+from lamina.cli._admin_client import ask, json_option, show, url_option
 
 
 @click.command()

@@ -10,29 +10,29 @@ import click
 import msgspec
 
 from lamina.cli import EXIT_FAILED
-from lamina.cli._shared import Finite, InFile, console
+from lamina.cli._shared import FiniteFloat, InputFile, console
 from lamina.errors import BadValue
 
 if TYPE_CHECKING:
-    from lamina.cli import _plan_show as show
-    from lamina.cli._plan_input import Input
-    from lamina.planner.glet import Plan
+    from lamina.cli import _plan_report as show
+    from lamina.cli._plan_input import PlanInput
+    from lamina.planner.partitioning.plan import PartitionPlan
 
-MOST_GPUS = 16
+MAX_GPUS = 16
 """Where the search for the fewest GPUs gives up."""
 
 _FILE = click.Path(readable=False, path_type=Path)
 
 
 @click.command()
-@click.argument("tasks", type=InFile("give a scenario (.toml), or a CSV of model,rate,SLO lines"))
+@click.argument("tasks", type=InputFile("give a scenario (.toml), or a CSV of model,rate,SLO lines"))
 @click.option("--policy", default="gpulet", show_default=True, help="gpulet, gpulet-noint, greedy_part, timesharing or frontier.")
 @click.option("--gpus", metavar="N | KIND=N,...", help="GPUs there are; default: as few as possible.")
 @click.option("--profiles", type=_FILE, help="Folder with the profiler's files, for a list of tasks by name.")
 @click.option("--glet-dir", type=_FILE, help="Folder with gpu-let's files: profiles, memory, inputs.")
 @click.option("--sched-config", type=_FILE, help="Flags of the scheduler; default: those of the policy.")
 @click.option("--device-config", type=_FILE, help="Kinds of GPUs; default: device-config.json in that folder.")
-@click.option("--network", type=Finite(min=0, min_open=True), help="Gbit/s of input a GPU can receive; default: no limit.")
+@click.option("--network", type=FiniteFloat(min=0, min_open=True), help="Gbit/s of input a GPU can receive; default: no limit.")
 @click.option("--compat", is_flag=True, help="Exactly as the original plans, quirks and all.")
 @click.option("--check", is_flag=True, help="Play the plan in the simulator for the attainment.")
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of that simulation.")
@@ -61,24 +61,24 @@ def command(
       lamina plan scenarios/quickstart.toml --check
       lamina plan tasks.csv --profiles profiles/v100 --gpus 4
     """
-    from lamina.cli import _plan_show as show
-    from lamina.planner.glet.model import WHOLE
+    from lamina.cli import _plan_report as show
+    from lamina.planner.partitioning.catalogue import WHOLE
 
     if plot is not None:
-        from lamina.sim.plot import check_name
+        from lamina.sim.plot import check_path
 
-        check_name(plot)
+        check_path(plot)
     given = _read(tasks, policy, profiles, glet_dir, sched_config, device_config, network or 0.0, compat)
     wanted = _gpus(gpus, given)
     kinds, plan = _find(given, wanted, compat)
     units = {kind: known.cuts[WHOLE] for kind, known in given.catalogue.kinds.items()}
-    told = show.Told(policy, plan, kinds, units, given.prices, given.rates)
+    told = show.PlanReport(policy, plan, kinds, units, given.prices, given.rates)
     if not plan.schedulable and not plan.aborted and not (compat and as_json):
         told = _advise(given, told, wanted)
     if check and plan.schedulable:
-        from lamina.cli._plan_check import play
+        from lamina.cli._plan_check import simulate_plan
 
-        told = show.with_check(told, play(given, plan, kinds, seed))
+        told = show.with_check(told, simulate_plan(given, plan, kinds, seed))
     if as_json:
         click.echo(msgspec.json.encode(show.as_published(plan) if compat else show.as_json(told)).decode())
     else:
@@ -99,7 +99,7 @@ def _read(
     device_config: Path | None,
     network_gbit: float,
     compat: bool,
-) -> Input:
+) -> PlanInput:
     """Read the input, from whichever of the files it is in."""
     from lamina.cli import _plan_input as source
 
@@ -117,7 +117,7 @@ def _read(
     raise BadValue("--profiles: profiles are needed", hint="name a folder with them, or with gpu-let's files (--glet-dir)")
 
 
-def _gpus(text: str | None, given: Input) -> list[str] | None:
+def _gpus(text: str | None, given: PlanInput) -> list[str] | None:
     """Kinds of the GPUs; None: to be found."""
     if text is None:
         return None
@@ -139,7 +139,7 @@ def _gpus(text: str | None, given: Input) -> list[str] | None:
     return sorted(kinds)
 
 
-def _find(given: Input, gpus: list[str] | None, compat: bool) -> tuple[Sequence[str], Plan]:
+def _find(given: PlanInput, gpus: list[str] | None, compat: bool) -> tuple[Sequence[str], PartitionPlan]:
     """Plan on the GPUs that are given; the original takes them from its configuration; else as few as possible."""
     if gpus is None and compat and not given.own:
         raise BadValue("--compat: the scheduler configuration names no GPUs", hint="add --gpus")
@@ -147,15 +147,15 @@ def _find(given: Input, gpus: list[str] | None, compat: bool) -> tuple[Sequence[
         gpus = given.own
     if gpus is not None:
         return gpus, given.planner.plan(given.tasks, gpus)
-    return given.planner.fewest(given.tasks, sorted(set(given.own or given.kinds)), MOST_GPUS)
+    return given.planner.plan_fewest_gpus(given.tasks, sorted(set(given.own or given.kinds)), MAX_GPUS)
 
 
-def _advise(given: Input, told: show.Told, wanted: list[str] | None) -> show.Told:
+def _advise(given: PlanInput, told: show.PlanReport, wanted: list[str] | None) -> show.PlanReport:
     """Advice for a plan that does not fit: the largest scale of all rates, or the number of GPUs needed."""
     from dataclasses import replace
 
     told = replace(told, scale=given.planner.largest_scale(given.tasks, told.kinds))
     if wanted is None or not told.plan.headroom:  # every number was tried, or none would help
         return told
-    kinds, plan = given.planner.fewest(given.tasks, sorted(set(wanted)), MOST_GPUS)
+    kinds, plan = given.planner.plan_fewest_gpus(given.tasks, sorted(set(wanted)), MAX_GPUS)
     return replace(told, needed=tuple(kinds) if plan.schedulable else ())

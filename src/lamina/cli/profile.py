@@ -13,13 +13,13 @@ import click
 import msgspec
 
 from lamina.cli import EXIT_STOPPED
-from lamina.cli._profiles_show import latencies
+from lamina.cli._profile_report import latencies
 from lamina.errors import BadValue
 from lamina.units import parse_share, parse_us, show_us
 
 if TYPE_CHECKING:
-    from lamina.profiler.measure import Progress
-    from lamina.profiler.session import Result
+    from lamina.profiler.measurement import MeasurementProgress
+    from lamina.profiler.session import ProfileResult
 
 
 @click.command()
@@ -62,12 +62,12 @@ def command(
     budget_s = parse_us(budget, "--budget") / 1e6
     if not budget_s:
         raise BadValue(f"--budget: {budget!r} is no time at all", hint="a minute is enough for most: 60s")
-    options = session.Options(out=out, target=parse_share(sure, "--target"), budget_s=budget_s, fresh=fresh)
-    for one in session.targets(target, [_body(text) for text in inputs]):
+    options = session.ProfileOptions(out=out, target=parse_share(sure, "--target"), budget_s=budget_s, fresh=fresh)
+    for one in session.find_targets(target, [_body(text) for text in inputs]):
         bench = session.open_bench(one, device)
         try:
             with _progress(one.function.name, budget_s, options.target) as watch:
-                result = session.run(one, bench, options, watch)
+                result = session.profile_function(one, bench, options, watch)
         finally:
             bench.close()
         _show(result, as_json)
@@ -78,17 +78,17 @@ def command(
 
 def _predict(target: str, kind: str, out: Path | None, as_json: bool) -> int:
     from lamina.predict.profile import read
-    from lamina.profiler import make, session
-    from lamina.profiler.guess import guess
+    from lamina.profiler import build_profile, session
+    from lamina.profiler.predicted_profile import predict_profile
 
-    where, function = session.function_of(target)
+    where, function = session.find_function(target)
     folder = out if out is not None else where.parent / "profiles"
     path = folder / f"{function.name}.{kind}.json"
     if path.exists() and read(path).meta.get("source") != "predicted":
         raise BadValue(f"{path} was measured, a guess would replace it", hint="keep the guess elsewhere: --out FOLDER")
-    profile = guess(function, kind)
+    profile = predict_profile(function, kind)
     folder.mkdir(parents=True, exist_ok=True)
-    make.write(profile, path)
+    build_profile.write_atomically(profile, path)
     if as_json:
         told = {"function": profile.function, "device": kind, "file": str(path), "points": len(profile.points), **profile.meta}
         click.echo(msgspec.json.encode(told).decode())
@@ -102,15 +102,15 @@ def _predict(target: str, kind: str, out: Path | None, as_json: bool) -> int:
 
 
 def _body(text: str) -> Any:
-    from lamina.cli._shared import InFile, parse_inputs
+    from lamina.cli._shared import InputFile, parse_inputs
 
     if text.startswith("@"):
-        return parse_inputs(None, InFile().convert(text[1:], None, None), ())[0]
+        return parse_inputs(None, InputFile().convert(text[1:], None, None), ())[0]
     return parse_inputs(text, None, ())[0]
 
 
-def _show(result: Result, as_json: bool) -> None:
-    profile, outcome, why = result.profile, result.outcome, result.why_unsure
+def _show(result: ProfileResult, as_json: bool) -> None:
+    profile, outcome, why = result.profile, result.outcome, result.uncertainty_reason
     if as_json:
         told = {
             "function": profile.function,
@@ -118,7 +118,7 @@ def _show(result: Result, as_json: bool) -> None:
             "file": str(result.path),
             "points": len(profile.points),
             "spent_s": round(outcome.spent_s, 2),
-            "unsure": round(outcome.unsure, 4) if math.isfinite(outcome.unsure) else None,
+            "unsure": round(outcome.uncertainty, 4) if math.isfinite(outcome.uncertainty) else None,
             "reached": outcome.reached,
             "why_unsure": why,
             "kept_runs": result.kept_runs,
@@ -128,7 +128,7 @@ def _show(result: Result, as_json: bool) -> None:
     if result.dropped:
         click.echo(f"earlier runs are not used: {result.dropped}", err=True)
     latencies(profile)
-    sure = f"sure to {100 * outcome.unsure:.1f}%" if math.isfinite(outcome.unsure) else "not sure of anything yet"
+    sure = f"sure to {100 * outcome.uncertainty:.1f}%" if math.isfinite(outcome.uncertainty) else "not sure of anything yet"
     kept = f", {result.kept_runs} runs from before" if result.kept_runs else ""
     click.echo(
         f"{_points(len(profile.points))} in {outcome.spent_s:.1f}s{kept}, {sure}; "
@@ -145,7 +145,7 @@ def _points(count: int) -> str:
 
 
 @contextmanager
-def _progress(name: str, budget_s: float, target: float) -> Iterator[Callable[[Progress], None] | None]:
+def _progress(name: str, budget_s: float, target: float) -> Iterator[Callable[[MeasurementProgress], None] | None]:
     """A bar on a terminal, nothing elsewhere: time spent, and how sure it is so far."""
     if not sys.stderr.isatty():
         yield None
@@ -158,8 +158,8 @@ def _progress(name: str, budget_s: float, target: float) -> Iterator[Callable[[P
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(name, total=budget_s, state="loading")
 
-        def watch(progress: Progress) -> None:
-            unsure = f"{100 * progress.unsure:.1f}%" if math.isfinite(progress.unsure) else "?"
+        def watch(progress: MeasurementProgress) -> None:
+            unsure = f"{100 * progress.uncertainty:.1f}%" if math.isfinite(progress.uncertainty) else "?"
             state = f"{_points(progress.points)}, sure to {unsure} (wanted {100 * target:g}%)"
             bar.update(task, completed=progress.spent_s, state=state if progress.points else "warming up")
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lamina.cli import _profiles_show as show
-from lamina.cli._shared import Group, console
+from lamina.cli import _profile_report as show
+from lamina.cli._shared import CommandGroup, console
 from lamina.errors import BadValue
 from lamina.units import show_us
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FILE = click.Path(readable=False, path_type=Path)
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def command() -> None:
     """Measured latencies of functions: list them, show one, draw it, compare two."""
 
@@ -70,7 +70,7 @@ def show_one(file: Path, as_json: bool) -> None:
     show.latencies(profile)
     if profile.load_us or profile.memory_mib:
         click.echo(f"load {show_us(profile.load_us)}, memory {profile.memory_mib} MiB")
-    for line in show.beside(profile):
+    for line in show.other_measurements(profile):
         click.echo(line)
     for name, value in profile.meta.items():
         click.echo(f"{name}: {value}")
@@ -104,10 +104,10 @@ def plot(file: Path, out: Path | None) -> None:
 def compare_two(before: Path, after: Path, as_json: bool) -> None:
     """Compare two profiles: the ratio of medians at every place both have, and the biggest change."""
     from lamina.predict.profile import read
-    from lamina.profiler.compare import compare
+    from lamina.profiler.compare import compare_profiles
 
     old, new = read(before), read(after)
-    found = compare(old, new)
+    found = compare_profiles(old, new)
     if as_json:
         _echo(found)
         return

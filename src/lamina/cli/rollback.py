@@ -7,7 +7,7 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from lamina.cli._admin import ask, until_served, url_option
+from lamina.cli._admin_client import ask, until_served, url_option
 
 
 @click.command()

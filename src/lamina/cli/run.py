@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from lamina.cli._shared import InFile, parse_inputs, policy_options, show_value
+from lamina.cli._shared import InputFile, parse_inputs, policy_options, show_value
 from lamina.plugins import DEFAULT_POLICY
 
 
@@ -16,7 +16,7 @@ from lamina.plugins import DEFAULT_POLICY
 @click.argument("file", metavar="FILE[:APP]")
 @click.argument("name")
 @click.argument("body", required=False)
-@click.option("--file", "input_file", type=InFile(), help="Use this file as input.")
+@click.option("--file", "input_file", type=InputFile(), help="Use this file as input.")
 @click.option("--input", "named", multiple=True, metavar="NAME=JSON|@FILE", help="One input by name; repeatable.")
 @click.option("--policy", default=DEFAULT_POLICY, show_default=True, help="A policy by name, or the path of a file with one.")
 @click.option("--policy-option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the policy; repeatable.")
@@ -37,8 +37,8 @@ def command(
       lamina run app.py classify --input image=@cat.png
     """
     from lamina import policies
-    from lamina.live.once import call_once
-    from lamina.live.start import open_local
+    from lamina.bootstrap import open_local
+    from lamina.run_once import call_once
     from lamina.sdk.binding import bind, bind_named
 
     given, by_name = parse_inputs(body, input_file, named)

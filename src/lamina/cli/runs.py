@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from lamina.cli._shared import Group, console, url_option, write_picture
+from lamina.cli._shared import CommandGroup, console, url_option, write_picture
 
 _STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "queued": "dim"}
 
@@ -19,7 +19,7 @@ def _json(function: Any) -> Any:
     return click.option("--json", "as_json", is_flag=True, help="As JSON.")(function)
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def command() -> None:
     """Runs the server keeps: started with `Prefer: respond-async`, client.start(...) or .submit(...)."""
 
@@ -32,7 +32,7 @@ def command() -> None:
 @_json
 def ls(target: str, state: str, limit: int, url: str, as_json: bool) -> int:
     """List runs, the newest first."""
-    from lamina.sdk.runs import run_request
+    from lamina.sdk.run_handles import run_request
 
     with _client(url) as client:
         page = client.ask(run_request(client.server, "", "", query={"target": target, "state": state, "limit": limit}))
@@ -66,7 +66,7 @@ def ls(target: str, state: str, limit: int, url: str, as_json: bool) -> int:
 @_json
 def show(run_id: str, url: str, as_json: bool) -> int:
     """Show one run and its steps."""
-    from lamina.asl.timeline import show as show_us
+    from lamina.asl.timeline import show_duration as show_us
 
     with _client(url) as client:
         run, events = _both(client, run_id)
@@ -130,7 +130,7 @@ def _client(url: str) -> Any:
 
 
 def _both(client: Any, run_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    from lamina.sdk.runs import run_request
+    from lamina.sdk.run_handles import run_request
 
     return client.ask(run_request(client.server, run_id, "")), client.run(run_id).history()
 
@@ -140,14 +140,14 @@ def _clock(us: int) -> str:
 
 
 def _took(run: dict[str, Any]) -> str:
-    from lamina.asl.timeline import show as show_us
+    from lamina.asl.timeline import show_duration as show_us
 
     end_us = run.get("ended_us") or time.time_ns() // 1000
     return show_us(max(0, end_us - run["created_us"]))
 
 
 def _line(event: dict[str, Any]) -> str:
-    from lamina.asl.timeline import show as show_us
+    from lamina.asl.timeline import show_duration as show_us
 
     if event["kind"] == "ended":
         return f"ended: {event['state']}"

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import click
 import msgspec
 
-from lamina.cli._admin import ask, url_option
+from lamina.cli._admin_client import ask, url_option
 from lamina.units import parse_us
 
 

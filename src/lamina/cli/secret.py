@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from lamina.cli._admin import administer, json_option, show, store_option, url_option, when
-from lamina.cli._shared import Group
+from lamina.cli._admin_client import administer, json_option, show, store_option, url_option, when
+from lamina.cli._shared import CommandGroup
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def command() -> None:
     """Secrets: set, list and remove them; functions find them in LAMINA_SECRET_NAME."""
 

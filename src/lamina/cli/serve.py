@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from lamina.cli._manage import manage_options
-from lamina.cli._shared import PORT, Finite
+from lamina.cli._management import management_options
+from lamina.cli._shared import PORT, FiniteFloat
 from lamina.plugins import DEFAULT_POLICY
 
 GPUS = ("auto", "no", "green", "mig", "cpu", "null")
@@ -51,7 +51,7 @@ GPUS = ("auto", "no", "green", "mig", "cpu", "null")
 @click.option("--otlp", metavar="URL", help="Send traces to this OpenTelemetry collector, http://HOST:4318/v1/traces.")
 @click.option(
     "--trace-ratio",
-    type=Finite(0, 1),
+    type=FiniteFloat(0, 1),
     default=0.01,
     show_default=True,
     help="Trace this part of the calls that bring no traceparent.",
@@ -65,7 +65,7 @@ GPUS = ("auto", "no", "green", "mig", "cpu", "null")
 @click.option("--log", "log_file", type=click.Path(path_type=Path), help="Write every event and action as JSON lines.")
 @click.option("--explain", is_flag=True, help="The log also says what was weighed, for `lamina explain`; slower.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line when ready, and no status line.")
-@manage_options
+@management_options
 def command(**given: Any) -> int:
     """Serve the functions and workflows of an app over HTTP.
 
@@ -76,8 +76,8 @@ def command(**given: Any) -> int:
       lamina serve app.py --emulate h200x2 --port 0
       lamina serve --model classify=resnet50.onnx
     """
-    from lamina.cli._serving import Serving
+    from lamina.cli._serve_command import ServeCommand
 
-    own = {field.name for field in fields(Serving)}
+    own = {field.name for field in fields(ServeCommand)}
     managed = {name: given.pop(name) for name in list(given) if name not in own}
-    return Serving(**given, managed=managed).run()
+    return ServeCommand(**given, managed=managed).run()

@@ -14,7 +14,7 @@ from lamina.cli._shared import console, policy_options
 from lamina.errors import BadValue
 
 if TYPE_CHECKING:
-    from lamina.core.eventlog import Writer
+    from lamina.core.eventlog import EventLogWriter
     from lamina.sim.scenario import Scenario
 
 
@@ -50,15 +50,15 @@ def command(
       lamina sim scenario.toml --log events.jsonl --explain
     """
     from lamina.sim import scenario as scenarios
-    from lamina.sim import show
+    from lamina.sim import text_report
     from lamina.sim.run import run
 
     if explain and log_file is None:
         raise BadValue("--explain: no log to write it to", hint="add --log FILE")
     if plot is not None:
-        from lamina.sim.plot import check_name
+        from lamina.sim.plot import check_path
 
-        check_name(plot)
+        check_path(plot)
     read = scenarios.read(scenario)
     with _log(log_file) as writer, _progress(read, calls) as progress:
         summary = run(
@@ -73,10 +73,10 @@ def command(
             explain=explain,
         )
     if as_json:
-        click.echo(show.json_lines(summary), nl=False)
+        click.echo(text_report.json_lines(summary), nl=False)
     else:
         terminal = console()
-        terminal.print(show.tables(summary, terminal.width))
+        terminal.print(text_report.tables(summary, terminal.width))
     if plot is not None:
         from lamina.sim.plot import save
 
@@ -85,15 +85,15 @@ def command(
 
 
 @contextmanager
-def _log(path: Path | None) -> Iterator[Writer | None]:
+def _log(path: Path | None) -> Iterator[EventLogWriter | None]:
     """Where every event and action is written, if anywhere."""
     if path is None:
         yield None
         return
-    from lamina.core.eventlog import Writer
+    from lamina.core.eventlog import EventLogWriter
 
     try:
-        writer = Writer(path)
+        writer = EventLogWriter(path)
     except OSError as error:
         raise BadValue(f"--log {path}: {error.strerror}", hint="give a file in a folder that is there") from None
     with closing(writer):

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 import click
 import msgspec
 
-from lamina.cli._shared import Group, url_option
+from lamina.cli._shared import CommandGroup, url_option
 
 
 def _options(function: Any) -> Any:
@@ -17,7 +17,7 @@ def _options(function: Any) -> Any:
     return click.option("--workflow", default="", help="State of this workflow; default: that of the app.")(function)
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def command() -> None:
     """State that functions keep: of the app, or of one of its workflows."""
 
@@ -72,17 +72,17 @@ def rm(key: str, workflow: str, url: str) -> int:
 
 def _ask(url: str, method: str, key: str, query: dict[str, str], body: bytes = b"") -> Any:
     from lamina.errors import LaminaError
-    from lamina.sdk import wire
+    from lamina.sdk import client_codec
     from lamina.sdk.client import Client
 
     with Client(url, token=os.environ.get("LAMINA_TOKEN") or None) as client:
         asked = {name: value for name, value in query.items() if value}
         path = f"{client.server.base}/v1/state" + (f"/{quote(key, safe='')}" if key else "")
         headers = {**client.server.headers(), **({"content-type": "application/json"} if body else {})}
-        response = client.send(wire.Request(method, f"{path}?{urlencode(asked)}" if asked else path, headers, body))
+        response = client.send(client_codec.ClientRequest(method, f"{path}?{urlencode(asked)}" if asked else path, headers, body))
         if response.status == 204:
             return None
-        answer = wire.answer_of(response)
+        answer = client_codec.result_of(response)
     if isinstance(answer, LaminaError):
         raise answer
     return answer.value

@@ -6,12 +6,12 @@ from typing import Any
 
 import click
 
-from lamina.cli._admin import administer, json_option, show, store_option, url_option
-from lamina.cli._shared import Group
+from lamina.cli._admin_client import administer, json_option, show, store_option, url_option
+from lamina.cli._shared import CommandGroup
 from lamina.units import parse_mib
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def command() -> None:
     """Tenants and their quotas: set, list and remove them."""
 

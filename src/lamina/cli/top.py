@@ -9,14 +9,14 @@ from typing import Any
 import click
 import msgspec
 
-from lamina.cli._shared import Finite, console, url_option
+from lamina.cli._shared import FiniteFloat, console, url_option
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 
 @click.command()
 @url_option
-@click.option("--every", default=1.0, show_default=True, type=Finite(min=0.1), help="Seconds between two looks.")
+@click.option("--every", default=1.0, show_default=True, type=FiniteFloat(min=0.1), help="Seconds between two looks.")
 @click.option("--once", is_flag=True, help="One look, then end: for scripts.")
 @click.option("--json", "as_json", is_flag=True, help="One look as JSON, as GET /v1/status has it.")
 def command(url: str, every: float, once: bool, as_json: bool) -> int:
@@ -77,7 +77,7 @@ def _devices(status: dict[str, Any], letters: dict[str, str]) -> Any:
         table.add_row(
             device["id"],
             f"{device['kind']} soft" if device["soft"] else device["kind"],
-            units_of(device, letters),
+            unit_map(device, letters),
             f"{device['leased']}/{device['units']}",
             f"{used_mib}/{device['memory_mib']}",
             str(executor.get("weights_mib", "")),
@@ -87,7 +87,7 @@ def _devices(status: dict[str, Any], letters: dict[str, str]) -> Any:
     return table
 
 
-def units_of(device: dict[str, Any], letters: dict[str, str]) -> str:
+def unit_map(device: dict[str, Any], letters: dict[str, str]) -> str:
     """Map of a device, one sign per unit: the running function, a reserved slice, or free."""
     signs = ["-"] * device["units"]
     for home in device["homes"]:

@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from lamina.cli._admin import administer, json_option, scope_option, show, store_option, url_option
-from lamina.cli._shared import Group
+from lamina.cli._admin_client import administer, json_option, scope_option, show, store_option, url_option
+from lamina.cli._shared import CommandGroup
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def command() -> None:
     """People: invite, list and remove them."""
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from lamina.core.notes import Note
-from lamina.core.retry import Fault
+from lamina.core.workflow.error_policy import Fault
+from lamina.core.workflow.journal_entry import JournalEntry
 
 
 class JobRef(Struct, frozen=True, gc=False, array_like=True):
@@ -30,7 +30,7 @@ class StartBatch(Struct, frozen=True, tag=True):
     mask: int
     jobs: tuple[JobRef, ...]
     predicted_us: int = 0
-    after: int = 0
+    behind: int = 0
     why: str = ""  #: what the policy weighed, for `explain`
     cores: int = 0  #: of the host, where they are counted
     transfer_us: int = 0  #: of the time predicted: bringing its inputs over from other nodes
@@ -70,7 +70,7 @@ class Reply(Struct, frozen=True, gc=False, tag=True):
     retries: int = 0
 
 
-class Fail(Struct, frozen=True, tag=True):
+class FailCall(Struct, frozen=True, tag=True):
     """End of an admitted call without a result. `error` is a stable word, `step` where it happened."""
 
     call_id: str
@@ -80,7 +80,7 @@ class Fail(Struct, frozen=True, tag=True):
     scope: int = 0  #: of the run, where the step is
 
 
-class Refuse(Struct, frozen=True, gc=False, tag=True):
+class Reject(Struct, frozen=True, gc=False, tag=True):
     """Rejection of a call at admission. `offer_us` is the latency that could be met now, 0 if none is known."""
 
     call_id: str
@@ -90,7 +90,7 @@ class Refuse(Struct, frozen=True, gc=False, tag=True):
     why: str = ""  #: what the policy weighed, for `explain`
 
 
-class Resolve(Struct, frozen=True, tag=True):
+class ResolveData(Struct, frozen=True, tag=True):
     """Request for a value that depends on data, which the core never sees: items of an Each, branch of a Choice.
 
     Nodes that resolve data at every stage also say: "begin", here it starts; "end", its results are there; "catch", catcher
@@ -100,7 +100,7 @@ class Resolve(Struct, frozen=True, tag=True):
     call_id: str
     scope: int
     node: str
-    turn: int = 0
+    execution_id: int = 0
     stage: str = "begin"
     attempt: int = 0  #: tries before this one
     catcher: int = 0
@@ -114,11 +114,11 @@ class DropJob(Struct, frozen=True, tag=True):
     job_id: int
 
 
-class Keep(Struct, frozen=True, tag=True):
+class AppendJournal(Struct, frozen=True, tag=True):
     """Journal entry to make durable; `Journaled` must follow, in the order of these actions."""
 
     call_id: str
-    note: Note
+    entry: JournalEntry
 
 
 class Kill(Struct, frozen=True, tag=True):
@@ -146,10 +146,10 @@ Action = (
     | Unload
     | Resize
     | Reply
-    | Fail
-    | Refuse
-    | Resolve
-    | Keep
+    | FailCall
+    | Reject
+    | ResolveData
+    | AppendJournal
     | DropJob
     | Kill
     | AddDevice

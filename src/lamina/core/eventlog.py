@@ -14,30 +14,30 @@ from lamina.core.events import Event
 from lamina.errors import BadValue
 
 
-class Entry(Struct, frozen=True):
+class LogEntry(Struct, frozen=True):
     now_us: int
     event: Event
     actions: list[Action]
 
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(Entry)
+_decoder = msgspec.json.Decoder(LogEntry)
 
 
-class Writer:
+class EventLogWriter:
     """Writer of an event log; `write` fits where drivers take a watcher."""
 
     def __init__(self, path: str | Path) -> None:
         self._file = Path(path).open("wb", buffering=1 << 16)  # noqa: SIM115 - closed by close()
 
     def write(self, now_us: int, event: Event, actions: list[Action]) -> None:
-        self._file.write(_encoder.encode(Entry(now_us, event, actions)) + b"\n")
+        self._file.write(_encoder.encode(LogEntry(now_us, event, actions)) + b"\n")
 
     def close(self) -> None:
         self._file.close()
 
 
-def read(path: str | Path) -> Iterator[Entry]:
+def read_log(path: str | Path) -> Iterator[LogEntry]:
     with Path(path).open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
@@ -47,10 +47,10 @@ def read(path: str | Path) -> Iterator[Entry]:
                 raise BadValue(f"{path}:{number}: not an entry of an event log: {error}", hint=hint) from None
 
 
-def replay(path: str | Path, controller: Controller) -> int:
+def replay_log(path: str | Path, controller: Controller) -> int:
     """Feed a log to a fresh controller; returns how many events gave the same actions before one did not."""
     same = 0
-    for entry in read(path):
+    for entry in read_log(path):
         if controller.handle(entry.now_us, entry.event) != entry.actions:
             return same
         same += 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from lamina.core.flow import Flow
-from lamina.core.notes import Note
+from lamina.core.workflow.flow import Flow
+from lamina.core.workflow.journal_entry import JournalEntry
 from lamina.types import Call, DeviceSpec, FunctionSpec, Tenant
 
 
@@ -18,10 +18,12 @@ class Deployed(Struct, frozen=True, tag=True):
 
 class CallArrived(Struct, frozen=True, gc=False, tag=True):
     call: Call
-    more: bool = False  #: others may have come in the same instant: it is admitted now, and served with them at `ArrivalsDrained`
+    more_coming: bool = (
+        False  #: others may have come in the same instant: it is admitted now, and served with them at `ArrivalsDrained`
+    )
 
 
-class AllHere(Struct, frozen=True, tag=True):
+class ArrivalsDrained(Struct, frozen=True, tag=True):
     """End of the arrivals of this instant: time to dispatch them together."""
 
 
@@ -72,7 +74,7 @@ class DeviceLost(Struct, frozen=True, tag=True):
     device: str
 
 
-class Resolved(Struct, frozen=True, tag=True):
+class DataResolved(Struct, frozen=True, tag=True):
     """Answer to `ResolveData`: how many items (each), which branch (choice), how many microseconds (wait), which next node
     (a task that has ended). An `error`, by name, fails the node there.
 
@@ -84,7 +86,7 @@ class Resolved(Struct, frozen=True, tag=True):
     node: str
     value: int = 0
     error: str = ""
-    turn: int = 0  #: as in the request
+    execution_id: int = 0  #: as in the request
     limits: tuple[int, ...] = ()
 
 
@@ -95,35 +97,35 @@ class Heartbeat(Struct, frozen=True, tag=True):
     job_id: int
 
 
-class TenantSet(Struct, frozen=True, tag=True):
+class TenantUpdated(Struct, frozen=True, tag=True):
     """New limits of a tenant. `spent_unit_us` is added to its usage of today: for a restart."""
 
     tenant: Tenant
     spent_unit_us: float = 0.0
 
 
-class CallResumed(Struct, frozen=True, tag=True):
+class CallRecovered(Struct, frozen=True, tag=True):
     """Recovery of a durable call accepted before a restart. It begins again without work being started for it; `Journaled` after
     `Journaled` brings it to where it was, and `ReplayDone` lets it go on. `flow` is the one it began with, if that has changed
     since. `redriven_us` is when a client last had it tried again: timeouts count from then."""
 
     call: Call
     flow: Flow | None = None
-    again_us: int = 0
+    redriven_us: int = 0
 
 
-class Kept(Struct, frozen=True, tag=True):
+class Journaled(Struct, frozen=True, tag=True):
     """Confirmation that a journal entry of a durable run is on disk; it takes effect now."""
 
     call_id: str
-    note: Note
+    entry: JournalEntry
 
 
-class Awake(Struct, frozen=True, tag=True):
+class ReplayDone(Struct, frozen=True, tag=True):
     """End of the replay of a recovered run: its whole journal has been applied."""
 
     call_id: str
-    again_us: int = 0
+    redriven_us: int = 0
 
 
 class Tick(Struct, frozen=True, tag=True):
@@ -133,7 +135,7 @@ class Tick(Struct, frozen=True, tag=True):
 Event = (
     Deployed
     | CallArrived
-    | AllHere
+    | ArrivalsDrained
     | CallCancelled
     | BatchFinished
     | BatchFailed
@@ -141,11 +143,11 @@ Event = (
     | InstanceLost
     | DeviceJoined
     | DeviceLost
-    | Resolved
+    | DataResolved
     | Heartbeat
-    | CallResumed
-    | Kept
-    | Awake
-    | TenantSet
+    | CallRecovered
+    | Journaled
+    | ReplayDone
+    | TenantUpdated
     | Tick
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Phase(StrEnum):
+class InstancePhase(StrEnum):
     """Phases of an instance."""
 
     LOADING = "loading"
@@ -14,15 +14,15 @@ class Phase(StrEnum):
     GONE = "gone"
 
 
-NEXT: dict[Phase, dict[str, Phase]] = {
-    Phase.LOADING: {"ready": Phase.WARM, "lost": Phase.GONE, "unload": Phase.GONE},
-    Phase.WARM: {"drain": Phase.DRAINING, "lost": Phase.GONE, "unload": Phase.GONE},
-    Phase.DRAINING: {"lost": Phase.GONE, "unload": Phase.GONE},
-    Phase.GONE: {},
+INSTANCE_TRANSITIONS: dict[InstancePhase, dict[str, InstancePhase]] = {
+    InstancePhase.LOADING: {"ready": InstancePhase.WARM, "lost": InstancePhase.GONE, "unload": InstancePhase.GONE},
+    InstancePhase.WARM: {"drain": InstancePhase.DRAINING, "lost": InstancePhase.GONE, "unload": InstancePhase.GONE},
+    InstancePhase.DRAINING: {"lost": InstancePhase.GONE, "unload": InstancePhase.GONE},
+    InstancePhase.GONE: {},
 }
 
 
-def move(phase: Phase, event: str) -> Phase:
-    to = NEXT[phase].get(event)
+def next_phase(phase: InstancePhase, event: str) -> InstancePhase:
+    to = INSTANCE_TRANSITIONS[phase].get(event)
     assert to is not None, f"a {phase.value} instance cannot {event}"
     return to

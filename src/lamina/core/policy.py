@@ -20,34 +20,34 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from lamina.core.actions import Refuse
-from lamina.core.bandwidth import BandwidthRule, bandwidth_rule
-from lamina.core.lifecycle import Phase
-from lamina.core.queue import Job, Order
+from lamina.core.actions import Reject
+from lamina.core.lifecycle import InstancePhase
+from lamina.core.scheduling.bandwidth import BandwidthRule, bandwidth_rule
+from lamina.core.scheduling.jobs import Job, Order
 from lamina.types import NEVER_US, Call, FunctionSpec
 
 if TYPE_CHECKING:
-    from lamina.core.flow import Flow
-    from lamina.core.lease import Device
-    from lamina.core.promises import Promises
-    from lamina.core.state import Batch, FunctionState, Instance, State
+    from lamina.core.scheduling.admission_margin import AdmissionMargin
+    from lamina.core.scheduling.leases import Device
+    from lamina.core.scheduling.state import Batch, ControllerState, FunctionState, Instance
+    from lamina.core.workflow.flow import Flow
 
 
-LEAST_US = 10_000
+LEAST_COST_TTL_US = 10_000
 """How long the least cost of a workflow is believed once it has been worked out."""
 
 
-class Promise(Struct, frozen=True, gc=False):
+class Admitted(Struct, frozen=True, gc=False):
     """Admission with the latency expected. Telling it is optional, and makes the next estimate better."""
 
-    finish_us: int
+    estimate_us: int
 
 
 class Start(Struct, frozen=True):
     """Start these waiting jobs of one function as a batch in this slot."""
 
     jobs: list[Job]
-    opening: Opening
+    slot: Slot
     why: str = ""
 
 
@@ -58,7 +58,7 @@ class Drop(Struct, frozen=True):
     reason: str = "deadline"
 
 
-class Hold(Struct, frozen=True, gc=False):
+class Defer(Struct, frozen=True, gc=False):
     """Defer a function: do not ask about it until then, unless it has `count` jobs, a more urgent one comes, or something
     changes on a device it is on. Costs one dictionary look-up per arrival instead of one decision.
 
@@ -68,16 +68,16 @@ class Hold(Struct, frozen=True, gc=False):
     function: str
     until_us: int
     count: int
-    firm: bool = False
+    ignore_devices: bool = False
 
 
-class Wake(Struct, frozen=True):
+class RecheckAt(Struct, frozen=True):
     """Ask again then, even if nothing happens."""
 
     at_us: int
 
 
-class LoadOn(Struct, frozen=True):
+class LoadInstance(Struct, frozen=True):
     """Load an instance on that device; `home_units` reserves a slice for it, `quota` a share of the time there only.
 
     `beside` names an instance whose slice it shares: same units, and together no more than all of the time.
@@ -90,13 +90,13 @@ class LoadOn(Struct, frozen=True):
     beside: str = ""
 
 
-class UnloadOf(Struct, frozen=True):
+class UnloadInstance(Struct, frozen=True):
     """Unload an instance once it has finished what it has."""
 
     instance: str
 
 
-class ResizeTo(Struct, frozen=True):
+class ResizeInstance(Struct, frozen=True):
     """Resize the reserved slice, or its share of the time. As many units as now: it stays where it is."""
 
     instance: str
@@ -104,26 +104,26 @@ class ResizeTo(Struct, frozen=True):
     quota: float = 1.0
 
 
-class WantDevice(Struct, frozen=True):
+class RequestDevice(Struct, frozen=True):
     kind: str
 
 
-class GiveDevice(Struct, frozen=True):
+class ReturnDevice(Struct, frozen=True):
     """Return an empty device."""
 
     device: str
 
 
-Decision = Start | Drop | Hold | Wake | LoadOn | UnloadOf | ResizeTo | WantDevice | GiveDevice
+Decision = Start | Drop | Defer | RecheckAt | LoadInstance | UnloadInstance | ResizeInstance | RequestDevice | ReturnDevice
 
 
-class Opening(Struct, frozen=True):
+class Slot(Struct, frozen=True):
     """A slot: where one more batch of a function could run, now or booked behind a running batch."""
 
     instance: Instance
     device: Device
     mask: int
-    after: Batch | None
+    behind: Batch | None
     at_us: int  #: when it would start
     cores: int = 0  #: of the host, where they are counted
 
@@ -153,11 +153,11 @@ class Predictor(Protocol):
 
 
 @runtime_checkable
-class Admit(Protocol):
-    def admit(self, view: View, call: Call) -> Promise | Refuse | None: ...
+class AdmitRole(Protocol):
+    def admit(self, view: View, call: Call) -> Admitted | Reject | None: ...
 
 
-class Dispatch(Protocol):
+class DispatchRole(Protocol):
     order: Order
 
     def dispatch(self, view: View) -> Iterable[Decision]: ...
@@ -181,21 +181,21 @@ class ScaleRole(Protocol):
 class View:
     """Read-only view of the state and the time, with the questions policies ask most."""
 
-    _state: State
+    _state: ControllerState
     predictor: Predictor
-    _promises: Promises | None = None
+    _margin: AdmissionMargin | None = None
     now_us: int = 0
-    any_size: bool = False  #: the policy may give a batch other slices than its function asks for
-    explaining: bool = False  #: `Start.why` will be read
-    book_ahead_us: int = NEVER_US  #: no booking earlier than this before a slice is free: another tenant's turn may come
+    picks_slice_size: bool = False  #: the policy may give a batch other slices than its function asks for
+    explain: bool = False  #: `Start.why` will be read
+    booking_horizon_us: int = NEVER_US  #: no booking earlier than this before a slice is free: another tenant's turn may come
     bandwidth: BandwidthRule | None = field(init=False)  #: limits what may run side by side; None: demands are not known
-    cold: dict[str, None] = field(default_factory=dict)
+    needs_instance: dict[str, None] = field(default_factory=dict)
     """For the scale role: functions that lack an instance, or on whose account it is asked."""
     memo: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By workflow: a cached result and until when it holds."""
-    lately: dict[str, tuple[int, int]] = field(default_factory=dict)
+    recent_estimates: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By target: the last estimate, and until when it is recent."""
-    _least: dict[str, tuple[int, float]] = field(default_factory=dict)
+    _least_costs: dict[str, tuple[int, float]] = field(default_factory=dict)
     """By workflow: what it costs at least, and until when that is believed."""
 
     def __post_init__(self) -> None:
@@ -235,33 +235,38 @@ class View:
             return 0
         total_us = 0
         for job in jobs:
-            source = self._state.devices.get(job.at)
+            source = self._state.devices.get(job.input_device)
             if source is not None:
-                total_us += device.spec.moving_us(source.spec, self._state.functions[job.function].spec.input_kib)
+                total_us += device.spec.transfer_us(source.spec, self._state.functions[job.function].spec.input_kib)
         return total_us
 
     @property
-    def held(self) -> dict[str, Hold]:
+    def deferred(self) -> dict[str, Defer]:
         """Functions with jobs that this policy has deferred."""
-        return self._state.held
+        return self._state.deferred
 
     def least_cost(self, flow: Flow) -> float:
         """Least cost of its jobs in full batches where they are cheapest, on slices the policy may give them; 0 for what is
         not known, and for what a choice may leave out. Worked out anew every so often, as predictions move."""
-        until_us, least = self._least.get(flow.name, (0, 0.0))
+        until_us, least = self._least_costs.get(flow.name, (0, 0.0))
         if until_us <= self.now_us:
-            least = sum([int(times) * self._least_of(self._state.functions[name].spec) for name, times in flow.visits.items()])
-            self._least[flow.name] = (self.now_us + LEAST_US, least)
+            least = sum(
+                [
+                    int(times) * self._least_function_cost(self._state.functions[name].spec)
+                    for name, times in flow.expected_jobs.items()
+                ]
+            )
+            self._least_costs[flow.name] = (self.now_us + LEAST_COST_TTL_US, least)
         return least
 
-    def _least_of(self, spec: FunctionSpec) -> float:
+    def _least_function_cost(self, spec: FunctionSpec) -> float:
         prices = []
         for device in self._state.devices.values():
             where = device.spec
             if spec.fits_family(where.family):
                 units: Iterable[int] = (spec.units_on(where),)
                 cores: Iterable[int] = (spec.cores_on(where),)
-                if self.any_size:
+                if self.picks_slice_size:
                     units = (where.limits.sizes or range(1, where.units + 1)) if where.limits.per_batch else units
                     cores = range(1, where.cores + 1) if where.cores else cores
                 for size, hands in product(units, cores):
@@ -269,9 +274,9 @@ class View:
                     prices.append(batch_us * where.lease_price(size, hands) / spec.max_batch)
         return min(prices, default=0.0)
 
-    def reserve_us(self, target: str) -> int:
+    def admission_margin_us(self, target: str) -> int:
         """Margin to add to an estimate so that as many calls of this target are in time as its SLO asks for."""
-        return self._promises.reserve_us(target) if self._promises is not None else 0
+        return self._margin.margin_us(target) if self._margin is not None else 0
 
     def can_host(self, function: FunctionState) -> bool:
         """Whether there is a device it could ever be loaded on."""
@@ -281,7 +286,7 @@ class View:
             for device in self._state.devices.values()
         )
 
-    def openings(self, function: FunctionState, units: int = 0, cores: int = 0) -> Iterator[Opening]:
+    def slots(self, function: FunctionState, units: int = 0, cores: int = 0) -> Iterator[Slot]:
         """Slots for one more batch, soonest kinds first: idle slices, then one booking behind each running batch.
 
         An instance that may run several batches is asked again after each start, until its device is full. Nothing is
@@ -289,57 +294,57 @@ class View:
         the function's own wish.
         """
         now_us = self.now_us
-        if function.bucket and function.bucket.ready_us(now_us) > now_us:
+        if function.bucket and function.bucket.ready_at_us(now_us) > now_us:
             return
         crowded: list[tuple[Instance, Device, int, int]] = []
         for instance in list(function.instances.values()):
-            if instance.bucket and instance.bucket.ready_us(now_us) > now_us:
+            if instance.bucket and instance.bucket.ready_at_us(now_us) > now_us:
                 continue
             device = self._state.devices[instance.device]
             wish = units or instance.units
             hands = (cores or function.spec.cores_on(device.spec)) if device.spec.cores else 0
-            while instance.phase is Phase.WARM:
+            while instance.phase is InstancePhase.WARM:
                 mask = 0
-                if instance.has_room(function.batches_at_once(device)) and hands <= device.cores_free:
-                    mask = device.find(instance.id, wish, self.kept_from(instance, device) if device.homes else 0)
-                if not mask or (self.bandwidth is not None and mask.bit_count() > self.most_units(function, device)):
+                if instance.has_capacity(function.batches_at_once(device)) and hands <= device.cores_free:
+                    mask = device.find_slice(instance.id, wish, self.reserved_units(instance, device) if device.homes else 0)
+                if not mask or (self.bandwidth is not None and mask.bit_count() > self.max_units_by_bandwidth(function, device)):
                     crowded.append((instance, device, wish, hands))
                     break
-                yield Opening(instance, device, mask, None, now_us, hands)
+                yield Slot(instance, device, mask, None, now_us, hands)
                 if not mask & device.busy:
                     break  # not taken, so nothing else here would be
         for instance, device, wish, hands in crowded:
-            behind = self._booking(instance, device, wish, hands)
+            behind = self._upcoming_slot(instance, device, wish, hands)
             if behind is not None:
-                yield Opening(instance, device, behind.mask, behind, max(now_us, behind.ends_us), hands)
+                yield Slot(instance, device, behind.mask, behind, max(now_us, behind.expected_end_us), hands)
 
-    def most_units(self, function: FunctionState, device: Device, after: Batch | None = None) -> int:
+    def max_units_by_bandwidth(self, function: FunctionState, device: Device, after: Batch | None = None) -> int:
         """The largest slice within the bandwidth limit for one more batch; with `after`, once that one has ended."""
         if self.bandwidth is None:
             return device.spec.units
-        return self.bandwidth.most_units(function.spec.name, device, self._state.batches, after)
+        return self.bandwidth.max_units(function.spec.name, device, self._state.batches, after)
 
-    def may_stand(self, function: FunctionState, device: Device) -> bool:
+    def can_colocate(self, function: FunctionState, device: Device) -> bool:
         """Whether the bandwidth limit lets it run beside the instances there at any time."""
         if self.bandwidth is None:
             return True
         others = [self._state.instances[name] for name in device.instances]
-        return self.bandwidth.may_stand(function, device, [one for one in others if one.function != function.spec.name])
+        return self.bandwidth.can_colocate(function, device, [one for one in others if one.function != function.spec.name])
 
-    def no_opening_until_us(self, function: FunctionState) -> int:
+    def next_slot_us(self, function: FunctionState) -> int:
         """When a function without a slot may have one again: a quota refills by itself, all else takes an event."""
-        ready_us = function.bucket.ready_us(self.now_us) if function.bucket else 0
+        ready_us = function.bucket.ready_at_us(self.now_us) if function.bucket else 0
         if ready_us <= self.now_us:
-            debts = [i.bucket.ready_us(self.now_us) for i in function.instances.values() if i.bucket]
+            debts = [i.bucket.ready_at_us(self.now_us) for i in function.instances.values() if i.bucket]
             ready_us = min((debt_us for debt_us in debts if debt_us > self.now_us), default=0)
-        if ready_us <= self.now_us and self.book_ahead_us < NEVER_US:
+        if ready_us <= self.now_us and self.booking_horizon_us < NEVER_US:
             hosts = {instance.device for instance in function.instances.values()}
-            ends = [batch.ends_us for batch in self._state.batches.values() if batch.device.spec.id in hosts]
-            soon_us = self.now_us + self.book_ahead_us
-            ready_us = min((end_us for end_us in ends if end_us > soon_us), default=0) - self.book_ahead_us
+            ends = [batch.expected_end_us for batch in self._state.batches.values() if batch.device.spec.id in hosts]
+            soon_us = self.now_us + self.booking_horizon_us
+            ready_us = min((end_us for end_us in ends if end_us > soon_us), default=0) - self.booking_horizon_us
         return ready_us if ready_us > self.now_us else NEVER_US
 
-    def kept_from(self, instance: Instance, device: Device) -> int:
+    def reserved_units(self, instance: Instance, device: Device) -> int:
         """Units reserved for others: not lent at all, or wanted by their owner at this moment."""
         kept = 0
         own = device.homes.get(instance.id, 0)
@@ -351,29 +356,29 @@ class View:
     def _wants_home(self, owner: str, device: Device) -> bool:
         instance = self._state.instances[owner]
         function = self._state.functions[instance.function]
-        able = instance.phase is Phase.WARM and instance.has_room(function.batches_at_once(device))
+        able = instance.phase is InstancePhase.WARM and instance.has_capacity(function.batches_at_once(device))
         buckets = (function.bucket, instance.bucket)
         return able and len(function.queue) > 0 and not any(bucket and bucket.level(self.now_us) <= 0 for bucket in buckets)
 
-    def _booking(self, instance: Instance, device: Device, units: int, cores: int) -> Batch | None:
+    def _upcoming_slot(self, instance: Instance, device: Device, units: int, cores: int) -> Batch | None:
         """The running batch whose slice it could inherit soonest. A home is lent for one batch, so not for the next."""
         limits = device.spec.limits
         function = self._state.functions[instance.function]
-        if instance.has_room(function.batches_at_once(device)):
+        if instance.has_capacity(function.batches_at_once(device)):
             candidates: Iterable[Batch] = [self._state.batches[batch_id] for batch_id in device.running]
         elif len(instance.batches) > instance.running:
             return None  # one booked batch per instance is enough to keep it busy
         else:
             candidates = instance.batches.values()
-        foreign = device.homes_but(instance.id)
+        foreign = device.homes_of_others(instance.id)
         best: Batch | None = None
         for batch in candidates:
             fits = batch.follower is None and batch.mask.bit_count() >= units and not batch.mask & foreign
-            fits = fits and batch.cores >= cores and batch.ends_us - self.now_us <= self.book_ahead_us
+            fits = fits and batch.cores >= cores and batch.expected_end_us - self.now_us <= self.booking_horizon_us
             if not limits.per_batch:
                 fits = fits and batch.mask == device.homes.get(instance.id)
             if self.bandwidth is not None:
-                fits = fits and batch.mask.bit_count() <= self.most_units(function, device, batch)
-            if fits and (best is None or batch.ends_us < best.ends_us):
+                fits = fits and batch.mask.bit_count() <= self.max_units_by_bandwidth(function, device, batch)
+            if fits and (best is None or batch.expected_end_us < best.expected_end_us):
                 best = batch
         return best

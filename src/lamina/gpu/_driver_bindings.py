@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from lamina.gpu.driver import ON_CORES, CudaError, NoGpu
+from lamina.gpu.driver import CPU_FALLBACK_HINT, CudaError, NoGpu
 
 
 class _Part:
@@ -28,7 +28,7 @@ class BindingsDriver:
         except CudaError as error:
             raise NoGpu(f"the NVIDIA driver does not start: {error.name}") from error
         except RuntimeError as error:  # the bindings found no library to bind
-            raise NoGpu(f"no NVIDIA driver: {error}", hint=ON_CORES) from None
+            raise NoGpu(f"no NVIDIA driver: {error}", hint=CPU_FALLBACK_HINT) from None
         self.version = int(self._call("cuDriverGetVersion"))
         count = int(self._call("cuDeviceGetCount"))
         if device >= count:

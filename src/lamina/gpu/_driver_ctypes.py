@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from lamina.gpu.driver import ON_CORES, CudaError, NoGpu
+from lamina.gpu.driver import CPU_FALLBACK_HINT, CudaError, NoGpu
 
 _SM = 1  # CU_DEV_RESOURCE_TYPE_SM
 _DEFAULT_STREAM = 1  # CU_GREEN_CTX_DEFAULT_STREAM
@@ -57,7 +57,7 @@ class CtypesDriver:
         try:
             self._lib = ctypes.CDLL("libcuda.so.1")
         except OSError:
-            raise NoGpu("no NVIDIA driver: libcuda.so.1 is not on this machine", hint=ON_CORES) from None
+            raise NoGpu("no NVIDIA driver: libcuda.so.1 is not on this machine", hint=CPU_FALLBACK_HINT) from None
         try:
             self._call("cuInit", _u32(0))
         except CudaError as error:

@@ -26,7 +26,7 @@ class CudaError(LaminaError):
         self.name = name
 
 
-ON_CORES = "with --gpu auto, functions that ask for one run on cores, unless they require it"
+CPU_FALLBACK_HINT = "with --gpu auto, functions that ask for one run on cores, unless they require it"
 """What happens without one."""
 
 
@@ -37,7 +37,7 @@ class NoGpu(LaminaError):
     code: ClassVar[str] = "no-gpu"
 
 
-class Part(Protocol):
+class SmGroup(Protocol):
     """A group of SMs: what one split gives."""
 
     @property
@@ -52,7 +52,7 @@ class Driver(Protocol):
 
     def name(self) -> str: ...
     def memory_bytes(self) -> tuple[int, int]: ...  # free, total
-    def whole(self) -> Part: ...
+    def whole(self) -> SmGroup: ...
     def split(self, sms: int) -> tuple[list[Any], Any | None]: ...  # groups of that size, and what is left over
     def green_context(self, parts: list[Any]) -> int: ...
     def green_stream(self, context: int) -> int: ...
@@ -71,7 +71,7 @@ class Driver(Protocol):
     def copy_in(self, address: int, host: int, size: int, stream: int) -> None: ...  # from pinned memory; returns at once
 
 
-QUEUES = "32"
+HARDWARE_QUEUES = "32"
 """Hardware queues to ask for. With the driver's own eight, the ninth slice waits behind the first: fifteen slices at once ran at
 half their speed on an H200."""
 
@@ -81,7 +81,7 @@ def open_driver(device: int = 0, kind: str = "") -> Driver:
 
     Call it before anything else touches CUDA: the number of queues is read once, when the driver starts.
     """
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", QUEUES)
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", HARDWARE_QUEUES)
     if kind != "ctypes" and (kind == "bindings" or _has_bindings()):
         from lamina.gpu._driver_bindings import BindingsDriver
 

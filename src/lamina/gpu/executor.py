@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lamina.errors import BadValue, LaminaError, LoadFailed
-from lamina.gpu.functions import Functions, Loaded
-from lamina.gpu.runtime import HostRuntime, Runtime
+from lamina.gpu.models import LoadedModel, ModelTable
+from lamina.gpu.runtime import DeviceRuntime, HostRuntime
 from lamina.gpu.slicer import Slicer
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
@@ -34,7 +34,7 @@ class ExecutorLost(LaminaError):
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedBatch:
     ticket: int
     device_us: int
     outputs: list[Any] | None
@@ -47,15 +47,15 @@ class _Ticket:
 
     id: int
     outputs: list[Any]
-    open_pieces: int = 0
+    open_parts: int = 0
     device_us: int = 0
     error: BaseException | None = None
 
 
 @dataclass(slots=True, eq=False)
-class _Piece:
+class _Part:
     ticket: _Ticket
-    function: Loaded
+    function: LoadedModel
     first: int
     items: list[Any]
     mask: int
@@ -63,14 +63,14 @@ class _Piece:
     flight: Any = None
 
 
-class Executor:
-    def __init__(self, slicer: Slicer, runtime: Runtime | None = None, weights: Any = None) -> None:
+class SliceExecutor:
+    def __init__(self, slicer: Slicer, runtime: DeviceRuntime | None = None, weights: Any = None) -> None:
         """`weights` moves parameters to and fro (`lamina.gpu.weights`); without it a module stays where it is."""
         self.slicer = slicer
-        self._runtime: Runtime = runtime or HostRuntime()
-        self.functions = Functions(slicer, self._runtime, weights)
-        self._lanes: dict[int, deque[_Piece]] = {}
-        self._over: list[Finished] = []  #: ended before they reached the device
+        self._runtime: DeviceRuntime = runtime or HostRuntime()
+        self.models = ModelTable(slicer, self._runtime, weights)
+        self._slice_queues: dict[int, deque[_Part]] = {}
+        self._finished_early: list[FinishedBatch] = []  #: ended before they reached the device
         self._tickets = 0
         self._lost = ""
 
@@ -96,11 +96,11 @@ class Executor:
         `staged` is what `models.stage` made of the module's weights; without it, that is done here.
         """
         parts = example if isinstance(example, tuple | list) else (example,)
-        function = Loaded(name, module, parts, tuple(sorted(buckets)), graphs, pre, post, made_elsewhere)
-        self.functions.add(function, staged)
+        function = LoadedModel(name, module, parts, tuple(sorted(buckets)), graphs, pre, post, made_elsewhere)
+        self.models.add(function, staged)
         need_mib = self._need_mib(function) if cap_mib else 0
         if need_mib > cap_mib:
-            while self.functions.cool():
+            while self.models.reap_warmups():
                 pass
             self.unload(name)
             raise LoadFailed(
@@ -111,16 +111,16 @@ class Executor:
 
     def unload(self, name: str) -> None:
         """Unload a model. What it has running ends first, by poll()."""
-        function = self.functions[name]
-        self.functions.cool()
-        running = any(piece.function is function for lane in self._lanes.values() for piece in lane)
-        if running or self.functions.is_warming(name):
+        function = self.models[name]
+        self.models.reap_warmups()
+        running = any(piece.function is function for lane in self._slice_queues.values() for piece in lane)
+        if running or self.models.has_warmups(name):
             raise BadValue(f"{name!r} has batches under way", hint="poll until they have finished")
-        self.functions.remove(name)
+        self.models.remove(name)
 
     def prepare(self, name: str, masks: Iterable[int], buckets: Iterable[int] = ()) -> None:
         """Capture graphs for these slices, now: before a model moves there, so that the move costs nothing."""
-        self.functions.prepare(name, masks, buckets)
+        self.models.prepare(name, masks, buckets)
 
     # ---------------------------------------------------------------- batches
 
@@ -128,7 +128,7 @@ class Executor:
         """Launch a batch. Items as `example` shows them, without its first dimension. `keep` leaves the results on the device."""
         if self._lost:
             raise ExecutorLost(self._lost)
-        target = self.functions[function]
+        target = self.models[function]
         if not inputs or len(inputs) > target.buckets[-1]:
             raise BadValue(f"{len(inputs)} items for {function!r}", hint=f"1 to {target.buckets[-1]} at a time")
         self._tickets += 1
@@ -137,41 +137,41 @@ class Executor:
         try:
             items = [target.pre(item) for item in inputs] if target.pre else inputs
         except Exception as error:
-            self._over.append(Finished(ticket.id, 0, None, error))
+            self._finished_early.append(FinishedBatch(ticket.id, 0, None, error))
             return ticket.id
-        most = target.largest  # as of now: a piece that does not fit makes it smaller
-        ticket.open_pieces = -(-len(items) // most)  # all of them: one that fails at once must not end the others
+        most = target.largest_fit  # as of now: a piece that does not fit makes it smaller
+        ticket.open_parts = -(-len(items) // most)  # all of them: one that fails at once must not end the others
         for first in range(0, len(items), most):
-            self._start(_Piece(ticket, target, first, items[first : first + most], mask, keep))
+            self._start(_Part(ticket, target, first, items[first : first + most], mask, keep))
         return ticket.id
 
-    def poll(self) -> list[Finished]:
+    def poll(self) -> list[FinishedBatch]:
         """Batches that have ended since the last time. With nothing to report, it captures one graph that is still missing."""
-        done, self._over = self._over, []
+        done, self._finished_early = self._finished_early, []
         if self._lost and not done:
             raise ExecutorLost(self._lost)
         try:
-            for mask in list(self._lanes):
-                lane = self._lanes[mask]
+            for mask in list(self._slice_queues):
+                lane = self._slice_queues[mask]
                 while lane and lane[0].flight.is_done():
                     self._finish(lane.popleft(), done)
                 if not lane:
-                    del self._lanes[mask]
-            self.functions.cool()
+                    del self._slice_queues[mask]
+            self.models.reap_warmups()
         except Exception as error:
-            self._lose(error, done)
-        if not done and self.functions.lacks_graphs and not self._lanes:
-            self.functions.capture_one()
+            self._fail_all(error, done)
+        if not done and self.models.has_uncaptured and not self._slice_queues:
+            self.models.capture_one()
         return done
 
     @property
     def in_flight(self) -> int:
-        return sum(map(len, self._lanes.values()))
+        return sum(map(len, self._slice_queues.values()))
 
     @property
     def has_work(self) -> bool:
         """Is there a reason to poll?"""
-        return bool(self._lanes or self._over or self.functions.is_warming() or self.functions.lacks_graphs)
+        return bool(self._slice_queues or self._finished_early or self.models.has_warmups() or self.models.has_uncaptured)
 
     def is_broken(self, error: BaseException) -> bool:
         """Is it the device that failed, and not the code on it?"""
@@ -182,16 +182,16 @@ class Executor:
 
     # ---------------------------------------------------------------- inside
 
-    def _start(self, piece: _Piece) -> None:
+    def _start(self, piece: _Part) -> None:
         try:
-            piece.flight = self.functions.launch(piece.function, self._tuples(piece.items), piece.mask, keep=piece.keep)
+            piece.flight = self.models.launch(piece.function, self._tuples(piece.items), piece.mask, keep=piece.keep)
         except (Exception, SystemExit) as error:
             traceback.clear_frames(error.__traceback__)  # which would keep what it had on the device
             self._failed(piece, error)
             return
-        self._lanes.setdefault(piece.mask, deque()).append(piece)
+        self._slice_queues.setdefault(piece.mask, deque()).append(piece)
 
-    def _failed(self, piece: _Piece, error: BaseException) -> None:
+    def _failed(self, piece: _Part, error: BaseException) -> None:
         """Handle a failed launch. Out of memory halves the part, and later ones; another error ends this batch only, unless
         the device is broken."""
         count = len(piece.items)
@@ -200,15 +200,15 @@ class Executor:
             error = ExecutorLost(self._lost)
         if count > 1 and self._runtime.is_out_of_memory(error):
             half = count // 2
-            piece.function.did_not_fit(count)
-            piece.ticket.open_pieces += 1
+            piece.function.on_out_of_memory(count)
+            piece.ticket.open_parts += 1
             for first, items in ((0, piece.items[:half]), (half, piece.items[half:])):
-                self._start(_Piece(piece.ticket, piece.function, piece.first + first, items, piece.mask, piece.keep))
+                self._start(_Part(piece.ticket, piece.function, piece.first + first, items, piece.mask, piece.keep))
             return
         piece.ticket.error = piece.ticket.error or error
-        self._close_piece(piece, self._over)
+        self._close_part(piece, self._finished_early)
 
-    def _finish(self, piece: _Piece, done: list[Finished]) -> None:
+    def _finish(self, piece: _Part, done: list[FinishedBatch]) -> None:
         function, ticket = piece.function, piece.ticket
         if self._lost:
             ticket.error = ticket.error or ExecutorLost(self._lost)
@@ -221,33 +221,33 @@ class Executor:
                 ticket.outputs[piece.first : piece.first + len(piece.items)] = outputs
             except Exception as error:
                 ticket.error = ticket.error or error
-        self.functions.done(function)
-        self._close_piece(piece, done)
+        self.models.release_weights(function)
+        self._close_part(piece, done)
 
-    def _close_piece(self, piece: _Piece, done: list[Finished]) -> None:
+    def _close_part(self, piece: _Part, done: list[FinishedBatch]) -> None:
         ticket = piece.ticket
-        ticket.open_pieces -= 1
-        if ticket.open_pieces == 0:
+        ticket.open_parts -= 1
+        if ticket.open_parts == 0:
             outputs = ticket.outputs if ticket.error is None else None
-            done.append(Finished(ticket.id, ticket.device_us, outputs, ticket.error))
+            done.append(FinishedBatch(ticket.id, ticket.device_us, outputs, ticket.error))
 
-    def _lose(self, error: Exception, done: list[Finished]) -> None:
+    def _fail_all(self, error: Exception, done: list[FinishedBatch]) -> None:
         """End all batches: errors of the device are permanent, and affect every model."""
         self._lost = f"the device failed: {error}"
-        for lane in self._lanes.values():
+        for lane in self._slice_queues.values():
             for piece in lane:
                 self._finish(piece, done)
-        self._lanes.clear()
+        self._slice_queues.clear()
 
-    def _need_mib(self, function: Loaded) -> int:
+    def _need_mib(self, function: LoadedModel) -> int:
         """Memory of a model: weights and the peak of one run of the largest bucket on the whole device."""
         import torch
 
         mask = (1 << self.slicer.device.units) - 1
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        plan = self.functions.plan(function, function.buckets[-1], mask)
-        self.functions.warm_up(function, plan, function.buckets[-1])
+        plan = self.models.plan(function, function.buckets[-1], mask)
+        self.models.launch_warmup(function, plan, function.buckets[-1])
         peak = int(torch.cuda.max_memory_allocated()) - int(before)
         return peak + (int(function.block.room) if function.block else 0) >> 20
 
@@ -256,10 +256,10 @@ class Executor:
         return [item if isinstance(item, tuple | list) else (item,) for item in items]
 
 
-def on_gpu(slicer: Any, *, weights_mib: int = 0) -> Executor:
+def open_gpu_executor(slicer: Any, *, weights_mib: int = 0) -> SliceExecutor:
     """Open an executor on green slices; `weights_mib` is how much of the device may hold weights (0: four fifths)."""
-    from lamina.gpu.cuda import CudaRuntime
-    from lamina.gpu.weights import Weights
+    from lamina.gpu.cuda_runtime import CudaRuntime
+    from lamina.gpu.weights import WeightStore
 
     capacity = weights_mib << 20 or slicer.driver.memory_bytes()[1] * 4 // 5
-    return Executor(slicer, CudaRuntime(), Weights(slicer.driver, capacity))
+    return SliceExecutor(slicer, CudaRuntime(), WeightStore(slicer.driver, capacity))

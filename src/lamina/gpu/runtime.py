@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lamina.errors import LoadFailed
-from lamina.gpu.slicer import Slice
+from lamina.gpu.slicer import DeviceSlice
 
 Work = Callable[..., Any]
 
@@ -18,15 +18,15 @@ CAPTURE_LIMIT_S = 30.0
 """A capture takes milliseconds. One that takes this long does not come to an end, and a load that waits for it says so instead of
 waiting with it."""
 
-SOON_S = 0.05
+CAPTURE_WAIT_S = 0.05
 """How long somebody who has batches to run waits for the captures of others."""
 
 
-class NotNow(Exception):
+class CaptureBusy(Exception):
     """No graph can be captured at this moment, and the caller has better things to do than wait."""
 
 
-class Captures:
+class CaptureLock:
     """Capture lock: one graph is captured at a time, and none while users' code is opened.
 
     Random numbers of the device, say, cannot be drawn during a capture."""
@@ -36,16 +36,16 @@ class Captures:
         self._is_opening = False
 
     @contextmanager
-    def one(self, *, waits: bool = True) -> Iterator[None]:
-        if (not waits and self._is_opening) or not self._turn.acquire(timeout=-1 if waits else SOON_S):
-            raise NotNow
+    def capturing(self, *, waits: bool = True) -> Iterator[None]:
+        if (not waits and self._is_opening) or not self._turn.acquire(timeout=-1 if waits else CAPTURE_WAIT_S):
+            raise CaptureBusy
         try:
             yield
         finally:
             self._turn.release()
 
     @contextmanager
-    def none(self) -> Iterator[None]:
+    def no_capture(self) -> Iterator[None]:
         """Exclude captures; by one thread at a time."""
         self._is_opening = True
         try:
@@ -62,7 +62,7 @@ class Captures:
 
 
 @dataclass(slots=True)
-class Buffers:
+class PinnedBuffers:
     """Free pinned host memory for one model and batch size, on whatever slice.
 
     Pinning takes milliseconds, so the first capture of this size does it, not the first batch."""
@@ -72,14 +72,14 @@ class Buffers:
     is_ready: bool = False  #: some were made in advance
 
 
-class Plan(Protocol):
+class GraphPlan(Protocol):
     """Graph plan: a model for one batch size on one slice, with its input buffers, and its graph once there is one."""
 
     is_captured: bool
     runs: int
 
 
-class Flight(Protocol):
+class InFlightRun(Protocol):
     """A run in flight."""
 
     def is_done(self) -> bool: ...
@@ -95,12 +95,14 @@ class Flight(Protocol):
         ...
 
 
-class Runtime(Protocol):
-    def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, buffers: Buffers) -> Plan: ...
-    def launch(self, plan: Any, items: list[Any], *, after: Any = None, keep: bool = False) -> Flight: ...
+class DeviceRuntime(Protocol):
+    def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, buffers: PinnedBuffers) -> GraphPlan: ...
+    def launch(self, plan: Any, items: list[Any], *, after: Any = None, keep: bool = False) -> InFlightRun: ...
     def capture(self, plan: Any, block: Any = None) -> None: ...
     def warm(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, after: Any = None) -> int: ...
-    def make(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, buffers: Buffers, block: Any = None) -> Plan: ...
+    def make(
+        self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, buffers: PinnedBuffers, block: Any = None
+    ) -> GraphPlan: ...
     def capturing(self, *, waits: bool) -> AbstractContextManager[Any]: ...
     def no_capture(self) -> AbstractContextManager[Any]: ...
     def trim(self) -> None: ...
@@ -109,7 +111,7 @@ class Runtime(Protocol):
 
 
 class HostPlan:
-    def __init__(self, work: Work, example: Sequence[Any], bucket: int, slice_: Slice) -> None:
+    def __init__(self, work: Work, example: Sequence[Any], bucket: int, slice_: DeviceSlice) -> None:
         import numpy as np
 
         self.work, self.slice = work, slice_
@@ -138,7 +140,7 @@ class HostFlight:
 class HostRuntime:
     """Runtime without a GPU: runs a batch when it is launched, on numpy arrays."""
 
-    def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: Slice, buffers: Buffers) -> HostPlan:
+    def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: DeviceSlice, buffers: PinnedBuffers) -> HostPlan:
         return HostPlan(work, example, bucket, slice_)
 
     def launch(self, plan: HostPlan, items: list[Any], *, after: Any = None, keep: bool = False) -> HostFlight:
@@ -150,17 +152,17 @@ class HostRuntime:
             for row, item in enumerate(items):
                 for buffer, part in zip(plan.inputs, item, strict=True):
                     buffer[row] = part
-            outputs = rows_of(plan.work(*plan.inputs), len(items))
+            outputs = split_rows(plan.work(*plan.inputs), len(items))
         return HostFlight((time.perf_counter_ns() - begin_ns) // 1000, outputs)
 
     def capture(self, plan: HostPlan, block: Any = None) -> None:
         plan.is_captured = True
 
-    def warm(self, work: Work, example: Sequence[Any], bucket: int, slice_: Slice, after: Any = None) -> int:
+    def warm(self, work: Work, example: Sequence[Any], bucket: int, slice_: DeviceSlice, after: Any = None) -> int:
         return 0
 
     def make(
-        self, work: Work, example: Sequence[Any], bucket: int, slice_: Slice, buffers: Buffers, block: Any = None
+        self, work: Work, example: Sequence[Any], bucket: int, slice_: DeviceSlice, buffers: PinnedBuffers, block: Any = None
     ) -> HostPlan:
         plan = HostPlan(work, example, bucket, slice_)
         plan.is_captured = True
@@ -182,7 +184,7 @@ class HostRuntime:
         return False
 
 
-def rows_of(output: Any, count: int) -> list[Any]:
+def split_rows(output: Any, count: int) -> list[Any]:
     """Split a batch's output into one entry per item: an array with a row each, or a tuple of such arrays."""
     if isinstance(output, tuple | list):
         return list(zip(*(part[:count].copy() for part in output), strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lamina.core.lease import Device, aligned_starts
+from lamina.core.scheduling.leases import Device, aligned_starts
 from lamina.errors import BadValue, LaminaError
 from lamina.types import DeviceSpec
 
@@ -16,7 +16,7 @@ class SlicerClosed(LaminaError):
     code = "slicer-closed"
 
 
-class Slice(Protocol):
+class DeviceSlice(Protocol):
     """Some units of a device, made once. `with slice:` sends what the calling thread starts there."""
 
     mask: int
@@ -34,7 +34,7 @@ class Slicer(Protocol):
     device: DeviceSpec
     in_process: bool  #: slices of this process; else a process is held to one slice for its life, by its environment
 
-    def slice(self, mask: int) -> Slice:
+    def slice(self, mask: int) -> DeviceSlice:
         """The slice of these units: always the same one for the same units. Only if `in_process`."""
         ...
 
@@ -49,7 +49,7 @@ class Slicer(Protocol):
 
 def check_mask(device: DeviceSpec, mask: int) -> None:
     """Reject a mask the device cannot make, and say what it can."""
-    if mask <= 0 or not Device(device).allows(mask):
+    if mask <= 0 or not Device(device).is_valid_slice(mask):
         sizes = f"of {', '.join(map(str, device.limits.sizes))} units" if device.limits.sizes else "of any size"
         place = ", starting at a multiple of its size from either end" if device.limits.aligned else ""
         raise BadValue(
@@ -57,7 +57,7 @@ def check_mask(device: DeviceSpec, mask: int) -> None:
         )
 
 
-def blocks(device: DeviceSpec) -> list[int]:
+def all_masks(device: DeviceSpec) -> list[int]:
     """Every mask the device can make a slice of, small ones first: the catalogue."""
     sizes = device.limits.sizes or range(1, device.units + 1)
     return [
@@ -68,16 +68,16 @@ def blocks(device: DeviceSpec) -> list[int]:
 
 
 @dataclass(slots=True)
-class Catalogue:
+class SliceCatalogue:
     """Slices by mask, each made at most once and kept until the end: making one costs milliseconds and memory."""
 
     device: DeviceSpec
-    made: dict[int, Any] = field(default_factory=dict)
+    slices: dict[int, Any] = field(default_factory=dict)
     is_closed: bool = False
 
-    def known(self, mask: int) -> Any | None:
+    def lookup(self, mask: int) -> Any | None:
         """The slice if it exists; raises if there can be none."""
-        found = self.made.get(mask)
+        found = self.slices.get(mask)
         if found is None:
             if self.is_closed:
                 raise SlicerClosed(f"{self.device.id} has been let go")
@@ -86,7 +86,7 @@ class Catalogue:
 
     def drain(self) -> list[Any]:
         """Remove and return all slices; from now on there are none."""
-        made = list(self.made.values())
-        self.made.clear()
+        made = list(self.slices.values())
+        self.slices.clear()
         self.is_closed = True
         return made

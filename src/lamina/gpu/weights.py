@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lamina.gpu.driver import OUT_OF_MEMORY, CudaError, Driver
-from lamina.gpu.memory import NoRoom, Shelf
+from lamina.gpu.weight_cache import NoDeviceMemory, WeightCache
 
 _ALIGN = 512
 LEAST_PIECE_BYTES, MOST_PIECES = 4 << 20, 16
@@ -42,7 +42,7 @@ class _AtAddress:
 
 
 @dataclass(slots=True)
-class Block:
+class WeightBlock:
     """One set of weights. `place` tells for every tensor where it lies."""
 
     key: str
@@ -77,7 +77,7 @@ class _Spot:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedWeights:
     """Weights of a module in pinned memory, on their way into a block."""
 
     spots: list[tuple[Any, _Spot]]
@@ -86,7 +86,7 @@ class Staged:
     key: str
 
 
-class Weights:
+class WeightStore:
     """Store of all weight blocks of one device."""
 
     def __init__(self, driver: Driver, capacity_bytes: int) -> None:
@@ -96,10 +96,10 @@ class Weights:
         self._driver = driver
         self._page = driver.page_bytes()
         self._copy = self._torch.cuda.Stream()
-        self.shelf = Shelf(capacity_bytes)
-        self.blocks: dict[str, Block] = {}
+        self.shelf = WeightCache(capacity_bytes)
+        self.blocks: dict[str, WeightBlock] = {}
 
-    def stage(self, module: Any, digest: str = "") -> Staged:
+    def stage(self, module: Any, digest: str = "") -> StagedWeights:
         """Copy parameters and buffers into pinned memory, and hash them. Slow, and touches nothing of ours: any thread may.
 
         `digest` stands for the contents if they are known by one already; hashing them takes a second for each GB.
@@ -110,14 +110,14 @@ class Weights:
         for tensor, spot in spots:
             _at(self._torch, host, spot).copy_(tensor.detach())
         self._torch.cuda.current_stream().synchronize()
-        return Staged(spots, host, size, digest or _digest(spots, host))
+        return StagedWeights(spots, host, size, digest or _digest(spots, host))
 
-    def add(self, owner: str, staged: Staged) -> Block:
+    def add(self, owner: str, staged: StagedWeights) -> WeightBlock:
         """Move a module's parameters and buffers into a block; one for all modules with equal weights."""
         block = self.blocks.get(staged.key)
         if block is None:
             room = -(-staged.size // self._page) * self._page
-            block = self.blocks[staged.key] = Block(staged.key, staged.host, staged.size, self._driver.reserve(room), room)
+            block = self.blocks[staged.key] = WeightBlock(staged.key, staged.host, staged.size, self._driver.reserve(room), room)
         block.owners.add(owner)
         try:
             self.bring(block)
@@ -128,7 +128,7 @@ class Weights:
             tensor.data = _at(self._torch, block.device, spot)
         return block
 
-    def bring(self, block: Block) -> None:
+    def bring(self, block: WeightBlock) -> None:
         """Bring a block to the device, if it is not there. Returns at once; its users wait for `arrived`."""
         if block.pages:
             return
@@ -152,7 +152,7 @@ class Weights:
             piece.record(self._copy)
         block.arrived.record(self._copy)
 
-    def _pages(self, block: Block) -> int:
+    def _pages(self, block: WeightBlock) -> int:
         """Map pages under a block, evicting where the device is full all the same.
 
         The cache knows neither what batches take nor what other processes have. What torch holds in case it is needed again
@@ -170,35 +170,35 @@ class Weights:
             elif (key := self.shelf.drop(block.key)) is not None:
                 self._unmap(self.blocks[key])
             else:
-                raise NoRoom(f"no room for {block.room >> 20} MiB: the device is full", hint="is somebody else using it?")
+                raise NoDeviceMemory(f"no room for {block.room >> 20} MiB: the device is full", hint="is somebody else using it?")
 
-    def evict(self, block: Block) -> None:
+    def evict(self, block: WeightBlock) -> None:
         """Evict a block; the host copy stays. Nothing that uses it may be running."""
         if block.pages:
             self.shelf.remove(block.key)
             self._unmap(block)
 
-    def remove(self, owner: str, block: Block) -> None:
+    def remove(self, owner: str, block: WeightBlock) -> None:
         block.owners.discard(owner)
         if not block.owners:
             self.evict(block)
             del self.blocks[block.key]  # its range of addresses is not used again: there are 2**47 of them
 
-    def _unmap(self, block: Block) -> None:
+    def _unmap(self, block: WeightBlock) -> None:
         block.arrived.synchronize()
         self._driver.unmap(block.address, block.room, block.pages)
         block.pages = 0
 
 
 @dataclass(slots=True)
-class Waiting:
+class LayerwiseWait:
     """Have all layers of a module waited for their weights?"""
 
     is_complete: bool = False
 
 
 @contextmanager
-def waiting_for(module: Any, block: Block | None, stream: Any) -> Iterator[Waiting]:
+def layerwise_wait(module: Any, block: WeightBlock | None, stream: Any) -> Iterator[LayerwiseWait]:
     """Layer-wise wait: inside, each layer waits for the chunk of the copy its weights are in, if there is more than one.
 
     Afterwards it says if all did. A layer that was not called may have been used all the same: attention takes the weights of its
@@ -207,7 +207,7 @@ def waiting_for(module: Any, block: Block | None, stream: Any) -> Iterator[Waiti
     Captured into a graph this lets the first layers run while the last are still on their way. When all is there, it costs
     nothing worth naming: an event that has happened holds nothing up. The module is this thread's alone meanwhile.
     """
-    waiting = Waiting()
+    waiting = LayerwiseWait()
     if block is None or len(block.pieces) < 2:
         yield waiting
         return
@@ -245,7 +245,7 @@ class _Copied(dict[Any, Any]):
         super().__setitem__(key, made)
 
 
-def second(module: Any) -> Any:
+def clone_module(module: Any) -> Any:
     """Clone a module for another thread: layers and attributes of its own, the same weights. None if it cannot be cloned.
 
     A module may keep what it is at in its attributes, and so do our hooks: two threads in one of them mix it up.

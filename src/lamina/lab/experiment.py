@@ -40,7 +40,7 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ResultTable:
     columns: list[str]
     rows: list[list[Any]]
     """Numbers stay numbers: the report rounds and aligns them."""
@@ -69,7 +69,7 @@ class Section:
 
     title: str
     text: str = ""
-    table: Table | None = None
+    table: ResultTable | None = None
     plot: Plot | None = None
 
 
@@ -100,7 +100,7 @@ def load(name: str) -> Experiment:
     return cast(Experiment, module)
 
 
-def policies_there(wanted: Sequence[str]) -> list[str]:
+def installed_policies(wanted: Sequence[str]) -> list[str]:
     """Those of `wanted` that are installed, in the order given: a comparison goes on without the others."""
     known = set(plugins.names("policies"))
     return [name for name in wanted if name in known]

@@ -16,14 +16,14 @@ import msgspec
 
 from lamina.errors import BadValue
 from lamina.lab.experiment import Cell, Row
-from lamina.lab.origin import Origin
+from lamina.lab.provenance import Provenance
 
 FOLDER = Path("results/lab")
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    origin: Origin
+    origin: Provenance
     rows: list[Row]
 
     @property
@@ -54,7 +54,7 @@ def read(path: Path) -> Results:
     """A half-written last line, as an interrupted run may leave it, is left out."""
     try:
         lines = path.read_bytes().split(b"\n")
-        origin = msgspec.json.decode(lines[0], type=Origin)
+        origin = msgspec.json.decode(lines[0], type=Provenance)
         last = len(lines) - 1  # what follows the last line break: nothing, or half a row
         rows = [msgspec.json.decode(line, type=Row) for line in lines[1:last] if line]
     except (OSError, msgspec.MsgspecError) as error:
@@ -62,9 +62,9 @@ def read(path: Path) -> Results:
     return Results(origin, rows)
 
 
-def start(path: Path, origin: Origin, rows: Iterable[Row] = ()) -> TextIO:
+def start(path: Path, origin: Provenance, rows: Iterable[Row] = ()) -> TextIO:
     """A file for the rows to come, with the origin and the rows there are; more follow with `add`."""
-    whole(unfinished(path), origin, rows)
+    write_atomically(unfinished(path), origin, rows)
     return unfinished(path).open("a", encoding="utf-8")
 
 
@@ -73,12 +73,12 @@ def add(file: TextIO, row: Row) -> None:
     file.flush()
 
 
-def finish(path: Path, origin: Origin, rows: Iterable[Row]) -> None:
-    whole(path, origin, rows)
+def finish(path: Path, origin: Provenance, rows: Iterable[Row]) -> None:
+    write_atomically(path, origin, rows)
     unfinished(path).unlink(missing_ok=True)
 
 
-def whole(path: Path, origin: Origin, rows: Iterable[Row]) -> None:
+def write_atomically(path: Path, origin: Provenance, rows: Iterable[Row]) -> None:
     """All at once, or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,23 +89,23 @@ def whole(path: Path, origin: Origin, rows: Iterable[Row]) -> None:
         raise BadValue(f"results {path}: {error.strerror}", hint="give --out a folder that can be written to") from None
 
 
-def key(cell: Cell, row: Row | None = None) -> str:
+def cell_key(cell: Cell, row: Row | None = None) -> str:
     """A cell by its values; with `row`, the values that row has in the fields of the cell."""
     return msgspec.json.encode({name: (cell if row is None else row).get(name) for name in sorted(cell)}).decode()
 
 
-def done(cells: list[Cell], path: Path, origin: Origin) -> dict[int, Row]:
+def finished_rows(cells: list[Cell], path: Path, origin: Provenance) -> dict[int, Row]:
     """Rows of earlier runs that need not be made again, by the place of their cell. Failed ones are tried again."""
     files = [read(file) for file in (unfinished(path), path) if file.exists()]
-    rows = [row for file in files if file.origin.same_work(origin) for row in file.good]
+    rows = [row for file in files if file.origin.is_same_work(origin) for row in file.good]
     found: dict[int, Row] = {}
     for place, cell in enumerate(cells):
-        wanted = key(cell)
-        row = next((row for row in rows if cell.keys() <= row.keys() and key(cell, row) == wanted), None)
+        wanted = cell_key(cell)
+        row = next((row for row in rows if cell.keys() <= row.keys() and cell_key(cell, row) == wanted), None)
         if row is not None:
             found[place] = row
     return found
 
 
-def _line(value: Origin | Row) -> str:
+def _line(value: Provenance | Row) -> str:
     return msgspec.json.encode(value).decode() + "\n"

@@ -19,7 +19,7 @@ import msgspec
 
 from lamina.lab import experiment
 from lamina.lab.experiment import Cell, Row
-from lamina.live.worker import die_with_parent
+from lamina.worker.main import die_with_parent
 
 FRAMES = 6  #: of a traceback that are kept, the innermost
 
@@ -33,7 +33,7 @@ def run_cells(name: str, cells: dict[int, Cell], jobs: int) -> Iterator[tuple[in
         futures: dict[Future[bytes], int] = {}
         for place, cell in cells.items():
             try:
-                futures[pool.submit(work, name, msgspec.json.encode(cell))] = place
+                futures[pool.submit(run_cell, name, msgspec.json.encode(cell))] = place
             except BrokenProcessPool:
                 orphans.append(place)
         for future in as_completed(futures):
@@ -43,10 +43,10 @@ def run_cells(name: str, cells: dict[int, Cell], jobs: int) -> Iterator[tuple[in
             except BrokenProcessPool:
                 orphans.append(place)
     for place in sorted(orphans):
-        yield place, _alone(name, cells[place])
+        yield place, _in_process(name, cells[place])
 
 
-def work(name: str, text: bytes) -> bytes:
+def run_cell(name: str, text: bytes) -> bytes:
     """One cell to one row, both as JSON: what a row cannot be written as, fails here and not in the file."""
     cell = msgspec.json.decode(text)
     try:
@@ -63,10 +63,10 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _alone(name: str, cell: Cell) -> Row:
+def _in_process(name: str, cell: Cell) -> Row:
     with _pool(1) as pool:
         try:
-            row: Row = msgspec.json.decode(pool.submit(work, name, msgspec.json.encode(cell)).result())
+            row: Row = msgspec.json.decode(pool.submit(run_cell, name, msgspec.json.encode(cell)).result())
             return row
         except BrokenProcessPool:
             return {**cell, "error": "the process died", "trace": []}

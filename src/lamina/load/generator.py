@@ -16,15 +16,15 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from lamina.load.line import Gone, Line
-from lamina.load.plan import Plan
-from lamina.load.record import Result, Second, Tally
+from lamina.load.connection import ConnectionLost, LoadConnection
+from lamina.load.load_plan import LoadPlan
+from lamina.load.results import LoadResult, LoadTally, SecondStats
 
-TICK_S = 0.0005
+POLL_INTERVAL_S = 0.0005
 """Sockets are looked at this often: many sends and answers at a time cost less than each by itself."""
 
 
-def run(plan: Plan, on_second: Callable[[Second], None] = lambda second: None, *, stop_on: int = 0) -> Result:
+def run(plan: LoadPlan, on_second: Callable[[SecondStats], None] = lambda second: None, *, stop_on: int = 0) -> LoadResult:
     """`stop_on`: a signal that ends it before its time, with what was seen until then."""
     generator = _Generator(plan, on_second)
     if stop_on:
@@ -33,20 +33,20 @@ def run(plan: Plan, on_second: Callable[[Second], None] = lambda second: None, *
 
 
 class _Generator:
-    def __init__(self, plan: Plan, on_second: Callable[[Second], None]) -> None:
+    def __init__(self, plan: LoadPlan, on_second: Callable[[SecondStats], None]) -> None:
         self.plan = plan
         self.on_second = on_second
-        self.tally = Tally(plan.slo_us)
-        self.request = plan.request()
+        self.tally = LoadTally(plan.slo_us)
+        self.request = plan.request_bytes()
         self.poll = select.epoll()
-        self.lines: dict[int, Line] = {}
-        self.idle: list[Line] = []
+        self.connections: dict[int, LoadConnection] = {}
+        self.idle: list[LoadConnection] = []
         self.waiting: deque[int] = deque()  #: due, and no connection free
         self.busy = 0
         self.stopped = False  #: no more calls, and no more waiting
         self._tls = _context(plan)
 
-    def run(self) -> Result:
+    def run(self) -> LoadResult:
         plan, tally = self.plan, self.tally
         self._connect()  # the first one now, so that a wrong address is an error and not a thousand failures
         arrivals = plan.arrivals()
@@ -55,8 +55,8 @@ class _Generator:
         second = 1
         while True:
             now_us = (time.perf_counter_ns() - start_ns) // 1000
-            self._answers(now_us)
-            next_us = self._due(now_us, next_us, arrivals)
+            self._read_responses(now_us)
+            next_us = self._enqueue_due(now_us, next_us, arrivals)
             self._send(now_us)
             if now_us >= second * 1_000_000:
                 self.on_second(tally.close_second(second, self.busy + len(self.waiting)))
@@ -66,10 +66,10 @@ class _Generator:
             over = next_us is None and now_us >= plan.seconds * 1e6
             if over and ((not self.busy and not self.waiting) or now_us > (plan.seconds + plan.patience_s) * 1e6):
                 break
-            self._rest(now_us, next_us)
-        if tally.has_more:
+            self._sleep(now_us, next_us)
+        if tally.has_open_second:
             self.on_second(tally.close_second(second, self.busy + len(self.waiting)))
-        for line in self.lines.values():
+        for line in self.connections.values():
             line.close()
         self.poll.close()
         unanswered = self.busy + len(self.waiting)
@@ -83,45 +83,45 @@ class _Generator:
             stopped=self.stopped,
         )
 
-    def _rest(self, now_us: int, next_us: int | None) -> None:
+    def _sleep(self, now_us: int, next_us: int | None) -> None:
         """Until something may have changed: at low rates that is not every tick."""
         ahead_s = 0.05 if next_us is None else (next_us - now_us) / 1e6
-        if ahead_s <= TICK_S:
-            time.sleep(TICK_S)
+        if ahead_s <= POLL_INTERVAL_S:
+            time.sleep(POLL_INTERVAL_S)
         else:
-            self.poll.poll(min(ahead_s, 0.05) - TICK_S / 2, 1)
+            self.poll.poll(min(ahead_s, 0.05) - POLL_INTERVAL_S / 2, 1)
 
-    def _due(self, now_us: int, next_us: int | None, arrivals: Iterator[int]) -> int | None:
+    def _enqueue_due(self, now_us: int, next_us: int | None, arrivals: Iterator[int]) -> int | None:
         while next_us is not None and next_us <= now_us:
-            self.tally.due()
+            self.tally.call_due()
             self.waiting.append(next_us)
             next_us = next(arrivals, None)
         return next_us
 
-    def _answers(self, now_us: int) -> None:
+    def _read_responses(self, now_us: int) -> None:
         for number, events in self.poll.poll(0):
-            line = self.lines[number]
+            line = self.connections[number]
             try:
-                if events & select.EPOLLOUT and line.go_on():
+                if events & select.EPOLLOUT and line.send_more():
                     self.poll.modify(number, select.EPOLLIN)
-                status = line.answer() if events & ~select.EPOLLOUT else ""
-            except Gone:
-                self._lost(number, line, now_us)
+                status = line.read_status() if events & ~select.EPOLLOUT else ""
+            except ConnectionLost:
+                self._connection_lost(number, line, now_us)
                 continue
             if status:
-                self.tally.ended(status, now_us - line.due_us)
+                self.tally.call_ended(status, now_us - line.due_us)
                 self.idle.append(line)
                 self.busy -= 1
 
-    def _lost(self, number: int, line: Line, now_us: int) -> None:
+    def _connection_lost(self, number: int, line: LoadConnection, now_us: int) -> None:
         self.poll.unregister(number)
-        del self.lines[number]
+        del self.connections[number]
         line.close()
         if line in self.idle:
             self.idle.remove(line)
         else:
             self.busy -= 1
-            self.tally.ended("connection lost", now_us - line.due_us)
+            self.tally.call_ended("connection lost", now_us - line.due_us)
 
     def _send(self, now_us: int) -> None:
         while self.waiting:
@@ -129,34 +129,34 @@ class _Generator:
                 return
             line = self.idle.pop()
             line.due_us = self.waiting.popleft()
-            self.tally.sent(now_us - line.due_us)
+            self.tally.call_sent(now_us - line.due_us)
             self.busy += 1
             try:
                 if not line.send(self.request):
                     self.poll.modify(line.socket.fileno(), select.EPOLLIN | select.EPOLLOUT)
-            except Gone:
-                self._lost(line.socket.fileno(), line, now_us)
+            except ConnectionLost:
+                self._connection_lost(line.socket.fileno(), line, now_us)
 
     def _connect_more(self, now_us: int) -> bool:
-        if len(self.lines) >= self.plan.connections:
+        if len(self.connections) >= self.plan.connections:
             return False
         try:
             self._connect()
         except OSError:
-            self.tally.ended("no connection", now_us - self.waiting.popleft())
+            self.tally.call_ended("no connection", now_us - self.waiting.popleft())
             return bool(self.idle)
         return True
 
     def _connect(self) -> None:
-        host, port, _ = self.plan.place()
-        line = Line(host, port, self._tls)
-        self.lines[line.socket.fileno()] = line
+        host, port, _ = self.plan.endpoint()
+        line = LoadConnection(host, port, self._tls)
+        self.connections[line.socket.fileno()] = line
         self.poll.register(line.socket.fileno(), select.EPOLLIN)
         self.idle.append(line)
 
 
-def _context(plan: Plan) -> ssl.SSLContext | None:
-    if not plan.place()[2]:
+def _context(plan: LoadPlan) -> ssl.SSLContext | None:
+    if not plan.endpoint()[2]:
         return None
     context = ssl.create_default_context()
     if not plan.check_tls:
@@ -167,10 +167,10 @@ def _context(plan: Plan) -> ssl.SSLContext | None:
 
 def main() -> None:
     """A plan on stdin; seconds, then the result, as JSON lines on stdout."""
-    plan = msgspec.json.decode(sys.stdin.buffer.read(), type=Plan)
+    plan = msgspec.json.decode(sys.stdin.buffer.read(), type=LoadPlan)
     out = sys.stdout.buffer
 
-    def say(kind: str, what: Second | Result) -> None:
+    def say(kind: str, what: SecondStats | LoadResult) -> None:
         out.write(msgspec.json.encode({kind: what}) + b"\n")
         out.flush()
 

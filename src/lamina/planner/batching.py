@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lamina.core.lease import Device
 from lamina.core.policy import View
-from lamina.core.queue import Job
-from lamina.core.state import Batch, FunctionState, echo_us
+from lamina.core.scheduling.jobs import Job
+from lamina.core.scheduling.leases import Device
+from lamina.core.scheduling.state import Batch, FunctionState, resubmit_window_us
 from lamina.types import NEVER_US
 
 QUIET_GAPS = 3.0
@@ -28,31 +28,31 @@ def wait_until_us(
     now_us: int, function: FunctionState, count: int, most: int, latency_us: Callable[[int], int], start_by_us: int
 ) -> int:
     """Until when to delay `count` jobs in the hope of more; `now_us` means: start."""
-    meter = function.meter
-    if count >= most or now_us >= start_by_us or meter.gap_us >= NEVER_US:
+    meter = function.arrivals
+    if count >= most or now_us >= start_by_us or meter.interarrival_us >= NEVER_US:
         return now_us
-    if now_us < meter.echo_until_us:
-        missing = round(meter.echo * meter.answered) - meter.echoed
-        wait_us = min(meter.echo_until_us - now_us, int(missing * meter.gap_us))
-        if echo_pays(count, most, missing, wait_us, latency_us):
-            return min(start_by_us, meter.echo_until_us)
-    gap_us = max(meter.gap_us, float(now_us - meter.last_us))
-    if now_us - meter.last_us > QUIET_GAPS * meter.gap_us:
+    if now_us < meter.resubmit_until_us:
+        missing = round(meter.resubmit_share * meter.last_batch_size) - meter.resubmitted
+        wait_us = min(meter.resubmit_until_us - now_us, int(missing * meter.interarrival_us))
+        if resubmits_pay(count, most, missing, wait_us, latency_us):
+            return min(start_by_us, meter.resubmit_until_us)
+    gap_us = max(meter.interarrival_us, float(now_us - meter.last_us))
+    if now_us - meter.last_us > QUIET_GAPS * meter.interarrival_us:
         return now_us
     alone_us = latency_us(count)
-    if not alone_us or not _worth_waiting(count, most, alone_us, gap_us, latency_us):
+    if not alone_us or not _waiting_pays(count, most, alone_us, gap_us, latency_us):
         return now_us
-    return min(start_by_us, meter.last_us + max(50, int(QUIET_GAPS * meter.gap_us)) + 1)
+    return min(start_by_us, meter.last_us + max(50, int(QUIET_GAPS * meter.interarrival_us)) + 1)
 
 
-def ask_again_at(now_us: int, function: FunctionState, count: int) -> int:
+def recheck_at_count(now_us: int, function: FunctionState, count: int) -> int:
     """Queue length at which to decide again: half of the expected resubmits, else the next job."""
-    meter = function.meter
-    missing = round(meter.echo * meter.answered) - meter.echoed if now_us < meter.echo_until_us else 0
+    meter = function.arrivals
+    missing = round(meter.resubmit_share * meter.last_batch_size) - meter.resubmitted if now_us < meter.resubmit_until_us else 0
     return count + max(1, missing // 2)
 
 
-def _worth_waiting(count: int, most: int, alone_us: int, gap_us: float, latency_us: Callable[[int], int]) -> bool:
+def _waiting_pays(count: int, most: int, alone_us: int, gap_us: float, latency_us: Callable[[int], int]) -> bool:
     more = 1
     while True:
         more = min(more, most - count)
@@ -63,25 +63,25 @@ def _worth_waiting(count: int, most: int, alone_us: int, gap_us: float, latency_
         more *= 2
 
 
-def echo_pays(count: int, most: int, missing: int, wait_us: int, latency_us: Callable[[int], int]) -> bool:
+def resubmits_pay(count: int, most: int, missing: int, wait_us: int, latency_us: Callable[[int], int]) -> bool:
     """Whether the larger batch with the expected resubmits is worth the wait for them."""
     joined = min(most, count + missing)
     return joined > count and joined * latency_us(count) > count * (latency_us(joined) + wait_us)
 
 
-def echo_is_better(function: FunctionState, before: Batch, count: int, latency_us: Callable[[int], int]) -> bool:
+def should_wait_for_resubmits(function: FunctionState, before: Batch, count: int, latency_us: Callable[[int], int]) -> bool:
     """Whether to commit nothing behind a batch whose clients will resubmit at once: with them the next batch is worth more."""
     if before.instance.function != function.spec.name or not before.predicted_us:
         return False
-    missing = round(function.meter.echo * len(before.jobs))
-    return echo_pays(count, function.spec.max_batch, missing, echo_us(before.predicted_us), latency_us)
+    missing = round(function.arrivals.resubmit_share * len(before.jobs))
+    return resubmits_pay(count, function.spec.max_batch, missing, resubmit_window_us(before.predicted_us), latency_us)
 
 
 LEAD_US = 100
 """How long before its slice is free a batch that could still grow is committed: what a hand-over takes (decision 0002)."""
 
 
-def book_at_us(ends_us: int, count: int, most: int, lead_us: int) -> int:
+def commit_at_us(ends_us: int, count: int, most: int, lead_us: int) -> int:
     """When to commit a batch behind a running one: a full batch at once, else as late as the hand-over allows.
 
     A committed batch cannot grow, so committing early trades batch size for nothing; `lead_us` before the slice is free still
@@ -90,19 +90,19 @@ def book_at_us(ends_us: int, count: int, most: int, lead_us: int) -> int:
     return 0 if count >= most else ends_us - lead_us
 
 
-def goes_first(view: View, function: FunctionState, device: Device) -> bool:
+def is_most_urgent(view: View, function: FunctionState, device: Device) -> bool:
     """Whether no queue on this device has an earlier due time than this one. Else a slice must not be committed before it is
     about to be free: the first step of a new run would be ahead of the last step of an old one for as long as calls arrive.
     Functions hidden by fair sharing, because it is another tenant's turn, do not count."""
     due_us = function.queue.head().due_us
     for name in device.instances:
         waits = view.instances[name].function
-        if (waits in view.waiting or waits in view.held) and view.functions[waits].queue.head().due_us < due_us:
+        if (waits in view.waiting or waits in view.deferred) and view.functions[waits].queue.head().due_us < due_us:
             return False
     return True
 
 
-def largest_in_time(most: int, budget_us: int, latency_us: Callable[[int], int]) -> int:
+def largest_batch_within(most: int, budget_us: int, latency_us: Callable[[int], int]) -> int:
     """The largest batch that ends within the budget, by bisection: latency grows with the batch. 0 if not even one."""
     if latency_us(most) <= budget_us:
         return most
@@ -116,7 +116,7 @@ def largest_in_time(most: int, budget_us: int, latency_us: Callable[[int], int])
     return low
 
 
-def together(jobs: list[Job]) -> list[Job]:
+def batchable_prefix(jobs: list[Job]) -> list[Job]:
     """Leading jobs that may share a batch: a job that was in a crashed batch is retried in a smaller one."""
     limit = len(jobs)
     for count, job in enumerate(jobs):

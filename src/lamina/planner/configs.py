@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 
-class Config(NamedTuple):
+class ProfiledConfig(NamedTuple):
     """One way to run a batch. `time_us` is of the whole batch, `cost` of one request in it."""
 
     batch: int
@@ -32,7 +32,7 @@ class Config(NamedTuple):
     cost: float
 
 
-class Prices(NamedTuple):
+class ResourcePrices(NamedTuple):
     """What holding one core and one unit costs for a second."""
 
     core_per_s: float
@@ -43,7 +43,7 @@ class Prices(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Configs:
+class ConfigArrays:
     """All configurations of one function as columns, so that one operation looks at all of them."""
 
     batch: Ints
@@ -66,7 +66,7 @@ class Configs:
             column.setflags(write=False)
 
     @classmethod
-    def of(cls, rows: Iterable[Config]) -> Configs:
+    def from_rows(cls, rows: Iterable[ProfiledConfig]) -> ConfigArrays:
         import numpy as np
 
         batch, cpus, units, time_us, cost = zip(*rows, strict=True) if (rows := list(rows)) else ((),) * 5
@@ -76,21 +76,21 @@ class Configs:
     def __len__(self) -> int:
         return len(self.time_us)
 
-    def __getitem__(self, index: int) -> Config:
+    def __getitem__(self, index: int) -> ProfiledConfig:
         columns = (self.batch, self.cpus, self.units, self.time_us, self.cost)
-        return Config(*(column[index].item() for column in columns))
+        return ProfiledConfig(*(column[index].item() for column in columns))
 
     @cached_property
-    def efficient(self) -> Ints:
+    def pareto_indices(self) -> Ints:
         """Those that no other beats in both time and cost, fastest first."""
-        return undominated(self.time_us, self.cost)
+        return pareto_front(self.time_us, self.cost)
 
-    def only(self, indices: Ints | Sequence[int]) -> Configs:
+    def subset(self, indices: Ints | Sequence[int]) -> ConfigArrays:
         at = indices
-        return Configs(self.batch[at], self.cpus[at], self.units[at], self.time_us[at], self.cost[at])
+        return ConfigArrays(self.batch[at], self.cpus[at], self.units[at], self.time_us[at], self.cost[at])
 
 
-def undominated(time_us: Ints, cost: Floats) -> Ints:
+def pareto_front(time_us: Ints, cost: Floats) -> Ints:
     """Indices of the points that no other is at least as good as in both, fastest first; of equal points the first."""
     import numpy as np
 
@@ -106,13 +106,13 @@ def undominated(time_us: Ints, cost: Floats) -> Ints:
     return kept[slowest]
 
 
-def grid(
+def config_grid(
     time_us: Callable[[int, int, int], float],
     batches: Iterable[int],
     cpus: Iterable[int],
     units: Iterable[int],
-    prices: Prices,
-) -> Configs:
+    prices: ResourcePrices,
+) -> ConfigArrays:
     """Every (batch, cores, units) of the three lists, with the time a profile gives for it.
 
     A time of 0 (nobody knows) or infinity (does not run) leaves the combination out. Times are rounded up: a plan may be
@@ -126,5 +126,5 @@ def grid(
                 us = time_us(batch, cores, count)
                 if 0 < us < math.inf:
                     whole = math.ceil(us)
-                    rows.append(Config(batch, cores, count, whole, prices.per_request(batch, cores, count, whole)))
-    return Configs.of(rows)
+                    rows.append(ProfiledConfig(batch, cores, count, whole, prices.per_request(batch, cores, count, whole)))
+    return ConfigArrays.from_rows(rows)

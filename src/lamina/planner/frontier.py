@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from lamina.planner.configs import Configs, undominated
+from lamina.planner.configs import ConfigArrays, pareto_front
 
 if TYPE_CHECKING:
     from lamina.planner.configs import Floats, Ints
@@ -46,18 +46,18 @@ class Frontier:
         return int(self.time_us[0])
 
     @cached_property
-    def steps(self) -> Floats:
+    def step_costs(self) -> Floats:
         """Costs with "impossible" in front, so that the place a time sorts to is the place of its cost."""
         import numpy as np
 
         return np.concatenate(([math.inf], self.cost))
 
-    def at(self, budget_us: Ints) -> Floats:
+    def costs_within(self, budget_us: Ints) -> Floats:
         """The least cost within each of these times; infinite where even the fastest way is too slow."""
-        return self.steps[self.time_us.searchsorted(budget_us, side="right")]
+        return self.step_costs[self.time_us.searchsorted(budget_us, side="right")]
 
     def cost_within(self, budget_us: int) -> float:
-        return float(self.steps[self.time_us.searchsorted(budget_us, side="right")])
+        return float(self.step_costs[self.time_us.searchsorted(budget_us, side="right")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Precision:
         return thinned
 
 
-USUAL = Precision()
+DEFAULT_PRECISION = Precision()
 EXACT = Precision(points=2**62)
 
 
@@ -92,35 +92,35 @@ def point(time_us: int, cost: float) -> Frontier:
     return Frontier(np.array([time_us], np.int64), np.array([cost], np.float64))
 
 
-def nothing() -> Frontier:
+def zero() -> Frontier:
     """All is done: no time, no cost. The neutral element of series and parallel."""
     return point(0, 0.0)
 
 
-def of_configs(configs: Configs) -> Frontier:
-    best = configs.efficient
+def from_configs(configs: ConfigArrays) -> Frontier:
+    best = configs.pareto_indices
     return Frontier(configs.time_us[best], configs.cost[best])
 
 
-def series(first: Frontier, then: Frontier) -> Frontier:
+def in_series(first: Frontier, then: Frontier) -> Frontier:
     error = max(first.error, then.error)
     time_us = (first.time_us[:, None] + then.time_us).ravel()
     cost = (first.cost[:, None] + then.cost).ravel()
-    return _lowest(time_us, cost, error)
+    return _pareto(time_us, cost, error)
 
 
-def parallel(parts: Sequence[Frontier]) -> Frontier:
+def in_parallel(parts: Sequence[Frontier]) -> Frontier:
     """All at once, so within the same time; as fast as the slowest of them can be."""
     import numpy as np
 
     if not parts:
-        return nothing()
+        return zero()
     if len(parts) == 1:
         return parts[0]
     fastest_us = max(part.fastest_us for part in parts)
     times = np.unique(np.concatenate([part.time_us[part.time_us >= fastest_us] for part in parts]))
-    cost = np.sum([part.at(times) for part in parts], axis=0)
-    return _lowest(times, cost, max(part.error for part in parts))
+    cost = np.sum([part.costs_within(times) for part in parts], axis=0)
+    return _pareto(times, cost, max(part.error for part in parts))
 
 
 def scaled(frontier: Frontier, factor: float) -> Frontier:
@@ -132,13 +132,13 @@ def scaled(frontier: Frontier, factor: float) -> Frontier:
     return Frontier(frontier.time_us, frontier.cost * factor, frontier.error)
 
 
-def choice(odds: Sequence[float], branches: Sequence[Frontier]) -> Frontier:
+def expected_choice(odds: Sequence[float], branches: Sequence[Frontier]) -> Frontier:
     """One of the branches runs, unknown which: it must be in time in any case, and costs what it costs on average."""
     whole = sum(odds)
-    return parallel([scaled(branch, share / whole) for share, branch in zip(odds, branches, strict=True)])
+    return in_parallel([scaled(branch, share / whole) for share, branch in zip(odds, branches, strict=True)])
 
 
-def either(options: Iterable[Frontier]) -> Frontier:
+def lower_envelope(options: Iterable[Frontier]) -> Frontier:
     """The best of several ways to do the same work, time by time."""
     import numpy as np
 
@@ -146,7 +146,7 @@ def either(options: Iterable[Frontier]) -> Frontier:
     if len(ways) == 1:
         return ways[0]
     time_us, cost = np.concatenate([way.time_us for way in ways]), np.concatenate([way.cost for way in ways])
-    return _lowest(time_us, cost, max(way.error for way in ways))
+    return _pareto(time_us, cost, max(way.error for way in ways))
 
 
 def thin(frontier: Frontier, eps: float) -> Frontier:
@@ -171,6 +171,6 @@ def thin(frontier: Frontier, eps: float) -> Frontier:
     return Frontier(frontier.time_us[first], cost, (1 + frontier.error) * factor - 1)
 
 
-def _lowest(time_us: Ints, cost: Floats, error: float) -> Frontier:
-    kept = undominated(time_us, cost)
+def _pareto(time_us: Ints, cost: Floats, error: float) -> Frontier:
+    kept = pareto_front(time_us, cost)
     return Frontier(time_us[kept], cost[kept], error)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lamina.core.lifecycle import Phase
-from lamina.core.policy import Decision, Drop, Hold, Opening, Start, View
-from lamina.core.state import FunctionState
-from lamina.planner.batching import largest_in_time, together
+from lamina.core.lifecycle import InstancePhase
+from lamina.core.policy import Decision, Defer, Drop, Slot, Start, View
+from lamina.core.scheduling.state import FunctionState
+from lamina.planner.batching import batchable_prefix, largest_batch_within
 from lamina.types import NEVER_US
 
 
@@ -24,28 +24,28 @@ def serve(view: View) -> Iterator[Decision]:
             if function.spec.name not in view.waiting:
                 break
         else:
-            yield Hold(function.spec.name, view.no_opening_until_us(function), NEVER_US)
+            yield Defer(function.spec.name, view.next_slot_us(function), NEVER_US)
 
 
-def own_slices(view: View, function: FunctionState) -> Iterator[Opening]:
+def own_slices(view: View, function: FunctionState) -> Iterator[Slot]:
     """Idle reserved slices of the function, the largest first; none of an instance that has used up its time quota."""
     now_us = view.now_us
-    if function.bucket and function.bucket.ready_us(now_us) > now_us:
+    if function.bucket and function.bucket.ready_at_us(now_us) > now_us:
         return
-    for instance in sorted(function.instances.values(), key=lambda i: (-i.units, -i.quota, i.since_us, i.id)):
+    for instance in sorted(function.instances.values(), key=lambda i: (-i.units, -i.quota, i.created_us, i.id)):
         device = view.devices[instance.device]
         home = device.homes.get(instance.id, 0)
-        if not home or home & device.busy or instance.phase is not Phase.WARM:
+        if not home or home & device.busy or instance.phase is not InstancePhase.WARM:
             continue
-        if instance.bucket and instance.bucket.ready_us(now_us) > now_us:
+        if instance.bucket and instance.bucket.ready_at_us(now_us) > now_us:
             continue
         cores = function.spec.cores_on(device.spec) if device.spec.cores else 0
-        able = cores <= device.cores_free and instance.has_room(function.batches_at_once(device))
-        if able and home.bit_count() <= view.most_units(function, device):
-            yield Opening(instance, device, home, None, now_us, cores)
+        able = cores <= device.cores_free and instance.has_capacity(function.batches_at_once(device))
+        if able and home.bit_count() <= view.max_units_by_bandwidth(function, device):
+            yield Slot(instance, device, home, None, now_us, cores)
 
 
-def fill(view: View, function: FunctionState, opening: Opening) -> Iterator[Decision]:
+def fill(view: View, function: FunctionState, opening: Slot) -> Iterator[Decision]:
     """One batch for this slice, the oldest first. A job that nothing can save is dropped.
 
     A few waiting jobs go in a batch that leaves the oldest in time. When more wait than go into one batch, it is as large as is
@@ -57,12 +57,12 @@ def fill(view: View, function: FunctionState, opening: Opening) -> Iterator[Deci
         return view.latency_us(spec.name, opening.device, batch, opening.units, opening.cores)
 
     while len(queue):
-        jobs = together(queue.first(spec.max_batch))
+        jobs = batchable_prefix(queue.first(spec.max_batch))
         head = jobs[0]
         start_us = opening.at_us + view.transfer_us(jobs, opening.device)
         since_us = head.enqueued_us if len(queue) > spec.max_batch else start_us
-        in_time = largest_in_time(len(jobs), head.due_us - since_us, latency_us)
-        useful = largest_in_time(len(jobs), head.expires_us - start_us, latency_us)
+        in_time = largest_batch_within(len(jobs), head.due_us - since_us, latency_us)
+        useful = largest_batch_within(len(jobs), head.expires_us - start_us, latency_us)
         if not useful:
             yield Drop(head)
             continue

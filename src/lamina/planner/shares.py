@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from lamina.core.lease import Device, find_run
+from lamina.core.scheduling.leases import Device, find_block
 from lamina.errors import NoCapacity
 from lamina.types import DeviceSpec, FunctionSpec
 
@@ -52,14 +52,14 @@ class Room:
         """Units in one piece."""
         limits = self.device.limits
         sizes = limits.sizes or range(1, self.device.units + 1)
-        fits = [size for size in sizes if find_run(self.free, size, limits.aligned, self.device.units)]
+        fits = [size for size in sizes if find_block(self.free, size, limits.aligned, self.device.units)]
         return max(fits, default=0)
 
     def takes(self, functions: Iterable[FunctionSpec]) -> Room | None:
         """Capacity left with all of them placed here; None if they do not fit."""
         free, memory_mib = self.free, self.memory_mib
         for spec in functions:
-            mask = find_run(free, spec.units_on(self.device), self.device.limits.aligned, self.device.units)
+            mask = find_block(free, spec.units_on(self.device), self.device.limits.aligned, self.device.units)
             memory_mib -= spec.memory_mib
             if not mask or memory_mib < 0 or not spec.fits_family(self.device.family):
                 return None
@@ -74,7 +74,7 @@ def room_on(device: Device, without: Iterable[str] = ()) -> Room:
     for owner, mask in device.homes.items():
         if owner not in going:
             taken |= mask
-    return Room(device.spec, device.everything & ~taken, device.spec.memory_mib - device.memory_used_mib)
+    return Room(device.spec, device.all_units & ~taken, device.spec.memory_mib - device.memory_used_mib)
 
 
 def place(groups: Iterable[Group], rooms: dict[str, Room], placement: Placement) -> dict[str, str]:

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 
 from lamina import plugins, units
-from lamina.core.policy import Dispatch
+from lamina.core.policy import DispatchRole
 from lamina.errors import BadValue, LaminaError, did_you_mean
 
-Complain = Callable[[str, str, str], LaminaError]
+OptionError = Callable[[str, str, str], LaminaError]
 """(option, what is wrong, hint) -> the error to raise."""
 
 
-def _plainly(option: str, what: str, hint: str) -> LaminaError:
+def _bad_option(option: str, what: str, hint: str) -> LaminaError:
     return BadValue(f"policy option {option}: {what}", hint=hint)
 
 
@@ -26,7 +26,7 @@ def options_of(kind: Any) -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(kind) if field.init and not field.name.startswith("_")}
 
 
-def build(name: str, options: dict[str, Any] | None = None, complain: Complain = _plainly) -> Dispatch:
+def build(name: str, options: dict[str, Any] | None = None, complain: OptionError = _bad_option) -> DispatchRole:
     """`lamina.policies.<name>.Policy(**options)`, each option checked against its field. Times may be "5ms"."""
     kind = getattr(plugins.load("policies", name), "Policy", None)
     if kind is None:
@@ -50,7 +50,7 @@ def build(name: str, options: dict[str, Any] | None = None, complain: Complain =
             raise complain(option, str(error), f"its default is {known[option].default!r}") from None
         except BadValue as error:
             raise complain(option, error.message.partition(": ")[2], error.hint) from None
-    policy: Dispatch = kind(**values)
+    policy: DispatchRole = kind(**values)
     return policy
 
 

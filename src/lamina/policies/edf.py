@@ -10,14 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from lamina.core.actions import Refuse
-from lamina.core.policy import Decision, Drop, Hold, Opening, Promise, Start, View
-from lamina.core.queue import Job, Order
-from lamina.core.state import FunctionState
-from lamina.planner.ample import lets_one_in, promise, promised_lately
-from lamina.planner.backlog import finish_in_us, flow_finish_us
-from lamina.planner.batching import LEAD_US, ask_again_at, echo_is_better, goes_first, largest_in_time, together, wait_until_us
-from lamina.planner.company import wait_for_company_us
+from lamina.core.actions import Reject
+from lamina.core.policy import Admitted, Decision, Defer, Drop, Slot, Start, View
+from lamina.core.scheduling.jobs import Job, Order
+from lamina.core.scheduling.state import FunctionState
+from lamina.planner.admission_fast_path import admit_and_remember, allows_probe, recent_estimate
+from lamina.planner.batching import (
+    LEAD_US,
+    batchable_prefix,
+    is_most_urgent,
+    largest_batch_within,
+    recheck_at_count,
+    should_wait_for_resubmits,
+    wait_until_us,
+)
+from lamina.planner.completion_estimate import estimate_us, workflow_estimate_us
+from lamina.planner.upstream_jobs import wait_for_upstream_us
 from lamina.types import NEVER_US, Call
 
 
@@ -30,34 +38,34 @@ class Policy:
     wait: bool = True  #: hold a batch back inside a burst
     order: Order = "due"
 
-    def admit(self, view: View, call: Call) -> Promise | Refuse:
+    def admit(self, view: View, call: Call) -> Admitted | Reject:
         flow = view.flows[call.target]
-        if lately := promised_lately(view, flow, call):
+        if lately := recent_estimate(view, flow, call):
             return lately
         if not all(view.can_host(view.functions[name]) for name in flow.functions):
-            return Refuse(call.id, "no-capacity")
-        if flow.single is not None:
-            finish_us = finish_in_us(view, view.functions[flow.single.function])
+            return Reject(call.id, "no-capacity")
+        if flow.sole_task is not None:
+            finish_us = estimate_us(view, view.functions[flow.sole_task.function])
         else:
-            finish_us = flow_finish_us(view, flow)
+            finish_us = workflow_estimate_us(view, flow)
         allowed_us = call.expires_us - view.now_us
-        reserve_us = view.reserve_us(call.target) if self.margin >= 0 else 0
+        reserve_us = view.admission_margin_us(call.target) if self.margin >= 0 else 0
         needed_us = int(finish_us * (1 + self.margin)) + reserve_us if finish_us else 0
-        if needed_us <= allowed_us or lets_one_in(view, flow, needed_us - reserve_us, allowed_us):
-            return promise(view, flow, finish_us)
-        return Refuse(call.id, "deadline", retry_after_us=max(1_000, needed_us - allowed_us), offer_us=needed_us)
+        if needed_us <= allowed_us or allows_probe(view, flow, needed_us - reserve_us, allowed_us):
+            return admit_and_remember(view, flow, finish_us)
+        return Reject(call.id, "deadline", retry_after_us=max(1_000, needed_us - allowed_us), offer_us=needed_us)
 
     def dispatch(self, view: View) -> Iterator[Decision]:
         urgent = sorted(view.waiting.values(), key=lambda f: (f.queue.head().due_us, f.queue.head().id))
         for function in urgent:
-            for opening in view.openings(function):
+            for opening in view.slots(function):
                 yield from self._fill(view, function, opening)
                 if function.spec.name not in view.waiting:
                     break
             else:
-                yield Hold(function.spec.name, view.no_opening_until_us(function), NEVER_US)
+                yield Defer(function.spec.name, view.next_slot_us(function), NEVER_US)
 
-    def _fill(self, view: View, function: FunctionState, opening: Opening) -> Iterator[Decision]:
+    def _fill(self, view: View, function: FunctionState, opening: Slot) -> Iterator[Decision]:
         """One batch for this slot: drop hopeless jobs, delay the rest if it pays, else start."""
         spec, queue, now_us = function.spec, function.queue, view.now_us
 
@@ -71,33 +79,33 @@ class Policy:
                     yield Drop(job)
         if not len(queue):
             return
-        jobs = together(queue.first(spec.max_batch))
+        jobs = batchable_prefix(queue.first(spec.max_batch))
         head = jobs[0]
-        count = largest_in_time(len(jobs), head.expires_us - opening.at_us, latency_us)
+        count = largest_batch_within(len(jobs), head.expires_us - opening.at_us, latency_us)
         start_by_us = min(head.due_us, head.expires_us) - latency_us(min(count + 1, spec.max_batch))
         if self.wait and count == len(queue):
-            hold_us = wait_for_company_us(view, function, count, opening.at_us, latency_us, start_by_us)
+            hold_us = wait_for_upstream_us(view, function, count, opening.at_us, latency_us, start_by_us)
             if hold_us > now_us:
-                yield Hold(spec.name, hold_us, count + 1)
+                yield Defer(spec.name, hold_us, count + 1)
                 return
-        if opening.after is not None:
-            if self.wait and echo_is_better(function, opening.after, count, latency_us):
+        if opening.behind is not None:
+            if self.wait and should_wait_for_resubmits(function, opening.behind, count, latency_us):
                 again_us = start_by_us if start_by_us > now_us else NEVER_US  # late anyway: when that batch ends
-                yield Hold(spec.name, min(again_us, NEVER_US), spec.max_batch)
+                yield Defer(spec.name, min(again_us, NEVER_US), spec.max_batch)
                 return
-            full = count == spec.max_batch and goes_first(view, function, opening.device)
+            full = count == spec.max_batch and is_most_urgent(view, function, opening.device)
             at_us = min(0 if full else opening.at_us - self.lead_us, start_by_us)
             if at_us > now_us:
-                yield Hold(spec.name, at_us, spec.max_batch)
+                yield Defer(spec.name, at_us, spec.max_batch)
                 return
         elif self.wait and count == len(queue) and head.due_us < NEVER_US:
             hold_us = wait_until_us(now_us, function, count, spec.max_batch, latency_us, start_by_us)
             if hold_us > now_us:
-                yield Hold(spec.name, hold_us, ask_again_at(now_us, function, count))
+                yield Defer(spec.name, hold_us, recheck_at_count(now_us, function, count))
                 return
         yield Start(jobs[:count], opening)
 
-    def _lost(self, function: FunctionState, opening: Opening, latency_us: Callable[[int], int]) -> list[Job]:
+    def _lost(self, function: FunctionState, opening: Slot, latency_us: Callable[[int], int]) -> list[Job]:
         """Leading jobs to drop: too late even alone; or, while more wait than fit into one batch, so urgent that the batch
         would have to shrink for them until it serves fewer, in its time, than a larger one without them."""
         most = function.spec.max_batch
@@ -106,7 +114,7 @@ class Policy:
         best, best_rate, given_up = len(jobs), 0.0, 0
         for skipped, job in enumerate(jobs):
             room = min(len(jobs) - skipped, most)
-            count = largest_in_time(room, job.expires_us - opening.at_us, latency_us)
+            count = largest_batch_within(room, job.expires_us - opening.at_us, latency_us)
             if not count:
                 continue
             rate = (count - given_up) / max(1, latency_us(count))

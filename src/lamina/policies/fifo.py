@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lamina.core.policy import Decision, Drop, Hold, Opening, Start, View
-from lamina.core.queue import Order
-from lamina.core.state import FunctionState
-from lamina.planner.batching import LEAD_US, book_at_us, largest_in_time, together
+from lamina.core.policy import Decision, Defer, Drop, Slot, Start, View
+from lamina.core.scheduling.jobs import Order
+from lamina.core.scheduling.state import FunctionState
+from lamina.planner.batching import LEAD_US, batchable_prefix, commit_at_us, largest_batch_within
 from lamina.types import NEVER_US
 
 
@@ -21,20 +21,20 @@ class Policy:
 
     def dispatch(self, view: View) -> Iterator[Decision]:
         for function in list(view.waiting.values()):
-            for opening in view.openings(function):
+            for opening in view.slots(function):
                 yield from self._fill(view, function, opening)
                 if function.spec.name not in view.waiting:
                     break
             else:
-                yield Hold(function.spec.name, view.no_opening_until_us(function), NEVER_US)
+                yield Defer(function.spec.name, view.next_slot_us(function), NEVER_US)
 
-    def _fill(self, view: View, function: FunctionState, opening: Opening) -> Iterator[Decision]:
+    def _fill(self, view: View, function: FunctionState, opening: Slot) -> Iterator[Decision]:
         """One batch for this slot, or a time to decide again."""
         spec, queue = function.spec, function.queue
-        if opening.after is not None:
-            at_us = book_at_us(opening.at_us, len(queue), spec.max_batch, self.lead_us)
+        if opening.behind is not None:
+            at_us = commit_at_us(opening.at_us, len(queue), spec.max_batch, self.lead_us)
             if at_us > view.now_us:
-                yield Hold(spec.name, at_us, spec.max_batch)
+                yield Defer(spec.name, at_us, spec.max_batch)
                 return
 
         def latency_us(batch: int) -> int:
@@ -42,8 +42,8 @@ class Policy:
             return us + view.transfer_us(queue.first(batch), opening.device) if opening.device.spec.link_mib_per_s else us
 
         while len(queue):
-            jobs = together(queue.first(spec.max_batch))
-            count = largest_in_time(len(jobs), jobs[0].expires_us - opening.at_us, latency_us)
+            jobs = batchable_prefix(queue.first(spec.max_batch))
+            count = largest_batch_within(len(jobs), jobs[0].expires_us - opening.at_us, latency_us)
             if not count:
                 yield Drop(jobs[0])  # not even alone; those behind it move up
                 continue

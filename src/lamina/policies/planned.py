@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from lamina.core.actions import Refuse
-from lamina.core.policy import Decision, View, Wake
-from lamina.core.queue import Order
-from lamina.core.state import FunctionState
-from lamina.planner.applied.guests import Guests
-from lamina.planner.applied.places import Cut, what_is
-from lamina.planner.applied.rounds import Rounds
-from lamina.planner.applied.standing import Standing
+from lamina.core.actions import Reject
+from lamina.core.policy import Decision, RecheckAt, View
+from lamina.core.scheduling.jobs import Order
+from lamina.core.scheduling.state import FunctionState
+from lamina.planner.partitioning.plan_rollout import PlanRollout
+from lamina.planner.partitioning.round_dispatch import RoundDispatcher
+from lamina.planner.partitioning.slice_placement import SliceAssignment, plan_inputs
+from lamina.planner.partitioning.unplanned import UnplannedFunctions
 from lamina.types import Call, DeviceSpec, FunctionSpec
 
 RETRY_US = 5_000
@@ -26,39 +26,39 @@ RETRY_US = 5_000
 class Policy:
     """The slices of a plan, for as long as it runs."""
 
-    slices: list[Cut] = field(default_factory=list)
+    slices: list[SliceAssignment] = field(default_factory=list)
     period_us: int = 1_000_000
     order: Order = "due"
-    _standing: Standing = field(default_factory=Standing, init=False)
-    _rounds: Rounds = field(default_factory=Rounds, init=False)
-    _guests: Guests = field(default_factory=Guests, init=False)
+    _standing: PlanRollout = field(default_factory=PlanRollout, init=False)
+    _rounds: RoundDispatcher = field(default_factory=RoundDispatcher, init=False)
+    _guests: UnplannedFunctions = field(default_factory=UnplannedFunctions, init=False)
     _there: tuple[DeviceSpec | FunctionSpec, ...] = field(default=(), init=False)  #: what the plan was laid over
 
     _wake_us: int = field(default=-1, init=False)
 
-    def admit(self, view: View, call: Call) -> Refuse | None:
+    def admit(self, view: View, call: Call) -> Reject | None:
         named = {turn.function for cut in self.slices for turn in cut.turns}
-        return None if named.issuperset(view.flows[call.target].functions) else Refuse(call.id, "no-capacity")
+        return None if named.issuperset(view.flows[call.target].functions) else Reject(call.id, "no-capacity")
 
     def scale(self, view: View) -> Iterator[Decision]:
-        there = what_is(view)
+        there = plan_inputs(view)
         if there != self._there:
             self._there = there
             known = [cut for cut in self.slices if all(turn.function in view.functions for turn in cut.turns)]
-            self._standing.adopt(view, known, {name: device.spec.kind for name, device in view.devices.items()})
+            self._standing.set_plan(view, known, {name: device.spec.kind for name, device in view.devices.items()})
         yield from self._steps(view)
 
     def dispatch(self, view: View) -> Iterator[Decision]:
-        if self._standing.changing or self._guests.waiting or self._guests.lacking(view, self._housed(view)):
+        if self._standing.changing or self._guests.waiting or self._guests.has_unserved(view, self._housed(view)):
             yield from self._steps(view)
         yield from self._rounds.dispatch(view, self._standing)
 
     def _steps(self, view: View) -> Iterator[Decision]:
-        yield from self._standing.steps(view)
-        yield from self._guests.steps(view, self._housed(view))
+        yield from self._standing.advance(view)
+        yield from self._guests.advance(view, self._housed(view))
         if (self._standing.changing or self._guests.waiting) and self._wake_us <= view.now_us:
             self._wake_us = view.now_us + RETRY_US
-            yield Wake(self._wake_us)
+            yield RecheckAt(self._wake_us)
 
     def _housed(self, view: View) -> Callable[[FunctionState], bool]:
-        return lambda function: self._standing.houses(view, function)
+        return lambda function: self._standing.is_served(view, function)

@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lamina.errors import BadValue
-from lamina.planner.neighbours import Interference
-from lamina.predict.table import Table
+from lamina.planner.interference import InterferenceModel
+from lamina.predict.profile_table import ProfileTable
 
 Key = tuple[str, str]
 """Function, kind of device."""
 
 
 @dataclass(frozen=True, slots=True)
-class Launches:
+class LaunchTimes:
     """Measured times of a light batch by quota, `quotas` rising; between two of them a straight line in the logarithms."""
 
     quotas: tuple[float, ...]
@@ -33,7 +33,7 @@ class Launches:
         if self.quotas[0] <= 0 or min(self.times_us) <= 0:
             raise BadValue("a quota or a launch time is not above zero", hint="quotas are parts of the time, above 0 and up to 1")
 
-    def at(self, quota: float) -> float:
+    def interpolate(self, quota: float) -> float:
         """Less time to run never makes it faster, whatever the noise said."""
         times = list(self.times_us)
         for place in range(len(times) - 2, -1, -1):
@@ -51,28 +51,28 @@ class Launches:
 
 
 @dataclass(slots=True)
-class Analytic:
+class QuotaPredictor:
     """A predictor whose functions may have a quota. Functions without launch times are as in the table."""
 
-    table: Table  #: G: measured with all of the time
-    launches: Mapping[Key, Launches]  #: T
+    table: ProfileTable  #: G: measured with all of the time
+    launches: Mapping[Key, LaunchTimes]  #: T
     quotas: Mapping[Key, float]  #: of the functions that do not have all of the time
 
     @property
-    def interference(self) -> Interference | None:
+    def interference(self) -> InterferenceModel | None:
         return self.table.interference
 
     def latency_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> int:
         us = self.table.latency_us(function, kind, batch, units, cores)
         return max(us, math.ceil(self._launching_us(function, kind))) if us else 0
 
-    def typical_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> float:
-        us = self.table.typical_us(function, kind, batch, units, cores)
+    def median_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> float:
+        us = self.table.median_us(function, kind, batch, units, cores)
         return max(us, self._launching_us(function, kind)) if us else 0.0
 
     def _launching_us(self, function: str, kind: str) -> float:
         launches = self.launches.get((function, kind))
-        return launches.at(self.quotas.get((function, kind), 1.0)) if launches else 0.0
+        return launches.interpolate(self.quotas.get((function, kind), 1.0)) if launches else 0.0
 
     def load_us(self, function: str, kind: str) -> int:
         return self.table.load_us(function, kind)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Dense:
+class DenseTable:
     times_us: Ints  #: row 0 and column 0 are unused, so that sizes are indices
 
     def many_us(self, batches: Sequence[int] | Ints, units: Sequence[int] | Ints) -> Ints:
@@ -29,7 +29,7 @@ class Dense:
         return found
 
 
-def dense(predictor: Predictor, function: str, kind: str, max_batch: int, units: int) -> Dense:
+def dense_table(predictor: Predictor, function: str, kind: str, max_batch: int, units: int) -> DenseTable:
     import numpy as np
 
     if not predictor.latency_us(function, kind, 1, units):
@@ -38,4 +38,4 @@ def dense(predictor: Predictor, function: str, kind: str, max_batch: int, units:
     for batch in range(1, max_batch + 1):
         for count in range(1, units + 1):
             times[batch, count] = predictor.latency_us(function, kind, batch, count)
-    return Dense(times)
+    return DenseTable(times)

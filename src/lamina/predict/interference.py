@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lamina.planner.neighbours import Running
+from lamina.planner.interference import ColocatedBatch
 from lamina.predict.profile import Profile
 
 if TYPE_CHECKING:
-    from lamina.planner.glet.model import Weights  # a whole planner, which a server need not load
+    from lamina.planner.partitioning.catalogue import InterferenceWeights  # a whole planner, which a server need not load
 
-LIMIT = 0.7
+BANDWIDTH_LIMIT = 0.7
 """Part of the peak bandwidth that may be asked for before it hurts."""
 
 Key = tuple[str, str]
@@ -27,34 +27,36 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Bandwidth:
+class BandwidthInterference:
     demand: Mapping[Key, float]  #: of the peak, on the whole device; a function that is not in it asks for nothing
-    limit: float = LIMIT
+    limit: float = BANDWIDTH_LIMIT
 
-    def slowdown(self, function: Running, neighbours: Sequence[Running], kind: str) -> float:
+    def slowdown(self, function: ColocatedBatch, neighbours: Sequence[ColocatedBatch], kind: str) -> float:
         """What it takes alone is in its profile already, however much of the bandwidth that is."""
-        own = self._asked(function, kind)
-        together = own + sum(self._asked(other, kind) for other in neighbours)
+        own = self._demand_of(function, kind)
+        together = own + sum(self._demand_of(other, kind) for other in neighbours)
         return max(1.0, together / max(self.limit, own))
 
-    def _asked(self, running: Running, kind: str) -> float:
+    def _demand_of(self, running: ColocatedBatch, kind: str) -> float:
         return self.demand.get((running.function, kind), 0.0) * running.share
 
 
-def bandwidth_of(profiles: Iterable[Profile], limit: float = LIMIT) -> Bandwidth:
+def bandwidth_interference(profiles: Iterable[Profile], limit: float = BANDWIDTH_LIMIT) -> BandwidthInterference:
     """From what the profiles say; a profile that says nothing has no part in it."""
-    return Bandwidth({(profile.function, profile.device): profile.bandwidth for profile in profiles if profile.bandwidth}, limit)
+    return BandwidthInterference(
+        {(profile.function, profile.device): profile.bandwidth for profile in profiles if profile.bandwidth}, limit
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class MemoryUse:
     """Measured shares of peak L2 and DRAM bandwidth by batch size; linear between two sizes, constant beyond the last."""
 
     batches: tuple[int, ...]
     l2: tuple[float, ...]
     dram: tuple[float, ...]
 
-    def at(self, batch: int) -> tuple[float, float]:
+    def interpolate(self, batch: int) -> tuple[float, float]:
         place = bisect_left(self.batches, batch)
         if place == len(self.batches):
             return self.l2[-1], self.dram[-1]
@@ -70,27 +72,27 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
-    weights: Mapping[str, Weights]  #: by kind of device; a kind that is not in it has no interference
-    use: Mapping[Key, Use]
-    _sides: dict[tuple[str, Running], tuple[float, float]] = field(default_factory=dict, repr=False, compare=False)
+class LinearInterference:
+    weights: Mapping[str, InterferenceWeights]  #: by kind of device; a kind that is not in it has no interference
+    use: Mapping[Key, MemoryUse]
+    _cache: dict[tuple[str, ColocatedBatch], tuple[float, float]] = field(default_factory=dict, repr=False, compare=False)
 
-    def slowdown(self, function: Running, neighbours: Sequence[Running], kind: str) -> float:
+    def slowdown(self, function: ColocatedBatch, neighbours: Sequence[ColocatedBatch], kind: str) -> float:
         if not neighbours or kind not in self.weights:
             return 1.0
-        theirs = max(self._side(kind, other)[1] for other in neighbours)
-        return max(1.0, self._side(kind, function)[0] + theirs)
+        theirs = max(self._contributions(kind, other)[1] for other in neighbours)
+        return max(1.0, self._contributions(kind, function)[0] + theirs)
 
-    def _side(self, kind: str, running: Running) -> tuple[float, float]:
+    def _contributions(self, kind: str, running: ColocatedBatch) -> tuple[float, float]:
         """What it adds to its own slowdown, and to its neighbour's."""
-        found = self._sides.get((kind, running))
+        found = self._cache.get((kind, running))
         if found is None:
             use, weights = self.use.get((running.function, kind)), self.weights[kind]
-            l2, dram = use.at(running.batch) if use is not None else (0.0, 0.0)
+            l2, dram = use.interpolate(running.batch) if use is not None else (0.0, 0.0)
             l2, dram = l2 * running.share, dram * running.share
             found = (
                 weights.own_l2 * l2 + weights.own_dram * dram + weights.base,
                 weights.other_l2 * l2 + weights.other_dram * dram,
             )
-            self._sides[kind, running] = found
+            self._cache[kind, running] = found
         return found

@@ -30,10 +30,10 @@ import msgspec
 from msgspec import Struct
 
 from lamina.errors import BadValue
-from lamina.predict import process
+from lamina.predict import gaussian_process
+from lamina.predict.model_features import FEATURE_VIEWS, Record, check_record, estimate_kernels
 from lamina.predict.profile import Point, Profile
-from lamina.predict.static import VIEWS, Record, check, traced
-from lamina.predict.table import Table
+from lamina.predict.profile_table import ProfileTable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[np.float64]]
 
 VERSION = 2
-SHIPPED = Path(__file__).parent / "models"
-COVER = 0.9
+SHIPPED_MODELS = Path(__file__).parent / "models"
+COVERAGE = 0.9
 NOISE = 0.015  #: of one measured point
 
 
-class Library(Struct, frozen=True, kw_only=True):
+class ProfileLibrary(Struct, frozen=True, kw_only=True):
     """Contents of a model file: a library of measured functions."""
 
     device: str
@@ -62,7 +62,7 @@ class Library(Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class PredictedGrid:
     """Predicted microseconds, `[batch][units]`; 90 of 100 measurements lie between `low` and `high`."""
 
     batches: list[int]
@@ -82,36 +82,36 @@ class Grid:
 
 
 @dataclass
-class Model:
-    library: Library
+class LatencyModel:
+    library: ProfileLibrary
 
-    def predict(self, static: Record, probes: Mapping[tuple[int, int], float] | None = None) -> Grid:
+    def predict(self, static: Record, probes: Mapping[tuple[int, int], float] | None = None) -> PredictedGrid:
         """`probes`: measured microseconds by (batch, units), any number of the grid's points."""
         import numpy as np
 
-        mean, half = self._ask(static, probes or {})
+        mean, half = self._posterior(static, probes or {})
         shape = (len(self.library.batches), len(self.library.units))
         low, mid, high = (monotone(np.exp(x).reshape(shape)) for x in (mean - half, mean, mean + half))
-        return Grid(self.library.batches, self.library.units, np.minimum(low, mid), mid, np.maximum(mid, high))
+        return PredictedGrid(self.library.batches, self.library.units, np.minimum(low, mid), mid, np.maximum(mid, high))
 
-    def _ask(self, static: Record, probes: Mapping[tuple[int, int], float]) -> tuple[Array, Array]:
+    def _posterior(self, static: Record, probes: Mapping[tuple[int, int], float]) -> tuple[Array, Array]:
         """Logarithms over the grid, and how far to both sides nine in ten lie."""
         import numpy as np
 
-        check(static)
+        check_record(static)
         library = self._features if static.get("kernels_b1") else self._traced
-        record = static if static.get("kernels_b1") else traced(static)
-        features = {view: np.array(VIEWS[view](record)) for view in library}
+        record = static if static.get("kernels_b1") else estimate_kernels(static)
+        features = {view: np.array(FEATURE_VIEWS[view](record)) for view in library}
         for view, row in features.items():
             if len(row) != library[view].shape[1]:
                 raise BadValue(
                     f"view {view!r} of the model has {library[view].shape[1]} features, this version makes {len(row)}",
                     hint="train the model again: python -m benchmarks.train_predictor",
                 )
-        places = [self._place(batch, units) for batch, units in probes]
+        places = [self._grid_index(batch, units) for batch, units in probes]
         measured = np.log(np.array([_positive(us) for us in probes.values()], dtype=float))
-        answer = process.answer(library, features, self._logs, places, measured)
-        half = spread(answer, self._logs, places)
+        answer = gaussian_process.posterior(library, features, self._logs, places, measured)
+        half = interval_half_width(answer, self._logs, places)
         half[places] = np.minimum(half[places], NOISE * 1.645)
         return answer.mean, half
 
@@ -121,7 +121,7 @@ class Model:
             raise BadValue(f"{count} probes", hint=f"the model knows where to put up to {len(self.library.probes)}")
         return self.library.probes[count - 1] if count else []
 
-    def _place(self, batch: int, units: int) -> int:
+    def _grid_index(self, batch: int, units: int) -> int:
         if batch not in self.library.batches or units not in self.library.units:
             raise BadValue(
                 f"a probe at batch {batch} and {units} units is not on the grid of the model",
@@ -148,16 +148,16 @@ class Model:
         return np.array(self.library.logs)
 
 
-def spread(answer: process.Answer, logs: Array, places: list[int]) -> Array:
+def interval_half_width(answer: gaussian_process.Posterior, logs: Array, places: list[int]) -> Array:
     """Half the width of the interval, by place, from what the library's members were off when left out."""
     import numpy as np
 
-    off = np.abs(logs - answer.left_out) / answer.unsure[:, None]
+    off = np.abs(logs - answer.leave_one_out) / answer.member_deviation[:, None]
     typical = np.maximum(np.sqrt((np.minimum(off, 4 * np.median(off, axis=0)) ** 2).mean(0)), 1e-9)
     unseen = [place for place in range(logs.shape[1]) if place not in places]
-    share = min(1.0, COVER * (1 + 1 / len(logs)))  # the new one is one more
+    share = min(1.0, COVERAGE * (1 + 1 / len(logs)))  # the new one is one more
     wide = float(np.quantile((off / typical)[:, unseen], share)) if unseen else 1.0
-    made: Array = np.maximum(wide * typical * answer.mine, 1.645 * NOISE)
+    made: Array = np.maximum(wide * typical * answer.deviation, 1.645 * NOISE)
     return made
 
 
@@ -177,31 +177,31 @@ def _positive(us: float) -> float:
     return us
 
 
-def read(path: str | Path) -> Model:
+def read_model(path: str | Path) -> LatencyModel:
     try:
         raw = Path(path).read_bytes()
         version = msgspec.json.decode(raw, type=dict[str, Any]).get("version")
         if version != VERSION:
             raise BadValue(f"{path}: version {version} of the model format", hint=f"this is version {VERSION}")
-        return Model(msgspec.json.decode(raw, type=Library))
+        return LatencyModel(msgspec.json.decode(raw, type=ProfileLibrary))
     except (OSError, msgspec.MsgspecError) as error:
         raise BadValue(f"{path}: {error}", hint="a model is a JSON file as written by benchmarks/train_predictor.py") from error
 
 
-def write(model: Model, path: str | Path) -> None:
+def write_model(model: LatencyModel, path: str | Path) -> None:
     Path(path).write_bytes(msgspec.json.encode(model.library) + b"\n")
 
 
-def shipped(device: str) -> Model:
+def shipped_model(device: str) -> LatencyModel:
     """The model that comes with the package."""
-    path = SHIPPED / f"{device}.json"
+    path = SHIPPED_MODELS / f"{device}.json"
     if not path.exists():
-        there = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.json"))) or "none"
+        there = ", ".join(sorted(file.stem for file in SHIPPED_MODELS.glob("*.json"))) or "none"
         raise BadValue(f"no learned model for device kind {device!r}", hint=f"there are: {there}; profile the function instead")
-    return read(path)
+    return read_model(path)
 
 
-def table(model: Model, functions: Mapping[str, tuple[Record, Mapping[tuple[int, int], float]]]) -> Table:
+def predicted_table(model: LatencyModel, functions: Mapping[str, tuple[Record, Mapping[tuple[int, int], float]]]) -> ProfileTable:
     """A predictor for functions with static features and maybe probes; evaluated here and now, never again."""
     device = model.library.device
-    return Table([model.predict(static, probes).profile(name, device) for name, (static, probes) in functions.items()])
+    return ProfileTable([model.predict(static, probes).profile(name, device) for name, (static, probes) in functions.items()])

@@ -14,20 +14,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from lamina.planner.neighbours import Interference
-from lamina.predict.curve import Curve
-from lamina.predict.level import FIRST, STEP, Level
+from lamina.planner.interference import InterferenceModel
+from lamina.predict.drift import INITIAL_DEVIATION, SMOOTHING, DriftingMean
+from lamina.predict.latency_curve import LatencyCurve
 from lamina.predict.profile import Profile
-from lamina.predict.table import Table
+from lamina.predict.profile_table import ProfileTable
 
-OUTSIDE = 0.5  #: share of observations outside of a profile's interval that makes it stale
-ENOUGH = 8  #: observations before that can be said
-NARROWEST = 0.05  #: an interval is no narrower than this to either side
-WIDER = 0.1  #: of a stale profile, on top of the deviation seen
-AMONG = 1.4  #: mean deviations that a plan adds where slices are soft
+STALE_SHARE = 0.5  #: share of observations outside of a profile's interval that makes it stale
+STALE_MIN_OBSERVATIONS = 8  #: observations before that can be said
+MIN_INTERVAL = 0.05  #: an interval is no narrower than this to either side
+STALE_MARGIN = 0.1  #: of a stale profile, on top of the deviation seen
+SOFT_SLICE_DEVIATIONS = 1.4  #: mean deviations that a plan adds where slices are soft
 
 
-class Stale(NamedTuple):
+class StaleProfile(NamedTuple):
     """A profile that no longer matches observations."""
 
     function: str
@@ -42,34 +42,34 @@ class Stale(NamedTuple):
 class _Ratio:
     """Ratio of observed to profiled time, and how often it leaves the profile's own interval."""
 
-    mean: Level
+    mean: DriftingMean
     seen: int = 0
     outside: float = 0.0
-    alone: bool = False  #: this slice is another matter than the function as a whole
+    is_separate: bool = False  #: this slice is another matter than the function as a whole
 
-    def add(self, ratio: float, widest: float, everywhere: Level) -> None:
+    def observe(self, ratio: float, widest: float, everywhere: DriftingMean) -> None:
         """`widest`: how many times its median the profile plans with."""
         self.seen += 1
         apart = abs(self.mean.mean - everywhere.mean)
-        self.alone = apart > (0.5 if self.alone else 1.0) * self.mean.deviation
-        widest = max(widest, 1 + NARROWEST)
+        self.is_separate = apart > (0.5 if self.is_separate else 1.0) * self.mean.deviation
+        widest = max(widest, 1 + MIN_INTERVAL)
         left = not 1 / widest <= ratio <= widest
-        self.outside += max(STEP, 1 / self.seen) * (left - self.outside)
+        self.outside += max(SMOOTHING, 1 / self.seen) * (left - self.outside)
 
     @property
-    def stale(self) -> bool:
-        return self.seen >= ENOUGH and self.outside > OUTSIDE
+    def is_stale(self) -> bool:
+        return self.seen >= STALE_MIN_OBSERVATIONS and self.outside > STALE_SHARE
 
-    def level(self, everywhere: Level) -> Level:
-        return self.mean if self.alone else everywhere
+    def level(self, everywhere: DriftingMean) -> DriftingMean:
+        return self.mean if self.is_separate else everywhere
 
-    def plan(self, everywhere: Level) -> float:
-        plan = self.level(everywhere).plan
-        return plan * (1 + WIDER) if self.stale else plan
+    def planning_ratio(self, everywhere: DriftingMean) -> float:
+        plan = self.level(everywhere).planning_value
+        return plan * (1 + STALE_MARGIN) if self.is_stale else plan
 
 
 @dataclass(slots=True)
-class Predictor:
+class OnlinePredictor:
     """Online predictor: starts from `base` where it has an answer, from nothing where it has not.
 
     `soft_kinds` are kinds of devices with slices that share SMs. There a run takes as long as its neighbours let it: far less
@@ -77,23 +77,23 @@ class Predictor:
     for reasons that pass, so a plan adds less of them: else calls that would have been in time are dropped beside idle slices.
     """
 
-    base: Table = field(default_factory=lambda: Table([]))
-    soft: frozenset[str] = frozenset()
-    _curves: dict[tuple[str, str, int, int], Curve] = field(default_factory=dict)
+    base: ProfileTable = field(default_factory=lambda: ProfileTable([]))
+    soft_kinds: frozenset[str] = frozenset()
+    _curves: dict[tuple[str, str, int, int], LatencyCurve] = field(default_factory=dict)
     _ratios: dict[tuple[str, str, int, int], _Ratio] = field(default_factory=dict)
-    _everywhere: dict[tuple[str, str], Level] = field(default_factory=dict)  #: the same ratio, on all slices together
+    _all_slices: dict[tuple[str, str], DriftingMean] = field(default_factory=dict)  #: the same ratio, on all slices together
     _loads: dict[tuple[str, str], float] = field(default_factory=dict)
-    _said: dict[str, dict[tuple[str, int, int, int], int]] = field(default_factory=dict)  #: by function: until it learns more
+    _cache: dict[str, dict[tuple[str, int, int, int], int]] = field(default_factory=dict)  #: by function: until it learns more
 
     @property
-    def interference(self) -> Interference | None:
+    def interference(self) -> InterferenceModel | None:
         return self.base.interference
 
     def latency_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> int:
         """A decision asks this a dozen times, and most answers are the same as for the one before."""
-        said = self._said.get(function)
+        said = self._cache.get(function)
         if said is None:
-            said = self._said[function] = {}
+            said = self._cache[function] = {}
         key = (kind, batch, units, cores)
         found = said.get(key)
         if found is None:
@@ -101,44 +101,44 @@ class Predictor:
         return found
 
     def _latency_us(self, function: str, kind: str, batch: int, units: int, cores: int) -> int:
-        everywhere = self._everywhere.get((function, kind))
+        everywhere = self._all_slices.get((function, kind))
         if everywhere is not None:
             ratio = self._ratios.get((function, kind, units, cores))
-            if kind in self.soft:
+            if kind in self.soft_kinds:
                 level = ratio.level(everywhere) if ratio is not None else everywhere
-                plan = level.mean + AMONG * level.deviation
+                plan = level.mean + SOFT_SLICE_DEVIATIONS * level.deviation
             else:
-                plan = ratio.plan(everywhere) if ratio is not None else everywhere.plan
-            return int(self.base.typical_us(function, kind, batch, units, cores) * plan) + 1
+                plan = ratio.planning_ratio(everywhere) if ratio is not None else everywhere.planning_value
+            return int(self.base.median_us(function, kind, batch, units, cores) * plan) + 1
         curve = self._curves.get((function, kind, units, cores))
         if curve is not None:
-            return int(curve.at(batch)) + 1
+            return int(curve.planning_us(batch)) + 1
         return self.base.latency_us(function, kind, batch, units, cores)
 
     @property
-    def changes(self) -> int:
+    def level_changes(self) -> int:
         """How often a time has changed for good, over everything learnt so far."""
         learnt = [
             *(ratio.mean for ratio in self._ratios.values()),
             *(size for curve in self._curves.values() for size in curve.sizes.values()),
         ]
-        return sum(mean.changes for mean in learnt)
+        return sum(mean.level_changes for mean in learnt)
 
-    def stale(self) -> list[Stale]:
+    def stale_profiles(self) -> list[StaleProfile]:
         """Profiles to measure again."""
-        found = sorted(key for key, ratio in self._ratios.items() if ratio.stale and key[1] not in self.soft)
-        return [Stale(*key, ratio=self._ratios[key].mean.mean, outside=self._ratios[key].outside) for key in found]
+        found = sorted(key for key, ratio in self._ratios.items() if ratio.is_stale and key[1] not in self.soft_kinds)
+        return [StaleProfile(*key, ratio=self._ratios[key].mean.mean, outside=self._ratios[key].outside) for key in found]
 
-    def renew(self, profile: Profile) -> None:
+    def replace_profile(self, profile: Profile) -> None:
         """It was measured again: from now on this is its profile, and what was learnt about the old one is void."""
         kept = [one for one in self.base.profiles if (one.function, one.device) != (profile.function, profile.device)]
-        self.base = Table([*kept, profile], self.base.margin, self.base.interference)
-        self.forget(profile.function, profile.device)
+        self.base = ProfileTable([*kept, profile], self.base.margin, self.base.interference)
+        self.reset(profile.function, profile.device)
 
-    def forget(self, function: str = "", kind: str = "") -> None:
+    def reset(self, function: str = "", kind: str = "") -> None:
         """What was learnt of a function there is void: its profile is a new one. Without a name, of all of them."""
-        self._said.clear()
-        learnt: tuple[dict[Any, Any], ...] = (self._curves, self._ratios, self._everywhere)
+        self._cache.clear()
+        learnt: tuple[dict[Any, Any], ...] = (self._curves, self._ratios, self._all_slices)
         for known in learnt:
             for key in [key for key in known if not function or key[:2] == (function, kind)]:
                 del known[key]
@@ -148,24 +148,26 @@ class Predictor:
 
     def observe(self, function: str, kind: str, batch: int, units: int, device_us: int, cores: int = 0) -> None:
         key = (function, kind, units, cores)
-        self._said.pop(function, None)
+        self._cache.pop(function, None)
         device_us = max(1, device_us)  # a mean of zero could never grow again: what is learnt is cut at a multiple of it
-        profiled = self.base.typical_us(function, kind, batch, units, cores)
+        profiled = self.base.median_us(function, kind, batch, units, cores)
         if not profiled:
-            self._curves.setdefault(key, Curve()).add(batch, float(device_us))
+            self._curves.setdefault(key, LatencyCurve()).observe(batch, float(device_us))
             return
         ratio = device_us / profiled
-        everywhere = self._everywhere.get((function, kind))
+        everywhere = self._all_slices.get((function, kind))
         if everywhere is not None:
-            everywhere.add(ratio)
+            everywhere.observe(ratio)
         else:
-            everywhere = self._everywhere[function, kind] = Level(ratio, 2 * FIRST, min(1.0, ratio))  # a profile was seen too
+            everywhere = self._all_slices[function, kind] = DriftingMean(
+                ratio, 2 * INITIAL_DEVIATION, min(1.0, ratio)
+            )  # a profile was seen too
         if key in self._ratios:
-            self._ratios[key].mean.add(ratio)
+            self._ratios[key].mean.observe(ratio)
         else:
-            self._ratios[key] = _Ratio(Level(ratio, 2 * FIRST, min(1.0, ratio)))
+            self._ratios[key] = _Ratio(DriftingMean(ratio, 2 * INITIAL_DEVIATION, min(1.0, ratio)))
         widest = self.base.latency_us(function, kind, batch, units, cores) / profiled
-        self._ratios[key].add(ratio, widest, everywhere)
+        self._ratios[key].observe(ratio, widest, everywhere)
 
     def observe_load(self, function: str, kind: str, load_us: int) -> None:
         key = (function, kind)
@@ -173,13 +175,13 @@ class Predictor:
 
     def relax(self, function: str) -> None:
         """Calls are refused and nothing runs that could prove the prediction wrong: believe a little more."""
-        self._said.pop(function, None)
+        self._cache.pop(function, None)
         for (name, _, _, _), curve in self._curves.items():
             if name == function:
                 curve.relax()
         for (name, _, _, _), ratio in self._ratios.items():
             if name == function:
                 ratio.mean.relax()
-        for (name, _), everywhere in self._everywhere.items():
+        for (name, _), everywhere in self._all_slices.items():
             if name == function:
                 everywhere.relax()

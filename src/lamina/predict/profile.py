@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from lamina.errors import BadValue, read_given
+from lamina.errors import BadValue, read_user_file
 
 VERSION = 1
 
@@ -30,7 +30,7 @@ class Traits(Struct, frozen=True):
     fixed_bytes: float
     item_bytes: float
 
-    def moved(self, batch: int) -> float:
+    def bytes_moved(self, batch: int) -> float:
         return self.fixed_bytes + self.item_bytes * batch
 
 
@@ -40,7 +40,7 @@ class Handover(Struct, frozen=True):
     batch_us: float
     item_us: float = 0.0
 
-    def us(self, batch: int) -> float:
+    def time_us(self, batch: int) -> float:
         return self.batch_us + self.item_us * batch
 
 
@@ -63,7 +63,7 @@ _HINT = "a profile is a JSON file as written by lamina profile"
 
 def read(path: str | Path) -> Profile:
     """A profile file; what is wrong with it is said with its name."""
-    content = read_given(path, _HINT)
+    content = read_user_file(path, _HINT)
     try:
         profile = msgspec.json.decode(content, type=Profile)
     except msgspec.MsgspecError as error:

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from lamina.predict.profile import Handover, Traits
 from lamina.types import DeviceSpec
 
-Place = tuple[int, int]
+GridPoint = tuple[int, int]
 """A batch size and a number of units."""
 
 
-class Run(NamedTuple):
+class TimedRun(NamedTuple):
     us: float  #: on the slice
     waited_us: float = 0.0  #: of it, runnable while another process had the core; 0 also where that cannot be told
 
@@ -24,7 +24,7 @@ class Bench(Protocol):
         """Brings the function up; returns how long that took, in microseconds."""
         ...
 
-    def run(self, batch: int, units: int) -> Run:
+    def run(self, batch: int, units: int) -> TimedRun:
         """One batch on a slice of so many units. Raises the function's error, if it has one."""
         ...
 
@@ -32,7 +32,7 @@ class Bench(Protocol):
         """The most it has held so far; 0: cannot be told."""
         ...
 
-    def about(self) -> dict[str, Any]:
+    def device_info(self) -> dict[str, Any]:
         """What the machine is called and what drives it, for the profile."""
         ...
 
@@ -40,32 +40,32 @@ class Bench(Protocol):
 
 
 @runtime_checkable
-class KnowsTraits(Protocol):
+class ReportsTraits(Protocol):
     """A bench that reports the memory traffic of the function."""
 
     def traits(self) -> Traits | None: ...
 
 
 @runtime_checkable
-class Varies(Protocol):
+class CyclesSamples(Protocol):
     """A bench with samples that differ from each other. Batches of a point take them in turn, so after `sample_cycle` of them all
     have had theirs, and what one composition takes more than another is no chance any more."""
 
-    def cycle(self, batch: int) -> int: ...
+    def sample_cycle(self, batch: int) -> int: ...
 
-    def turn(self, place: Place, count: int) -> None:
+    def set_sample_turn(self, place: GridPoint, count: int) -> None:
         """So many batches have counted there: the next one takes the samples that follow."""
         ...
 
 
 @runtime_checkable
-class KnowsHandover(Protocol):
+class ReportsHandover(Protocol):
     """A bench that reports the handover time of a batch beside its time on the slice."""
 
     def handover(self) -> Handover | None: ...
 
 
-def ladder(most: int) -> list[int]:
+def size_ladder(most: int) -> list[int]:
     """Sizes worth asking about: every one up to 16, then eight to a doubling, and the last."""
     found = set(range(1, min(most, 16) + 1)) | {most}
     step = 2
@@ -75,7 +75,7 @@ def ladder(most: int) -> list[int]:
     return sorted(found)
 
 
-def grid(device: DeviceSpec, max_batch: int) -> list[Place]:
+def profile_grid(device: DeviceSpec, max_batch: int) -> list[GridPoint]:
     """All places a profile could have a point at."""
-    units: Sequence[int] = sorted(size for size in device.limits.sizes if size <= device.units) or ladder(device.units)
-    return [(batch, count) for count in units for batch in ladder(max_batch)]
+    units: Sequence[int] = sorted(size for size in device.limits.sizes if size <= device.units) or size_ladder(device.units)
+    return [(batch, count) for count in units for batch in size_ladder(max_batch)]

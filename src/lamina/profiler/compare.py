@@ -12,7 +12,7 @@ from lamina.errors import BadValue
 from lamina.predict.profile import Profile
 
 
-class Change(Struct, frozen=True, kw_only=True):
+class PointChange(Struct, frozen=True, kw_only=True):
     batch: int
     units: int
     cores: int = 0
@@ -21,15 +21,15 @@ class Change(Struct, frozen=True, kw_only=True):
     ratio: float  #: after / before: 1.1 is 10 % slower
 
 
-class Comparison(Struct, frozen=True, kw_only=True):
-    changes: list[Change]
+class ProfileComparison(Struct, frozen=True, kw_only=True):
+    changes: list[PointChange]
     median_ratio: float
-    biggest: Change
+    biggest: PointChange
     only_before: int  #: places that one has and the other has not
     only_after: int
 
 
-def compare(before: Profile, after: Profile) -> Comparison:
+def compare_profiles(before: Profile, after: Profile) -> ProfileComparison:
     """By the medians of the places both have."""
     old = {(p.units, p.cores, p.batch): p.p50_us for p in before.points}
     new = {(p.units, p.cores, p.batch): p.p50_us for p in after.points}
@@ -40,10 +40,12 @@ def compare(before: Profile, after: Profile) -> Comparison:
             hint="profile both with the same batch sizes and units",
         )
     changes = [
-        Change(units=u, cores=c, batch=b, before_us=old[u, c, b], after_us=new[u, c, b], ratio=_ratio(old[u, c, b], new[u, c, b]))
+        PointChange(
+            units=u, cores=c, batch=b, before_us=old[u, c, b], after_us=new[u, c, b], ratio=_ratio(old[u, c, b], new[u, c, b])
+        )
         for u, c, b in both
     ]
-    return Comparison(
+    return ProfileComparison(
         changes=changes,
         median_ratio=statistics.median(change.ratio for change in changes),
         biggest=_biggest(changes),
@@ -56,7 +58,7 @@ def _ratio(before_us: float, after_us: float) -> float:
     return max(after_us, 0.001) / max(before_us, 0.001)
 
 
-def _biggest(changes: Sequence[Change]) -> Change:
+def _biggest(changes: Sequence[PointChange]) -> PointChange:
     """Twice as fast is as big a change as twice as slow."""
     return max(changes, key=lambda change: abs(math.log(change.ratio)))
 

@@ -22,30 +22,30 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from lamina.predict.profile import Point, Profile
-from lamina.predict.table import Table
-from lamina.profiler.bench import Place
+from lamina.predict.profile_table import ProfileTable
+from lamina.profiler.bench import GridPoint
 
-STALL = 4.0
+STALL_RATIO = 4.0
 """Times the median: what takes longer was the machine, not the function."""
 
-FEAR = 0.5
+PRIOR_ERROR = 0.5
 """Part of its gap a prediction is thought to be off, before anything is known."""
 
 _NINETY = 1.645
 _TENTHS = 2.563  #: standard deviations between the first and the last tenth
-MEDIAN = 1.2533  #: the error of a median over that of a mean
+MEDIAN_EFFICIENCY = 1.2533  #: the error of a median over that of a mean
 _HALF_APART = 0.9539  #: standard deviations that two of the same lie apart, half of the time
 _SPREAD = 0.05  #: standard deviation of repeats, before there are any
 _NAME = "it"
 
 
 def without_stalls(runs_us: Sequence[float]) -> list[float]:
-    limit = STALL * statistics.median(runs_us)
+    limit = STALL_RATIO * statistics.median(runs_us)
     return [us for us in runs_us if us <= limit]
 
 
 class Surrogate:
-    def __init__(self, runs: Mapping[Place, Sequence[float]], cycle: Callable[[int], int] = lambda batch: 1) -> None:
+    def __init__(self, runs: Mapping[GridPoint, Sequence[float]], cycle: Callable[[int], int] = lambda batch: 1) -> None:
         """`runs` are microseconds at each place, at least one. `cycle`: after how many batches of a size its samples repeat."""
         kept = {place: without_stalls(values) for place, values in runs.items()}
         self.median = {place: statistics.median(values) for place, values in kept.items()}
@@ -56,48 +56,48 @@ class Surrogate:
             self._noise[place] += self._contradiction(place) / math.sqrt(len(values))
         self._by_batch = self._surprises(self._row_neighbours)
         self._by_units = self._surprises(self._column_neighbours)
-        self._unsure: dict[Place, float] = {}
+        self._uncertainties: dict[GridPoint, float] = {}
 
-    def at(self, place: Place) -> float:
+    def predicted_us(self, place: GridPoint) -> float:
         """Microseconds."""
-        return self._table.typical_us(_NAME, _NAME, *place)
+        return self._table.median_us(_NAME, _NAME, *place)
 
-    def unsure(self, place: Place) -> float:
+    def uncertainty(self, place: GridPoint) -> float:
         """How far off `at` may be: 0.05 is 5 %, which nine in ten should keep."""
-        found = self._unsure.get(place)
+        found = self._uncertainties.get(place)
         if found is None:
-            found = self._unsure[place] = self._ask(place)
+            found = self._uncertainties[place] = self._estimate_uncertainty(place)
         return found
 
-    def alone(self, place: Place) -> float:
+    def distance_to_nearest(self, place: GridPoint) -> float:
         """Distance to the nearest point, in doublings: of places equally unsure, the loneliest tells most."""
         batch, units = math.log2(place[0]), math.log2(place[1])
         return min((math.hypot(batch - math.log2(b), units - math.log2(u)) for b, u in self.median), default=math.inf)
 
-    def _ask(self, place: Place) -> float:
+    def _estimate_uncertainty(self, place: GridPoint) -> float:
         batch, units = place
         if place in self._noise:
             return self._noise[place]
-        sides = _beside(batch, self._rows.get(units, ()))
+        sides = _nearest_neighbours(batch, self._rows.get(units, ()))
         if sides:
             ends = [(side, units) for side in sides]
-            return self._fear(self._by_batch, ends) * self._gap(*ends) + max(self._noise[end] for end in ends)
-        sides = _beside(units, self._rows)
+            return self._expected_error(self._by_batch, ends) * self._gap(*ends) + max(self._noise[end] for end in ends)
+        sides = _nearest_neighbours(units, self._rows)
         if not sides:
             return math.inf
         ends = [(batch, side) for side in sides]
-        return self._fear(self._by_units, ends) * self._gap(*ends) + max(self.unsure(end) for end in ends)
+        return self._expected_error(self._by_units, ends) * self._gap(*ends) + max(self.uncertainty(end) for end in ends)
 
-    def _gap(self, one: Place, other: Place) -> float:
-        return 0.5 * abs(math.log(self.at(one) / self.at(other)))
+    def _gap(self, one: GridPoint, other: GridPoint) -> float:
+        return 0.5 * abs(math.log(self.predicted_us(one) / self.predicted_us(other)))
 
     @staticmethod
-    def _fear(surprises: Mapping[Place, float], ends: Sequence[Place]) -> float:
+    def _expected_error(surprises: Mapping[GridPoint, float], ends: Sequence[GridPoint]) -> float:
         """The worst of what the ends were off and what all points were off on average, of which there is one before any."""
-        usual = (FEAR + sum(surprises.values())) / (1 + len(surprises))
+        usual = (PRIOR_ERROR + sum(surprises.values())) / (1 + len(surprises))
         return max(usual, *(surprises.get(end, 0.0) for end in ends))
 
-    def _surprises(self, neighbours: Callable[[Place], tuple[Place, Place, float] | None]) -> dict[Place, float]:
+    def _surprises(self, neighbours: Callable[[GridPoint], tuple[GridPoint, GridPoint, float] | None]) -> dict[GridPoint, float]:
         """Which part of the gap between its neighbours each point is away from what they say; less what may be noise."""
         found = {}
         for place, us in self.median.items():
@@ -109,25 +109,25 @@ class Surrogate:
                     found[place] = min(1.0, max(0.0, abs(math.log(us / said)) - blur) / gap)
         return found
 
-    def _row_neighbours(self, place: Place) -> tuple[Place, Place, float] | None:
+    def _row_neighbours(self, place: GridPoint) -> tuple[GridPoint, GridPoint, float] | None:
         batch, units = place
-        sides = _beside(batch, [b for b, u in self.median if u == units])
+        sides = _nearest_neighbours(batch, [b for b, u in self.median if u == units])
         if not sides:
             return None
         left, right = ((side, units) for side in sides)
         part = (batch - left[0]) / (right[0] - left[0])
         return left, right, self.median[left] * (1 - part) + self.median[right] * part
 
-    def _column_neighbours(self, place: Place) -> tuple[Place, Place, float] | None:
+    def _column_neighbours(self, place: GridPoint) -> tuple[GridPoint, GridPoint, float] | None:
         batch, units = place
-        sides = _beside(units, [u for b, u in self.median if b == batch])
+        sides = _nearest_neighbours(units, [u for b, u in self.median if b == batch])
         if not sides:
             return None
         few, many = ((batch, side) for side in sides)
         part = math.log(units / few[1]) / math.log(many[1] / few[1])
         return few, many, math.exp(math.log(self.median[few]) * (1 - part) + math.log(self.median[many]) * part)
 
-    def _contradiction(self, place: Place) -> float:
+    def _contradiction(self, place: GridPoint) -> float:
         """How far it lies on the wrong side of other batch sizes, in logarithms."""
         batch, units = place
         mine = self.median[place]
@@ -136,7 +136,7 @@ class Surrogate:
         return math.log(max(wrong, default=1.0))
 
     @staticmethod
-    def _noises(runs: Mapping[Place, Sequence[float]], cycle: Callable[[int], int]) -> dict[Place, float]:
+    def _noises(runs: Mapping[GridPoint, Sequence[float]], cycle: Callable[[int], int]) -> dict[GridPoint, float]:
         """Few repeats say little about their own spread, so each place borrows from all.
 
         Where samples differ, part of the spread is theirs: it counts by the part of them that has not had its turn, and what is
@@ -153,7 +153,7 @@ class Surrogate:
             if turns > 1:
                 own = min(variance, own_shared)
                 variance = own + (variance - own) * max(0.0, 1 - len(values) / turns)
-            noises[batch, units] = _NINETY * MEDIAN * math.sqrt(variance / len(values))
+            noises[batch, units] = _NINETY * MEDIAN_EFFICIENCY * math.sqrt(variance / len(values))
         return noises
 
 
@@ -168,7 +168,7 @@ def _own_spread(values: Sequence[float], cycle: int) -> float:
     return statistics.median(map(abs, ratios)) / _HALF_APART if ratios else 0.0
 
 
-def _whole_rows(median: Mapping[Place, float]) -> dict[int, list[int]]:
+def _whole_rows(median: Mapping[GridPoint, float]) -> dict[int, list[int]]:
     """Batch sizes by units, where they reach from the smallest to the largest of all."""
     rows: dict[int, list[int]] = {}
     for batch, units in sorted(median):
@@ -177,7 +177,7 @@ def _whole_rows(median: Mapping[Place, float]) -> dict[int, list[int]]:
     return {units: row for units, row in rows.items() if row[0] == least and row[-1] == most}
 
 
-def _beside(value: int, known: Iterable[int]) -> tuple[int, int] | None:
+def _nearest_neighbours(value: int, known: Iterable[int]) -> tuple[int, int] | None:
     """The nearest below and above."""
     below = [one for one in known if one < value]
     above = [one for one in known if one > value]
@@ -192,6 +192,6 @@ def _spread(values: Sequence[float]) -> float:
     return (tenths[-1] - tenths[0]) / _TENTHS / statistics.median(values)
 
 
-def _table(median: Mapping[Place, float]) -> Table:
+def _table(median: Mapping[GridPoint, float]) -> ProfileTable:
     points = [Point(batch=batch, units=units, p50_us=us) for (batch, units), us in median.items()]
-    return Table([Profile(function=_NAME, device=_NAME, points=points)])
+    return ProfileTable([Profile(function=_NAME, device=_NAME, points=points)])

@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from lamina.core.events import Deployed
 from lamina.errors import BadValue, UnknownTarget, did_you_mean
+from lamina.sdk.app_state import InMemoryState, KeyValueState, Transaction
 from lamina.sdk.context import context
-from lamina.sdk.cron import parse as parse_cron
+from lamina.sdk.cron import parse_cron as parse_cron
 from lamina.sdk.function import Function
-from lamina.sdk.resources import CPU, GPU, SLO, Quota, Scale, flag, whole
-from lamina.sdk.state import Memory, State, Transaction
+from lamina.sdk.resources import CPU, GPU, SLO, Quota, Scale, checked_bool, checked_int
 from lamina.sdk.torch_model import TorchModel
-from lamina.sdk.triggers import Trigger, checked
+from lamina.sdk.triggers import Trigger, bind_trigger
 from lamina.sdk.user_errors import user_place
 from lamina.sdk.workflow import Workflow
 from lamina.types import FunctionSpec
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from lamina.sdk.async_client import AsyncClient
     from lamina.sdk.client import Client
 
-    _Kept = tuple[AsyncClient, AsyncIterator[None]]
+    _OpenClient = tuple[AsyncClient, AsyncIterator[None]]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 
 class FunctionOptions(TypedDict, total=False):
@@ -88,9 +88,9 @@ class App:
         self.functions: dict[str, Function[..., Any]] = {}
         self.workflows: dict[str, Workflow[..., Any]] = {}
         self.triggers: list[Trigger] = []
-        self._memory = Memory()  #: state of this process; a server has its own
+        self._memory = InMemoryState()  #: state of this process; a server has its own
         self._clients: dict[tuple[str, str], Client] = {}
-        self._async_clients: WeakKeyDictionary[AbstractEventLoop, dict[tuple[str, str], _Kept]] = WeakKeyDictionary()
+        self._async_clients: WeakKeyDictionary[AbstractEventLoop, dict[tuple[str, str], _OpenClient]] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"<app {self.name!r}: {', '.join([*self.functions, *self.workflows]) or 'empty'}>"
@@ -127,7 +127,7 @@ class App:
         def decorate(target: Any) -> Any:
             place = user_place()
             target_name = name or (_snake(target.__name__) if isinstance(target, type) else target.__name__)
-            self.claim(target_name, place)
+            self.claim_name(target_name, place)
             function: Function[..., Any] = Function(self, target, spec(target_name), place)
             function.isolated = isinstance(gpu, GPU) and gpu.isolated
             function.home = home
@@ -145,7 +145,7 @@ class App:
         def decorate(target: Callable[P, R], /) -> Workflow[P, R]:
             place = user_place()
             target_name = name or target.__name__
-            self.claim(target_name, place)
+            self.claim_name(target_name, place)
             workflow = Workflow(self, target, target_name, goal, place)
             self.workflows[target_name] = workflow
             return workflow
@@ -176,15 +176,15 @@ class App:
                     f"{user_place()}: a trigger starts functions and workflows of its app",
                     hint="write it above @app.workflow() or @app.function()",
                 )
-            self.triggers.append(checked(trigger, target))
+            self.triggers.append(bind_trigger(trigger, target))
             return target
 
         return decorate
 
     @property
-    def state(self) -> State:
+    def state(self) -> KeyValueState:
         """State that all functions of the app share: see `lamina.sdk.app_state`. Outside of a step it is that of this process."""
-        return State(self.transaction, "app")
+        return KeyValueState(self.transaction, "app")
 
     def transaction(self) -> AbstractContextManager[Transaction]:
         """The transaction of the step that is running here, or a new one."""
@@ -208,9 +208,9 @@ class App:
     def client(self) -> Client:
         """The client for the server at `LAMINA_URL`, with the token in `LAMINA_TOKEN`, as they are now; cached."""
         from lamina.sdk.client import Client
-        from lamina.sdk.wire import usual_server
+        from lamina.sdk.client_codec import default_server
 
-        url, token = usual_server()
+        url, token = default_server()
         if (url, token) not in self._clients:
             self._clients[url, token] = Client(url, token=token or None)
         return self._clients[url, token]
@@ -220,13 +220,13 @@ class App:
         import asyncio
 
         from lamina.sdk.async_client import AsyncClient
-        from lamina.sdk.wire import usual_server
+        from lamina.sdk.client_codec import default_server
 
-        url, token = usual_server()
+        url, token = default_server()
         clients = self._async_clients.setdefault(asyncio.get_running_loop(), {})
         if (url, token) not in clients:
             client = AsyncClient(url, token=token or None)
-            clients[url, token] = client, _closing(client)
+            clients[url, token] = client, _close_with_loop(client)
         return clients[url, token][0]
 
     def close(self) -> None:
@@ -236,7 +236,7 @@ class App:
         while self._clients:
             self._clients.popitem()[1].close()
 
-    def claim(self, name: str, place: str) -> None:
+    def claim_name(self, name: str, place: str) -> None:
         """Check that a name is valid and not taken in this app."""
         _checked(name, "name", place)
         taken = self.functions.get(name) or self.workflows.get(name)
@@ -246,7 +246,7 @@ class App:
             )
 
 
-def _closing(client: AsyncClient) -> AsyncIterator[None]:
+def _close_with_loop(client: AsyncClient) -> AsyncIterator[None]:
     """Close the client when its loop ends: loops close the asynchronous iterators that are under way, and nothing else."""
 
     async def under_way() -> AsyncIterator[None]:
@@ -262,7 +262,7 @@ def _closing(client: AsyncClient) -> AsyncIterator[None]:
 
 
 def _checked(name: Any, field: str, place: str = "") -> str:
-    if not isinstance(name, str) or not NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
         raise BadValue(
             f"{place}{': ' if place else ''}{field}: {name!r} cannot be used",
             hint="up to 63 of a-z 0-9 . _ - and a letter or digit first; give one with name=",
@@ -304,17 +304,17 @@ def _function_spec(
     time_limit = gpu.time_limit if gpu else 1.0
     known = FunctionSpec(
         name="",
-        max_batch=whole(batch, "batch", 1),
+        max_batch=checked_int(batch, "batch", 1),
         cores=cpu.cores,
         share=gpu.part if gpu else 0.0,
         gpu="no" if gpu is None else "must" if gpu.required else "may",
         memory_mib=max(cpu.memory_mib, gpu.memory_mib if gpu else 0),
-        home=flag(home, "home") or (gpu is not None and gpu.isolated),  # its share is fixed when its process starts
-        lend=flag(lend, "lend") and not (gpu is not None and gpu.isolated),
+        home=checked_bool(home, "home") or (gpu is not None and gpu.isolated),  # its share is fixed when its process starts
+        lend=checked_bool(lend, "lend") and not (gpu is not None and gpu.isolated),
         quota=(quota or Quota(limit=time_limit)).spec(),
         scale=(scale or Scale()).spec(),
         slo=_slo(slo).spec(),
-        idempotent=flag(idempotent, "idempotent"),
-        max_queue=whole(max_queue, "max_queue", 1),
+        idempotent=checked_bool(idempotent, "idempotent"),
+        max_queue=checked_int(max_queue, "max_queue", 1),
     )
     return lambda name: replace(known, name=name)

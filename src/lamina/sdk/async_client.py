@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, TypeVar
 
 from lamina.errors import LaminaError
-from lamina.sdk import wire
-from lamina.sdk.async_connections import AsyncConnections
+from lamina.sdk import client_codec
+from lamina.sdk.async_connection_pool import AsyncConnectionPool
 from lamina.sdk.binding import NOTHING
-from lamina.sdk.pieces import IN_PIECES
-from lamina.sdk.resources import whole
-from lamina.sdk.runs import AsyncRun, RunStatus, longest_poll_ms, run_request, status_of
-from lamina.sdk.talk import Talk, Talks, further
-from lamina.sdk.wire import Answer, Request, Response
+from lamina.sdk.client_codec import CallResult, ClientRequest, ClientResponse
+from lamina.sdk.client_protocol import ClientProtocol, Exchange, resume
+from lamina.sdk.resources import checked_int
+from lamina.sdk.run_handles import AsyncRunHandle, RunStatus, longest_poll_ms, run_request, status_of
+from lamina.sdk.stream_codec import ACCEPT_STREAM
 
 T = TypeVar("T")
 
@@ -24,11 +24,11 @@ class AsyncClient:
     def __init__(
         self, url: str | None = None, *, token: str | None = None, timeout: str = "60s", max_connections: int = 256
     ) -> None:
-        self.server = wire.server_at(url, token)
-        most = whole(max_connections, "max_connections", 1)
-        self._connections = AsyncConnections(self.server, timeout, most)
+        self.server = client_codec.server_at(url, token)
+        most = checked_int(max_connections, "max_connections", 1)
+        self._connections = AsyncConnectionPool(self.server, timeout, most)
         self.poll_ms = longest_poll_ms(timeout)
-        self._talks = Talks(self.server)
+        self._protocol = ClientProtocol(self.server)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -66,7 +66,7 @@ class AsyncClient:
         priority: int = 0,
         cost_limit: float = 0.0,
         kind: str = "",
-    ) -> Answer:
+    ) -> CallResult:
         """As `call`, with latency, batch, slice and cost of the call."""
         answer = await self._answer(name, inputs, deadline, priority, cost_limit, kind)
         if isinstance(answer, LaminaError):
@@ -81,9 +81,9 @@ class AsyncClient:
         priority: int,
         cost_limit: float,
         kind: str,
-    ) -> Answer | LaminaError:
+    ) -> CallResult | LaminaError:
         try:
-            return await self._have(self._talks.call(name, inputs, deadline, priority, cost_limit, kind))
+            return await self._drive(self._protocol.call(name, inputs, deadline, priority, cost_limit, kind))
         except LaminaError as error:
             return error.with_traceback(None)
 
@@ -99,14 +99,14 @@ class AsyncClient:
     ) -> AsyncIterator[Any]:
         """What a function yields, item by item as it comes; of anything else the result is the only item. The request is sent
         when the first item is asked for. Closing the iterator cancels the call: the function is closed at its next `yield`."""
-        talk = self._talks.call(name, inputs, deadline, priority, cost_limit, kind, more=IN_PIECES)
+        talk = self._protocol.call(name, inputs, deadline, priority, cost_limit, kind, more=ACCEPT_STREAM)
         request = next(talk)
         while True:
             async with self._connections.stream(request) as (response, pieces):
-                answer = further(talk, response)
+                answer = resume(talk, response)
                 if isinstance(answer, LaminaError):
                     raise answer
-                if isinstance(answer, Request):
+                if isinstance(answer, ClientRequest):
                     request = answer
                     continue
                 if pieces is None:
@@ -126,16 +126,16 @@ class AsyncClient:
         cost_limit: float = 0.0,
         kind: str = "",
         idempotency_key: str = "",
-    ) -> AsyncRun:
+    ) -> AsyncRunHandle:
         """Start a durable run: it survives this process, and the server's. The same key starts the same run once."""
-        id = await self._have(self._talks.start(name, inputs, deadline, priority, cost_limit, kind, idempotency_key))
+        id = await self._drive(self._protocol.start(name, inputs, deadline, priority, cost_limit, kind, idempotency_key))
         if isinstance(id, LaminaError):
             raise id
-        return AsyncRun(self, id)
+        return AsyncRunHandle(self, id)
 
-    def run(self, id: str) -> AsyncRun:
+    def run(self, id: str) -> AsyncRunHandle:
         """The durable run of that id, started by any client."""
-        return AsyncRun(self, id)
+        return AsyncRunHandle(self, id)
 
     async def runs(self, *, target: str = "", state: str = "") -> AsyncIterator[RunStatus]:
         """All durable runs, the newest first, read page by page as they are asked for."""
@@ -162,27 +162,27 @@ class AsyncClient:
 
     async def bind(self, name: str, body: Any = NOTHING) -> dict[str, Any]:
         """Named inputs for a JSON body, by asking the server which parameters `name` has."""
-        named = await self._have(self._talks.bind(name, body))
+        named = await self._drive(self._protocol.bind(name, body))
         if isinstance(named, LaminaError):
             raise named
         return named
 
     async def _read(self, path: str) -> Any:
-        return await self.ask(wire.read_request(self.server, path))
+        return await self.ask(client_codec.read_request(self.server, path))
 
-    async def ask(self, request: Request) -> Any:
+    async def ask(self, request: ClientRequest) -> Any:
         """Send a request and decode its response; an error is raised."""
-        answer = wire.answer_of(await self.send(request))
+        answer = client_codec.result_of(await self.send(request))
         if isinstance(answer, LaminaError):
             raise answer
         return answer.value
 
-    async def send(self, request: Request) -> Response:
+    async def send(self, request: ClientRequest) -> ClientResponse:
         return await self._connections.send(request)
 
-    async def _have(self, talk: Talk[T]) -> T:
+    async def _drive(self, talk: Exchange[T]) -> T:
         """Drive an exchange to its end."""
-        said: Request | T = next(talk)
-        while isinstance(said, Request):
-            said = further(talk, await self._connections.send(said))
+        said: ClientRequest | T = next(talk)
+        while isinstance(said, ClientRequest):
+            said = resume(talk, await self._connections.send(said))
         return said

@@ -10,56 +10,56 @@ from typing import Any
 import httptools
 
 from lamina.errors import Unreachable
-from lamina.sdk.pieces import CONTENT_TYPE, Pieces
-from lamina.sdk.wire import Request, Response, Server, late, no_answer, no_server
+from lamina.sdk.client_codec import ClientRequest, ClientResponse, ServerAddress, connect_error, no_response, timed_out
+from lamina.sdk.stream_codec import CONTENT_TYPE, StreamDecoder
 
 READ_BYTES = 2**16
 
 
-class AsyncStream:
+class AsyncStreamedResponse:
     """One streamed exchange. `timeout` is how long to wait for the next bytes of the server."""
 
-    def __init__(self, server: Server, timeout: str, timeout_s: float) -> None:
+    def __init__(self, server: ServerAddress, timeout: str, timeout_s: float) -> None:
         self._server = server
         self._timeout = timeout
         self._timeout_s = timeout_s
         self._parser: Any = httptools.HttpResponseParser(self)
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
-        self._has_head = self._is_over = False
+        self._has_head = self._has_ended = False
         self._writer: asyncio.StreamWriter | None = None
 
-    async def open(self, request: Request) -> Response:
+    async def open(self, request: ClientRequest) -> ClientResponse:
         """The response, with its body if it is not streamed."""
         server = self._server
         try:
             async with asyncio.timeout(self._timeout_s):
                 found = await asyncio.open_connection(server.host, server.port, ssl=True if server.tls else None)
         except TimeoutError:
-            raise late(self._server, self._timeout) from None
+            raise timed_out(self._server, self._timeout) from None
         except OSError as error:
-            raise no_server(server, error) from None
+            raise connect_error(server, error) from None
         self._reader, self._writer = found
         self._writer.writelines(request.as_http())
         while not self._has_head:
             await self._read()
-        while not self._is_over and not self.is_in_pieces:
+        while not self._has_ended and not self.is_streamed:
             await self._read()
-        body = b"" if self.is_in_pieces else b"".join(self._body)
-        self._response = Response(self._parser.get_status_code(), self._headers, body)
+        body = b"" if self.is_streamed else b"".join(self._body)
+        self._response = ClientResponse(self._parser.get_status_code(), self._headers, body)
         return self._response
 
     @property
-    def is_in_pieces(self) -> bool:
+    def is_streamed(self) -> bool:
         return self._headers.get("content-type") == CONTENT_TYPE
 
-    async def pieces(self) -> AsyncIterator[Any]:
-        pieces = Pieces(self._response)
+    async def items(self) -> AsyncIterator[Any]:
+        pieces = StreamDecoder(self._response)
         while True:
             data, self._body = b"".join(self._body), []
-            for piece in pieces.of(data):
+            for piece in pieces.feed(data):
                 yield piece
-            if self._is_over:
+            if self._has_ended:
                 break
             await self._read()
         pieces.check_end()
@@ -72,22 +72,22 @@ class AsyncStream:
                 await self._writer.wait_closed()
 
     async def _read(self) -> None:
-        with self._said():
+        with self._translated_errors():
             async with asyncio.timeout(self._timeout_s):
                 data = await self._reader.read(READ_BYTES)
             if not data and not self._headers:
-                raise no_answer(self._server)
-            if not data and not self.is_in_pieces:
+                raise no_response(self._server)
+            if not data and not self.is_streamed:
                 raise ConnectionError("connection closed")
-            self._is_over = self._is_over or not data
+            self._has_ended = self._has_ended or not data
             self._parser.feed_data(data)
 
     @contextmanager
-    def _said(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except TimeoutError:
-            raise late(self._server, self._timeout) from None
+            raise timed_out(self._server, self._timeout) from None
         except OSError as error:
             raise Unreachable(f"the answer of {self._server.url} broke off: {error}") from None
         except httptools.HttpParserError as error:
@@ -105,4 +105,4 @@ class AsyncStream:
         self._body.append(piece)
 
     def on_message_complete(self) -> None:
-        self._is_over = self._has_head
+        self._has_ended = self._has_head

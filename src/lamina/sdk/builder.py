@@ -14,77 +14,80 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lamina.errors import BadFlow
+from lamina.sdk.asl_writer import document_of, short_name, states_of
 from lamina.sdk.conditions import Condition
 from lamina.sdk.conditions import var as var
-from lamina.sdk.document import document_of, short, states_of
 from lamina.sdk.function import Function
 
 if TYPE_CHECKING:
     from lamina.sdk.app import App
     from lamina.sdk.resources import SLO
-    from lamina.sdk.states import StatesWorkflow
+    from lamina.sdk.states_workflow import StatesWorkflow
 
 DISCARD: Any = object()
 """`result=DISCARD`: the result is thrown away, and the value goes on as it was."""
 
-S = TypeVar("S", bound="State")
+S = TypeVar("S", bound="StateBuilder")
 Errors = Sequence[str | type[BaseException]]
 
 
-class Piece:
+class Fragment:
     """Fragment of a state machine: its first state, and the open ends that another fragment may follow."""
 
-    first: State
+    first: StateBuilder
 
-    def ends(self) -> list[State]:
+    def open_ends(self) -> list[StateBuilder]:
         raise NotImplementedError
 
-    def __rshift__(self, other: Piece | Function[..., Any]) -> Chain:
-        after = piece(other)
-        for end in self.ends():
-            end.follow(after.first)
-        return Chain(self.first, after)
+    def __rshift__(self, other: Fragment | Function[..., Any]) -> FragmentChain:
+        after = as_fragment(other)
+        for end in self.open_ends():
+            end.set_next(after.first)
+        return FragmentChain(self.first, after)
 
 
-class Chain(Piece):
-    def __init__(self, first: State, last: Piece) -> None:
+class FragmentChain(Fragment):
+    def __init__(self, first: StateBuilder, last: Fragment) -> None:
         self.first = first
         self._last = last
 
-    def ends(self) -> list[State]:
-        return self._last.ends()
+    def open_ends(self) -> list[StateBuilder]:
+        return self._last.open_ends()
 
 
-class State(Piece):
+class StateBuilder(Fragment):
     """Builder of one state. `fields` are those of the document; states it refers to are named when the whole is known."""
 
     def __init__(self, kind: str, wish: str, fields: dict[str, Any]) -> None:
         self.first = self
         self.kind = kind
-        self.wish = wish
+        self.preferred_name = wish
         self.fields = fields
-        self.next: State | None = None
-        self.catchers: list[tuple[dict[str, Any], State]] = []
+        self.next: StateBuilder | None = None
+        self.catchers: list[tuple[dict[str, Any], StateBuilder]] = []
         self.functions: dict[str, Function[..., Any]] = {}
-        self.branches: list[State] = []  #: first states of the machines inside
-        self.around: dict[str, Any] = {}  #: of the machine that begins here: its fields besides its states
-        self.body = "ItemProcessor"
-        self.also: list[State] = []  #: where else its function may send it
+        self.branches: list[StateBuilder] = []  #: first states of the machines inside
+        self.machine_fields: dict[str, Any] = {}  #: of the machine that begins here: its fields besides its states
+        self.body_field = "ItemProcessor"
+        self.potential_next: list[StateBuilder] = []  #: where else its function may send it
 
-    def ends(self) -> list[State]:
+    def open_ends(self) -> list[StateBuilder]:
         return [] if self.kind in ("Succeed", "Fail") else [self]
 
-    def follow(self, after: State) -> None:
+    def set_next(self, after: StateBuilder) -> None:
         if self.next is not None and self.next is not after:
-            raise BadFlow(f"{self.wish!r} is followed by {self.next.wish!r} already", hint="use choice() to go one of two ways")
+            raise BadFlow(
+                f"{self.preferred_name!r} is followed by {self.next.preferred_name!r} already",
+                hint="use choice() to go one of two ways",
+            )
         self.next = after
 
-    def following(self) -> list[State]:
+    def successors(self) -> list[StateBuilder]:
         """Successor states, in order."""
-        return [*([self.next] if self.next else []), *(state for _, state in self.catchers), *self.also]
+        return [*([self.next] if self.next else []), *(state for _, state in self.catchers), *self.potential_next]
 
     def named(self: S, name: str) -> S:
-        self.wish = name
+        self.preferred_name = name
         return self
 
     def retry(
@@ -99,7 +102,7 @@ class State(Piece):
     ) -> S:
         """Retry after these errors, with exponential backoff. The first retrier that names an error counts."""
         entry: dict[str, Any] = {
-            "ErrorEquals": _names(on),
+            "ErrorEquals": _error_names(on),
             "IntervalSeconds": interval_s,
             "MaxAttempts": attempts,
             "BackoffRate": backoff,
@@ -108,14 +111,14 @@ class State(Piece):
             entry["MaxDelaySeconds"] = max_delay_s
         if jitter:
             entry["JitterStrategy"] = "FULL"
-        self._guarded("retry").setdefault("Retry", []).append(entry)
+        self._fallible_fields("retry").setdefault("Retry", []).append(entry)
         return self
 
-    def catch(self: S, on: Errors = ("States.ALL",), *, then: Piece | Function[..., Any], result: Any = None) -> S:
+    def catch(self: S, on: Errors = ("States.ALL",), *, then: Fragment | Function[..., Any], result: Any = None) -> S:
         """Go on with `then` after these errors; `result` is where Error and Cause are put."""
-        self._guarded("catch")
-        entry = {"ErrorEquals": _names(on), **_result(result)}
-        self.catchers.append((entry, piece(then).first))
+        self._fallible_fields("catch")
+        entry = {"ErrorEquals": _error_names(on), **_result_field(result)}
+        self.catchers.append((entry, as_fragment(then).first))
         return self
 
     def timeout(self: S, seconds: int) -> S:
@@ -126,39 +129,41 @@ class State(Piece):
 
     def _limit(self: S, field: str, seconds: int) -> S:
         if self.kind != "Task":
-            raise BadFlow(f"{self.wish!r} is a {self.kind}; {field} belongs to a step", hint="give the workflow a timeout_s")
+            raise BadFlow(
+                f"{self.preferred_name!r} is a {self.kind}; {field} belongs to a step", hint="give the workflow a timeout_s"
+            )
         self.fields[field] = seconds
         return self
 
-    def _guarded(self, verb: str) -> dict[str, Any]:
+    def _fallible_fields(self, verb: str) -> dict[str, Any]:
         if self.kind not in ("Task", "Parallel", "Map"):
-            raise BadFlow(f".{verb} of {self.wish!r}, a {self.kind}", hint="steps, parallel and each can fail")
+            raise BadFlow(f".{verb} of {self.preferred_name!r}, a {self.kind}", hint="steps, parallel and each can fail")
         return self.fields
 
 
-class Choice(State):
+class ChoiceBuilder(StateBuilder):
     """Builder of a Choice state: `choice().when(condition, then)...otherwise(then)`. What follows it follows every branch."""
 
     def __init__(self, wish: str, fields: dict[str, Any]) -> None:
         super().__init__("Choice", wish, fields)
-        self.rules: list[tuple[dict[str, Any], Piece]] = []
-        self.default: Piece | None = None
+        self.rules: list[tuple[dict[str, Any], Fragment]] = []
+        self.default: Fragment | None = None
 
-    def when(self, condition: Condition | Mapping[str, Any], then: Piece | Function[..., Any]) -> Choice:
+    def when(self, condition: Condition | Mapping[str, Any], then: Fragment | Function[..., Any]) -> ChoiceBuilder:
         rule = condition.rule if isinstance(condition, Condition) else dict(condition)
-        self.rules.append((rule, piece(then)))
+        self.rules.append((rule, as_fragment(then)))
         return self
 
-    def otherwise(self, then: Piece | Function[..., Any]) -> Choice:
-        self.default = piece(then)
+    def otherwise(self, then: Fragment | Function[..., Any]) -> ChoiceBuilder:
+        self.default = as_fragment(then)
         return self
 
-    def ends(self) -> list[State]:
-        found = [end for _, then in self.rules for end in then.ends()]
-        found += self.default.ends() if self.default is not None else [self]
+    def open_ends(self) -> list[StateBuilder]:
+        found = [end for _, then in self.rules for end in then.open_ends()]
+        found += self.default.open_ends() if self.default is not None else [self]
         return list(dict.fromkeys(found))
 
-    def following(self) -> list[State]:
+    def successors(self) -> list[StateBuilder]:
         ways = [then.first for _, then in self.rules]
         return [*ways, *([self.default.first] if self.default else []), *([self.next] if self.next else [])]
 
@@ -174,67 +179,71 @@ def step(
     select: Mapping[str, Any] | None = None,
     result: Any = None,
     output: str | None = None,
-) -> State:
+) -> StateBuilder:
     """Task state: calls a function. `input` is a path or a template, `select` reshapes the result, `result` is where it goes."""
     resource = function if isinstance(function, str) else function.name
-    state = State("Task", name or short(resource), {"Resource": resource, **_data(input, select, result, output)})
+    state = StateBuilder(
+        "Task", name or short_name(resource), {"Resource": resource, **_data_fields(input, select, result, output)}
+    )
     if isinstance(function, Function):
         state.functions[resource] = function
     return state
 
 
-def pass_(value: Any = DISCARD, *, name: str = "pass", input: Any = None, result: Any = None, output: str | None = None) -> State:
+def pass_(
+    value: Any = DISCARD, *, name: str = "pass", input: Any = None, result: Any = None, output: str | None = None
+) -> StateBuilder:
     """Pass state: a constant, or what a template makes of the value."""
     fields = {} if value is DISCARD else {"Result": value}
-    return State("Pass", name, {**fields, **_data(input, None, result, output)})
+    return StateBuilder("Pass", name, {**fields, **_data_fields(input, None, result, output)})
 
 
-def wait(seconds: int | str | None = None, *, until: str | None = None, name: str = "wait") -> State:
+def wait(seconds: int | str | None = None, *, until: str | None = None, name: str = "wait") -> StateBuilder:
     """Wait state: for `seconds`, or until a timestamp; a path, beginning with $, finds either in the value."""
     if (seconds is None) == (until is None):
         raise BadFlow("wait needs either seconds or until")
     value, field = (seconds, "Seconds") if until is None else (until, "Timestamp")
     is_path = isinstance(value, str) and value.startswith("$")
-    return State("Wait", name, {f"{field}Path" if is_path else field: value})
+    return StateBuilder("Wait", name, {f"{field}Path" if is_path else field: value})
 
 
-def succeed(*, name: str = "succeed", output: str | None = None) -> State:
-    return State("Succeed", name, {} if output is None else {"OutputPath": output})
+def succeed(*, name: str = "succeed", output: str | None = None) -> StateBuilder:
+    return StateBuilder("Succeed", name, {} if output is None else {"OutputPath": output})
 
 
-def fail(error: str = "", cause: str = "", *, name: str = "fail") -> State:
+def fail(error: str = "", cause: str = "", *, name: str = "fail") -> StateBuilder:
     """Fail state: the workflow fails. Paths, beginning with $, find error and cause in the value."""
     fields = {}
     for field, value in (("Error", error), ("Cause", cause)):
         if value:
             fields[f"{field}Path" if value.startswith("$") else field] = value
-    return State("Fail", name, fields)
+    return StateBuilder("Fail", name, fields)
 
 
-def choice(*, name: str = "choice", input: str | None = None) -> Choice:
-    return Choice(name, {} if input is None else {"InputPath": input})
+def choice(*, name: str = "choice", input: str | None = None) -> ChoiceBuilder:
+    return ChoiceBuilder(name, {} if input is None else {"InputPath": input})
 
 
 def parallel(
-    *branches: Piece | Function[..., Any],
+    *branches: Fragment | Function[..., Any],
     wait_for: int | None = None,
     name: str = "parallel",
     input: str | Mapping[str, Any] | None = None,
     select: Mapping[str, Any] | None = None,
     result: Any = None,
     output: str | None = None,
-) -> State:
+) -> StateBuilder:
     """Parallel state: a list of the results of all branches; with `wait_for`, of the first so many, the rest is cancelled."""
-    fields = _data(input, select, result, output)
+    fields = _data_fields(input, select, result, output)
     if wait_for is not None:
         fields["WaitForNumBranches"] = wait_for
-    state = State("Parallel", name, fields)
-    state.branches = [piece(branch).first for branch in branches]
+    state = StateBuilder("Parallel", name, fields)
+    state.branches = [as_fragment(branch).first for branch in branches]
     return state
 
 
 def each(
-    body: Piece | Function[..., Any],
+    body: Fragment | Function[..., Any],
     *,
     items: str | None = None,
     item: Mapping[str, Any] | None = None,
@@ -245,10 +254,10 @@ def each(
     select: Mapping[str, Any] | None = None,
     result: Any = None,
     output: str | None = None,
-) -> State:
+) -> StateBuilder:
     """Map state: `body` for every item of the list at `items`; `item` is a template for what it gets. A whole number in
     `tolerate` is how many items may fail, one below 1 which part of them."""
-    fields = _data(input, select, result, output)
+    fields = _data_fields(input, select, result, output)
     fields |= {} if items is None else {"ItemsPath": items}
     fields |= {} if item is None else {"ItemSelector": dict(item)}
     fields |= {"MaxConcurrency": max_concurrency} if max_concurrency else {}
@@ -256,21 +265,21 @@ def each(
         fields["ToleratedFailurePercentage"] = tolerate * 100
     elif tolerate is not None:
         fields["ToleratedFailureCount"] = tolerate
-    state = State("Map", name, fields)
-    state.branches = [piece(body).first]
+    state = StateBuilder("Map", name, fields)
+    state.branches = [as_fragment(body).first]
     return state
 
 
-def build(first: Piece | Function[..., Any], *, comment: str = "", timeout_s: int = 0) -> dict[str, Any]:
+def build(first: Fragment | Function[..., Any], *, comment: str = "", timeout_s: int = 0) -> dict[str, Any]:
     """The state machine document of a fragment."""
-    document = document_of(piece(first).first)
+    document = document_of(as_fragment(first).first)
     document |= {"Comment": comment} if comment else {}
     return document | ({"TimeoutSeconds": timeout_s} if timeout_s else {})
 
 
 def workflow(
     name: str,
-    first: Piece | Function[..., Any],
+    first: Fragment | Function[..., Any],
     *,
     app: App,
     slo: SLO | str | None = None,
@@ -278,19 +287,19 @@ def workflow(
     comment: str = "",
 ) -> StatesWorkflow:
     """Register what was built as a workflow of an app."""
-    from lamina.sdk.states import add
+    from lamina.sdk.states_workflow import add_workflow
 
-    begin = piece(first).first
+    begin = as_fragment(first).first
     functions: dict[str, Function[..., Any]] = {}
     for state in states_of(begin):
         functions |= state.functions
-    return add(app, build(begin, comment=comment, timeout_s=timeout_s), name, slo=slo, bind=functions)
+    return add_workflow(app, build(begin, comment=comment, timeout_s=timeout_s), name, slo=slo, bind=functions)
 
 
-def piece(part: Piece | Function[..., Any]) -> Piece:
+def as_fragment(part: Fragment | Function[..., Any]) -> Fragment:
     if isinstance(part, Function):
         return step(part)
-    if not isinstance(part, Piece):
+    if not isinstance(part, Fragment):
         raise BadFlow(f"{part!r} is no part of a workflow", hint="use step, choice, parallel, each, wait, pass_, succeed or fail")
     return part
 
@@ -298,7 +307,7 @@ def piece(part: Piece | Function[..., Any]) -> Piece:
 # -------------------------------------------------------------------------------------------------------------------- parts
 
 
-def _data(
+def _data_fields(
     input: str | Mapping[str, Any] | None, select: Mapping[str, Any] | None, result: Any, output: str | None
 ) -> dict[str, Any]:
     fields: dict[str, Any] = {}
@@ -308,17 +317,17 @@ def _data(
         fields["Parameters"] = dict(input)
     if select is not None:
         fields["ResultSelector"] = dict(select)
-    fields |= _result(result)
+    fields |= _result_field(result)
     return fields if output is None else {**fields, "OutputPath": output}
 
 
-def _result(result: Any) -> dict[str, Any]:
+def _result_field(result: Any) -> dict[str, Any]:
     if result is DISCARD:
         return {"ResultPath": None}
     return {} if result is None else {"ResultPath": result}
 
 
-def _names(on: Errors) -> list[str]:
+def _error_names(on: Errors) -> list[str]:
     if isinstance(on, str) or not isinstance(on, Iterable):
         raise BadFlow(f"on={on!r}: give a list of error names or classes", hint='on=["States.Timeout", ValueError]')
     return [error if isinstance(error, str) else error.__name__ for error in on]

@@ -9,15 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from lamina.errors import LaminaError
-from lamina.sdk import wire
+from lamina.sdk import client_codec
 from lamina.sdk.binding import NOTHING
-from lamina.sdk.calls import Call, Line
-from lamina.sdk.connections import Connections
-from lamina.sdk.pieces import IN_PIECES
-from lamina.sdk.resources import whole
-from lamina.sdk.runs import Run, RunStatus, longest_poll_ms, run_request, status_of
-from lamina.sdk.talk import Talk, Talks, further
-from lamina.sdk.wire import Answer, Request, Response
+from lamina.sdk.client_codec import CallResult, ClientRequest, ClientResponse
+from lamina.sdk.client_protocol import ClientProtocol, Exchange, resume
+from lamina.sdk.connection_pool import ConnectionPool
+from lamina.sdk.resources import checked_int
+from lamina.sdk.run_handles import RunHandle, RunStatus, longest_poll_ms, run_request, status_of
+from lamina.sdk.spawned_call import CancelToken, SpawnedCall
+from lamina.sdk.stream_codec import ACCEPT_STREAM
 
 T = TypeVar("T")
 
@@ -29,10 +29,10 @@ class Client:
     `timeout` is how long to wait for the next bytes of the server."""
 
     def __init__(self, url: str | None = None, *, token: str | None = None, timeout: str = "60s") -> None:
-        self.server = wire.server_at(url, token)
-        self._connections = Connections(self.server, timeout)
+        self.server = client_codec.server_at(url, token)
+        self._connections = ConnectionPool(self.server, timeout)
         self.poll_ms = longest_poll_ms(timeout)
-        self._talks = Talks(self.server)
+        self._protocol = ClientProtocol(self.server)
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
 
@@ -63,7 +63,7 @@ class Client:
         kind: str = "",
     ) -> Any:
         """The result of a function or workflow for named inputs. Without `kind`, either is looked for."""
-        answer = self._answer(Line(), name, inputs, deadline, priority, cost_limit, kind)
+        answer = self._answer(CancelToken(), name, inputs, deadline, priority, cost_limit, kind)
         if isinstance(answer, LaminaError):
             raise answer
         return answer.value
@@ -77,9 +77,9 @@ class Client:
         priority: int = 0,
         cost_limit: float = 0.0,
         kind: str = "",
-    ) -> Answer:
+    ) -> CallResult:
         """As `call`, with latency, batch, slice and cost of the call."""
-        answer = self._answer(Line(), name, inputs, deadline, priority, cost_limit, kind)
+        answer = self._answer(CancelToken(), name, inputs, deadline, priority, cost_limit, kind)
         if isinstance(answer, LaminaError):
             raise answer
         return answer
@@ -96,19 +96,21 @@ class Client:
     ) -> Iterator[Any]:
         """What a function yields, item by item as it comes; of anything else the result is the only item. The request is sent
         when the first item is asked for. Closing the iterator cancels the call: the function is closed at its next `yield`."""
-        talk = self._talks.call(name, inputs, deadline, priority, cost_limit, kind, more=IN_PIECES)
+        talk = self._protocol.call(name, inputs, deadline, priority, cost_limit, kind, more=ACCEPT_STREAM)
         request = next(talk)
         while True:
             with self._connections.stream(request) as (response, pieces):
-                answer = further(talk, response)
+                answer = resume(talk, response)
                 if isinstance(answer, LaminaError):
                     raise answer
-                if not isinstance(answer, Request):
+                if not isinstance(answer, ClientRequest):
                     yield from pieces if pieces is not None else (answer.value,)
                     return
                 request = answer
 
-    def spawn(self, name: str, inputs: Mapping[str, Any] | None = None, *, deadline: str | None = None, kind: str = "") -> Call:
+    def spawn(
+        self, name: str, inputs: Mapping[str, Any] | None = None, *, deadline: str | None = None, kind: str = ""
+    ) -> SpawnedCall:
         """As `call`, without waiting."""
         with self._lock:
             if self._pool is None:
@@ -125,16 +127,16 @@ class Client:
         cost_limit: float = 0.0,
         kind: str = "",
         idempotency_key: str = "",
-    ) -> Run:
+    ) -> RunHandle:
         """Start a durable run: it survives this process, and the server's. The same key starts the same run once."""
-        id = self._have(self._talks.start(name, inputs, deadline, priority, cost_limit, kind, idempotency_key), Line())
+        id = self._drive(self._protocol.start(name, inputs, deadline, priority, cost_limit, kind, idempotency_key), CancelToken())
         if isinstance(id, LaminaError):
             raise id
-        return Run(self, id)
+        return RunHandle(self, id)
 
-    def run(self, id: str) -> Run:
+    def run(self, id: str) -> RunHandle:
         """The durable run of that id, started by any client."""
-        return Run(self, id)
+        return RunHandle(self, id)
 
     def runs(self, *, target: str = "", state: str = "") -> Iterator[RunStatus]:
         """All durable runs, the newest first, read page by page as they are asked for."""
@@ -160,12 +162,12 @@ class Client:
 
         The first error ends it, and the calls still under way are called off; with `return_errors` errors are results.
         """
-        whole(max_concurrency, "max_concurrency", 1)
+        checked_int(max_concurrency, "max_concurrency", 1)
         return self._map(name, iter(inputs), max_concurrency, return_errors, kind)
 
     def _map(self, name: str, inputs: Iterator[Mapping[str, Any]], width: int, return_errors: bool, kind: str) -> Iterator[Any]:
         pool = ThreadPoolExecutor(width, thread_name_prefix="lamina-map")
-        ahead: deque[Call] = deque()
+        ahead: deque[SpawnedCall] = deque()
         try:
             for one in inputs:
                 ahead.append(self._spawn(pool, name, one, None, kind))
@@ -180,27 +182,27 @@ class Client:
 
     def _spawn(
         self, pool: ThreadPoolExecutor, name: str, inputs: Mapping[str, Any] | None, deadline: str | None, kind: str
-    ) -> Call:
-        def send(line: Line) -> Any:
+    ) -> SpawnedCall:
+        def send(line: CancelToken) -> Any:
             answer = self._answer(line, name, inputs, deadline, 0, 0.0, kind)
             if isinstance(answer, LaminaError):
                 raise answer
             return answer.value
 
-        return Call(pool, send)
+        return SpawnedCall(pool, send)
 
     def _answer(
         self,
-        line: Line,
+        line: CancelToken,
         name: str,
         inputs: Mapping[str, Any] | None,
         deadline: str | None,
         priority: int,
         cost_limit: float,
         kind: str,
-    ) -> Answer | LaminaError:
+    ) -> CallResult | LaminaError:
         try:
-            return self._have(self._talks.call(name, inputs, deadline, priority, cost_limit, kind), line)
+            return self._drive(self._protocol.call(name, inputs, deadline, priority, cost_limit, kind), line)
         except LaminaError as error:
             return error.with_traceback(None)
 
@@ -222,33 +224,33 @@ class Client:
 
     def bind(self, name: str, body: Any = NOTHING) -> dict[str, Any]:
         """Named inputs for a JSON body, by asking the server which parameters `name` has."""
-        named = self._have(self._talks.bind(name, body), Line())
+        named = self._drive(self._protocol.bind(name, body), CancelToken())
         if isinstance(named, LaminaError):
             raise named
         return named
 
     def _read(self, path: str) -> Any:
-        return self.ask(wire.read_request(self.server, path))
+        return self.ask(client_codec.read_request(self.server, path))
 
-    def ask(self, request: Request) -> Any:
+    def ask(self, request: ClientRequest) -> Any:
         """Send a request and decode its response; an error is raised."""
-        answer = wire.answer_of(self.send(request))
+        answer = client_codec.result_of(self.send(request))
         if isinstance(answer, LaminaError):
             raise answer
         return answer.value
 
-    def send(self, request: Request) -> Response:
-        return self._connections.send(request, Line())
+    def send(self, request: ClientRequest) -> ClientResponse:
+        return self._connections.send(request, CancelToken())
 
-    def _have(self, talk: Talk[T], line: Line) -> T:
+    def _drive(self, talk: Exchange[T], line: CancelToken) -> T:
         """Drive an exchange to its end."""
-        said: Request | T = next(talk)
-        while isinstance(said, Request):
-            said = further(talk, self._connections.send(said, line))
+        said: ClientRequest | T = next(talk)
+        while isinstance(said, ClientRequest):
+            said = resume(talk, self._connections.send(said, line))
         return said
 
 
-def _settled(call: Call, return_errors: bool) -> Any:
+def _settled(call: SpawnedCall, return_errors: bool) -> Any:
     try:
         return call.get()
     except LaminaError as error:

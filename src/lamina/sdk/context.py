@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lamina.errors import BadValue
-from lamina.sdk.spans import Inner, timed
-from lamina.sdk.state import State, Transaction
+from lamina.sdk.app_state import KeyValueState, Transaction
+from lamina.sdk.spans import InnerSpan, record_span
 
 
-class Origin(Protocol):
+class RequestOrigin(Protocol):
     """Tenant and trace of one request of a batch."""
 
     @property
@@ -30,7 +30,7 @@ class Origin(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class BatchContext:
     units: int = 1  #: of the slice this batch holds: cores on a CPU, groups of SMs on a GPU
     batch: int = 1  #: requests in this batch
     call_ids: tuple[str, ...] = ()
@@ -39,8 +39,8 @@ class Context:
     ends_s: float = math.inf  #: `time.monotonic()` at which the most urgent request of the batch is due
     beat: Callable[[], None] | None = None  #: tells the server that this batch is alive
     transaction: Transaction | None = None  #: on the state, applied with the result
-    origins: Sequence[Origin] = ()  #: request by request
-    spans: list[Inner] | None = None  #: where `span` writes; None: not traced
+    origins: Sequence[RequestOrigin] = ()  #: request by request
+    spans: list[InnerSpan] | None = None  #: where `span` writes; None: not traced
     function: str = ""
 
     @property
@@ -71,7 +71,7 @@ class Context:
         """A timed span of this batch, below its step in the trace of each of its requests. Nothing if none is traced."""
         if self.spans is None or not self.traceparent:
             return nullcontext()
-        return timed(self.spans, name, attributes)
+        return record_span(self.spans, name, attributes)
 
     @property
     def cores(self) -> int:
@@ -88,24 +88,24 @@ class Context:
             self.beat()
 
     @property
-    def state(self) -> State:
+    def state(self) -> KeyValueState:
         """State of the workflow this step is part of; of the function, if it was called by itself. See `lamina.sdk.app_state`."""
         if self.transaction is None:
             raise BadValue("state: there is none outside of a step", hint="use app.state, or call the function with .local(...)")
-        return State(lambda: nullcontext(self.transaction), "workflow")
+        return KeyValueState(lambda: nullcontext(self.transaction), "workflow")
 
 
-_current: ContextVar[Context | None] = ContextVar("lamina_context", default=None)
-_OUTSIDE = Context()
+_current: ContextVar[BatchContext | None] = ContextVar("lamina_context", default=None)
+_NO_BATCH = BatchContext()
 
 
-def context() -> Context:
+def context() -> BatchContext:
     """The batch that is running here."""
-    return _current.get() or _OUTSIDE
+    return _current.get() or _NO_BATCH
 
 
 @contextmanager
-def running(batch: Context) -> Iterator[Context]:
+def active_context(batch: BatchContext) -> Iterator[BatchContext]:
     """Make `batch` the context of what runs inside."""
     token = _current.set(batch)
     try:
@@ -114,6 +114,6 @@ def running(batch: Context) -> Iterator[Context]:
         _current.reset(token)
 
 
-def ends_in(remaining_us: float) -> float:
+def deadline_in(remaining_us: float) -> float:
     """The `ends_s` of a batch that is due in `remaining_us`."""
     return time.monotonic() + remaining_us / 1e6

@@ -54,7 +54,7 @@ class Cron:
 
 
 @lru_cache(maxsize=256)
-def parse(text: str, zone: str = "UTC") -> Cron:
+def parse_cron(text: str, zone: str = "UTC") -> Cron:
     parts = text.split()
     if len(parts) != len(_FIELDS):
         raise BadValue(f"cron: {text!r} has {len(parts)} fields", hint='five: minute hour day month weekday, as in "*/5 * * * *"')

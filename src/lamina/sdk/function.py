@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 from msgspec.structs import replace
 
 from lamina.errors import BadValue
+from lamina.sdk.annotation_conversion import converters_of, result_hint, typed_params
 from lamina.sdk.binding import Param, bind_arguments, defaults_of, params_of
-from lamina.sdk.context import Context, running
-from lamina.sdk.guarded import Errors, Guarded
-from lamina.sdk.remote import Remote
+from lamina.sdk.context import BatchContext, active_context
+from lamina.sdk.remote_target import RemoteTarget
 from lamina.sdk.runner import Runner
-from lamina.sdk.symbols import Pending
+from lamina.sdk.step_options import Errors, StepOptions
+from lamina.sdk.symbols import UnawaitedCall
 from lamina.sdk.tensors import Signature, signature_of
 from lamina.sdk.torch_model import TorchModel
-from lamina.sdk.tracing import Tracer, mode, plain_python
-from lamina.sdk.typed import makers_of, returned_by, with_types
-from lamina.sdk.user_errors import clean
+from lamina.sdk.user_errors import user_frames_only
+from lamina.sdk.workflow_tracing import WorkflowTracer, call_mode, plain_python
 from lamina.types import FunctionSpec
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ R = TypeVar("R")
 V = TypeVar("V")
 
 
-class Function(Remote[P, R]):
+class Function(RemoteTarget[P, R]):
     """A function of an app, made by `@app.function(...)`. `target` is the callable or class as it was written."""
 
     kind = "functions"
@@ -61,10 +61,10 @@ class Function(Remote[P, R]):
                 raise BadValue(f"{place}: a batched function that yields", hint="leave batch= out: it answers one at a time")
             self.spec = replace(spec, idempotent=False)  # what was yielded cannot be taken back
         without_self = functools.partial(body, None) if self.is_class else body
-        self.params: tuple[Param, ...] = with_types(params_of(without_self, place), body, batched=spec.max_batch > 1)
+        self.params: tuple[Param, ...] = typed_params(params_of(without_self, place), body, batched=spec.max_batch > 1)
         self.defaults: dict[str, Any] = defaults_of(without_self)  #: per parameter, NOTHING where one is required
-        self.makers = makers_of(body, batched=spec.max_batch > 1)  #: for parameters that are more than JSON
-        self.returns = returned_by(body, batched=spec.max_batch > 1, streams=self.streams)  #: annotation of one result
+        self.converters = converters_of(body, batched=spec.max_batch > 1)  #: for parameters that are more than JSON
+        self.returns = result_hint(body, batched=spec.max_batch > 1, streams=self.streams)  #: annotation of one result
         self._body = body
         self._local: Runner | None = None
         self._lock = threading.RLock()
@@ -83,40 +83,40 @@ class Function(Remote[P, R]):
         return f"<function {self.name!r} of app {self.app.name!r}>"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        where = mode.get()
-        if isinstance(where, Tracer):
+        where = call_mode.get()
+        if isinstance(where, WorkflowTracer):
             return cast(R, where.call(self, args, kwargs))
         if where is not None and where.is_async:
-            return cast(R, Pending(f"{self.name}(...)", lambda: self.once(*args, **kwargs)))
-        return cast(R, self.once(*args, **kwargs))
+            return cast(R, UnawaitedCall(f"{self.name}(...)", lambda: self.call_once(*args, **kwargs)))
+        return cast(R, self.call_once(*args, **kwargs))
 
-    def once(self, *args: Any, **kwargs: Any) -> Any:
+    def call_once(self, *args: Any, **kwargs: Any) -> Any:
         """Call it now, in plain Python or in a workflow that is computed in process."""
-        where = mode.get()
+        where = call_mode.get()
         if where is None and not self.is_class:
             return self.target(*args, **kwargs)
-        if where is not None and not isinstance(where, Tracer) and self.name in where.mocks:
+        if where is not None and not isinstance(where, WorkflowTracer) and self.name in where.mocks:
             with plain_python():
                 return where.mocks[self.name](*args, **kwargs)
         if where is None and self.is_async and not self.streams:
-            return self._later(bind_arguments(self.params, args, kwargs))
-        return self._one(bind_arguments(self.params, args, kwargs))
+            return self._call_async(bind_arguments(self.params, args, kwargs))
+        return self._run_one(bind_arguments(self.params, args, kwargs))
 
-    async def _later(self, inputs: dict[str, Any]) -> Any:
+    async def _call_async(self, inputs: dict[str, Any]) -> Any:
         """Coroutine of one call: in plain Python an `async def` is awaited, a class's `__call__` too."""
-        return self._one(inputs)
+        return self._run_one(inputs)
 
-    def retry(self, on: Errors = ("States.ALL",), **how: Any) -> Guarded:
+    def retry(self, on: Errors = ("States.ALL",), **how: Any) -> StepOptions:
         """A step with retries: `f.retry([OSError], attempts=3, interval_s=1, backoff=2.0)(x)`. See `StepOptions.retry`."""
-        return Guarded(self).retry(on, **how)
+        return StepOptions(self).retry(on, **how)
 
-    def timeout(self, duration: str | float) -> Guarded:
+    def timeout(self, duration: str | float) -> StepOptions:
         """A step with a time limit for each attempt: `f.timeout("30s")(x)`."""
-        return Guarded(self).timeout(duration)
+        return StepOptions(self).timeout(duration)
 
-    def heartbeat(self, duration: str | float) -> Guarded:
+    def heartbeat(self, duration: str | float) -> StepOptions:
         """A step that must send heartbeats: `f.heartbeat("5s")(x)`."""
-        return Guarded(self).heartbeat(duration)
+        return StepOptions(self).heartbeat(duration)
 
     def open(self) -> Runner:
         """Load an instance. Raises `LoadFailed`, caused by the user's own error."""
@@ -132,16 +132,16 @@ class Function(Remote[P, R]):
     def local(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
     def local(self, *args: Any, **kwargs: Any) -> Any:
         """One request, handled in this process as a worker would: loaded once, a batch of one."""
-        return self._one(self._inputs("local", args, kwargs))
+        return self._run_one(self._inputs("local", args, kwargs))
 
-    def _one(self, inputs: dict[str, Any]) -> Any:
+    def _run_one(self, inputs: dict[str, Any]) -> Any:
         with self._lock, plain_python(), self.app.transaction() as changes:
-            with running(Context(units=self.spec.cores, transaction=changes)):
+            with active_context(BatchContext(units=self.spec.cores, transaction=changes)):
                 if self._local is None:
                     self._local = self.open()
                 result = self._local.run([inputs])[0]
             if isinstance(result, Exception):  # and nothing that it changed is kept
-                raise clean(result)
+                raise user_frames_only(result)
         return result
 
     def close(self) -> None:

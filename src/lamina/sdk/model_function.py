@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lamina.sdk.app import App
 
 
-def _stand_in() -> None:
+def _no_code() -> None:
     """Placeholder target: there is no code to inspect."""
 
 
@@ -30,7 +30,7 @@ class ModelFunction(Function[..., Any]):
         make: Callable[[], Any],
         place: str,
     ) -> None:
-        super().__init__(app, _stand_in, spec, place)
+        super().__init__(app, _no_code, spec, place)
         self.target = make
         self.is_class = True
         self.signature = signature
@@ -45,7 +45,7 @@ class ModelFunction(Function[..., Any]):
         return f"<model {self.name!r} of app {self.app.name!r}>"
 
 
-class Rows:
+class RowBatcher:
     """Row batching: requests of a batch as arrays with a first axis that counts them, and back.
 
     Items of unequal shape cannot be in one array: they run after one another.
@@ -60,7 +60,7 @@ class Rows:
         """Run a batch; `forward` takes and gives arrays by name."""
         if not self._batched:
             feeds = {name: _array(self._inputs[name], value) for name, value in named.items() if value is not None}
-            return self._told(forward(feeds))
+            return self._result(forward(feeds))
         count = len(next(iter(named.values())))
         rows = [
             {name: _array(self._inputs[name], column[at]) for name, column in named.items() if column[at] is not None}
@@ -71,20 +71,20 @@ class Rows:
             groups.setdefault(tuple((name, array.shape) for name, array in row.items()), []).append(at)
         results: list[Any] = [None] * count
         for members in groups.values():
-            for at, result in zip(members, self._together([rows[at] for at in members], forward), strict=True):
+            for at, result in zip(members, self._run_group([rows[at] for at in members], forward), strict=True):
                 results[at] = result
         return results
 
-    def _together(self, rows: list[dict[str, Any]], forward: Callable[[dict[str, Any]], dict[str, Any]]) -> list[Any]:
+    def _run_group(self, rows: list[dict[str, Any]], forward: Callable[[dict[str, Any]], dict[str, Any]]) -> list[Any]:
         import numpy
 
         outputs = forward({name: numpy.stack([row[name] for row in rows]) for name in rows[0]})
         for name, array in outputs.items():
             if not array.shape or len(array) != len(rows):
                 raise ValueError(f"output {name!r} has shape {list(array.shape)} for a batch of {len(rows)}")
-        return [self._told({name: array[at] for name, array in outputs.items()}) for at in range(len(rows))]
+        return [self._result({name: array[at] for name, array in outputs.items()}) for at in range(len(rows))]
 
-    def _told(self, outputs: dict[str, Any]) -> Any:
+    def _result(self, outputs: dict[str, Any]) -> Any:
         told = {name: _plain(array) for name, array in outputs.items()}
         return next(iter(told.values())) if self._single else told
 

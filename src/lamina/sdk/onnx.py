@@ -36,7 +36,7 @@ class OnnxModel:
         threads = threads or context().cores
         with self._lock:
             if threads not in self._sessions:
-                self._sessions[threads] = self._made(threads)
+                self._sessions[threads] = self._create_session(threads)
                 if len(self._sessions) > MAX_SESSIONS:
                     self._sessions.popitem(last=False)
             self._sessions.move_to_end(threads)
@@ -58,7 +58,7 @@ class OnnxModel:
             return results[0]
         return {found.name: result for found, result in zip(session.get_outputs(), results, strict=True)}
 
-    def _made(self, threads: int) -> Any:
+    def _create_session(self, threads: int) -> Any:
         try:
             import onnxruntime
         except ImportError:

@@ -35,7 +35,7 @@ _GRAPH = 7
 _INITIALIZER, _INPUT, _OUTPUT = 5, 11, 12
 
 
-class Found(Struct, frozen=True):
+class ModelFileSignature(Struct, frozen=True):
     """Signature of a model file. `batched`: the first axis of everything is of one and the same unknown length, and left out of
     the shapes."""
 
@@ -45,7 +45,7 @@ class Found(Struct, frozen=True):
     most: int = 0  #: 0: any number
 
 
-def read_onnx(path: Path) -> Found:
+def read_onnx(path: Path) -> ModelFileSignature:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole, memoryview(whole) as view:
             return _model(view, path.name)
@@ -59,7 +59,7 @@ class _Value(Struct, frozen=True):
     shape: tuple[int | str, ...]  #: a name stands for a length that is not known; "" if it has none
 
 
-def _model(view: memoryview, name: str) -> Found:
+def _model(view: memoryview, name: str) -> ModelFileSignature:
     graph = next((value for number, value in _fields(view) if number == _GRAPH and isinstance(value, memoryview)), None)
     if graph is None:
         raise BadValue(f"{name}: no ONNX model: it has no graph")
@@ -78,7 +78,7 @@ def _model(view: memoryview, name: str) -> Found:
     firsts = {one.shape[0] if one.shape else 0 for one in (*inputs, *outputs)}
     batched = bool(inputs) and len(firsts - {""}) <= 1 and all(isinstance(first, str) for first in firsts)
     signature = Signature(_ports(inputs, batched, name), _ports(outputs, batched, name), "onnxruntime_onnx")
-    return Found(signature, batched)
+    return ModelFileSignature(signature, batched)
 
 
 def _ports(found: list[_Value], batched: bool, name: str) -> tuple[Port, ...]:

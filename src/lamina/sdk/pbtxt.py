@@ -15,7 +15,7 @@ Message = dict[str, list[Any]]
 """Every field is a list: what may be repeated cannot be told from the text."""
 
 
-def parse(text: str, name: str) -> Message:
+def parse_pbtxt(text: str, name: str) -> Message:
     tokens = _TOKEN.findall(text)
     message, at = _message(tokens, 0, name, "", 0)
     if at != len(tokens):
@@ -23,7 +23,7 @@ def parse(text: str, name: str) -> Message:
     return message
 
 
-def one(message: Message, key: str, default: Any) -> Any:
+def last_value(message: Message, key: str, default: Any) -> Any:
     """The last value of a field; it must be of the kind of the default."""
     value = message.get(key, [default])[-1]
     if isinstance(default, float) and isinstance(value, int):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from lamina.errors import BadValue
-from lamina.sdk.onnx_file import Found
+from lamina.sdk.onnx_file import ModelFileSignature
 from lamina.sdk.tensors import Port, Signature, Tensor
 
 _DTYPES = {
@@ -30,7 +30,7 @@ _DTYPES = {
 _MAX_JSON_BYTES = 256 * 2**20
 
 
-def read_pt2(path: Path) -> Found:
+def read_pt2(path: Path) -> ModelFileSignature:
     try:
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
@@ -39,7 +39,7 @@ def read_pt2(path: Path) -> Found:
             names = [name for name in archive.namelist() if name.endswith("/models/model.json")]
             if len(names) != 1:
                 raise BadValue(f"{path}: {len(names)} models in it", hint="save one with torch.export.save")
-            return _found(_json(archive, names[0]), path.name)
+            return _signature(_json(archive, names[0]), path.name)
     except (zipfile.BadZipFile, OSError, msgspec.MsgspecError, KeyError, TypeError, IndexError) as error:
         raise BadValue(
             f"{path}: no exported model: {type(error).__name__}: {error}", hint="make it with torch.export.save"
@@ -57,14 +57,14 @@ def _has_pickle(config: Any) -> bool:
     return any(entry.get("use_pickle") or "custom_obj" in str(entry.get("path_name")) for entry in entries.values())
 
 
-def _found(model: Any, name: str) -> Found:
+def _signature(model: Any, name: str) -> ModelFileSignature:
     graph, signature = model["graph_module"]["graph"], model["graph_module"]["signature"]
     inputs = [_tensor(spec["user_input"], graph, name) for spec in signature["input_specs"] if "user_input" in spec]
     outputs = [_tensor(spec["user_output"], graph, name) for spec in signature["output_specs"] if "user_output" in spec]
     firsts = {shape[0] if shape else 0 for _, _, shape in (*inputs, *outputs)}
     batched = bool(inputs) and len(firsts) == 1 and isinstance(next(iter(firsts)), str)
     limits = next((model["range_constraints"].get(symbol) for symbol in map(str, firsts)), None) if batched else None
-    return Found(
+    return ModelFileSignature(
         Signature(_ports(inputs, batched), _ports(outputs, batched), "pytorch_pt2"),
         batched,
         least=(limits or {}).get("min_val") or 1,

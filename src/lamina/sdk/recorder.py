@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lamina.core.flow import Choice, Each, Fail, Flow, Node, Parallel, Wait
-from lamina.core.retry import Catcher, Guard
+from lamina.core.workflow.error_policy import Catcher, ErrorPolicy
+from lamina.core.workflow.flow import Choice, Each, Fail, Flow, Node, Parallel, Wait
 from lamina.errors import BadFlow
 from lamina.expr import Expr
-from lamina.sdk.symbols import Pending, Symbol, form_of
-from lamina.sdk.tracing import NO_LIMITS, Limits, Region, Step, Tracer
+from lamina.sdk.symbols import Symbol, UnawaitedCall, form_of
 from lamina.sdk.user_errors import user_place
+from lamina.sdk.workflow_tracing import NO_LIMITS, EachLimits, TracedRegion, TracedStep, WorkflowTracer
 from lamina.types import Slo
 
 MAX_STEPS = 5_000
@@ -28,7 +28,7 @@ Errors = tuple[str, ...]
 
 
 @dataclass(slots=True)
-class Outcome:
+class BlockOutcome:
     """Outcome of a block of code: it goes on (with these variables), returns a value, or raises."""
 
     status: Literal["on", "return", "raise"] = "on"
@@ -37,43 +37,43 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Path:
+class BranchPath:
     """One of several branches. `guard` is true, or at least there, only where it was taken; the last of several needs none."""
 
-    region: Region
+    region: TracedRegion
     guard: Expr | None
-    after: dict[Step, None]
-    outcome: Outcome
+    after: dict[TracedStep, None]
+    outcome: BlockOutcome
 
 
-Body = Callable[[], Outcome]
+Body = Callable[[], BlockOutcome]
 
 
-class Recorder(Tracer):
+class Recorder(WorkflowTracer):
     """Tracer of awaited calls: they are recorded where they are awaited, except in a plain `def` workflow inside (`eager`)."""
 
     eager = False
 
-    def task(self, function: Any, inputs: dict[str, Any], guard: Guard | None = None) -> Any:
+    def task(self, function: Any, inputs: dict[str, Any], guard: ErrorPolicy | None = None) -> Any:
         def make() -> Symbol:
-            return self._ended(Tracer.task(self, function, inputs, guard))
+            return self._then(WorkflowTracer.task(self, function, inputs, guard))
 
-        return make() if self.eager else Pending(f"{function.name}(...)", make)
+        return make() if self.eager else UnawaitedCall(f"{function.name}(...)", make)
 
-    def each(self, body: Callable[[Any], Any], items: Any, expect: float, limits: Limits = NO_LIMITS) -> Any:
+    def each(self, body: Callable[[Any], Any], items: Any, expect: float, limits: EachLimits = NO_LIMITS) -> Any:
         def one(item: Any) -> Any:
-            return made(body(item))
+            return awaited(body(item))
 
         def make() -> Symbol:
-            return self._ended(Tracer.each(self, one, items, expect, limits))
+            return self._then(WorkflowTracer.each(self, one, items, expect, limits))
 
-        return make() if self.eager else Pending("each(...)", make)
+        return make() if self.eager else UnawaitedCall("each(...)", make)
 
     def when(self, condition: Symbol, branches: Any) -> Any:
-        found = {name: (lambda branch=branch: made(branch())) for name, branch in branches.items()}
-        return self._ended(Tracer.when(self, condition, found))
+        found = {name: (lambda branch=branch: awaited(branch())) for name, branch in branches.items()}
+        return self._then(WorkflowTracer.when(self, condition, found))
 
-    def plainly(self, target: Callable[[], Any]) -> Any:
+    def record_plain(self, target: Callable[[], Any]) -> Any:
         """Record a plain def workflow inside this one: steps run as their values arrive; what follows waits for all of them."""
         known, eager, self.eager = len(self._region.steps), self.eager, True
         try:
@@ -83,7 +83,7 @@ class Recorder(Tracer):
         self._after = dict.fromkeys(self._region.steps[known:]) or self._after
         return result
 
-    def _ended(self, symbol: Symbol) -> Symbol:
+    def _then(self, symbol: Symbol) -> Symbol:
         """Make the next step wait for this one."""
         if not self.eager:
             self._after = {symbol.form[1]: None}
@@ -94,10 +94,10 @@ class Recorder(Tracer):
     def gather(self, parts: list[Any], wait_for: int | None) -> Any:
         if wait_for is not None:
             return self._quorum(parts, wait_for)
-        before, after, results = self._after, dict[Step, None](), []
+        before, after, results = self._after, dict[TracedStep, None](), []
         for part in parts:
             self._after = dict(before)
-            results.append(made(part))
+            results.append(awaited(part))
             after.update(self._after)
         self._after = after or before
         return results
@@ -105,15 +105,15 @@ class Recorder(Tracer):
     def _quorum(self, parts: list[Any], wait_for: int) -> Symbol:
         flows: list[Flow] = []
 
-        def make(step: Step, next: tuple[str, ...], needs: int) -> Node:
-            return Parallel(step.name, tuple(flows), next, needs, wait_for, step.data, None, asks=True)
+        def make(step: TracedStep, next: tuple[str, ...], needs: int) -> Node:
+            return Parallel(step.name, tuple(flows), next, needs, wait_for, step.data, None, resolves_data=True)
 
         step = self._step("gather", make)
         for number, part in enumerate(parts, 1):
-            region = Region(step)
-            result = self._inside(region, lambda part=part: made(part))  # type: ignore[misc]
+            region = TracedRegion(step)
+            result = self._in_region(region, lambda part=part: awaited(part))  # type: ignore[misc]
             flows.append(self._flow(region, f"{step.name}.{number}", Slo(), result))
-        return self._ended(Symbol(["node", step]))
+        return self._then(Symbol(["node", step]))
 
     # ------------------------------------------------------------------- one by itself
 
@@ -125,46 +125,46 @@ class Recorder(Tracer):
 
     # ------------------------------------------------------------------ ways that part
 
-    def choose(self, condition: Symbol, bodies: tuple[Body, Body], names: Iterable[str]) -> Outcome:
+    def choose(self, condition: Symbol, bodies: tuple[Body, Body], names: Iterable[str]) -> BlockOutcome:
         """Record a choice of two branches; `names` are the variables that are read later."""
 
-        def make(step: Step, next: tuple[str, ...], needs: int) -> Node:
-            return Choice(step.name, tuple(branch.first() for branch in step.inner), needs, (), step.data)
+        def make(step: TracedStep, next: tuple[str, ...], needs: int) -> Node:
+            return Choice(step.name, tuple(branch.entry_steps() for branch in step.inner), needs, (), step.data)
 
         step = self._step("if", make)
-        step.data["rules"] = [self._plain(condition.form, step)]
+        step.data["rules"] = [self._expression(condition.form, step)]
         guards = (condition.form, ["not", condition.form])
-        return self._joined(step, [self._path(step, guard, body) for guard, body in zip(guards, bodies, strict=True)], names)
+        return self._join(step, [self._path(step, guard, body) for guard, body in zip(guards, bodies, strict=True)], names)
 
     def block(
         self,
         name: str,
-        guard: Guard,
+        guard: ErrorPolicy,
         body: Body,
         names: Iterable[str],
-        handlers: list[tuple[Errors, Callable[[Symbol], Outcome]]],
-        then: Callable[[Outcome], Outcome],
+        handlers: list[tuple[Errors, Callable[[Symbol], BlockOutcome]]],
+        then: Callable[[BlockOutcome], BlockOutcome],
         catches: Iterable[str] = (),
-    ) -> Outcome:
+    ) -> BlockOutcome:
         """Record a try or timeout block: `body` as one unit that may fail or take too long. A handler goes on after errors of its
         names, with what was said about them; `then` goes on after the body. `catches` says how each handler was written."""
         names = list(names)
 
-        def make(step: Step, next: tuple[str, ...], needs: int) -> Node:
+        def make(step: TracedStep, next: tuple[str, ...], needs: int) -> Node:
             if not handlers:
                 return Each(step.name, inner, next, needs, 1.0, step.data, guard)
             caught = zip((errors for errors, _ in handlers), step.inner, strict=False)
-            catch = tuple(Catcher(errors, region.first()) for errors, region in caught)
-            ways = Guard(guard.retry, catch, guard.timeout_us, guard.heartbeat_us)
-            return Each(step.name, inner, step.inner[-1].first(), needs, 1.0, step.data, ways, asks=True)
+            catch = tuple(Catcher(errors, region.entry_steps()) for errors, region in caught)
+            ways = ErrorPolicy(guard.retry, catch, guard.timeout_us, guard.heartbeat_us)
+            return Each(step.name, inner, step.inner[-1].entry_steps(), needs, 1.0, step.data, ways, resolves_data=True)
 
         step = self._step(name, make)
         step.data["items"] = ["value", [None]]
         if handlers:
             step.data["catches"] = list(catches)
-        region = Region(step)
-        outcome: Outcome = self._inside(region, body)
-        shown = self._shown(step, region, outcome, names)
+        region = TracedRegion(step)
+        outcome: BlockOutcome = self._in_region(region, body)
+        shown = self._outward(step, region, outcome, names)
         inner = self._flow(region, step.name, Slo(), None)
         if outcome.status == "raise" and not handlers:
             return outcome
@@ -173,15 +173,15 @@ class Recorder(Tracer):
             return then(shown)
         paths = [self._caught(step, handle) for _, handle in handlers]
         paths.append(self._path(step, None, (lambda: shown) if outcome.status == "raise" else lambda: then(shown)))
-        return self._joined(step, paths, names)
+        return self._join(step, paths, names)
 
-    def _shown(self, step: Step, region: Region, outcome: Outcome, names: list[str]) -> Outcome:
+    def _outward(self, step: TracedStep, region: TracedRegion, outcome: BlockOutcome, names: list[str]) -> BlockOutcome:
         """The outcome of a block, as it is seen from outside."""
         shows: list[str] = []
         step.data["block"] = shows
 
         def outward(name: str, value: Any) -> Any:
-            form = form_of(value) if _travels(value) else ["value", None]
+            form = form_of(value) if _holds_symbol(value) else ["value", None]
             if form[0] == "value":
                 return value
             end = self._pass(name, form, region)
@@ -190,45 +190,45 @@ class Recorder(Tracer):
 
         env = {name: outward(name, value) if name in names else value for name, value in outcome.env.items()}
         value = outward("result", outcome.value) if outcome.status == "return" else None
-        return Outcome(outcome.status, value, env)
+        return BlockOutcome(outcome.status, value, env)
 
-    def _caught(self, owner: Step, handle: Callable[[Symbol], Outcome]) -> Path:
-        def body() -> Outcome:
+    def _caught(self, owner: TracedStep, handle: Callable[[Symbol], BlockOutcome]) -> BranchPath:
+        def body() -> BlockOutcome:
             caught = self._pass("caught", ["value", None], self._region)
             caught.data = {}  # what was said about the error: there only if it was caught
             found.append(caught)
             self._after = {caught: None}
             return handle(Symbol(["node", caught]))
 
-        found: list[Step] = []
+        found: list[TracedStep] = []
         path = self._path(owner, None, body)
         path.guard = ["node", found[0]]
         return path
 
-    def _path(self, owner: Step, guard: Expr | None, body: Body) -> Path:
-        region = Region(owner, is_scope=False)
+    def _path(self, owner: TracedStep, guard: Expr | None, body: Body) -> BranchPath:
+        region = TracedRegion(owner, is_scope=False)
         owner.inner.append(region)
 
-        def run() -> tuple[Outcome, dict[Step, None]]:
+        def run() -> tuple[BlockOutcome, dict[TracedStep, None]]:
             outcome = body()
             return outcome, self._after
 
-        outcome, after = self._inside(region, run)
+        outcome, after = self._in_region(region, run)
         if len(self._used) > MAX_STEPS:
             raise BadFlow(
                 f"{user_place()}: workflow {self.workflow!r} has more than {MAX_STEPS} steps",
                 hint="returns inside of nested ifs repeat what follows them; return at the end",
             )
-        return Path(region, guard, after, outcome)
+        return BranchPath(region, guard, after, outcome)
 
-    def _joined(self, owner: Step, paths: list[Path], names: Iterable[str]) -> Outcome:
+    def _join(self, owner: TracedStep, paths: list[BranchPath], names: Iterable[str]) -> BlockOutcome:
         """Join the branches again, except those that raise."""
         going = [path for path in paths if path.outcome.status != "raise"]
         for path in paths:
             if path.outcome.status == "raise" and not path.region.steps:
                 self._pass("end", ["value", None], path.region)
         if not going:
-            return Outcome("raise")
+            return BlockOutcome("raise")
         if len({path.outcome.status for path in going}) > 1:
             raise BadFlow(
                 f"{user_place()}: some ways return here and others go on",
@@ -239,17 +239,17 @@ class Recorder(Tracer):
             end = self._pass("end", ["value", None], path.region)
             end.waits_for.update(path.after)
             ends.append(end)
-        self._after = {self._either("joined", ends, ["value", None], owner.region): None}
+        self._after = {self._merge_step("joined", ends, ["value", None], owner.region): None}
         if going[0].outcome.status == "return":
-            return Outcome("return", self._one_of(owner, "result", [(path, path.outcome.value) for path in going]))
+            return BlockOutcome("return", self._merged_value(owner, "result", [(path, path.outcome.value) for path in going]))
         env = dict(going[-1].outcome.env)
         for name in names:
             found = [(path, path.outcome.env[name]) for path in going if name in path.outcome.env]
             if found:
-                env[name] = self._one_of(owner, name, found)
-        return Outcome(env=env)
+                env[name] = self._merged_value(owner, name, found)
+        return BlockOutcome(env=env)
 
-    def _one_of(self, owner: Step, name: str, found: list[tuple[Path, Any]]) -> Any:
+    def _merged_value(self, owner: TracedStep, name: str, found: list[tuple[BranchPath, Any]]) -> Any:
         """The value of a variable after branches have joined."""
         first = found[0][1]
         if all(value is first for _, value in found) and len(found) > 1:
@@ -258,9 +258,9 @@ class Recorder(Tracer):
         for path, value in found:
             form = form_of(value)
             ends.append(self._pass(name, form if path.guard is None else ["when", path.guard, form], path.region))
-        return Symbol(["node", self._either(name, ends, ["first", *(["node", end.name] for end in ends)], owner.region)])
+        return Symbol(["node", self._merge_step(name, ends, ["first", *(["node", end.name] for end in ends)], owner.region)])
 
-    def _either(self, name: str, ends: list[Step], form: Expr, region: Region) -> Step:
+    def _merge_step(self, name: str, ends: list[TracedStep], form: Expr, region: TracedRegion) -> TracedStep:
         merged = self._pass(name, ["value", None], region)
         merged.data["value"] = form
         merged.waits_for = dict.fromkeys(ends)
@@ -268,15 +268,15 @@ class Recorder(Tracer):
         return merged
 
 
-def made(part: Any) -> Any:
+def awaited(part: Any) -> Any:
     """The result of something awaited."""
-    return part.make() if isinstance(part, Pending) else part
+    return part.make() if isinstance(part, UnawaitedCall) else part
 
 
-def _travels(value: Any) -> bool:
+def _holds_symbol(value: Any) -> bool:
     """Whether it is, or holds, the result of a step: other things are known when the workflow is recorded."""
     if isinstance(value, list | tuple):
-        return any(_travels(one) for one in value)
+        return any(_holds_symbol(one) for one in value)
     if isinstance(value, dict):
-        return any(_travels(one) for one in value.values())
-    return isinstance(value, Symbol | Pending)
+        return any(_holds_symbol(one) for one in value.values())
+    return isinstance(value, Symbol | UnawaitedCall)

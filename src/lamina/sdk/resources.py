@@ -20,7 +20,7 @@ def _share(value: Any, field: str) -> float:
     return parse_share(value, field)
 
 
-def whole(value: Any, field: str, least: int) -> int:
+def checked_int(value: Any, field: str, least: int) -> int:
     hint = f"write a whole number, at least {least}"
     if isinstance(value, bool) or not isinstance(value, int):
         raise BadValue(f"{field}: {value!r} is not a whole number", hint=hint)
@@ -29,7 +29,7 @@ def whole(value: Any, field: str, least: int) -> int:
     return value
 
 
-def flag(value: Any, field: str) -> bool:
+def checked_bool(value: Any, field: str) -> bool:
     if not isinstance(value, bool):
         raise BadValue(f"{field}: {value!r} is neither True nor False", hint=f"write {field}=True or {field}=False")
     return value
@@ -78,7 +78,7 @@ class CPU:
     memory: str | None = None
 
     def __post_init__(self) -> None:
-        whole(self.cores, "cpu.cores", 1)
+        checked_int(self.cores, "cpu.cores", 1)
         _ = self.memory_mib
 
     @property
@@ -129,11 +129,11 @@ class Scale:
     def __post_init__(self) -> None:
         self.spec()
 
-    def spec(self) -> types.Scale:
-        low, high = whole(self.min, "scale.min", 0), whole(self.max, "scale.max", 1)
+    def spec(self) -> types.ScaleSpec:
+        low, high = checked_int(self.min, "scale.min", 0), checked_int(self.max, "scale.max", 1)
         if low > high:
             raise BadValue(f"scale.min: {low} is above scale.max, {high}", hint="raise scale.max or lower scale.min")
-        return types.Scale(min=low, max=high, idle_us=parse_us(self.idle, "scale.idle"))
+        return types.ScaleSpec(min=low, max=high, idle_us=parse_us(self.idle, "scale.idle"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class Quota:
     def __post_init__(self) -> None:
         self.spec()
 
-    def spec(self) -> types.Quota:
+    def spec(self) -> types.QuotaSpec:
         request = 0.0 if self.request == 0 else _share(self.request, "quota.request")
         limit = _share(self.limit, "quota.limit")
         if request > limit:
@@ -156,4 +156,4 @@ class Quota:
         window_us = parse_us(self.window, "quota.window")
         if window_us < 1_000:
             raise BadValue(f"quota.window: {self.window!r} is too short", hint="a window is 1ms or longer")
-        return types.Quota(request=request, limit=limit, window_us=window_us)
+        return types.QuotaSpec(request=request, limit=limit, window_us=window_us)

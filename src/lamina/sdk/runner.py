@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.errors import BadValue, LoadFailed
 from lamina.sdk.binding import NOTHING
-from lamina.sdk.fit import fit
-from lamina.sdk.torch_model import OpenModel, TorchModel
-from lamina.sdk.user_errors import clean, message_of
+from lamina.sdk.tensor_conversion import to_tensor
+from lamina.sdk.torch_model import LoadedTorchModel, TorchModel
+from lamina.sdk.user_errors import message_of, user_frames_only
 
 if TYPE_CHECKING:
-    from lamina.sdk.awaiting import Awaiting
+    from lamina.sdk.coroutine_runner import CoroutineRunner
     from lamina.sdk.function import Function
 
 Inputs = dict[str, Any]
@@ -33,28 +33,30 @@ class Runner:
         self._closed = False
         self._streams = function.streams
         self._is_async = function.is_async
-        self._awaiting: Awaiting | None = None
-        self._makers = function.makers
+        self._coroutines: CoroutineRunner | None = None
+        self._converters = function.converters
         self._tensors = {port.name: port.tensor for port in function.signature.inputs if port.tensor is not None}
         self.emit: Callable[[Any], bool] | None = None  #: takes what is yielded as it comes; false when no more is wanted
         self._instance: Any = None
-        self.model: OpenModel | None = None  #: of a `TorchModel`: the GPU executor runs its module there instead of on the host
+        self.model: LoadedTorchModel | None = (
+            None  #: of a `TorchModel`: the GPU executor runs its module there instead of on the host
+        )
         self._call: Callable[..., Any] = function.target
         if function.is_class:
             try:
                 self._instance = self._call = function.target()
                 if isinstance(self._instance, TorchModel):
-                    self.model = OpenModel(self._instance)
+                    self.model = LoadedTorchModel(self._instance)
                 elif hasattr(self._instance, "load"):
                     self._awaited(self._instance.load())
             except (Exception, SystemExit) as error:
-                raise LoadFailed(f"function {self.name!r} cannot be loaded: {message_of(error)}") from clean(error)
+                raise LoadFailed(f"function {self.name!r} cannot be loaded: {message_of(error)}") from user_frames_only(error)
 
     def run(self, calls: list[Inputs]) -> list[Any]:
         """Run a batch: one entry per call, its result or the exception that it ended with."""
         if not self._batched and self.model is None:
-            return [self._unfit(inputs) or self._attempt(inputs) for inputs in calls]
-        results: list[Any] = [self._missing(inputs) or self._unfit(inputs) for inputs in calls]
+            return [self._convert_inputs(inputs) or self._call_safely(inputs) for inputs in calls]
+        results: list[Any] = [self._missing_parameter(inputs) or self._convert_inputs(inputs) for inputs in calls]
         whole = [index for index, wrong in enumerate(results) if wrong is None]
         if whole:
             run = self._run_batch if self.model is None else self.model.run
@@ -70,61 +72,61 @@ class Runner:
                 if hasattr(self._instance, "close"):
                     self._awaited(self._instance.close())
             finally:
-                if self._awaiting is not None:
-                    self._awaiting.close()
+                if self._coroutines is not None:
+                    self._coroutines.close()
 
-    def _missing(self, inputs: Inputs) -> Exception | None:
+    def _missing_parameter(self, inputs: Inputs) -> Exception | None:
         for name, default in self._defaults.items():
             if default is NOTHING and name not in inputs:
                 return BadValue(f"missing parameter {name!r}")
         return None
 
-    def _unfit(self, inputs: Inputs) -> Exception | None:
+    def _convert_inputs(self, inputs: Inputs) -> Exception | None:
         """Convert inputs to the tensors, dataclasses and the like they are annotated as."""
         try:
-            for name, make in self._makers.items():
+            for name, make in self._converters.items():
                 if name in inputs:
                     inputs[name] = make(inputs[name])
             for name, tensor in self._tensors.items():
                 if name in inputs and self.model is None:  # a TorchModel has its own way
-                    inputs[name] = fit(name, tensor, inputs[name])
+                    inputs[name] = to_tensor(name, tensor, inputs[name])
         except BadValue as error:
             return error
         return None
 
     def _run_batch(self, calls: list[Inputs]) -> list[Any]:
         columns = {name: [inputs.get(name, default) for inputs in calls] for name, default in self._defaults.items()}
-        result = self._attempt(columns)
+        result = self._call_safely(columns)
         if not isinstance(result, Exception):
-            return self._split(result, len(calls))
+            return self._split_results(result, len(calls))
         if len(calls) == 1 or not self._may_rerun:
             return [result] * len(calls)
         half = len(calls) // 2
         return self._run_batch(calls[:half]) + self._run_batch(calls[half:])
 
-    def _attempt(self, inputs: Inputs) -> Any:
+    def _call_safely(self, inputs: Inputs) -> Any:
         try:
             result = self._call(**inputs)
             if self._is_async:
-                result = self._loop().pieces(result) if self._streams else self._loop().result(result)
-            return self._pieces(result) if self._streams else result
+                result = self._coroutine_runner().iterate(result) if self._streams else self._coroutine_runner().run(result)
+            return self._collect_items(result) if self._streams else result
         except SystemExit as error:
             return RuntimeError(f"function {self.name!r} called sys.exit({error.code!r})")
         except Exception as error:
             return error
 
-    def _loop(self) -> Awaiting:
-        if self._awaiting is None:
-            from lamina.sdk.awaiting import Awaiting
+    def _coroutine_runner(self) -> CoroutineRunner:
+        if self._coroutines is None:
+            from lamina.sdk.coroutine_runner import CoroutineRunner
 
-            self._awaiting = Awaiting()
-        return self._awaiting
+            self._coroutines = CoroutineRunner()
+        return self._coroutines
 
     def _awaited(self, result: Any) -> Any:
         """Await the result of a hook: `load` and `close` may be `async def` as well."""
-        return self._loop().result(result) if inspect.iscoroutine(result) else result
+        return self._coroutine_runner().run(result) if inspect.iscoroutine(result) else result
 
-    def _pieces(self, pieces: Generator[Any, Any, Any]) -> list[Any] | None:
+    def _collect_items(self, pieces: Generator[Any, Any, Any]) -> list[Any] | None:
         """The yielded items as a list, unless `emit` takes each as it comes."""
         emit = self.emit
         if emit is None:
@@ -134,7 +136,7 @@ class Runner:
                 pieces.close()
         return None
 
-    def _split(self, result: Any, count: int) -> list[Any]:
+    def _split_results(self, result: Any, count: int) -> list[Any]:
         if isinstance(result, str | bytes | dict) or not hasattr(result, "__len__"):
             wrong: Exception = TypeError(
                 f"function {self.name!r} returned {type(result).__name__} for a batch of {count}; "

@@ -13,15 +13,15 @@ from typing import Any
 
 from msgspec import Struct
 
-MOST_SPANS = 256
+MAX_SPANS = 256
 """Of one batch; what comes after is not kept."""
 
-MOST_CHARS = 1_000
+MAX_CHARS = 1_000
 
 Attribute = bool | int | float | str
 
 
-class Inner(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class InnerSpan(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A span inside a step. Times are on the machine's monotonic clock."""
 
     name: str
@@ -32,17 +32,17 @@ class Inner(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     error: str = ""
 
 
-_above: ContextVar[int] = ContextVar("lamina_span", default=-1)
+_parent_span: ContextVar[int] = ContextVar("lamina_span", default=-1)
 
 
 @contextmanager
-def timed(spans: list[Inner], name: str, attributes: dict[str, Any]) -> Iterator[None]:
-    if len(spans) >= MOST_SPANS:
+def record_span(spans: list[InnerSpan], name: str, attributes: dict[str, Any]) -> Iterator[None]:
+    if len(spans) >= MAX_SPANS:
         yield
         return
-    place, parent, begin_us = len(spans), _above.get(), now_us()
-    spans.append(Inner(name, begin_us, begin_us, parent))  # so that those inside find their place behind it
-    token = _above.set(place)
+    place, parent, begin_us = len(spans), _parent_span.get(), now_us()
+    spans.append(InnerSpan(name, begin_us, begin_us, parent))  # so that those inside find their place behind it
+    token = _parent_span.set(place)
     error = ""
     try:
         yield
@@ -50,8 +50,8 @@ def timed(spans: list[Inner], name: str, attributes: dict[str, Any]) -> Iterator
         error = type(raised).__name__
         raise
     finally:
-        _above.reset(token)
-        spans[place] = Inner(name[:MOST_CHARS], begin_us, now_us(), parent, _plain(attributes), error)
+        _parent_span.reset(token)
+        spans[place] = InnerSpan(name[:MAX_CHARS], begin_us, now_us(), parent, _plain(attributes), error)
 
 
 def now_us() -> int:
@@ -59,4 +59,4 @@ def now_us() -> int:
 
 
 def _plain(attributes: dict[str, Any]) -> dict[str, Attribute]:
-    return {key: value if isinstance(value, bool | int | float) else str(value)[:MOST_CHARS] for key, value in attributes.items()}
+    return {key: value if isinstance(value, bool | int | float) else str(value)[:MAX_CHARS] for key, value in attributes.items()}

@@ -11,13 +11,13 @@ from typing import Any
 
 from lamina.errors import BadFlow
 from lamina.expr import Expr
-from lamina.sdk.typed import has_field, part_of
+from lamina.sdk.annotation_conversion import field_hint, has_field
 from lamina.sdk.user_errors import user_place
 
 _LEAVES = ("input", "node", "item", "inside")
 
 
-class Pending:
+class UnawaitedCall:
     """Call in an `async def` workflow that is not awaited yet. It is made, or recorded, where it is awaited."""
 
     __slots__ = ("make", "what")
@@ -59,7 +59,7 @@ class Symbol:
             raise BadFlow(f"{user_place()}: cannot index with {key!r} in a workflow", hint="use a string or a whole number")
         if self.form[0] not in _LEAVES:
             raise BadFlow(f"{user_place()}: a condition has nothing to index", hint="index the result of a step")
-        return Symbol([*self.form, key], part_of(self.hint, key) if self.hint is not None else None)
+        return Symbol([*self.form, key], field_hint(self.hint, key) if self.hint is not None else None)
 
     def __lt__(self, other: Any) -> Symbol:
         return self._with("<", other)
@@ -139,19 +139,19 @@ def form_of(value: Any) -> Expr:
     if isinstance(value, Symbol):
         return value.form
     if isinstance(value, list | tuple):
-        return _gather([form_of(inner) for inner in value], lambda forms: ["list", *forms], lambda plain: plain)
+        return _collection_form([form_of(inner) for inner in value], lambda forms: ["list", *forms], lambda plain: plain)
     if isinstance(value, Mapping):
         keys = list(value)
         if wrong := [key for key in keys if not isinstance(key, str)]:
             raise BadFlow(f"{user_place()}: key {wrong[0]!r} of a dict is not a string", hint="values travel as JSON types")
-        return _gather(
+        return _collection_form(
             [form_of(inner) for inner in value.values()],
             lambda forms: ["dict", dict(zip(keys, forms, strict=True))],
             lambda plain: dict(zip(keys, plain, strict=True)),
         )
     if type(value).__module__.partition(".")[0] == "numpy" and getattr(value, "shape", None) == ():
         value = value.item()
-    if isinstance(value, Pending):
+    if isinstance(value, UnawaitedCall):
         raise BadFlow(f"{user_place()}: {value.what} is used before it is there", hint=f"write await {value.what}")
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return ["value", value]
@@ -161,7 +161,7 @@ def form_of(value: Any) -> Expr:
     )
 
 
-def _gather(forms: list[Expr], symbolic: Callable[[list[Expr]], Expr], plain: Callable[[list[Any]], Any]) -> Expr:
+def _collection_form(forms: list[Expr], symbolic: Callable[[list[Expr]], Expr], plain: Callable[[list[Any]], Any]) -> Expr:
     """Form of a collection. Constants stay one constant: only what holds a symbol needs a form of its own."""
     if all(form[0] == "value" for form in forms):
         return ["value", plain([form[1] for form in forms])]

@@ -20,9 +20,9 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints, is_type
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
+from lamina.encoding import MAX_RANK
 from lamina.errors import BadValue
 from lamina.sdk.binding import Param
-from lamina.values import MAX_RANK
 
 NUMPY = {
     "BOOL": "bool",

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from lamina.errors import BadValue
-from lamina.sdk.fit import fit
+from lamina.sdk.tensor_conversion import to_tensor
 from lamina.sdk.tensors import NUMPY, Port, Signature
 from lamina.sdk.torch_model import TorchModel
 
 
-class TorchFile(TorchModel):
+class TorchFileModel(TorchModel):
     """TorchModel of a file. `make` opens it; batches of fewer rows than `least` are padded."""
 
     def __init__(self, make: Callable[[], Any], least: int, signature: Signature, batched: bool) -> None:
@@ -27,17 +27,17 @@ class TorchFile(TorchModel):
         for port in self._inputs:
             assert port.tensor is not None, "a model file's inputs are tensors"
             example.append(torch.zeros((1, *port.tensor.shape), dtype=getattr(torch, NUMPY[port.tensor.dtype])))
-        return _whole(self._make(), self._least), tuple(example)
+        return _inference_module(self._make(), self._least), tuple(example)
 
     def pre(self, **named: Any) -> Any:  # type: ignore[override]
-        return tuple(_fitted(port, named) for port in self._inputs)
+        return tuple(_input_tensor(port, named) for port in self._inputs)
 
     def post(self, row: Any) -> Any:
         parts = row if isinstance(row, tuple) else (row,)
         return dict(zip(self._outputs, parts, strict=True)) if len(self._outputs) > 1 else parts[0]
 
 
-def check_suits_gpu(signature: Signature, batched: bool) -> None:
+def check_gpu_signature(signature: Signature, batched: bool) -> None:
     """Check that a signature can be captured as a graph: one size of everything but the batch."""
     for port in signature.inputs:
         assert port.tensor is not None, "a model file's inputs are tensors"
@@ -48,12 +48,12 @@ def check_suits_gpu(signature: Signature, batched: bool) -> None:
             )
 
 
-def _fitted(port: Port, named: dict[str, Any]) -> Any:
+def _input_tensor(port: Port, named: dict[str, Any]) -> Any:
     assert port.tensor is not None, "a model file's inputs are tensors"
-    return fit(port.name, port.tensor, named[port.name])
+    return to_tensor(port.name, port.tensor, named[port.name])
 
 
-def _whole(inner: Any, least: int) -> Any:
+def _inference_module(inner: Any, least: int) -> Any:
     """Inference module around an exported graph, which has no train mode to switch."""
     import torch
 

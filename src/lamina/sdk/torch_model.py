@@ -39,7 +39,7 @@ class TorchModel:
         raise BadValue("a TorchModel is called with whole batches", hint="use .local(...) or a client")
 
 
-class OpenModel:
+class LoadedTorchModel:
     """A loaded torch model: the module ready for inference, on the host."""
 
     def __init__(self, model: TorchModel) -> None:
@@ -92,7 +92,7 @@ class OpenModel:
                 torch.as_tensor(np.stack([np.asarray(row[place]) for row in rows])).to(self._device, part.dtype)
                 for place, part in enumerate(self.example)
             ]
-            return rows_of(self.module(*inputs), len(rows))
+            return output_rows(self.module(*inputs), len(rows))
 
     def _row(self, inputs: Inputs) -> Any:
         try:
@@ -100,7 +100,7 @@ class OpenModel:
             parts = tuple(row) if isinstance(row, tuple) else (row,)
             if len(parts) != len(self.example):
                 raise BadValue(f"pre gave {len(parts)} inputs, the module takes {len(self.example)}")
-            return tuple(_checked(part, example) for part, example in zip(parts, self.example, strict=True))
+            return tuple(_checked_input(part, example) for part, example in zip(parts, self.example, strict=True))
         except SystemExit as error:  # it may end its call, not its process
             return RuntimeError(f"{type(self.model).__name__}.pre called sys.exit({error.code!r})")
         except Exception as error:
@@ -115,7 +115,7 @@ class OpenModel:
             return error
 
 
-def rows_of(output: Any, count: int) -> list[Any]:
+def output_rows(output: Any, count: int) -> list[Any]:
     """One entry per request of a batch's output on the host, as numpy has it."""
     parts = output if isinstance(output, tuple | list) else (output,)
     columns = [to_numpy(part[:count]) for part in parts]
@@ -128,7 +128,7 @@ def to_numpy(tensor: Any) -> Any:
     return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
 
 
-def _checked(part: Any, example: Any) -> Any:
+def _checked_input(part: Any, example: Any) -> Any:
     """Check the shape of an input before it is batched with others; tensors that are on a device already stay there."""
     import numpy as np
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from lamina.errors import BadValue
 from lamina.sdk import cron
 from lamina.sdk.binding import bind_named
-from lamina.sdk.remote import Remote
+from lamina.sdk.remote_target import RemoteTarget
 
 
 class Trigger(Struct, frozen=True):
@@ -35,7 +35,7 @@ class Trigger(Struct, frozen=True):
     def next_us(self, after_us: int) -> int:
         """Next time a clock starts it. Intervals count from 1970, so that a restart does not move them."""
         if self.kind == "cron":
-            return cron.parse(self.cron, self.zone).after_us(after_us)
+            return cron.parse_cron(self.cron, self.zone).after_us(after_us)
         return (after_us // self.every_us + 1) * self.every_us
 
     def inputs(self, told: dict[str, Any]) -> dict[str, Any]:
@@ -45,19 +45,19 @@ class Trigger(Struct, frozen=True):
         return {**{name: told[name] for name in self.takes if name in told}, **self.input}
 
 
-TOLD = {"every": ("due",), "cron": ("due",), "change": ("key", "value", "version")}
+TRIGGER_PARAMETERS = {"every": ("due",), "cron": ("due",), "change": ("key", "value", "version")}
 """What a trigger tells its target."""
 
 
-def checked(trigger: Trigger, target: Remote[..., Any]) -> Trigger:
+def bind_trigger(trigger: Trigger, target: RemoteTarget[..., Any]) -> Trigger:
     """The trigger with its target and the parameters it fills in; the target must need no others."""
     names = [param.name for param in target.params]
-    takes = ("input",) if names == ["input"] else tuple(name for name in TOLD[trigger.kind] if name in names)
+    takes = ("input",) if names == ["input"] else tuple(name for name in TRIGGER_PARAMETERS[trigger.kind] if name in names)
     made = replace(trigger, target=target.name, takes=takes)
     try:
-        bind_named(target.params, made.inputs(dict.fromkeys(TOLD[trigger.kind])))
+        bind_named(target.params, made.inputs(dict.fromkeys(TRIGGER_PARAMETERS[trigger.kind])))
     except BadValue as error:
-        told = ", ".join(TOLD[trigger.kind])
+        told = ", ".join(TRIGGER_PARAMETERS[trigger.kind])
         raise BadValue(
             f"{target.name!r} cannot be started by itself: {error.message}", hint=f"it is told {told}; give the rest with input="
         ) from None

@@ -19,7 +19,7 @@ READS_A_LINE = "lamina_reads"
 E = TypeVar("E", bound=BaseException)
 
 
-def is_ours(filename: str) -> bool:
+def is_platform_file(filename: str) -> bool:
     """Whether a file is the platform's, or starts code for it: such frames explain nothing to the author of an app."""
     return filename.startswith((_HOME, "<frozen importlib", "<frozen runpy")) or filename.endswith(_STARTERS)
 
@@ -36,13 +36,13 @@ def user_trace(error: BaseException) -> str:
 
 
 def _strip(told: traceback.TracebackException) -> None:
-    told.stack[:] = [frame for frame in told.stack if not is_ours(frame.filename)]
+    told.stack[:] = [frame for frame in told.stack if not is_platform_file(frame.filename)]
     for inner in (told.__cause__, told.__context__, *(told.exceptions or ())):
         if inner is not None:
             _strip(inner)
 
 
-def clean(error: E) -> E:
+def user_frames_only(error: E) -> E:
     """The same error, its traceback cut down to user frames, for raising or chaining."""
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
@@ -61,7 +61,7 @@ def clean(error: E) -> E:
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:
     kept = []
     while trace is not None:
-        if not is_ours(trace.tb_frame.f_code.co_filename):
+        if not is_platform_file(trace.tb_frame.f_code.co_filename):
             kept.append(trace)
         trace = trace.tb_next
     rest: TracebackType | None = None
@@ -75,7 +75,7 @@ def place_of(error: BaseException) -> str:
     place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         name = frame.f_code.co_filename
-        if not is_ours(name) and not name.startswith("<"):  # dataclasses write methods that are in no file
+        if not is_platform_file(name) and not name.startswith("<"):  # dataclasses write methods that are in no file
             place = f"{os.path.basename(name)}:{line}"
     return place
 
@@ -88,7 +88,7 @@ def message_of(error: BaseException) -> str:
 def user_place() -> str:
     """The line of user code that led here, as in "app.py:12"."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and is_ours(frame.f_code.co_filename):
+    while frame.f_back is not None and is_platform_file(frame.f_code.co_filename):
         if frame.f_code.co_name == READS_A_LINE:  # a workflow that is read, not run: its lines are no frames
             return f"{os.path.basename(frame.f_locals['self'].file)}:{frame.f_locals['node'].lineno}"
         frame = frame.f_back

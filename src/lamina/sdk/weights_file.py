@@ -35,7 +35,7 @@ _DTYPES = {
 _Natural = Annotated[int, Meta(ge=0)]
 
 
-class _Place(Struct, frozen=True):
+class _TensorEntry(Struct, frozen=True):
     dtype: str
     shape: list[_Natural]
     data_offsets: tuple[_Natural, _Natural]
@@ -68,7 +68,7 @@ def load_weights(module: Any, path: str | os.PathLike[str]) -> None:
                 wanted[name].data.copy_(read)
 
 
-def _header(source: BufferedReader, file: Path) -> tuple[dict[str, _Place], int]:
+def _header(source: BufferedReader, file: Path) -> tuple[dict[str, _TensorEntry], int]:
     size = int.from_bytes(source.read(8), "little")
     total = file.stat().st_size
     if not 2 <= size <= min(_MAX_HEADER_BYTES, total - 8):
@@ -76,7 +76,7 @@ def _header(source: BufferedReader, file: Path) -> tuple[dict[str, _Place], int]
     try:
         raw = msgspec.json.decode(source.read(size), type=dict[str, msgspec.Raw])
         raw.pop("__metadata__", None)
-        places = {name: msgspec.json.decode(text, type=_Place) for name, text in raw.items()}
+        places = {name: msgspec.json.decode(text, type=_TensorEntry) for name, text in raw.items()}
     except (msgspec.MsgspecError, ValueError) as error:
         raise BadValue(f"weights: {file.name} is no safetensors file: {error}") from None
     for name, place in places.items():
@@ -89,7 +89,7 @@ def _header(source: BufferedReader, file: Path) -> tuple[dict[str, _Place], int]
     return places, 8 + size
 
 
-def _check(places: dict[str, _Place], wanted: dict[str, Any], file: Path) -> None:
+def _check(places: dict[str, _TensorEntry], wanted: dict[str, Any], file: Path) -> None:
     missing, extra = wanted.keys() - places.keys(), places.keys() - wanted.keys()
     if missing or extra:
         said = [f"{len(names)} {word} ({min(names)} ...)" for word, names in (("missing", missing), ("unknown", extra)) if names]

@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from lamina.core.flow import Flow
+from lamina.core.workflow.flow import Flow
 from lamina.errors import BadFlow, BadValue, LaminaError
+from lamina.sdk.annotation_conversion import hints_of, typed_params
 from lamina.sdk.binding import Param, defaults_of, params_of
 from lamina.sdk.recorder import Recorder
-from lamina.sdk.remote import Remote
-from lamina.sdk.symbols import Pending
+from lamina.sdk.remote_target import RemoteTarget
+from lamina.sdk.symbols import UnawaitedCall
 from lamina.sdk.tensors import Signature, signature_of
-from lamina.sdk.tracing import Direct, Tracer, mode
-from lamina.sdk.typed import hints_of, with_types
-from lamina.sdk.user_errors import clean, message_of, user_place
+from lamina.sdk.user_errors import message_of, user_frames_only, user_place
+from lamina.sdk.workflow_tracing import InProcess, WorkflowTracer, call_mode
 from lamina.types import Slo
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
     from lamina.asl.fields import Dialect
     from lamina.sdk.app import App
-    from lamina.sdk.states import StatesWorkflow
+    from lamina.sdk.states_workflow import StatesWorkflow
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Workflow(Remote[P, R]):
+class Workflow(RemoteTarget[P, R]):
     """A workflow of an app, made by `@app.workflow(...)`. `target` is the function as it was written."""
 
     kind = "workflows"
@@ -45,7 +45,7 @@ class Workflow(Remote[P, R]):
         self.name = name
         self.slo = slo
         self.place = place
-        self.params: tuple[Param, ...] = with_types(params_of(target, place), target)
+        self.params: tuple[Param, ...] = typed_params(params_of(target, place), target)
         functools.update_wrapper(self, target, updated=())
 
     @cached_property
@@ -63,16 +63,16 @@ class Workflow(Remote[P, R]):
     @cached_property
     def flow(self) -> Flow:
         """The graph, traced or read when it is first asked for."""
-        tracer = Recorder(self.name, self.app.functions) if self.is_async else Tracer(self.name, self.app.functions)
-        token = mode.set(tracer)
+        tracer = Recorder(self.name, self.app.functions) if self.is_async else WorkflowTracer(self.name, self.app.functions)
+        token = call_mode.set(tracer)
         try:
             body: Callable[..., Any] = self.target
             hints = hints_of(body)
             symbols = {name: tracer.parameter(name, default, hints.get(name)) for name, default in defaults_of(body).items()}
             if isinstance(tracer, Recorder):
-                from lamina.sdk.reading import read
+                from lamina.sdk.ast_workflow import read_workflow
 
-                return tracer.finish(self.slo, read(body, tracer, symbols))
+                return tracer.finish(self.slo, read_workflow(body, tracer, symbols))
             return tracer.finish(self.slo, body(**symbols))
         except LaminaError:
             raise
@@ -80,35 +80,35 @@ class Workflow(Remote[P, R]):
             raise BadFlow(
                 f"{self.place}: workflow {self.name!r} cannot be traced: {message_of(error)}",
                 hint="a workflow passes values on and compares them; whatever else it does belongs into functions",
-            ) from clean(error)
+            ) from user_frames_only(error)
         finally:
-            mode.reset(token)
+            call_mode.reset(token)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Compute in process, an `async def` when awaited. Inside another workflow it is part of that one."""
-        where = mode.get()
+        where = call_mode.get()
         if where is None:
             if self.is_async:
-                return cast(R, self._awaited(Direct(is_async=True), args, kwargs))
-            return self._direct(Direct(), args, kwargs)
+                return cast(R, self._awaited(InProcess(is_async=True), args, kwargs))
+            return self._direct(InProcess(), args, kwargs)
         return cast(R, self._inside(where, args, kwargs))
 
-    def _inside(self, where: Tracer | Direct, args: Any, kwargs: Any) -> Any:
+    def _inside(self, where: WorkflowTracer | InProcess, args: Any, kwargs: Any) -> Any:
         if isinstance(where, Recorder) and not where.eager:
             if not self.is_async:
-                return Pending(f"{self.name}(...)", lambda: where.plainly(lambda: self.target(*args, **kwargs)))
-            from lamina.sdk.reading import read
+                return UnawaitedCall(f"{self.name}(...)", lambda: where.record_plain(lambda: self.target(*args, **kwargs)))
+            from lamina.sdk.ast_workflow import read_workflow
 
             given = inspect.signature(self.target).bind(*args, **kwargs)
             given.apply_defaults()
-            return Pending(f"{self.name}(...)", lambda: read(self.target, where, given.arguments))
+            return UnawaitedCall(f"{self.name}(...)", lambda: read_workflow(self.target, where, given.arguments))
         if self.is_async and not getattr(where, "is_async", False):
             raise BadFlow(
                 f"{user_place()}: {self.name!r} is an async def, called in a plain def workflow",
                 hint="make the outer one an async def and await the inner one",
             )
-        if isinstance(where, Direct) and where.is_async and not self.is_async:
-            return Pending(f"{self.name}(...)", lambda: self._direct(Direct(where.mocks), args, kwargs))
+        if isinstance(where, InProcess) and where.is_async and not self.is_async:
+            return UnawaitedCall(f"{self.name}(...)", lambda: self._direct(InProcess(where.mocks), args, kwargs))
         return self.target(*args, **kwargs)
 
     def local(self, *args: Any, mocks: Mapping[str, Callable[..., Any]] | None = None, **kwargs: Any) -> Any:
@@ -121,47 +121,47 @@ class Workflow(Remote[P, R]):
         if self.is_async:
             import asyncio
 
-            return asyncio.run(self._awaited(Direct(mocks, is_async=True), args, kwargs))
-        return self._direct(Direct(mocks), args, kwargs)
+            return asyncio.run(self._awaited(InProcess(mocks, is_async=True), args, kwargs))
+        return self._direct(InProcess(mocks), args, kwargs)
 
     def to_asl(self, dialect: Dialect = "strict") -> dict[str, Any]:
         """The document of a workflow made of states; one that is traced from Python has none."""
-        from lamina.asl.export import export
+        from lamina.asl.export import to_document
 
-        return export(self.flow, dialect)
+        return to_document(self.flow, dialect)
 
     def portability(self) -> list[str]:
         """Portability remarks: what would not carry over to another engine."""
-        from lamina.asl.export import is_states
+        from lamina.asl.export import is_asl_flow
         from lamina.asl.portability import portability
 
-        if not is_states(self.flow):
+        if not is_asl_flow(self.flow):
             return [f"{self.place}: traced from Python: its steps run as their values arrive, which states cannot say"]
         return portability(self.to_asl("extended"))
 
     def side_file(self) -> str:
         """GPU, SLO and scaling of its steps, for an export to travel with."""
-        from lamina.asl.side import write_side
+        from lamina.asl.sidecar import write_sidecar
 
-        return write_side(self.flow, {name: function.spec for name, function in self.app.functions.items()})
+        return write_sidecar(self.flow, {name: function.spec for name, function in self.app.functions.items()})
 
     @staticmethod
     def from_asl(source: str | Path | Mapping[str, Any], **options: Any) -> StatesWorkflow:
         """A workflow of `app` out of a document, or the path of one; see `lamina.sdk.states_workflow.from_asl`."""
-        from lamina.sdk.states import from_asl
+        from lamina.sdk.states_workflow import from_asl
 
         return from_asl(source, **options)
 
-    async def _awaited(self, direct: Direct, args: Any, kwargs: Any) -> Any:
-        token = mode.set(direct)
+    async def _awaited(self, direct: InProcess, args: Any, kwargs: Any) -> Any:
+        token = call_mode.set(direct)
         try:
             return await cast(Any, self.target(*args, **kwargs))
         finally:
-            mode.reset(token)
+            call_mode.reset(token)
 
-    def _direct(self, direct: Direct, args: Any, kwargs: Any) -> R:
-        token = mode.set(direct)
+    def _direct(self, direct: InProcess, args: Any, kwargs: Any) -> R:
+        token = call_mode.set(direct)
         try:
             return self.target(*args, **kwargs)
         finally:
-            mode.reset(token)
+            call_mode.reset(token)

@@ -10,7 +10,7 @@ SUB_BITS = 7
 _EXACT = 2 << SUB_BITS
 
 
-class Histogram:
+class LatencyHistogram:
     """Latencies in buckets that grow with the value (as in HdrHistogram). Finding the bucket is a shift, not a logarithm."""
 
     __slots__ = ("_counts", "count", "largest_us", "total_us")
@@ -32,17 +32,17 @@ class Histogram:
     def quantile_us(self, part: float) -> float:
         """The value with a share `part` of all at or below it (nearest rank); 0 if there is none."""
         rank = max(1, -int(-part * self.count // 1))
-        for place, count in self._filled():
+        for place, count in self._buckets():
             rank -= count
             if rank <= 0:
                 return self._middle_us(place)
         return 0.0
 
-    def curve(self, points: int = 200) -> list[tuple[float, float]]:
+    def cdf(self, points: int = 200) -> list[tuple[float, float]]:
         """Cumulative distribution as (value, share at or below it), thinned to about so many points: enough for a plot."""
         found: list[tuple[float, float]] = []
         below, last = 0, -1.0
-        for place, count in self._filled():
+        for place, count in self._buckets():
             below += count
             share = below / self.count
             if share - last >= 1 / points or below == self.count or share > 0.99:
@@ -54,14 +54,14 @@ class Histogram:
     def mean_us(self) -> float:
         return self.total_us / self.count if self.count else 0.0
 
-    def join(self, other: Histogram) -> None:
+    def merge(self, other: LatencyHistogram) -> None:
         for place, count in other._counts.items():
             self._counts[place] += count
         self.count += other.count
         self.total_us += other.total_us
         self.largest_us = max(self.largest_us, other.largest_us)
 
-    def _filled(self) -> list[tuple[int, int]]:
+    def _buckets(self) -> list[tuple[int, int]]:
         return sorted(self._counts.items())
 
     def _middle_us(self, place: int) -> float:
@@ -72,7 +72,7 @@ class Histogram:
         return min(low + ((1 << shift) - 1) / 2, float(self.largest_us))
 
 
-class Series:
+class TimeSeries:
     """A quantity summed per time bin. When the run outgrows the bins, their width doubles."""
 
     __slots__ = ("_end_us", "sums", "width_us")

@@ -14,7 +14,7 @@ _INK, _FAINT = "#333333", "#d8d8d8"
 _LEGEND = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 0.85}
 
 
-def check_name(path: Path) -> None:
+def check_path(path: Path) -> None:
     """Check the file name before a long run rather than after it."""
     if path.suffix not in (".png", ".svg"):
         raise BadValue(f"plot {str(path)!r}: no picture ends in {path.suffix!r}", hint="end the name in .png or .svg")
@@ -25,7 +25,7 @@ def check_name(path: Path) -> None:
 def save(summary: Summary, path: str | Path) -> None:
     """PNG or SVG, by the ending of the name."""
     path = Path(path)
-    check_name(path)
+    check_path(path)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 9.5), layout="constrained")
@@ -40,9 +40,9 @@ def save(summary: Summary, path: str | Path) -> None:
     )
     _latency(latency, summary)
     _rate(rate, summary)
-    _busy(busy, summary)
+    _utilisation(busy, summary)
     for axes in (latency, rate, busy):
-        _tidy(axes)
+        _style_axes(axes)
     busy.sharex(rate)
     path.parent.mkdir(parents=True, exist_ok=True)
     # no date inside, and ids of an SVG that do not change: the same run gives the same file
@@ -84,7 +84,7 @@ def _latency(axes: Any, summary: Summary) -> None:
 def _rate(axes: Any, summary: Summary) -> None:
     curves = summary.curves
     axes.set_title("Calls offered, and answered in time")
-    offered, good = _smooth(_whole(curves.offered_per_s)), _smooth(_whole(curves.goodput_per_s))
+    offered, good = _smooth(_without_last_bin(curves.offered_per_s)), _smooth(_without_last_bin(curves.goodput_per_s))
     seconds = [(place + 0.5) * curves.width_us / 1e6 for place in range(len(offered))]
     axes.fill_between(seconds, offered, color=_FAINT, step="mid", label="offered", linewidth=0)
     axes.step(seconds, good, where="mid", color=_COLOURS[2], label="in time", linewidth=1.5)
@@ -95,12 +95,12 @@ def _rate(axes: Any, summary: Summary) -> None:
     axes.legend(loc="upper right", fontsize=9, ncols=2, **_LEGEND)
 
 
-def _busy(axes: Any, summary: Summary) -> None:
+def _utilisation(axes: Any, summary: Summary) -> None:
     curves = summary.curves
     axes.set_title("Units under batches")
     by_name = {row.device: row for row in summary.devices}
     for place, (device, parts) in enumerate(curves.utilisation.items()):
-        parts = _smooth(_whole(parts))
+        parts = _smooth(_without_last_bin(parts))
         seconds = [(step + 0.5) * curves.width_us / 1e6 for step in range(len(parts))]
         label = f"{device}: {100 * by_name[device].utilisation:.1f}%"
         colour = _COLOURS[place % len(_COLOURS)]
@@ -112,7 +112,7 @@ def _busy(axes: Any, summary: Summary) -> None:
         axes.legend(loc="upper right", fontsize=9, ncols=4, **_LEGEND)
 
 
-def _whole(values: list[float]) -> list[float]:
+def _without_last_bin(values: list[float]) -> list[float]:
     """Without the last stretch, which the run ended in the middle of: it would look like a fall."""
     return values[:-1] if len(values) > 8 else values
 
@@ -125,7 +125,7 @@ def _smooth(values: list[float]) -> list[float]:
     return [sum(padded[place : place + 3]) / 3 for place in range(len(values))]
 
 
-def _tidy(axes: Any) -> None:
+def _style_axes(axes: Any) -> None:
     axes.title.set(fontsize=11, color=_INK, ha="left", x=0.0)
     axes.grid(True, color="#eeeeee", linewidth=0.8)
     axes.set_axisbelow(True)

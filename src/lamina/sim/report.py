@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from lamina.core.actions import Refuse, Reply
-from lamina.sim.histogram import Histogram, Series
-from lamina.sim.ledger import Account, Ledger
-from lamina.sim.loop import Ending
+from lamina.core.actions import Reject, Reply
+from lamina.drivers.virtual import Ending
+from lamina.sim.cost_accounting import CostAccounting, DeviceUsage
+from lamina.sim.histogram import LatencyHistogram, TimeSeries
 from lamina.sim.summary import Curves, DeviceRow, FunctionRow, Summary, TargetRow, TotalRow
 from lamina.types import Call, Slo
 
-Progress = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """(calls offered so far, virtual time)."""
 
-_EVERY = 4096
+_PROGRESS_INTERVAL = 4096
 _QUANTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99, "p999_ms": 0.999}
 
 
@@ -33,20 +33,20 @@ class _Target:
         self.cost = 0.0
         self.refused: dict[str, int] = {}
         self.failed: dict[str, int] = {}
-        self.latency = Histogram()
+        self.latency = LatencyHistogram()
 
 
 class Report:
     """Collector of call statistics: calls on their way in (`observe_calls`), their endings on the way out (`on_end`)."""
 
-    def __init__(self, slos: dict[str, Slo], progress: Progress | None = None) -> None:
+    def __init__(self, slos: dict[str, Slo], progress: ProgressCallback | None = None) -> None:
         self._targets = {name: _Target(slo) for name, slo in slos.items()}
         self._open: dict[str, _Target] = {}
         self._progress = progress
         self.last_us = 0  #: when the last call came
-        self._over_time, self._good = Series(), Series()
+        self._over_time, self._good = TimeSeries(), TimeSeries()
 
-    def count(self, calls: Iterable[Call]) -> Iterator[Call]:
+    def observe_calls(self, calls: Iterable[Call]) -> Iterator[Call]:
         """Pass the calls through and count them."""
         targets, still_open, add, progress = self._targets, self._open, self._over_time.add, self._progress
         for number, call in enumerate(calls, 1):
@@ -55,7 +55,7 @@ class Report:
             still_open[call.id] = target
             self.last_us = call.arrived_us
             add(call.arrived_us)
-            if progress is not None and number % _EVERY == 0:
+            if progress is not None and number % _PROGRESS_INTERVAL == 0:
                 progress(number, call.arrived_us)
             yield call
 
@@ -71,7 +71,7 @@ class Report:
             if not ending.late:
                 target.in_time += 1
                 self._good.add(now_us)
-        elif isinstance(ending, Refuse):
+        elif isinstance(ending, Reject):
             target.refused[ending.reason] = target.refused.get(ending.reason, 0) + 1
         else:
             target.failed[ending.error] = target.failed.get(ending.error, 0) + 1
@@ -85,15 +85,15 @@ class Report:
         """Calls that were offered and have not ended: none, once a run is over."""
         return len(self._open)
 
-    def summary(self, scenario: str, policy: str, seed: int, ledger: Ledger, offered_us: int, ended_us: int) -> Summary:
+    def summary(self, scenario: str, policy: str, seed: int, ledger: CostAccounting, offered_us: int, ended_us: int) -> Summary:
         """`offered_us`: how long calls were offered for."""
         offered_s = max(1, offered_us) / 1e6
         rows = [_target_row(name, target, offered_s) for name, target in self._targets.items()]
-        devices = [_device_row(account, ended_us) for account in ledger.all()]
-        functions = [_function_row(name, ledger) for name in sorted(ledger.batches.keys() | ledger.loads.keys())]
-        every = Histogram()
+        devices = [_device_row(account, ended_us) for account in ledger.all_devices()]
+        functions = [_function_row(name, ledger) for name in sorted(ledger.batch_sizes.keys() | ledger.cold_starts.keys())]
+        every = LatencyHistogram()
         for target in self._targets.values():
-            every.join(target.latency)
+            every.merge(target.latency)
         offered, in_time = sum(row.offered for row in rows), sum(row.in_time for row in rows)
         cost = sum(device.cost for device in devices)
         present = sum(device.units * device.present_s for device in devices)
@@ -104,41 +104,43 @@ class Report:
             offered=offered,
             answered=every.count,
             in_time=in_time,
-            refused=_sum(row.refused for row in rows),
-            failed=_sum(row.failed for row in rows),
+            refused=_sum_counts(row.refused for row in rows),
+            failed=_sum_counts(row.failed for row in rows),
             attainment=_ratio(in_time, offered),
-            goodput_per_s=_figures(in_time / offered_s),
+            goodput_per_s=_six_digits(in_time / offered_s),
             **_quantiles(every),
-            cold_starts=sum(ledger.loads.values()),
+            cold_starts=sum(ledger.cold_starts.values()),
             utilisation=_ratio(sum(d.utilisation * d.units * d.present_s for d in devices), present),
-            cost=_figures(cost),
-            cost_per_1000=_figures(1000 * cost / in_time) if in_time else 0.0,
-            rent=_figures(sum(account.spec.price_per_s * account.present_us(ended_us) / 1e6 for account in ledger.all())),
-            offered_s=_figures(offered_s),
-            ended_s=_figures(ended_us / 1e6),
+            cost=_six_digits(cost),
+            cost_per_1000=_six_digits(1000 * cost / in_time) if in_time else 0.0,
+            rent=_six_digits(
+                sum(account.spec.price_per_s * account.present_us(ended_us) / 1e6 for account in ledger.all_devices())
+            ),
+            offered_s=_six_digits(offered_s),
+            ended_s=_six_digits(ended_us / 1e6),
         )
         return Summary(total=total, targets=rows, functions=functions, devices=devices, curves=self._curves(ledger))
 
-    def _curves(self, ledger: Ledger) -> Curves:
-        accounts = ledger.accounts
-        width_us = max(series.width_us for series in (self._over_time, self._good, *(a.load for a in accounts.values())))
-        for series in (self._over_time, self._good, *(account.load for account in accounts.values())):
+    def _curves(self, ledger: CostAccounting) -> Curves:
+        accounts = ledger.devices
+        width_us = max(series.width_us for series in (self._over_time, self._good, *(a.leased_series for a in accounts.values())))
+        for series in (self._over_time, self._good, *(account.leased_series for account in accounts.values())):
             series.widen(width_us)
         bins = 1 + self.last_us // width_us
 
-        def rates(series: Series) -> list[float]:
-            return [_figures(amount * 1e6 / width_us) for amount in series.sums[:bins]]
+        def rates(series: TimeSeries) -> list[float]:
+            return [_six_digits(amount * 1e6 / width_us) for amount in series.sums[:bins]]
 
         return Curves(
             width_us=width_us,
             offered_per_s=rates(self._over_time),
             goodput_per_s=rates(self._good),
             utilisation={
-                name: [_figures(amount / width_us / account.spec.units) for amount in account.load.sums[:bins]]
+                name: [_six_digits(amount / width_us / account.spec.units) for amount in account.leased_series.sums[:bins]]
                 for name, account in accounts.items()
             },
             latency={
-                name: [(us / 1e3, share) for us, share in target.latency.curve()]
+                name: [(us / 1e3, share) for us, share in target.latency.cdf()]
                 for name, target in self._targets.items()
                 if target.latency.count
             },
@@ -157,19 +159,19 @@ def _target_row(name: str, target: _Target, offered_s: float) -> TargetRow:
         refused=dict(sorted(target.refused.items())),
         failed=dict(sorted(target.failed.items())),
         attainment=_ratio(target.in_time, target.offered),
-        goodput_per_s=_figures(target.in_time / offered_s),
-        mean_ms=_figures(latency.mean_us / 1e3),
+        goodput_per_s=_six_digits(target.in_time / offered_s),
+        mean_ms=_six_digits(latency.mean_us / 1e3),
         **_quantiles(latency),
         max_ms=latency.largest_us / 1e3,
         batch_mean=_ratio(target.batches, answered),
         queue_mean_ms=_ratio(target.queue_us / 1e3, answered),
         cold_answers=target.cold,
-        cost=_figures(target.cost),
+        cost=_six_digits(target.cost),
     )
 
 
-def _function_row(name: str, ledger: Ledger) -> FunctionRow:
-    sizes = ledger.batches.get(name, [])
+def _function_row(name: str, ledger: CostAccounting) -> FunctionRow:
+    sizes = ledger.batch_sizes.get(name, [])
     jobs = sum(size * count for size, count in enumerate(sizes))
     return FunctionRow(
         function=name,
@@ -177,11 +179,11 @@ def _function_row(name: str, ledger: Ledger) -> FunctionRow:
         jobs=jobs,
         batch_mean=_ratio(jobs, sum(sizes)),
         batch_max=max((size for size, count in enumerate(sizes) if count), default=0),
-        cold_starts=ledger.loads.get(name, 0),
+        cold_starts=ledger.cold_starts.get(name, 0),
     )
 
 
-def _device_row(account: Account, ended_us: int) -> DeviceRow:
+def _device_row(account: DeviceUsage, ended_us: int) -> DeviceRow:
     spec, present_us = account.spec, account.present_us(ended_us)
     held = account.held(ended_us)
     return DeviceRow(
@@ -191,15 +193,15 @@ def _device_row(account: Account, ended_us: int) -> DeviceRow:
         present_s=present_us / 1e6,
         utilisation=_ratio(account.leased, spec.units * present_us),
         held=_ratio(held, spec.units * present_us),
-        cost=_figures(account.cost(ended_us)),
+        cost=_six_digits(account.cost(ended_us)),
     )
 
 
-def _quantiles(latency: Histogram) -> dict[str, float]:
-    return {name: _figures(latency.quantile_us(part) / 1e3) for name, part in _QUANTILES.items()}
+def _quantiles(latency: LatencyHistogram) -> dict[str, float]:
+    return {name: _six_digits(latency.quantile_us(part) / 1e3) for name, part in _QUANTILES.items()}
 
 
-def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+def _sum_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     total: dict[str, int] = {}
     for some in counts:
         for reason, count in some.items():
@@ -208,9 +210,9 @@ def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 
 
 def _ratio(part: float, whole: float) -> float:
-    return _figures(part / whole) if whole else 0.0
+    return _six_digits(part / whole) if whole else 0.0
 
 
-def _figures(value: float) -> float:
+def _six_digits(value: float) -> float:
     """Six of them: more would be noise, and would make two files differ that mean the same."""
     return float(f"{value:.6g}")

@@ -13,57 +13,57 @@ from msgspec.structs import replace
 from lamina import policies
 from lamina.core.actions import Action
 from lamina.core.controller import Controller
-from lamina.core.events import Deployed, DeviceJoined, Event, TenantSet
-from lamina.core.policy import Dispatch, Predictor
-from lamina.predict.online import Predictor as Online
-from lamina.predict.table import Table
-from lamina.predict.world import World
-from lamina.sim.executor import Executor
-from lamina.sim.loop import Watch, simulate
-from lamina.sim.report import Progress, Report
+from lamina.core.events import Deployed, DeviceJoined, Event, TenantUpdated
+from lamina.core.policy import DispatchRole, Predictor
+from lamina.drivers.virtual import EventObserver, simulate
+from lamina.predict.online import OnlinePredictor as Online
+from lamina.predict.profile_table import ProfileTable
+from lamina.sim.executor import SimulatedExecutor
+from lamina.sim.hardware_model import HardwareModel
+from lamina.sim.report import ProgressCallback, Report
 from lamina.sim.scenario import Scenario
 from lamina.sim.summary import Summary
-from lamina.sim.workload import merge
+from lamina.sim.workload import merge_calls
 from lamina.types import NEVER_US, Call, Slo
 
 
-def calls_of(scenario: Scenario) -> Iterable[Call]:
+def generate_calls(scenario: Scenario) -> Iterable[Call]:
     """Calls in order of arrival. Each workload has its own random stream: changing one leaves the others alone."""
     loads = [
-        (load, scenario.slo_of(load.target), stream(scenario.seed, f"load/{place}/{load.target}"))
+        (load, scenario.slo_of(load.target), random_stream(scenario.seed, f"load/{place}/{load.target}"))
         for place, load in enumerate(scenario.loads)
     ]
-    calls = merge(loads, scenario.duration_us)
+    calls = merge_calls(loads, scenario.duration_us)
     return islice(calls, scenario.calls) if scenario.calls else calls
 
 
-def stream(seed: int, name: str) -> random.Random:
+def random_stream(seed: int, name: str) -> random.Random:
     """Random stream for one purpose. A text as seed is hashed, so that neighbouring seeds have nothing in common."""
     return random.Random(f"{seed}/{name}")
 
 
-def controller_of(scenario: Scenario) -> Controller:
+def build_controller(scenario: Scenario) -> Controller:
     """A fresh controller as this scenario wants it: policy and predictor, and nothing deployed yet."""
-    table = Table(list(scenario.profiles), scenario.margin, scenario.interference)
+    table = ProfileTable(list(scenario.profiles), scenario.margin, scenario.interference)
     predictor: Predictor = Online(table) if scenario.predictor == "online" else table
     return Controller(policies.build(scenario.policy, scenario.options), predictor)
 
 
-def setup_of(scenario: Scenario) -> list[Event]:
+def setup_events(scenario: Scenario) -> list[Event]:
     joined: list[Event] = [DeviceJoined(device) for device in scenario.devices]
-    limits: list[Event] = [TenantSet(tenant) for tenant in scenario.tenants]
+    limits: list[Event] = [TenantUpdated(tenant) for tenant in scenario.tenants]
     return [*joined, *limits, Deployed(functions=scenario.functions, flows=scenario.flows)]
 
 
-def executor_of(scenario: Scenario, controller: Controller) -> Executor:
-    table = Table(list(scenario.profiles), margin=scenario.margin)
-    return Executor(
+def build_executor(scenario: Scenario, controller: Controller) -> SimulatedExecutor:
+    table = ProfileTable(list(scenario.profiles), margin=scenario.margin)
+    return SimulatedExecutor(
         controller,
-        World(table, stream(scenario.seed, "world"), scenario.noise, interference=scenario.interference),
+        HardwareModel(table, random_stream(scenario.seed, "world"), scenario.noise, interference=scenario.interference),
         seed=scenario.seed,
         boot_us=scenario.boot_us,
         templates=scenario.templates,
-        spare=dict(scenario.spare),
+        spare_devices=dict(scenario.spare_devices),
     )
 
 
@@ -75,11 +75,11 @@ def run(
     seed: int | None = None,
     calls: int | None = None,
     faults: Iterable[tuple[int, Event]] = (),
-    progress: Progress | None = None,
-    watch: Watch | None = None,
+    progress: ProgressCallback | None = None,
+    watch: EventObserver | None = None,
     check: bool = False,
     explain: bool = False,
-    on_policy: Callable[[Dispatch], None] | None = None,
+    on_policy: Callable[[DispatchRole], None] | None = None,
 ) -> Summary:
     """Simulate until every call has ended. What is given here takes the place of what the scenario says.
 
@@ -87,16 +87,16 @@ def run(
     `explain` has the policy say what it weighed, for such a log.
     `on_policy` is given the policy when all is over: some keep counts of their own.
     """
-    scenario = _changed(scenario, policy, options, seed, calls)
-    controller = controller_of(scenario)
+    scenario = _with_overrides(scenario, policy, options, seed, calls)
+    controller = build_controller(scenario)
     controller.explain = explain
-    executor = executor_of(scenario, controller)
+    executor = build_executor(scenario, controller)
     report = Report(_slos(scenario), progress)
     ended_us = simulate(
         controller,
         executor,
-        report.count(calls_of(scenario)),
-        setup=setup_of(scenario),
+        report.observe_calls(generate_calls(scenario)),
+        setup=setup_events(scenario),
         faults=faults,
         on_end=report.on_end,
         watch=_checking(controller, watch) if check else watch,
@@ -109,13 +109,13 @@ def run(
         scenario.name,
         Path(scenario.policy).stem,
         scenario.seed,
-        executor.ledger,
+        executor.accounting,
         offered_us=_offered_us(scenario, report),
         ended_us=ended_us,
     )
 
 
-def _changed(
+def _with_overrides(
     scenario: Scenario, policy: str | None, options: dict[str, Any] | None, seed: int | None, calls: int | None
 ) -> Scenario:
     if policy is not None and policy != scenario.policy:
@@ -136,7 +136,7 @@ def _slos(scenario: Scenario) -> dict[str, Slo]:
     return slos
 
 
-def _checking(controller: Controller, watch: Watch | None) -> Watch:
+def _checking(controller: Controller, watch: EventObserver | None) -> EventObserver:
     def checked(now_us: int, event: Event, actions: list[Action]) -> None:
         controller.state.check()
         if watch is not None:

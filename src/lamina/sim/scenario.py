@@ -15,21 +15,21 @@ from typing import Any
 from msgspec import Struct
 
 from lamina import policies
-from lamina.core.flow import Flow
-from lamina.errors import BadScenario, LaminaError, UnknownPlugin, cannot_read
-from lamina.planner.neighbours import Interference
+from lamina.core.workflow.flow import Flow
+from lamina.errors import BadScenario, LaminaError, UnknownPlugin, unreadable_file
+from lamina.planner.interference import InterferenceModel
 from lamina.plugins import DEFAULT_POLICY
 from lamina.predict.profile import Profile
-from lamina.predict.world import P99
-from lamina.sim.fields import Field, given, needed
-from lamina.sim.parts.devices import read_devices
-from lamina.sim.parts.functions import read_functions, read_slo
-from lamina.sim.parts.interference import read_interference
-from lamina.sim.parts.loads import read_load
-from lamina.sim.parts.tenants import read_tenant
-from lamina.sim.parts.workflows import build_flow
+from lamina.sim.hardware_model import P99_SIGMAS
+from lamina.sim.scenario_devices import read_devices
+from lamina.sim.scenario_interference import read_interference
+from lamina.sim.scenario_loads import read_load
+from lamina.sim.scenario_sections import read_functions, read_slo
+from lamina.sim.scenario_tenants import read_tenant
+from lamina.sim.scenario_workflows import read_workflow
+from lamina.sim.toml_fields import Field, read_present, required
 from lamina.sim.toml_lines import find_lines
-from lamina.sim.workload import Load
+from lamina.sim.workload import Workload
 from lamina.types import NEVER_US, DeviceSpec, FunctionSpec, Slo, Tenant
 
 _SECTIONS = {
@@ -52,7 +52,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceSpec, ...]
     functions: tuple[FunctionSpec, ...]
     profiles: tuple[Profile, ...]
-    loads: tuple[Load, ...]
+    loads: tuple[Workload, ...]
     flows: tuple[Flow, ...] = ()
     policy: str = DEFAULT_POLICY
     options: dict[str, Any] = {}  #: fields of the policy
@@ -63,9 +63,9 @@ class Scenario(Struct, frozen=True, kw_only=True):
     noise: float = 0.05  #: sigma of the logarithm of a batch's time
     boot_us: int = 30_000_000  #: from asking for a device to having it
     templates: dict[str, DeviceSpec] = {}  #: kinds a policy may ask for, and
-    spare: dict[str, int] = {}  #: how many of each
+    spare_devices: dict[str, int] = {}  #: how many of each
     tenants: tuple[Tenant, ...] = ()  #: those with limits, or a weight of their own
-    interference: Interference | None = None  #: what batches beside each other do to each other; None: nothing
+    interference: InterferenceModel | None = None  #: what batches beside each other do to each other; None: nothing
 
     def slo_of(self, target: str) -> Slo:
         slos = {function.name: function.slo for function in self.functions} | {flow.name: flow.slo for flow in self.flows}
@@ -74,7 +74,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     @property
     def margin(self) -> float:
         """From a median to a 99th percentile under this noise, for profiles that have none."""
-        return math.exp(P99 * self.noise) - 1
+        return math.exp(P99_SIGMAS * self.noise) - 1
 
 
 def read(path: str | Path) -> Scenario:
@@ -82,7 +82,7 @@ def read(path: str | Path) -> Scenario:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise cannot_read(path, error, "give the path of a scenario, a TOML file") from None
+        raise unreadable_file(path, error, "give the path of a scenario, a TOML file") from None
     return parse(text, path)
 
 
@@ -111,13 +111,13 @@ def _scenario(root: Field, folder: Path) -> Scenario:
     flows = _flows(top["workflow"], {function.name for function in functions}) if "workflow" in top else ()
     targets = {function.name for function in functions} | {flow.name for flow in flows}
     policy, options = _policy(top, about, folder)
-    values: dict[str, Any] = given(
+    values: dict[str, Any] = read_present(
         about,
         name=("name", Field.text),
-        seed=("seed", Field.whole),
+        seed=("seed", Field.integer),
         duration=("duration_us", lambda field: field.time_us(1)),
-        calls=("calls", lambda field: field.whole(1)),
-        predictor=("predictor", lambda field: field.word("table", "online")),
+        calls=("calls", lambda field: field.integer(1)),
+        predictor=("predictor", lambda field: field.one_of("table", "online")),
         noise=("noise", Field.number),
         boot=("boot_us", Field.time_us),
     )
@@ -131,13 +131,13 @@ def _scenario(root: Field, folder: Path) -> Scenario:
         policy=policy,
         options=options,
         templates=templates,
-        spare=spare,
+        spare_devices=spare,
         tenants=tuple(read_tenant(row) for row in top["tenant"].items()) if "tenant" in top else (),
         interference=read_interference(top["interference"], profiles, [one.name for one in functions])
         if "interference" in top
         else None,
     )
-    if scenario.duration_us >= NEVER_US and not scenario.calls and any(load.endless for load in scenario.loads):
+    if scenario.duration_us >= NEVER_US and not scenario.calls and any(load.is_endless for load in scenario.loads):
         raise top["scenario"].error("this would never end", 'add duration = "60s" or calls = 100000')
     return scenario
 
@@ -146,12 +146,12 @@ def _flows(section: Field, functions: set[str]) -> tuple[Flow, ...]:
     flows: dict[str, Flow] = {}
     for row in section.items():
         fields = row.table("name", "slo", "step")
-        name = needed(row, fields, "name")
+        name = required(row, fields, "name")
         if name.text() in flows or name.text() in functions:
             raise name.error(f"{name.value!r} is there already", "functions and workflows share their names")
         slo = read_slo(fields["slo"]) if "slo" in fields else Slo()
-        steps = needed(row, fields, "step", "a workflow is made of [[workflow.step]] tables")
-        flows[name.text()] = build_flow(name.text(), slo, steps, functions)
+        steps = required(row, fields, "step", "a workflow is made of [[workflow.step]] tables")
+        flows[name.text()] = read_workflow(name.text(), slo, steps, functions)
     return tuple(flows.values())
 
 

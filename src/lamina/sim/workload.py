@@ -19,11 +19,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from lamina.errors import BadValue, cannot_read, read_given
+from lamina.errors import BadValue, read_user_file, unreadable_file
 from lamina.types import NEVER_US, Call, Slo, call_for
 
 
-class Piece(Struct, frozen=True):
+class RateSegment(Struct, frozen=True):
     """A span of time over which the rate is linear."""
 
     span_us: int
@@ -31,11 +31,11 @@ class Piece(Struct, frozen=True):
     to_per_s: float
 
 
-class Load(Struct, frozen=True, kw_only=True):
+class Workload(Struct, frozen=True, kw_only=True):
     """Workload of one target: generated arrivals, a recorded trace, or a list of times."""
 
     target: str
-    pieces: tuple[Piece, ...] = ()
+    segments: tuple[RateSegment, ...] = ()
     cv: float = 1.0
     trace: str = ""  #: path of a recording, instead of `segments`
     at_us: tuple[int, ...] = ()  #: the times themselves, in order, instead of either
@@ -48,19 +48,19 @@ class Load(Struct, frozen=True, kw_only=True):
     priority: int = 0
 
     @property
-    def endless(self) -> bool:
-        return self.stop_us >= NEVER_US and (self.loop or any(piece.span_us >= NEVER_US for piece in self.pieces))
+    def is_endless(self) -> bool:
+        return self.stop_us >= NEVER_US and (self.loop or any(piece.span_us >= NEVER_US for piece in self.segments))
 
     def arrivals(self, rng: random.Random) -> Iterator[int]:
         if self.at_us:
             times = iter(self.at_us)
         elif self.trace:
-            times = replay(self.trace, self.speedup, loop=self.loop)
+            times = replay_trace(self.trace, self.speedup, loop=self.loop)
         else:
-            times = along(self.pieces, self.cv, rng)
+            times = arrivals_along(self.segments, self.cv, rng)
         if not self.start_us and self.stop_us >= NEVER_US:
             return times
-        return _between(times, self.start_us, self.stop_us)
+        return _shifted_until(times, self.start_us, self.stop_us)
 
 
 def poisson(rate_per_s: float, rng: random.Random) -> Iterator[int]:
@@ -73,35 +73,35 @@ def poisson(rate_per_s: float, rng: random.Random) -> Iterator[int]:
 
 def gamma(rate_per_s: float, cv: float, rng: random.Random) -> Iterator[int]:
     """Gamma arrivals: bursty (cv > 1) or regular (cv < 1) at the same mean rate."""
-    return along((_flat(NEVER_US, rate_per_s),), cv, rng)
+    return arrivals_along((_constant_segment(NEVER_US, rate_per_s),), cv, rng)
 
 
 def constant(rate_per_s: float) -> Iterator[int]:
     """One call every 1/rate, the first at once."""
-    return along((_flat(NEVER_US, rate_per_s),), 0.0, random.Random(0))
+    return arrivals_along((_constant_segment(NEVER_US, rate_per_s),), 0.0, random.Random(0))
 
 
-def steps(stages: Iterable[tuple[int, float]]) -> tuple[Piece, ...]:
+def steps(stages: Iterable[tuple[int, float]]) -> tuple[RateSegment, ...]:
     """Stages of (microseconds, calls a second), each at its own constant rate."""
-    return tuple(_flat(span_us, rate) for span_us, rate in stages)
+    return tuple(_constant_segment(span_us, rate) for span_us, rate in stages)
 
 
-def ramp(stages: Iterable[tuple[int, float]], from_per_s: float = 0.0) -> tuple[Piece, ...]:
+def ramp(stages: Iterable[tuple[int, float]], from_per_s: float = 0.0) -> tuple[RateSegment, ...]:
     """Stages of (microseconds, calls a second), each moving from the rate of the one before to its own."""
     pieces = []
     for span_us, rate in stages:
-        pieces.append(Piece(span_us, from_per_s, rate))
+        pieces.append(RateSegment(span_us, from_per_s, rate))
         from_per_s = rate
     return tuple(pieces)
 
 
-def _flat(span_us: int, rate_per_s: float) -> Piece:
-    return Piece(span_us, rate_per_s, rate_per_s)
+def _constant_segment(span_us: int, rate_per_s: float) -> RateSegment:
+    return RateSegment(span_us, rate_per_s, rate_per_s)
 
 
-def hasgpu(path: str | Path) -> tuple[Piece, ...]:
+def read_hasgpu(path: str | Path) -> tuple[RateSegment, ...]:
     """The rate of one HAS-GPU workload file: `step` or `ramp` stages, as its `arrival` says."""
-    written = read_given(path, "see data/has-gpu/README.md")
+    written = read_user_file(path, "see data/has-gpu/README.md")
     try:
         content = json.loads(written)
         shape = str(content["arrival"]).partition(":")[0]
@@ -113,7 +113,7 @@ def hasgpu(path: str | Path) -> tuple[Piece, ...]:
     return steps(stages) if shape == "step" else ramp(stages)
 
 
-def along(pieces: tuple[Piece, ...], cv: float, rng: random.Random) -> Iterator[int]:
+def arrivals_along(pieces: tuple[RateSegment, ...], cv: float, rng: random.Random) -> Iterator[int]:
     """Arrivals with a rate that follows `pieces` and gaps that vary by `cv`."""
     if cv == 1.0 and len(pieces) == 1 and pieces[0].span_us >= NEVER_US:
         return poisson(pieces[0].from_per_s, rng)
@@ -133,7 +133,7 @@ def _pulse(cv: float, rng: random.Random) -> Iterator[float]:
         yield at
 
 
-def _warp(pieces: Iterable[Piece], pulse: Iterator[float]) -> Iterator[int]:
+def _warp(pieces: Iterable[RateSegment], pulse: Iterator[float]) -> Iterator[int]:
     """Solve `rate added up until t = point` for each point; within a piece that is a quadratic equation."""
     begin_us, before = 0, 0.0
     point = next(pulse)
@@ -151,12 +151,12 @@ def _warp(pieces: Iterable[Piece], pulse: Iterator[float]) -> Iterator[int]:
         before += mass
 
 
-def replay(path: str | Path, speedup: float = 1.0, *, loop: bool = False) -> Iterator[int]:
+def replay_trace(path: str | Path, speedup: float = 1.0, *, loop: bool = False) -> Iterator[int]:
     """Arrival times of a recorded trace, `speedup` times faster; with `loop` it starts over a mean gap after its end."""
     offset_us = 0.0
     while True:
         last_us, count = 0.0, 0
-        for at_us in _recorded(path):
+        for at_us in _trace_times(path):
             if at_us < last_us:
                 raise BadValue(f"{path}: row {count + 1} is earlier than the one before", hint="sort the trace by time")
             last_us = at_us
@@ -167,7 +167,7 @@ def replay(path: str | Path, speedup: float = 1.0, *, loop: bool = False) -> Ite
         offset_us += last_us / speedup * (count + 1) / count
 
 
-def _recorded(path: str | Path) -> Iterator[float]:
+def _trace_times(path: str | Path) -> Iterator[float]:
     """Times in a CSV file with a `t_us` column, or `end_s` and `duration_s` ones; it may be compressed (.gz)."""
     opener = gzip.open if str(path).endswith(".gz") else open
     try:
@@ -185,21 +185,21 @@ def _recorded(path: str | Path) -> Iterator[float]:
             else:
                 raise BadValue(f"{path}: no column of times", hint="the first line names a column t_us")
     except (OSError, UnicodeDecodeError) as error:
-        raise cannot_read(path, error, "give a CSV file, plain or .gz") from None
+        raise unreadable_file(path, error, "give a CSV file, plain or .gz") from None
     except EOFError:
         raise BadValue(f"{str(path)!r} is cut off", hint="give a CSV file, plain or .gz") from None
     except (ValueError, IndexError) as error:
         raise BadValue(f"{path}: {error}", hint="every row needs a number in the column of times") from None
 
 
-def _between(times: Iterator[int], start_us: int, stop_us: int) -> Iterator[int]:
+def _shifted_until(times: Iterator[int], start_us: int, stop_us: int) -> Iterator[int]:
     for at_us in times:
         if at_us + start_us >= stop_us:
             return
         yield at_us + start_us
 
 
-def merge(loads: Iterable[tuple[Load, Slo, random.Random]], until_us: int = NEVER_US) -> Iterator[Call]:
+def merge_calls(loads: Iterable[tuple[Workload, Slo, random.Random]], until_us: int = NEVER_US) -> Iterator[Call]:
     """All loads as one stream of calls in order of arrival; equal times keep the order of the loads."""
     streams = []
     heads: list[tuple[int, int]] = []

@@ -75,7 +75,7 @@ class Store(Protocol):
         """Why the store cannot be written now; None: it can."""
         ...
 
-    async def tried(self) -> None:
+    async def opened(self) -> None:
         """Wait until it is known whether the store can be used. At once, if it has not been used yet."""
         ...
 

@@ -13,7 +13,7 @@ CALLS, STEPS = "bill", "bill-steps"
 """Two scopes: calls by tenant and target, and steps by function, whatever they were part of."""
 
 
-class Key(Struct, frozen=True, order=True):
+class BillKey(Struct, frozen=True, order=True):
     day: str  #: 2026-05-17, in UTC
     tenant: str
     target: str
@@ -22,38 +22,38 @@ class Key(Struct, frozen=True, order=True):
         return "/".join((self.day, self.tenant, self.target))
 
 
-class Spent(Struct):
+class BillTotals(Struct):
     calls: int = 0  #: answered ones; of a function, jobs
     met: int = 0
     refused: int = 0
     failed: int = 0
     cost: float = 0.0
 
-    def add(self, other: Spent) -> None:
+    def add(self, other: BillTotals) -> None:
         for name in self.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-def add(db: Session, book: str, spent: dict[Key, Spent], now_us: int) -> None:
+def add(db: Session, book: str, spent: dict[BillKey, BillTotals], now_us: int) -> None:
     for key, more in spent.items():
         found = kv.get(db, book, key.text())
-        total = msgspec.json.decode(found.value, type=Spent) if found else Spent()
+        total = msgspec.json.decode(found.value, type=BillTotals) if found else BillTotals()
         total.add(more)
         kv.put(db, book, key.text(), "spent", msgspec.json.encode(total), now_us)
 
 
-def read(db: Session, book: str, first: str, last: str, tenant: str | None = None) -> list[tuple[Key, Spent]]:
+def read(db: Session, book: str, first: str, last: str, tenant: str | None = None) -> list[tuple[BillKey, BillTotals]]:
     """Totals of the days from `first` to `last`, both included; of one tenant, or of all."""
-    found: list[tuple[Key, Spent]] = []
+    found: list[tuple[BillKey, BillTotals]] = []
     after = first
     while True:
         page = kv.entries(db, book, after=after, limit=1_000)
         for entry in page:
-            key = Key(*entry.key.split("/", 2))
+            key = BillKey(*entry.key.split("/", 2))
             if key.day > last:
                 return found
             if tenant is None or key.tenant == tenant:
-                found.append((key, msgspec.json.decode(entry.value, type=Spent)))
+                found.append((key, msgspec.json.decode(entry.value, type=BillTotals)))
         if len(page) < 1_000:
             return found
         after = page[-1].key

@@ -16,7 +16,7 @@ from lamina.store.base import Session
 MAX_KEY = 512
 
 
-class Entry(Struct, frozen=True):
+class KvEntry(Struct, frozen=True):
     scope: str
     key: str
     kind: str
@@ -25,9 +25,9 @@ class Entry(Struct, frozen=True):
     changed_us: int  #: since 1970
 
 
-def get(db: Session, scope: str, key: str) -> Entry | None:
+def get(db: Session, scope: str, key: str) -> KvEntry | None:
     found = db.rows("SELECT scope, name, kind, value, version, changed_us FROM state WHERE scope = ? AND name = ?", scope, key)
-    return Entry(*found[0]) if found else None
+    return KvEntry(*found[0]) if found else None
 
 
 def put(db: Session, scope: str, key: str, kind: str, value: bytes, now_us: int) -> int:
@@ -51,10 +51,10 @@ def delete(db: Session, scope: str, key: str) -> bool:
     return bool(db.run("DELETE FROM state WHERE scope = ? AND name = ?", scope, key))
 
 
-def entries(db: Session, scope: str, *, after: str = "", limit: int = 100) -> list[Entry]:
+def entries(db: Session, scope: str, *, after: str = "", limit: int = 100) -> list[KvEntry]:
     """Entries of a scope, in the order of their keys."""
     return [
-        Entry(*row)
+        KvEntry(*row)
         for row in db.rows(
             "SELECT scope, name, kind, value, version, changed_us FROM state WHERE scope = ? AND name > ? ORDER BY name LIMIT ?",
             *(scope, after, limit),

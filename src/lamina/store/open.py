@@ -6,10 +6,10 @@ from pathlib import Path
 
 from lamina.errors import BadValue
 from lamina.store.base import Store
-from lamina.store.threads import ThreadedStore
+from lamina.store.group_commit import GroupCommitStore
 
 
-def default_place(app_path: str, app_name: str) -> str:
+def default_location(app_path: str, app_name: str) -> str:
     """Default location: beside the app, so that it is found again; made with the first durable run, and not before."""
     file = app_path.rpartition(":")[0] if ".py:" in app_path else app_path
     return str(Path(file).resolve().parent / ".lamina" / f"{app_name}.db")
@@ -23,9 +23,9 @@ def open_store(place: str) -> Store:
     if not separator:
         from lamina.store.sqlite import Sqlite
 
-        return ThreadedStore(Sqlite(place))
+        return GroupCommitStore(Sqlite(place))
     if scheme in ("postgresql", "postgres"):
         from lamina.store.postgres import Postgres
 
-        return ThreadedStore(Postgres(place))
+        return GroupCommitStore(Postgres(place))
     raise BadValue(f"store: {scheme!r} is no kind of store", hint="a path for SQLite, or postgresql://user@host/database")

@@ -10,14 +10,14 @@ from msgspec import Struct
 from lamina.store.base import Session
 
 
-class Letter(Struct, frozen=True):
+class OutboxMessage(Struct, frozen=True):
     topic: str
     key: str
     due_us: int  #: since 1970
     body: bytes
 
 
-def send(db: Session, letter: Letter) -> bool:
+def send(db: Session, letter: OutboxMessage) -> bool:
     """Add a message. False: it is there already."""
     return bool(
         db.run(
@@ -27,10 +27,10 @@ def send(db: Session, letter: Letter) -> bool:
     )
 
 
-def due(db: Session, topic: str, now_us: int, limit: int = 100) -> list[Letter]:
+def due(db: Session, topic: str, now_us: int, limit: int = 100) -> list[OutboxMessage]:
     """Messages that are due, the oldest first."""
     return [
-        Letter(*row)
+        OutboxMessage(*row)
         for row in db.rows(
             "SELECT topic, name, due_us, body FROM outbox WHERE topic = ? AND due_us <= ? ORDER BY due_us, name LIMIT ?",
             *(topic, now_us, limit),
@@ -44,6 +44,6 @@ def next_us(db: Session, topic: str) -> int | None:
     return found
 
 
-def drop(db: Session, topic: str, key: str) -> bool:
+def delete(db: Session, topic: str, key: str) -> bool:
     """Delete a message that has been handled."""
     return bool(db.run("DELETE FROM outbox WHERE topic = ? AND name = ?", topic, key))

@@ -10,14 +10,14 @@ from urllib.parse import urlsplit, urlunsplit
 
 from lamina.errors import BadValue, StoreDown
 from lamina.store.base import Row, Value
-from lamina.store.schema import bring_up
+from lamina.store.schema import migrate
 
 CONNECT_S = 3
 LOCK = 0x1A_311A  #: with the schema, the number of the advisory lock of the writing server
 
 
 @cache
-def _theirs(sql: str) -> str:
+def _with_percent_s(sql: str) -> str:
     return sql.replace("?", "%s")
 
 
@@ -31,16 +31,16 @@ class PostgresConnection:
             self._db.execute("SET synchronous_commit = on")
 
     def rows(self, sql: str, *values: Value) -> list[Row]:
-        found: list[Row] = self._db.execute(_theirs(sql), values).fetchall()
+        found: list[Row] = self._db.execute(_with_percent_s(sql), values).fetchall()
         return found
 
     def run(self, sql: str, *values: Value) -> int:
-        changed: int = self._db.execute(_theirs(sql), values or None).rowcount
+        changed: int = self._db.execute(_with_percent_s(sql), values or None).rowcount
         return changed
 
     def many(self, sql: str, rows: Iterable[Sequence[Value]]) -> None:
         with self._db.cursor() as cursor:
-            cursor.executemany(_theirs(sql), rows)
+            cursor.executemany(_with_percent_s(sql), rows)
 
     def begin(self) -> None:
         self._db.execute("BEGIN")
@@ -87,7 +87,7 @@ class Postgres:
                     f"store {self.name}: another server uses it", hint="stop that one, or give this one a schema of its own"
                 )
             connection.begin()
-            bring_up(connection, "BYTEA")
+            migrate(connection, "BYTEA")
             connection.commit()
         except BaseException:
             connection.close()
@@ -97,7 +97,7 @@ class Postgres:
     def reader(self) -> PostgresConnection:
         return PostgresConnection(self._url, read_only=True)
 
-    def ailment(self, error: Exception) -> StoreDown | None:
+    def classify_error(self, error: Exception) -> StoreDown | None:
         psycopg = _psycopg()
         if isinstance(error, StoreDown):
             return error

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from lamina.core.notes import Note
+from lamina.core.workflow.journal_entry import JournalEntry
 from lamina.errors import Conflict, NotFound
 from lamina.store.base import Session, Statement, Value
 
@@ -19,7 +19,7 @@ OPEN = ("queued", "running")
 OVER = ("succeeded", "failed", "cancelled")
 STATES = OPEN + OVER
 
-SWEPT = 500
+DELETED_AT_ONCE = 500
 """Runs deleted in one transaction: other works must not wait for all of them."""
 
 
@@ -46,19 +46,19 @@ class RunRow(Struct, frozen=True):
 _COLUMNS = ", ".join(RunRow.__struct_fields__)
 _OPEN = "state IN ('queued', 'running')"
 _encode = msgspec.msgpack.Encoder().encode
-_decode_note = msgspec.msgpack.Decoder(Note).decode
+_decode_entry = msgspec.msgpack.Decoder(JournalEntry).decode
 
 
-class Kept(Struct, frozen=True):
+class JournalRow(Struct, frozen=True):
     """Row of a journal: an entry, and the value that came with it."""
 
     number: int
-    note: Note
+    entry: JournalEntry
     value: bytes | None
     undone: bool = False  #: the run failed by it, and was retried
 
 
-class Ending(Struct, frozen=True):
+class StoredOutcome(Struct, frozen=True):
     state: str
     ended_us: int
     result: bytes | None = None
@@ -94,7 +94,7 @@ def add_flow(db: Session, id: str, body: bytes) -> None:
     db.run("INSERT INTO flows (id, body) VALUES (?, ?) ON CONFLICT (id) DO NOTHING", id, body)
 
 
-def flow(db: Session, id: str) -> bytes | None:
+def read_flow(db: Session, id: str) -> bytes | None:
     found = db.rows("SELECT body FROM flows WHERE id = ?", id)
     return found[0][0] if found else None
 
@@ -113,19 +113,19 @@ def recover(db: Session) -> tuple[dict[Lane, int], str]:
     return {(row[0], row[1]): row[2] for row in found}, db.rows("SELECT max(id) FROM runs")[0][0] or ""
 
 
-class Fed(Struct, frozen=True):
+class LoadedRun(Struct, frozen=True):
     row: RunRow
     inputs: bytes
-    kept: list[Kept]  #: entries to replay
-    last: int = 0  #: number of the last entry, undone ones included
+    journal: list[JournalRow]  #: entries to replay
+    last_entry: int = 0  #: number of the last entry, undone ones included
 
 
-class Portion(Struct, frozen=True):
-    runs: list[Fed]
+class RunPage(Struct, frozen=True):
+    runs: list[LoadedRun]
     is_last: bool  #: there are no more behind them
 
 
-def take(db: Session, lane: Lane, after: str, limit: int, limit_bytes: int) -> Portion:
+def load_page(db: Session, lane: Lane, after: str, limit: int, limit_bytes: int) -> RunPage:
     """A page of the oldest queued runs behind `after`: as many as are asked for, or as fit, but at least one."""
     queued = "FROM runs WHERE state = 'queued' AND priority = ? AND tenant = ? AND id > ?"
     sizes = db.rows(f"SELECT id, size_bytes {queued} ORDER BY id LIMIT ?", *(*lane, after, limit))
@@ -136,28 +136,28 @@ def take(db: Session, lane: Lane, after: str, limit: int, limit_bytes: int) -> P
             break
         count += 1
     if not count:
-        return Portion([], True)
+        return RunPage([], True)
     until = sizes[count - 1][0]
     found = db.rows(f"SELECT {_COLUMNS}, inputs {queued} AND id <= ? ORDER BY id", *(*lane, after, until))
-    return Portion([_fed(db, row) for row in found], count == len(sizes) < limit)
+    return RunPage([_loaded(db, row) for row in found], count == len(sizes) < limit)
 
 
-def take_one(db: Session, id: str) -> Fed | None:
+def load_run(db: Session, id: str) -> LoadedRun | None:
     found = db.rows(f"SELECT {_COLUMNS}, inputs FROM runs WHERE state = 'queued' AND id = ?", id)
-    return _fed(db, found[0]) if found else None
+    return _loaded(db, found[0]) if found else None
 
 
-def _fed(db: Session, found: Sequence[Value]) -> Fed:
+def _loaded(db: Session, found: Sequence[Value]) -> LoadedRun:
     row = RunRow(*found[:-1])  # type: ignore[arg-type]
     inputs = found[-1]
     assert isinstance(inputs, bytes)
     if not row.began_us:
-        return Fed(row, inputs, [])
+        return LoadedRun(row, inputs, [])
     last = db.rows("SELECT max(number) FROM notes WHERE run = ?", row.id)[0][0] or 0
-    return Fed(row, inputs, notes(db, row.id), last)
+    return LoadedRun(row, inputs, read_journal(db, row.id), last)
 
 
-def begin(db: Session, ids: Sequence[str], now_us: int) -> None:
+def mark_running(db: Session, ids: Sequence[str], now_us: int) -> None:
     db.many(
         "UPDATE runs SET state = 'running', began_us = CASE WHEN began_us = 0 THEN ? ELSE began_us END"
         " WHERE id = ? AND state = 'queued'",
@@ -168,42 +168,42 @@ def begin(db: Session, ids: Sequence[str], now_us: int) -> None:
 # ------------------------------------------------------------------------ on the way
 
 
-def keep(id: str, number: int, note: Note, value: bytes | None) -> Statement:
+def append_journal(id: str, number: int, note: JournalEntry, value: bytes | None) -> Statement:
     return Statement(
         "INSERT INTO notes (run, number, body, value, undone) VALUES (?, ?, ?, ?, 0) ON CONFLICT (run, number) DO NOTHING",
         *(id, number, _encode(note), value),
     )
 
 
-def notes(db: Session, id: str, *, all: bool = False, values: bool = True) -> list[Kept]:
+def read_journal(db: Session, id: str, *, all: bool = False, values: bool = True) -> list[JournalRow]:
     """Journal of a run, in order; with `all` also what was undone."""
     value = "value" if values else "NULL"
     undone = "" if all else " AND undone = 0"
     found = db.rows(f"SELECT number, body, {value}, undone FROM notes WHERE run = ?{undone} ORDER BY number", id)
-    return [Kept(row[0], _decode_note(row[1]), row[2], row[3] > 0) for row in found]
+    return [JournalRow(row[0], _decode_entry(row[1]), row[2], row[3] > 0) for row in found]
 
 
 _END = f"UPDATE runs SET state = ?, ended_us = ?, result = ?, problem = ?, about = ? WHERE id = ? AND {_OPEN}"
 
 
-def end(db: Session, id: str, ending: Ending, fatal: int = 0) -> bool:
+def end(db: Session, id: str, ending: StoredOutcome, fatal: int = 0) -> bool:
     """End a run, once. `fatal` is the number of the entry it failed by, which a retry will undo; 0: none."""
-    changed = db.run(_END, *_ended(id, ending))
+    changed = db.run(_END, *_end_values(id, ending))
     if changed and fatal:
         db.run("UPDATE notes SET undone = -1 WHERE run = ? AND number = ?", id, fatal)
     return bool(changed)
 
 
-def plain_end(id: str, ending: Ending) -> Statement:
+def end_statement(id: str, ending: StoredOutcome) -> Statement:
     """End of a run as one statement, for the many that leave nothing else to be done."""
-    return Statement(_END, *_ended(id, ending))
+    return Statement(_END, *_end_values(id, ending))
 
 
-def _ended(id: str, ending: Ending) -> tuple[Value, ...]:
+def _end_values(id: str, ending: StoredOutcome) -> tuple[Value, ...]:
     return ending.state, ending.ended_us, ending.result, ending.problem, ending.about, id
 
 
-def again(db: Session, id: str, now_us: int) -> RunRow:
+def retry(db: Session, id: str, now_us: int) -> RunRow:
     """Retry: a run that did not succeed is queued again, less the journal entry it failed by."""
     row = get(db, id)
     if row.state not in ("failed", "cancelled"):
@@ -224,19 +224,19 @@ def again(db: Session, id: str, now_us: int) -> RunRow:
 def get(db: Session, id: str) -> RunRow:
     found = db.rows(f"SELECT {_COLUMNS} FROM runs WHERE id = ?", id)
     if not found:
-        raise missing(id)
+        raise run_not_found(id)
     return RunRow(*found[0])
 
 
-def ending(db: Session, id: str) -> tuple[RunRow, Ending]:
+def read_outcome(db: Session, id: str) -> tuple[RunRow, StoredOutcome]:
     found = db.rows(f"SELECT {_COLUMNS}, result, problem, about FROM runs WHERE id = ?", id)
     if not found:
-        raise missing(id)
+        raise run_not_found(id)
     row = RunRow(*found[0][:-3])
-    return row, Ending(row.state, row.ended_us, *found[0][-3:])
+    return row, StoredOutcome(row.state, row.ended_us, *found[0][-3:])
 
 
-def page(db: Session, tenant: str, *, target: str = "", state: str = "", before: str = "", limit: int = 50) -> list[RunRow]:
+def list_runs(db: Session, tenant: str, *, target: str = "", state: str = "", before: str = "", limit: int = 50) -> list[RunRow]:
     """Runs of one tenant or of all, the newest first; `before` is the last id of the page before."""
     wanted: list[tuple[str, Value]] = [("1 = ?", 1)]
     if tenant:
@@ -252,14 +252,14 @@ def page(db: Session, tenant: str, *, target: str = "", state: str = "", before:
     return [RunRow(*row) for row in found]
 
 
-def sweep(db: Session, before_us: int) -> int:
+def delete_ended(db: Session, before_us: int) -> int:
     """Delete some of the runs that ended before then; returns how many."""
-    found = db.rows("SELECT id FROM runs WHERE ended_us > 0 AND ended_us < ? LIMIT ?", before_us, SWEPT)
+    found = db.rows("SELECT id FROM runs WHERE ended_us > 0 AND ended_us < ? LIMIT ?", before_us, DELETED_AT_ONCE)
     old = [row[0] for row in found]
     db.many("DELETE FROM notes WHERE run = ?", [(id,) for id in old])
     db.many("DELETE FROM runs WHERE id = ?", [(id,) for id in old])
     return len(old)
 
 
-def missing(id: str) -> NotFound:
+def run_not_found(id: str) -> NotFound:
     return NotFound(f"no run {id[:80]!r}", hint="GET /v1/runs lists them; those that ended long ago are forgotten")

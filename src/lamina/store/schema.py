@@ -7,7 +7,7 @@ from lamina.store.base import Session
 
 VERSION = 2
 
-_STEPS: tuple[tuple[str, ...], ...] = (
+_MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         """CREATE TABLE runs (
             id TEXT PRIMARY KEY, kind TEXT NOT NULL, target TEXT NOT NULL, tenant TEXT NOT NULL, state TEXT NOT NULL,
@@ -36,7 +36,7 @@ _STEPS: tuple[tuple[str, ...], ...] = (
 )
 
 
-def bring_up(db: Session, blob: str) -> None:
+def migrate(db: Session, blob: str) -> None:
     """Migrate to the current version, inside a transaction. `blob` is what the back end calls bytes."""
     db.run("CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
     found = db.rows("SELECT value FROM meta WHERE name = 'version'")
@@ -46,7 +46,7 @@ def bring_up(db: Session, blob: str) -> None:
             f"store: made by a newer Lamina (version {version} of its tables; this one knows {VERSION})",
             hint="run that Lamina, or give another --store",
         )
-    for step in _STEPS[version:]:
+    for step in _MIGRATIONS[version:]:
         for statement in step:
             db.run(statement.replace("BLOB", blob))
     if version < VERSION:

@@ -12,9 +12,9 @@ from typing import Any
 
 from lamina.errors import StoreDown
 from lamina.store.base import Row, Value
-from lamina.store.schema import bring_up
+from lamina.store.schema import migrate
 
-PATIENCE_S = 0.2
+LOCK_TIMEOUT_S = 0.2
 """How long another process may keep the file locked before that is an error."""
 
 _HINTS = {
@@ -30,7 +30,9 @@ _HINTS = {
 class SqliteConnection:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         mode = "ro" if read_only else "rwc"
-        self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=PATIENCE_S, isolation_level=None)
+        self._db = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=LOCK_TIMEOUT_S, isolation_level=None
+        )
         self._lock_fd = -1
         self._db.execute("PRAGMA query_only = ON" if read_only else "PRAGMA synchronous = FULL")
 
@@ -58,7 +60,7 @@ class SqliteConnection:
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
 
-    def own(self, path: Path) -> None:
+    def acquire_lock(self, path: Path) -> None:
         """Lock the store for as long as this connection lives, however it ends.
 
         A file of its own: SQLite's locks do not survive that another handle on the same file is closed.
@@ -95,12 +97,12 @@ class Sqlite:
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = SqliteConnection(self.path)
         try:
-            connection.own(self.path.with_name(self.path.name + ".lock"))
+            connection.acquire_lock(self.path.with_name(self.path.name + ".lock"))
             connection.rows("PRAGMA journal_mode = WAL")
             if self.max_pages:
                 connection.rows(f"PRAGMA max_page_count = {self.max_pages}")
             connection.begin()
-            bring_up(connection, "BLOB")
+            migrate(connection, "BLOB")
             connection.commit()
         except BaseException:
             connection.rollback()
@@ -111,7 +113,7 @@ class Sqlite:
     def reader(self) -> SqliteConnection:
         return SqliteConnection(self.path, read_only=True)
 
-    def ailment(self, error: Exception) -> StoreDown | None:
+    def classify_error(self, error: Exception) -> StoreDown | None:
         if isinstance(error, StoreDown):
             return error
         if isinstance(error, BlockingIOError):

@@ -11,11 +11,11 @@ import pytest
 
 pytest.importorskip("google.protobuf", reason="pip install 'lamina[grpc]'")
 
-from lamina.gateway.h2.frames import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM, SETTINGS, frame
-from lamina.gateway.h2.hpack import Decoder, encode
+from lamina.gateway.bootstrap import Gateway
 from lamina.gateway.oip.grpc_server import _timeout_us
-from lamina.gateway.oip.proto import schema
-from lamina.gateway.serve import Gateway
+from lamina.gateway.oip.schema import load_schema
+from lamina.server.http2.frames import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM, SETTINGS, frame
+from lamina.server.http2.hpack import HpackDecoder, encode
 from tests.gateway.oip.test_rest import serve
 from tests.serving import Browser, hang_up
 
@@ -39,7 +39,7 @@ def framed(message: bytes, packed: int = 0) -> bytes:
 
 
 def request() -> bytes:
-    message = schema()["ModelInferRequest"](model_name="echo", id="7")
+    message = load_schema()["ModelInferRequest"](model_name="echo", id="7")
     message.inputs.add(name="x", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b'{"a": 1}')
     data: bytes = message.SerializeToString()
     return data
@@ -53,7 +53,7 @@ async def call(port: int, body: bytes, path: bytes = INFER, kind: bytes = b"appl
     writer.write(PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, END_HEADERS, 1, encode(headers)))
     writer.write(frame(DATA, END_STREAM, 1, body))
     found: dict[bytes, Any] = {b"": b""}
-    decoder = Decoder(8_192, 100)
+    decoder = HpackDecoder(8_192, 100)
     while True:
         head = await reader.readexactly(9)
         payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
@@ -81,7 +81,7 @@ def test_a_request_is_answered_plain_or_packed(tmp_path: Path) -> None:
     packed = {"body": framed(gzip.compress(request()), 1), "grpc_encoding": b"gzip"}
     for answer in answers(tmp_path, plain, packed):
         assert (answer[b":status"], answer[b"grpc-status"]) == (b"200", b"0")
-        response = schema()["ModelInferResponse"].FromString(answer[b""][5:])
+        response = load_schema()["ModelInferResponse"].FromString(answer[b""][5:])
         assert (response.id, response.raw_output_contents[0][4:]) == ("7", b'{"a":1}')
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lamina.gateway.serve import Gateway
+from lamina.gateway.bootstrap import Gateway
 from tests.gateway.oip.apps import APP
 from tests.serving import Answer, Browser, run, served, shared, write_app
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lamina.errors import BadValue
-from lamina.gateway.serve import Gateway
+from lamina.gateway.bootstrap import Gateway
 from lamina.sdk.app import App
 from tests.gateway.oip.test_rest import asked
 from tests.serving import Browser, hang_up, request, shared, write_app

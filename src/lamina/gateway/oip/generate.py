@@ -9,94 +9,102 @@ from typing import Any
 
 import msgspec
 
-from lamina import values
+from lamina import encoding
 from lamina.errors import BadValue
-from lamina.gateway import wire
-from lamina.gateway.caller import Caller
-from lamina.gateway.exchange import Exchange
-from lamina.gateway.heads import Request
-from lamina.gateway.oip.errors import error_text, refuse
-from lamina.gateway.oip.models import Model, dtype_of
-from lamina.gateway.oip.numbers import to_list, to_raw
-from lamina.gateway.oip.question import Answer, Question, refuse_wishes, wishes
-from lamina.gateway.oip.serving import Serving
-from lamina.gateway.oip.tensors import Given, Output, count, join_bytes
+from lamina.gateway.caller_identity import CallerIdentity
+from lamina.gateway.oip.inference import InferenceRequest, InferenceResponse, reject_option_headers, timeout_and_priority
+from lamina.gateway.oip.inference_service import InferenceService
+from lamina.gateway.oip.json_tensors import to_list, to_raw
+from lamina.gateway.oip.model_catalog import ServedModel, port_dtype
+from lamina.gateway.oip.problems import error_text, respond_error
+from lamina.gateway.oip.tensors import InputTensor, OutputTensor, element_count, join_bytes
+from lamina.gateway.routes import http_codec
 from lamina.sdk.tensors import Port
+from lamina.server.exchange import Exchange
+from lamina.server.request import HttpRequest
 
 EVENTS = b"text/event-stream"
 
 
-def answer(serving: Serving, model: Model, request: Request, exchange: Exchange, caller: Caller, *, in_pieces: bool) -> None:
+def handle_generate(
+    serving: InferenceService,
+    model: ServedModel,
+    request: HttpRequest,
+    exchange: Exchange,
+    caller: CallerIdentity,
+    *,
+    in_pieces: bool,
+) -> None:
     """Handle a request of the extension."""
-    refuse_wishes(request.headers)
-    fields = values.from_json(request.body)
+    reject_option_headers(request.headers)
+    fields = encoding.from_json(request.body)
     if not isinstance(fields, dict):
         raise BadValue("body: not a JSON object", hint="send inputs by name")
     parameters = fields.pop("parameters", {})
     request_id = fields.pop("id", "")
     if not isinstance(parameters, dict):
         raise BadValue("parameters: not an object")
-    timeout_us, priority = wishes(parameters)
-    inputs = [_given(model, name, value) for name, value in fields.items()]
-    question = Question(model, inputs, (), timeout_us, priority, caller, request.header(b"traceparent"))
+    timeout_us, priority = timeout_and_priority(parameters)
+    inputs = [_input_tensor(model, name, value) for name, value in fields.items()]
+    question = InferenceRequest(model, inputs, (), timeout_us, priority, caller, request.header(b"traceparent"))
 
-    def shown(outputs: list[Output]) -> bytes:
+    def shown(outputs: list[OutputTensor]) -> bytes:
         told: dict[str, Any] = {"model_name": model.name, "model_version": model.version}
         if request_id:
             told["id"] = request_id
-        return msgspec.json.encode(told | {output.name: _plain(model, output) for output in outputs})
+        return msgspec.json.encode(told | {output.name: _plain_value(model, output) for output in outputs})
 
-    def on_piece(outputs: list[Output]) -> None:
-        if not exchange.streaming:
-            exchange.begin(200, EVENTS, b"cache-control: no-cache\r\n")
-        exchange.push(b"data: %s\n\n" % shown(outputs))
+    def on_piece(outputs: list[OutputTensor]) -> None:
+        if not exchange.is_streaming:
+            exchange.start_stream(200, EVENTS, b"cache-control: no-cache\r\n")
+        exchange.send_chunk(b"data: %s\n\n" % shown(outputs))
 
-    def on_answer(said: Answer | wire.Problem) -> None:
-        if isinstance(said, wire.Problem):
-            if exchange.streaming:
-                exchange.push(b"data: %s\n\n" % msgspec.json.encode({"error": error_text(said)}))
-                exchange.end()
+    def on_answer(said: InferenceResponse | http_codec.HttpProblem) -> None:
+        if isinstance(said, http_codec.HttpProblem):
+            if exchange.is_streaming:
+                exchange.send_chunk(b"data: %s\n\n" % msgspec.json.encode({"error": error_text(said)}))
+                exchange.end_stream()
             else:
-                refuse(exchange, said)
+                respond_error(exchange, said)
         elif in_pieces:
             if not model.signature.streams:
                 on_piece(said.outputs)
-            elif not exchange.streaming:  # it has yielded nothing
-                exchange.begin(200, EVENTS)
-            exchange.end()
+            elif not exchange.is_streaming:  # it has yielded nothing
+                exchange.start_stream(200, EVENTS)
+            exchange.end_stream()
         else:
-            exchange.respond(200, shown(said.outputs), wire.JSON, wire.reply_headers(said.reply))
+            exchange.respond(200, shown(said.outputs), http_codec.JSON, http_codec.reply_headers(said.reply))
 
     cancel = serving.infer(question, on_answer, on_piece if in_pieces and model.signature.streams else None)
-    if exchange.answer is None or exchange.streaming:
-        exchange.on_gone = cancel
+    if exchange.response is None or exchange.is_streaming:
+        exchange.on_disconnect = cancel
 
 
-def _given(model: Model, name: str, value: Any) -> Given:
+def _input_tensor(model: ServedModel, name: str, value: Any) -> InputTensor:
     """An input tensor from a plain value; a single value stands for as many dimensions as are needed."""
     port = model.ports.get(name)
-    dtype = dtype_of(port) if port is not None else "BYTES"
+    dtype = port_dtype(port) if port is not None else "BYTES"
     if port is not None and port.tensor is None:
-        shape = [1, 1] if model.batched else [1]
-        return Given(name, dtype, shape, join_bytes([values.to_json(value)]))
+        shape = [1, 1] if model.is_batched else [1]
+        return InputTensor(name, dtype, shape, join_bytes([encoding.to_json(value)]))
     data = to_raw(name, dtype, msgspec.json.encode(value if isinstance(value, list) else [value]))
-    return Given(name, dtype, _shape(model, port, value), data)
+    return InputTensor(name, dtype, _shape(model, port, value), data)
 
 
-def _shape(model: Model, port: Port | None, value: Any) -> list[int]:
+def _shape(model: ServedModel, port: Port | None, value: Any) -> list[int]:
     shape: list[int] = []
     at = value
-    while isinstance(at, list) and len(shape) < values.MAX_RANK:
+    while isinstance(at, list) and len(shape) < encoding.MAX_RANK:
         shape.append(len(at))
         at = at[0] if at else None
     wanted = len(model.shape(port)) if port is not None else len(shape)
     return [1] * max(0, wanted - len(shape)) + shape
 
 
-def _plain(model: Model, output: Output) -> Any:
+def _plain_value(model: ServedModel, output: OutputTensor) -> Any:
     """A plain value: one element as it is, several as a list; JSON text is decoded."""
-    found = to_list(output.name, output.dtype, output.data, count(output.shape))
+    found = to_list(output.name, output.dtype, output.data, element_count(output.shape))
     port = next((one for one in model.signature.outputs if one.name == output.name), None)
     if port is not None and port.tensor is None:
-        found = [values.from_json(text.encode()) for text in found]
+        found = [encoding.from_json(text.encode()) for text in found]
     return found[0] if len(found) == 1 else found

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 from lamina.errors import BadValue, LaminaError
-from lamina.gateway.h2.connection import Connection, H2Limits
-from lamina.gateway.h2.hpack import encode
-from lamina.gateway.h2.stream import Stream
-from lamina.gateway.listen import Listener, listen
-from lamina.gateway.names import OURS
-from lamina.gateway.oip.inferring import Context, Inferring, Trouble
-from lamina.gateway.oip.packed import opened
-from lamina.gateway.oip.question import unread
+from lamina.gateway.oip.compression import decompress
+from lamina.gateway.oip.grpc_methods import InferenceMethods, RpcContext, RpcError
+from lamina.gateway.oip.inference import unread_metadata
+from lamina.server.header_names import OWN_PREFIX
+from lamina.server.http2.connection import Http2Connection, Http2Limits
+from lamina.server.http2.hpack import encode
+from lamina.server.http2.stream import Http2Stream
+from lamina.server.listener import Listener, listen
 
 CONNECTIONS = 1_000
 SWEEP_S = 1.0
@@ -30,11 +30,11 @@ _INVALID, _UNIMPLEMENTED, _EXHAUSTED = 3, 12, 8
 class GrpcServer:
     """Listener and connections of a gRPC service."""
 
-    def __init__(self, rpc: Inferring, body_limit: int) -> None:
-        self.rpc = rpc
+    def __init__(self, rpc: InferenceMethods, body_limit: int) -> None:
+        self.service = rpc
         self.body_limit = body_limit
-        self._limits = H2Limits(stream_window=body_limit + 2**20, connection_window=2 * body_limit + 2**21)
-        self._connections: set[Connection] = set()
+        self._limits = Http2Limits(stream_window=body_limit + 2**20, connection_window=2 * body_limit + 2**21)
+        self._connections: set[Http2Connection] = set()
         self._server: Listener | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         service = f"/{rpc.schema.package}.GRPCInferenceService/"
@@ -49,7 +49,7 @@ class GrpcServer:
         def accept() -> asyncio.Protocol:
             if len(self._connections) >= CONNECTIONS:
                 return _Busy()
-            return Connection(self._open, self._limits, self._connections, loop.time())
+            return Http2Connection(self._open, self._limits, self._connections, loop.time())
 
         try:
             self._server = await listen(accept, host, port, ssl=secured, **options)
@@ -78,10 +78,10 @@ class GrpcServer:
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         for connection in list(self._connections):
-            connection.sweep(loop.time())
+            connection.check_timeouts(loop.time())
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
 
-    def _open(self, stream: Stream, headers: dict[bytes, bytes]) -> _Call:
+    def _open(self, stream: Http2Stream, headers: dict[bytes, bytes]) -> _Call:
         return _Call(self, stream, headers)
 
 
@@ -108,7 +108,7 @@ class _Call:
         "_stream",
     )
 
-    def __init__(self, server: GrpcServer, stream: Stream, headers: dict[bytes, bytes]) -> None:
+    def __init__(self, server: GrpcServer, stream: Http2Stream, headers: dict[bytes, bytes]) -> None:
         self._server = server
         self._stream = stream
         self._buffer = bytearray()
@@ -117,54 +117,54 @@ class _Call:
         self._open = 0  #: requests of a stream that are not answered
         self._messages = 0
         self._encoding = headers.get(b"grpc-encoding", b"identity")
-        self._context = Context(headers, _timeout_us(headers.get(b"grpc-timeout", b"")))
+        self._context = RpcContext(headers, _timeout_us(headers.get(b"grpc-timeout", b"")))
         self._method = server.methods.get(headers.get(b":path", b""))
         if not headers.get(b"content-type", b"").startswith(b"application/grpc") or headers.get(b":method") != b"POST":
             stream.end(b"", encode([(b":status", b"415")]))
         elif self._method is None:
-            self._fail(Trouble(_UNIMPLEMENTED, "no such method"))
-        elif stream.may_name_ours:
+            self._fail(RpcError(_UNIMPLEMENTED, "no such method"))
+        elif stream.may_have_own_headers:
             for name in headers:
-                if name.startswith(OURS):
-                    self._fail(Trouble(_INVALID, unread(name)))
+                if name.startswith(OWN_PREFIX):
+                    self._fail(RpcError(_INVALID, unread_metadata(name)))
                     break
 
     # ------------------------------------------------------------- the stream's side
 
-    def data(self, piece: bytes) -> None:
-        if self._method is None or self._stream.is_over:
+    def on_data(self, piece: bytes) -> None:
+        if self._method is None or self._stream.is_closed:
             return
         self._buffer += piece
         buffer = self._buffer
         while len(buffer) >= 5:
             size = int.from_bytes(buffer[1:5], "big")
             if size > self._server.body_limit:
-                self._fail(Trouble(_EXHAUSTED, f"a message of {size} bytes; at most {self._server.body_limit} are taken"))
+                self._fail(RpcError(_EXHAUSTED, f"a message of {size} bytes; at most {self._server.body_limit} are taken"))
                 return
             if len(buffer) < 5 + size:
                 return
             is_packed, message = buffer[0], bytes(buffer[5 : 5 + size])
             del buffer[: 5 + size]
             self._messages += 1
-            self._stream.goes_on()
-            self._take(is_packed, message)
+            self._stream.restart_timer()
+            self._on_message(is_packed, message)
 
-    def ended(self) -> None:
+    def on_end(self) -> None:
         self._is_ended = True
-        if self._method is None or self._stream.is_over:
+        if self._method is None or self._stream.is_closed:
             return
         if self._buffer or (not self._messages and not self._method[2]):
-            self._fail(Trouble(_INVALID, "the request ends too soon"))
-        self._maybe_done()
+            self._fail(RpcError(_INVALID, "the request ends too soon"))
+        self._end_if_done()
 
-    def gone(self) -> None:
+    def on_reset(self) -> None:
         for cancel in list(self._cancels):
             cancel()
         self._cancels.clear()
 
     # --------------------------------------------------------------------- messages
 
-    def _take(self, is_packed: int, message: bytes) -> None:
+    def _on_message(self, is_packed: int, message: bytes) -> None:
         if not is_packed:
             self._handle(message, len(message))
             return
@@ -172,36 +172,36 @@ class _Call:
 
         def then(found: bytes | LaminaError) -> None:
             if isinstance(found, LaminaError):
-                self._fail(Trouble(_EXHAUSTED if found.status == 413 else _INVALID, found.message))
+                self._fail(RpcError(_EXHAUSTED if found.status == 413 else _INVALID, found.message))
             else:
                 self._handle(found, size)
 
         try:
-            opened(message, self._encoding, self._server.body_limit, then)
+            decompress(message, self._encoding, self._server.body_limit, then)
         except LaminaError as error:
-            self._fail(Trouble(_UNIMPLEMENTED, error.message))
+            self._fail(RpcError(_UNIMPLEMENTED, error.message))
 
     def _handle(self, message: bytes, size: int) -> None:
         assert self._method is not None
         name, parse, in_stream = self._method
-        if self._stream.is_over:
+        if self._stream.is_closed:
             return
         try:
             parsed = parse(message)
         except Exception:  # protobuf's own; what it says speaks of its insides
-            self._fail(Trouble(_INVALID, "not a message of this method"))
+            self._fail(RpcError(_INVALID, "not a message of this method"))
             return
         if in_stream:
-            self._ask(parsed, size)
+            self._on_stream_message(parsed, size)
         elif self._messages > 1:
-            self._fail(Trouble(_INVALID, "one request was expected"))
+            self._fail(RpcError(_INVALID, "one request was expected"))
         else:
-            cancel = self._server.rpc.unary(name, parsed, self._context, self._answer)
-            if cancel is not None and not self._stream.is_over:
+            cancel = self._server.service.unary(name, parsed, self._context, self._respond)
+            if cancel is not None and not self._stream.is_closed:
                 self._cancels.add(cancel)
 
-    def _answer(self, said: Any) -> None:
-        if isinstance(said, Trouble):
+    def _respond(self, said: Any) -> None:
+        if isinstance(said, RpcError):
             self._fail(said)
         else:
             self._stream.begin(_OK_HEAD)
@@ -209,7 +209,7 @@ class _Call:
 
     # ------------------------------------------------------------------ bidirectional
 
-    def _ask(self, message: Any, size: int) -> None:
+    def _on_stream_message(self, message: Any, size: int) -> None:
         """Requests of a stream are handled as they come, and answered as they end, each with its id."""
         self._open += 1
         cancel: Callable[[], None] | None = None
@@ -222,33 +222,33 @@ class _Call:
             if cancel is not None:
                 self._cancels.discard(cancel)
             self._stream.credit(size + 5)
-            self._maybe_done()
+            self._end_if_done()
 
-        cancel = self._server.rpc.stream(message, self._context, self._piece, done)
+        cancel = self._server.service.stream(message, self._context, self._send_message, done)
         if cancel is not None and not is_over:
             self._cancels.add(cancel)
 
-    def _piece(self, said: Any) -> None:
+    def _send_message(self, said: Any) -> None:
         stream = self._stream
-        if not stream.has_begun:
+        if not stream.has_started:
             stream.begin(_OK_HEAD)
         stream.send(_framed(said))
 
-    def _maybe_done(self) -> None:
+    def _end_if_done(self) -> None:
         stream = self._stream
-        if self._method is not None and self._method[2] and self._is_ended and not self._open and not stream.is_over:
-            if not stream.has_begun:
+        if self._method is not None and self._method[2] and self._is_ended and not self._open and not stream.is_closed:
+            if not stream.has_started:
                 stream.begin(_OK_HEAD)
             stream.end(b"", _OK_TAIL)
 
-    def _fail(self, trouble: Trouble) -> None:
+    def _fail(self, trouble: RpcError) -> None:
         stream = self._stream
         status = [(b"grpc-status", b"%d" % trouble.code), (b"grpc-message", _escaped(trouble.text))]
-        if stream.has_begun:
+        if stream.has_started:
             stream.end(b"", encode(status))
         else:
             stream.end(b"", encode([(b":status", b"200"), (b"content-type", b"application/grpc"), *status]))
-        self.gone()
+        self.on_reset()
 
 
 def _framed(message: Any) -> bytes:

@@ -13,75 +13,77 @@ from typing import Any
 from msgspec.structs import replace
 
 from lamina.core.events import Deployed
-from lamina.core.lifecycle import Phase
-from lamina.core.state import FunctionState
+from lamina.core.lifecycle import InstancePhase
+from lamina.core.scheduling.state import FunctionState
 from lamina.errors import BadValue, LaminaError, LoadFailed
-from lamina.gateway.oip.models import Model
-from lamina.gateway.oip.serving import Serving
-from lamina.types import Scale
+from lamina.gateway.oip.inference_service import InferenceService
+from lamina.gateway.oip.model_catalog import ServedModel
+from lamina.types import ScaleSpec
 
-LOOK_S = 0.01
-PATIENCE_S = 300.0
-_NONE = Scale(min=0, idle_us=0)
+POLL_S = 0.01
+LOAD_TIMEOUT_S = 300.0
+_NONE = ScaleSpec(min=0, idle_us=0)
 
 OnEnd = Callable[[LaminaError | None], None]
 
 
-class Repository:
+class ModelRepository:
     """Loads and unloads models by changing the scale of their functions."""
 
-    def __init__(self, serving: Serving) -> None:
-        self._serving = serving
-        self._scales: dict[str, Scale] = {}  #: as deployed, of what was changed here
+    def __init__(self, serving: InferenceService) -> None:
+        self._inference = serving
+        self._scales: dict[str, ScaleSpec] = {}  #: as deployed, of what was changed here
 
     def load(self, name: str, tenant: str, parameters: Mapping[str, Any], on_end: OnEnd) -> None:
-        _plain(parameters)
-        model = self._serving.catalogue.find(name, "", tenant)
-        self._serving.catalogue.unloaded.pop(name, None)
+        _check_parameters(parameters)
+        model = self._inference.catalogue.find(name, "", tenant)
+        self._inference.catalogue.unloaded.pop(name, None)
         for function in self._functions(name):
             scale = self._scales.get(function.spec.name, function.spec.scale)
             self._set(function, replace(scale, min=max(1, scale.min), max=max(1, scale.max)))
-        self._watch(model, asyncio.get_running_loop().time() + PATIENCE_S, on_end)
+        self._wait_loaded(model, asyncio.get_running_loop().time() + LOAD_TIMEOUT_S, on_end)
 
     def unload(self, name: str, tenant: str, parameters: Mapping[str, Any], on_end: OnEnd) -> None:
-        _plain(parameters, "unload_dependents")
-        self._serving.catalogue.find(name, "", tenant)
-        self._serving.catalogue.unloaded[name] = "unloaded"
+        _check_parameters(parameters, "unload_dependents")
+        self._inference.catalogue.find(name, "", tenant)
+        self._inference.catalogue.unloaded[name] = "unloaded"
         for function in self._functions(name):
             self._set(function, replace(_NONE, max=function.spec.scale.max))
         on_end(None)
 
     def statistics(self, tenant: str) -> dict[str, Any]:
-        return {"model_stats": [self._serving.statistics.shown(model) for model in self._serving.catalogue.seen_by(tenant)]}
+        return {
+            "model_stats": [self._inference.statistics.as_dict(model) for model in self._inference.catalogue.visible_to(tenant)]
+        }
 
     def _functions(self, name: str) -> list[FunctionState]:
         """Functions of all versions; a workflow has none of its own."""
-        known = self._serving.loop.controller.state.functions
-        versions = self._serving.catalogue.models[name].values()
-        return [known[model.target] for model in versions if model.target in known]
+        known = self._inference.loop.controller.state.functions
+        versions = self._inference.catalogue.models[name].values()
+        return [known[model.target_name] for model in versions if model.target_name in known]
 
-    def _set(self, function: FunctionState, scale: Scale) -> None:
+    def _set(self, function: FunctionState, scale: ScaleSpec) -> None:
         self._scales.setdefault(function.spec.name, function.spec.scale)
-        self._serving.loop.post(Deployed((replace(function.spec, scale=scale),)))
+        self._inference.loop.post(Deployed((replace(function.spec, scale=scale),)))
 
-    def _watch(self, model: Model, until_s: float, on_end: OnEnd) -> None:
+    def _wait_loaded(self, model: ServedModel, until_s: float, on_end: OnEnd) -> None:
         """Poll until its newest version is warm, or cannot be loaded."""
-        loop = self._serving.loop
-        function = loop.controller.state.functions.get(model.target)
-        if function is None or any(one.phase is Phase.WARM for one in function.instances.values()):
+        loop = self._inference.loop
+        function = loop.controller.state.functions.get(model.target_name)
+        if function is None or any(one.phase is InstancePhase.WARM for one in function.instances.values()):
             on_end(None)
             return
-        error = loop.engine.load_errors.get(model.target)
+        error = loop.engine.load_errors.get(model.target_name)
         now_s = asyncio.get_running_loop().time()
         if error is not None:
             on_end(LoadFailed(f"model {model.name!r} cannot be loaded: {error.type}: {error.message}"))
         elif now_s > until_s:
             on_end(LoadFailed(f"model {model.name!r} is still not loaded", hint="is there room for it?"))
         else:
-            asyncio.get_running_loop().call_later(LOOK_S, self._watch, model, until_s, on_end)
+            asyncio.get_running_loop().call_later(POLL_S, self._wait_loaded, model, until_s, on_end)
 
 
-def _plain(parameters: Mapping[str, Any], *known: str) -> None:
+def _check_parameters(parameters: Mapping[str, Any], *known: str) -> None:
     unknown = [name for name in parameters if name not in known]
     if unknown:
         raise BadValue(f"parameters.{unknown[0][:40]}: not taken from clients", hint="put it where the server reads it")

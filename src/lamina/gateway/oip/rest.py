@@ -7,68 +7,69 @@ from typing import Any
 
 import msgspec
 
-from lamina import values
+from lamina import encoding as values
 from lamina.errors import BadValue, LaminaError, UnknownTarget
-from lamina.gateway import logs, wire
-from lamina.gateway.api import Api
-from lamina.gateway.exchange import Exchange
-from lamina.gateway.heads import Request
-from lamina.gateway.oip import about, generate
-from lamina.gateway.oip.errors import error_text, refuse
-from lamina.gateway.oip.infer import infer
-from lamina.gateway.oip.models import Model
-from lamina.gateway.oip.packed import opened
-from lamina.gateway.oip.repository import Repository
-from lamina.gateway.oip.serving import Serving
+from lamina.gateway.observability import logs
+from lamina.gateway.oip import generate, metadata
+from lamina.gateway.oip.compression import decompress
+from lamina.gateway.oip.inference_service import InferenceService
+from lamina.gateway.oip.model_catalog import ServedModel
+from lamina.gateway.oip.problems import error_text, respond_error
+from lamina.gateway.oip.repository import ModelRepository
+from lamina.gateway.oip.rest_infer import handle_infer
+from lamina.gateway.routes import http_codec
+from lamina.gateway.routes.router import Router
+from lamina.server.exchange import Exchange
+from lamina.server.request import HttpRequest
 
 _encode = msgspec.json.encode
 
 
-class Rest:
+class OpenInferenceRoutes:
     """Routes under /v2."""
 
-    def __init__(self, api: Api, serving: Serving, repository: Repository, body_limit: int) -> None:
-        self._api = api
-        self._serving = serving
+    def __init__(self, api: Router, serving: InferenceService, repository: ModelRepository, body_limit: int) -> None:
+        self._router = api
+        self._inference = serving
         self._repository = repository
         self._limit = body_limit
 
-    def handle(self, request: Request, exchange: Exchange) -> None:
+    def handle(self, request: HttpRequest, exchange: Exchange) -> None:
         try:
             encoding = request.header(b"content-encoding")
             if encoding and encoding != b"identity":
-                self._api.allow(request, "invoke")  # opening it is work
-                opened(request.body, encoding, self._limit, lambda found: self._unpacked(request, exchange, found))
+                self._router.authorize(request, "invoke")  # opening it is work
+                decompress(request.body, encoding, self._limit, lambda found: self._on_decompressed(request, exchange, found))
             else:
                 self._route(request, exchange)
         except LaminaError as error:
-            refuse(exchange, wire.error_problem(error))
+            respond_error(exchange, http_codec.error_problem(error))
 
-    def _unpacked(self, request: Request, exchange: Exchange, found: bytes | LaminaError) -> None:
+    def _on_decompressed(self, request: HttpRequest, exchange: Exchange, found: bytes | LaminaError) -> None:
         try:
             if isinstance(found, LaminaError):
                 raise found
-            whole = Request(request.method, request.path, request.query, request.headers, found, request.keep_alive)
+            whole = HttpRequest(request.method, request.path, request.query, request.headers, found, request.keep_alive)
             self._route(whole, exchange)
         except LaminaError as error:
-            refuse(exchange, wire.error_problem(error))
+            respond_error(exchange, http_codec.error_problem(error))
 
     # -------------------------------------------------------------------- routes
 
-    def _route(self, request: Request, exchange: Exchange) -> None:
+    def _route(self, request: HttpRequest, exchange: Exchange) -> None:
         match request.path.rstrip(b"/").decode("latin-1").split("/")[2:]:
             case ["models", name, "infer"]:
                 self._infer(request, exchange, name, "")
             case ["models", name, "versions", version, "infer"]:
                 self._infer(request, exchange, name, version)
             case []:
-                self._tell(request, exchange, lambda tenant: about.server())
+                self._respond_document(request, exchange, lambda tenant: metadata.server_metadata())
             case ["health", "live"]:
                 self._health(request, exchange, "live", True)
             case ["health", "ready"]:
-                self._health(request, exchange, "ready", not self._api.closing and self._api.ready())
+                self._health(request, exchange, "ready", not self._router.is_closing and self._router.is_ready())
             case ["models", "stats"]:
-                self._tell(request, exchange, self._repository.statistics)
+                self._respond_document(request, exchange, self._repository.statistics)
             case ["models", name, "versions", version, *rest]:
                 self._model(request, exchange, name, version, rest)
             case ["models", name, *rest]:
@@ -78,73 +79,79 @@ class Rest:
             case ["repository", "models", name, ("load" | "unload") as verb]:
                 self._change(request, exchange, name, verb)
             case _:
-                raise _nothing_at(request, "GET /v2 tells about this server, POST /v2/repository/index lists the models")
+                raise _not_found(request, "GET /v2 tells about this server, POST /v2/repository/index lists the models")
 
-    def _model(self, request: Request, exchange: Exchange, name: str, version: str, rest: list[str]) -> None:
-        catalogue = self._serving.catalogue
+    def _model(self, request: HttpRequest, exchange: Exchange, name: str, version: str, rest: list[str]) -> None:
+        catalogue = self._inference.catalogue
 
-        def model(tenant: str) -> Model:
+        def model(tenant: str) -> ServedModel:
             return catalogue.find(name, version, tenant)
 
         match rest:
             case []:
-                self._tell(request, exchange, lambda tenant: about.metadata(catalogue, model(tenant)))
+                self._respond_document(request, exchange, lambda tenant: metadata.model_metadata(catalogue, model(tenant)))
             case ["ready"]:
-                tenant = self._api.allow(request, "read").tenant
+                tenant = self._router.authorize(request, "read").tenant
                 self._health(request, exchange, "ready", catalogue.is_loaded(model(tenant)), {"name": name})
             case ["config"]:
-                self._tell(request, exchange, lambda tenant: about.config(catalogue, model(tenant)))
+                self._respond_document(request, exchange, lambda tenant: metadata.model_config(catalogue, model(tenant)))
             case ["stats"]:
-                self._tell(request, exchange, lambda tenant: {"model_stats": [self._serving.statistics.shown(model(tenant))]})
+                self._respond_document(
+                    request, exchange, lambda tenant: {"model_stats": [self._inference.statistics.as_dict(model(tenant))]}
+                )
             case [("generate" | "generate_stream") as verb]:
-                if self._need(request, exchange, "POST"):
-                    caller = self._api.allow(request, "invoke")
+                if self._check_method(request, exchange, "POST"):
+                    caller = self._router.authorize(request, "invoke")
                     in_pieces = verb == "generate_stream"
-                    generate.answer(self._serving, model(caller.tenant), request, exchange, caller, in_pieces=in_pieces)
+                    generate.handle_generate(
+                        self._inference, model(caller.tenant), request, exchange, caller, in_pieces=in_pieces
+                    )
             case _:
-                raise _nothing_at(request, "of a model there are infer, ready, config, stats, generate, generate_stream")
+                raise _not_found(request, "of a model there are infer, ready, config, stats, generate, generate_stream")
 
     # --------------------------------------------------------------------- reads
 
-    def _need(self, request: Request, exchange: Exchange, *methods: str) -> bool:
+    def _check_method(self, request: HttpRequest, exchange: Exchange, *methods: str) -> bool:
         if request.method in methods:
             return True
         allowed = ", ".join(methods)
-        problem = wire.method_problem(request, allowed)
-        logs.refused(problem)
+        problem = http_codec.method_problem(request, allowed)
+        logs.log_rejection(problem)
         headers = problem.headers() + b"allow: %s\r\n" % allowed.encode()
-        exchange.respond(405, _encode({"error": error_text(problem)}), wire.JSON, headers)
+        exchange.respond(405, _encode({"error": error_text(problem)}), http_codec.JSON, headers)
         return False
 
-    def _tell(self, request: Request, exchange: Exchange, what: Callable[[str], Any]) -> None:
+    def _respond_document(self, request: HttpRequest, exchange: Exchange, what: Callable[[str], Any]) -> None:
         """Respond with a document; `what` gets the client's tenant."""
-        if self._need(request, exchange, "GET", "HEAD"):
-            exchange.respond(200, _encode(what(self._api.allow(request, "read").tenant)))
+        if self._check_method(request, exchange, "GET", "HEAD"):
+            exchange.respond(200, _encode(what(self._router.authorize(request, "read").tenant)))
 
-    def _health(self, request: Request, exchange: Exchange, word: str, is_well: bool, more: dict[str, Any] | None = None) -> None:
+    def _health(
+        self, request: HttpRequest, exchange: Exchange, word: str, is_well: bool, more: dict[str, Any] | None = None
+    ) -> None:
         """Health with a body: some clients look at the status alone, some at the word."""
-        if self._need(request, exchange, "GET", "HEAD"):
+        if self._check_method(request, exchange, "GET", "HEAD"):
             exchange.respond(200 if is_well else 400, _encode({**(more or {}), word: is_well}))
 
     # ---------------------------------------------------------------- repository
 
-    def _index(self, request: Request, exchange: Exchange) -> None:
-        if self._need(request, exchange, "POST"):
-            tenant = self._api.allow(request, "read").tenant
+    def _index(self, request: HttpRequest, exchange: Exchange) -> None:
+        if self._check_method(request, exchange, "POST"):
+            tenant = self._router.authorize(request, "read").tenant
             only_ready = _object(request.body).get("ready") is True
-            exchange.respond(200, _encode(about.index(self._serving.catalogue, only_ready, tenant)))
+            exchange.respond(200, _encode(metadata.repository_index(self._inference.catalogue, only_ready, tenant)))
 
-    def _change(self, request: Request, exchange: Exchange, name: str, verb: str) -> None:
-        if not self._need(request, exchange, "POST"):
+    def _change(self, request: HttpRequest, exchange: Exchange, name: str, verb: str) -> None:
+        if not self._check_method(request, exchange, "POST"):
             return
-        tenant = self._api.allow(request, "deploy").tenant
+        tenant = self._router.authorize(request, "deploy").tenant
         parameters = _object(request.body).get("parameters") or {}
 
         def on_end(error: LaminaError | None) -> None:
             if error is None:
                 exchange.respond(200, b"{}")
             else:
-                refuse(exchange, wire.error_problem(error))
+                respond_error(exchange, http_codec.error_problem(error))
 
         if verb == "load":
             self._repository.load(name, tenant, parameters, on_end)
@@ -153,14 +160,14 @@ class Rest:
 
     # --------------------------------------------------------------------- infer
 
-    def _infer(self, request: Request, exchange: Exchange, name: str, version: str) -> None:
-        if not self._need(request, exchange, "POST"):
+    def _infer(self, request: HttpRequest, exchange: Exchange, name: str, version: str) -> None:
+        if not self._check_method(request, exchange, "POST"):
             return
-        caller = self._api.allow(request, "invoke")
-        infer(self._serving, self._serving.catalogue.find(name, version, caller.tenant), caller, request, exchange)
+        caller = self._router.authorize(request, "invoke")
+        handle_infer(self._inference, self._inference.catalogue.find(name, version, caller.tenant), caller, request, exchange)
 
 
-def _nothing_at(request: Request, hint: str) -> UnknownTarget:
+def _not_found(request: HttpRequest, hint: str) -> UnknownTarget:
     return UnknownTarget(f"nothing at {request.path[:80].decode('latin-1')!r}", hint=hint)
 
 

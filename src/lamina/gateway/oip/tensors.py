@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from lamina import values
+from lamina import encoding
 from lamina.errors import BadValue
 from lamina.sdk.tensors import NUMPY
 
@@ -23,35 +23,35 @@ SIZES = {"BOOL": 1, "FP16": 2, "FP32": 4, "FP64": 8, "BF16": 2} | {
 DTYPES = {numpy_name: dtype for dtype, numpy_name in NUMPY.items() if numpy_name and dtype != "BF16"}
 """By numpy's name."""
 
-Raw = bytes | memoryview
+RawBytes = bytes | memoryview
 
 
-class Given(Struct):
+class InputTensor(Struct):
     """An input tensor as it came."""
 
     name: str
     dtype: str
     shape: Sequence[int]
-    data: Raw
+    data: RawBytes
 
 
-class Output(Struct):
+class OutputTensor(Struct):
     """An output tensor."""
 
     name: str
     dtype: str
     shape: list[int]
-    data: Raw
+    data: RawBytes
 
 
-def count(shape: Sequence[int]) -> int:
+def element_count(shape: Sequence[int]) -> int:
     return math.prod(shape)
 
 
 # ------------------------------------------------------------------------ BYTES
 
 
-def split_bytes(data: Raw, most: int, name: str) -> list[bytes]:
+def split_bytes(data: RawBytes, most: int, name: str) -> list[bytes]:
     """The elements of a BYTES tensor; `most` is how many there may be."""
     found: list[bytes] = []
     at, end = 0, len(data)
@@ -68,7 +68,7 @@ def join_bytes(elements: Sequence[bytes]) -> bytes:
     return b"".join([part for element in elements for part in (len(element).to_bytes(4, "little"), element)])
 
 
-def nested(elements: Sequence[Any], shape: Sequence[int]) -> Any:
+def nest(elements: Sequence[Any], shape: Sequence[int]) -> Any:
     """Elements in row order as lists of lists; of no dimension, the element itself."""
     if not shape:
         return elements[0]
@@ -81,7 +81,7 @@ def nested(elements: Sequence[Any], shape: Sequence[int]) -> Any:
     return held.reshape(shape).tolist()
 
 
-def flattened(value: Any, name: str) -> tuple[list[int], list[bytes]]:
+def flatten(value: Any, name: str) -> tuple[list[int], list[bytes]]:
     """Shape and elements of nested lists of bytes or text."""
     shape: list[int] = []
     level = [value]
@@ -100,13 +100,13 @@ def flattened(value: Any, name: str) -> tuple[list[int], list[bytes]]:
 # ------------------------------------------------------------------------- BF16
 
 
-def widen(data: Raw) -> bytes:
+def bf16_to_fp32(data: RawBytes) -> bytes:
     import numpy
 
     return (numpy.frombuffer(data, "<u2").astype("<u4") << 16).tobytes()
 
 
-def narrow(data: Raw) -> bytes:
+def fp32_to_bf16(data: RawBytes) -> bytes:
     """Round to the nearest, ties to even; NaN stays NaN."""
     import numpy
 
@@ -121,20 +121,20 @@ def narrow(data: Raw) -> bytes:
 # ----------------------------------------------------------------------- values
 
 
-def row_values(given: Given, rows: int) -> list[bytes]:
+def row_values(given: InputTensor, rows: int) -> list[bytes]:
     """One encoded value per row; with `rows` of 0 the tensor as a whole is one."""
     shape = given.shape[1:] if rows else given.shape
     pieces = rows or 1
     if given.dtype == "BYTES":
-        each = count(shape)
+        each = element_count(shape)
         elements = split_bytes(given.data, each * pieces, given.name)
         if len(elements) != each * pieces:
             raise BadValue(f"{given.name}: {len(elements)} elements where {each * pieces} fit its shape")
-        return [values.encode(nested(elements[at * each : (at + 1) * each], shape)) for at in range(pieces)]
-    data: Raw = widen(given.data) if given.dtype == "BF16" else given.data
+        return [encoding.encode(nest(elements[at * each : (at + 1) * each], shape)) for at in range(pieces)]
+    data: RawBytes = bf16_to_fp32(given.data) if given.dtype == "BF16" else given.data
     dtype = NUMPY[given.dtype]
     if pieces == 1:
-        return [values.tensor(dtype, shape, data)]
+        return [encoding.encode_tensor(dtype, shape, data)]
     view = memoryview(data)
     size = len(data) // pieces
-    return [values.tensor(dtype, shape, view[at * size : (at + 1) * size]) for at in range(pieces)]
+    return [encoding.encode_tensor(dtype, shape, view[at * size : (at + 1) * size]) for at in range(pieces)]

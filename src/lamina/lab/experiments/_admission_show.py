@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lamina.lab.experiment import Plot, Row, Section, Table
+from lamina.lab.experiment import Plot, ResultTable, Row, Section
 
 LATENCIES_MS = (20, 40, 60, 80)
 REQUESTS = 1_200
@@ -88,7 +88,7 @@ def sections(rows: list[Row]) -> list[Section]:
             Section(
                 f"{flow}: latency SLO x cost SLO",
                 "Attainment: answered in time and within the cost limit, over all calls offered.",
-                table=Table(
+                table=ResultTable(
                     list(COLUMNS.values()),
                     [[row[name] for name in COLUMNS] for row in own],
                 ),
@@ -117,7 +117,7 @@ def _behind_section(behind: list[dict[str, Any]]) -> Section:
         "slices its later steps will have to wait for, so its batches are smaller than edf's by a seventh; in the cascade it "
         "spends part of the time of the large model on company for the small one, which is cheaper and loses a few calls. At "
         "four times the load fifo answers more of the cascade for more money; why was not looked for.",
-        table=Table(
+        table=ResultTable(
             ["workflow", "latency SLO, ms", "cost SLO", "load", "policy", "its attainment", "ours", "its cost", "ours "],
             [
                 [row["flow"], row["latency_ms"], row["cost_slo"], row["load"], row["policy"], *row["attainment"], *row["cost"]]
@@ -140,7 +140,7 @@ def _table_section(rows: list[Row]) -> Section:
         "SLO and the divisor is the time it took to drain them, all twelve latency figures are whole numbers of requests. Then "
         "the custom policy refused nothing, 0.1 to 1.6 % of the requests met the latency SLO, and its lead over FIFO is 1, 1, 0 "
         "and 3 requests of 1,200. So the digits are not a target here." + said,
-        table=Table(
+        table=ResultTable(
             ["policy", "drain, s", "ms per request", "in time at 20/40/60/80 ms", "off by at most"],
             [
                 [

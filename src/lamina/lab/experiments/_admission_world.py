@@ -12,12 +12,12 @@ import math
 import random
 from typing import Any
 
-from lamina.core.flow import Choice, Flow, Task
+from lamina.core.workflow.flow import Choice, Flow, Task
 from lamina.predict.profile import Point, Profile
-from lamina.sim.run import stream
+from lamina.sim.run import random_stream
 from lamina.sim.scenario import Scenario
 from lamina.sim.workload import poisson
-from lamina.types import Call, DeviceSpec, FunctionSpec, Scale, SliceLimits, Slo, call_for
+from lamina.types import Call, DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits, Slo, call_for
 
 WARM_US = 1_000_000
 """Calls begin when everything that stands from the start has been loaded."""
@@ -44,7 +44,7 @@ ENSEMBLE = Flow(
     {
         "prepare": Task("prepare", "prepare", ("model1", "model2", "model3")),
         **{name: Task(name, name, ("combine",)) for name in ("model1", "model2", "model3")},
-        "combine": Task("combine", "combine", needs=3),
+        "combine": Task("combine", "combine", tokens_needed=3),
     },
     ("prepare",),
 )
@@ -70,7 +70,7 @@ def world(flow: str, policy: str, options: dict[str, Any], *, noise: float = 0.0
             share=0.25,
             gpu="may" if "gpu" in TIMES[name][1] else "no",
             memory_mib=1_000,
-            scale=Scale(min=1, max=8),
+            scale=ScaleSpec(min=1, max=8),
         )
         for name in names
     )
@@ -105,7 +105,7 @@ def _profiles(name: str) -> list[Profile]:
 
 
 def calls(flow: str, rate_per_s: float, span_us: int, slo: Slo, cost_limit: float, seed: int) -> list[Call]:
-    dice: random.Random = stream(seed, f"admission/{flow}")
+    dice: random.Random = random_stream(seed, f"admission/{flow}")
     made: list[Call] = []
     for at_us in poisson(rate_per_s, dice):
         if at_us >= span_us:
@@ -120,7 +120,7 @@ def one_executor(each_ms: float) -> Scenario:
     return Scenario(
         name="burst",
         devices=(DeviceSpec(id="gpu0", kind="gpu", units=1, memory_mib=16_000),),
-        functions=(FunctionSpec(name="dag", gpu="must", scale=Scale(min=1), max_queue=100_000),),
+        functions=(FunctionSpec(name="dag", gpu="must", scale=ScaleSpec(min=1), max_queue=100_000),),
         profiles=(profile,),
         loads=(),
         noise=0.0,

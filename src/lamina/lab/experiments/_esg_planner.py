@@ -7,24 +7,24 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from lamina.core.flow import Flow, Node, Task
+from lamina.core.workflow.flow import Flow, Node, Task
 from lamina.lab.experiments._esg_world import APPLICATIONS, MODELS, SETTINGS, smallest_us, table
-from lamina.planner.build import plan
-from lamina.planner.esg.search import brute_force, esg_1q
-from lamina.planner.lookahead import Step
+from lamina.planner.cost_to_go import CostToGo
+from lamina.planner.workflow_frontier import plan_workflow
+from lamina.published.esg.path_search import brute_force, esg_1q
 
 THREE = "image-classification"
 TEN = [*MODELS, *list(MODELS)[:4]]
 
 
-def first_step(functions: list[str] | tuple[str, ...]) -> Step:
+def first_step(functions: list[str] | tuple[str, ...]) -> CostToGo:
     """The look-ahead from the start of a chain."""
     names = [f"s{place}" for place in range(len(functions))]
     nodes: dict[str, Node] = {
         name: Task(name, function, tuple(names[place + 1 : place + 2]))
         for place, (name, function) in enumerate(zip(names, functions, strict=True))
     }
-    return plan(Flow("chain", nodes, (names[0],)), {name: table(name) for name in functions}).step(names[0])
+    return plan_workflow(Flow("chain", nodes, (names[0],)), {name: table(name) for name in functions}).step(names[0])
 
 
 def _timed_us(work: Callable[..., Any], *args: Any, **options: Any) -> float:

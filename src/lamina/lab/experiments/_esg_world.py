@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from lamina.core.flow import Flow, Node, Task
-from lamina.planner.configs import Configs, Prices, grid
+from lamina.core.workflow.flow import Flow, Node, Task
+from lamina.planner.configs import ConfigArrays, ResourcePrices, config_grid
 from lamina.predict.profile import Point, Profile
 from lamina.sim.scenario import Scenario
-from lamina.sim.workload import Load, steps
-from lamina.types import DeviceSpec, FunctionSpec, Scale, SliceLimits, Slo
+from lamina.sim.workload import Workload, steps
+from lamina.types import DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits, Slo
 
 NODES, NODE_CORES, NODE_UNITS = 16, 16, 7
 BATCHES, CORES, UNITS = (1, 2, 3, 4, 6, 8, 12, 16), (1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 4, 7)
-PRICES = Prices(core_per_s=0.034 / 3600, unit_per_s=0.67 / 3600)
+PRICES = ResourcePrices(core_per_s=0.034 / 3600, unit_per_s=0.67 / 3600)
 NOISE = 0.05
 """Sigma of the logarithm of a batch's time over the profiled one: its 99th percentile is 12 % above the median."""
 
@@ -31,7 +31,7 @@ the first calls find nothing loaded, and a load takes as long as the table below
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class EsgFunction:
     """t(b, c, g) = base (host b / c^by_cores + (1 - host) (fixed + (1 - fixed) b) / g^by_units), so t(1, 1, 1) = base.
 
     A part on the host that cores shorten, a part on the accelerator that units shorten, and of that a part that a batch
@@ -53,12 +53,12 @@ class Model:
 
 
 MODELS = {
-    "super-resolution": Model(86, 3_503, 2_700, 0.25, 0.45, 0.85, 0.70),
-    "segmentation": Model(293, 16_510, 2_500, 0.15, 0.35, 0.80, 0.85),
-    "deblur": Model(319, 22_343, 1_100, 0.12, 0.30, 0.75, 0.90),
-    "classification": Model(147, 18_299, 147, 0.30, 0.50, 0.90, 0.65),
-    "background-removal": Model(1_047, 3_729, 2_500, 0.15, 0.25, 0.80, 0.90),
-    "depth": Model(828, 16_479, 648, 0.18, 0.30, 0.85, 0.85),
+    "super-resolution": EsgFunction(86, 3_503, 2_700, 0.25, 0.45, 0.85, 0.70),
+    "segmentation": EsgFunction(293, 16_510, 2_500, 0.15, 0.35, 0.80, 0.85),
+    "deblur": EsgFunction(319, 22_343, 1_100, 0.12, 0.30, 0.75, 0.90),
+    "classification": EsgFunction(147, 18_299, 147, 0.30, 0.50, 0.90, 0.65),
+    "background-removal": EsgFunction(1_047, 3_729, 2_500, 0.15, 0.25, 0.80, 0.90),
+    "depth": EsgFunction(828, 16_479, 648, 0.18, 0.30, 0.85, 0.85),
 }
 APPLICATIONS = {
     "image-classification": ("super-resolution", "segmentation", "classification"),
@@ -94,9 +94,9 @@ def smallest_us(application: str) -> int:
     return round(sum(MODELS[name].time_us(1, 1, 1) for name in APPLICATIONS[application]))
 
 
-def table(function: str) -> Configs:
+def table(function: str) -> ConfigArrays:
     """Its 256 configurations, as medians."""
-    return grid(MODELS[function].time_us, BATCHES, CORES, UNITS, PRICES)
+    return config_grid(MODELS[function].time_us, BATCHES, CORES, UNITS, PRICES)
 
 
 def flow(application: str, factor: float) -> Flow:
@@ -136,7 +136,7 @@ def scenario(setting: str, application: str, policy: str, *, seed: int, seconds:
             share=share,
             memory_mib=2_000,
             input_kib=MODELS[name].input_kib,
-            scale=Scale(min=NODES if warm else 0, max=NODES, idle_us=600_000_000),
+            scale=ScaleSpec(min=NODES if warm else 0, max=NODES, idle_us=600_000_000),
         )
         for name in names
     )
@@ -163,8 +163,11 @@ def scenario(setting: str, application: str, policy: str, *, seed: int, seconds:
         profiles=tuple(profile(name, warm) for name in names),
         flows=tuple(flow(app, factor) for app in apps),
         loads=tuple(
-            Load(
-                target=app, pieces=steps([(round(seconds * 1e6), rate_per_s)]), cv=1.0 if len(apps) > 1 else cv, start_us=start_us
+            Workload(
+                target=app,
+                segments=steps([(round(seconds * 1e6), rate_per_s)]),
+                cv=1.0 if len(apps) > 1 else cv,
+                start_us=start_us,
             )
             for app in apps
         ),

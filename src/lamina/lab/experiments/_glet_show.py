@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lamina.lab.experiment import Plot, Row, Section, Table
+from lamina.lab.experiment import Plot, ResultTable, Row, Section
 from lamina.lab.experiments._glet_world import ORIGINAL
 
 
@@ -47,7 +47,7 @@ def sections(figures: dict[str, Any]) -> list[Section]:
             "Schedulable scenarios on four GPUs",
             "Original: counted by running the published program. Compat must equal it. Repaired plans promise more: all requests "
             "served, every SLO met beside the real neighbours; the last column counts those with all headroom for bursts.",
-            Table(
+            ResultTable(
                 ["GPU", "rates", "policy", "original", "compat", "repaired", "with all headroom", "of"],
                 [_count_row(kind, rates, policy, entry) for kind, rates, policy, entry in _flat(figures["schedulable"])],
             ),
@@ -63,7 +63,7 @@ def sections(figures: dict[str, Any]) -> list[Section]:
             Section(
                 f"Highest rate that fits, four {kind}",
                 "Requests a second of the base rate, repaired. In brackets in the table: compat.",
-                Table(
+                ResultTable(
                     ["mix", *policies], [[mix, *(_peak(by.get(policy, {})) for policy in policies)] for mix, by in mixes.items()]
                 ),
                 Plot("bar", "mix", "requests/s", series),
@@ -75,7 +75,7 @@ def sections(figures: dict[str, Any]) -> list[Section]:
             "Times what time sharing carries",
             "Peak over time-sharing's peak on the same GPUs, over all mixes. One mix has an SLO of 5 ms, which time sharing can "
             "hardly keep at all, and lifts the means; the median is the fairer figure.",
-            Table(
+            ResultTable(
                 ["GPU", "mode", "policy", "mean", "median"],
                 [
                     [kind, mode, policy, gain.get("mean"), gain.get("median")]
@@ -145,7 +145,7 @@ def _online(rows: list[Row]) -> Section:
         "Share of calls answered in time, and the price of all that was held (GPU-seconds). Policies that plan hold their slices "
         "whether they are used or not; edf and frontier lease per batch."
     )
-    return Section("On line, four 2080 Ti", text, Table(columns, table), Plot("bar", "mix x load", "in time", series))
+    return Section("On line, four 2080 Ti", text, ResultTable(columns, table), Plot("bar", "mix x load", "in time", series))
 
 
 def _flat(counts: dict[str, Any]) -> list[tuple[str, str, str, dict[str, Any]]]:

@@ -10,16 +10,17 @@ from itertools import product
 from typing import Any
 
 from lamina.lab import data
-from lamina.planner.fleet.packing import Packer
-from lamina.planner.glet import COMPAT, NETWORK_GBITS, POLICIES, REPAIRED, Catalogue, Planner, Task
-from lamina.planner.glet.capacity import Aborted
-from lamina.planner.glet.draft import Draft
-from lamina.planner.glet.model import SLACK_RPS
-from lamina.planner.glet.schedule import Wanted, schedule
-from lamina.predict import glet_world
-from lamina.predict.glet import read_catalogue
+from lamina.planner.fleet.packing import FleetPacker
+from lamina.planner.partitioning.catalogue import NETWORK_GBITS, RULES_BY_POLICY, SLACK_RPS, Catalogue, PlanTask
+from lamina.planner.partitioning.plan import GpuletPlanner
+from lamina.published.gpulet import world
+from lamina.published.gpulet.capacity import OriginalAborted
+from lamina.published.gpulet.data_files import read_catalogue
+from lamina.published.gpulet.draft import DraftPlan
+from lamina.published.gpulet.elastic_partitioning import RateDemand, schedule
+from lamina.published.gpulet.quirks import COMPAT, REPAIRED
 from lamina.sim.scenario import Scenario
-from lamina.sim.workload import Load, steps
+from lamina.sim.workload import Workload, steps
 from lamina.types import NEVER_US
 
 CONFIGS = {
@@ -83,46 +84,46 @@ def golden() -> dict[str, Any]:
 
 
 @cache
-def compat(policy: str) -> Planner:
-    return Planner(catalogue(), replace(POLICIES[policy], network_gbits=NETWORK_GBITS), COMPAT)
+def compat(policy: str) -> GpuletPlanner:
+    return GpuletPlanner(catalogue(), replace(RULES_BY_POLICY[policy], network_gbits=NETWORK_GBITS), COMPAT)
 
 
 @cache
-def repaired(policy: str) -> Planner:
-    return Planner(catalogue(), POLICIES[policy], REPAIRED)
+def repaired(policy: str) -> GpuletPlanner:
+    return GpuletPlanner(catalogue(), RULES_BY_POLICY[policy], REPAIRED)
 
 
 @cache
-def packer() -> Packer:
-    return Packer(catalogue(), catalogue(), POLICIES["gpulet"])
+def packer() -> FleetPacker:
+    return FleetPacker(catalogue(), catalogue(), RULES_BY_POLICY["gpulet"])
 
 
-def scenarios(levels: Sequence[int], start: int = 0, step: int = 1) -> Iterator[list[Task]]:
+def scenarios(levels: Sequence[int], start: int = 0, step: int = 1) -> Iterator[list[PlanTask]]:
     """All combinations of rates but the one where all are zero."""
     for rates in list(product((0, *levels), repeat=len(SLO_MS)))[1 + start :: step]:
-        yield [Task(model, rate, SLO_MS[model]) for model, rate in zip(SLO_MS, rates, strict=True) if rate]
+        yield [PlanTask(model, rate, SLO_MS[model]) for model, rate in zip(SLO_MS, rates, strict=True) if rate]
 
 
-def tasks_of(mix: str, rate: float) -> list[Task]:
+def tasks_of(mix: str, rate: float) -> list[PlanTask]:
     numbers = {model.name: number for number, model in catalogue().models.items()}
-    return [Task(numbers[name], times * rate, slo_ms) for name, (times, slo_ms) in MIXES[mix].items()]
+    return [PlanTask(numbers[name], times * rate, slo_ms) for name, (times, slo_ms) in MIXES[mix].items()]
 
 
 def scenario(mix: str, rate: float, kind: str, gpus: int, *, seconds: int, seed: int) -> Scenario:
     """The mix on these GPUs, in a world where neighbours slow each other down as gpu-let's model says."""
     known, kinds = catalogue(), [kind] * gpus
     goals_ms = {name: slo_ms for name, (_, slo_ms) in MIXES[mix].items()}
-    begin_us = 3 * glet_world.LOAD_US
+    begin_us = 3 * world.LOAD_US
     return Scenario(
         name=f"{mix}-{rate:g}",
-        devices=tuple(glet_world.gpus(known, kinds)),
-        functions=tuple(glet_world.specs(known, goals_ms)),
-        profiles=tuple(glet_world.profiles(known, goals_ms, kinds)),
+        devices=tuple(world.device_specs(known, kinds)),
+        functions=tuple(world.function_specs(known, goals_ms)),
+        profiles=tuple(world.latency_profiles(known, goals_ms, kinds)),
         loads=tuple(
-            Load(target=name, pieces=steps([(NEVER_US, times * rate)]), start_us=begin_us)
+            Workload(target=name, segments=steps([(NEVER_US, times * rate)]), start_us=begin_us)
             for name, (times, _) in MIXES[mix].items()
         ),
-        interference=glet_world.linear(known, goals_ms, kinds),
+        interference=world.linear_interference(known, goals_ms, kinds),
         noise=0.02,
         seed=seed,
         duration_us=begin_us + seconds * 1_000_000,
@@ -132,7 +133,7 @@ def scenario(mix: str, rate: float, kind: str, gpus: int, *, seconds: int, seed:
 # ----------------------------------------------------------------------- golden
 
 
-def gpulets(draft: Draft) -> list[list[Any]]:
+def gpulets(draft: DraftPlan) -> list[list[Any]]:
     return [
         [cut.gpu, cut.part, cut.dedup, cut.duty_ms, cut.occupancy, [[t.model, t.batch, t.throughput, t.rate] for t in cut.tasks]]
         for cut in draft.gpulets()
@@ -148,17 +149,17 @@ def same(ours: Any, theirs: Any) -> bool:
     return bool(ours == theirs)
 
 
-def differing(case: dict[str, Any], planners: dict[str, Planner]) -> Iterator[str]:
+def differing(case: dict[str, Any], planners: dict[str, GpuletPlanner]) -> Iterator[str]:
     """Results of a case that are not those of the original. Planners by gpu-let's names of their configurations."""
     rows = zip(case["tasks"], case["p99_rates"], strict=True)
-    session = [Wanted(model, rate, slo_ms, SLACK_RPS) for (model, _, slo_ms), rate in rows]
+    session = [RateDemand(model, rate, slo_ms, SLACK_RPS) for (model, _, slo_ms), rate in rows]
     for key, result in case["results"].items():
         gpu_set, config = key.split("/")
         kinds = [kind for kind, count in golden()["meta"]["gpu_sets"][gpu_set] for _ in range(count)]
         draft = planners[config].draft(kinds)
         try:
             status = "ok" if schedule(draft, session) else "unschedulable"
-        except Aborted:
+        except OriginalAborted:
             status = "abort"
         if status != result["status"] or (status == "ok" and not same(gpulets(draft), result["gpulets"])):
             yield key

@@ -11,8 +11,8 @@ from lamina.lab import data
 from lamina.predict.profile import Point, Profile
 from lamina.predict.profile import read as read_profile
 from lamina.sim.scenario import Scenario
-from lamina.sim.workload import Load, hasgpu
-from lamina.types import DeviceSpec, FunctionSpec, Scale, SliceLimits, Slo
+from lamina.sim.workload import Workload, read_hasgpu
+from lamina.types import DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits, Slo
 
 UNITS = 20
 """Of 5 % of the SMs each: the grid the profiles were measured on."""
@@ -94,15 +94,15 @@ def _function(profile: Profile, slo: float) -> FunctionSpec:
         gpu="must",
         share=SHARE,
         memory_mib=MEMORY_MIB,
-        scale=Scale(min=1, max=16),
+        scale=ScaleSpec(min=1, max=16),
         slo=goal,
     )
 
 
-def _load(model: str, workload: str, cell: dict[str, Any]) -> Load:
+def _load(model: str, workload: str, cell: dict[str, Any]) -> Workload:
     times = cell["times"]
     pieces = tuple(
         replace(piece, from_per_s=piece.from_per_s * times, to_per_s=piece.to_per_s * times)
-        for piece in hasgpu(data.path(f"has-gpu/{workload}.json"))
+        for piece in read_hasgpu(data.path(f"has-gpu/{workload}.json"))
     )
-    return Load(target=model, pieces=pieces, cv=1.0 if cell["arrivals"] == "poisson" else 0.0, start_us=WARM_UP_US)
+    return Workload(target=model, segments=pieces, cv=1.0 if cell["arrivals"] == "poisson" else 0.0, start_us=WARM_UP_US)

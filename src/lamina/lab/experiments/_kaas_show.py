@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean, stdev
 from typing import Any
 
-from lamina.lab.experiment import Plot, Row, Section, Table
+from lamina.lab.experiment import Plot, ResultTable, Row, Section
 
 SHORT = {"kaas_rr": "RR", "kaas_balance": "Balance", "kaas_srtf": "SRTF", "kaas_mlfq": "MLFQ", "kaas_exclusive": "Exclusive"}
 
@@ -72,7 +72,7 @@ def sections(rows: list[Row]) -> list[Section]:
             "The five printed traces",
             "A start is request, step, GPU. With both trace sets every start is as printed; with the parameters of the text "
             "none of the totals is. MLFQ draws: the share of seeds that give the printed trace is in the last column.",
-            table=Table(
+            table=ResultTable(
                 ["policy", "parameters", "starts", "total", "cold", "hits", "mean wait", "as printed", "share of seeds"],
                 [
                     [
@@ -91,7 +91,7 @@ def sections(rows: list[Row]) -> list[Section]:
                 f"Poisson arrivals: {key}",
                 f"Means over {len(own[0]['wait'])} seeds, in steps; cold starts as least to most over them. Without a memory "
                 "limit every model is loaded at most once per GPU.",
-                table=Table(
+                table=ResultTable(
                     ["policy", "cold starts", "R wait", "B wait", "all", "spread over seeds", "answered"],
                     [
                         [

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from lamina.predict.profile import Point, Profile
-from lamina.sim.run import stream
+from lamina.sim.run import random_stream
 from lamina.sim.scenario import Scenario
 from lamina.sim.workload import poisson
 from lamina.types import Call, DeviceSpec, FunctionSpec, Slo, call_for
@@ -22,24 +22,24 @@ PATIENCE = Slo(timeout_us=10_000_000_000)
 """The thesis knows no deadlines: every request is served, however late."""
 
 
-class Model(NamedTuple):
+class KaasModel(NamedTuple):
     name: str
     load_steps: float
     run_steps: float
     memory_mib: int = 1_000
 
 
-SETS: dict[str, tuple[Model, ...]] = {
-    "trace-i": (Model("R", 4, 2), Model("B", 10, 8)),
-    "trace-ii": (Model("R", 4, 2), Model("B", 9, 9)),
-    "text": (Model("R", 5, 5), Model("B", 10, 20)),
+SETS: dict[str, tuple[KaasModel, ...]] = {
+    "trace-i": (KaasModel("R", 4, 2), KaasModel("B", 10, 8)),
+    "trace-ii": (KaasModel("R", 4, 2), KaasModel("B", 9, 9)),
+    "text": (KaasModel("R", 5, 5), KaasModel("B", 10, 20)),
 }
 """trace-i: cold 4 + 2 and 10 + 8. trace-ii keeps the text's cold starts (5 + 1 and 10 + 8) and lets a warm request load for
 one step: warm 1 + 1 and 1 + 8, which as load + run is 4 + 2 and 9 + 9. text: as the thesis prints them."""
 
 
 def world(
-    models: tuple[Model, ...], gpus: int, policy: str, options: dict[str, Any], *, memory_mib: int = 1_000_000, seed: int = 1
+    models: tuple[KaasModel, ...], gpus: int, policy: str, options: dict[str, Any], *, memory_mib: int = 1_000_000, seed: int = 1
 ) -> Scenario:
     devices = tuple(DeviceSpec(id=f"gpu{number}", kind="gpu", units=1, memory_mib=memory_mib) for number in range(1, gpus + 1))
     functions = tuple(
@@ -78,7 +78,7 @@ def arrivals(rates: dict[str, float], steps: int, seed: int) -> list[Call]:
     """Poisson arrivals, `rates` in requests per step."""
     calls: list[tuple[int, str]] = []
     for name, rate in rates.items():
-        dice: random.Random = stream(seed, f"kaas/{name}")
+        dice: random.Random = random_stream(seed, f"kaas/{name}")
         for at_us in poisson(rate * 1e6 / STEP_US, dice) if rate > 0 else ():
             if at_us >= steps * STEP_US:
                 break
@@ -87,12 +87,12 @@ def arrivals(rates: dict[str, float], steps: int, seed: int) -> list[Call]:
     return [call_for(f"{name}-{place}", name, at_us, PATIENCE) for place, (at_us, name) in enumerate(calls)]
 
 
-def equal_load(models: tuple[Model, ...], gpus: int, load: float) -> dict[str, float]:
+def equal_load(models: tuple[KaasModel, ...], gpus: int, load: float) -> dict[str, float]:
     """Each model brings the same part of `load` (1: all GPUs busy with warm requests)."""
     return {model.name: load * gpus / len(models) / model.run_steps for model in models}
 
 
-def equal_rates(models: tuple[Model, ...], gpus: int, load: float) -> dict[str, float]:
+def equal_rates(models: tuple[KaasModel, ...], gpus: int, load: float) -> dict[str, float]:
     """Each model brings as many requests as any other."""
     each = load * gpus / sum(model.run_steps for model in models)
     return {model.name: each for model in models}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from lamina.lab.experiment import Plot, Row, Section, Table
+from lamina.lab.experiment import Plot, ResultTable, Row, Section
 
 TIMES = {
     "event_us": "event us",
@@ -58,7 +58,7 @@ def sections(rows: list[Row]) -> list[Section]:
     ]
     columns = ["growing", "policy", *MEASURES.values(), *(f"{name}, last step" for name in MEASURES.values())]
     text = "Over the whole sweep, and over its last step alone: growth that comes late is hidden in the first."
-    made = [Section("Fitted exponents", text, Table(columns, fits))]
+    made = [Section("Fitted exponents", text, ResultTable(columns, fits))]
     for sweep in _sweeps(rows):
         table = [
             [row["size"], row["policy"], *(row[name] for name in TIMES), _percent(row["in_time"]), row["served"]]
@@ -69,7 +69,7 @@ def sections(rows: list[Row]) -> list[Section]:
             Section(
                 f"More {sweep}",
                 "Microseconds are means.",
-                Table([sweep, "policy", *TIMES.values(), "in time %", "calls"], table),
+                ResultTable([sweep, "policy", *TIMES.values(), "in time %", "calls"], table),
                 _lines(rows, sweep, "event_us"),
             )
         )

@@ -14,11 +14,11 @@ from lamina.core.events import Deployed, DeviceJoined
 from lamina.core.policy import DeployRole
 from lamina.errors import NoCapacity
 from lamina.lab import data
-from lamina.lab.experiments._family import KINDS, function, goal_us, profile
-from lamina.predict import devices
-from lamina.sim.run import controller_of
+from lamina.lab.experiments._function_family import KINDS, function, goal_us, profile
+from lamina.predict import device_presets
+from lamina.sim.run import build_controller
 from lamina.sim.scenario import Scenario
-from lamina.sim.workload import Load, replay
+from lamina.sim.workload import Workload, replay_trace
 
 LOADS: dict[str, tuple[tuple[str, ...], int]] = {
     "code": (("code",), 3),
@@ -31,7 +31,7 @@ BEST_EFFORT = 10  #: times the goal of others
 
 def deployable(scenario: Scenario, policy: str) -> Scenario:
     """What the policy lets in, offered one by one: all of it, unless it checks capacity before it deploys."""
-    controller = controller_of(replace(scenario, policy=policy, options={}))
+    controller = build_controller(replace(scenario, policy=policy, options={}))
     if not isinstance(controller.policy, DeployRole):
         return scenario
     for device in scenario.devices:
@@ -65,13 +65,13 @@ def make(load: str, seed: int, seconds: int) -> Scenario:
         for time_us, rank in drawn(service, dice, seconds * 1_000_000):
             at_us[rank].append(time_us)
     loads = [
-        Load(target=spec.name, at_us=tuple(sorted(times)), tenant=spec.name)
+        Workload(target=spec.name, at_us=tuple(sorted(times)), tenant=spec.name)
         for spec, times in zip(specs, at_us, strict=True)
         if times
     ]
     return Scenario(
         name=load,
-        devices=tuple(devices.make(f"h200x{gpus}")),
+        devices=tuple(device_presets.parse_devices(f"h200x{gpus}")),
         functions=tuple(specs),
         profiles=tuple(profiles),
         loads=tuple(loads),
@@ -84,7 +84,7 @@ def drawn(service: str, dice: random.Random, until_us: int) -> Iterator[tuple[in
     """(time, rank of the function): the calls of a burst belong together, as those of one caller do."""
     weights = list(accumulate(1 / rank for rank in range(1, FUNCTIONS + 1)))
     rank, before_us = 0, -BURST_US
-    for at_us in replay(data.path(f"traces/azure_llm_2023_{service}.csv.gz"), SPEEDUP):
+    for at_us in replay_trace(data.path(f"traces/azure_llm_2023_{service}.csv.gz"), SPEEDUP):
         if at_us >= until_us:
             return
         if (at_us - before_us) * SPEEDUP >= BURST_US:

@@ -12,10 +12,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from lamina.lab.experiment import Reported, Section, policies_there
+from lamina.lab.experiment import Reported, Section, installed_policies
 from lamina.lab.experiments import _admission_show as show
 from lamina.lab.experiments._admission_world import WARM_US, burst, calls, one_executor, world
-from lamina.lab.experiments._play import Played, play
+from lamina.lab.experiments._call_player import PlayedCalls, play_calls
 from lamina.types import Slo
 
 TITLE = "Admission of workflows, with a limit on latency and one on cost"
@@ -55,7 +55,7 @@ RIVALS: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def cells(seed: int, quick: bool) -> list[dict[str, Any]]:
-    there = set(policies_there([policy for _, policy, _ in RIVALS]))
+    there = set(installed_policies([policy for _, policy, _ in RIVALS]))
     rivals = [(name, policy, options) for name, policy, options in RIVALS if policy in there]
     made: list[dict[str, Any]] = []
 
@@ -90,13 +90,13 @@ def run(cell: dict[str, Any]) -> dict[str, Any]:
         options = cell["options"] | ({"seed": seed} if "draws" in cell["options"] else {})
         scenario = world(cell["flow"], cell["policy"], options, seed=seed)
         rate = RATES[cell["flow"]] * cell["load"]
-        played = play(scenario, calls(cell["flow"], rate, cell["span_us"], slo, limit, seed))
+        played = play_calls(scenario, calls(cell["flow"], rate, cell["span_us"], slo, limit, seed))
         for name, value in _measure(played, limit, cell["span_us"]).items():
             found.setdefault(name, []).append(value)
     return cell | {name: round(fmean(values), 6) for name, values in found.items()}
 
 
-def _measure(played: Played, limit: float, span_us: int) -> dict[str, float]:
+def _measure(played: PlayedCalls, limit: float, span_us: int) -> dict[str, float]:
     offered = len(played.calls)
     in_time = [reply for reply in played.replies if not reply.late]
     good = sum(not limit or reply.cost <= limit * (1 + 1e-6) for reply in in_time)
@@ -119,7 +119,7 @@ def _measure(played: Played, limit: float, span_us: int) -> dict[str, float]:
 def _burst(requests: int) -> dict[str, Any]:
     """All requests at once, one executor, 12 ms each, nothing dropped: what the Clockwork row of the table looks like."""
     scenario = one_executor(12.0)
-    played = play(replace(scenario, policy="clockwork", options={"compat": True}), burst(requests))
+    played = play_calls(replace(scenario, policy="clockwork", options={"compat": True}), burst(requests))
     latencies = [reply.latency_us for reply in played.replies]
     return {
         "drain_s": (played.ended_us - WARM_US) / 1e6,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from lamina.core.policy import Dispatch
-from lamina.lab.experiment import Plot, Reported, Section, Table, policies_there
+from lamina.core.policy import DispatchRole
+from lamina.lab.experiment import Plot, Reported, ResultTable, Section, installed_policies
 from lamina.lab.experiments._esg_planner import measure, ratios
 from lamina.lab.experiments._esg_world import APPLICATIONS, SETTINGS, scenario
 from lamina.sim.run import run as simulate
@@ -65,7 +65,7 @@ def cells(seed: int, quick: bool) -> list[Cell]:
     serve = [
         {"part": "serve", "setting": setting, "application": app, "warm": warm, "policy": policy, "seed": seed, "calls": calls}
         for setting, app, warm, calls in worlds
-        for policy in policies_there(POLICIES)
+        for policy in installed_policies(POLICIES)
     ]
     goals = PUBLISHED[:1] if quick else PUBLISHED
     return serve + [{"part": "decide", "setting": setting, "seed": seed, "quick": quick} for setting in goals]
@@ -85,7 +85,7 @@ def run(cell: Cell) -> Row:
     )
     counts: dict[str, int] = {}
 
-    def look(policy: Dispatch) -> None:
+    def look(policy: DispatchRole) -> None:
         counts.update(getattr(policy, "stats", {}))
 
     return {**cell, **_row(simulate(world, on_policy=look), counts)}
@@ -237,7 +237,7 @@ def sections(rows: list[Row]) -> list[Section]:
             + [row[key] for key in ("p50_ms", "p95_ms", "p99_ms", "batch", "missed", "cold_starts")]
             for policy, row in by.items()
         ]
-        shown.append(Section(name, table=Table(columns, lines)))
+        shown.append(Section(name, table=ResultTable(columns, lines)))
     for what, axis, key in (("Hit rate", "answers in time, %", "hit"), ("Cost", "of 1,000 answers in time", "cost_per_1k")):
         series: dict[str, list[tuple[float | str, float]]] = {}
         for name, by in settings.items():
@@ -254,5 +254,5 @@ def sections(rows: list[Row]) -> list[Section]:
         times = [[row["setting"], *(row["query_us"][p] for p in ("p50", "p90", "p99")), *ratios(row).values()] for row in decide]
         heads = ["setting", "query p50 us", "p90", "p99", *(f"{name}, in queries" for name in ratios(decide[0]))]
         text = "Three steps of 256 configurations, on the machine named on this page; multiples are of the quietest of each."
-        shown.append(Section("Decision time", text, Table(heads, times)))
+        shown.append(Section("Decision time", text, ResultTable(heads, times)))
     return shown

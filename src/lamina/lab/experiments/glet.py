@@ -10,7 +10,7 @@ from itertools import product
 from statistics import fmean, median
 from typing import Any
 
-from lamina.lab.experiment import Cell, Reported, Row, Section, policies_there
+from lamina.lab.experiment import Cell, Reported, Row, Section, installed_policies
 from lamina.lab.experiments import _glet_show as show
 from lamina.lab.experiments import _glet_world as world
 
@@ -71,7 +71,7 @@ def cells(seed: int, quick: bool) -> list[Cell]:
             "thorough": not quick and kind == "2080ti" and policy != "frontier",
         }
         made += [peak | {"mode": mode} for mode in modes]
-    there = {name for name, (policy, _) in ONLINE.items() if policies_there([policy])}
+    there = {name for name, (policy, _) in ONLINE.items() if installed_policies([policy])}
     for mix, factor, policy in product(ONLINE_MIXES[1:2] if quick else ONLINE_MIXES, (1.0,) if quick else (0.7, 1.0), ONLINE):
         if policy in there:
             seconds = 1 if quick else SECONDS

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from lamina.lab.experiment import Plot, Reported, Section, Table, policies_there
+from lamina.lab.experiment import Plot, Reported, ResultTable, Section, installed_policies
 from lamina.lab.experiments._has_world import MIXES, scenario_of
 from lamina.sim.run import run as simulate
 
@@ -47,7 +47,7 @@ Row = dict[str, Any]
 
 
 def cells(seed: int, quick: bool) -> list[Cell]:
-    policies = [name for name in POLICIES if policies_there([name.partition("(")[0]])]
+    policies = [name for name in POLICIES if installed_policies([name.partition("(")[0]])]
     settings = _quick() if quick else _full()
     return [{**setting, "policy": policy, "seed": seed} for setting in settings for policy in policies]
 
@@ -173,7 +173,7 @@ def sections(rows: list[Row]) -> list[Section]:
     settings = by_setting(rows)
     policies = [policy for policy in POLICIES if any(policy in by for by in settings.values())]
     result = figures(rows)
-    ratios = Table(
+    ratios = ResultTable(
         ["pair", "violations", "GPU-s per 1,000 calls", "GPU-s per 1,000 in time"],
         [[name, ratio["violations"], ratio[HELD], ratio[IN_TIME]] for name, ratio in result["ratios"].items()],
     )
@@ -192,9 +192,9 @@ def sections(rows: list[Row]) -> list[Section]:
     ]
 
 
-def _grid(settings: dict[str, dict[str, Row]], policies: list[str], value: Callable[[Row], float]) -> Table:
+def _grid(settings: dict[str, dict[str, Row]], policies: list[str], value: Callable[[Row], float]) -> ResultTable:
     lines = [[name, *(value(by[policy]) if policy in by else None for policy in policies)] for name, by in settings.items()]
-    return Table(["setting", *policies], lines)
+    return ResultTable(["setting", *policies], lines)
 
 
 def _by_slo(settings: dict[str, dict[str, Row]], policies: list[str], key: str, says: str, log: bool = False) -> Plot:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from lamina.lab.experiment import Reported, Row, Section, policies_there
+from lamina.lab.experiment import Reported, Row, Section, installed_policies
 from lamina.lab.experiments import _kaas_show as show
-from lamina.lab.experiments._kaas_world import SETS, STEP_US, Model, arrivals, equal_load, equal_rates, requests, world
-from lamina.lab.experiments._play import Played, play
+from lamina.lab.experiments._call_player import PlayedCalls, play_calls
+from lamina.lab.experiments._kaas_world import SETS, STEP_US, KaasModel, arrivals, equal_load, equal_rates, requests, world
 
 TITLE = "Serverless accelerators: who gets which GPU"
 ABOUT = """\
@@ -69,7 +69,7 @@ def cells(seed: int, quick: bool) -> list[dict[str, Any]]:
         for name in PUBLISHED
         for params in SETS
     ]
-    there = policies_there(ONLINE)
+    there = installed_policies(ONLINE)
 
     def load(part: str, params: str, policy: str, **more: Any) -> None:
         made.append(
@@ -120,7 +120,7 @@ def _trace(cell: dict[str, Any]) -> Row:
     name, found, chosen = cell["policy"], 0, None
     for draw in range(cell["draws"]):
         options = COMPAT[name] | ({"seed": draw} if name == "kaas_mlfq" else {})
-        played = play(world(SETS[cell["params"]], 2, name, options), requests(TRACE))
+        played = play_calls(world(SETS[cell["params"]], 2, name, options), requests(TRACE))
         same = _starts(played) == PUBLISHED[name]
         found += same
         if chosen is None or (same and found == 1):
@@ -143,7 +143,7 @@ def _trace(cell: dict[str, Any]) -> Row:
     }
 
 
-def _starts(played: Played) -> list[list[Any]]:
+def _starts(played: PlayedCalls) -> list[list[Any]]:
     """[request, start, GPU] in the order they started."""
     starts = sorted(played.starts.values(), key=lambda one: (one.start_us, one.call.arrived_us))
     return [[one.call.id, one.start_us // STEP_US, int(one.device.removeprefix("gpu"))] for one in starts]
@@ -155,7 +155,9 @@ def _load(cell: dict[str, Any]) -> Row:
         seed = cell["seed"] * 1_000 + turn
         options = cell["options"] | ({"seed": seed} if cell["policy"] == "kaas_mlfq" else {})
         if cell["part"] == "memory":
-            models = tuple(Model(f"M{k}", 5, 5) if k % 3 else Model(f"M{k}", 10, 20) for k in range(1, cell["models"] + 1))
+            models = tuple(
+                KaasModel(f"M{k}", 5, 5) if k % 3 else KaasModel(f"M{k}", 10, 20) for k in range(1, cell["models"] + 1)
+            )
             popular = {model.name: 1 / place for place, model in enumerate(models, 1)}
             work = sum(popular[model.name] * model.run_steps for model in models)
             rates = {name: share * cell["load"] * cell["gpus"] / work for name, share in popular.items()}
@@ -164,12 +166,12 @@ def _load(cell: dict[str, Any]) -> Row:
             models = tuple(model._replace(load_steps=model.load_steps * cell["cold"]) for model in SETS[cell["params"]])
             rates = MIXES[cell["mix"]](models, cell["gpus"], cell["load"])
             scenario = world(models, cell["gpus"], cell["policy"], options, seed=seed)
-        played = play(scenario, arrivals(rates, cell["steps"], seed))
+        played = play_calls(scenario, arrivals(rates, cell["steps"], seed))
         _note(found, played)
     return {name: [round(value, 4) for value in values] for name, values in found.items()}
 
 
-def _note(found: dict[str, list[float]], played: Played) -> None:
+def _note(found: dict[str, list[float]], played: PlayedCalls) -> None:
     starts = list(played.starts.values())
     row = {
         "cold_starts": float(played.loads),

@@ -14,19 +14,19 @@ from msgspec.structs import replace
 
 from lamina.core.actions import Reply
 from lamina.core.controller import Controller
-from lamina.core.policy import Decision, LoadOn, View
-from lamina.lab.clock import Enough, Timed
-from lamina.lab.experiment import Cell, Reported, Row, policies_there
+from lamina.core.policy import Decision, LoadInstance, View
+from lamina.drivers.virtual import Ending, simulate
+from lamina.lab.decision_times import MeasurementDone, TimedController
+from lamina.lab.experiment import Cell, Reported, Row, installed_policies
 from lamina.lab.experiments import _scale_show
-from lamina.lab.experiments._family import KINDS, Kind, function, goal_us, profile
-from lamina.lab.origin import machine
+from lamina.lab.experiments._function_family import KINDS, FunctionKind, function, goal_us, profile
+from lamina.lab.provenance import machine_info
 from lamina.policies import build
-from lamina.predict import devices
-from lamina.predict.table import Table as Predictions
-from lamina.predict.world import World
-from lamina.sim.executor import Executor
-from lamina.sim.loop import Ending, simulate
-from lamina.sim.run import setup_of, stream
+from lamina.predict import device_presets
+from lamina.predict.profile_table import ProfileTable as Predictions
+from lamina.sim.executor import SimulatedExecutor
+from lamina.sim.hardware_model import HardwareModel
+from lamina.sim.run import random_stream, setup_events
 from lamina.sim.scenario import Scenario
 from lamina.types import Call, call_for
 
@@ -35,7 +35,7 @@ ABOUT = """
 Processor time of the controller on one core of the machine named above, the simulator's own work left out: per event handled, per
 time the policy is asked to dispatch, and of all events per call. Calls are Poisson with Zipf popularity (exponent 1), at 40 % of
 what the devices could serve call by call, to functions of the kind of an image classifier, a text embedder or a detector
-(lab/experiments/_family.py) with 10 MiB of weights, so that all of them fit.
+(lab/experiments/_function_family.py) with 10 MiB of weights, so that all of them fit.
 
 More functions: 10 to 10,000 on eight H200. More devices: 1 to 1,000 H200, calls in proportion, a hundred functions. In both,
 every function is loaded before timing starts, and every device has at least ten instances. Cold functions: 10 to 10,000 on eight
@@ -73,7 +73,7 @@ def cells(seed: int, quick: bool) -> list[Cell]:
     return [
         {"sweep": sweep, "size": size, "policy": policy, "seed": seed, **work}
         for sweep, steps in sizes.items()
-        for policy in policies_there(POLICIES)
+        for policy in installed_policies(POLICIES)
         for size in steps
     ]
 
@@ -85,17 +85,19 @@ def run(cell: Cell) -> Row:
     table = Predictions(list(scenario.profiles), margin=scenario.margin)
     controller = Controller(build(cell["policy"]), table)
     if not cold:
-        controller._scale = Preloaded(controller._scale, _places(scenario))
-    timed = Timed(controller)
-    executor = Executor(controller, World(table, stream(cell["seed"], "world"), scenario.noise), seed=cell["seed"])
-    ends = Ends()
+        controller._scale = PreloadedScaling(controller._scale, _places(scenario))
+    timed = TimedController(controller)
+    executor = SimulatedExecutor(
+        controller, HardwareModel(table, random_stream(cell["seed"], "world"), scenario.noise), seed=cell["seed"]
+    )
+    ends = EndingCounts()
     calls = _cold_calls(scenario, cell, timed) if cold else _warm_calls(scenario, cell, timed)
     begin_s = process_time()
-    with suppress(Enough):
-        simulate(cast(Controller, timed), executor, calls, setup=setup_of(scenario), on_end=ends)
+    with suppress(MeasurementDone):
+        simulate(cast(Controller, timed), executor, calls, setup=setup_events(scenario), on_end=ends)
     took_s = process_time() - begin_s
     return cell | {
-        "cpu": machine().cpu,
+        "cpu": machine_info().cpu,
         "functions": functions,
         "devices": gpus,
         "served": timed.calls,
@@ -107,7 +109,7 @@ def run(cell: Cell) -> Row:
         "call_us": round(timed.event.total_us / max(1, timed.calls), 3),
         "run_s": round(took_s, 3),
         "in_time": round(ends.good / ends.all, 6) if ends.all else None,
-        "cold_starts": sum(executor.ledger.loads.values()),
+        "cold_starts": sum(executor.accounting.cold_starts.values()),
     }
 
 
@@ -119,11 +121,11 @@ def make(functions: int, gpus: int, seed: int) -> Scenario:
         spec = function(name, kind, slo_us=2 * goal_us(kind), idle_us=3_600_000_000)
         specs.append(replace(spec, memory_mib=WEIGHTS_MIB))
         profiles.append(profile(name, kind, few=True))
-    made = devices.make(f"h200x{gpus}")
+    made = device_presets.parse_devices(f"h200x{gpus}")
     return Scenario(name="scale", devices=tuple(made), functions=tuple(specs), profiles=tuple(profiles), loads=(), seed=seed)
 
 
-def _kind(rank: int) -> Kind:
+def _kind(rank: int) -> FunctionKind:
     return KINDS[rank % 3]
 
 
@@ -135,7 +137,7 @@ def _places(scenario: Scenario) -> list[tuple[str, str]]:
     return list(dict.fromkeys(pairs))
 
 
-class Ends:
+class EndingCounts:
     """How calls ended. A whole report per function would take longer than the run."""
 
     def __init__(self) -> None:
@@ -146,7 +148,7 @@ class Ends:
         self.good += isinstance(ending, Reply) and not ending.late
 
 
-class Preloaded:
+class PreloadedScaling:
     """Loads what it is told when it is first asked, and then steps back behind the policy's own role."""
 
     def __init__(self, inner: Any, places: list[tuple[str, str]]) -> None:
@@ -156,7 +158,7 @@ class Preloaded:
     def scale(self, view: View) -> Iterator[Decision]:
         if self._places and view.functions:
             for name, device in self._places:
-                yield LoadOn(name, device)
+                yield LoadInstance(name, device)
             self._places = []
         else:
             yield from self._inner.scale(view)
@@ -170,7 +172,7 @@ def _rate_per_s(scenario: Scenario) -> float:
     return BUSY * sum(device.units for device in scenario.devices) / mean_s
 
 
-def _warm_calls(scenario: Scenario, cell: Cell, timed: Timed) -> Iterator[Call]:
+def _warm_calls(scenario: Scenario, cell: Cell, timed: TimedController) -> Iterator[Call]:
     """The first tenth fills the devices; the rest is timed, for as long as it may take."""
     specs, rate_per_s = scenario.functions, _rate_per_s(scenario)
     dice = random.Random(f"scale/{cell['seed']}")
@@ -191,7 +193,7 @@ def _warm_calls(scenario: Scenario, cell: Cell, timed: Timed) -> Iterator[Call]:
     timed.end()
 
 
-def _cold_calls(scenario: Scenario, cell: Cell, timed: Timed) -> Iterator[Call]:
+def _cold_calls(scenario: Scenario, cell: Cell, timed: TimedController) -> Iterator[Call]:
     dice = random.Random(f"cold/{cell['seed']}")
     at_us, begun_s = 0.0, 0.0
     for number, spec in enumerate(scenario.functions):

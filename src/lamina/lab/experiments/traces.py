@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from statistics import mean
 from typing import Any
 
-from lamina.lab.experiment import Cell, Plot, Reported, Row, Section, Table, policies_there
+from lamina.lab.cpu_limit import CpuLimitExceeded, cpu_limit
+from lamina.lab.experiment import Cell, Plot, Reported, ResultTable, Row, Section, installed_policies
 from lamina.lab.experiments._traces_world import LOADS, deployable, make
-from lamina.lab.limit import TooSlow, processor_limit
 from lamina.sim.run import run as simulate
 from lamina.sim.summary import Summary
 
@@ -18,7 +18,7 @@ Arrivals of two services as recorded (Azure LLM inference 2023, see data/traces)
 their mean, and conversation, which is near Poisson. The first twenty minutes, ten times as fast: two minutes at 30 and 50
 calls a second. Calls less than 20 ms apart are one burst and go to one function, drawn with Zipf popularity
 (exponent 1) from a hundred. Functions are of five kinds, from an image classifier to a small language model; their latency
-curve was measured on an H200 for the first and is synthetic for the others (lab/experiments/_family.py).
+curve was measured on an H200 for the first and is synthetic for the others (lab/experiments/_function_family.py).
 
 Weights of all functions need about a quarter more memory than three H200 have, loads take 0.8 to 5 seconds and an instance
 may leave after 20 idle seconds: nobody can keep everything warm. Goals are four times what one call takes on the
@@ -41,7 +41,7 @@ CURVE_POINTS = 60
 
 def cells(seed: int, quick: bool) -> list[Cell]:
     loads = ["code", "tenants"] if quick else list(LOADS)
-    policies = policies_there(("fifo", "edf", "frontier") if quick else POLICIES)
+    policies = installed_policies(("fifo", "edf", "frontier") if quick else POLICIES)
     seeds = [seed] if quick else [seed, seed + 1]
     return [
         {"load": load, "policy": policy, "seed": each, "seconds": QUICK_S if quick else FULL_S}
@@ -54,10 +54,10 @@ def cells(seed: int, quick: bool) -> list[Cell]:
 def run(cell: Cell) -> Row:
     scenario = make(cell["load"], cell["seed"], cell["seconds"])
     try:
-        with processor_limit(LIMIT_S):
+        with cpu_limit(LIMIT_S):
             taken = deployable(scenario, cell["policy"])
             summary = simulate(taken, cell["policy"])
-    except TooSlow as error:
+    except CpuLimitExceeded as error:
         return cell | {"gave_up": str(error)}
     total = summary.total
     unheard = sum(len(load.at_us) for load in scenario.loads) - total.offered
@@ -175,7 +175,7 @@ def sections(rows: list[Row]) -> list[Section]:
             for policy, row in by_policy.items()
         ]
         text = "Cost in seconds of a whole H200: units held times time. Worst tenth: the functions that fare worst."
-        made.append(Section(f"Load: {load}", text, Table(columns, table), _bursts(rows, load)))
+        made.append(Section(f"Load: {load}", text, ResultTable(columns, table), _bursts(rows, load)))
     if every["frontier_behind"]:
         made.append(Section("Where frontier is behind", "\n\n".join(every["frontier_behind"])))
     if every["gave_up"]:

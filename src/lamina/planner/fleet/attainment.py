@@ -10,28 +10,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from lamina.planner.glet.plan import Plan
+from lamina.planner.partitioning.plan import PartitionPlan
 
 _MANY = 700.0
 """From here on the first chance of the sum is no longer a number; the bell curve is as good."""
 
 
-def expected_attainment(plan: Plan, rates: Mapping[str, float]) -> float:
+def expected_attainment(plan: PartitionPlan, rates: Mapping[str, float]) -> float:
     """Share of all requests, at these mean rates by function."""
     total = sum(rates.values())
     return sum(rate * _share(plan, name, rate) for name, rate in rates.items()) / total if total else 1.0
 
 
-def _share(plan: Plan, function: str, rate: float) -> float:
+def _share(plan: PartitionPlan, function: str, rate: float) -> float:
     places = [(share, cut.duty_ms) for cut in plan.slices for share in cut.shares if share.model == function]
     throughput = sum(share.throughput for share, _ in places if share.latency_ms <= share.slo_ms * (1 + 1e-6))
     if not throughput or not rate:
         return 0.0 if rate else 1.0
     round_s = sum(duty_ms * share.throughput for share, duty_ms in places) / throughput / 1000
-    return taken(rate * round_s, throughput * round_s)
+    return served_share(rate * round_s, throughput * round_s)
 
 
-def taken(mean: float, room: float) -> float:
+def served_share(mean: float, room: float) -> float:
     """E[min(N, room)] / E[N] for Poisson arrivals N."""
     if mean <= 0:
         return 1.0

@@ -13,20 +13,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from lamina.planner.fleet.slicing import Cut, Gpu, Slicing, Turn, neighbours_of
-from lamina.planner.glet.model import WHOLE, Task
-from lamina.planner.glet.plan import Plan, Share, Slice, with_headroom
-from lamina.planner.glet.schedule import Wanted, frequent_first, heavy_first, light_first, tight_first
+from lamina.planner.fleet.slicing import ModelTurn, SlicedGpu, SliceFitter, TimeSharedSlice, neighbours_of
+from lamina.planner.partitioning.catalogue import WHOLE, PlanTask
+from lamina.planner.partitioning.plan import PartitionPlan, PlannedSlice, SliceShare, with_headroom
+from lamina.published.gpulet.elastic_partitioning import RateDemand, frequent_first, heavy_first, light_first, tight_first
 
-LITTLE = 1e-6
+EPSILON = 1e-6
 ORDERS = (heavy_first, tight_first, frequent_first, light_first)
 
-Option = tuple[tuple[float, ...], Gpu, list[Cut]]
+Option = tuple[tuple[float, ...], SlicedGpu, list[TimeSharedSlice]]
 """What it costs (GPUs opened, then units), and the slices that GPU would have."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class GreedyStrategy:
     """One variant of the greedy placement."""
 
     order: int
@@ -34,32 +34,34 @@ class Way:
     spread: bool  #: a new slice goes to the emptiest device, not to the fullest that has room
 
 
-WAYS = tuple(Way(order, share, spread) for share, spread, order in product((True, False), (False, True), range(len(ORDERS))))
+STRATEGIES = tuple(
+    GreedyStrategy(order, share, spread) for share, spread, order in product((True, False), (False, True), range(len(ORDERS)))
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Greedy:
-    slicing: Slicing
+class GreedyPacker:
+    slicing: SliceFitter
 
-    def pack(self, way: Way, tasks: Sequence[Task], kinds: Sequence[str], headroom: float) -> Plan:
-        session = [Wanted(task.model, with_headroom(task, headroom), task.slo_ms, 0.0) for task in tasks]
-        gpus = [Gpu(kind) for kind in kinds]
+    def pack(self, way: GreedyStrategy, tasks: Sequence[PlanTask], kinds: Sequence[str], headroom: float) -> PartitionPlan:
+        session = [RateDemand(task.model, with_headroom(task, headroom), task.slo_ms, 0.0) for task in tasks]
+        gpus = [SlicedGpu(kind) for kind in kinds]
         missing: dict[int, float] = {}
         for wanted in sorted(session, key=ORDERS[way.order]):
             left = self._place(way, gpus, wanted)
-            if left > LITTLE:
+            if left > EPSILON:
                 missing[wanted.model] = left
         names = self.slicing.catalogue.models
         unserved = {names[model].name: rate for model, rate in missing.items()}
         reason = "; ".join(f"{name}: {rate:.3g} requests/s are not served" for name, rate in unserved.items())
         planned = {names[wanted.model].name: wanted.rate for wanted in session}
-        return Plan(not missing, tuple(self._slices(gpus)), headroom, planned, unserved, reason)
+        return PartitionPlan(not missing, tuple(self._slices(gpus)), headroom, planned, unserved, reason)
 
-    def _place(self, way: Way, gpus: list[Gpu], wanted: Wanted) -> float:
+    def _place(self, way: GreedyStrategy, gpus: list[SlicedGpu], wanted: RateDemand) -> float:
         """Returns the rate that found no place."""
         left = wanted.rate
-        while left > LITTLE:
-            turn = Turn(wanted.model, left, wanted.slo_ms)
+        while left > EPSILON:
+            turn = ModelTurn(wanted.model, left, wanted.slo_ms)
             found = min(self._whole(way, gpus, turn), key=lambda option: option[0], default=None)
             served = left
             if found is None:
@@ -71,12 +73,12 @@ class Greedy:
             left -= served
         return 0.0
 
-    def _whole(self, way: Way, gpus: list[Gpu], turn: Turn) -> Iterator[Option]:
+    def _whole(self, way: GreedyStrategy, gpus: list[SlicedGpu], turn: ModelTurn) -> Iterator[Option]:
         """Ways to place all of it in one slice, with what they cost: GPUs opened, then units."""
-        if all(self.slicing.most(gpu.kind, turn, WHOLE) < turn.rate - LITTLE for gpu in gpus):
+        if all(self.slicing.max_rate(gpu.kind, turn, WHOLE) < turn.rate - EPSILON for gpu in gpus):
             return  # more than a whole GPU can take
         for index, gpu in _different(gpus):
-            room = WHOLE if not gpu.cuts else self.slicing.room(gpu)
+            room = WHOLE if not gpu.cuts else self.slicing.free_percent(gpu)
             new = float(not gpu.cuts)
             if way.share:
                 for place, cut in enumerate(gpu.cuts):
@@ -85,12 +87,14 @@ class Greedy:
                         more = grown[place].part - cut.part
                         yield (0.0, more, room, index), gpu, grown
             for part in self.slicing.parts(gpu.kind):
-                cuts = self._with(gpu, part, (turn,)) if self.slicing.most(gpu.kind, turn, part) >= turn.rate - LITTLE else None
+                cuts = (
+                    self._with(gpu, part, (turn,)) if self.slicing.max_rate(gpu.kind, turn, part) >= turn.rate - EPSILON else None
+                )
                 if cuts is not None:
                     yield (new, part, -room if way.spread else room, index), gpu, cuts
                     break
 
-    def _full(self, way: Way, gpus: list[Gpu], turn: Turn) -> tuple[float, Option | None]:
+    def _full(self, way: GreedyStrategy, gpus: list[SlicedGpu], turn: ModelTurn) -> tuple[float, Option | None]:
         """A slice that never rests, of the size that serves most per unit where there is room for it.
 
         Neighbours may slow it down; then it takes less."""
@@ -99,8 +103,8 @@ class Greedy:
             cuts_of = self.slicing.catalogue.kinds[gpu.kind].cuts
             free = cuts_of[WHOLE] - sum(cuts_of[cut.part] for cut in gpu.cuts)
             for part in self.slicing.parts(gpu.kind):
-                most = min(turn.rate, self.slicing.most(gpu.kind, turn, part))
-                if most <= LITTLE or cuts_of[part] > free:
+                most = min(turn.rate, self.slicing.max_rate(gpu.kind, turn, part))
+                if most <= EPSILON or cuts_of[part] > free:
                     continue
                 key = (-most / part, -part, float(not gpu.cuts), index)
                 if best is not None and key >= best[1][0]:
@@ -112,7 +116,7 @@ class Greedy:
                         break
         return best if best is not None else (0.0, None)
 
-    def _join(self, gpu: Gpu, place: int, turn: Turn) -> list[Cut] | None:
+    def _join(self, gpu: SlicedGpu, place: int, turn: ModelTurn) -> list[TimeSharedSlice] | None:
         """One more turn on this slice, or more of what is on it; the slice may grow."""
         cut = gpu.cuts[place]
         mine = [one for one in cut.turns if one.model == turn.model]
@@ -121,21 +125,21 @@ class Greedy:
         rate = turn.rate + sum(one.rate for one in mine)
         turns = (*(one for one in cut.turns if one.model != turn.model), replace(turn, rate=rate))
         rest = [other for index, other in enumerate(gpu.cuts) if index != place]
-        if sum(self.slicing.alone_ms(gpu.kind, one) * one.rate for one in turns) > 1000:
+        if sum(self.slicing.least_gpu_ms(gpu.kind, one) * one.rate for one in turns) > 1000:
             return None  # too much for a whole GPU
         known = self.slicing.catalogue.kinds[gpu.kind].cuts
         free = known[WHOLE] - sum(known[other.part] for other in rest)
         for part in self.slicing.parts(gpu.kind):
             if part >= cut.part and known[part] <= free:
-                cuts = self.slicing.settled(gpu.kind, [*rest[:place], (part, turns), *rest[place:]])
+                cuts = self.slicing.fit_slices(gpu.kind, [*rest[:place], (part, turns), *rest[place:]])
                 if cuts is not None:
                     return cuts
         return None
 
-    def _with(self, gpu: Gpu, part: int, turns: tuple[Turn, ...]) -> list[Cut] | None:
-        return self.slicing.settled(gpu.kind, [*gpu.cuts, (part, turns)])
+    def _with(self, gpu: SlicedGpu, part: int, turns: tuple[ModelTurn, ...]) -> list[TimeSharedSlice] | None:
+        return self.slicing.fit_slices(gpu.kind, [*gpu.cuts, (part, turns)])
 
-    def _slices(self, gpus: Sequence[Gpu]) -> Iterator[Slice]:
+    def _slices(self, gpus: Sequence[SlicedGpu]) -> Iterator[PlannedSlice]:
         for index, gpu in enumerate(gpus):
             seen: dict[int, int] = {}
             for place, cut in sorted(enumerate(gpu.cuts), key=lambda pair: -pair[1].part):
@@ -145,7 +149,7 @@ class Greedy:
                     for turn, batch in zip(cut.turns, cycle.batches, strict=True)
                 ]
                 shares = tuple(
-                    Share(
+                    SliceShare(
                         self.slicing.catalogue.models[turn.model].name,
                         batch,
                         1000 * batch / cycle.duty_ms,
@@ -158,10 +162,10 @@ class Greedy:
                 )
                 units = self.slicing.catalogue.kinds[gpu.kind].cuts[cut.part]
                 dedup = seen[cut.part] = seen.get(cut.part, -1) + 1
-                yield Slice(index, gpu.kind, cut.part, units, dedup, cycle.duty_ms, sum(runs_ms) / cycle.duty_ms, shares)
+                yield PlannedSlice(index, gpu.kind, cut.part, units, dedup, cycle.duty_ms, sum(runs_ms) / cycle.duty_ms, shares)
 
 
-def _different(gpus: list[Gpu]) -> Iterator[tuple[int, Gpu]]:
+def _different(gpus: list[SlicedGpu]) -> Iterator[tuple[int, SlicedGpu]]:
     """With their places; one empty GPU is like another of its kind."""
     empty: set[str] = set()
     for index, gpu in enumerate(gpus):

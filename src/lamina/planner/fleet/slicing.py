@@ -10,59 +10,59 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from lamina.planner.glet.adapt import placeable
-from lamina.planner.glet.capacity import Capacity
-from lamina.planner.glet.cycle import TINY, Cycle, Load, longest_cycle
-from lamina.planner.glet.interference import Beside, Neighbours
-from lamina.planner.glet.model import WHOLE, Catalogue, Rules
-from lamina.planner.glet.quirks import REPAIRED
+from lamina.planner.partitioning.catalogue import WHOLE, Catalogue, PlannerRules
+from lamina.planner.partitioning.device_catalogue import fit_side_by_side
+from lamina.planner.partitioning.duty_cycle import TINY, CycleLoad, DutyCycle, longest_cycle
+from lamina.planner.partitioning.linear_interference import NeighbourBatch, SliceInterference
+from lamina.published.gpulet.capacity import GpuletCapacity
+from lamina.published.gpulet.quirks import REPAIRED
 
 _ROUNDS = 6
 """Of neighbours giving way to each other."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ModelTurn:
     model: int
     rate: float
     slo_ms: float
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TimeSharedSlice:
     part: int
-    turns: tuple[Turn, ...]
-    cycle: Cycle
+    turns: tuple[ModelTurn, ...]
+    cycle: DutyCycle
 
 
 @dataclass(slots=True)
-class Gpu:
+class SlicedGpu:
     kind: str
-    cuts: list[Cut] = field(default_factory=list)
+    cuts: list[TimeSharedSlice] = field(default_factory=list)
 
 
-Shape = tuple[int, tuple[Turn, ...]]
+Shape = tuple[int, tuple[ModelTurn, ...]]
 """A slice that has no round yet: its part, and who takes turns on it."""
 
 
-class Slicing:
-    def __init__(self, catalogue: Catalogue, rules: Rules, neighbours: Neighbours | None = None) -> None:
+class SliceFitter:
+    def __init__(self, catalogue: Catalogue, rules: PlannerRules, neighbours: SliceInterference | None = None) -> None:
         self.catalogue, self.rules = catalogue, rules
-        self._capacity = Capacity(catalogue, rules, REPAIRED, neighbours)
+        self._capacity = GpuletCapacity(catalogue, rules, REPAIRED, neighbours)
         self._sizes = {kind: known.parts for kind, known in catalogue.kinds.items()}
-        self.most_per_percent = self._capacity.most_per_percent
+        self.most_per_percent = self._capacity.max_rate_per_percent
 
-    def settled(self, kind: str, wanted: Sequence[Cut | Shape]) -> list[Cut] | None:
+    def fit_slices(self, kind: str, wanted: Sequence[TimeSharedSlice | Shape]) -> list[TimeSharedSlice] | None:
         """Duty cycles for all slices of a GPU next to each other; None if they do not fit, or a function would be late."""
-        shapes = [(cut.part, cut.turns) if isinstance(cut, Cut) else cut for cut in wanted]
+        shapes = [(cut.part, cut.turns) if isinstance(cut, TimeSharedSlice) else cut for cut in wanted]
         if not self._fits(kind, shapes):
             return None
-        cycles = [cut.cycle if isinstance(cut, Cut) else self._cycle(kind, *cut, []) for cut in wanted]
+        cycles = [cut.cycle if isinstance(cut, TimeSharedSlice) else self._cycle(kind, *cut, []) for cut in wanted]
         alone = not self.rules.interference or len(shapes) == 1
         for _ in range(1 if alone else _ROUNDS):
             if None in cycles:
                 return None
-            cuts = [Cut(part, turns, cycle) for (part, turns), cycle in zip(shapes, cycles, strict=True) if cycle]
+            cuts = [TimeSharedSlice(part, turns, cycle) for (part, turns), cycle in zip(shapes, cycles, strict=True) if cycle]
             if alone or all(self._in_time(kind, cuts, place) for place in range(len(cuts))):
                 return cuts
             cycles = [self._cycle(kind, cut.part, cut.turns, neighbours_of(cuts, place)) for place, cut in enumerate(cuts)]
@@ -70,7 +70,7 @@ class Slicing:
 
     def _fits(self, kind: str, shapes: Sequence[Shape]) -> bool:
         known = self.catalogue.kinds[kind]
-        if not placeable([known.cuts[part] for part, _ in shapes], known.cuts[WHOLE], known.aligned):
+        if not fit_side_by_side([known.cuts[part] for part, _ in shapes], known.cuts[WHOLE], known.aligned):
             return False
         models = self.catalogue.models
         memory_mb = sum(known.process_mb + sum(models[turn.model].memory_mb for turn in turns) for _, turns in shapes)
@@ -79,45 +79,45 @@ class Slicing:
         gbits = sum(turn.rate * models[turn.model].gbits_per_request for _, turns in shapes for turn in turns)
         return gbits <= self.rules.network_gbits * (1 + TINY)
 
-    def _cycle(self, kind: str, part: int, turns: Sequence[Turn], beside: list[list[Beside]]) -> Cycle | None:
+    def _cycle(self, kind: str, part: int, turns: Sequence[ModelTurn], beside: list[list[NeighbourBatch]]) -> DutyCycle | None:
         most = self.catalogue.max_batch
-        loads = [Load(turn.rate, turn.slo_ms, self.latency(kind, turn.model, part, beside), most) for turn in turns]
+        loads = [CycleLoad(turn.rate, turn.slo_ms, self.latency(kind, turn.model, part, beside), most) for turn in turns]
         return longest_cycle(loads)
 
-    def _in_time(self, kind: str, cuts: Sequence[Cut], place: int) -> bool:
+    def _in_time(self, kind: str, cuts: Sequence[TimeSharedSlice], place: int) -> bool:
         cut, beside = cuts[place], neighbours_of(cuts, place)
         batches = zip(cut.turns, cut.cycle.batches, strict=True)
         busy_ms = sum(self.latency(kind, turn.model, cut.part, beside)(batch) for turn, batch in batches)
         end_ms = busy_ms + cut.cycle.duty_ms
         return busy_ms <= cut.cycle.duty_ms * (1 + TINY) and all(end_ms <= turn.slo_ms * (1 + TINY) for turn in cut.turns)
 
-    def latency(self, kind: str, model: int, part: int, beside: list[list[Beside]]) -> Callable[[int], float]:
+    def latency(self, kind: str, model: int, part: int, beside: list[list[NeighbourBatch]]) -> Callable[[int], float]:
         table = self._capacity.latency
         solo = table.solo_ms(kind, model, part)
         if not beside or not self.rules.interference:
             return solo.__getitem__
-        slowdown = self._capacity.interference.among(kind, model, part, beside)
+        slowdown = self._capacity.interference.slowdown_among(kind, model, part, beside)
         run, ratio = table.profiled_ms(kind, model, part), table.ratio
         return lambda batch: solo[batch] + run[batch] * (slowdown(batch) - 1) * ratio
 
-    def most(self, kind: str, turn: Turn, part: int) -> float:
+    def max_rate(self, kind: str, turn: ModelTurn, part: int) -> float:
         """Requests a second of a slice that never rests, alone on its device."""
         return self._capacity.saturation(kind, turn.model, turn.slo_ms, part)[1]
 
-    def alone_ms(self, kind: str, turn: Turn) -> float:
+    def least_gpu_ms(self, kind: str, turn: ModelTurn) -> float:
         """Of a whole GPU, for one request, at the very least."""
-        best = self._capacity.most_per_percent(kind, turn.model, turn.slo_ms)
+        best = self._capacity.max_rate_per_percent(kind, turn.model, turn.slo_ms)
         return 1000 / best / WHOLE if best else float("inf")
 
     def parts(self, kind: str) -> tuple[int, ...]:
         return self._sizes[kind]
 
-    def room(self, gpu: Gpu) -> float:
+    def free_percent(self, gpu: SlicedGpu) -> float:
         known = self.catalogue.kinds[gpu.kind]
         return WHOLE * (1 - sum(known.cuts[cut.part] for cut in gpu.cuts) / known.cuts[WHOLE])
 
 
-def neighbours_of(cuts: Sequence[Cut], place: int) -> list[list[Beside]]:
+def neighbours_of(cuts: Sequence[TimeSharedSlice], place: int) -> list[list[NeighbourBatch]]:
     return [
         [(turn.model, cut.part, batch) for turn, batch in zip(cut.turns, cut.cycle.batches, strict=True)]
         for index, cut in enumerate(cuts)

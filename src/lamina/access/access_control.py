@@ -1,0 +1,208 @@
+"""Access control: authentication, sessions, tenants and secrets. Answers come from memory; changes are written first.
+
+One server writes a store at a time, so what it has read at its start and changed since is the truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from lamina.access import access_store, passwords
+from lamina.access.login_throttle import LoginThrottle
+from lamina.access.records import AuditEntry, Identity, Person, Secret, Token
+from lamina.access.vault import Vault
+from lamina.errors import LaminaError, Unauthorized
+from lamina.store.base import Session, Store, Work
+from lamina.types import Tenant
+
+log = logging.getLogger("lamina")
+
+T = TypeVar("T")
+
+SESSION_S = 1_800
+"""Lifetime of login sessions: long enough for a piece of work, short enough to be lost."""
+
+MAX_SESSIONS = 10_000
+DAY_US = 86_400_000_000
+CONCURRENT_HASHES = 2
+"""Password hashes computed at the same time: each takes a core and 64 MiB."""
+
+
+class LoginSession(Struct, frozen=True):
+    identity: Identity
+    until_us: int
+
+
+def wall_us() -> int:
+    return time.time_ns() // 1_000
+
+
+class AccessControl:
+    def __init__(self, store: Store, now_us: Callable[[], int] = wall_us) -> None:
+        self._store = store
+        self.vault = Vault(store.folder)
+        self.now_us = now_us
+        self.people: dict[str, Person] = {}
+        self.tokens: dict[str, Token] = {}  #: by digest
+        self.tenants: dict[str, Tenant] = {}
+        self.secrets: dict[str, Secret] = {}
+        self._sessions: dict[str, LoginSession] = {}
+        self._throttle = LoginThrottle()
+        self._hashing = asyncio.Semaphore(CONCURRENT_HASHES)
+        self._loaded = False
+        self.on_change: list[Callable[[], None]] = []  #: called after every change
+        self.daily_usage: dict[str, float] = {}  #: units x microseconds of tenants with a daily limit, as saved before this start
+
+    async def load(self) -> None:
+        def work(db: Session) -> tuple[dict[str, Person], dict[str, Token], dict[str, Tenant], dict[str, Secret]]:
+            return (
+                access_store.read_all(db, Person),
+                access_store.read_all(db, Token),
+                access_store.read_all(db, Tenant),
+                access_store.read_all(db, Secret),
+            )
+
+        self.people, tokens, self.tenants, self.secrets = await self.read(work)
+        self.tokens = {token.digest: token for token in tokens.values()}
+        if not self._loaded:
+            self._loaded = True
+            self.daily_usage = await self.read(lambda db: access_store.read_usage(db, self.now_us() - DAY_US))
+        for tell in self.on_change:
+            tell()
+
+    def usable_tokens(self) -> int:
+        now_us = self.now_us()
+        return sum(token.expires_us > now_us for token in self.tokens.values())
+
+    def environment(self, tenant: str) -> dict[str, str]:
+        """Environment variables with the secrets of a tenant, as its functions see them: `LAMINA_SECRET_NAME`."""
+        found = {}
+        for one in self.secrets.values():
+            if one.tenant == tenant:
+                try:
+                    found[f"LAMINA_SECRET_{re.sub(r'[^A-Z0-9]', '_', one.name.upper())}"] = self.vault.open(one.owner, one.sealed)
+                except LaminaError as error:  # a function that needs it will say so; the others can do without
+                    log.error("%s", error)
+        return found
+
+    def give_secrets(self, workers: Any, tenant_of: Callable[[str], str] = lambda function: "") -> None:
+        """Give secrets to workers started from now on; running ones keep what they were started with. None: no workers."""
+        if workers is not None:
+            workers.environment = lambda function: self.environment(tenant_of(function))
+
+    # ---------------------------------------------------------------------- authentication
+
+    def authenticate(self, token: str) -> Identity:
+        """Authenticate a token. Looked up by its hash: how long that takes says nothing about the token."""
+        digest = passwords.digest(token)
+        known = self.tokens.get(digest)
+        now_us = self.now_us()
+        if known is not None and hmac.compare_digest(known.digest, digest):
+            if known.expires_us <= now_us:
+                raise Unauthorized("the token has expired", hint="ask for a new one: lamina token create")
+            return known.identity()
+        visit = self._sessions.get(digest)
+        if visit is None or visit.until_us <= now_us:
+            self._sessions.pop(digest, None)
+            raise Unauthorized("nobody has this token", hint="log in again, or ask for a new one")
+        return visit.identity
+
+    async def log_in(self, name: str, password: str) -> tuple[str, LoginSession]:
+        """Log in with a password: a session token, and its session."""
+        now_us = self.now_us()
+        self._throttle.check(name, now_us)
+        person = self.people.get(name)
+        known = person.password if person is not None else ""
+        async with self._hashing:
+            right = await asyncio.to_thread(passwords.verify, password, known)
+        if not right or person is None:
+            self._throttle.failed(name, now_us)
+            await self.audit(Identity("", name[:63], frozenset()), "log-in", ok=False)
+            raise Unauthorized("name or password is wrong", hint="who was invited signs up first")
+        self._throttle.succeeded(name)
+        token = passwords.random_token("lms")
+        visit = LoginSession(Identity(person.tenant, person.name, frozenset(person.scopes)), now_us + SESSION_S * 1_000_000)
+        while len(self._sessions) >= MAX_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+        self._sessions[passwords.digest(token)] = visit
+        await self.audit(visit.identity, "log-in")
+        return token, visit
+
+    def log_out(self, token: str) -> None:
+        self._sessions.pop(passwords.digest(token), None)
+
+    def end_sessions(self, name: str) -> None:
+        self._sessions = {key: visit for key, visit in self._sessions.items() if visit.identity.name != name}
+
+    async def sign_up(self, name: str, password: str, code: str) -> None:
+        """Sign up with the code of an invitation, once."""
+        now_us = self.now_us()
+        self._throttle.check(name, now_us)
+        person = self.people.get(name)
+        given = passwords.digest(code)
+        if person is None or not person.code or not hmac.compare_digest(person.code, given) or person.code_until_us <= now_us:
+            self._throttle.failed(name, now_us)
+            raise Unauthorized("no such invitation", hint="ask for one: lamina user invite")
+        async with self._hashing:
+            known = await asyncio.to_thread(passwords.hash_password, password)
+        signed = Person(name=name, tenant=person.tenant, scopes=person.scopes, created_us=person.created_us, password=known)
+        who = Identity(person.tenant, name, frozenset(person.scopes))
+        await self.write_audited(who, "sign-up", name, lambda db: access_store.put(db, signed, name, now_us))
+
+    def save_usage(self, spent: dict[str, float]) -> None:
+        """Save usage, best effort: a crash loses at most what was used since the last time."""
+        now_us = self.now_us()
+        for tenant, unit_us in spent.items():
+            self._store.write(partial(access_store.save_usage, tenant=tenant, unit_us=unit_us, now_us=now_us))
+
+    # ------------------------------------------------------------------ changes
+
+    async def write_audited(self, who: Identity, what: str, subject: str, work: Work[T], note: str = "") -> T:
+        """Make a change and write it into the audit log in one transaction; then reload."""
+        deed = AuditEntry(at_us=self.now_us(), who=who.name, tenant=who.tenant, what=what, subject=subject, note=note)
+        lot = secrets.token_hex(4)
+
+        def both(db: Session) -> T:
+            done = work(db)
+            access_store.append_audit(db, deed, lot)
+            return done
+
+        done = await self.write(both)
+        await self.load()
+        return done
+
+    async def audit(self, who: Identity, what: str, subject: str = "", *, ok: bool = True, note: str = "") -> None:
+        deed = AuditEntry(at_us=self.now_us(), who=who.name, tenant=who.tenant, what=what, subject=subject, ok=ok, note=note)
+        lot = secrets.token_hex(4)
+        await self.write(lambda db: access_store.append_audit(db, deed, lot))
+
+    def write(self, work: Work[T]) -> Awaitable[T]:
+        return _future(lambda done: self._store.write(work, done))
+
+    def read(self, work: Work[T]) -> Awaitable[T]:
+        return _future(lambda done: self._store.read(work, done))
+
+
+def _future(ask: Callable[[Callable[[T | LaminaError], None]], None]) -> Awaitable[T]:
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    def done(result: T | LaminaError) -> None:
+        if future.done():
+            return
+        if isinstance(result, LaminaError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    ask(done)
+    return future

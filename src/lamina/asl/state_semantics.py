@@ -1,0 +1,199 @@
+"""Data semantics of states: from the raw input of a state to its output.
+
+Every function is pure: state, value and context in, value out, `StateError` where it fails. The server's data layer and
+`lamina asl run` call the same ones.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from lamina.asl import template, timestamps
+from lamina.asl.choice_rules import rule_holds
+from lamina.asl.errors import INTRINSIC, NO_CHOICE, PARAMETER_PATH, RESULT_PATH, StateError, runtime_error
+from lamina.asl.intrinsics import ExpressionScope
+from lamina.asl.paths import NoMatch, json_type_of, parse_path, put_at
+
+State = dict[str, Any]
+NEXT_KEY = "lamina:next"
+"""A task with PotentialNext says where to go with {"lamina:next": "State", "value": ...}."""
+
+
+def effective_input(state: State, raw: Any, context: Any, rng: random.Random) -> Any:
+    """Effective input: InputPath, then Parameters."""
+    value = _path(state, "InputPath", raw, context)
+    if "Parameters" in state and state["Type"] != "Map":
+        return template.fill_template(state["Parameters"], ExpressionScope(value, context, rng))
+    return value
+
+
+def effective_output(state: State, raw: Any, result: Any, context: Any, rng: random.Random) -> Any:
+    """Output of a state: ResultSelector, then ResultPath into the raw input, then OutputPath."""
+    if "ResultSelector" in state:
+        result = template.fill_template(state["ResultSelector"], ExpressionScope(result, context, rng))
+    return _path(state, "OutputPath", _combine(state.get("ResultPath", "$"), raw, result), context)
+
+
+def pass_output(state: State, raw: Any, context: Any, rng: random.Random) -> Any:
+    value = effective_input(state, raw, context, rng)
+    return effective_output(state, raw, state.get("Result", value), context, rng)
+
+
+def unchanged_output(state: State, raw: Any, context: Any) -> Any:
+    """Output of a state that changes nothing: InputPath and OutputPath."""
+    return _path(state, "OutputPath", _path(state, "InputPath", raw, context), context)
+
+
+def choose_rule(state: State, raw: Any, context: Any) -> int:
+    """Index of the first rule that holds; that of the Default, which comes after them, if none does."""
+    value = _path(state, "InputPath", raw, context)
+    for index, rule in enumerate(state["Choices"]):
+        if rule_holds(rule, value, context):
+            return index
+    if "Default" not in state:
+        raise StateError(NO_CHOICE, "no rule holds and there is no Default")
+    return len(state["Choices"])
+
+
+def wait_us(state: State, raw: Any, context: Any, now_us: int) -> int:
+    """Duration of a Wait state. `now_us` is the time of day, since 1970."""
+    value = _path(state, "InputPath", raw, context)
+    if "Seconds" in state:
+        return int(state["Seconds"] * 1_000_000)
+    if "SecondsPath" in state:
+        return _seconds_at(state, "SecondsPath", value, context, least=0)
+    text = state["Timestamp"] if "Timestamp" in state else _at(state["TimestampPath"], value, context, "TimestampPath")
+    until_us = timestamps.parse_timestamp_us(text)
+    if until_us is None:
+        raise runtime_error(f"TimestampPath: {text!r} is no timestamp")
+    return max(0, until_us - now_us)
+
+
+def task_limits(state: State, raw: Any, context: Any) -> tuple[int, ...]:
+    """Timeout and heartbeat of a task in microseconds, where the data says them."""
+    if "TimeoutSecondsPath" not in state and "HeartbeatSecondsPath" not in state:
+        return ()
+    value = _path(state, "InputPath", raw, context)
+    found = [
+        _seconds_at(state, field, value, context, least=1) if field in state else 0
+        for field in ("TimeoutSecondsPath", "HeartbeatSecondsPath")
+    ]
+    return tuple(found)
+
+
+def map_items(
+    state: State, raw: Any, context: dict[str, Any], rng: random.Random
+) -> tuple[list[Any], list[Any], tuple[int, ...]]:
+    """Items of a map, the input of each iteration, and (how many at once, how many may fail) where the data says so."""
+    value = _path(state, "InputPath", raw, context)
+    found = _at(state.get("ItemsPath", "$"), value, context, "ItemsPath")
+    if not isinstance(found, list):
+        raise runtime_error(f"ItemsPath: {state.get('ItemsPath', '$')} is a {json_type_of(found)}, and a Map needs an array")
+    shape = state.get("ItemSelector", state.get("Parameters"))
+    inputs = found
+    if shape is not None:
+        inputs = [
+            template.fill_template(shape, ExpressionScope(value, with_item(context, index, item), rng))
+            for index, item in enumerate(found)
+        ]
+    return found, inputs, _map_limits(state, value, context, len(found))
+
+
+def with_item(context: dict[str, Any], index: int, item: Any) -> dict[str, Any]:
+    return {**context, "Map": {"Item": {"Index": index, "Value": item}}}
+
+
+def fail_error(state: State, raw: Any, context: Any, rng: random.Random) -> tuple[str, str]:
+    """Error and cause of a Fail state."""
+    scene = ExpressionScope(raw, context, rng)
+    return _word(state, "Error", scene), _word(state, "Cause", scene)
+
+
+def caught_value(catcher: dict[str, Any], raw: Any, error: str, cause: str) -> Any:
+    """The value a catcher goes on with."""
+    return _combine(catcher.get("ResultPath", "$"), raw, {"Error": error, "Cause": cause})
+
+
+def dynamic_next(state: State, result: Any) -> tuple[int, Any]:
+    """Where a task with PotentialNext sends its token (0: to Next), and with what."""
+    ways = state.get("PotentialNext", [])
+    if ways and isinstance(result, dict) and NEXT_KEY in result:
+        to = result[NEXT_KEY]
+        if to not in ways:
+            raise runtime_error(f"PotentialNext: {to!r} is none of {', '.join(ways)}")
+        return 1 + ways.index(to), result.get("value")
+    return 0, result
+
+
+# -------------------------------------------------------------------------------------------------------------------- parts
+
+
+def _path(state: State, field: str, value: Any, context: Any) -> Any:
+    text = state.get(field, "$")
+    return {} if text is None else _at(text, value, context, field)
+
+
+def _at(text: str, value: Any, context: Any, field: str) -> Any:
+    try:
+        return parse_path(text).find(value, context)
+    except NoMatch as error:
+        raise runtime_error(f"{field}: {error}") from None
+
+
+def _combine(path: str | None, raw: Any, result: Any) -> Any:
+    if path is None:
+        return raw
+    try:
+        return put_at(parse_path(path), raw, result)
+    except NoMatch as error:
+        raise StateError(RESULT_PATH, f"ResultPath: {error}") from None
+
+
+def _seconds_at(state: State, field: str, value: Any, context: Any, least: int) -> int:
+    return _number_at(state[field], value, context, field, least, whole=False, unit=1_000_000)
+
+
+def _number_at(text: str, value: Any, context: Any, field: str, least: float, *, whole: bool = True, unit: int = 1) -> int:
+    found = _at(text, value, context, field)
+    if json_type_of(found) != "number" or (whole and found != int(found)) or not least <= found <= 1e9:
+        raise runtime_error(f"{field}: {text} is {found!r}, which is no number from {least} on")
+    return int(found * unit)
+
+
+def _map_limits(state: State, value: Any, context: Any, count: int) -> tuple[int, ...]:
+    fields = ("MaxConcurrencyPath", "ToleratedFailureCountPath", "ToleratedFailurePercentagePath")
+    if not any(field in state for field in fields):
+        return ()
+    at_once = state.get("MaxConcurrency", 0)
+    if "MaxConcurrencyPath" in state:
+        at_once = _number_at(state["MaxConcurrencyPath"], value, context, "MaxConcurrencyPath", 0)
+    spare: list[int] = []
+    if "ToleratedFailureCountPath" in state:
+        field = "ToleratedFailureCountPath"
+        spare.append(_number_at(state[field], value, context, field, 0))
+    elif "ToleratedFailureCount" in state:
+        spare.append(state["ToleratedFailureCount"])
+    percent = state.get("ToleratedFailurePercentage")
+    if "ToleratedFailurePercentagePath" in state:
+        field = "ToleratedFailurePercentagePath"
+        percent = _at(state[field], value, context, field)
+        if json_type_of(percent) != "number" or not 0 <= percent <= 100:
+            raise runtime_error(f"{field}: {percent!r} is no percentage")
+    if percent is not None:
+        spare.append(int(count * percent / 100 + 1e-9))
+    return (at_once, min(spare, default=-1))
+
+
+def _word(state: State, field: str, scene: ExpressionScope) -> str:
+    if f"{field}Path" not in state:
+        return str(state.get(field, ""))
+    try:
+        found = template.evaluate_expression(state[f"{field}Path"], scene)
+    except StateError as error:
+        if error.name in (PARAMETER_PATH, INTRINSIC):
+            raise runtime_error(f"{field}Path: {error.cause}") from None
+        raise
+    if not isinstance(found, str):
+        raise runtime_error(f"{field}Path: {state[f'{field}Path']} is a {json_type_of(found)}, and must be a string")
+    return found

@@ -1,0 +1,1 @@
+"""Scheduling: jobs, queues, slots, leases, the cluster, admission, completions and failures; no workflows, no tenants."""

@@ -1,0 +1,143 @@
+"""Failures and their handling: failed batches, lost workers and devices, hung batches and loads.
+
+- When an instance is lost, its jobs run again if that is safe and can still be in time: a batch is halved each time it
+  kills its worker, so that a poisonous job ends up alone; alone it may try once more, then its call fails. What had not
+  begun, or ran beside others, is not blamed.
+- A function whose loads keep dying is loaded less and less often; after a few in a row its callers are told.
+- A hung batch or load has its instance killed, which is then lost like any other.
+"""
+
+from __future__ import annotations
+
+from lamina.core.actions import FailCall
+from lamina.core.events import BatchFailed, DeviceLost, InstanceLost
+from lamina.core.lifecycle import InstancePhase
+from lamina.core.policy import View
+from lamina.core.scheduling.call_registry import CallRegistry
+from lamina.core.scheduling.cluster import Cluster
+from lamina.core.scheduling.dispatch_queue import DispatchQueue
+from lamina.core.scheduling.rolling_update import RollingUpdate
+from lamina.core.scheduling.state import Batch, ControllerState, Instance
+from lamina.core.workflow.critical_path import CriticalPath
+from lamina.core.workflow.engine import WorkflowEngine
+
+BACKOFF_US = (0, 100_000, 200_000, 400_000, 800_000, 1_600_000, 3_200_000, 6_400_000, 12_800_000, 30_000_000)
+
+LOAD_TIMEOUT_US = 600_000_000
+"""A load that takes longer hangs, and would hold its function's calls for ever."""
+
+MAX_CRASHES = 5
+"""Loads that die in a row before the calls waiting for the function are failed rather than kept."""
+
+
+class Failures:
+    def __init__(
+        self,
+        state: ControllerState,
+        view: View,
+        lines: DispatchQueue,
+        fleet: Cluster,
+        renewal: RollingUpdate,
+        slack: CriticalPath,
+        calls: CallRegistry,
+        course: WorkflowEngine,
+        hang_floor_us: int,
+    ) -> None:
+        self._state = state
+        self._view = view
+        self._dispatch_queue = lines
+        self._cluster = fleet
+        self._rolling_update = renewal
+        self._critical_path = slack
+        self._call_registry = calls
+        self._engine = course
+        self._hang_floor_us = hang_floor_us
+
+    def on_batch_failed(self, event: BatchFailed) -> None:
+        batch = self._state.batches.get(event.batch_id)
+        if batch is not None:
+            self._cluster.release_batch(batch)
+            self._retry_jobs(batch, event.reason, blamed=True)
+
+    def on_instance_lost(self, event: InstanceLost) -> None:
+        instance = self._state.instances.get(event.instance)
+        if instance is None:
+            return
+        function = self._state.functions[instance.function]
+        function.consecutive_crashes += 1
+        function.load_not_before_us = self._view.now_us + BACKOFF_US[min(function.consecutive_crashes, len(BACKOFF_US)) - 1]
+        lost_loading = instance.phase is InstancePhase.LOADING
+        self._remove_lost([instance], event.reason)
+        if lost_loading and function.consecutive_crashes >= MAX_CRASHES and not function.instances:
+            for job in function.queue.jobs():
+                if job.id in job.run.jobs:
+                    self._call_registry.drop_job(job.run, job)
+                    self._engine.on_job_failed(job.run, job, "load-failed")
+        elif len(function.queue) or function.spec.scale.min:
+            self._dispatch_queue.needs_instance[function.spec.name] = None
+
+    def on_device_lost(self, event: DeviceLost) -> None:
+        state = self._state
+        device = state.devices.get(event.device)
+        if device is None:
+            return
+        self._remove_lost([state.instances[instance_id] for instance_id in device.instances], "device-lost")
+        del state.devices[event.device]
+        self._critical_path.invalidate()
+        self._dispatch_queue.needs_instance.update(dict.fromkeys(state.functions))
+
+    def _remove_lost(self, instances: list[Instance], reason: str) -> None:
+        for instance in instances:
+            self._rolling_update.on_instance_lost(instance, reason)
+        crowd = {instance.id: instance.running for instance in instances}
+        begun, booked = self._cluster.remove_lost(instances)
+        for batch in begun:
+            alone = crowd[batch.instance.id] == 1
+            if not alone:  # which of them was it? One at a time now, until all have been tried
+                self._state.functions[batch.instance.function].jobs_in_quarantine += len(batch.jobs)
+            self._retry_jobs(batch, reason, blamed=alone)
+        for batch in booked:
+            self._requeue_unstarted(batch)
+
+    def kill_hung(self) -> None:
+        now_us = self._view.now_us
+        for batch in self._state.batches.values():
+            if batch.started_us >= 0 and now_us - max(batch.started_us, batch.heartbeat_us) >= self._hang_timeout_us(batch):
+                self._cluster.kill_instance(batch.instance, "hung")
+        for instance in self._state.instances.values():
+            if instance.phase is InstancePhase.LOADING and now_us - instance.created_us >= LOAD_TIMEOUT_US:
+                self._cluster.kill_instance(instance, "load-hung")
+
+    def _hang_timeout_us(self, batch: Batch) -> int:
+        return max(5 * batch.predicted_us, self._hang_floor_us) if batch.predicted_us else 60_000_000
+
+    def _retry_jobs(self, batch: Batch, reason: str, *, blamed: bool) -> None:
+        """Retry the jobs of a failed batch: in batches half as large; alone, once more; then no more."""
+        function = self._state.functions[batch.instance.function]
+        company = len(batch.jobs)
+        fastest_us = self._critical_path.fastest_us(function.spec.name)
+        for job in batch.jobs:
+            run = job.run
+            if job.id not in run.jobs:
+                continue
+            job.batch_id = 0
+            if company > 1:
+                job.batch_limit = max(1, company // 2)
+            elif blamed:
+                job.solo_crashes += 1
+            run.retries += 1
+            if not function.spec.idempotent or job.solo_crashes > 1:
+                function.jobs_in_quarantine = max(0, function.jobs_in_quarantine - 1)
+                self._engine.on_job_failed(run, job, reason)
+            elif self._view.now_us + fastest_us > job.expires_us:
+                del run.jobs[job.id]
+                self._call_registry.fail(run, FailCall(run.call.id, "deadline", job.node, job.id))
+            else:
+                self._dispatch_queue.enqueue(function, job)
+
+    def _requeue_unstarted(self, batch: Batch) -> None:
+        """Requeue the jobs of a batch that never began: they are not to blame."""
+        for job in batch.jobs:
+            if job.id in job.run.jobs:
+                job.batch_id = 0
+                self._dispatch_queue.enqueue(self._state.functions[job.function], job)

@@ -1,0 +1,176 @@
+"""Leases of units of a device. A set of units is an integer, one bit each: disjoint is `a & b == 0`."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from lamina.types import DeviceSpec
+
+
+@lru_cache(maxsize=4096)
+def aligned_starts(units: int, total: int) -> tuple[int, ...]:
+    """Starts of blocks of a fixed catalogue: at a multiple of its size, counted from either end. From one end alone, two
+    blocks that fill a device between them would often have no place beside each other: 10 and 5 of 15 would, 11 and 4 not."""
+    return tuple(dict.fromkeys((*range(0, total - units + 1, units), *range(total - units, -1, -units))))
+
+
+@lru_cache(maxsize=4096)
+def find_block(free: int, units: int, aligned: bool, total: int) -> int:
+    """The first `units` neighbouring units of `free` as a mask, or 0. Neighbours, so that a slice is one block."""
+    block = (1 << units) - 1
+    if aligned:
+        for start in aligned_starts(units, total):
+            mask = block << start
+            if free & mask == mask:
+                return mask
+        return 0
+    starts, have = free, 1
+    while have < units:  # starts: bit i is set if units i..i+have-1 are free
+        step = min(have, units - have)
+        starts &= starts >> step
+        have += step
+    return (starts & -starts) * block
+
+
+def slice_label(device: str, mask: int) -> str:
+    """Name of a slice as shown: `gpu0/8-15`."""
+    low = (mask & -mask).bit_length() - 1
+    high = mask.bit_length() - 1
+    return f"{device}/{low}" if low == high else f"{device}/{low}-{high}"
+
+
+@dataclass(slots=True)
+class Device:
+    spec: DeviceSpec
+    busy: int = 0  #: units under running batches
+    homes: dict[str, int] = field(default_factory=dict)  #: instance -> its standing slice, kept for it
+    lent: set[str] = field(default_factory=set)  #: instances whose idle home others may use for one batch
+    memory_used_mib: int = 0
+    instances: dict[str, None] = field(default_factory=dict)  #: a set in the order of loading: runs must repeat
+    running: dict[int, int] = field(default_factory=dict)  #: batch -> its units
+    time_shares: dict[str, float] = field(default_factory=dict)  #: instance -> part of the time on its home; left out: all of it
+    cores: dict[int, int] = field(default_factory=dict)  #: batch -> cores of the host
+    cores_busy: int = 0
+    all_units: int = field(init=False)  #: all its units
+
+    def __post_init__(self) -> None:
+        self.all_units = (1 << self.spec.units) - 1
+
+    @property
+    def cores_free(self) -> int:
+        return self.spec.cores - self.cores_busy
+
+    def available_units(self, instance: str) -> int:
+        """Units this instance may lease now: not busy, and not reserved for another."""
+        return self.all_units & ~self.busy & ~self.reserved_units(instance)
+
+    def reserved_units(self, instance: str) -> int:
+        """Units reserved for other instances and not lent."""
+        kept = 0
+        own = self.homes.get(instance, 0)
+        for owner, mask in self.homes.items():
+            if owner not in self.lent and mask != own:
+                kept |= mask
+        return kept
+
+    def homes_of_others(self, instance: str) -> int:
+        """Units reserved for other instances, lent or not. A shared home belongs to all that share it."""
+        kept = 0
+        own = self.homes.get(instance, 0)
+        for mask in self.homes.values():
+            if mask != own:
+                kept |= mask
+        return kept
+
+    def find_slice(self, instance: str, units: int, kept: int) -> int:
+        """A free slice for it, its own home first and none of the units `kept` for others; 0 if there is none."""
+        limits = self.spec.limits
+        home = self.homes.get(instance, 0)
+        idle_home = home if not home & self.busy else 0
+        if not limits.per_batch or self.time_shares.get(instance, 1.0) < 1:
+            return idle_home  # an instance with a share of the time on a slice takes turns there
+        if idle_home.bit_count() >= units:
+            return find_block(idle_home, units, limits.aligned, self.spec.units) or idle_home
+        free = self.all_units & ~self.busy & ~kept
+        return find_block(free, units, limits.aligned, self.spec.units) if free.bit_count() >= units else 0
+
+    def unreserved_block(self, units: int, without: Container[str] = (), *, borrow: bool = False) -> int:
+        """A block that is no home, busy or not; 0 if there is none.
+
+        The homes of `without` do not count, nor, to `borrow`, those that are lent.
+        """
+        taken = 0
+        for owner, mask in self.homes.items():
+            if owner not in without and not (borrow and owner in self.lent):
+                taken |= mask
+        return find_block(self.all_units & ~taken, units, self.spec.limits.aligned, self.spec.units)
+
+    def reserve(self, instance: str, mask: int, lend: bool, share: float = 1.0) -> None:
+        """Reserve a slice as its home, for that share of the time."""
+        self.homes[instance] = mask
+        self.time_shares[instance] = share
+        (self.lent.add if lend else self.lent.discard)(instance)
+
+    def time_share_given(self, mask: int, without: str = "") -> float:
+        """Share of the time on this reserved slice that instances have been given."""
+        return sum(self.time_shares[owner] for owner, home in self.homes.items() if home == mask and owner != without)
+
+    def unreserve(self, instance: str) -> None:
+        """Give up its reserved slice."""
+        self.homes.pop(instance, None)
+        self.time_shares.pop(instance, None)
+        self.lent.discard(instance)
+
+    def is_valid_slice(self, mask: int) -> bool:
+        """Is this a slice the device can make: one block, of a size it has, at a place where such a one may start?"""
+        units = mask.bit_count()
+        limits = self.spec.limits
+        low = mask & -mask
+        return (
+            mask != 0
+            and mask == low * ((1 << units) - 1)
+            and mask <= self.all_units
+            and (not limits.sizes or units in limits.sizes)
+            and (not limits.aligned or low.bit_length() - 1 in aligned_starts(units, self.spec.units))
+        )
+
+    def lease(self, batch_id: int, mask: int, cores: int = 0) -> None:
+        assert 0 < mask <= self.all_units, f"{self.spec.id} has no units {mask:b}"
+        assert not mask & self.busy, f"units {mask & self.busy:b} of {self.spec.id} are leased twice"
+        self.busy |= mask
+        self.running[batch_id] = mask
+        if cores:
+            self.cores[batch_id] = cores
+            self.cores_busy += cores
+
+    def release(self, batch_id: int) -> int:
+        mask = self.running.pop(batch_id)
+        self.busy &= ~mask
+        if self.cores:
+            self.cores_busy -= self.cores.pop(batch_id, 0)
+        return mask
+
+    def remove_instance(self, instance: str) -> None:
+        self.instances.pop(instance, None)
+        self.unreserve(instance)
+
+    def check(self) -> None:
+        busy = 0
+        for mask in self.running.values():
+            assert not busy & mask, f"slices overlap on {self.spec.id}"
+            busy |= mask
+        assert busy == self.busy, f"{self.spec.id} counts units nobody holds"
+        assert busy | self.all_units == self.all_units, f"more units leased than {self.spec.id} has"
+        assert self.cores_busy == sum(self.cores.values()) <= self.spec.cores, f"cores of {self.spec.id} are over-committed"
+        assert self.cores.keys() <= self.running.keys(), "cores outlived their batch"
+        kept = 0
+        for mask in set(self.homes.values()):
+            assert not kept & mask, f"homes overlap on {self.spec.id}"
+            assert self.time_share_given(mask) <= 1 + 1e-9, f"more than all the time of a slice of {self.spec.id} is given away"
+            kept |= mask
+        assert self.time_shares.keys() == self.homes.keys()
+        assert 0 <= self.memory_used_mib <= self.spec.memory_mib, f"memory of {self.spec.id} is over its cap"
+        assert self.homes.keys() <= self.instances.keys(), "a home outlived its instance"
+        assert self.lent <= self.homes.keys(), "nothing is lent where there is no home"

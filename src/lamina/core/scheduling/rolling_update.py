@@ -1,0 +1,92 @@
+"""Rolling update: instances of a new version replace those of the old one without a call noticing.
+
+One instance of a function at a time: its successor is loaded beside it, or on another device that has the room, and only when
+that one is ready does the old one finish what it has and leave. Where there is no room for both, the old one leaves first, and
+calls wait for the new one. A successor that cannot be loaded ends the renewal: what is left of the old version goes on serving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lamina.core.lifecycle import InstancePhase
+from lamina.core.policy import LoadInstance, UnloadInstance
+from lamina.core.scheduling.cluster import Cluster
+from lamina.core.scheduling.state import ControllerState, FunctionState, Instance
+from lamina.errors import PolicyError
+from lamina.types import FunctionSpec
+
+
+class RollingUpdate:
+    def __init__(self, state: ControllerState, fleet: Cluster) -> None:
+        self._state = state
+        self._cluster = fleet
+        self._replaces: dict[str, str] = {}  #: instances being loaded, and the old ones that will leave for them
+        self._previous_specs: dict[str, FunctionSpec] = {}  #: what functions were before their last deployment
+        self.halted: dict[str, str] = {}  #: functions whose new version cannot be loaded, and which that is
+
+    def remember_specs(self, specs: Iterable[FunctionSpec]) -> None:
+        """Remember the specs that a deployment is about to replace."""
+        for spec in specs:
+            known = self._state.functions.get(spec.name)
+            if known is not None:
+                self._previous_specs[spec.name] = known.spec
+
+    def begin(self, specs: Iterable[FunctionSpec]) -> None:
+        for spec in specs:
+            self.halted.pop(spec.name, None)
+            self._continue(self._state.functions[spec.name])
+
+    def is_successor(self, instance: str) -> bool:
+        """Whether it is being loaded to replace another. A policy that counts instances finds one too many meanwhile, and must
+        not unload that one."""
+        return instance in self._replaces
+
+    def on_instance_ready(self, instance: Instance) -> None:
+        """Continue when a successor, or any other instance, is ready."""
+        old = self._replaces.pop(instance.id, "")
+        if old in self._state.instances:
+            self._cluster.unload_instance(UnloadInstance(old))
+        self._continue(self._state.functions[instance.function])
+
+    def on_instance_lost(self, instance: Instance, reason: str) -> None:
+        """Halt if a successor cannot be loaded; called before it is removed. A lost device is not the version's fault."""
+        if self._replaces.pop(instance.id, "") and instance.phase is InstancePhase.LOADING and reason != "device-lost":
+            self.halted[instance.function] = instance.version
+
+    def outdated(self, function: FunctionState) -> list[Instance]:
+        """Instances of another version that do not leave yet."""
+        version = function.spec.version
+        return [i for i in function.instances.values() if i.version != version and i.phase is not InstancePhase.DRAINING]
+
+    def _continue(self, function: FunctionState) -> None:
+        name = function.spec.name
+        if name in self.halted or any(new in self._replaces for new in function.instances):
+            return
+        for old in self.outdated(function):
+            if old.phase is InstancePhase.LOADING:
+                self._cluster.unload_instance(UnloadInstance(old.id))  # it has served nothing yet
+                continue
+            new = self._load_successor(function, old)
+            if new is not None:
+                self._replaces[new.id] = old.id
+                return
+            self._cluster.unload_instance(UnloadInstance(old.id))
+
+    def _load_successor(self, function: FunctionState, old: Instance) -> Instance | None:
+        """Load a successor, with a home as large as the old one's, unless another size was deployed."""
+        home_units = self._state.devices[old.device].homes.get(old.id, 0).bit_count()
+        before = self._previous_specs.get(function.spec.name, function.spec)
+        for device_id in dict.fromkeys([old.device, *self._state.devices]):
+            device = self._state.devices[device_id]
+            asked = function.spec.units_on(device.spec)
+            wanted = 0 if not home_units else home_units if before.units_on(device.spec) == asked else asked
+            if not function.spec.fits_family(device.spec.family):
+                continue
+            if not device.unreserved_block(wanted or asked, borrow=not wanted):
+                continue
+            try:
+                return self._cluster.load_instance(LoadInstance(function.spec.name, device_id, wanted))
+            except PolicyError:
+                continue  # no room there
+        return None

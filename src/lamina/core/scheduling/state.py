@@ -1,0 +1,212 @@
+"""State of the controller: functions, instances, batches and their registers; `check()` verifies its invariants."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from lamina.core.lifecycle import InstancePhase
+from lamina.core.scheduling.jobs import PARKED, Job, Queue
+from lamina.core.scheduling.leases import Device
+from lamina.core.scheduling.token_bucket import TokenBucket
+from lamina.core.workflow.flow import Flow
+from lamina.core.workflow.runs import WorkflowRun
+from lamina.types import NEVER_US, FunctionSpec
+
+if TYPE_CHECKING:
+    from lamina.core.policy import Defer
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """A function loaded on a device."""
+
+    id: str
+    function: str
+    device: str
+    phase: InstancePhase
+    created_us: int
+    memory_mib: int = 0
+    units: int = 1  #: of a batch, unless the policy says otherwise: its standing slice, else what its function wants
+    batches: dict[int, Batch] = field(default_factory=dict)  #: running and booked
+    running: int = 0
+    last_used_us: int = 0  #: when its last batch ended
+    quota: float = 1.0  #: part of the time on its standing slice that is its own
+    bucket: TokenBucket | None = None  #: keeps it to that
+    killed: bool = False  #: its end has been asked for and will be reported
+    version: str = ""  #: of the code it was loaded with
+
+    def has_capacity(self, limit: int) -> bool:
+        """Whether it may run one batch more, when `limit` may run at once. What it has booked behind others comes on top."""
+        if not limit:
+            return True
+        taken = self.running
+        if taken < limit and len(self.batches) > taken:
+            taken += sum(batch.behind is not None and batch.behind.instance is not self for batch in self.batches.values())
+        return taken < limit
+
+
+class Batch(Struct, eq=False):
+    id: int
+    instance: Instance
+    device: Device
+    mask: int
+    jobs: list[Job]
+    predicted_us: int
+    started_us: int = -1  #: -1 while it is booked
+    behind: Batch | None = None  #: whose slice it inherits
+    follower: Batch | None = None  #: booked behind it
+    planned_start_us: int = 0  #: start expected when it was decided
+    cores: int = 0  #: of the host
+    transfer_us: int = 0  #: part of the prediction: bringing its inputs over
+    heartbeat_us: int = -1  #: when one of its jobs last said that it is alive
+
+    @property
+    def expected_end_us(self) -> int:
+        """When it is expected to end."""
+        return (self.started_us if self.started_us >= 0 else self.planned_start_us) + self.predicted_us
+
+
+def resubmit_window_us(device_us: int, direct: bool = True) -> int:
+    """Time that clients have to call again: a quarter of the batch's time is as long as waiting for half of them could
+    pay. From within a workflow they come back after its other steps, all of them or none, and waiting pays for longer."""
+    return min(5_000, max(300, device_us // 4)) if direct else min(10_000, max(300, 3 * device_us // 4))
+
+
+@dataclass(slots=True)
+class ArrivalStats:
+    """Arrival statistics of one function: `interarrival_us` follows bursts, `count` is for slower averages.
+
+    `resubmit_share` is the part of a batch's clients that call again as soon as they have their answer: closed-loop clients do,
+    and then the end of a batch is the best time to expect the next one.
+    """
+
+    count: int = 0
+    last_us: int = -1
+    interarrival_us: float = float(NEVER_US)
+    resubmit_share: float = 0.0
+    resubmit_until_us: int = -1  #: until then an arrival counts as a resubmission after the last batch
+    last_batch_size: int = 0  #: size of that batch
+    resubmitted: int = 0  #: arrivals since
+
+    def on_arrival(self, now_us: int) -> None:
+        if self.last_us >= 0:
+            gap = now_us - self.last_us
+            self.interarrival_us = (
+                gap if self.interarrival_us >= NEVER_US else self.interarrival_us + 0.3 * (gap - self.interarrival_us)
+            )
+        self.last_us = now_us
+        self.count += 1
+        if now_us <= self.resubmit_until_us:
+            self.resubmitted += 1
+
+    def on_batch_ended(self, now_us: int, size: int, device_us: int, direct: bool = True) -> None:
+        if self.last_batch_size:
+            self.resubmit_share += 0.2 * (min(1.0, self.resubmitted / self.last_batch_size) - self.resubmit_share)
+        self.last_batch_size, self.resubmitted = size, 0
+        self.resubmit_until_us = now_us + resubmit_window_us(device_us, direct)
+
+
+@dataclass(slots=True)
+class FunctionState:
+    spec: FunctionSpec
+    queue: Queue
+    instances: dict[str, Instance] = field(default_factory=dict)
+    instances_by_device: dict[str, int] = field(default_factory=dict)  #: how many of them on which device
+    arrivals: ArrivalStats = field(default_factory=ArrivalStats)
+    bucket: TokenBucket | None = None
+    consecutive_crashes: int = 0  #: in a row; a finished batch ends the row
+    load_not_before_us: int = 0  #: no loading until then: it crashed too often
+    loads_started: int = 0  #: for instance names
+    expected_jobs: float = 0.0  #: jobs that runs in flight are yet to bring
+    rejections: int = 0  #: calls turned away since its last batch ended
+    jobs_in_quarantine: int = 0  #: jobs that ran beside others on a worker that died, and have not been tried since
+
+    def batches_at_once(self, device: Device) -> int:
+        """Batches one instance may run at once; 0: no limit. One at a time while it is not known which job kills."""
+        return 1 if self.jobs_in_quarantine else device.spec.limits.batches_per_instance
+
+
+@dataclass(slots=True)
+class ControllerState:
+    functions: dict[str, FunctionState] = field(default_factory=dict)
+    flows: dict[str, Flow] = field(default_factory=dict)
+    devices: dict[str, Device] = field(default_factory=dict)
+    instances: dict[str, Instance] = field(default_factory=dict)
+    runs: dict[str, WorkflowRun] = field(default_factory=dict)
+    batches: dict[int, Batch] = field(default_factory=dict)
+    waiting: dict[str, FunctionState] = field(default_factory=dict)  #: functions with jobs, to be asked about
+    deferred: dict[str, Defer] = field(default_factory=dict)  #: functions with jobs the policy has put off
+    last_job: int = 0
+    last_batch: int = 0
+
+    def check(self) -> None:
+        """Check every invariant that a single moment can show."""
+        for device in self.devices.values():
+            device.check()
+            assert device.memory_used_mib == sum(self.instances[i].memory_mib for i in device.instances)
+        in_batch = {job.id: batch for batch in self.batches.values() for job in batch.jobs}
+        assert len(in_batch) == sum(len(batch.jobs) for batch in self.batches.values()), "a job is in two batches"
+        queued: dict[int, Job] = {}
+        for name, function in self.functions.items():
+            assert not (name in self.waiting and name in self.deferred), f"{name} is to be asked about and put off"
+            assert (len(function.queue) > 0) == (name in self.waiting or name in self.deferred), f"{name} is not listed right"
+            assert function.instances_by_device == Counter(i.device for i in function.instances.values()), (
+                f"{name} is not where it is said to be"
+            )
+            jobs = function.queue.jobs()
+            assert len({job.id for job in jobs}) == len(jobs), f"{name} queues a job twice"
+            queued |= {job.id: job for job in jobs}
+            if function.bucket:
+                assert function.bucket.level_us <= function.bucket.burst_us, f"{name} has saved more than its bucket holds"
+            expected = sum(run.expected_jobs.get(name, 0.0) for run in self.runs.values())
+            assert abs(function.expected_jobs - expected) < 1e-6 * (1 + expected), f"{name} expects jobs nobody will bring"
+        assert not in_batch.keys() & queued.keys(), "a job is queued or in a batch, never both"
+        for call_id, run in self.runs.items():
+            assert run.call.id == call_id
+            assert not run.is_complete, f"{call_id} has ended and is still here"
+            assert not run.is_answered, f"{call_id} has been answered and is still here"
+            assert run.jobs or run.pending_data or run.executions, f"{call_id} is nowhere: no job, no question, no wait"
+            run.check()
+            for job in run.jobs.values():
+                if job.batch_id == PARKED:
+                    assert run.durable, f"job {job.id} of {call_id} is put aside, and nobody remembers it"
+                    continue
+                assert job.id in queued or job.id in in_batch, f"job {job.id} of {call_id} is nowhere"
+                assert bool(job.batch_id) == (job.id in in_batch)
+        for job in queued.values():
+            assert self.runs.get(job.run.call.id) is job.run, "a queued job has no run"
+            assert job.id in job.run.jobs, "a queued job its run does not know"
+        for batch in self.batches.values():
+            assert batch.instance.batches.get(batch.id) is batch, "a batch its instance does not know"
+            assert self.instances.get(batch.instance.id) is batch.instance, "a batch on an instance that is gone"
+            if batch.started_us >= 0:
+                assert batch.device.running.get(batch.id) == batch.mask, "a running batch without a lease"
+                assert batch.behind is None
+            else:
+                assert batch.behind is not None, "a booked batch behind nothing"
+                assert batch.behind.follower is batch, "a booked batch the one before it does not know"
+                assert self.batches.get(batch.behind.id) is batch.behind, "booked behind a batch that is over"
+                assert batch.behind.started_us >= 0, "booked behind a booked batch"
+                assert batch.mask & ~batch.behind.mask == 0, "booked for units it will not inherit"
+        for instance in self.instances.values():
+            assert instance.running == sum(batch.started_us >= 0 for batch in instance.batches.values())
+            limit = self.devices[instance.device].spec.limits.batches_per_instance
+            assert not limit or instance.running <= limit, f"{instance.id} runs {instance.running} batches at once"
+            assert not instance.batches or instance.phase in (InstancePhase.WARM, InstancePhase.DRAINING), (
+                "it cannot run batches yet"
+            )
+            assert self.functions[instance.function].instances.get(instance.id) is instance
+            assert instance.id in self.devices[instance.device].instances, f"{instance.id} is on no device"
+        if not self.runs:
+            assert not self.waiting, "quiet, and jobs still wait"
+            assert not self.deferred, "quiet, and jobs are still put off"
+
+    def check_quiet(self) -> None:
+        """Check that with nothing left to do, everything is given back."""
+        assert not self.runs, f"{len(self.runs)} calls never ended"
+        assert not self.batches
+        assert all(device.busy == 0 for device in self.devices.values()), "quiet, and units are still leased"

@@ -1,0 +1,1 @@
+"""Tenancy: fair sharing between tenants, their usage and their limits."""

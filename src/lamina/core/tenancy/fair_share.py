@@ -1,0 +1,197 @@
+"""Fair sharing between tenants: quotas at admission, weighted fair queueing at dispatch. Owner of tenants' accounts.
+
+A *quota* is a limit: what goes beyond it is rejected at admission, whatever else has room. *Fairness* is an order: device
+time goes to the tenant that has had least of it for its weight (start-time fair queueing, in measured device time), and a
+tenant that comes back after a silence starts level with the others, so that it neither saves up nor has to catch up. Within
+one tenant higher priorities go first. Policies know nothing of it: they see queues in which the right jobs come first, are
+asked about the functions whose turn it is before the others, and, when a call is to be admitted, see what would really be
+served before it.
+
+All of this is off, and costs one comparison a call, while there is a single tenant without a quota and without priorities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from lamina.core.actions import Reject
+from lamina.core.policy import View
+from lamina.core.scheduling.admission_margin import AdmissionMargin
+from lamina.core.scheduling.jobs import Order, Queue
+from lamina.core.scheduling.state import Batch, ControllerState
+from lamina.core.tenancy.fair_queue import FairQueue
+from lamina.core.tenancy.usage import TenantAccount, TenantUsage
+from lamina.types import NEVER_US, Call, Tenant
+
+TENANT_EXPIRY_US = 10_000_000
+"""An account without limits expires after so long without a call."""
+
+BACKPRESSURE_US = 50_000
+"""A tenant with less than others in flight was rejected: for so long tenants with more must not add to it."""
+
+BOOKING_HORIZON_US = 1_000
+"""While several tenants have calls under way, a slice is booked no earlier than this before it is free: what is booked is
+served before the next arrival, however little its tenant has had."""
+
+MAX_GROUPS = 4
+"""Groups of functions a policy is asked about one after another; the rest forms one last group."""
+
+
+@dataclass(slots=True)
+class FairShare:
+    state: ControllerState
+    view: View
+    margin: AdmissionMargin
+    order: Order
+    enabled: bool = False
+    sole_tenant: str = ""  #: while it is off: the one tenant there is
+    usage: TenantUsage = field(default_factory=TenantUsage)
+    _priority_seen_us: int = -NEVER_US  #: when a priority was last used
+    _charged: dict[int, float] = field(default_factory=dict)  #: per job of batches under way, on account
+    _backpressure_until_us: int = 0
+    _active_tenants: int = 0  #: tenants with calls under way
+
+    # --------------------------------------------------------------------- calls
+
+    def on_call_arrived(self, now_us: int, call: Call) -> Reject | None:
+        """Check a call of a second tenant, or any while enabled. Until the decision, queues show what is ahead of it."""
+        if not self.enabled and not call.priority and not self.state.runs and call.tenant not in self.usage.specs:
+            self.sole_tenant = call.tenant  # no other tenant has calls here
+            return None
+        if not self.enabled:
+            self._enable(now_us)
+        account = self.usage.account(call.tenant)
+        if call.priority:
+            self._priority_seen_us = now_us
+        account.last_seen_us = now_us
+        why, retry_after_us = account.exceeded_limit(now_us)
+        if why:
+            return Reject(call.id, "quota", retry_after_us, why=why)
+        if now_us < self._backpressure_until_us and account.weighted_in_flight > self.usage.mean_in_flight():
+            return Reject(call.id, "share", retry_after_us=self._backpressure_until_us - now_us)
+        if not account.in_flight:
+            account.weighted_used_us = max(account.weighted_used_us, self.usage.virtual_time_us)
+        self.usage.admitting, self.usage.admitting_priority = account, call.priority
+        self.margin.tenant = call.tenant
+        return None
+
+    def on_admission_decided(self, now_us: int, admitted: bool) -> None:
+        """Account for the admission decision of the call that arrived."""
+        account = self.usage.admitting
+        if account is None:
+            return
+        self.usage.admitting = None
+        if admitted:
+            self._count_in_flight(account, 1)
+            account.charge_call(now_us)
+        elif account.weighted_in_flight < self.usage.mean_in_flight():
+            self._backpressure_until_us = now_us + BACKPRESSURE_US
+
+    def on_call_ended(self, call: Call) -> None:
+        account = self.usage.accounts.get(call.tenant)
+        if account is not None and account.in_flight:
+            self._count_in_flight(account, -1)
+
+    def _count_in_flight(self, account: TenantAccount, more: int) -> None:
+        before = account.in_flight
+        account.in_flight += more
+        if not before or not account.in_flight:
+            self._active_tenants += 1 if account.in_flight else -1
+            self.view.booking_horizon_us = BOOKING_HORIZON_US if self._active_tenants > 1 else NEVER_US
+
+    # ------------------------------------------------------------------- batches
+
+    def on_batch_started(self, batch: Batch) -> None:
+        """Charge the prediction at once, so that no tenant starts ten batches on an old bill."""
+        queue = self.state.functions[batch.instance.function].queue
+        assert isinstance(queue, FairQueue)
+        part = batch.mask.bit_count() / batch.device.spec.units / len(batch.jobs)
+        job_us = batch.predicted_us * part or queue.job_device_us
+        accounts = [self.usage.account(job.run.call.tenant) for job in batch.jobs]
+        self.usage.virtual_time_us = max(self.usage.virtual_time_us, min(account.weighted_used_us for account in accounts))
+        for account in accounts:
+            account.weighted_used_us += job_us / account.spec.weight
+        self._charged[batch.id] = job_us
+        self.usage.generation += 1
+
+    def on_batch_finished(self, now_us: int, batch: Batch, device_us: int) -> None:
+        """Correct the charge to what was measured."""
+        units = batch.mask.bit_count()
+        count = len(batch.jobs)
+        job_us = device_us * units / batch.device.spec.units / count
+        owed_us = job_us - self._charged.pop(batch.id, 0.0)
+        for job in batch.jobs:
+            account = self.usage.account(job.run.call.tenant)
+            account.weighted_used_us += owed_us / account.spec.weight
+            account.day.add(now_us, units * device_us / count)
+        queue = self.state.functions[batch.instance.function].queue
+        assert isinstance(queue, FairQueue)
+        queue.job_device_us += 0.2 * (job_us - queue.job_device_us)
+        self.usage.generation += 1
+
+    def service_order(self) -> list[list[str]]:
+        """Waiting functions in groups: first those whose head job belongs to the tenant with the least usage."""
+        if len(self.state.waiting) < 2:
+            return [list(self.state.waiting)]
+        by_claim: dict[tuple[float, int], list[str]] = {}
+        for name, function in self.state.waiting.items():
+            call = function.queue.head().run.call
+            by_claim.setdefault((self.usage.account(call.tenant).weighted_used_us, -call.priority), []).append(name)
+        groups = [by_claim[claim] for claim in sorted(by_claim)]
+        rest = [name for group in groups[MAX_GROUPS:] for name in group]
+        return [*groups[:MAX_GROUPS], rest] if rest else groups or [[]]
+
+    # ------------------------------------------------------------------- accounts
+
+    def update_tenant(self, now_us: int, tenant: Tenant, spent_unit_us: float = 0.0) -> None:
+        """Set the limits of a tenant; `spent_unit_us` is its usage of today before a restart."""
+        self.usage.specs[tenant.name] = tenant
+        if not self.enabled:
+            self._enable(now_us)
+        account = self.usage.account(tenant.name)
+        account.update(now_us, tenant)
+        if spent_unit_us:
+            account.day.add(now_us, spent_unit_us)
+
+    def wrap_queues(self) -> None:
+        """Give every function a fair queue, those deployed meanwhile too."""
+        for function in self.state.functions.values():
+            if not isinstance(function.queue, FairQueue):
+                function.queue = FairQueue(function.spec.name, self.order, self.usage, function.queue.jobs())
+
+    def _enable(self, now_us: int) -> None:
+        self.enabled = self.margin.per_tenant = True
+        for run in self.state.runs.values():
+            account = self.usage.account(run.call.tenant)
+            self._count_in_flight(account, 1)
+            account.last_seen_us = now_us
+        self.wrap_queues()
+
+    def expire(self, now_us: int) -> None:
+        """Expire idle accounts; disable when one tenant alone, no priority and no limit is left."""
+        for batch_id in [one for one in self._charged if one not in self.state.batches]:
+            del self._charged[batch_id]
+        for name in [one.spec.name for one in self._expired_accounts(now_us)]:
+            del self.usage.accounts[name]
+        if self.usage.specs or len(self.usage.accounts) > 1 or now_us - self._priority_seen_us < TENANT_EXPIRY_US:
+            return
+        self.sole_tenant = next(iter(self.usage.accounts), self.sole_tenant)
+        self.enabled = self.margin.per_tenant = False
+        self.margin.tenant = ""
+        self.usage.accounts.clear()
+        self._active_tenants, self.view.booking_horizon_us = 0, NEVER_US
+        for function in self.state.functions.values():
+            jobs = function.queue.jobs()
+            function.queue = Queue(function.spec.name, self.order)
+            for job in jobs:
+                function.queue.add(job)
+
+    def _expired_accounts(self, now_us: int) -> Iterator[TenantAccount]:
+        for account in self.usage.accounts.values():
+            if (
+                not account.in_flight
+                and now_us - account.last_seen_us >= TENANT_EXPIRY_US
+                and account.spec.name not in self.usage.specs
+            ):
+                yield account

@@ -1,0 +1,1 @@
+"""Drivers of the controller: virtual time (a heap) and real time (asyncio)."""

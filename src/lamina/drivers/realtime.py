@@ -1,0 +1,233 @@
+"""Real-time driver: one asyncio thread around the controller, events in, actions out, nothing in between.
+
+`post` runs the controller there and then, on the caller's stack: no queue, no task, no await. Events that actions lead to at
+once are handled in turn before it returns. Only what to run is decided once for all calls that were read in one go: sixteen
+clients that call again together are one batch, and one decision instead of sixteen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from lamina.core.actions import Action, AppendJournal, FailCall, Reject, Reply, ResolveData, StartBatch, WakeAt
+from lamina.core.controller import Controller
+from lamina.core.events import (
+    ArrivalsDrained,
+    CallArrived,
+    CallCancelled,
+    CallRecovered,
+    DataResolved,
+    Deployed,
+    DeviceJoined,
+    Event,
+    Tick,
+)
+from lamina.core.workflow.flow import Flow
+from lamina.drivers.timer import Timer, clock_us
+from lamina.engines.shadow_batches import ShadowRunner
+from lamina.errors import PolicyError
+from lamina.ipc.protocol import ErrorInfo
+from lamina.types import NEVER_US, Call, DeviceSpec
+from lamina.values.run_values import RunValues
+
+log = logging.getLogger("lamina")
+
+Ending = Reply | FailCall | Reject
+EventObserver = Callable[[int, Event, list[Action]], None]
+
+
+class Engine(Protocol):
+    """Engine: runs batches on devices. All calls come on the loop's thread and return at once."""
+
+    @property
+    def devices(self) -> list[DeviceSpec]: ...
+
+    @property
+    def load_errors(self) -> dict[str, ErrorInfo]:
+        """By function: why it cannot be loaded."""
+        ...
+
+    async def start(self, post: Callable[[Event], None], data: RunValues) -> None: ...
+
+    def perform(self, action: Action) -> None: ...
+
+    async def stop(self, grace_s: float) -> None: ...
+
+
+class RealtimeDriver:
+    def __init__(self, controller: Controller, engine: Engine, data: RunValues, watch: EventObserver | None = None) -> None:
+        self.controller = controller
+        self.engine = engine
+        self.data = data
+        self.observer = watch
+        self.append_journal: Callable[[AppendJournal], None] = _no_journal  #: writes the journal of durable runs
+        self.shadow_runner: ShadowRunner | None = None  #: runs shadow batches for measurement; to be set before the start
+        self._pending: dict[str, Callable[[Ending], None]] = {}
+        self._inbox: deque[Event | ResolveData] = deque()
+        self._is_handling = False
+        self.decision_us = 0  #: how long the last decision took
+        self.capacity_generation = (
+            0  #: counts events after which more may be admitted: not arrivals, nor events that led to nothing
+        )
+        self._origin_us = clock_us()
+        self._timer: Timer | None = None
+        self._idle: asyncio.Event | None = None
+        self._call_soon: Callable[[Callable[[], None]], object] | None = None
+        self._drain_is_scheduled = False  #: `ArrivalsDrained` is on its way
+        self._is_stopped = False
+
+    async def start(self, deployed: Deployed) -> None:
+        self._call_soon = asyncio.get_running_loop().call_soon
+        self._timer = Timer(asyncio.get_running_loop())
+        between = self.shadow_runner.intercept(self.post, self.data) if self.shadow_runner is not None else (self.post, self.data)
+        await self.engine.start(*between)
+        for device in self.engine.devices:
+            self.post(DeviceJoined(device))
+        self.post(deployed)
+
+    def now_us(self) -> int:
+        return clock_us() - self._origin_us
+
+    def from_clock_us(self, clock_us: int) -> int:
+        """A time on the machine's clock, as `now_us` counts."""
+        return clock_us - self._origin_us
+
+    def deadline_us(self, call_id: str) -> int:
+        """Until when this call is worth running, on the machine's clock; 0 if there is no limit."""
+        run = self.controller.state.runs.get(call_id)
+        return 0 if run is None or run.call.expires_us >= NEVER_US else self._origin_us + run.call.expires_us
+
+    def error_info(self, failure: FailCall) -> ErrorInfo | None:
+        """Error details of a failed call: the user's own exception where there was one."""
+        run_error = self.data.error(failure.call_id, failure)
+        return run_error or self.engine.load_errors.get(failure.step)
+
+    def submit(self, call: Call, inputs: dict[str, bytes], on_end: Callable[[Ending], None], began_us: int = 0) -> None:
+        """Hand in a call; `on_end` is called once, with `data` still holding its result. `began_us`: see `Data.open`."""
+        self.data.open(call.id, self.controller.state.flows[call.target], inputs, began_us)
+        self._pending[call.id] = on_end
+        call_soon = self._call_soon
+        self.post(CallArrived(call, call_soon is not None))
+        if call_soon is not None and not self._drain_is_scheduled and self.controller.state.waiting:
+            self._drain_is_scheduled = True
+            call_soon(self._arrivals_drained)
+
+    def _arrivals_drained(self) -> None:
+        """Everything that could be read by now has been."""
+        self._drain_is_scheduled = False
+        self.post(ArrivalsDrained())
+
+    def recover(
+        self, resumed: CallRecovered, flow: Flow, inputs: dict[str, bytes], on_end: Callable[[Ending], None], began_us: int
+    ) -> None:
+        """Restart a durable call, to replay its journal."""
+        assert not self._is_handling, "what it is told must not overtake what it asks"
+        self.data.open(resumed.call.id, flow, inputs, began_us)
+        self._pending[resumed.call.id] = on_end
+        self.post(resumed)
+
+    def cancel(self, call_id: str) -> None:
+        if call_id in self._pending:
+            self.post(CallCancelled(call_id))
+
+    def post(self, event: Event) -> None:
+        self._inbox.append(event)
+        if self._is_handling:
+            return
+        self._is_handling = True
+        try:
+            while self._inbox:
+                next_event = self._inbox.popleft()
+                if isinstance(next_event, ResolveData):
+                    answer = self._resolve_data(next_event)
+                    if answer is None:
+                        continue
+                    next_event = answer
+                now_us = self.now_us()
+                actions = self._handle(now_us, next_event)
+                self.decision_us = self.now_us() - now_us
+                kind = type(next_event)
+                if actions and kind is not CallArrived and kind is not ArrivalsDrained:
+                    self.capacity_generation += 1
+                for action in actions:
+                    self._perform(action)
+                if self.observer is not None:
+                    self.observer(now_us, next_event, actions)
+        finally:
+            self._is_handling = False
+
+    def _handle(self, now_us: int, event: Event) -> list[Action]:
+        try:
+            return self.controller.handle(now_us, event)
+        except PolicyError:
+            # Decisions are checked before they are applied, so the state is sound and what was decided before stands.
+            log.exception("the policy decided something impossible; its decision was left out")
+            return self.controller.take_actions()
+
+    def _perform(self, action: Action) -> None:
+        kind = type(action)
+        if kind is Reply or kind is FailCall or kind is Reject:
+            self._end(action)  # type: ignore[arg-type]
+        elif kind is StartBatch:
+            self.engine.perform(action)
+        elif kind is WakeAt:
+            assert self._timer is not None
+            self._timer.call_at(self._origin_us + action.at_us, self._tick)  # type: ignore[union-attr]
+        elif kind is ResolveData:
+            self._inbox.append(action)  # type: ignore[arg-type]
+        elif kind is AppendJournal:
+            self.append_journal(action)  # type: ignore[arg-type]
+        else:
+            self.engine.perform(action)
+
+    def _resolve_data(self, question: ResolveData) -> DataResolved | None:
+        """Only when its turn has come: the answers before it decide which numbers its items get."""
+        run = self.controller.state.runs.get(question.call_id)
+        return None if run is None else self.data.resolve(question, run.next_scope)
+
+    def _tick(self) -> None:
+        self.post(Tick())
+
+    def _end(self, ending: Ending) -> None:
+        on_end = self._pending.pop(ending.call_id, None)
+        try:
+            if on_end is not None:
+                on_end(ending)
+        except Exception:
+            log.exception("the answer to %s could not be delivered", ending.call_id)
+        finally:
+            self.data.close(ending.call_id)
+            if not self._pending and self._idle is not None:
+                self._idle.set()
+
+    async def drain(self, grace_s: float) -> int:
+        """Wait for calls in flight; returns how many had to be given up."""
+        if self._pending:
+            self._idle = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), grace_s)
+        left = list(self._pending)
+        for call_id in left:
+            self.cancel(call_id)
+        return len(left)
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Called again, it does nothing."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        if self.shadow_runner is not None:
+            self.shadow_runner.close()
+        await self.engine.stop(grace_s)
+        if self._timer is not None:
+            self._timer.close()
+            self._timer = None
+
+
+def _no_journal(action: AppendJournal) -> None:
+    raise AssertionError(f"{action.call_id} is durable, and nobody keeps it")

@@ -1,0 +1,197 @@
+"""Encoding of values between clients, workflow steps and workers: JSON types, bytes, and tensors.
+
+Nothing else, and no pickle anywhere: a value is msgpack, a tensor in it is dtype, shape and bytes. numpy is imported
+only when a tensor is met.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from lamina.errors import BadValue
+
+Blob = bytes | memoryview
+"""An encoded value."""
+
+TENSOR = 1
+DTYPES = frozenset(
+    f"{kind}{bits}"
+    for kind, widths in {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64), "complex": (64, 128)}.items()
+    for bits in widths
+) | {"bool"}
+MAX_DEPTH = 64
+MAX_RANK = 32
+MAX_EMPTY = 2**20
+"""Rows an array without elements may have: they cost nothing here and a list each as JSON."""
+
+_STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_TOO_DEEP = f"body: nested deeper than {MAX_DEPTH}"
+_UNFIT = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
+_USE = "use JSON types, bytes, numpy arrays, or lists and dicts of them"
+
+
+def encode(value: Any) -> bytes:
+    """Encode a value; an object of another type is refused by name."""
+    try:
+        return _encoder.encode(value)
+    except _UNFIT as error:
+        raise BadValue(f"cannot send a value of this kind: {error}", hint=_USE) from None
+
+
+def decode(blob: Blob) -> Any:
+    try:
+        return _decoder.decode(blob)
+    except _UNFIT as error:
+        raise BadValue(f"not a value: {error}") from None
+
+
+def list_items(blob: Blob) -> list[bytes]:
+    """Elements of an encoded list, each still encoded: a fan-out need not decode what it hands out."""
+    try:
+        return [bytes(raw) for raw in _list_decoder.decode(blob)]
+    except _UNFIT:
+        raise BadValue("each needs a list to go over", hint="return a list from the step before it") from None
+
+
+def list_item_spans(blob: Blob) -> list[tuple[int, int]]:
+    """Start and length of each element inside an encoded list."""
+    try:
+        found = _list_decoder.decode(blob)
+    except _UNFIT:
+        raise BadValue("each needs a list to go over", hint="return a list from the step before it") from None
+    at = 1 if len(found) < 16 else 3 if len(found) < 2**16 else 5
+    made = []
+    for raw in found:
+        size = memoryview(raw).nbytes
+        made.append((at, size))
+        at += size
+    return made
+
+
+def join_list(blobs: list[Blob]) -> bytes:
+    """An encoded list from encoded elements."""
+    return _encoder.encode([msgspec.Raw(blob) for blob in blobs])
+
+
+def _enc_hook(value: Any) -> Any:
+    if type(value).__module__.partition(".")[0] == "numpy":
+        if (hasattr(value, "shape") and value.shape != ()) or type(value).__name__ == "ndarray":
+            dtype = value.dtype.name  # the same for both byte orders; ours is little
+            if dtype not in DTYPES or hasattr(value, "mask"):
+                raise TypeError(f"{type(value).__name__} of dtype {dtype}")
+            head = msgspec.msgpack.encode((dtype, list(value.shape)))
+            data = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
+            return msgspec.msgpack.Ext(TENSOR, len(head).to_bytes(2, "little") + head + data)
+        return _python_scalar(value)
+    return _in_plain_types(value)
+
+
+def _in_plain_types(value: Any) -> Any:
+    if isinstance(value, tuple | set | frozenset):
+        return list(value)
+    if hasattr(value, "model_dump"):  # pydantic's models; dataclasses need no help
+        return value.model_dump()
+    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__}")
+
+
+def _python_scalar(scalar: Any) -> Any:
+    """A numpy scalar as Python's own; some are wider than anything Python has."""
+    value = scalar.item()
+    if type(value) is type(scalar):
+        raise TypeError(f"numpy.{type(scalar).__name__}")
+    return value
+
+
+def _ext_hook(code: int, data: memoryview) -> Any:
+    if code != TENSOR:
+        raise ValueError(f"unknown extension {code}")
+    import numpy
+
+    size = int.from_bytes(data[:2], "little")
+    dtype, shape = msgspec.msgpack.decode(data[2 : 2 + size], type=tuple[str, list[int]])
+    if dtype not in DTYPES or len(shape) > MAX_RANK or any(n < 0 for n in shape):
+        raise ValueError(f"tensor of {dtype} with shape {shape}")
+    kind = numpy.dtype(dtype).newbyteorder("<")
+    body = data[2 + size :]
+    if math.prod(shape) * kind.itemsize != len(body):
+        raise ValueError(f"tensor of {dtype} with shape {shape} in {len(body)} bytes")
+    if 0 in shape and math.prod(shape[: shape.index(0)]) > MAX_EMPTY:
+        raise ValueError(f"tensor of {dtype} with shape {shape}, which holds nothing")
+    return numpy.frombuffer(body, dtype=kind).reshape(shape)
+
+
+def encode_tensor(dtype: str, shape: Sequence[int], data: Blob) -> bytes:
+    """Encode a tensor from its bytes as they are, little-endian: what passes through need not become an array."""
+    head = msgspec.msgpack.encode((dtype, shape))
+    return _encoder.encode(msgspec.msgpack.Ext(TENSOR, b"".join((len(head).to_bytes(2, "little"), head, data))))
+
+
+def tensor_parts(blob: Blob) -> tuple[str, list[int], memoryview] | None:
+    """Dtype, shape and bytes of an encoded tensor; None if it is another value."""
+    if not len(blob) or blob[0] not in _EXTENSIONS:
+        return None
+    found = _ext_decoder.decode(blob)
+    data = memoryview(found.data)
+    size = int.from_bytes(data[:2], "little")
+    dtype, shape = _head_decoder.decode(data[2 : 2 + size])
+    return dtype, shape, data[2 + size :]
+
+
+_EXTENSIONS = frozenset((0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8))  #: how they begin; we have one kind
+_head_decoder = msgspec.msgpack.Decoder(tuple[str, list[int]])
+_ext_decoder = msgspec.msgpack.Decoder(msgspec.msgpack.Ext)
+_encoder = msgspec.msgpack.Encoder(enc_hook=_enc_hook)
+_decoder = msgspec.msgpack.Decoder(ext_hook=_ext_hook)
+_list_decoder = msgspec.msgpack.Decoder(list[msgspec.Raw])
+
+
+# --------------------------------------------------------------- JSON at the edge
+
+
+def to_json(value: Any) -> bytes:
+    """JSON form of a value: tensors become nested lists, bytes inside a structure base64; NaN and infinities become null."""
+    try:
+        return _json_encoder.encode(value)
+    except _UNFIT as error:
+        raise BadValue(f"no JSON form: {error}", hint=_USE) from None
+
+
+def from_json(text: bytes) -> Any:
+    """Decode any JSON value; depth is bounded, and numbers JSON does not have are refused."""
+    try:
+        value = msgspec.json.decode(text)
+    except RecursionError:
+        raise BadValue(_TOO_DEEP, hint="flatten the value") from None
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise BadValue(f"body: not JSON: {error}", hint="send one JSON value, in UTF-8") from None
+    if text.count(b"[") + text.count(b"{") > MAX_DEPTH and _is_deeper_than(text, MAX_DEPTH):
+        raise BadValue(_TOO_DEEP, hint="flatten the value")
+    return value
+
+
+def _is_deeper_than(text: bytes, limit: int) -> bool:
+    """Nesting depth check of valid JSON: keep the brackets alone, then remove innermost pairs level by level: all in C."""
+    brackets = _STRINGS.sub(b"", text).translate(None, delete=_NOT_BRACKETS)
+    for _ in range(limit):
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        if not brackets:
+            return False
+    return True
+
+
+def _json_hook(value: Any) -> Any:
+    if type(value).__module__.partition(".")[0] == "numpy":
+        return value.tolist() if value.shape else _python_scalar(value)
+    if isinstance(value, bytes | memoryview):
+        return base64.b64encode(value).decode()
+    return _in_plain_types(value)
+
+
+_json_encoder = msgspec.json.Encoder(enc_hook=_json_hook)

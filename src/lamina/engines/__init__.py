@@ -1,0 +1,1 @@
+"""Engines perform what the controller decides: CPU workers, GPU executors, emulated devices."""

@@ -1,0 +1,133 @@
+"""Emulated engine: devices that only take time, on real timers: the whole gateway and controller under load, on a laptop.
+
+A batch takes what its profile says, with the simulator's own noise; every step answers null, and questions about data are
+answered by the workflow's odds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from lamina import encoding
+from lamina.core.actions import Action, Kill, Load, ResolveData, StartBatch, Unload
+from lamina.core.events import BatchFinished, DataResolved, Event, InstanceLost, InstanceReady
+from lamina.core.workflow.flow import Each, Parallel
+from lamina.core.workflow.runs import ROOT
+from lamina.drivers.timer import Timer, clock_us
+from lamina.ipc.protocol import ErrorInfo
+from lamina.planner.interference import ColocatedBatch
+from lamina.sim.colocation import BatchWork, ColocatedBatches
+from lamina.sim.hardware_model import HardwareModel
+from lamina.types import NEVER_US, DeviceSpec
+from lamina.values.asl_values import seeded_random
+from lamina.values.run_values import RunValues
+
+_NULL = encoding.encode(None)
+
+
+class EmulatedValues(RunValues):
+    """Run values without data: questions are answered by the workflow's odds, every result is null or its entry in `answers`."""
+
+    def __init__(self, world: HardwareModel) -> None:
+        super().__init__(None, None)
+        self._world = world
+        self.answers: dict[str, bytes] = {}  #: by target, where more than null was promised
+
+    def resolve(self, question: ResolveData, first_scope: int) -> DataResolved:
+        node = self.node(question)
+        chance = self._world.rng
+        if self._runs[question.call_id].durable:
+            self._world.rng = seeded_random(question)
+        value = self._world.resolve_data(node, question.stage)
+        self._world.rng = chance
+        if question.stage == "begin" and isinstance(node, Each | Parallel):
+            value = len(node.branches) if isinstance(node, Parallel) else value
+            self.make_item_scopes(question, [_NULL] * value, first_scope)
+        return DataResolved(question.call_id, question.scope, question.node, value, execution_id=question.execution_id)
+
+    def result(self, call_id: str) -> encoding.Blob:
+        return self.answers.get(self._runs[call_id].scopes[ROOT].flow.name, _NULL) if self.answers else _NULL
+
+
+class EmulatedEngine:
+    def __init__(self, devices: list[DeviceSpec], world: HardwareModel) -> None:
+        self.devices = devices
+        self.load_errors: dict[str, ErrorInfo] = {}
+        self._specs = {device.id: device for device in devices}
+        self._crowds = {device.id: ColocatedBatches(world.interference, device.kind) for device in devices}
+        self._armed_us = {device.id: NEVER_US for device in devices}  #: when it is looked at next
+        self._world = world
+        self._open: dict[int, tuple[StartBatch, int]] = {}  #: and how long the way back takes
+        self._lost: set[str] = set()
+
+    async def start(self, post: Callable[[Event], None], data: RunValues) -> None:
+        self._post = post
+        self._data = data
+        self._timer = Timer(asyncio.get_running_loop())
+
+    def perform(self, action: Action) -> None:
+        match action:
+            case StartBatch():
+                self._start(action)
+            case Load():
+                load_us = self._world.load_us(action.function, self._specs[action.device].kind)
+                self._timer.call_at(clock_us() + load_us, lambda: self._post(InstanceReady(action.instance, load_us)))
+            case Kill():
+                self._kill(action)
+            case Unload():
+                self._lost.add(action.instance)
+            case _:
+                pass
+
+    async def stop(self, grace_s: float) -> None:
+        self._timer.close()
+
+    def _start(self, action: StartBatch) -> None:
+        """Start a batch, as `lamina.sim.simulated_batches` does, on another clock."""
+        now_us, spec = clock_us(), self._specs[action.device]
+        size, units = len(action.jobs), action.mask.bit_count()
+        work_us = self._world.batch_us(action.function, spec.kind, size, units, action.cores)
+        back_us = self._world.handover_us(action.function, spec.kind, size)
+        self._open[action.batch_id] = (action, back_us - back_us // 2)
+        running = ColocatedBatch(action.function, size, units / spec.units)
+        entry = BatchWork(action.batch_id, running, now_us + back_us // 2, action.behind, action.transfer_us, work_us)
+        self._crowds[action.device].add(now_us, entry)
+        self._arm_timer(action.device)
+
+    def _kill(self, action: Kill) -> None:
+        self._lost.add(action.instance)
+        now_us = clock_us()
+        for batch_id, (start, _) in list(self._open.items()):
+            if start.instance == action.instance:
+                self._crowds[start.device].remove(now_us, batch_id)
+                self._arm_timer(start.device)
+                self._open.pop(batch_id, None)
+        self._post(InstanceLost(action.instance, action.reason))
+
+    def _on_timer(self, device: str) -> None:
+        self._armed_us[device] = NEVER_US
+        self._crowds[device].advance(clock_us())
+        self._arm_timer(device)
+
+    def _arm_timer(self, device: str) -> None:
+        crowd = self._crowds[device]
+        for ended in crowd.take_finished():
+            start, back_us = self._open[ended.batch_id]
+            finish = partial(self._finish, start, ended.device_us)
+            if back_us:
+                self._timer.call_at(ended.end_us + back_us, finish)
+            else:
+                finish()
+        if crowd.next_us < self._armed_us[device]:
+            self._armed_us[device] = crowd.next_us
+            self._timer.call_at(crowd.next_us, partial(self._on_timer, device))
+
+    def _finish(self, start: StartBatch, device_us: int) -> None:
+        self._open.pop(start.batch_id, None)
+        if start.instance in self._lost:
+            return
+        for job in start.jobs:
+            self._data.put(job, _NULL)
+        self._post(BatchFinished(start.batch_id, device_us))

@@ -1,0 +1,120 @@
+"""Authentication and authorization: a token in `Authorization: Bearer ...`, and nowhere else (an address is written into logs).
+
+On loopback alone no token is needed. A wrong token is rejected there too: a client that sends one means it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+
+from lamina.access.access_control import AccessControl
+from lamina.access.records import Identity
+from lamina.core.events import TenantUpdated
+from lamina.drivers.realtime import RealtimeDriver
+from lamina.errors import BadValue, Forbidden, Unauthorized
+from lamina.gateway.caller_identity import LOCAL_CALLER, CallerIdentity, Scope
+from lamina.server.request import HttpRequest
+from lamina.types import Tenant
+
+_BEARER = b"bearer "
+MAX_TOKEN_BYTES = 512
+
+
+class Authenticator:
+    """Authenticates requests and checks scopes.
+
+    `guarded`: a token is required. `wary`: requests that a web page of another origin makes are rejected as well.
+    """
+
+    def __init__(self, access: AccessControl | None = None, *, guarded: bool = False, wary: bool = False) -> None:
+        self._access = access
+        self.requires_token = guarded
+        self._reject_cross_site = wary
+
+    def authorize(self, request: HttpRequest, scope: Scope) -> CallerIdentity:
+        """The identity behind a request, if it has this scope; raises `Unauthorized` or `Forbidden`."""
+        header = request.headers.get(b"authorization")
+        if header is None and not self.requires_token:
+            changes = scope in ("deploy", "admin")
+            if ((self._reject_cross_site or changes) and _is_cross_site(request)) or (
+                self._reject_cross_site and not _is_for_loopback(request)
+            ):
+                raise Forbidden("this was sent by a page from somewhere else", hint="send Authorization: Bearer TOKEN")
+            return LOCAL_CALLER
+        who = self.authenticate(header)
+        if scope not in who.scopes:
+            raise Forbidden(f"this token may not {scope}", hint=f"it may {', '.join(sorted(who.scopes)) or 'nothing'}")
+        return CallerIdentity(who.tenant, who.name, who.scopes)
+
+    def authenticate(self, header: bytes | None) -> Identity:
+        """The identity of a token."""
+        if header is None:
+            raise Unauthorized("no token", hint="send Authorization: Bearer TOKEN")
+        if header[:7].lower() != _BEARER or len(header) > MAX_TOKEN_BYTES:
+            raise Unauthorized("authorization: not a bearer token", hint="send Authorization: Bearer TOKEN")
+        if self._access is None:
+            raise Unauthorized("nobody has this token", hint="this server has none: start it with --store")
+        return self._access.authenticate(header[7:].strip().decode("latin-1"))
+
+
+def _is_cross_site(request: HttpRequest) -> bool:
+    """Cross-site request: browsers say where a page comes from; a page of our own has the host it asks."""
+    origin = request.headers.get(b"origin")
+    if origin is not None and origin.partition(b"://")[2] != request.header(b"host"):
+        return True
+    return request.headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
+
+
+def _is_for_loopback(request: HttpRequest) -> bool:
+    """The host header names loopback: a foreign name that resolves to loopback is DNS rebinding."""
+    named = request.header(b"host").decode("latin-1")
+    host = named[: named.rindex("]") + 1] if "]" in named else named.partition(":")[0]
+    return is_loopback(host.strip("[]"))
+
+
+def is_loopback(host: str) -> bool:
+    """An address of this machine alone."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_host(host: str, access: AccessControl | None = None) -> bool:
+    """May the server listen there? A port that others can reach needs tokens. Returns whether tokens are required."""
+    if is_loopback(host):
+        return False
+    if access is None or not access.usable_tokens():
+        raise BadValue(
+            f"host: {host!r} is not a loopback address, and nobody has a token",
+            hint="make one: lamina token create NAME --store PATH; then serve with --store PATH",
+        )
+    return True
+
+
+SAVE_EVERY_S = 30.0
+
+
+def sync_tenant_limits(access: AccessControl, loop: RealtimeDriver) -> None:
+    """Sync tenant limits to the controller, now and after every change; usage of the day survives a restart."""
+    post, books = loop.post, loop.controller.usage
+    told: dict[str, Tenant] = {}
+
+    def tell() -> None:
+        for name in told.keys() - access.tenants.keys():
+            del told[name]
+            post(TenantUpdated(Tenant(name=name)))
+        for name, tenant in access.tenants.items():
+            if told.get(name) != tenant:
+                told[name] = tenant
+                post(TenantUpdated(tenant, access.daily_usage.pop(name, 0.0)))
+
+    def save() -> None:
+        limited = [name for name, tenant in access.tenants.items() if tenant.unit_s_per_day]
+        access.save_usage({name: books.account(name).day.total_us for name in limited})
+        asyncio.get_running_loop().call_later(SAVE_EVERY_S, save)
+
+    access.on_change.append(tell)
+    tell()
+    asyncio.get_running_loop().call_later(SAVE_EVERY_S, save)

@@ -1,0 +1,1 @@
+"""Deployments to a running server: packages, versions, rollouts, overrides, and the management listener."""

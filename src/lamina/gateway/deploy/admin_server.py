@@ -1,0 +1,103 @@
+"""Admin server beside a gateway: its listener, its authentication, its routes; opened and closed in order."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lamina.access.access_control import AccessControl
+from lamina.access.admin_service import AdminService
+from lamina.drivers.realtime import RealtimeDriver
+from lamina.engines.composite import cpu_engine_of
+from lamina.gateway.auth import Authenticator, check_host
+from lamina.gateway.bootstrap import Gateway
+from lamina.gateway.deploy.admin_routes import AdminRoutes
+from lamina.gateway.deploy.deployments import Deployments
+from lamina.gateway.observability.function_logs import FunctionLogs, subscribe
+from lamina.gateway.routes import http_codec
+from lamina.gateway.routes.router import Router
+from lamina.sdk.app import App
+from lamina.server.http1 import HttpLimits, HttpServer
+from lamina.server.tls import server_context
+from lamina.store.base import Store
+
+LIMITS = HttpLimits(body_bytes=64 * 2**20, connections=100)
+
+
+async def open_access(store: Store) -> AccessControl:
+    """Load users and tokens from the store. A store that does not exist yet is not created for a read."""
+    access = AccessControl(store)
+    if store.exists:
+        await access.load()
+    return access
+
+
+def collect_function_logs(engine: Any) -> FunctionLogs:
+    """Collect what workers print from now on; called before the engine starts, so that no line is missed."""
+    output = FunctionLogs()
+    subscribe(engine, output.add)
+    return output
+
+
+@dataclass(slots=True)
+class AdminServer:
+    """A running admin server."""
+
+    host: str
+    port: int
+    access: AccessControl
+    deployments: Deployments
+    function_logs: FunctionLogs
+    _routes: AdminRoutes
+    _server: HttpServer
+    _folder: Path | None = field(default=None)  #: to be removed at the end
+
+    async def stop(self) -> None:
+        self.function_logs.stop()
+        await self._server.stop()
+        await self._routes.stop()
+        await self.deployments.stop()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class DeploymentSetup:
+    """Hook for `open_gateway`: apps deployed before a restart are served from the first call on.
+
+    `file` is the app the server is started with, `folder` where uploads are kept; without one they go with the server.
+    """
+
+    def __init__(self, access: AccessControl, folder: Path | None = None, file: str = "") -> None:
+        self.access = access
+        self.temporary_folder = None if folder is not None else Path(tempfile.mkdtemp(prefix="lamina-apps-"))
+        self._folder = folder or self.temporary_folder or Path()
+        self._file = file
+        self.deployments: Deployments | None = None
+
+    async def __call__(self, app: App, loop: RealtimeDriver, api: Router) -> None:
+        self.deployments = Deployments(app, loop, api, self.access, self._folder, self._file)
+        self.access.give_secrets(cpu_engine_of(loop.engine), self.deployments.active.tenant_of)
+        await self.deployments.restore()
+
+
+async def open_admin(
+    gateway: Gateway,
+    prepared: DeploymentSetup,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    tls: tuple[str, str] | None = None,
+    output: FunctionLogs | None = None,
+) -> AdminServer:
+    access, deploys = prepared.access, prepared.deployments
+    assert deploys is not None, "open_gateway was not given what was prepared"
+    deploys.active.open_triggers(gateway.triggers)
+    door = Authenticator(access, guarded=check_host(host, access), wary=True)
+    output = output or collect_function_logs(gateway.loop.engine)
+    manage = AdminRoutes(access, door, AdminService(access), deploys, output)
+    server = HttpServer(manage.handle, http_codec.parse_error_body, LIMITS)
+    bound = await server.start(host, port, ssl=server_context(*tls) if tls is not None else None)
+    return AdminServer(host, bound, access, deploys, output, manage, server, prepared.temporary_folder)

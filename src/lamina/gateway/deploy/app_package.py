@@ -1,0 +1,122 @@
+"""Package of an app for upload: a zip of plain files. Every name and every size is checked before a byte is written.
+
+Names are not paths: each part has letters, digits and `._-` alone and none begins with a dot, so there is no way up or out.
+Links and special files are refused; what is unpacked may not be larger than was declared, nor more than the limits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import stat
+import zipfile
+from pathlib import Path
+
+from msgspec import Struct
+
+from lamina.errors import BadValue, read_user_file
+
+NAME_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_SKIPPED = {"__pycache__", ".git", ".venv", "node_modules"}
+
+
+class PackageLimits(Struct, frozen=True):
+    """Limits on an upload."""
+
+    files: int = 500
+    total_bytes: int = 256 * 2**20
+    file_bytes: int = 128 * 2**20
+    depth: int = 8
+    ratio: int = 200  #: unpacked against packed, of one file above a mebibyte
+
+
+def pack(path: Path) -> tuple[bytes, str]:
+    """Zip a file, or a folder with all below it; returns zip and entry file's name. The same files give the same bytes."""
+    if not path.is_dir():
+        files = {path.name: path}
+    else:
+        found = sorted(one for one in path.rglob("*") if one.is_file() and not _SKIPPED & set(one.relative_to(path).parts))
+        files = {str(one.relative_to(path)): one for one in found if not one.name.startswith(".")}
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, file in files.items():
+            content = read_user_file(file, "name the file that holds the app, or the folder of its app.py")
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), content, zipfile.ZIP_DEFLATED)
+    entry = path.name if not path.is_dir() else "app.py"
+    if entry not in files:
+        raise BadValue(f"no app.py in {str(path)!r}", hint="name the file: lamina deploy FILE")
+    return out.getvalue(), entry
+
+
+def sha256_hex(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+def unpack(body: bytes, into: Path, limits: PackageLimits | None = None) -> int:
+    """Unpack into a folder that does not exist yet; returns how many bytes that took."""
+    limits = limits or PackageLimits()
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(body))
+        entries = archive.infolist()
+    except Exception as error:  # the reader has many ways to be surprised; to the sender they are all one
+        raise BadValue(f"package: not a zip file: {str(error)[:80]}", hint="lamina deploy makes one") from None
+    with archive:
+        _check(entries, limits)
+        into.mkdir(mode=0o700, parents=True)
+        total = 0
+        for entry in entries:
+            if entry.is_dir():
+                continue
+            total += _write(archive, entry, into)
+        return total
+
+
+def _check(entries: list[zipfile.ZipInfo], limits: PackageLimits) -> None:
+    if not entries:
+        raise BadValue("package: nothing in it")
+    if len(entries) > limits.files:
+        raise BadValue(f"package: {len(entries)} files", hint=f"at most {limits.files}")
+    seen: set[str] = set()
+    for entry in entries:
+        name = entry.filename
+        parts = name.rstrip("/").split("/")
+        if entry.orig_filename != name or not all(NAME_PART.fullmatch(part) for part in parts) or len(parts) > limits.depth:
+            raise BadValue(
+                f"package: {name[:100]!r} is no name for a file", hint="letters, digits, . _ - and at most 8 folders deep"
+            )
+        kind = stat.S_IFMT(entry.external_attr >> 16)
+        if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+            raise BadValue(f"package: {name[:100]!r} is not a plain file", hint="links are not followed: pack what they point at")
+        if name.lower() in seen:
+            raise BadValue(f"package: {name[:100]!r} is there twice")
+        seen.add(name.lower())
+        if entry.flag_bits & 1 or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise BadValue(
+                f"package: {name[:100]!r} is packed in a way that is not read here", hint="deflate, without a password"
+            )
+        if entry.file_size > limits.file_bytes:
+            raise BadValue(f"package: {name[:100]!r} has {entry.file_size} bytes", hint=f"at most {limits.file_bytes}")
+        if entry.file_size > 2**20 and entry.file_size > limits.ratio * max(1, entry.compress_size):
+            raise BadValue(f"package: {name[:100]!r} grows more than {limits.ratio} times when it is unpacked")
+    total = sum(entry.file_size for entry in entries)
+    if total > limits.total_bytes:
+        raise BadValue(f"package: {total} bytes in all", hint=f"at most {limits.total_bytes}")
+
+
+def _write(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, into: Path) -> int:
+    target = into.joinpath(*entry.filename.split("/"))
+    assert target.resolve().is_relative_to(into.resolve()), "a checked name leads out of its folder"
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        with archive.open(entry) as source:
+            data = source.read(entry.file_size + 1)
+    except Exception as error:  # as above
+        raise BadValue(f"package: {entry.filename[:100]!r} cannot be read: {str(error)[:80]}", hint="send it again") from None
+    if len(data) != entry.file_size:
+        raise BadValue(f"package: {entry.filename[:100]!r} is not as long as it says")
+    with target.open("xb") as file:
+        file.write(data)
+    target.chmod(0o600)
+    return len(data)

@@ -1,0 +1,117 @@
+"""Versions of deployed apps: recorded, so that any of them can be served again."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from lamina.errors import BadValue, NoCapacity
+from lamina.gateway.deploy.overrides import FunctionOverrides
+from lamina.gateway.routes.router import CallTarget
+from lamina.sdk.app import NAME_PATTERN
+from lamina.store import kv
+from lamina.store.base import Session
+from lamina.types import FunctionSpec, Tenant
+from lamina.worker.app_manifest import AppManifest
+
+MAX_FUNCTIONS = 1_000
+
+
+class VersionRecord(Struct, frozen=True, kw_only=True):
+    """The record of one upload, as stored."""
+
+    app: str
+    number: int
+    sha256: str
+    entry: str
+    bytes: int
+    tenant: str
+    by: str
+    at_us: int  #: since 1970
+
+
+class AppVersion(Struct, kw_only=True):
+    """A version of an app as served. Number 0 is the one the server was started with, or, of another app, an empty one."""
+
+    app: str
+    number: int
+    tenant: str
+    path: str
+    manifest: AppManifest
+
+    @property
+    def is_empty(self) -> bool:
+        """No version of it could be loaded yet."""
+        return not self.manifest.functions and not self.manifest.flows
+
+    def function_specs(self, terms: dict[str, FunctionOverrides]) -> list[FunctionSpec]:
+        tag = str(self.number) if self.number else ""
+        specs = [msgspec.structs.replace(spec, version=tag) for spec in self.manifest.functions]
+        return [terms[spec.name].applied_to(spec) if spec.name in terms else spec for spec in specs]
+
+    def call_targets(self) -> list[CallTarget]:
+        about = {one.name: one for one in self.manifest.about}
+        parts = [("function", spec.name, spec.slo) for spec in self.manifest.functions]
+        parts += [("workflow", flow.name, flow.slo) for flow in self.manifest.flows]
+        return [
+            CallTarget(name, kind, about[name].params, slo, about[name].doc, self.tenant, about[name].signature)
+            for kind, name, slo in parts
+        ]
+
+
+def empty_version(app: str, tenant: str) -> AppVersion:
+    """The empty version to roll back to before the first."""
+    return AppVersion(app=app, number=0, tenant=tenant, path="", manifest=AppManifest(app, (), (), ()))
+
+
+def check_manifest(manifest: AppManifest, app: str, others: list[AppVersion]) -> None:
+    """Validate what an app says of itself."""
+    if manifest.app != app:
+        raise BadValue(f"package: it holds the app {manifest.app[:80]!r}, not {app!r}", hint="deploy it under its own name")
+    names = [spec.name for spec in manifest.functions] + [flow.name for flow in manifest.flows]
+    if not 1 <= len(names) <= MAX_FUNCTIONS:
+        raise BadValue(f"package: {len(names)} functions and workflows", hint=f"1 to {MAX_FUNCTIONS}")
+    known = {one.name for one in manifest.about}
+    taken = {target.name: other.app for other in others for target in other.call_targets()}
+    for name in names:
+        if not NAME_PATTERN.fullmatch(name) or name not in known:
+            raise BadValue(f"package: {name[:80]!r} cannot be a name", hint="up to 63 of a-z 0-9 . _ -")
+        if name in taken:
+            raise BadValue(f"{name!r} belongs to the app {taken[name]!r}", hint="give one of them another name")
+    for spec in manifest.functions:
+        if spec.max_batch < 1 or spec.memory_mib < 0 or not 0 <= spec.scale.min <= max(1, spec.scale.max) or spec.max_queue < 1:
+            raise BadValue(f"package: {spec.name!r} asks for what makes no sense")
+
+
+def check_quota(tenant: Tenant | None, specs: list[FunctionSpec]) -> None:
+    """All the instances it may ever have must fit into the tenant's memory."""
+    if tenant is None or not tenant.memory_mib:
+        return
+    asked = sum(spec.memory_mib * spec.scale.max for spec in specs)
+    if asked > tenant.memory_mib:
+        raise NoCapacity(
+            f"tenant {tenant.name!r} may have {tenant.memory_mib} MiB; its functions ask for up to {asked} MiB",
+            hint="lower scale.max or memory, or ask for a larger quota",
+        )
+
+
+# ------------------------------------------------------------------ written down
+
+
+def save(db: Session, version: VersionRecord) -> None:
+    kv.put(db, f"deploy/{version.app}", f"{version.number:08d}", "version", msgspec.json.encode(version), version.at_us)
+
+
+def make_current(db: Session, app: str, number: int, now_us: int) -> None:
+    kv.put(db, "deploy", app, "number", str(number).encode(), now_us)
+
+
+def history(db: Session, app: str) -> list[VersionRecord]:
+    """Records of an app, newest first, the last hundred."""
+    found = kv.entries(db, f"deploy/{app}", limit=100_000)
+    return [msgspec.json.decode(entry.value, type=VersionRecord) for entry in reversed(found[-100:])]
+
+
+def current(db: Session) -> dict[str, int]:
+    """The current version number of every app."""
+    return {entry.key: int(entry.value) for entry in kv.entries(db, "deploy", limit=10_000)}

@@ -1,0 +1,245 @@
+"""Deployments of apps to a running server: upload, check, record, roll out, roll back.
+
+An upload is unpacked, described in a process of its own, checked, recorded, and only then made known to the controller, which
+lets the new version take over without a lost call (rolling update). One deployment at a time. A version whose instances cannot
+be loaded is rolled back by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lamina.access.access_control import AccessControl
+from lamina.access.records import Identity
+from lamina.drivers.realtime import RealtimeDriver
+from lamina.errors import BadValue, Conflict, LaminaError, NotFound
+from lamina.gateway.deploy import app_package, app_versions, overrides
+from lamina.gateway.deploy.active_apps import ActiveApps, RolloutFailure
+from lamina.gateway.deploy.app_versions import AppVersion, VersionRecord
+from lamina.gateway.deploy.overrides import FunctionOverrides
+from lamina.gateway.deploy.rollout import Rollout
+from lamina.gateway.routes.router import Router
+from lamina.sdk.app import NAME_PATTERN, App
+from lamina.worker.app_manifest import AppManifest, TargetDescription, describe_app
+
+log = logging.getLogger("lamina")
+
+POLL_S = 0.05
+KEPT_VERSIONS = 20
+MAX_TRACE_CHARS = 4_000
+RESTORE_S = 30.0
+"""After a restart, calls are not accepted before the versions served last are warm again, or for at most so long."""
+
+
+class Deployments:
+    """Deploys, rolls back and overrides apps, one at a time."""
+
+    def __init__(self, app: App, loop: RealtimeDriver, api: Router, access: AccessControl, folder: Path, file: str = "") -> None:
+        deployed = app.deployed()
+        about = [TargetDescription(target.name, target.params, target.doc, target.signature) for target in api.targets]
+        first = AppManifest(app.name, deployed.functions, deployed.flows, tuple(about), triggers=tuple(app.triggers))
+        self.active = ActiveApps(loop, api, AppVersion(app=app.name, number=0, tenant="", path=file, manifest=first))
+        self._load_errors = loop.engine.load_errors
+        self._access = access
+        self._folder = folder
+        self._lock = asyncio.Lock()
+        self._watchers: set[asyncio.Task[None]] = set()
+
+    async def restore(self) -> None:
+        """After a restart: serve what was deployed. What cannot be served is left out, and logged."""
+        stage = self.active
+        stage.overrides = await self._access.read(overrides.load_all)
+        for app, number in (await self._access.read(app_versions.current)).items():
+            if number:
+                try:
+                    stage.activate(await self._load_stored(app, number))
+                except LaminaError as error:
+                    log.warning("version %d of app %s is not served: %s", number, app, error)
+        if stage.overrides:
+            stage.activate(stage.apps[stage.initial.app])
+        for _ in range(int(RESTORE_S / POLL_S)):  # the app of the file has begun to load; it is not what is wanted
+            if not any(stage.has_outdated_instances(served) for served in stage.apps.values()):
+                break
+            await asyncio.sleep(POLL_S)
+
+    # ------------------------------------------------------------------- commands
+
+    async def deploy(self, who: Identity, app: str, body: bytes, sha256: str, entry: str) -> dict[str, Any]:
+        _check_upload(app, body, sha256, entry)
+        async with self._lock:
+            before = self.active.apps.get(app)
+            self.active.check_owner(who, before)
+            past = await self._access.read(lambda db: app_versions.history(db, app))
+            number = past[0].number + 1 if past else 1
+            tenant = who.tenant if before is None else before.tenant
+            served = await self._unpack(app, number, tenant, body, entry)
+            version = VersionRecord(
+                app=app,
+                number=number,
+                sha256=sha256.lower(),
+                entry=entry,
+                bytes=len(body),
+                tenant=tenant,
+                by=who.name,
+                at_us=self._access.now_us(),
+            )
+            await self._access.write(lambda db: app_versions.save(db, version))
+            before = before or app_versions.empty_version(app, tenant)
+            await self._activate(who, served, before, "deploy", f"version {number}, sha256 {version.sha256}")
+            await asyncio.to_thread(self._delete_old, app, number)
+            return self.active.summary(served)
+
+    async def rollback(self, who: Identity, app: str, number: int | None) -> dict[str, Any]:
+        """Back to the version before, or to the one named."""
+        async with self._lock:
+            served = self.active.visible_app(who, app)
+            self.active.check_owner(who, served)
+            past = await self._access.read(lambda db: app_versions.history(db, app))
+            if number is None:
+                number = max((one.number for one in past if one.number < served.number), default=0)
+            if number == served.number:
+                raise Conflict(f"version {number} of {app!r} is what is served")
+            to = self.active.initial if number == 0 and app == self.active.initial.app else await self._load_stored(app, number)
+            self._check(to)
+            await self._activate(who, to, None, "rollback", f"version {to.number}")
+            return self.active.summary(to)
+
+    async def override(self, who: Identity, function: str, given: dict[str, Any]) -> dict[str, Any]:
+        """Scale or resize one function; another size of its own slice takes new instances."""
+        async with self._lock:
+            stage = self.active
+            owner = stage.owner_app(who, function)
+            spec = next(one for one in owner.function_specs(stage.overrides) if one.name == function)
+            before = stage.overrides.get(function, FunctionOverrides())
+            after = before.updated(spec, given, stage.devices)
+            stage.overrides[function] = after
+            try:
+                self._check(owner)
+                stage.activate(owner)
+            except BaseException:
+                stage.overrides[function] = before
+                raise
+            now_us = self._access.now_us()
+            note = msgspec.json.encode(given).decode()
+            await self._access.write_audited(
+                who, "change", function, lambda db: overrides.save(db, function, after, now_us), note
+            )
+            return {
+                "function": function,
+                **msgspec.to_builtins(after.applied_to(spec).scale),
+                "share": after.applied_to(spec).share,
+            }
+
+    # --------------------------------------------------------------------- reads
+
+    def list_apps(self, who: Identity) -> list[dict[str, Any]]:
+        return [self.active.summary(served, in_full="deploy" in who.scopes) for served in self.active.visible_to(who)]
+
+    async def history(self, who: Identity, app: str) -> list[dict[str, Any]]:
+        served = self.active.visible_app(who, app)
+        past = await self._access.read(lambda db: app_versions.history(db, app))
+        return [{**msgspec.to_builtins(one), "current": one.number == served.number} for one in past]
+
+    # ------------------------------------------------------------------- how it is done
+
+    async def _unpack(self, app: str, number: int, tenant: str, body: bytes, entry: str) -> AppVersion:
+        """Unpack into a folder of its own, describe and check; the folder is removed if that fails."""
+        folder = self._folder / app / str(number)
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            await asyncio.to_thread(app_package.unpack, body, folder)
+            if not (folder / entry).is_file():
+                raise BadValue(f"lamina-entry: no {entry!r} in the package")
+            served = await self._describe(app, number, tenant, folder / entry)
+            self._check(served)
+            return served
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    async def _load_stored(self, app: str, number: int) -> AppVersion:
+        past = await self._access.read(lambda db: app_versions.history(db, app))
+        version = next((one for one in past if one.number == number), None)
+        folder = self._folder / app / str(number)
+        if version is None or not folder.is_dir():
+            raise NotFound(f"no version {number} of {app!r}", hint=f"lamina history {app}")
+        return await self._describe(app, number, version.tenant, folder / version.entry)
+
+    async def _describe(self, app: str, number: int, tenant: str, path: Path) -> AppVersion:
+        manifest = await describe_app(str(path), self._folder / app / f"{number}.json")
+        others = [served for served in self.active.apps.values() if served.app != app]
+        app_versions.check_manifest(manifest, app, others)
+        return AppVersion(app=app, number=number, tenant=tenant, path=str(path), manifest=manifest)
+
+    def _check(self, served: AppVersion) -> None:
+        self.active.check(served, self._access.tenants.get(served.tenant))
+
+    async def _activate(self, who: Identity, served: AppVersion, before: AppVersion | None, deed: str, note: str) -> None:
+        """Serve this version from now on, and after a restart. `before` is the version to roll back to if it cannot be loaded."""
+        trial = self.active.start_rollout(served)
+        await self._record_current(who, deed, served, note)
+        task = asyncio.create_task(self._watch_rollout(who, served, before, trial))
+        self._watchers.add(task)
+        task.add_done_callback(self._watchers.discard)
+
+    async def _record_current(self, who: Identity, deed: str, served: AppVersion, note: str) -> None:
+        app, number, now_us = served.app, served.number, self._access.now_us()
+        await self._access.write_audited(who, deed, app, lambda db: app_versions.make_current(db, app, number, now_us), note)
+
+    async def _watch_rollout(self, who: Identity, served: AppVersion, before: AppVersion | None, trial: Rollout) -> None:
+        """Watch the rollout; roll back if one of its functions cannot be loaded."""
+        stage = self.active
+        while stage.apps.get(served.app) is served:
+            trial.poll()
+            state = stage.rollout_state(served)
+            if state == "halted" and before is not None:
+                await self._roll_back(who, served, before)
+            elif state != "rolling":
+                trial.finish(served.function_specs(stage.overrides))
+                return
+            await asyncio.sleep(POLL_S)
+
+    async def _roll_back(self, who: Identity, served: AppVersion, before: AppVersion) -> None:
+        names = [spec.name for spec in served.manifest.functions]
+        errors = {name: self._load_errors[name] for name in names if name in self._load_errors}
+        said = [f"{name}: {info.type}: {info.message}" for name, info in errors.items()]
+        why = "; ".join(said)[:500] or "its instances could not be loaded"
+        traces = "".join(f"\n{info.trace.rstrip()}" for info in errors.values() if info.trace)[:MAX_TRACE_CHARS]
+        traces = traces.replace(f"{Path(served.path).parent}/", "")  # names as they are in the package
+        kinds = "; ".join(f"{name}: {info.type}" for name, info in errors.items()) or why
+        async with self._lock:
+            if self.active.apps.get(served.app) is served:
+                self.active.activate(before)
+                self.active.rollouts.pop(served.app, None)
+                taken = f"version {served.number} was taken back: "
+                self.active.failures[served.app] = RolloutFailure(f"{taken}{kinds[:500]}", f"{taken}{why}{traces}")
+                log.warning("app %s: version %d was taken back: %s", served.app, served.number, why)
+                with contextlib.suppress(LaminaError):
+                    await self._record_current(who, "taken-back", before, why)
+
+    def _delete_old(self, app: str, number: int) -> None:
+        for old in range(max(1, number - 2 * KEPT_VERSIONS), number - KEPT_VERSIONS):
+            if old != self.active.apps[app].number:
+                shutil.rmtree(self._folder / app / str(old), ignore_errors=True)
+
+    async def stop(self) -> None:
+        for task in list(self._watchers):
+            task.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+
+
+def _check_upload(app: str, body: bytes, sha256: str, entry: str) -> None:
+    if not NAME_PATTERN.fullmatch(app):
+        raise BadValue(f"app: {app[:80]!r} cannot be used", hint="up to 63 of a-z 0-9 . _ - and a letter or digit first")
+    if app_package.sha256_hex(body) != sha256.lower():
+        hint = "it was cut short or changed on its way: send it again"
+        raise BadValue("lamina-sha256: the package has another hash", hint=hint)
+    if not app_package.NAME_PART.fullmatch(entry) or not entry.endswith(".py"):
+        raise BadValue(f"lamina-entry: {entry[:80]!r} is no Python file at the top of the package")

@@ -1,0 +1,108 @@
+"""Ingress process: `python -m lamina.gateway.ingress.main SETUP`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from lamina.gateway.ingress.controller_link import ControllerLink
+from lamina.gateway.ingress.handlers import IngressGrpcMethods, IngressHttpHandler, KnownRoutes
+from lamina.gateway.ingress.messages import IngressReady, IngressSetup
+from lamina.gateway.observability import logs
+from lamina.gateway.routes import http_codec
+from lamina.server.async_stderr import async_stderr
+from lamina.server.http1 import HttpServer, event_loop_factory
+from lamina.server.loop_lag import LoopLag, track_loop_lag
+from lamina.server.tls import server_context
+from lamina.values.shm import ShmPool, ShmReader
+
+if TYPE_CHECKING:
+    from lamina.gateway.oip.grpc_server import GrpcServer
+
+GRACE_S = 0.5
+
+
+class IngressProcess:
+    """One ingress process: its servers and its link to the controller."""
+
+    def __init__(self, setup: IngressSetup) -> None:
+        self._setup = setup
+        self._pool = ShmPool(setup.folder, setup.owner, setup.pool_bytes) if setup.folder else None
+        self._link = line = ControllerLink(self._pool, ShmReader(setup.folder) if setup.folder else None)
+        self._routes = KnownRoutes()
+        self._lag = LoopLag()
+        self._server = HttpServer(
+            IngressHttpHandler(line, self._routes, self._lag).handle, http_codec.parse_error_body, setup.limits
+        )
+        self._grpc: GrpcServer | None = None
+        line.on_routes = self._routes.update
+        line.on_stop_accepting = self._close
+
+    async def serve(self) -> None:
+        setup, line = self._setup, self._link
+        loop = asyncio.get_running_loop()
+        sock = socket.socket(fileno=setup.fd)
+        sock.setblocking(False)
+        await loop.create_unix_connection(lambda: line, sock=sock)
+        track_loop_lag(self._lag)
+        port = await self._server.start(setup.host, setup.port, reuse_port=True, **self._tls_options())
+        grpc_port = await self._start_grpc() if setup.grpc_port >= 0 else 0
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 50, 100)  # requests leave no cycles behind
+        line.send(IngressReady(port, grpc_port))
+        await line.closed.wait()
+        if self._grpc is not None:
+            await self._grpc.stop(GRACE_S)
+        await self._server.stop()
+        if self._pool is not None:
+            self._pool.close()
+
+    def _tls_options(self, *protocols: str) -> dict[str, Any]:
+        if self._setup.tls is None:
+            return {}
+        secured = server_context(*self._setup.tls)
+        if protocols:
+            secured.set_alpn_protocols(list(protocols))
+        return {"ssl": secured}
+
+    async def _start_grpc(self) -> int:
+        from lamina.gateway.oip.grpc_server import GrpcServer
+
+        setup = self._setup
+        self._grpc = GrpcServer(IngressGrpcMethods(self._link, self._routes, self._lag), setup.limits.body_bytes)
+        secured = self._tls_options("h2").get("ssl")
+        return await self._grpc.start(setup.host, setup.grpc_port, secured, reuse_port=True)
+
+    def _close(self) -> None:
+        """Stop accepting; what is open is still answered."""
+        asyncio.get_running_loop().create_task(self._server.stop_accepting())
+        if self._grpc is not None:
+            self._grpc.stop_accepting()
+
+
+async def _main(setup: IngressSetup) -> None:
+    await IngressProcess(setup).serve()
+
+
+def main() -> None:
+    setup = msgspec.json.decode(sys.argv[1], type=IngressSetup)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with async_stderr():
+        if setup.log_format:
+            logs.configure(setup.log_format, calls=False)
+        with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=event_loop_factory()) as runner:
+            runner.run(_main(setup))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

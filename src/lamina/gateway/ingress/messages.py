@@ -1,0 +1,262 @@
+"""Messages between an ingress process and its controller; framed like those of workers.
+
+All messages of one side in a turn of its loop travel as one frame: one write, one wake-up, one decoding.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from lamina.core.actions import Reply
+from lamina.gateway.observability.logs import LogFormat
+from lamina.gateway.routes.http_codec import HttpProblem
+from lamina.ipc.protocol import FrameReader, FrameTooBig, Natural, ReleaseSlots, ShmRef, StopProcess, pack
+from lamina.sdk.binding import Param
+from lamina.sdk.tensors import Signature
+from lamina.server.http1 import HttpLimits
+
+MAX_HEADS = 1_024
+"""So many heads are numbered; then all are sent anew."""
+
+Payload = bytes | ShmRef
+"""Inline, or in shared memory."""
+
+
+class SlotPayload(Struct, frozen=True, array_like=True, gc=False):
+    """A payload in a slot of the ingress that sends it: the owner need not be named, or checked, for every call."""
+
+    number: Natural
+    size: Natural
+
+
+IngressPayload = bytes | SlotPayload
+"""A payload as an ingress sends it."""
+
+
+class IngressSetup(Struct, frozen=True, kw_only=True):
+    """Settings of an ingress process, as JSON on its command line."""
+
+    host: str
+    port: int
+    grpc_port: int = -1  #: -1: none
+    folder: str  #: of shared memory; "": there is none, everything travels in frames
+    owner: str
+    pool_bytes: int
+    limits: HttpLimits
+    tls: tuple[str, str] | None = None  #: certificate and key
+    fd: int = -1
+    log_format: LogFormat = ""
+
+
+# ------------------------------------------------------------------ from an ingress
+
+
+class RequestHead(Struct, frozen=True, array_like=True, tag=1):
+    """A request without its body. Clients repeat themselves: a head is sent once and then called by its number.
+    Of a call whose body has been decoded, only the headers that still matter."""
+
+    number: Natural
+    method: str
+    path: bytes
+    query: bytes
+    headers: dict[bytes, bytes]
+    keep_alive: bool
+
+
+class CallRequest(Struct, frozen=True, array_like=True, tag=2):
+    """A call: the path of head number `head`, and the decoded inputs."""
+
+    number: Natural
+    head: Natural
+    at_us: Natural  #: when it came, on the machine's clock
+    size: Natural  #: of the body
+    inputs: dict[str, IngressPayload]
+
+
+class ClientGone(Struct, frozen=True, array_like=True, tag=3):
+    """The client has disconnected."""
+
+    number: Natural
+
+
+class ReplyConsumed(Struct, frozen=True, array_like=True, tag=4):
+    """The values of this reply have been read, and their slots may be reused."""
+
+    number: Natural
+
+
+class IngressReady(Struct, frozen=True, array_like=True, tag=5):
+    """The process is listening."""
+
+    port: Natural
+    grpc_port: Natural = 0
+
+
+class ForwardedRequest(Struct, frozen=True, array_like=True, tag=6):
+    """A request forwarded as it is."""
+
+    number: Natural
+    head: Natural
+    body: IngressPayload
+
+
+class InferRequest(Struct, frozen=True, array_like=True, tag=7):
+    """An inference request of the Open Inference Protocol, over HTTP or gRPC: one call per row."""
+
+    number: Natural
+    head: Natural
+    at_us: Natural
+    size: Natural  #: of all its tensors
+    model: str
+    version: str
+    rows: list[dict[str, IngressPayload]]
+    timeout_us: Natural = 0
+    priority: int = 0
+    is_streamed: bool = False  #: what it yields is wanted as it comes
+
+
+class RpcRequest(Struct, frozen=True, array_like=True, tag=8):
+    """A gRPC message forwarded as it is; `timeout_us` is the client's time limit."""
+
+    number: Natural
+    head: Natural
+    method: str
+    message: IngressPayload
+    timeout_us: Natural = 0
+
+
+# ------------------------------------------------------------------- to an ingress
+
+
+class ModelInfo(Struct, frozen=True, array_like=True):
+    """What it takes to decode requests for a model, and to encode responses."""
+
+    name: str
+    version: str
+    target: str
+    is_batched: bool
+    signature: Signature
+
+
+class RouteTable(Struct, frozen=True, array_like=True, tag=10):
+    """Paths whose bodies are inputs, with their parameters; and all models. `guarded`: a token is required."""
+
+    params: dict[bytes, list[Param]]
+    models: list[ModelInfo]
+    requires_token: bool
+
+
+class ResultValue(Struct, frozen=True, array_like=True, tag=11):
+    """A result, still encoded: text is made of it where it leaves. `row` counts the calls of one request."""
+
+    number: Natural
+    row: Natural
+    value: Payload
+    reply: Reply
+
+
+class HttpResponse(Struct, frozen=True, array_like=True, tag=12):
+    """A whole HTTP response."""
+
+    number: Natural
+    status: Natural
+    body: bytes
+    content_type: bytes
+    extra: bytes
+
+
+class ResponseStart(Struct, frozen=True, array_like=True, tag=13):
+    """Start of a streamed HTTP response."""
+
+    number: Natural
+    status: Natural
+    content_type: bytes
+    extra: bytes
+
+
+class ResponseChunk(Struct, frozen=True, array_like=True, tag=14):
+    """Chunk of a streamed HTTP response."""
+
+    number: Natural
+    chunk: bytes
+
+
+class ResponseEnd(Struct, frozen=True, array_like=True, tag=15):
+    """End of a stream."""
+
+    number: Natural
+
+
+class StopAccepting(Struct, frozen=True, array_like=True, tag=16):
+    """Stop accepting; what is open is still answered."""
+
+
+class InferError(Struct, frozen=True, array_like=True, tag=17):
+    """Error of an inference request."""
+
+    number: Natural
+    problem: HttpProblem
+
+
+class InferChunk(Struct, frozen=True, array_like=True, tag=18):
+    """Chunk of the response to an inference request, still encoded."""
+
+    number: Natural
+    value: bytes
+
+
+class RpcReply(Struct, frozen=True, array_like=True, tag=19):
+    """Reply to `RpcRequest`: a message, or with a `code` an error."""
+
+    number: Natural
+    message: bytes
+    code: Natural = 0
+    text: str = ""
+
+
+FromIngress = CallRequest | RequestHead | InferRequest | ReplyConsumed | ClientGone | ForwardedRequest | RpcRequest | IngressReady
+ToIngress = (
+    ResultValue
+    | ReleaseSlots
+    | HttpResponse
+    | RouteTable
+    | ResponseStart
+    | ResponseChunk
+    | ResponseEnd
+    | InferError
+    | InferChunk
+    | RpcReply
+    | StopAccepting
+)
+
+
+class IngressMessages(Struct, frozen=True, array_like=True, tag=1):
+    """All messages of an ingress in one turn of its loop."""
+
+    messages: list[FromIngress]
+
+
+class ControllerMessages(Struct, frozen=True, array_like=True, tag=1):
+    """All messages to an ingress in one turn of the controller's loop."""
+
+    messages: list[ToIngress]
+
+
+def ingress_reader() -> FrameReader[IngressMessages]:
+    return FrameReader(msgspec.msgpack.Decoder(IngressMessages))
+
+
+def controller_reader() -> FrameReader[ControllerMessages | StopProcess]:
+    return FrameReader(msgspec.msgpack.Decoder(ControllerMessages | StopProcess))
+
+
+def pack_messages(said: list[Struct], *, to_ingress: bool) -> bytearray:
+    """Encode messages into as few frames as possible."""
+    try:
+        return pack(ControllerMessages(said) if to_ingress else IngressMessages(said))  # type: ignore[arg-type]
+    except FrameTooBig:
+        if len(said) < 2:
+            raise
+        half = len(said) // 2
+        return pack_messages(said[:half], to_ingress=to_ingress) + pack_messages(said[half:], to_ingress=to_ingress)

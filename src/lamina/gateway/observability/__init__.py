@@ -1,0 +1,1 @@
+"""Observability: metrics, traces, logs and bills."""

@@ -1,0 +1,152 @@
+"""Billing, `GET /v1/bill`: cost of calls by day, tenant and target; and of functions, whatever they were part of.
+
+Counted in memory and written every few seconds, so that a bill costs a call next to nothing. A crash loses at most what was
+spent since the last write; what must not be lost are the calls, not their count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from lamina.core.actions import Reject, Reply
+from lamina.drivers.realtime import Ending
+from lamina.errors import BadValue, Forbidden, LaminaError
+from lamina.gateway.routes import http_codec
+from lamina.gateway.routes.router import Router
+from lamina.server.exchange import Exchange
+from lamina.server.request import HttpRequest
+from lamina.store import bills
+from lamina.store.base import Session, Store
+from lamina.store.bills import BillKey, BillTotals
+
+EVERY_S = 5.0
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}\Z")
+_BY = ("day", "tenant", "target")
+_BY_FUNCTION = ("day", "function")
+_FIELD = {"function": "target"}
+
+
+class Billing:
+    """Cost accounting of one server. Without a store it covers the time since the server started."""
+
+    def __init__(self, api: Router, store: Store | None, wall_s: Callable[[], float]) -> None:
+        self._router = api
+        self._store = store
+        self._wall_s = wall_s
+        self._unsaved: dict[str, dict[BillKey, BillTotals]] = {bills.CALLS: {}, bills.STEPS: {}}
+        self._day = ""
+        self._day_ends_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        api.mounts[b"/v1/bill"] = self.handle
+
+    def on_call_ended(self, target: str, ending: Ending, tenant: str) -> None:
+        spent = self._account(bills.CALLS, tenant, target)
+        if type(ending) is Reply:
+            spent.calls += 1
+            spent.met += not ending.late
+            spent.cost += ending.cost
+        elif type(ending) is Reject:
+            spent.refused += 1
+        else:
+            spent.failed += 1
+
+    def on_batch_finished(self, function: str, jobs: int, cost: float) -> None:
+        spent = self._account(bills.STEPS, "", function)
+        spent.calls += jobs
+        spent.cost += cost
+
+    def _account(self, book: str, tenant: str, target: str) -> BillTotals:
+        """The entry of today to add to; starts the timer that writes it."""
+        now_s = self._wall_s()
+        if now_s >= self._day_ends_s:
+            self._day = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%d")
+            self._day_ends_s = (now_s // 86_400 + 1) * 86_400
+        if self._timer is None and self._store is not None:
+            self._timer = asyncio.get_running_loop().call_later(EVERY_S, self.flush)
+        key = BillKey(self._day, tenant, target)
+        spent = self._unsaved[book].get(key)
+        if spent is None:
+            spent = self._unsaved[book][key] = BillTotals()
+        return spent
+
+    def flush(self) -> None:
+        """Write what is unsaved. A store that does not exist yet is created only if a tenant is to be billed."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        store = self._store
+        if store is None or not (store.exists or any(key.tenant for key in self._unsaved[bills.CALLS])):
+            return
+        for book, fresh in self._unsaved.items():
+            if fresh:
+                self._unsaved[book] = {}
+                self._write(store, book, fresh)
+
+    def _write(self, store: Store, book: str, fresh: dict[BillKey, BillTotals]) -> None:
+        now_us = int(self._wall_s() * 1e6)
+
+        def done(result: LaminaError | None) -> None:
+            if isinstance(result, LaminaError):  # it is counted with what comes next
+                for key, spent in fresh.items():
+                    self._unsaved[book].setdefault(key, BillTotals()).add(spent)
+
+        store.write(lambda db: bills.add(db, book, fresh, now_us), done)
+
+    # ---------------------------------------------------------------------- asking
+
+    def handle(self, request: HttpRequest, exchange: Exchange) -> None:
+        if request.method not in ("GET", "HEAD"):
+            self._router.reject_method(request, exchange, "GET, HEAD")
+            return
+        caller = self._router.authorize(request, "read")
+        query = http_codec.parse_query(request, ("from", "to", "by"))
+        today = datetime.fromtimestamp(self._wall_s(), UTC).strftime("%Y-%m-%d")
+        first, last = _day(query, "from", today[:8] + "01"), _day(query, "to", today)
+        by = [part for part in query.get("by", "tenant,target").split(",") if part]
+        book, known = (bills.STEPS, _BY_FUNCTION) if "function" in by else (bills.CALLS, _BY)
+        for part in by:
+            if part not in known:
+                hint = f"by {', '.join(_BY)}; or by {' and '.join(_BY_FUNCTION)}"
+                raise BadValue(f"by: {part[:40]!r} is none of {', '.join(known)}", hint=hint)
+        if book == bills.STEPS and caller.tenant:
+            raise Forbidden("functions are billed over all tenants, for who runs the server", hint="by=tenant,target")
+        tenant = caller.tenant or None  # a tenant sees its own rows only
+
+        def answer(found: list[tuple[BillKey, BillTotals]] | LaminaError) -> None:
+            if isinstance(found, LaminaError):
+                self._router.respond_problem(exchange, http_codec.error_problem(found))
+                return
+            fresh = [(key, spent) for key, spent in self._unsaved[book].items() if first <= key.day <= last]
+            rows = _grouped(found + [pair for pair in fresh if tenant is None or pair[0].tenant == tenant], by)
+            exchange.respond(200, msgspec.json.encode({"from": first, "to": last, "by": by, "rows": rows}))
+
+        def work(db: Session) -> list[tuple[BillKey, BillTotals]]:
+            return bills.read(db, book, first, last, tenant)
+
+        if self._store is not None and self._store.exists:
+            self._store.read(work, answer)
+        else:
+            answer([])
+
+
+def _day(query: dict[str, str], name: str, default: str) -> str:
+    day = query.get(name, default)
+    if not _DAY.match(day):
+        raise BadValue(f"{name}: {day[:40]!r} is not a day", hint=f"write {name}={default}")
+    return day
+
+
+def _grouped(pairs: list[tuple[BillKey, BillTotals]], by: list[str]) -> list[dict[str, Any]]:
+    totals: dict[tuple[str, ...], BillTotals] = {}
+    for key, spent in pairs:
+        totals.setdefault(tuple(getattr(key, _FIELD.get(part, part)) for part in by), BillTotals()).add(spent)
+    return [
+        {**dict(zip(by, names, strict=True)), **msgspec.structs.asdict(spent)}
+        for names, spent in sorted(totals.items(), key=lambda e: e[0])
+    ]

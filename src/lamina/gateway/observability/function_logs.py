@@ -1,0 +1,99 @@
+"""Function logs: what functions print, kept for a while and streamed to followers."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from lamina.engines.cpu import OnFunctionOutput
+from lamina.errors import BadValue, NotFound
+from lamina.gateway.routes import http_codec
+from lamina.server.exchange import Exchange
+from lamina.server.request import HttpRequest
+
+KEPT_LINES = 10_000
+MAX_CHARS = 4_000
+CONTENT_TYPE = b"application/x-ndjson"
+
+
+def subscribe(engine: Any, told: OnFunctionOutput, *, instead: bool = False) -> None:
+    """Subscribe to every line that functions print; `instead`: they no longer go to stderr as they are."""
+    for part in getattr(engine, "parts", [engine]):
+        if hasattr(part, "on_line"):
+            part.on_line = _both(part.on_line, told)
+            part.echo_lines = part.echo_lines and not instead
+
+
+def _both(first: OnFunctionOutput | None, second: OnFunctionOutput) -> OnFunctionOutput:
+    if first is None:
+        return second
+
+    def both(function: str, instance: str, calls: tuple[str, ...], text: str) -> None:
+        first(function, instance, calls, text)
+        second(function, instance, calls, text)
+
+    return both
+
+
+class FunctionLogLine(Struct, frozen=True):
+    """One printed line, with the calls the function served when it printed it."""
+
+    at: float  #: seconds since 1970
+    function: str
+    instance: str
+    text: str
+    calls: tuple[str, ...] = ()  #: that the function served when it printed this
+
+
+class FunctionLogs:
+    """Ring buffer of the latest lines, and the clients that follow them."""
+
+    def __init__(self) -> None:
+        self._lines: deque[FunctionLogLine] = deque(maxlen=KEPT_LINES)
+        self._followers: dict[Exchange, Callable[[FunctionLogLine], bool]] = {}
+
+    def add(self, function: str, instance: str, calls: tuple[str, ...], text: str) -> None:
+        line = FunctionLogLine(time.time(), function, instance, text[:MAX_CHARS], calls)
+        self._lines.append(line)
+        for exchange, wants in list(self._followers.items()):
+            if wants(line):
+                exchange.send_chunk(_encoded(line))
+
+    def serve(self, request: HttpRequest, exchange: Exchange, known: set[str], *, all: bool) -> None:
+        """Respond with lines of `known` functions; `all`: of any function.
+
+        `?function=NAME&call=ID&tail=100&follow=1`: the last lines, and with `follow` those to come."""
+        asked = http_codec.parse_query(request, ("function", "call", "tail", "follow"))
+        tail = asked.get("tail", "100")
+        if not tail.isdecimal() or len(tail) > 9 or int(tail) > KEPT_LINES:
+            raise BadValue(f"tail: {tail[:40]!r} is not a number up to {KEPT_LINES}", hint="leave it out for the last 100 lines")
+        name, call = asked.get("function", ""), asked.get("call", "")
+        if name and known.isdisjoint((name, name.rpartition("-")[0])):
+            raise NotFound(f"no function or instance {name[:80]!r}", hint="lamina ls shows what there is")
+
+        def wants(line: FunctionLogLine) -> bool:
+            mine = all or line.function in known
+            return mine and name in ("", line.function, line.instance) and (not call or call in line.calls)
+
+        found = [line for line in self._lines if wants(line)]
+        exchange.start_stream(200, CONTENT_TYPE)
+        exchange.send_chunk(b"".join(_encoded(line) for line in found[max(0, len(found) - int(tail)) :]))
+        if asked.get("follow") != "1":
+            exchange.end_stream()
+            return
+        self._followers[exchange] = wants
+        exchange.on_disconnect = lambda: self._followers.pop(exchange, None) and None
+
+    def stop(self) -> None:
+        for exchange in list(self._followers):
+            exchange.end_stream()
+        self._followers.clear()
+
+
+def _encoded(line: FunctionLogLine) -> bytes:
+    return msgspec.json.encode(line) + b"\n"

@@ -1,0 +1,129 @@
+"""Log lines of a server, as text or JSON: one object per line, with what a search needs in fields of its own."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from lamina.core.actions import FailCall, Reject, Reply
+from lamina.drivers.realtime import Ending
+from lamina.gateway.observability.rate_limiter import RateLimiter
+
+if TYPE_CHECKING:
+    from lamina.gateway.routes.http_codec import HttpProblem
+
+FIELDS = (
+    "call_id",
+    "target",
+    "tenant",
+    "outcome",
+    "latency_ms",
+    "queue_ms",
+    "cost",
+    "batch",
+    "slice",
+    "reason",
+    "step",
+    "function",
+    "instance",
+    "call_ids",
+    "status",
+    "code",
+)
+"""Fields that `extra=` may add."""
+
+access = logging.getLogger("lamina.access")
+functions = logging.getLogger("lamina.function")
+requests = logging.getLogger("lamina.request")
+
+_line_limiter = RateLimiter()  #: a client that sends nonsense must not be able to fill a disk
+
+LogFormat = Literal["", "text", "json"]
+
+
+class JsonFormatter(logging.Formatter):
+    """Formatter for one JSON object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {name: record.__dict__[name] for name in FIELDS if name in record.__dict__}
+        if record.exc_info:
+            line["trace"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
+
+
+def configure(form: LogFormat, *, calls: bool) -> None:
+    """Configure logging of a server process; libraries do not touch logging. `calls`: a line per call, about 20 us each."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        JsonFormatter() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    )
+    root = logging.getLogger("lamina")
+    root.handlers[:] = [handler]
+    root.propagate = False
+    root.setLevel(logging.INFO)
+    access.setLevel(logging.INFO if calls else logging.WARNING)
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # errors of a body are in its response
+
+
+def current_format() -> LogFormat:
+    """The log format of this process; "" if logging was not configured."""
+    handlers = logging.getLogger("lamina").handlers
+    return "" if not handlers else "json" if isinstance(handlers[0].formatter, JsonFormatter) else "text"
+
+
+def log_function_output(function: str, instance: str, calls: tuple[str, ...], text: str) -> None:
+    """Log a line that a function printed, with the calls it served."""
+    functions.info("%s", text, extra={"function": function, "instance": instance, "call_ids": calls})
+
+
+def log_rejection(problem: HttpProblem) -> None:
+    """Log a request that was the client's mistake: its id leads from the client's response to this line.
+
+    Rejections for lack of time (429) are counted instead: under overload they are most of what comes.
+    """
+    if (
+        problem.status >= 500
+        or problem.status == 429
+        or not requests.isEnabledFor(logging.INFO)
+        or not _line_limiter.try_acquire()
+    ):
+        return
+    extra = {"call_id": problem.id, "status": problem.status, "code": problem.code}
+    text = problem.detail[:200]
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else "?" for char in text)
+    if _line_limiter.suppressed:
+        text += f" ({_line_limiter.suppressed} more since the last line)"
+        _line_limiter.suppressed = 0
+    requests.info("%s %d %s: %s", problem.id, problem.status, problem.code, text, extra=extra)
+
+
+def log_call(target: str, ending: Ending, tenant: str) -> None:
+    """Log the outcome of one call."""
+    extra: dict[str, Any] = {"call_id": ending.call_id, "target": target}
+    if tenant:
+        extra["tenant"] = tenant
+    if isinstance(ending, Reply):
+        extra |= {
+            "outcome": "late" if ending.late else "met",
+            "latency_ms": ending.latency_us / 1000,
+            "queue_ms": ending.queue_us / 1000,
+            "batch": ending.batch,
+            "slice": ending.slice,
+            "cost": ending.cost,
+        }
+    elif isinstance(ending, Reject):
+        extra |= {"outcome": "refused", "reason": ending.reason}
+    elif isinstance(ending, FailCall):
+        extra |= {"outcome": "failed", "reason": ending.error, "step": ending.step}
+    access.info("%s %s %s", target, ending.call_id, extra["outcome"], extra=extra)

@@ -1,0 +1,234 @@
+"""Metrics for Prometheus. Counters are kept where things happen; gauges are read when they are scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from lamina.core.actions import Action, Load, Reject, Reply, StartBatch
+from lamina.core.controller import Controller
+from lamina.core.events import BatchFinished, Event
+from lamina.drivers.realtime import Ending
+from lamina.gateway.observability.fast_metrics import CounterCell, CounterFamily, HistogramFamily
+from lamina.gateway.observability.rolling_stats import BatchUsage, RollingStats
+from lamina.predict.online import OnlinePredictor
+from lamina.types import DeviceSpec
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+_DECISIONS = (5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 5e-3)
+DECISION_SAMPLING = 8
+"""One event in so many is sampled: observing costs as much as a small decision."""
+
+
+class _StateGauges(Collector):
+    """Gauges of queues, units and instances, read from the controller's state when scraped."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._state = controller.state
+        self._predictor = controller.predictor
+
+    def collect(self) -> Iterator[Metric]:
+        queued = GaugeMetricFamily("lamina_queue_jobs", "Jobs waiting", labels=["function"])
+        standing = GaugeMetricFamily("lamina_instances", "Instances by phase", labels=["function", "phase"])
+        for name, function in self._state.functions.items():
+            queued.add_metric([name], len(function.queue))
+            phases: dict[str, int] = {}
+            for instance in function.instances.values():
+                phases[instance.phase.value] = phases.get(instance.phase.value, 0) + 1
+            for phase, count in phases.items():
+                standing.add_metric([name, phase], count)
+        memory = GaugeMetricFamily("lamina_memory_used_bytes", "Memory promised to instances", labels=["device"])
+        room = GaugeMetricFamily("lamina_memory_bytes", "Memory of the device", labels=["device"])
+        leased = GaugeMetricFamily("lamina_units_leased", "Units under running batches", labels=["device"])
+        units = GaugeMetricFamily("lamina_units", "Units of the device", labels=["device"])
+        for name, device in self._state.devices.items():
+            leased.add_metric([name], device.busy.bit_count())
+            units.add_metric([name], device.spec.units)
+            memory.add_metric([name], device.memory_used_mib * 2**20)
+            room.add_metric([name], device.spec.memory_mib * 2**20)
+        stale = GaugeMetricFamily(
+            "lamina_stale_profile_ratio", "Observed over profiled time, of stale profiles", labels=["function", "kind"]
+        )
+        if isinstance(self._predictor, OnlinePredictor):
+            ratios = {(one.function, one.kind): one.ratio for one in self._predictor.stale_profiles()}
+            for labels, ratio in ratios.items():
+                stale.add_metric(list(labels), ratio)
+        yield from (queued, standing, leased, units, memory, room, stale)
+
+
+class _PerTarget:
+    """Cells of one target. Looked up once: `labels()` costs more than counting."""
+
+    __slots__ = ("cost", "failed", "late", "latency", "met", "queue", "reasons", "refused")
+
+    def __init__(self, metrics: Metrics, target: str) -> None:
+        self.met = metrics.calls.labels(target, "met")
+        self.late = metrics.calls.labels(target, "late")
+        self.failed = metrics.calls.labels(target, "failed")
+        self.refused = metrics.calls.labels(target, "refused")
+        self.latency = metrics.latency.labels(target)
+        self.cost = metrics.cost.labels(target)
+        self.queue = metrics.queue.labels(target)
+        self.reasons: dict[str, CounterCell] = {}
+
+
+class _PerFunction:
+    """Cells of one function on one device."""
+
+    __slots__ = ("cost", "device", "held", "size", "time", "used")
+
+    def __init__(self, metrics: Metrics, function: str, device: DeviceSpec) -> None:
+        self.device = device
+        self.cost = metrics.function_cost.labels(function)
+        self.size = metrics.batches.labels(function)
+        self.time = metrics.steps.labels(function)
+        self.held = metrics.held.labels(function, device.id)
+        self.used = metrics.used.labels(function, device.id)
+
+
+class _PerTenant:
+    """Cells of one tenant."""
+
+    __slots__ = ("cost", "failed", "late", "met", "refused")
+
+    def __init__(self, metrics: Metrics, tenant: str) -> None:
+        self.met, self.late, self.failed, self.refused = (
+            metrics.tenant_calls.labels(tenant, outcome) for outcome in ("met", "late", "failed", "refused")
+        )
+        self.cost = metrics.tenant_cost.labels(tenant)
+
+
+class Metrics:
+    """All metric families of a server, and the rolling statistics behind `lamina top`."""
+
+    def __init__(self, controller: Controller) -> None:
+        registry = CollectorRegistry()
+        self.registry = registry
+        self.calls = CounterFamily("lamina_calls", "Calls by how they ended", ["target", "outcome"], registry=registry)
+        self.rejections = CounterFamily("lamina_refusals", "Calls not accepted", ["target", "reason"], registry=registry)
+        self.latency = HistogramFamily(
+            "lamina_call_seconds", "From arrival to answer", ["target"], registry=registry, buckets=_SECONDS
+        )
+        self.cost = CounterFamily("lamina_cost", "Cost of answered calls", ["target"], registry=registry)
+        self.function_cost = CounterFamily(
+            "lamina_function_cost", "Cost of batches, in workflows or by themselves", ["function"], registry=registry
+        )
+        self.cold_starts = CounterFamily("lamina_cold_starts", "Instances brought up", ["function"], registry=registry)
+        self.batches = HistogramFamily("lamina_batch_size", "Jobs per batch", ["function"], registry=registry, buckets=_SIZES)
+        self.steps = HistogramFamily(
+            "lamina_step_seconds", "Time of a batch on its slice", ["function"], registry=registry, buckets=_SECONDS
+        )
+        self.held = CounterFamily(
+            "lamina_granted_unit_seconds", "Units times seconds leased", ["function", "device"], registry=registry
+        )
+        self.used = CounterFamily(
+            "lamina_used_unit_seconds", "Units times seconds measured on the device", ["function", "device"], registry=registry
+        )
+        self.queue = HistogramFamily(
+            "lamina_queue_seconds", "Waiting before the last step", ["target"], registry=registry, buckets=_SECONDS
+        )
+        self.tenant_calls = CounterFamily("lamina_tenant_calls", "Calls by tenant", ["tenant", "outcome"], registry=registry)
+        self.tenant_cost = CounterFamily("lamina_tenant_cost", "Cost of answered calls by tenant", ["tenant"], registry=registry)
+        self.decisions = HistogramFamily(
+            "lamina_decision_seconds", "The controller at one event", [], registry=registry, buckets=_DECISIONS
+        ).labels()
+        registry.register(_StateGauges(controller))
+        self._targets: dict[str, _PerTarget] = {}
+        self._functions: dict[tuple[str, str], _PerFunction] = {}
+        self._tenants: dict[str, _PerTenant] = {}
+        self._events = 0
+        self.last_decision_us: Callable[[], int] = lambda: 0  #: how long the last decision took
+        self.rolling = RollingStats()
+        self.call_listeners: list[Callable[[str, Ending, str], None]] = []  #: called for every call: target, outcome, tenant
+        self.batch_listeners: list[Callable[[str, int, float], None]] = []  #: told of every batch: function, jobs, cost
+        self._devices = controller.state.devices
+
+    def _for_target(self, target: str) -> _PerTarget:
+        per = self._targets.get(target)
+        if per is None:
+            per = self._targets[target] = _PerTarget(self, target)
+        return per
+
+    def on_rejected(self, target: str, reason: str) -> None:
+        per = self._for_target(target)
+        per.refused.value += 1
+        counter = per.reasons.get(reason)
+        if counter is None:
+            counter = per.reasons[reason] = self.rejections.labels(target, reason)
+        counter.value += 1
+
+    def on_call_ended(self, target: str, ending: Ending, tenant: str = "") -> None:
+        per = self._for_target(target)
+        if tenant:
+            self._tenant_ended(tenant, ending)
+        for tell in self.call_listeners:
+            tell(target, ending, tenant)
+        if isinstance(ending, Reply):
+            (per.late if ending.late else per.met).value += 1
+            per.latency.observe(ending.latency_us / 1e6)
+            per.queue.observe(ending.queue_us / 1e6)
+            per.cost.value += ending.cost
+            self.rolling.on_reply(target, ending.latency_us, not ending.late)
+        elif isinstance(ending, Reject):
+            self.on_rejected(target, ending.reason)
+        else:
+            per.failed.inc()
+
+    def _tenant_ended(self, tenant: str, ending: Ending) -> None:
+        per = self._tenants.get(tenant)
+        if per is None:
+            per = self._tenants[tenant] = _PerTenant(self, tenant)
+        if isinstance(ending, Reply):
+            (per.late if ending.late else per.met).inc()
+            per.cost.inc(ending.cost)
+        else:
+            (per.refused if isinstance(ending, Reject) else per.failed).inc()
+
+    def on_event(self, now_us: int, event: Event, actions: list[Action]) -> None:
+        """Count batches and cold starts; everything else is counted where it ends."""
+        self.rolling.now_us = now_us
+        for action in actions:
+            kind = type(action)
+            if kind is StartBatch:
+                self.rolling.on_batch_started(now_us, action)  # type: ignore[arg-type]
+            elif kind is Load:
+                self.cold_starts.labels(action.function).inc()  # type: ignore[union-attr]
+        if type(event) is BatchFinished:
+            ran = self.rolling.on_batch_finished(now_us, event.batch_id, event.device_us)
+            if ran is not None:
+                self._on_batch_finished(ran, event.device_us)
+        self._events += 1
+        if not self._events % DECISION_SAMPLING:
+            self.decisions.observe(self.last_decision_us() / 1e6)
+
+    def _on_batch_finished(self, ran: BatchUsage, device_us: int) -> None:
+        per = self._functions.get((ran.function, ran.device))
+        if per is None:
+            device = self._devices.get(ran.device)
+            if device is None:  # it is gone with its batch
+                return
+            per = self._functions[ran.function, ran.device] = _PerFunction(self, ran.function, device.spec)
+        cost = device_us * per.device.lease_price(ran.units, ran.cores)
+        per.size.observe(ran.jobs)
+        per.time.observe(device_us / 1e6)
+        per.held.inc(ran.held / 1e6)
+        per.used.inc(ran.used / 1e6)
+        per.cost.inc(cost)
+        for tell in self.batch_listeners:
+            tell(ran.function, ran.jobs, cost)
+
+    def totals(self) -> dict[str, float]:
+        """Counts over all targets, for the status line."""
+        totals = {"met": 0.0, "late": 0.0, "failed": 0.0, "refused": 0.0}
+        for metric in self.calls.collect():
+            for sample in metric.samples:
+                if sample.name.endswith("_total"):
+                    totals[sample.labels["outcome"]] += sample.value
+        return {**totals, "answered": totals["met"] + totals["late"]}
+
+    def exposition(self) -> bytes:
+        return generate_latest(self.registry)

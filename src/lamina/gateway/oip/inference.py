@@ -1,0 +1,95 @@
+"""Inference requests and responses, whatever transport carries them and whatever backend answers them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from lamina.core.actions import Reply
+from lamina.errors import BadValue
+from lamina.gateway.caller_identity import LOCAL_CALLER, CallerIdentity
+from lamina.gateway.oip.model_catalog import ServedModel
+from lamina.gateway.oip.tensors import InputTensor, OutputTensor
+from lamina.gateway.routes import http_codec
+from lamina.gateway.routes.http_codec import HttpProblem
+from lamina.server.header_names import MAX_NAME_BYTES, OPTION_NAMES
+
+log = logging.getLogger("lamina")
+
+MAX_TIMEOUT_US = 86_400_000_000
+MAX_PRIORITY = 10
+"""The protocol counts priorities from 1, the most urgent, with 0 for the default; ours go from 10 down to -10."""
+
+
+@dataclass(slots=True)
+class InferenceRequest:
+    """One inference request."""
+
+    model: ServedModel
+    inputs: Sequence[InputTensor]
+    requested_outputs: Sequence[str] = ()  #: outputs by name; empty: all
+    timeout_us: int = 0
+    priority: int = 0
+    caller: CallerIdentity = LOCAL_CALLER
+    traceparent: bytes = b""  #: the caller's own, as in W3C's traceparent
+
+
+@dataclass(slots=True)
+class InferenceResponse:
+    """The outputs of an inference request, and the reply of its last call."""
+
+    outputs: list[OutputTensor]
+    reply: Reply
+
+
+OnResponse = Callable[[InferenceResponse | HttpProblem], None]
+OnChunk = Callable[[list[OutputTensor]], None]
+
+
+class InferenceBackend(Protocol):
+    """Backend of inference: the controller's own service, or an ingress that asks it."""
+
+    def infer(self, question: InferenceRequest, on_answer: OnResponse, on_piece: OnChunk | None = None) -> Callable[[], None]:
+        """Start a request; returns how to cancel it. Errors of the request itself are raised."""
+        ...
+
+
+def timeout_and_priority(parameters: Mapping[str, Any]) -> tuple[int, int]:
+    """Timeout in microseconds, and priority as we count it, from the parameters of a request; 0 where there is none."""
+    timeout_us = _parse_int(parameters, "timeout")
+    level = _parse_int(parameters, "priority")
+    return min(timeout_us, MAX_TIMEOUT_US), max(-MAX_PRIORITY, MAX_PRIORITY + 1 - level) if level else 0
+
+
+_ELSEWHERE = frozenset(name.encode() for name in OPTION_NAMES)
+_INSTEAD = "of this protocol's requests, 'timeout' (in microseconds) and 'priority' are parameters"
+
+
+def reject_option_headers(headers: Mapping[bytes, bytes]) -> None:
+    """Reject option headers of /v1, which are parameters here: ignored, a deadline would be none."""
+    if not headers.keys().isdisjoint(_ELSEWHERE):
+        name = next(name for name in headers if name in _ELSEWHERE)
+        raise BadValue(f"{name.decode()!r} is no header of /v2", hint=_INSTEAD)
+
+
+def unread_metadata(name: bytes) -> str:
+    """Error text for gRPC metadata that begins with `lamina-`."""
+    shown = name[:MAX_NAME_BYTES].decode("latin-1")
+    return f"{shown!r} is not read over gRPC ({_INSTEAD}; the call's own time limit does as well)"
+
+
+def _parse_int(parameters: Mapping[str, Any], name: str) -> int:
+    value = parameters.get(name, 0)
+    if type(value) is str and value.isdecimal() and len(value) < 20:
+        value = int(value)
+    if type(value) is not int or not 0 <= value < 2**64:
+        raise BadValue(f"parameters.{name}: {str(value)[:40]!r} is not a whole number from 0")
+    return value
+
+
+def invalid_output_problem(model: ServedModel, error: Exception, call_id: str) -> HttpProblem:
+    """The problem of a result that does not fit the model's signature."""
+    log.warning("call %s: %s gave what it does not promise: %s", call_id, model.target_name, error)
+    return http_codec.make_problem(500, f"the result is not what the model promises: {error}", code="function-failed", id=call_id)

@@ -1,0 +1,97 @@
+"""Model catalog: what is deployed, seen through the protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lamina.errors import UnknownTarget
+from lamina.sdk.tensors import RESULT, Port, Signature
+from lamina.types import FunctionSpec
+
+if TYPE_CHECKING:
+    from lamina.gateway.routes.router import CallTarget, Router
+
+TEXT_SHAPE = (1,)
+"""A value as JSON text is one element."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A target as a model. `batched`: the first axis of every tensor counts requests, and each row is a call of its own."""
+
+    name: str
+    version: str
+    call_target: CallTarget
+    signature: Signature
+    spec: FunctionSpec | None  #: of a function
+    is_batched: bool
+    ports: dict[str, Port] = field(compare=False)  #: inputs by name
+
+    @property
+    def target_name(self) -> str:
+        """Name of the function or workflow that is called."""
+        return self.call_target.name
+
+    def shape(self, port: Port) -> tuple[int, ...]:
+        """Shape of a port, as clients see it."""
+        inner = tuple(port.tensor.shape) if port.tensor is not None else TEXT_SHAPE
+        return (-1, *inner) if self.is_batched else inner
+
+
+def port_dtype(port: Port) -> str:
+    return port.tensor.dtype if port.tensor is not None else "BYTES"
+
+
+def make_model(target: CallTarget, spec: FunctionSpec | None) -> ServedModel:
+    """The model of a target; without a tensor signature it takes and gives JSON text."""
+    signature = target.signature
+    if signature is None:
+        signature = Signature(tuple(Port(one.name, None, one.required) for one in target.params), (Port(RESULT),))
+    batched = spec is not None and spec.max_batch > 1
+    ports = {port.name: port for port in signature.inputs}
+    return ServedModel(signature.model or target.name, signature.version, target, signature, spec, batched, ports)
+
+
+class ModelCatalog:
+    """Models by name and version; the highest version is meant where none is named. Rebuilt when deployments change."""
+
+    def __init__(self, api: Router, spec_of: Callable[[str], FunctionSpec | None]) -> None:
+        self._router = api
+        self._spec_of = spec_of
+        self._targets: list[CallTarget] | None = None
+        self._models: dict[str, dict[str, ServedModel]] = {}
+        self.unloaded: dict[str, str] = {}  #: names that were unloaded, and why
+
+    @property
+    def models(self) -> dict[str, dict[str, ServedModel]]:
+        if self._router.targets is not self._targets:
+            self._targets = self._router.targets
+            self._models = {}
+            for target in self._targets:
+                model = make_model(target, self._spec_of(target.name) if target.kind == "function" else None)
+                self._models.setdefault(model.name, {})[model.version] = model
+        return self._models
+
+    def find(self, name: str, version: str, tenant: str) -> ServedModel:
+        versions = self.models.get(name)
+        if versions is None or not latest_version(versions).call_target.is_visible_to(tenant):
+            raise UnknownTarget(f"no model {name[:80]!r}", hint="POST /v2/repository/index lists them")
+        if not version:
+            return latest_version(versions)
+        if version not in versions:
+            raise UnknownTarget(f"model {name!r} has no version {version[:80]!r}", hint=f"there is {', '.join(versions)}")
+        return versions[version]
+
+    def visible_to(self, tenant: str) -> list[ServedModel]:
+        versions = (model for versions in self.models.values() for model in versions.values())
+        return [model for model in versions if model.call_target.is_visible_to(tenant)]
+
+    def is_loaded(self, model: ServedModel) -> bool:
+        return model.name not in self.unloaded
+
+
+def latest_version(versions: dict[str, ServedModel]) -> ServedModel:
+    """The highest version."""
+    return versions[max(versions, key=lambda version: (int(version) if version.isdigit() else 0, version))]

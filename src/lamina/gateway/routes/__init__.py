@@ -1,0 +1,1 @@
+"""HTTP routes: calls, runs, state and status, and the codec between HTTP and named inputs."""

@@ -1,0 +1,284 @@
+"""Routes of durable runs, `/v1/runs`: accepted with 202, read, awaited, cancelled and retried."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from lamina.core.actions import Reply
+from lamina.durable.runs import DurableRuns
+from lamina.errors import BadValue, LaminaError, NotFound, StoreDown
+from lamina.gateway.caller_identity import CallerIdentity, Scope
+from lamina.gateway.routes import http_codec
+from lamina.gateway.routes.request_options import RequestOptions
+from lamina.gateway.routes.run_history import run_events
+from lamina.server.exchange import Exchange
+from lamina.server.request import HttpRequest
+from lamina.store import runs as stored
+from lamina.store.base import Session
+from lamina.store.runs import OVER, STATES, RunRow
+
+if TYPE_CHECKING:
+    from lamina.gateway.routes.router import CallTarget, Router
+
+PREFIX = b"/v1/runs"
+MAX_KEY = 255
+MAX_PAGE = 500
+MAX_WAIT_MS = 60_000
+
+RunAction = Callable[[RunRow, HttpRequest, Exchange], None]
+
+_ID = re.compile(r"[0-9a-f]{24}")
+_GET, _POST = ("GET", "HEAD"), ("POST",)
+
+
+def prefers_async(request: HttpRequest) -> bool:
+    """`Prefer: respond-async` (RFC 7240). No other preference means anything here."""
+    prefer = request.headers.get(b"prefer")
+    return prefer is not None and b"respond-async" in [one.split(b";")[0].strip().lower() for one in prefer.split(b",")]
+
+
+class RunRoutes:
+    """Routes of durable runs."""
+
+    def __init__(self, api: Router, durable: DurableRuns) -> None:
+        self._router = api
+        self._durable = durable
+        self._verbs: dict[str, tuple[tuple[str, ...], Scope, RunAction]] = {
+            "": (_GET, "read", self._show),
+            "result": (_GET, "read", self._result),
+            "history": (_GET, "read", self._history),
+            "cancel": (_POST, "invoke", self._cancel),
+            "retry": (_POST, "invoke", self._retry),
+        }
+        api.mounts[PREFIX] = self.handle
+
+    # --------------------------------------------------------------------- accepting
+
+    def accept(
+        self, target: CallTarget, request: HttpRequest, exchange: Exchange, caller: CallerIdentity, wishes: RequestOptions
+    ) -> None:
+        inputs = http_codec.decode_inputs(request, target.params)
+        key = request.header(b"idempotency-key").decode("latin-1")
+        if len(key) > MAX_KEY or not key.isprintable():
+            raise BadValue(f"idempotency-key: {key[:40]!r} cannot be used", hint=f"up to {MAX_KEY} printable characters")
+        digest = hashlib.blake2b(f"{target.kind}/{target.name}\n".encode(), digest_size=16)
+        for name, blob in sorted(inputs.items()):
+            digest.update(b"%d %s %d " % (len(name), name.encode(), len(blob)) + blob)
+        deadline_us, priority, cost_limit = wishes
+        row = RunRow(
+            "", target.kind, target.name, caller.tenant, "", priority, cost_limit, len(request.body), 0, deadline_us, 0, 0, ""
+        )  # fmt: skip
+
+        def done(accepted: RunRow | LaminaError) -> None:
+            if isinstance(accepted, LaminaError):
+                self._problem(exchange, accepted)
+                return
+            extra = b"location: /v1/runs/%s\r\npreference-applied: respond-async\r\n" % accepted.id.encode()
+            exchange.respond(202, msgspec.json.encode(run_summary(accepted)), http_codec.JSON, extra)
+
+        self._durable.accept(row, inputs, key, digest.hexdigest(), done)
+
+    # ----------------------------------------------------------------------- looking
+
+    def handle(self, request: HttpRequest, exchange: Exchange) -> None:
+        parts = request.path[len(PREFIX) :].decode("latin-1").split("/")
+        if parts == [""]:
+            if self._method(request, exchange, _GET):
+                self._list(request, exchange, self._router.authorize(request, "read"))
+            return
+        id, verb = (parts[1] if len(parts) > 1 else ""), "/".join(parts[2:])
+        if not _ID.fullmatch(id) or verb not in self._verbs:
+            raise _not_found(id, verb)
+        methods, scope, act = self._verbs[verb]
+        if not self._method(request, exchange, methods):
+            return
+        caller = self._router.authorize(request, scope)
+
+        def found(row: RunRow | LaminaError) -> None:
+            if isinstance(row, RunRow) and caller.tenant and row.tenant != caller.tenant:
+                row = stored.run_not_found(id)
+            if isinstance(row, LaminaError):
+                self._problem(exchange, row)
+            else:
+                self._run_action(act, row, request, exchange)
+
+        self._durable.start()
+        self._durable.store.read(lambda db: stored.get(db, id), found)
+
+    def _run_action(self, act: RunAction, row: RunRow, request: HttpRequest, exchange: Exchange) -> None:
+        try:
+            act(row, request, exchange)
+        except LaminaError as error:
+            self._problem(exchange, error)
+
+    def _list(self, request: HttpRequest, exchange: Exchange, caller: CallerIdentity) -> None:
+        query = http_codec.parse_query(request, ("target", "state", "before", "limit"))
+        if query.get("state", "failed") not in STATES:
+            raise BadValue(f"state: {query['state'][:40]!r} is no state of a run", hint=f"one of {', '.join(STATES)}")
+        limit = _parse_int(query.get("limit", "50"), "limit", 1, MAX_PAGE)
+
+        def work(db: Session) -> list[RunRow]:
+            target, state, before = query.get("target", ""), query.get("state", ""), query.get("before", "")
+            return stored.list_runs(db, caller.tenant, target=target, state=state, before=before, limit=limit)
+
+        def done(rows: list[RunRow] | LaminaError) -> None:
+            if isinstance(rows, LaminaError):
+                self._problem(exchange, rows)
+                return
+            last = rows[-1].id if len(rows) == limit else None
+            exchange.respond(200, msgspec.json.encode({"runs": [run_summary(row) for row in rows], "next": last}))
+
+        self._durable.start()
+        self._durable.store.read(work, done)
+
+    def _show(self, row: RunRow, request: HttpRequest, exchange: Exchange) -> None:
+        def done(found: tuple[RunRow, stored.StoredOutcome] | LaminaError) -> None:
+            if isinstance(found, LaminaError):
+                self._problem(exchange, found)
+                return
+            row, ending = found
+            shown = run_summary(row)
+            if ending.problem is not None:
+                shown["problem"] = msgspec.Raw(ending.problem)
+            if ending.about is not None:
+                reply = msgspec.json.decode(ending.about, type=Reply)
+                shown |= {"cost": reply.cost, "step_retries": reply.retries}
+            exchange.respond(200, msgspec.json.encode(shown))
+
+        self._durable.store.read(lambda db: stored.read_outcome(db, row.id), done)
+
+    def _result(self, row: RunRow, request: HttpRequest, exchange: Exchange) -> None:
+        """The result now, or within `wait_ms`; 202 if it is not there by then."""
+        wait_ms = _parse_int(http_codec.parse_query(request, ("wait_ms",)).get("wait_ms", "0"), "wait_ms", 0, MAX_WAIT_MS)
+        waiting = _Waiting()
+
+        def look() -> None:
+            self._durable.store.read(lambda db: stored.read_outcome(db, row.id), done)
+
+        def done(found: tuple[RunRow, stored.StoredOutcome] | LaminaError) -> None:
+            if isinstance(found, LaminaError):
+                waiting.stop()
+                self._problem(exchange, found)
+            elif found[0].state in OVER or not waiting.on:
+                waiting.stop()
+                self._answer(*found, request, exchange)
+
+        if wait_ms:
+            waiting.begin(wait_ms / 1000, look, lambda woken: self._durable.listeners.add(row.id, woken))
+            exchange.on_disconnect = waiting.stop
+        look()
+
+    def _answer(self, row: RunRow, ending: stored.StoredOutcome, request: HttpRequest, exchange: Exchange) -> None:
+        extra = b"lamina-run-id: %s\r\n" % row.id.encode()
+        if ending.result is not None:
+            if ending.about is not None:
+                extra += http_codec.reply_headers(msgspec.json.decode(ending.about, type=Reply))
+            try:
+                body, kind = http_codec.encode_result(ending.result, request.header(b"accept"))
+            except LaminaError as error:
+                self._problem(exchange, error)
+                return
+            exchange.respond(200, body, kind, extra)
+        elif ending.problem is not None:
+            status = msgspec.json.decode(ending.problem)["status"]
+            exchange.respond(status, ending.problem, http_codec.PROBLEM, extra)
+        else:
+            exchange.respond(202, msgspec.json.encode(run_summary(row)), http_codec.JSON, extra + b"retry-after: 1\r\n")
+
+    def _history(self, row: RunRow, request: HttpRequest, exchange: Exchange) -> None:
+        def work(db: Session) -> bytes:
+            now, ending = stored.read_outcome(db, row.id)
+            reply = None if ending.about is None else msgspec.json.decode(ending.about, type=Reply)
+            events = run_events(now, stored.read_journal(db, row.id, all=True, values=False), reply)
+            return msgspec.json.encode(run_summary(now) | {"events": events})
+
+        self._durable.store.read(work, lambda body: self._body(exchange, 200, body))
+
+    # ------------------------------------------------------------------------ acting
+
+    def _cancel(self, row: RunRow, request: HttpRequest, exchange: Exchange) -> None:
+        def done(error: LaminaError | None) -> None:
+            if error is not None:
+                self._problem(exchange, error)
+            else:
+                self._show(row, request, exchange)
+
+        self._durable.cancel(row.id, done)
+
+    def _retry(self, row: RunRow, request: HttpRequest, exchange: Exchange) -> None:
+        def done(again: RunRow | LaminaError) -> None:
+            self._body(exchange, 202, again if isinstance(again, LaminaError) else msgspec.json.encode(run_summary(again)))
+
+        self._durable.retry(row.id, done)
+
+    def _body(self, exchange: Exchange, status: int, body: bytes | LaminaError) -> None:
+        if isinstance(body, LaminaError):
+            self._problem(exchange, body)
+        else:
+            exchange.respond(status, body)
+
+    def _problem(self, exchange: Exchange, error: LaminaError) -> None:
+        problem = http_codec.error_problem(error)
+        if isinstance(error, StoreDown):
+            problem.retry_after_s = 1.0
+        self._router.respond_problem(exchange, problem)
+
+    def _method(self, request: HttpRequest, exchange: Exchange, allowed: tuple[str, ...]) -> bool:
+        if request.method in allowed:
+            return True
+        self._router.reject_method(request, exchange, ", ".join(allowed))
+        return False
+
+
+class _Waiting:
+    """A long poll: ends with the run, or at its timeout."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self._undo: list[Callable[[], None]] = []
+
+    def begin(self, wait_s: float, look: Callable[[], None], listen: Callable[[Callable[[], None]], Callable[[], None]]) -> None:
+        self.on = True
+
+        def late() -> None:
+            self.on = False
+            look()
+
+        self._undo = [asyncio.get_running_loop().call_later(wait_s, late).cancel, listen(look)]
+
+    def stop(self) -> None:
+        self.on = False
+        for undo in self._undo:
+            undo()
+        self._undo = []
+
+
+def run_summary(row: RunRow) -> dict[str, Any]:
+    """A run as clients see it. Times are microseconds since 1970."""
+    shown: dict[str, Any] = {"id": row.id, "state": row.state, "kind": row.kind, "target": row.target}
+    if row.tenant:
+        shown["tenant"] = row.tenant
+    for field in ("created_us", "began_us", "ended_us", "deadline_us", "priority", "retries"):
+        if value := getattr(row, field):
+            shown[field] = value
+    return shown
+
+
+def _not_found(id: str, verb: str) -> NotFound:
+    if verb and _ID.fullmatch(id):
+        return NotFound(f"nothing at '/v1/runs/{id}/{verb[:40]}'", hint="of a run there are result, history, cancel and retry")
+    return stored.run_not_found(id)
+
+
+def _parse_int(text: str, field: str, least: int, most: int) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not least <= int(text) <= most:
+        raise BadValue(
+            f"{field}: {text[:20]!r} is not a whole number from {least} to {most}", hint="leave it out for the default"
+        )
+    return int(text)

@@ -1,0 +1,408 @@
+"""Executor loop: the serving thread of the process that owns one GPU, with the batches of many functions on slices of it.
+
+One thread takes frames, starts batches and polls for what has ended; it waits for nothing but events. How functions are loaded,
+each in a thread of its own, is in `model_loader`; a batch without a graph runs in that thread too, eagerly; callables of users
+run in one thread per slice. An error of the device ends the process at once, because nothing it says after that can be believed:
+the gateway starts another, and retries what may be retried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import select
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from lamina.core.scheduling.wakeups import DEADLINE_GRACE_US
+from lamina.gpu.device_values import DeviceValues
+from lamina.gpu.executor import ExecutorLost, FinishedBatch, SliceExecutor
+from lamina.gpu.gc_schedule import GcSchedule
+from lamina.gpu.hang_detector import HangDetector
+from lamina.gpu.hot_standby import import_all
+from lamina.gpu.loaded_function import CallableBatch, LoadedFunction, SliceThread
+from lamina.gpu.memory_traffic import MemoryTraffic, traffic_of
+from lamina.gpu.model_loader import ModelLoader
+from lamina.gpu.protocol import (
+    BatchHung,
+    ExecutorReady,
+    ExecutorSetup,
+    ExecutorUsage,
+    FetchValue,
+    ForgetValues,
+    ImportModules,
+    LoadFunction,
+    MoveSlice,
+    PrepareStandby,
+    Promote,
+    RunOnSlice,
+    UnloadFunction,
+)
+from lamina.gpu.weight_cache import NoDeviceMemory
+from lamina.ipc.protocol import BatchDone, BatchHeartbeat, ErrorInfo, FrameChannel, ReleaseSlots, ShmRef, StopProcess
+from lamina.sdk.app_state import RefusedTransaction
+from lamina.sdk.context import BatchContext
+from lamina.sdk.spans import InnerSpan
+from lamina.values.shm import INLINE_BYTES, ShmPool, ShmReader
+from lamina.worker.job_codec import decode_arguments, encode_results
+
+USAGE_EVERY_S = 1.0
+
+STUCK_US = 30_000_000
+"""A batch nobody has waited for since then has a maker that hangs: it is not said to be alive any more, and the process ends."""
+
+NO_STATE = RefusedTransaction("state: functions on a GPU have none", "keep it in a step on the CPU")
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """A batch in flight."""
+
+    frame: RunOnSlice
+    function: LoadedFunction
+    outputs: list[Any]
+    places: list[int]  #: of the jobs that run, in the order of the executor's items
+    reads: list[ShmRef]
+    keeps: bool = False
+    is_ordered_by_slice: bool = False  #: its slice will run it before whatever comes to that slice later
+    is_waiting: bool = False  #: for its maker, or for room on the device
+    followers: list[Callable[[], None]] = field(default_factory=list)  #: to be called when it has ended, and been told
+    spans: list[InnerSpan] = field(default_factory=list)  #: parts of it that the function wants to be seen
+
+
+class ExecutorLoop:
+    def __init__(
+        self, setup: ExecutorSetup, channel: FrameChannel, slicer: Any, executor: SliceExecutor, app: Any = None
+    ) -> None:
+        self.leaving = False
+        self._is_standby = True  #: until it is told to go
+        self.wake, self.woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._setup, self._channel = setup, channel
+        self._slicer, self._executor = slicer, executor
+        self._is_gpu = hasattr(slicer, "driver")
+        self._pool = ShmPool(setup.folder, setup.owner, setup.pool_bytes)
+        self._reader = ShmReader(setup.folder)
+        self._values = DeviceValues(setup.values_owner, self._pool, self._reader)
+        self._gc_schedule = GcSchedule()
+        self._loader = ModelLoader(
+            setup.app,
+            slicer,
+            executor,
+            self._gc_schedule,
+            send=channel.send,
+            call_soon=self.call_soon,
+            submit=self._submit,
+            is_idle=lambda: not self._open,
+            freed=self._retry_waiting_for_memory,
+        )
+        if app is not None:
+            self._loader.apps[setup.app] = app
+        self._open: dict[int, _Batch] = {}
+        self._tickets: dict[int, Callable[[FinishedBatch], None]] = {}  #: who is to be told of the end
+        self._waiting_for_memory: list[tuple[_Batch, list[Any]]] = []  #: batches whose weights find no room beside those in use
+        self._slice_threads: dict[int, SliceThread] = {}
+        self._callbacks: queue.SimpleQueue[Any] = queue.SimpleQueue()  #: from other threads, to be called here
+        self._said_usage_s = 0.0
+        self._hang_detector = HangDetector()
+        self._traffic: MemoryTraffic | None = None
+        if not setup.opens_ahead:
+            self._promote()
+
+    # ---------------------------------------------------------------- the loop
+
+    def serve(self) -> None:
+        try:
+            self._serve()
+        finally:
+            if self._traffic is not None:
+                self._traffic.end()
+
+    def _serve(self) -> None:
+        poller = select.poll()
+        poller.register(self._channel.fileno(), select.POLLIN)
+        poller.register(self.wake, select.POLLIN)
+        while not self.leaving or self._open:
+            frame = self._channel.next_buffered()
+            if frame is not None:
+                self._on_frame(frame)
+                continue
+            is_busy = self._executor.has_work
+            ready = dict(poller.poll(0 if is_busy else 10 if self._loader.captures.has_work else 100 if self._open else 1000))
+            if ready.pop(self.wake, 0):
+                os.read(self.wake, 4096)
+            if ready and not self._channel.read():
+                return
+            while not self._callbacks.empty():
+                self._callbacks.get()()
+            if is_busy or self._executor.has_work:
+                self._poll_executor()
+            self._loader.step()
+            if self._gc_schedule.collect_if_due(time.monotonic(), is_idle=not self._open, is_loading=self._loader.is_loading):
+                self._executor.models.trim()
+            for batch_id in self._hang_detector.find_hung(time.monotonic()):
+                self._channel.send(BatchHung(batch_id))
+            if not self._is_standby:
+                self._report_usage()
+
+    def _promote(self) -> None:
+        """Begin to serve: the device is ours."""
+        self._is_standby = False
+        self._loader.standby.on_promoted()
+        if self._is_gpu:
+            self._traffic = traffic_of(self._setup.ordinal)
+            self._traffic.begin()
+        self._channel.send(ExecutorReady(os.getpid(), self._slicer.device.memory_mib))
+
+    def _on_frame(self, frame: Any) -> None:
+        match frame:
+            case RunOnSlice():
+                self._run(frame)
+            case Promote():
+                self._promote()
+            case ImportModules():
+                import_all(frame.names)
+            case PrepareStandby():
+                self._loader.standby.prepare(frame.functions)
+            case LoadFunction():
+                self._loader.load(frame)
+            case UnloadFunction():
+                self._loader.unload(frame.instance)
+            case MoveSlice():
+                self._loader.move(frame.instance, frame.mask)
+            case FetchValue():
+                self._channel.send(self._values.fetch(frame.slot))
+            case ForgetValues():
+                self._values.remove(frame.slots)
+            case ReleaseSlots():
+                for slot in frame.retired:
+                    self._pool.retire(slot)
+                for slot in (*frame.slots, *frame.retired):
+                    self._pool.free(slot)
+            case StopProcess():
+                self.leaving = True
+
+    def call_soon(self, work: Any) -> None:
+        """Run a callback in the serving thread; from any thread."""
+        self._callbacks.put(work)
+        with contextlib.suppress(BlockingIOError):  # so many wake-ups are on their way that one more tells nothing
+            os.write(self.woken, b"!")
+
+    # ------------------------------------------------------------------- batches
+
+    def _run(self, frame: RunOnSlice) -> None:
+        held = self._loader.functions.get(frame.instance)
+        before = self._open.get(frame.after)
+        if before is not None and not _is_ordered_by_slice(before, frame, held):
+            before.followers.append(lambda: self._run(frame))
+            return
+        if held is None:
+            lost = ErrorInfo("UnknownTarget", f"{frame.instance} is not loaded here")
+            self._channel.send(BatchDone(frame.batch_id, 0, [lost] * len(frame.jobs)))
+            return
+        outputs, calls = self._calls(frame, held)
+        reads = [stored for job in frame.jobs for _, stored in job.leaves if type(stored) is ShmRef]
+        batch = self._open[frame.batch_id] = _Batch(frame, held, outputs, list(calls), reads)
+        held.batches.add(frame.batch_id)
+        if held.model is None:
+            self._run_callable(batch, list(calls.values()))
+        else:
+            self._run_model(batch, held.model, list(calls.values()))
+
+    def _calls(self, frame: RunOnSlice, held: LoadedFunction) -> tuple[list[Any], dict[int, dict[str, Any]]]:
+        outputs: list[Any] = [None] * len(frame.jobs)
+        calls: dict[int, dict[str, Any]] = {}
+        open_value = self._values.open if held.takes_device_values else self._values.open_on_host
+        for index, job in enumerate(frame.jobs):
+            try:
+                if job.error is None:
+                    calls[index] = decode_arguments(job, open_value)
+                else:
+                    outputs[index] = job.error
+            except Exception as error:
+                outputs[index] = error
+        return outputs, calls
+
+    def _run_model(self, batch: _Batch, model: Any, calls: list[dict[str, Any]]) -> None:
+        rows = model.rows(calls)
+        good: list[int] = []
+        for place, row in zip(batch.places, rows, strict=True):
+            if isinstance(row, Exception):
+                batch.outputs[place] = row
+            else:
+                good.append(place)
+        items = [row for row in rows if not isinstance(row, Exception)]
+        batch.places = good
+        if not items:
+            self._on_batch_done(batch, 0, [])
+            return
+        batch.keeps = all(batch.frame.keep) and not model.has_post and batch.function.row_bytes > INLINE_BYTES
+        self._launch(batch, items)
+
+    def _launch(self, batch: _Batch, items: list[Any]) -> None:
+        """Launch a batch by its graph, or eagerly in its primary thread, where libraries know its size."""
+        instance, mask = batch.frame.instance, batch.frame.mask
+        functions = self._executor.models
+        if functions.is_ready(instance, len(items), mask) and not functions.is_eager_only(instance):
+            self._begin(batch)
+            batch.is_ordered_by_slice = True
+            self._submit(instance, items, mask, lambda done: self._on_model_done(batch, items, done), keep=batch.keeps)
+            return
+        try:
+            self._slicer.slice(mask)
+            functions.pin(instance)
+        except Exception as error:
+            self._on_model_done(batch, items, FinishedBatch(0, 0, None, error))
+            return
+        batch.is_waiting = True
+        batch.function.eager_batches += 1
+        batch.function.threads.submit(self._run_eager, batch, items)
+
+    def _submit(
+        self, instance: str, items: list[Any], mask: int, then: Callable[[FinishedBatch], None], *, keep: bool = False
+    ) -> None:
+        self._tickets[self._executor.submit(instance, items, mask, keep=keep)] = then
+
+    def _begin(self, batch: _Batch) -> None:
+        """Start its hang clock: it has its slice to itself, or waits only for batches before it there."""
+        batch.is_waiting = False
+        self._hang_detector.on_batch_started(batch.frame.batch_id, batch.frame.mask, batch.frame.limit_us / 1e6)
+
+    def _run_eager(self, batch: _Batch, items: list[Any]) -> None:
+        """Run a batch eagerly, in its primary thread."""
+        frame = batch.frame
+        self.call_soon(lambda: self._begin(batch))
+        try:
+            if _is_late(frame):
+                raise TimeoutError("past its deadline before it began")
+            known, functions = batch.function.warm_primary, self._executor.models
+            done = FinishedBatch(0, *functions.run_eager(frame.instance, items, frame.mask, known, keep=batch.keeps))
+        except BaseException as error:  # SystemExit too
+            traceback.clear_frames(error.__traceback__)  # which would keep what it had on the device
+            done = FinishedBatch(0, 0, None, error)
+        self.call_soon(lambda: self._on_eager_done(batch, items, done))
+
+    def _on_eager_done(self, batch: _Batch, items: list[Any], done: FinishedBatch) -> None:
+        batch.function.eager_batches -= 1
+        self._executor.models.unpin(batch.frame.instance)
+        if done.error is not None and self._executor.is_broken(done.error):
+            raise ExecutorLost(f"{batch.function.function.name} broke the device: {done.error}")
+        self._loader.captures.on_graph_missing(batch.function, len(items), batch.frame.mask)
+        self._on_model_done(batch, items, done)
+
+    def _on_model_done(self, batch: _Batch, items: list[Any], done: FinishedBatch) -> None:
+        if isinstance(done.error, NoDeviceMemory) and not done.error.is_permanent:  # others will go when their batches end
+            self._hang_detector.on_batch_ended(batch.frame.batch_id, batch.frame.mask)
+            batch.is_ordered_by_slice, batch.is_waiting = False, True
+            self._waiting_for_memory.append((batch, items))
+            return
+        self._on_batch_done(batch, done.device_us, self._model_outputs(batch, done))
+
+    def _retry_waiting_for_memory(self) -> None:
+        crowded, self._waiting_for_memory = self._waiting_for_memory, []
+        for batch, items in crowded:
+            if _is_late(batch.frame):
+                self._on_batch_done(batch, 0, [TimeoutError("no room on the device until its deadline")] * len(batch.places))
+            else:
+                self._launch(batch, items)
+
+    def _run_callable(self, batch: _Batch, calls: list[dict[str, Any]]) -> None:
+        frame = batch.frame
+        lane = self._slice_threads.get(frame.mask)
+        if lane is None:
+            try:
+                slice_ = self._slicer.slice(frame.mask)
+            except Exception as error:
+                self._on_batch_done(batch, 0, [error] * len(calls))
+                return
+            lane = self._slice_threads[frame.mask] = SliceThread(
+                slice_, lambda *end: self.call_soon(lambda: self._on_callable_done(*end))
+            )
+        ends = [job.deadline_us / 1e6 for job in frame.jobs if job.deadline_us]
+        ends_s = min(ends, default=math.inf)
+        limit_s = frame.limit_us / 1e6
+        if limit_s and ends:  # how long it takes is up to its inputs: while somebody waits for it, it may
+            limit_s = max(limit_s, max(ends) + 2 * DEADLINE_GRACE_US / 1e6 - time.monotonic())
+        self._hang_detector.on_batch_started(frame.batch_id, frame.mask, limit_s)
+        call_ids = tuple(job.call_id for job in frame.jobs)
+        units = frame.mask.bit_count()
+        context = BatchContext(
+            *(units, len(calls), call_ids, self._setup.device, 1, ends_s, None, NO_STATE),
+            *(frame.jobs, batch.spans, batch.function.function.name),
+        )
+        lane.put(CallableBatch(frame.batch_id, batch.function.runner, calls, context))
+        batch.is_ordered_by_slice = True
+
+    def _on_callable_done(self, batch_id: int, took_us: int, outputs: list[Any]) -> None:
+        if any(isinstance(output, Exception) and self._executor.is_broken(output) for output in outputs):
+            raise ExecutorLost("a function broke the device")
+        self._on_batch_done(self._open[batch_id], took_us, outputs)
+
+    def _poll_executor(self) -> None:
+        """Handle every batch that has ended."""
+        for done in self._executor.poll():
+            if isinstance(done.error, ExecutorLost):
+                raise done.error
+            self._tickets.pop(done.ticket)(done)
+
+    def _model_outputs(self, batch: _Batch, done: FinishedBatch) -> list[Any]:
+        if done.error is not None or done.outputs is None:
+            return [done.error] * len(batch.places)
+        if batch.keeps:
+            return [self._values.keep(output) for output in done.outputs]
+        if done.outputs:
+            batch.function.row_bytes = getattr(done.outputs[0], "nbytes", 0)
+        assert batch.function.model is not None
+        return batch.function.model.answers(done.outputs)
+
+    def _on_batch_done(self, batch: _Batch, device_us: int, outputs: list[Any]) -> None:
+        frame, held = batch.frame, batch.function
+        self._hang_detector.on_batch_ended(frame.batch_id, frame.mask)
+        for place, output in zip(batch.places, outputs, strict=True):
+            batch.outputs[place] = output
+        del self._open[frame.batch_id]
+        held.batches.discard(frame.batch_id)
+        results = encode_results(self._pool, batch.outputs)
+        batch.outputs = []
+        kept = [ref for ref in batch.reads if self._reader.is_viewed(ref)]
+        self._channel.send(BatchDone(frame.batch_id, device_us, results, kept, None, batch.spans))
+        for then in batch.followers:
+            then()
+        if self._waiting_for_memory:
+            self._retry_waiting_for_memory()
+
+    # --------------------------------------------------------------------- usage
+
+    def _report_usage(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._said_usage_s < USAGE_EVERY_S:
+            return
+        self._said_usage_s = now_s
+        used_mib = 0
+        if self._is_gpu:
+            free, total = self._slicer.driver.memory_bytes()
+            used_mib = (total - free) >> 20
+        functions = self._executor.models
+        bandwidth = self._traffic.share if self._traffic is not None else -1.0
+        said = (functions.weights_mib, used_mib, functions.graphs, functions.evictions, bandwidth)
+        self._channel.send(ExecutorUsage(*said, self._loader.captures.missing, self._loader.captures.eager_batches))
+        for batch in self._open.values():
+            if batch.is_waiting and not _is_late(batch.frame, STUCK_US):  # and alive, however long that takes
+                self._channel.send(BatchHeartbeat(batch.frame.batch_id))
+        self._retry_waiting_for_memory()
+
+
+def _is_late(frame: RunOnSlice, by_us: int = 2 * DEADLINE_GRACE_US) -> bool:
+    """Are all its jobs past their deadlines?"""
+    late_us = time.monotonic_ns() // 1000 - by_us
+    return all(0 < job.deadline_us < late_us for job in frame.jobs)
+
+
+def _is_ordered_by_slice(before: _Batch, frame: RunOnSlice, held: LoadedFunction | None) -> bool:
+    """Does the slice itself keep the order of the two? Batches of modules share its stream, callables its thread."""
+    same_kind = held is not None and (held.model is None) == (before.function.model is None)
+    return same_kind and before.is_ordered_by_slice and before.frame.mask == frame.mask

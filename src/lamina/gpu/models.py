@@ -1,0 +1,324 @@
+"""Models on one device: their weights, and their graph plans by batch size and slice. Owner of both.
+
+A plan runs eagerly until its graph is captured: when there is nothing else to do, after two runs at the latest, or elsewhere. A
+library chooses and compiles its kernels when a shape is first met, which takes seconds, and cuDNN remembers them for each thread
+by itself. So a server gives each function a thread that warms up, captures and hands over (`warmup_run`, `capture`,
+`install_graph`); the serving thread only replays. What cannot be captured runs in that other thread too (`run_eager`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from lamina.errors import BadValue, UnknownTarget
+from lamina.gpu.runtime import CaptureBusy, DeviceRuntime, PinnedBuffers, Work
+from lamina.gpu.slicer import Slicer
+
+CAPTURE_AT_LATEST = 2
+"""Eager runs before a graph is captured even though others have to wait for it."""
+
+
+@dataclass(slots=True, eq=False)
+class LoadedModel:
+    """A model that can be called."""
+
+    name: str
+    work: Callable[..., Any]
+    example: Sequence[Any]
+    buckets: tuple[int, ...]
+    uses_graphs: bool
+    pre: Callable[[Any], Any] | None = None
+    post: Callable[[Any], Any] | None = None
+    is_made_elsewhere: bool = False  #: its graphs come by `adopt`
+    block: Any = None  #: its weights, if they are ours to move
+    plans: dict[tuple[int, int], Any] = field(default_factory=dict)  #: by (bucket, mask)
+    buffers: dict[int, PinnedBuffers] = field(init=False)  #: by bucket
+    largest_fit: int = field(init=False)  #: items that are known to fit into memory together
+
+    def __post_init__(self) -> None:
+        self.largest_fit = self.buckets[-1]
+        self.buffers = {bucket: PinnedBuffers() for bucket in self.buckets}
+
+    def bucket_for(self, count: int, mask: int) -> int:
+        """The smallest bucket that holds so many items; where graphs are captured elsewhere, the smallest that has one."""
+        sizes = [size for size in self.buckets if size >= count]
+        if self.is_made_elsewhere:
+            return next((size for size in sizes if self.has_graph(size, mask)), sizes[0])
+        return sizes[0]
+
+    def has_graph(self, bucket: int, mask: int) -> bool:
+        """Is there a graph? A plan without one may be all that is left of a batch that did not fit."""
+        plan = self.plans.get((bucket, mask))
+        return plan is not None and plan.is_captured
+
+    def on_out_of_memory(self, count: int) -> None:
+        """Lower the largest batch to half as many at most, and as many as there can be a graph for."""
+        self.largest_fit = max(size for size in self.buckets if size <= max(self.buckets[0], min(self.largest_fit, count // 2)))
+
+
+class ModelTable:
+    def __init__(self, slicer: Slicer, runtime: DeviceRuntime, weights: Any) -> None:
+        self._slicer, self._runtime, self._weights = slicer, runtime, weights
+        self._loaded: dict[str, LoadedModel] = {}
+        self._uncaptured: dict[tuple[str, int, int], tuple[LoadedModel, Any]] = {}
+        self._warmups: list[tuple[LoadedModel, Any]] = []  #: runs for nobody, before or after a graph is captured
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._loaded
+
+    def __getitem__(self, name: str) -> LoadedModel:
+        found = self._loaded.get(name)
+        if found is None:
+            raise UnknownTarget(f"{name!r} is not loaded", hint=f"there are {', '.join(self._loaded) or 'none'}")
+        return found
+
+    def add(self, function: LoadedModel, staged: Any = None) -> None:
+        if function.name in self._loaded:
+            raise BadValue(f"{function.name!r} is loaded already", hint="unload it first")
+        if self._weights is not None and hasattr(function.work, "parameters"):
+            function.block = self._weights.add(function.name, staged or self._weights.stage(function.work))
+        self._loaded[function.name] = function
+
+    def remove(self, name: str) -> None:
+        """Remove a model; nothing of it may be under way."""
+        function = self._loaded.pop(name)
+        for key in [key for key in self._uncaptured if key[0] == name]:
+            del self._uncaptured[key]
+        function.plans.clear()
+        if function.block is not None:
+            self._weights.remove(name, function.block)
+
+    # ------------------------------------------------------------------ weights
+
+    def stage(self, module: Any, digest: str = "") -> Any:
+        """Stage weights in pinned memory: the slow part of a load, for any thread; None where weights are not ours to move."""
+        return self._weights.stage(module, digest) if self._weights is not None and hasattr(module, "parameters") else None
+
+    def ensure_resident(self, function: LoadedModel) -> None:
+        """Bring the weights to the device, to stay there until `release_weights`."""
+        if function.block is not None:
+            self._weights.bring(function.block)
+            self._weights.shelf.use(function.block.key)
+
+    def release_weights(self, function: LoadedModel) -> None:
+        if function.block is not None:
+            self._weights.shelf.done(function.block.key)
+
+    def pin(self, name: str) -> None:
+        """Pin the weights on the device until `unpin`."""
+        self.ensure_resident(self[name])
+
+    def unpin(self, name: str) -> None:
+        self.release_weights(self[name])
+
+    @staticmethod
+    def weights_event(function: LoadedModel) -> Any:
+        """The event of the copy of its weights."""
+        return function.block.to_wait_for() if function.block is not None else None
+
+    def model_weights_mib(self, name: str) -> int:
+        block = self[name].block
+        return int(block.room) >> 20 if block is not None else 0
+
+    @property
+    def weights_mib(self) -> int:
+        """Device memory under weights."""
+        return self._weights.shelf.used >> 20 if self._weights is not None else 0
+
+    @property
+    def evictions(self) -> int:
+        return self._weights.shelf.evictions if self._weights is not None else 0
+
+    # --------------------------------------------------------- graphs made elsewhere
+
+    def no_capture(self) -> AbstractContextManager[Any]:
+        """Exclude captures in all threads: random numbers of the device, say, cannot be drawn meanwhile."""
+        return self._runtime.no_capture()
+
+    def trim(self) -> None:
+        """Return unused cached memory to the device. Waits for the device; not while serving."""
+        self._runtime.trim()
+
+    def warmup_run(self, name: str, bucket: int, mask: int, work: Work | None = None) -> int:
+        """Run this size for the first time, and wait for it; for a function's thread, between `pin` and `unpin`.
+
+        Returns the MiB beside the weights. Where two threads capture, each has the module as a `work` of its own."""
+        function, slice_ = self[name], self._slicer.slice(mask)
+        return self._runtime.warm(work or function.work, function.example, bucket, slice_, self.weights_event(function))
+
+    def capture(self, name: str, bucket: int, mask: int, work: Work | None = None, *, waits: bool = True) -> Any:
+        """Capture a plan for `install_graph`, or return why there is none; for a function's thread, between `pin` and `unpin`.
+
+        After `warmup_run`. Unless it `waits` while users' code is being opened, it raises `CaptureBusy`."""
+        function, slice_ = self[name], self._slicer.slice(mask)
+        for is_last in (False, True):  # what spoilt one capture need not spoil the next
+            try:
+                buffers = function.buffers[bucket]
+                with self._runtime.capturing(waits=waits):
+                    return self._runtime.make(work or function.work, function.example, bucket, slice_, buffers, function.block)
+            except CaptureBusy:
+                raise
+            except Exception as error:
+                if self._runtime.is_broken(error):
+                    raise
+                if is_last or self._runtime.is_out_of_memory(error):
+                    return error.with_traceback(None)  # which would keep the spoilt graph
+        raise AssertionError("one of two tries ends it")
+
+    def install_graph(self, name: str, bucket: int, mask: int, plan: Any) -> None:
+        """Serve with a captured plan from now on. One replay first: it uploads the graph, which takes a millisecond.
+
+        Where there is none, batches stay eager. One that did not fit while as large ones are there says nothing of the size: the
+        device was full at that moment. If none was ever captured, no more are tried.
+        """
+        function = self[name]
+        if not isinstance(plan, Exception):
+            try:
+                self.launch_warmup(function, plan, bucket)
+            except Exception as error:
+                if self._runtime.is_broken(error):
+                    raise
+                plan = error
+            else:
+                function.plans[bucket, mask] = plan
+                return
+        if self._runtime.is_out_of_memory(plan):
+            if not any(size >= bucket and done.is_captured for (size, _), done in function.plans.items()):
+                function.uses_graphs = bucket > 1
+                function.on_out_of_memory(bucket)
+        elif not any(done.is_captured for done in function.plans.values()):
+            function.uses_graphs = False  # it waits for the device, say: then it serves all the same, in its maker's thread
+
+    def is_eager_only(self, name: str) -> bool:
+        """Must it run in its own thread, because there are no graphs of it?"""
+        function = self[name]
+        return function.is_made_elsewhere and not function.uses_graphs
+
+    def run_eager(
+        self, name: str, items: list[Any], mask: int, known: Container[int], *, keep: bool = False
+    ) -> tuple[int, list[Any]]:
+        """Run a batch without a graph, and wait for it: device time and results.
+
+        For a function's thread, between `pin` and `unpin`; of the sizes `known` to it, if it can be. What does not fit runs in
+        halves."""
+        function, slice_ = self[name], self._slicer.slice(mask)
+        device_us, outputs = 0, list[Any]()
+        while len(outputs) < len(items):
+            rest = items[len(outputs) : len(outputs) + function.largest_fit]
+            piece = [item if isinstance(item, tuple | list) else (item,) for item in rest]
+            bucket = self.bucket_for(name, len(piece), known)
+            try:
+                plan = self._runtime.plan(function.work, function.example, bucket, slice_, function.buffers[bucket])
+                flight = self._runtime.launch(plan, piece, after=self.weights_event(function), keep=keep)
+                flight.wait()
+            except Exception as error:
+                if len(piece) == 1 or not self._runtime.is_out_of_memory(error):
+                    raise
+                function.on_out_of_memory(len(piece))
+                continue
+            took_us, rows = flight.result()
+            device_us += took_us
+            outputs += rows
+        return device_us, outputs
+
+    def is_ready(self, name: str, count: int, mask: int) -> bool:
+        """Can a batch of this size run here without capturing anything first?"""
+        function = self[name]
+        least = min(count, function.largest_fit)
+        return not function.uses_graphs or any(size >= least and function.has_graph(size, mask) for size in function.buckets)
+
+    def bucket_for(self, name: str, count: int, known: Container[int] = ()) -> int:
+        """The smallest bucket that holds them; of those `known` to the libraries, if there is one: its graph is soon captured."""
+        function = self[name]
+        sizes = [size for size in function.buckets if size >= min(count, function.largest_fit)]
+        return next((size for size in sizes if size in known and size <= function.largest_fit), sizes[0])
+
+    def can_fit(self, name: str, bucket: int) -> bool:
+        """Can a batch of this size fit, so that its graph is of use?"""
+        return bucket <= self[name].largest_fit
+
+    # -------------------------------------------------------------- graphs made here
+
+    def prepare(self, name: str, masks: Iterable[int], buckets: Iterable[int] = ()) -> None:
+        function = self[name]
+        for mask in masks:
+            for bucket in buckets or function.buckets:
+                plan = self.plan(function, bucket, mask)
+                if function.uses_graphs and not plan.is_captured:
+                    if not plan.runs:
+                        self.launch_warmup(function, plan, bucket)
+                    self._capture(function, plan, bucket, mask)
+                    self.launch_warmup(function, plan, bucket)  # the first replay uploads the graph, which takes a millisecond
+
+    def plan(self, function: LoadedModel, bucket: int, mask: int) -> Any:
+        plan = function.plans.get((bucket, mask))
+        if plan is None:
+            slice_ = self._slicer.slice(mask)
+            buffers = function.buffers[bucket]
+            plan = function.plans[bucket, mask] = self._runtime.plan(function.work, function.example, bucket, slice_, buffers)
+        return plan
+
+    def launch(self, function: LoadedModel, items: list[Any], mask: int, *, keep: bool) -> Any:
+        """Launch a batch; captured first, if it has run eagerly often enough. Its weights stay until `release_weights`."""
+        self.ensure_resident(function)
+        try:
+            bucket = function.bucket_for(len(items), mask)
+            plan = self.plan(function, bucket, mask)
+            captures = function.uses_graphs and not function.is_made_elsewhere
+            if captures and not plan.is_captured and plan.runs >= CAPTURE_AT_LATEST:
+                self._capture(function, plan, bucket, mask)
+            flight = self._runtime.launch(plan, items, after=self.weights_event(function), keep=keep)
+        except BaseException:
+            self.release_weights(function)
+            raise
+        if captures and not plan.is_captured:
+            self._uncaptured[function.name, bucket, mask] = (function, plan)
+        return flight
+
+    @property
+    def has_uncaptured(self) -> bool:
+        return bool(self._uncaptured)
+
+    def capture_one(self) -> None:
+        (_, bucket, mask), (function, plan) = next(iter(self._uncaptured.items()))
+        self._capture(function, plan, bucket, mask)
+
+    def _capture(self, function: LoadedModel, plan: Any, bucket: int, mask: int) -> None:
+        """Capture. A model that cannot be captured (it waits for the device, say) stays eager, and serves all the same."""
+        self._uncaptured.pop((function.name, bucket, mask), None)
+        try:
+            self._runtime.capture(plan, function.block)
+        except Exception as error:
+            function.uses_graphs = False
+            if self._runtime.is_out_of_memory(error):
+                function.on_out_of_memory(bucket)
+
+    @property
+    def graphs(self) -> int:
+        return sum(plan.is_captured for function in self._loaded.values() for plan in function.plans.values())
+
+    # --------------------------------------------------------------- runs for nobody
+
+    def launch_warmup(self, function: LoadedModel, plan: Any, bucket: int) -> None:
+        """Launch a run without a client. Its weights count as used until it has ended."""
+        self.ensure_resident(function)
+        try:
+            flight = self._runtime.launch(plan, [None] * bucket, after=self.weights_event(function))
+        except BaseException:
+            self.release_weights(function)
+            raise
+        self._warmups.append((function, flight))
+
+    def reap_warmups(self) -> bool:
+        """Reap warm-up runs that have ended; are there others?"""
+        for entry in [entry for entry in self._warmups if entry[1].is_done()]:
+            self._warmups.remove(entry)
+            entry[1].free()
+            self.release_weights(entry[0])
+        return bool(self._warmups)
+
+    def has_warmups(self, name: str = "") -> bool:
+        return any(not name or entry[0].name == name for entry in self._warmups)

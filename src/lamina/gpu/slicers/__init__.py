@@ -1,0 +1,1 @@
+"""Slicers, one file per way to partition a device; the file name is the registration."""

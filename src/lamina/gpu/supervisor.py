@@ -1,0 +1,225 @@
+"""Supervisor of the GPU executor process and its hot standby.
+
+Imports and first runs take nearly all of a restart: five seconds for torchvision alone, up to three for each model. So the
+standby is told what the executor has imported, and imports it too, and which models are loaded there, and has them ready:
+opened, in pinned memory, with kernels chosen by the libraries. When the executor ends, the standby needs weights and graphs,
+nothing else.
+
+Such a standby has the device open. Under MPS that would be its end, for an error of the device there ends all clients; then, and
+on a device that is small, it leaves the device alone and has the imports only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec.structs import replace
+
+from lamina.gpu.protocol import (
+    ExecutorSetup,
+    FetchValue,
+    ForgetValues,
+    FromExecutor,
+    ImportModules,
+    PrepareStandby,
+    Promote,
+    StandbyPrepared,
+    ValueFetched,
+)
+from lamina.ipc.child_process import ChildProcess, ProcessSpec
+from lamina.ipc.protocol import DeviceRef, ErrorInfo, pack
+from lamina.values.slot_refs import DeviceSlots, SlotReferences, WorkerSlots
+
+log = logging.getLogger("lamina")
+
+STANDBY_AFTER_S = 3.0
+"""From a device being open until a spare process gets ready behind it: first those who wait for functions."""
+
+STANDBY_RETRY_S = 30.0
+"""From the end of a spare until the next. The second that ends by itself was the last to open the device, for that may be why."""
+
+MAX_STANDBYS_LOST = 4
+"""That end by themselves behind one executor; then there are no more."""
+
+MAX_IMPORTS = 50_000
+
+
+@dataclass(slots=True, eq=False)
+class ExecutorProcess:
+    """One executor process, from start to end, with the slots and device values it holds for us."""
+
+    slots: WorkerSlots
+    values: DeviceSlots
+    process: ChildProcess | None = None
+    is_up: bool = False
+    forgotten: list[int] = field(default_factory=list)
+    fetching: dict[int, list[Callable[[], None]]] = field(default_factory=dict)
+
+    def send(self, *frames: Any) -> None:
+        if self.process is None:
+            return
+        ahead: list[Any] = [*self.slots.take_releases()]
+        if self.forgotten:
+            ahead.append(ForgetValues(self.forgotten))
+            self.forgotten = []
+        self.process.send(pack(*ahead, *frames))
+
+    def missing(self, leaves: Iterable[Any]) -> list[DeviceRef]:
+        """Which of these values are on this device, and have not been fetched yet?"""
+        held = self.values
+        mine = [leaf for leaf in leaves if isinstance(leaf, DeviceRef) and leaf.owner == held.owner]
+        return [leaf for leaf in mine if leaf.slot not in held.copies and leaf.slot not in held.lost]
+
+    def fetch(self, refs: list[DeviceRef], then: Callable[[], None]) -> None:
+        """Call `then` when all of them are here, or lost with the device."""
+        left = {ref.slot for ref in refs}
+        for slot in list(left):
+
+            def one(slot: int = slot) -> None:
+                left.discard(slot)
+                if not left:
+                    then()
+
+            waiting = self.fetching.setdefault(slot, [])
+            waiting.append(one)
+            if len(waiting) == 1:
+                self.values.pin(slot)  # nobody may let it go while it is on its way
+                self.send(FetchValue(slot))
+
+    def fetched(self, frame: ValueFetched) -> None:
+        if isinstance(frame.value, ErrorInfo):
+            self.values.lost.add(frame.slot)
+        else:
+            self.values.copies[frame.slot] = frame.value
+        waiting = self.fetching.pop(frame.slot, [])
+        for then in waiting:
+            then()
+        if waiting:
+            self.values.unpin(frame.slot)
+
+
+class ExecutorSupervisor:
+    """Owner of the executor and its standby.
+
+    `setup` describes a process that serves; `frame` and `lost` are called for the one that does. `opens_ahead`: a standby may
+    have the device open."""
+
+    def __init__(
+        self,
+        setup: Callable[[ExecutorProcess], ExecutorSetup],
+        kind: ProcessSpec,
+        ledger: SlotReferences,
+        frame: Callable[[ExecutorProcess, FromExecutor], None],
+        lost: Callable[[ExecutorProcess], None],
+        *,
+        opens_ahead: bool,
+    ) -> None:
+        self.current: ExecutorProcess | None = None
+        self.restarts = -1  #: the first start is none
+        self.standing_by: list[str] | None = None  #: functions that are ready in the spare; None without one
+        self.replaced_s = 0.0  #: from the last loss until the device was open again
+        self._opens_ahead = opens_ahead
+        self._wanted: list[tuple[str, int, str]] = []
+        self._began_s = 0.0
+        self._setup, self._kind, self._ledger = setup, kind, ledger
+        self._frame, self._lost = frame, lost
+        self._loop = asyncio.get_running_loop()
+        self._standby: ExecutorProcess | None = None
+        self._imported: list[str] = []
+        self._standbys_lost = 0  #: behind this executor
+        self._processes: set[ChildProcess] = set()
+        self._is_stopping = False
+
+    def take_over(self) -> None:
+        """Start an executor for the device: promote the standby, or start a fresh process, which needs ten seconds."""
+        self.restarts += 1
+        self._began_s = self._loop.time()
+        spare, self._standby, self.standing_by = self._standby, None, None
+        self.current = spare or self._spawn()
+        if spare is not None:
+            spare.send(Promote())
+
+    def on_ready(self, life: ExecutorProcess) -> None:
+        life.is_up = True
+        self._standbys_lost = 0
+        self.replaced_s = self._loop.time() - self._began_s
+        self._loop.call_later(STANDBY_AFTER_S, self._start_standby)
+
+    def on_modules_imported(self, names: list[str]) -> None:
+        self._imported += names[: MAX_IMPORTS - len(self._imported)]
+        if self._standby is not None:
+            self._standby.send(ImportModules(names))
+
+    def prepare_standby(self, functions: list[tuple[str, int, str]]) -> None:
+        """Set the models that are loaded now (name, standing slice, app): the standby has them ready too."""
+        self._wanted = functions
+        if self._standby is not None and self._opens_ahead:
+            self._standby.send(PrepareStandby(functions))
+
+    def _start_standby(self) -> None:
+        if not self._is_stopping and self._standby is None and self.current is not None:
+            self._standby, self.standing_by = self._spawn(is_spare=True), []
+            if self._imported:
+                self._standby.send(ImportModules(self._imported))
+            self.prepare_standby(self._wanted)
+
+    def _spawn(self, is_spare: bool = False) -> ExecutorProcess:
+        life = ExecutorProcess(self._ledger.add_worker(), self._ledger.add_device(lambda slot: life.forgotten.append(slot)))
+        setup = replace(self._setup(life), is_standby=is_spare, opens_ahead=is_spare and self._opens_ahead)
+        try:
+            process = ChildProcess(
+                self._loop,
+                setup,
+                lambda frame: self._on_frame_from(life, frame),
+                lambda: self._on_process_ended(life),
+                kind=self._kind,
+            )
+        except OSError as error:
+            log.error("no executor for %s could be started: %s", setup.device, error.strerror)
+            self._loop.call_soon(self._on_process_ended, life)
+            return life
+        life.process = process
+        self._processes.add(process)
+        process.finished.add_done_callback(lambda _: self._processes.discard(process))
+        return life
+
+    def _on_frame_from(self, life: ExecutorProcess, frame: FromExecutor) -> None:
+        if life is not self._standby:
+            self._frame(life, frame)
+        elif isinstance(frame, StandbyPrepared):
+            self.standing_by = frame.functions
+
+    def _on_process_ended(self, life: ExecutorProcess) -> None:
+        """Handle the end of a process; called once for each, whatever ended it."""
+        if self._standby is life:
+            self._standby = self.standing_by = None
+            self.close(life)
+            self._standbys_lost += 1
+            self._opens_ahead = self._opens_ahead and self._standbys_lost < 2
+            if self._standbys_lost < MAX_STANDBYS_LOST:
+                self._loop.call_later(STANDBY_RETRY_S, self._start_standby)
+            return
+        self.current = None
+        self._lost(life)
+
+    def close(self, life: ExecutorProcess) -> None:
+        """Release the slots and device values of a process that has ended."""
+        self._ledger.on_worker_lost(life.slots)
+        self._ledger.remove_device(life.values)
+
+    async def stop(self, unload_s: float, *, is_idle: bool) -> None:
+        self._is_stopping = True
+        if self._standby is not None and self._standby.process is not None:
+            self._standby.process.kill()
+        life = self.current
+        if life is not None and life.process is not None:
+            if life.is_up and is_idle:
+                life.process.stop(unload_s)
+            else:
+                life.process.kill()
+        if self._processes:
+            await asyncio.wait([process.finished for process in self._processes])

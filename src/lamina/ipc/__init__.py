@@ -1,0 +1,1 @@
+"""Inter-process communication: child processes, framed messages, writes that leave at once."""

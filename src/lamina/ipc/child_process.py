@@ -1,0 +1,202 @@
+"""Child process and its socket, on the loop's thread.
+
+No child watcher and no thread: the kernel's process descriptor becomes readable when the child ends, on any event loop.
+However it ends, `on_end` is called once, after everything the child managed to send; and a child whose socket has ended
+is not left running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import msgspec
+from msgspec import Struct
+
+from lamina.ipc.immediate_writer import ImmediateWriter
+from lamina.ipc.protocol import FrameError, FrameReader, StopProcess, from_worker_reader, pack
+
+log = logging.getLogger("lamina")
+
+_OTHER_HALF_S = 0.2
+"""The end of the socket and the end of the process come together, unless a child holds the one open or the kernel the other:
+this long is waited for the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """What to start, and how to read its frames."""
+
+    module: str = "lamina.worker.main"
+    reader: Callable[[], FrameReader[Any]] = from_worker_reader
+    environment: Mapping[str, str] = field(default_factory=dict)  #: besides what it inherits
+    output: int | None = None  #: where it prints to; None: where we do
+    cores: tuple[int, ...] = ()  #: it may use; (): those of the thread that starts it
+
+
+class ChildProcess(asyncio.Protocol):
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        setup: Struct,
+        on_frame: Callable[[Any], None],
+        on_end: Callable[[], None],
+        *,
+        kind: ProcessSpec | None = None,
+    ) -> None:
+        """Start it. Raises OSError when the machine has no room for another process."""
+        self._loop = loop
+        self._on_frame = on_frame
+        self._on_end = on_end
+        kind = kind or ProcessSpec()
+        self._reader = kind.reader()
+        self._transport: asyncio.Transport | None = None
+        self._early = bytearray()
+        self._has_ended = False
+        self._is_cut_off = False  #: it spoke nonsense; nothing more is believed
+        self._is_connected = True
+        self._timers: list[asyncio.TimerHandle] = []
+        self.exited: asyncio.Future[int] = loop.create_future()  #: its exit status, as subprocess counts it
+        self.finished: asyncio.Future[None] = loop.create_future()  #: reaped, and its socket closed
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = _spawn(setup, theirs, kind)
+            self.pid = self._process.pid
+            self._pidfd = _process_descriptor(self._process)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        loop.add_reader(self._pidfd, self._process_ended)
+        ours.setblocking(False)
+        self._connecting = loop.create_task(loop.create_unix_connection(lambda: self, sock=ours))
+
+    def send(self, wire: bytes | bytearray) -> None:
+        if self._transport is None:
+            self._early += wire  # said before there is a connection, and no less meant
+        elif self._is_connected:
+            self._outlet.write(wire)
+
+    def stop(self, grace_s: float) -> None:
+        """Ask it to exit after its queue, then SIGTERM, then SIGKILL."""
+        if self._transport is None:
+            self.kill()
+            return
+        self.send(pack(StopProcess()))
+        self._timers.append(self._loop.call_later(grace_s / 2, self._signal, signal.SIGTERM))
+        self._timers.append(self._loop.call_later(grace_s, self.kill))
+
+    def kill(self) -> None:
+        """Kill it with all it has started."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if not self.exited.done():  # until it is reaped its number is its own
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+    # ------------------------------------------------------- called by the loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are not subclasses
+        self._outlet = ImmediateWriter(self._transport)
+        if self._has_ended:
+            self._transport.abort()
+        elif self._early:
+            self._outlet.write(self._early)
+            self._early = bytearray()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._reader.feed(data):
+                if not self._is_cut_off and not self._has_ended:
+                    self._on_frame(frame)
+        except FrameError as error:
+            log.error("worker %d is cut off: %s", self.pid, error)
+            self._is_cut_off = True
+            assert self._transport is not None
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_connected = False
+        self.kill()
+        self._on_half_closed()
+
+    def _process_ended(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self.kill()  # what it left behind; the number is still its own, for it has not been reaped
+        self.exited.set_result(self._process.wait())
+        for timer in self._timers:
+            timer.cancel()
+        self._on_half_closed()
+
+    def _on_half_closed(self) -> None:
+        if self.exited.done() and not self._is_connected:
+            try:
+                self._end()
+            finally:  # whatever came of telling it: somebody waits for this to stop
+                self.finished.set_result(None)
+        else:
+            self._timers.append(self._loop.call_later(_OTHER_HALF_S, self._end))
+
+    def _end(self) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
+        for timer in self._timers:
+            timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        self._on_end()
+
+
+def exit_reason(process: ChildProcess | None) -> str:
+    if process is None:
+        return "could not be started"
+    if not process.exited.done():
+        return "closed its connection"
+    status = process.exited.result()
+    return f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+
+
+def _spawn(setup: Struct, theirs: socket.socket, kind: ProcessSpec) -> subprocess.Popen[bytes]:
+    """Start the child on all its cores: it inherits those of this thread, which may be avoiding some."""
+    setup = msgspec.structs.replace(setup, fd=theirs.fileno())
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, kind.cores or own)
+    try:
+        return _popen(setup, theirs, kind)
+    finally:
+        os.sched_setaffinity(0, own)
+
+
+def _popen(setup: Struct, theirs: socket.socket, kind: ProcessSpec) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", kind.module, msgspec.json.encode(setup)],
+        env={**os.environ, **kind.environment} if kind.environment else None,
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=kind.output,
+        stderr=kind.output,
+        process_group=0,  # a Ctrl-C is not for it, and what it starts itself can be ended with it
+    )
+
+
+def _process_descriptor(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return os.pidfd_open(process.pid)
+    except OSError:
+        process.kill()
+        process.wait()
+        raise

@@ -1,1 +1,0 @@
-"""Application of a plan: from slices and rounds to instances that hold them and take turns."""

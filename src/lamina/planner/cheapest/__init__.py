@@ -1,1 +1,0 @@
-"""Default policy: every batch in the cheapest configuration that is still in time."""

@@ -1,1 +1,0 @@
-"""Pods with a slice and a quota, as HAS-GPU and FaST-GShare scale them."""

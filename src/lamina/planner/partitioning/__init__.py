@@ -1,0 +1,1 @@
+"""Partition plans: devices cut into slices that functions share in turns, so that rates and SLOs are met."""

@@ -1,0 +1,159 @@
+"""Backlog model: queued work taken as a fluid, spread over all units of all devices its functions are on.
+
+To look at every queue for every arrival would cost as much as there are functions, so a snapshot is good for a moment, and
+for all calls that have about as much time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lamina.core.lifecycle import InstancePhase
+from lamina.core.policy import View
+from lamina.core.scheduling.state import FunctionState, Instance
+from lamina.core.workflow.flow import Flow
+from lamina.policies.frontier.candidate_slots import ConfigTables
+from lamina.policies.frontier.device_choice import DeviceKinds
+from lamina.policies.frontier.workflow_plans import PlanCache
+
+FRESH_US = 1_000
+"""How long a look at all queues is good for."""
+
+
+@dataclass(slots=True)
+class BacklogSnapshot:
+    """Snapshot of the queued work that is due within some time."""
+
+    delay_us: dict[str, float] = field(default_factory=dict)  #: per device
+    own_us: dict[str, float] = field(default_factory=dict)  #: per function, its part on each of its devices
+    running_us: dict[str, float] = field(default_factory=dict)  #: per device, what runs there already
+
+    def backlog_us(self, view: View, host: str) -> float:
+        """All that is to be done on this device before what comes now, spread over all of it."""
+        return self.delay_us.get(host, 0.0) + self._running(view, host)
+
+    def _running(self, view: View, host: str) -> float:
+        found = self.running_us.get(host)
+        if found is None:
+            device = view.devices[host]
+            left = 0.0
+            for batch_id, mask in device.running.items():
+                batch = view.batches[batch_id]
+                share = mask.bit_count() / device.spec.units
+                if batch.cores:
+                    share = max(share, batch.cores / device.spec.cores)
+                left += max(0, batch.expected_end_us - view.now_us) * share
+            found = self.running_us[host] = left
+        return found
+
+
+@dataclass(slots=True)
+class BacklogModel:
+    menus: ConfigTables
+    plans: PlanCache
+    kinds: DeviceKinds
+    _flows: int = -1  #: how many there were when these were collected
+    _goals_us: dict[str, list[int]] = field(default_factory=dict)  #: per function, of the workflows that call it
+    _parts_us: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Per function and workflow that calls it, its part of the time of a call."""
+    _at_us: int = -1
+    _looks: dict[tuple[int, bool], BacklogSnapshot] = field(default_factory=dict)  #: by the logarithm of how far ahead
+
+    def snapshot(self, view: View, allowed_us: int, coming: bool) -> BacklogSnapshot:
+        """At what is due within this time; `coming`: and at what runs in flight will bring."""
+        if self._at_us < 0 or view.now_us - self._at_us >= FRESH_US:
+            self._at_us = view.now_us
+            self._looks.clear()
+        scale = (allowed_us.bit_length(), coming)
+        look = self._looks.get(scale)
+        if look is None:
+            look = self._looks[scale] = self._waiting(view, allowed_us, coming)
+        return look
+
+    def competing_work_us(self, view: View, function: FunctionState, places: list[Instance], allowed_us: int) -> int:
+        """What other functions have waiting on its devices that is due sooner, where that is least."""
+        if len(view.waiting) + len(view.deferred) <= 1:
+            return 0
+        look = self.snapshot(view, allowed_us, True)
+        own_us = look.own_us.get(function.spec.name, 0.0)
+        return max(0, int(min(look.delay_us.get(place.device, 0.0) for place in places) - own_us))
+
+    def hosts_of(self, view: View, flow: Flow) -> list[str]:
+        """The devices of its heaviest function."""
+        if not flow.functions:
+            return []
+        function = view.functions[flow.functions[0]]
+        return list({instance.device: None for instance in function.instances.values()})
+
+    def paying_hosts(self, view: View, function: FunctionState) -> dict[str, None]:
+        """The devices it is served on: those of a kind that pays."""
+        hosts = dict.fromkeys(one.device for one in function.instances.values() if one.phase is not InstancePhase.DRAINING)
+        dear = self.kinds.last_dominated(function.spec.name)
+        return {host: None for host in hosts if view.devices[host].spec.kind not in dear} if dear else hosts
+
+    def work_per_call(self, view: View, flow: Flow) -> dict[str, float]:
+        """Unit-microseconds one call takes on each device, in full batches."""
+        total: dict[str, float] = {}
+        for name, times in flow.expected_jobs.items():
+            function = view.functions[name]
+            paces = self._paces(view, function, self._part_us(view, flow, name))
+            for host in paces:  # as much of each as it can do of it
+                total[host] = total.get(host, 0.0) + times * view.devices[host].spec.units / sum(paces.values())
+        return total
+
+    def _waiting(self, view: View, allowed_us: int, coming: bool) -> BacklogSnapshot:
+        due_us = view.now_us + allowed_us
+        look = BacklogSnapshot()
+        for name, function in view.functions.items():
+            jobs = function.queue.count_due_before(due_us) if len(function.queue) else 0.0
+            if coming and function.expected_jobs > 0:
+                jobs += function.expected_jobs * self._sooner(view, name, allowed_us)
+            if not jobs:
+                continue
+            parts_us = self._parts_us.get(name) or {name: function.spec.slo.latency_us}
+            paces = self._paces(view, function, sum(parts_us.values()) // len(parts_us))  # whose jobs they are is not asked
+            if paces:
+                look.own_us[name] = own_us = jobs / sum(paces.values())
+                for host in paces:
+                    look.delay_us[host] = look.delay_us.get(host, 0.0) + own_us
+        return look
+
+    def _paces(self, view: View, function: FunctionState, allowed_us: int) -> dict[str, float]:
+        """Per device, how many jobs a microsecond all of it would do; none while unknown. Where no batch leaves half of the time
+        for waiting, as many as run alone: after waiting for a slice there is no time left for a larger batch."""
+        paces: dict[str, float] = {}
+        for host in self.paying_hosts(view, function):
+            device = view.devices[host]
+            menu = self.menus.table_for(view, function, device)
+            pick = menu.best_throughput(allowed_us)
+            if pick is not None and 0 < allowed_us < 2 * pick.time_us:
+                pick = menu.fastest()
+            if pick is not None:
+                paces[host] = device.spec.units / max(1.0, menu.unit_us_per_request(pick))
+        return paces
+
+    def _part_us(self, view: View, flow: Flow, name: str) -> int:
+        """What falls to one function of the time a call has: as much as its part of the fastest way through."""
+        slo_us = flow.slo.latency_us
+        whole = self.plans.whole_frontier(view, flow) if flow.sole_task is None and slo_us else None
+        if whole is None:
+            return slo_us
+        devices = [view.devices[instance.device] for instance in view.functions[name].instances.values()]
+        fastest = [self.menus.table_for(view, view.functions[name], device).fastest() for device in devices[:1]]
+        own_us = max((pick.time_us for pick in fastest if pick is not None), default=0)
+        part_us = max(1, int(2 * slo_us * min(0.5, own_us / max(1, whole.fastest_us))))
+        self._parts_us.setdefault(name, {})[flow.name] = part_us
+        return part_us
+
+    def _sooner(self, view: View, name: str, allowed_us: int) -> float:
+        """What part of the jobs to come is due within this time: runs in flight are as likely at their start as near their end,
+        and who has a later deadline gives way."""
+        if self._flows != len(view.flows):
+            self._flows = len(view.flows)
+            self._goals_us.clear()
+            for flow in view.flows.values():
+                if flow.sole_task is None:
+                    for function in flow.functions:
+                        self._goals_us.setdefault(function, []).append(flow.slo.latency_us or flow.slo.timeout_us)
+        goals_us = self._goals_us.get(name, ())
+        return sum(min(1.0, allowed_us / goal_us) for goal_us in goals_us) / len(goals_us) if goals_us else 1.0

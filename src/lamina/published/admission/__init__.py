@@ -1,0 +1,1 @@
+"""Admission control by reservations over time on CPUs and GPUs (thesis, chapter 4)."""

@@ -1,0 +1,1 @@
+"""Policies of the folder above; the file name is the registration."""

@@ -1,0 +1,1 @@
+"""HAS-GPU and FaST-GShare: pods with a slice and a time quota, scaled up and out."""

@@ -1,0 +1,1 @@
+"""Kernel-as-a-Service: scheduling policies for whole GPUs shared by many clients."""

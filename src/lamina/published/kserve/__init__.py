@@ -1,0 +1,1 @@
+"""KServe: whole GPUs behind an autoscaler that follows concurrency."""

@@ -1,0 +1,158 @@
+"""Conversion of inputs to their annotations: a dict that came over the wire becomes the dataclass, a list the tuple.
+
+Only annotations that JSON has no word for do this: dataclasses, structs, enums, dates, tuples, sets, and models that validate
+themselves (pydantic's). Of a plain `x: float` only the JSON type is checked (`json_types.py`).
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import contextlib
+import dataclasses
+import datetime
+import decimal
+import enum
+import types
+import typing
+import uuid
+from collections.abc import Callable
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from lamina.errors import BadValue
+from lamina.sdk.binding import Param, defaults_of
+from lamina.sdk.json_types import json_type_check, schema_type
+from lamina.sdk.tensors import Tensor
+
+Converter = Callable[[Any], Any]
+
+_CONVERTED_TYPES = (
+    msgspec.Struct,
+    enum.Enum,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    uuid.UUID,
+    decimal.Decimal,
+    tuple,
+    set,
+    frozenset,
+)
+_CONTAINERS = (
+    list,
+    dict,
+    typing.Union,
+    types.UnionType,
+    collections.abc.Sequence,
+    collections.abc.Mapping,
+    collections.abc.Iterable,
+)
+
+
+def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
+    with contextlib.suppress(Exception):  # a name only a type checker can see: then nothing is known of any
+        return get_type_hints(target, include_extras=True)
+    return {}
+
+
+def result_hint(target: Callable[..., Any], *, batched: bool, streams: bool) -> Any:
+    """Annotation of the result of one request; None if there is none."""
+    hint = hints_of(target).get("return")
+    if not batched and not streams:
+        return hint
+    inner = get_args(hint)[0] if get_args(hint) else None
+    return types.GenericAlias(list, (inner,)) if streams and inner is not None else inner
+
+
+def field_hint(hint: Any, key: str | int) -> Any:
+    """Annotation of a field or an entry of something so annotated; None if there is none."""
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        return next((found for choice in get_args(hint) if (found := field_hint(choice, key)) is not None), None)
+    arguments = get_args(hint)
+    if isinstance(key, int):
+        return arguments[0] if get_origin(hint) in (list, collections.abc.Sequence) and arguments else None
+    if get_origin(hint) is dict:
+        return arguments[1]
+    return hints_of(hint).get(key) if isinstance(hint, type) else None
+
+
+def has_field(hint: Any, name: str) -> bool:
+    """Whether `value.name` in Python is what `value["name"]` is on the wire."""
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        return any(has_field(choice, name) for choice in get_args(hint))
+    own = isinstance(hint, type) and (
+        dataclasses.is_dataclass(hint) or issubclass(hint, msgspec.Struct) or hasattr(hint, "model_validate")
+    )
+    return own and name in hints_of(hint)
+
+
+def converters_of(target: Callable[..., Any], *, batched: bool) -> dict[str, Converter]:
+    """Converters by parameter, for those that need one. In a batched function each entry of the list is a request's."""
+    made: dict[str, Converter] = {}
+    defaults = defaults_of(target)
+    for name, hint in hints_of(target).items():
+        one = request_hint(hint, batched=batched)
+        if name == "return":
+            continue
+        if not _needs_conversion(one):
+            if (check := json_type_check(name, one, defaults[name])) is not None:
+                made[name] = check
+            continue
+        with contextlib.suppress(TypeError):  # msgspec knows no way to make it: it stays as it comes
+            msgspec.json.Decoder(one, dec_hook=_decode_hook)
+            made[name] = _converter(name, one)
+    return made
+
+
+def typed_params(params: tuple[Param, ...], target: Callable[..., Any], *, batched: bool = False) -> tuple[Param, ...]:
+    """The parameters with their JSON Schema types."""
+    hints, defaults = hints_of(target), defaults_of(target)
+
+    def kind(name: str) -> str:
+        return schema_type(request_hint(hints.get(name), batched=batched), defaults[name])
+
+    return tuple(Param(param.name, param.required, kind(param.name)) for param in params)
+
+
+def request_hint(hint: Any, *, batched: bool) -> Any:
+    """Annotation of one request's value."""
+    if not batched or get_origin(hint) is Annotated:
+        return hint
+    return get_args(hint)[0] if get_args(hint) else None
+
+
+def _converter(name: str, hint: Any) -> Converter:
+    def make(value: Any) -> Any:
+        try:
+            return msgspec.convert(value, hint, dec_hook=_decode_hook, str_keys=True)
+        except (msgspec.ValidationError, RecursionError) as error:
+            raise BadValue(f"{name}: {error}") from None
+
+    return make
+
+
+def _needs_conversion(hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin is Annotated:
+        inner, *notes = get_args(hint)
+        return not any(isinstance(note, Tensor) for note in notes) and _needs_conversion(inner)
+    kind = origin or hint
+    if isinstance(kind, type) and (
+        dataclasses.is_dataclass(kind) or issubclass(kind, _CONVERTED_TYPES) or hasattr(kind, "model_validate")
+    ):
+        return True
+    return origin in _CONTAINERS and any(_needs_conversion(inner) for inner in get_args(hint))
+
+
+def _decode_hook(kind: type, value: Any) -> Any:
+    """Convert to classes that msgspec does not know."""
+    if isinstance(value, kind):
+        return value
+    if hasattr(kind, "model_validate"):
+        return kind.model_validate(value)
+    if kind.__module__.partition(".")[0] == "numpy" and kind.__name__ == "ndarray":
+        import numpy
+
+        return numpy.asarray(value)
+    raise TypeError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")

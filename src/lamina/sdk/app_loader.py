@@ -1,0 +1,117 @@
+"""App loader: `load_app("app.py")` imports an app from a file or a module; its errors show the user's code alone."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import lamina
+from lamina.errors import BadValue, LaminaError, LoadFailed, did_you_mean
+from lamina.plugins import check_source
+from lamina.sdk.app import App
+from lamina.sdk.model_bundle import is_bundle, open_bundle
+from lamina.sdk.user_errors import message_of, place_of, user_frames_only
+
+_LOADED_MARK = "__lamina_loaded__"
+"""Marks modules that were loaded from an app file: these, and no others, give way to another file of the same name."""
+_NO_OPTION = re.compile(r"(\w+)\.(\w+)\(\) got an unexpected keyword argument '(\w+)'.*")
+
+
+def load_app(target: str) -> App:
+    """The app at "path/file.py", "path/file.py:name", "package.module" or "package.module:name"."""
+    if is_bundle(target):
+        return open_bundle(target)
+    if "://" in target:
+        raise BadValue(f"{target!r} is an address", hint="an app is a file on this machine: app.py")
+    where, _, name = target.partition(":")
+    module = _from_file(Path(where)) if where.endswith(".py") else _from_module(where)
+    return _find_app(module, where, name)
+
+
+def _from_file(path: Path) -> ModuleType:
+    check_source(path, "give the path of the file that holds the app")
+    path = path.resolve()
+    name = path.stem
+    before = sys.modules.get(name)
+    if before is not None and not hasattr(before, _LOADED_MARK) and getattr(before, "__file__", None) != str(path):
+        raise BadValue(f"file {path.name!r} has the name of the module {name!r}, which is in use", hint="rename the file")
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as `python file.py` does: the file's neighbours can be imported, now and later
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, "a .py file always has a loader"
+    module = importlib.util.module_from_spec(spec)
+    setattr(module, _LOADED_MARK, True)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _import_error(str(path), error) from user_frames_only(error)
+    return module
+
+
+def _from_module(name: str) -> ModuleType:
+    path = Path(name)
+    if path.is_dir() and not (path / "__init__.py").exists():
+        raise BadValue(f"{name!r} is a folder", hint=f"name the file that holds the app: {path / 'app.py'}")
+    if os.sep in name or path.is_file():
+        raise BadValue(f"{name!r} is no Python file", hint="an app is a file that ends in .py")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise BadValue(f"no module {name!r}", hint="give the path of a file, or install the package") from None
+        raise _import_error(name, error) from user_frames_only(error)
+    except (Exception, SystemExit) as error:
+        raise _import_error(name, error) from user_frames_only(error)
+
+
+def _import_error(where: str, error: BaseException) -> LaminaError:
+    """The error of an import that failed. A bad value given to us is reported with its line; the rest is the file's own error."""
+    if isinstance(error, BadValue):
+        place = place_of(error)
+        return type(error)(error.message if error.message.startswith(place) else f"{place}: {error.message}", hint=error.hint)
+    if isinstance(error, TypeError) and (unknown := _unknown_option(error)) is not None:
+        return unknown
+    hint = f"install {error.name!r}" if isinstance(error, ModuleNotFoundError) else ""
+    return LoadFailed(f"{where} cannot be imported: {message_of(error)}", hint=hint)
+
+
+def _unknown_option(error: TypeError) -> BadValue | None:
+    """An unknown option as `BadValue`: `@app.function(btach=4)`, `lamina.SLO(latncy="50ms")`. Python gives it as text alone."""
+    found = _NO_OPTION.fullmatch(str(error))
+    owner = getattr(lamina, found[1], None) if found else None
+    if found is None or not isinstance(owner, type):
+        return None
+    known = [name for name in inspect.signature(getattr(owner, found[2])).parameters if name not in ("self", "bare", "_")]
+    what = f"@app.{found[2]}" if owner is App else found[1]
+    hint = did_you_mean(found[3], known, f"there are {', '.join(known)}")
+    return BadValue(f"{place_of(error)}: {what} has no option {found[3]!r}", hint=hint)
+
+
+def _find_app(module: ModuleType, where: str, name: str) -> App:
+    apps = {key: value for key, value in vars(module).items() if isinstance(value, App)}
+    if name:
+        if name not in apps:
+            raise BadValue(f"no app {name!r} in {where}", hint=_app_names(apps))
+        return apps[name]
+    distinct = {id(app): key for key, app in apps.items()}
+    if not distinct:
+        raise BadValue(f"no app in {where}", hint='make one: app = lamina.App("name")')
+    if len(distinct) > 1:
+        names = ", ".join(sorted(distinct.values()))
+        raise BadValue(f"several apps in {where}: {names}", hint=f"name one, such as {where}:{min(distinct.values())}")
+    return next(iter(apps.values()))
+
+
+def _app_names(apps: dict[str, App]) -> str:
+    return f"there is {', '.join(sorted(apps))}" if apps else 'make one: app = lamina.App("name")'

@@ -1,0 +1,273 @@
+"""State that outlives calls: values, counters, sets and maps by key, of an app (`app.state`) or a workflow (`context().state`).
+
+    seen = app.state.counter("pages")
+    seen.add(1)
+
+Inside of a step everything happens in one transaction, which is applied together with the step's result, and not at all if
+the step fails or its call was cancelled. What was read must still be so by then; otherwise the step runs again. `add` and
+the like need no read, so many steps may count at once. Outside of a step each change is made at once, in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
+
+from msgspec import Struct
+
+from lamina import encoding
+from lamina.errors import BadValue, Conflict, StoreDown
+
+MAX_KEY_CHARS = 512
+MAX_VALUE_BYTES = 2**20
+
+StateKind = Literal["value", "counter", "set", "map"]
+StateKey = tuple[str, str]
+"""Scope and key. The scope is "app" or "workflow" in a step; the store adds the name."""
+
+
+class StateChange(Struct, frozen=True, array_like=True):
+    """One change of state; `arg` is an encoded value."""
+
+    scope: str
+    key: str
+    kind: StateKind
+    verb: Literal["put", "delete", "add", "discard"]
+    arg: bytes = b""
+
+
+class StateCell(Struct, frozen=True, array_like=True):
+    """Value at a key, with its version. `value` is None if there is none; `version` counts its changes."""
+
+    kind: str = ""
+    value: bytes | None = None
+    version: int = 0
+
+
+UNKNOWN = StateCell("unknown")
+"""The store cannot be read, so the value is unknown."""
+
+
+class StateReader(Protocol):
+    def read(self, place: StateKey) -> StateCell: ...
+
+
+def apply_change(cell: StateCell, op: StateChange) -> StateCell:
+    """The cell after a change. A key keeps its kind until it is deleted."""
+    if op.verb == "delete" and op.kind != "map":
+        return StateCell("", None, cell.version + 1)
+    if cell.value is not None and cell.kind != op.kind:
+        raise Conflict(f"state: {op.key!r} is a {cell.kind}, not a {op.kind}", hint="delete it first, or use another key")
+    return StateCell(op.kind, checked_size(op.key, _new_value(cell, op)), cell.version + 1)
+
+
+def _new_value(cell: StateCell, op: StateChange) -> bytes:
+    if op.kind == "value":
+        return op.arg
+    arg = encoding.decode(op.arg)
+    now: Any = encoding.decode(cell.value) if cell.value is not None else {"counter": 0, "set": [], "map": {}}[op.kind]
+    if op.kind == "counter":
+        return encoding.encode(now + arg)
+    if op.kind == "set":
+        rest = [one for one in now if one != arg]
+        return encoding.encode(now if op.verb == "add" and arg in now else [*rest, arg] if op.verb == "add" else rest)
+    others = {key: value for key, value in now.items() if key != arg[0]}
+    return encoding.encode({**others, arg[0]: arg[1]} if op.verb == "put" else others)
+
+
+class Transaction:
+    """Transaction of one step: its reads and changes. It sees its own changes; others do when it is applied."""
+
+    def __init__(self, keeper: StateReader) -> None:
+        self._keeper = keeper
+        self._cells: dict[StateKey, StateCell] = {}
+        self.reads: dict[StateKey, int] = {}
+        self.ops: list[StateChange] = []
+
+    def read(self, scope: str, key: str, kind: StateKind) -> Any:
+        """The decoded value, or None if there is none."""
+        place = (scope, checked_key(key))
+        cell = self._cells.get(place) or self._keeper.read(place)
+        if cell.kind == UNKNOWN.kind:
+            raise StoreDown("state: the store cannot be read now", hint="try again later")
+        self._cells[place] = cell
+        self.reads[place] = cell.version
+        for op in self.ops:
+            if (op.scope, op.key) == place:
+                cell = apply_change(cell, op)
+        if cell.value is not None and cell.kind != kind:
+            raise Conflict(f"state: {key!r} is a {cell.kind}, not a {kind}", hint="delete it first, or use another key")
+        return None if cell.value is None else encoding.decode(cell.value)
+
+    def change(self, op: StateChange) -> None:
+        checked_key(op.key)
+        checked_size(op.key, op.arg)
+        self.ops.append(op)
+
+
+class RefusedTransaction(Transaction):
+    """Transaction that refuses everything, where there can be none."""
+
+    def __init__(self, why: str, hint: str) -> None:
+        self._why, self._hint = why, hint
+        self.reads, self.ops = {}, []
+
+    def read(self, scope: str, key: str, kind: StateKind) -> Any:
+        raise BadValue(self._why, hint=self._hint)
+
+    def change(self, op: StateChange) -> None:
+        raise BadValue(self._why, hint=self._hint)
+
+
+class InMemoryState:
+    """State of this process alone: for tests, notebooks and whatever runs outside of a server."""
+
+    def __init__(self) -> None:
+        self._cells: dict[StateKey, StateCell] = {}
+
+    def read(self, place: StateKey) -> StateCell:
+        return self._cells.get(place, StateCell())
+
+    def apply(self, transaction: Transaction) -> None:
+        fresh = dict(self._cells)
+        for op in transaction.ops:
+            fresh[op.scope, op.key] = apply_change(fresh.get((op.scope, op.key), StateCell()), op)
+        self._cells = fresh
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """A transaction that is applied at its end, unless that is an error."""
+        transaction = Transaction(self)
+        yield transaction
+        self.apply(transaction)
+
+
+OpenTransaction = Callable[[], Any]
+"""A context manager around the transaction to use: the step's, or one of its own."""
+
+
+class KeyValueState:
+    """Key-value state: JSON types, bytes and tensors, up to 1 MiB each."""
+
+    def __init__(self, open: OpenTransaction, scope: str) -> None:
+        self._open = open
+        self._scope = scope
+
+    def get(self, key: str, default: Any = None) -> Any:
+        found = self._read(key, "value")
+        return default if found is None else found
+
+    def __getitem__(self, key: str) -> Any:
+        if (found := self._read(key, "value")) is None:
+            raise KeyError(key)
+        return found
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if value is None:
+            raise BadValue(f"state: None at {key!r}", hint="use del to remove a key")
+        self._change(key, "value", "put", value)
+
+    def __delitem__(self, key: str) -> None:
+        self._change(key, "value", "delete")
+
+    def __contains__(self, key: str) -> bool:
+        return self._read(key, "value") is not None
+
+    def counter(self, key: str) -> StateCounter:
+        return StateCounter(self, key)
+
+    def set(self, key: str) -> StateSet:
+        return StateSet(self, key)
+
+    def map(self, key: str) -> StateMap:
+        return StateMap(self, key)
+
+    def _read(self, key: str, kind: StateKind) -> Any:
+        with self._open() as transaction:
+            return transaction.read(self._scope, key, kind)
+
+    def _change(self, key: str, kind: StateKind, verb: Literal["put", "delete", "add", "discard"], arg: Any = None) -> None:
+        with self._open() as transaction:
+            transaction.change(StateChange(self._scope, key, kind, verb, encoding.encode(arg)))
+
+
+class StateCounter:
+    """Counter that many steps may add to at once."""
+
+    def __init__(self, state: KeyValueState, key: str) -> None:
+        self._state, self._key = state, key
+
+    def add(self, by: int | float = 1) -> None:
+        self._state._change(self._key, "counter", "add", by)
+
+    @property
+    def value(self) -> int | float:
+        found: int | float | None = self._state._read(self._key, "counter")
+        return 0 if found is None else found
+
+
+class StateSet:
+    """Set of values, in insertion order."""
+
+    def __init__(self, state: KeyValueState, key: str) -> None:
+        self._state, self._key = state, key
+
+    def add(self, item: Any) -> None:
+        self._state._change(self._key, "set", "add", item)
+
+    def discard(self, item: Any) -> None:
+        self._state._change(self._key, "set", "discard", item)
+
+    @property
+    def items(self) -> list[Any]:
+        return self._state._read(self._key, "set") or []
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self.items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+class StateMap:
+    """Map of entries by name; changing one of them does not read the others."""
+
+    def __init__(self, state: KeyValueState, key: str) -> None:
+        self._state, self._key = state, key
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._state._change(self._key, "map", "put", [checked_key(name), value])
+
+    def __delitem__(self, name: str) -> None:
+        self._state._change(self._key, "map", "delete", [checked_key(name)])
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.entries.get(name, default)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.entries[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        return self._state._read(self._key, "map") or {}
+
+
+def checked_key(key: str) -> str:
+    if not isinstance(key, str) or not 1 <= len(key) <= MAX_KEY_CHARS:
+        raise BadValue(f"state: key {str(key)[:60]!r}", hint=f"a text of 1 to {MAX_KEY_CHARS} characters")
+    return key
+
+
+def checked_size(key: str, blob: bytes) -> bytes:
+    if len(blob) > MAX_VALUE_BYTES:
+        raise BadValue(
+            f"state: {len(blob)} bytes at {key!r}", hint=f"at most {MAX_VALUE_BYTES} at one key; use several keys, or a file"
+        )
+    return blob

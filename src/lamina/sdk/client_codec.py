@@ -1,0 +1,296 @@
+"""HTTP codec of both clients: requests of calls, and results and errors of responses. No sockets here.
+
+Inputs always travel encoded with their names. A JSON body would be shorter to read, but for a target with one
+parameter it is that parameter, and a client does not know how many there are.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import SplitResult, quote, urlsplit
+
+from lamina import encoding, errors
+from lamina.errors import BadValue, FunctionFailed, LaminaError, Refused
+from lamina.units import parse_us
+
+VALUE = "application/vnd.lamina.value"
+KINDS = ("functions", "workflows")
+MAX_DEADLINE_US = 86_400_000_000
+MAX_PRIORITY = 10
+
+_RESOURCE_PATH = re.compile(r"/v[12](/(functions|workflows|models|runs|state|status)\b.*)?/?$")
+
+_BY_CODE: dict[str, type[LaminaError]] = {
+    kind.code: kind
+    for kind in (
+        errors.BadValue,
+        errors.UnknownTarget,
+        errors.DeadlineExceeded,
+        errors.WorkerLost,
+        errors.LoadFailed,
+        errors.Cancelled,
+        errors.NotFound,
+        errors.Conflict,
+        errors.StoreDown,
+        errors.Unauthorized,
+        errors.Forbidden,
+    )
+}
+_BY_STATUS: dict[int, type[LaminaError]] = {
+    400: errors.BadValue,
+    404: errors.UnknownTarget,
+    413: errors.BadValue,
+    422: errors.BadValue,
+    504: errors.DeadlineExceeded,
+}
+
+
+class RemoteTrace(Exception):
+    """Traceback of the worker: the cause of a `FunctionFailed`, so that Python prints it above the error."""
+
+    def __str__(self) -> str:
+        return "\n" + str(self.args[0]).rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """Result of a call with its latency, batch, slice and cost."""
+
+    value: Any
+    call_id: str = ""
+    latency_ms: float = 0.0
+    queue_ms: float = 0.0
+    batch: int = 1
+    slice: str = ""
+    cost: float = 0.0
+    cold_start_ms: float = 0.0
+    retries: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Address of a server, and the headers that go with each request."""
+
+    host: str
+    port: int
+    tls: bool
+    base: str
+    token: str
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}{self.base}"
+
+    def headers(self) -> dict[str, str]:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        found = {"host": f"{host}:{self.port}", "accept": f"{VALUE}, application/json"}
+        if self.token:
+            found["authorization"] = f"Bearer {self.token}"
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRequest:
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes = b""
+
+    def as_http(self) -> list[bytes]:
+        lines = [f"{self.method} {self.path} HTTP/1.1", *(f"{key}: {value}" for key, value in self.headers.items())]
+        if self.method == "POST":
+            lines.append(f"content-length: {len(self.body)}")
+        return ["\r\n".join([*lines, "", ""]).encode("latin-1"), self.body]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientResponse:
+    status: int
+    headers: Mapping[str, str]  #: names in lower case
+    body: bytes
+
+
+def parse_url(url: str) -> SplitResult | None:
+    """The parts of an HTTP URL; None if it is none."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:  # a port that is none
+        return None
+    return parts if parts.scheme in ("http", "https") and parts.hostname else None
+
+
+DEFAULT_URL = "http://127.0.0.1:8700"
+
+
+def default_server() -> tuple[str, str]:
+    """Default address and token, of the environment as it is now."""
+    return os.environ.get("LAMINA_URL") or DEFAULT_URL, os.environ.get("LAMINA_TOKEN", "")
+
+
+def server_at(url: str | None, token: str | None) -> ServerAddress:
+    """The server at an address; without one, the default with the default token."""
+    if url is None:
+        url, usual_token = default_server()
+        token = usual_token if token is None else token
+    parts = parse_url(url)
+    if parts is None or not parts.hostname or parts.query or parts.fragment:
+        raise BadValue(f"url: {url!r} is not the address of a server", hint='write it as "http://127.0.0.1:8700"')
+    if at := _RESOURCE_PATH.search(url):
+        raise BadValue(f"url: {url!r} is that of something at a server", hint=f'give the server alone: "{url[: at.start()]}"')
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise BadValue("token: not printable ASCII", hint="give the token as it was issued")
+    tls = parts.scheme == "https"
+    return ServerAddress(parts.hostname, parts.port or (443 if tls else 80), tls, parts.path.rstrip("/"), token or "")
+
+
+def call_request(
+    server: ServerAddress,
+    kind: str,
+    name: str,
+    inputs: Mapping[str, Any] | None,
+    deadline: str | None = None,
+    priority: int = 0,
+    cost_limit: float = 0.0,
+) -> ClientRequest:
+    if inputs is not None and not isinstance(inputs, Mapping):
+        raise BadValue(
+            f"inputs: {type(inputs).__name__} given where a dict is needed", hint="name the inputs: {parameter: value}"
+        )
+    headers = server.headers() | {"content-type": VALUE}
+    if deadline is not None:
+        deadline_us = parse_us(deadline, "deadline")
+        if not 0 < deadline_us <= MAX_DEADLINE_US:
+            wrong = "longer than a day" if deadline_us else "no time at all"
+            raise BadValue(f"deadline: {deadline!r} is {wrong}", hint="leave it out for the target's own goal")
+        headers["lamina-deadline-ms"] = f"{deadline_us / 1000:g}"
+    if priority:
+        headers["lamina-priority"] = str(_checked_number(priority, "priority", -MAX_PRIORITY, MAX_PRIORITY))
+    if cost_limit:
+        headers["lamina-cost-limit"] = repr(float(_checked_number(cost_limit, "cost_limit", 0, math.inf)))
+    return ClientRequest("POST", f"{server.base}/v1/{kind}/{quote(name, safe='')}", headers, encoding.encode(dict(inputs or {})))
+
+
+def _checked_number(value: Any, field: str, least: float, most: float) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most or value != value:
+        raise BadValue(f"{field}: {value!r} is not a number from {least:g} to {most:g}", hint="leave it out for the default")
+    return value
+
+
+def read_request(server: ServerAddress, path: str) -> ClientRequest:
+    return ClientRequest("GET", f"{server.base}{path}", server.headers())
+
+
+def result_of(response: ClientResponse) -> CallResult | LaminaError:
+    """The result of a call. An error is returned, not raised: the place that raises it decides which frames it shows."""
+    if not 200 <= response.status < 300:
+        return error_of(response)
+    try:
+        value = _value(response)
+    except BadValue as error:
+        return LaminaError(f"the server's answer cannot be read: {error.message}")
+    headers = response.headers
+    return CallResult(
+        value,
+        headers.get("lamina-call-id", ""),
+        _number(headers, "lamina-latency-ms"),
+        _number(headers, "lamina-queue-ms"),
+        int(_number(headers, "lamina-batch") or 1),
+        headers.get("lamina-slice", ""),
+        _number(headers, "lamina-cost"),
+        _number(headers, "lamina-cold-start-ms"),
+        int(_number(headers, "lamina-retries")),
+    )
+
+
+def error_of(response: ClientResponse) -> LaminaError:
+    problem = _problem(response)
+    message, hint = str(problem.get("detail") or problem.get("title") or "no answer"), str(problem.get("hint", ""))
+    code, step = str(problem.get("code", "")), str(problem.get("step", ""))
+    error: LaminaError
+    if code == Refused.code or response.status == 429 or problem.get("reason"):
+        error = Refused(
+            message,
+            reason=str(problem.get("reason", "")),
+            retry_after_s=_float(problem.get("retry_after_s")) or _number(response.headers, "retry-after"),
+            offer_ms=_float(problem.get("offer_ms")) or None,
+            hint=hint,
+        )
+    elif code == FunctionFailed.code:
+        trace = str(problem.get("trace", ""))
+        error = FunctionFailed(message, error=str(problem.get("error", "")), step=step, remote_trace=trace, hint=hint)
+        if trace:
+            error.__cause__ = RemoteTrace(trace)
+    else:
+        kind = _BY_CODE.get(code) or _BY_STATUS.get(response.status)
+        error = kind(message, hint=hint) if kind else LaminaError(f"{response.status}: {message}", hint=hint)
+    call_id = problem.get("id") or response.headers.get("lamina-call-id")
+    if call_id or step:
+        error.add_note("  ".join(f"{what}: {which}" for what, which in (("call", call_id), ("step", step)) if which))
+    return error
+
+
+def connect_error(server: ServerAddress, error: OSError) -> errors.Unreachable:
+    hint = "start it with: lamina serve app.py"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        hint = "name the file of who has signed its certificate in SSL_CERT_FILE"
+    elif isinstance(error, ssl.SSLError):
+        hint = "does it speak TLS? if not, write http://"
+    why = error if isinstance(error, ssl.SSLError) else error.strerror or error
+    return errors.Unreachable(f"no server at {server.url}: {why}", hint=hint)
+
+
+def no_response(server: ServerAddress) -> errors.Unreachable:
+    hint = "see the server's log" + ("" if server.tls else "; if it speaks TLS, write https://")
+    return errors.Unreachable(f"{server.url} closed the connection without an answer", hint=hint)
+
+
+def timed_out(server: ServerAddress, timeout: str) -> errors.DeadlineExceeded:
+    return errors.DeadlineExceeded(f"no answer from {server.url} within {timeout}", hint="give the client a longer timeout=")
+
+
+def unknown_target(server: ServerAddress, name: str, known: Sequence[str] = ()) -> errors.UnknownTarget:
+    """The error of an unknown target. `known`: what the server listed, if it was asked."""
+    listed = f"there is {', '.join(known)}" if known else "client.functions() and client.workflows() list what is there"
+    return errors.UnknownTarget(
+        f"no function or workflow {name!r} at {server.url}",
+        hint=errors.did_you_mean(name, known, listed),
+    )
+
+
+def _value(response: ClientResponse) -> Any:
+    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == VALUE:
+        return encoding.decode(response.body)
+    if kind == "application/json":
+        return encoding.from_json(response.body)
+    return response.body
+
+
+def _problem(response: ClientResponse) -> dict[str, Any]:
+    try:
+        found = encoding.from_json(response.body)
+    except BadValue:
+        found = None
+    return found if isinstance(found, dict) else {"detail": f"the server answered {response.status}"}
+
+
+def _number(headers: Mapping[str, str], name: str) -> float:
+    return _float(headers.get(name))
+
+
+def _float(text: Any) -> float:
+    try:
+        number = float(text)
+    except (TypeError, ValueError):
+        return 0.0
+    return number if math.isfinite(number) else 0.0

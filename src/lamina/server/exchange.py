@@ -1,0 +1,76 @@
+"""One HTTP request waiting for its response, which comes now or later, whole or as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from lamina.server.http1 import HttpConnection
+
+STATUS_LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+
+class Exchange:
+    """The response side of one request."""
+
+    __slots__ = ("_connection", "head_only", "is_streaming", "keep_alive", "on_disconnect", "response")
+
+    accepts_values: ClassVar[bool] = False  #: text is made of results elsewhere: then they are given as `value`, with the `Reply`
+
+    def __init__(self, connection: HttpConnection, keep_alive: bool, head_only: bool) -> None:
+        self._connection = connection
+        self.keep_alive = keep_alive
+        self.head_only = head_only
+        self.response: bytes | None = None  #: what is to be sent and is not yet
+        self.is_streaming = False  #: more of it follows
+        self.on_disconnect: Callable[[], None] | None = None  #: the client left before the answer
+
+    def respond(self, status: int, body: bytes = b"", content_type: bytes = b"application/json", extra: bytes = b"") -> None:
+        """Send the response. `extra` is whole header lines, each ending in CRLF. A second response is ignored."""
+        if self.response is not None:
+            return
+        self.on_disconnect = None
+        connection = self._connection
+        self.keep_alive = keep = self.keep_alive and not connection.server.is_closing
+        parts = (
+            STATUS_LINES[status],
+            connection.server.date_line,
+            b"content-type: ",
+            content_type,
+            b"\r\ncontent-length: %d\r\n" % len(body),
+            extra,
+            b"\r\n" if keep else b"connection: close\r\n\r\n",
+            body if not self.head_only else b"",
+        )
+        self.response = b"".join(parts)
+        connection.flush_responses()
+
+    def respond_value(self, stored: Any, reply: Any) -> None:
+        raise NotImplementedError
+
+    def start_stream(self, status: int, content_type: bytes, extra: bytes = b"") -> None:
+        """Start a streamed response: `send_chunk` each part, then `end_stream`. Without keep-alive, closing ends it."""
+        if self.response is not None:
+            return
+        connection = self._connection
+        self.keep_alive = keep = self.keep_alive and not connection.server.is_closing
+        framing = b"transfer-encoding: chunked\r\n\r\n" if keep else b"connection: close\r\n\r\n"
+        head = (STATUS_LINES[status], connection.server.date_line, b"content-type: ", content_type, b"\r\n", extra, framing)
+        self.response = b"".join(head)
+        self.is_streaming = not self.head_only
+        connection.flush_responses()
+
+    def send_chunk(self, piece: bytes) -> None:
+        if self.is_streaming and piece:
+            self.response = (self.response or b"") + (b"%x\r\n%s\r\n" % (len(piece), piece) if self.keep_alive else piece)
+            self._connection.flush_responses()
+            self._connection.limit_unsent(len(self.response))
+
+    def end_stream(self) -> None:
+        if self.is_streaming:
+            self.is_streaming = False
+            self.on_disconnect = None
+            self.response = (self.response or b"") + (b"0\r\n\r\n" if self.keep_alive else b"")
+            self._connection.flush_responses()

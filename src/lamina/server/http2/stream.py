@@ -1,0 +1,138 @@
+"""HTTP/2 stream: one request and its response, and the receiver a service makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from lamina.server.http2.frames import CANCEL, DATA, END_HEADERS, END_STREAM, HEADERS, RST_STREAM, WINDOW_UPDATE, frame
+
+if TYPE_CHECKING:
+    from lamina.server.http2.connection import Http2Connection
+
+
+class StreamReceiver(Protocol):
+    """What a service makes of a stream. All of it is called on the loop's thread."""
+
+    def on_data(self, piece: bytes) -> None: ...
+
+    def on_end(self) -> None:
+        """The request is complete."""
+
+    def on_reset(self) -> None:
+        """The client has reset the stream; nothing is to be sent any more."""
+
+
+Service = Callable[["Http2Stream", dict[bytes, bytes]], StreamReceiver]
+
+
+class Http2Stream:
+    """One request and its response: `begin`, any number of `send`, `end`."""
+
+    __slots__ = (
+        "_connection",
+        "_head",
+        "_out",
+        "_trailers",
+        "has_started",
+        "held_bytes",
+        "id",
+        "is_closed",
+        "last_data_s",
+        "message_start_s",
+        "receive_window",
+        "receiver",
+        "send_window",
+    )
+
+    def __init__(self, connection: Http2Connection, id: int, window: int) -> None:
+        self._connection = connection
+        self.id = id
+        self.receiver: StreamReceiver | None = None
+        self.held_bytes = 0  #: bytes of its request that were not given back
+        self.receive_window = connection.limits.stream_window
+        self.send_window = window  #: bytes the client would take
+        self.last_data_s = connection.now_s  #: when its request last moved
+        self.message_start_s = connection.now_s  #: when the message that comes could begin
+        self.is_closed = False
+        self.has_started = False
+        self._head = b""
+        self._out = bytearray()
+        self._trailers = b""
+
+    @property
+    def may_have_own_headers(self) -> bool:
+        """Some request of this connection has had a `lamina-` header."""
+        return self._connection.decoder.has_own_headers
+
+    def begin(self, headers: bytes) -> None:
+        """Start the response; `headers` is an encoded block, sent with what follows."""
+        self.has_started = True
+        self._head = frame(HEADERS, END_HEADERS, self.id, headers)
+
+    def send(self, data: bytes) -> None:
+        if self.is_closed:
+            return
+        self._out += data
+        self.flush()
+        if (
+            len(self._out) > self._connection.limits.unread_bytes
+            or self._connection.unsent > self._connection.limits.unread_bytes
+        ):
+            self.reset(CANCEL)
+
+    def end(self, data: bytes, trailers: bytes) -> None:
+        """End the response; `trailers` is an encoded block."""
+        if self.is_closed:
+            return
+        connection = self._connection
+        self._trailers = frame(HEADERS, END_HEADERS | END_STREAM, self.id, trailers)
+        size = len(data)
+        if not self._out and size <= min(self.send_window, connection.send_window, connection.max_frame_bytes):
+            connection.send_window -= size
+            body = frame(DATA, 0, self.id, data) if data else b""
+            connection.write(self._head + body + self._trailers)
+            connection.close_stream(self)
+            return
+        self._out += data
+        self.flush()
+
+    def flush(self) -> None:
+        """Send as much as the windows allow."""
+        connection = self._connection
+        parts = [self._head]
+        self._head = b""
+        while self._out:
+            size = min(len(self._out), self.send_window, connection.send_window, connection.max_frame_bytes)
+            if size <= 0:
+                break
+            parts.append(frame(DATA, 0, self.id, bytes(self._out[:size])))
+            del self._out[:size]
+            self.send_window -= size
+            connection.send_window -= size
+        if not self._out and self._trailers:
+            parts.append(self._trailers)
+        connection.write(b"".join(parts))
+        if not self._out and self._trailers:
+            connection.close_stream(self)
+
+    def credit(self, size: int) -> None:
+        """Return window for processed bytes of the request."""
+        if not self.is_closed and size:
+            self.held_bytes -= size
+            self._connection.credit(size)
+            self.receive_window += size
+            self._connection.write(frame(WINDOW_UPDATE, 0, self.id, size.to_bytes(4, "big")))
+
+    def restart_timer(self) -> None:
+        """A message is complete; the next has all its time."""
+        self.message_start_s = self._connection.now_s
+
+    def reset(self, code: int) -> None:
+        if not self.is_closed:
+            self._connection.write(frame(RST_STREAM, 0, self.id, code.to_bytes(4, "big")))
+            self._connection.drop_stream(self)
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._out)

@@ -1,0 +1,136 @@
+"""Listener that accepts many connections at a time.
+
+Event loops accept one connection per turn, or not many more. Under load a turn takes as long as everything that came in during
+the last one, so new clients would wait for seconds, one by one, while connected ones are served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from functools import partial
+
+log = logging.getLogger("lamina")
+
+BACKLOG = 1_024
+ACCEPT_BATCH = 256
+RETRY_S = 0.5  #: when there are no files left for more connections
+
+
+class Listener:
+    """Listening sockets of one server."""
+
+    def __init__(self, factory: Callable[[], asyncio.Protocol], sockets: list[socket.socket], tls: ssl.SSLContext | None) -> None:
+        self._factory = factory
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._handshakes: set[asyncio.Task[object]] = set()
+        self.sockets = sockets
+        for sock in sockets:
+            self._loop.add_reader(sock, self._accept, sock)
+
+    @property
+    def port(self) -> int:
+        port: int = self.sockets[0].getsockname()[1]
+        return port
+
+    def close(self) -> None:
+        for sock in self.sockets:
+            self._loop.remove_reader(sock)
+            sock.close()
+        self.sockets = []
+
+    def _accept(self, sock: socket.socket) -> None:
+        for _ in range(ACCEPT_BATCH):
+            try:
+                connection, _ = sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                log.warning("no connection can be taken for now: %s", error)
+                self._loop.remove_reader(sock)
+                self._loop.call_later(RETRY_S, self._resume_accepting, sock)
+                return
+            connection.setblocking(False)
+            opening = self._loop.create_task(self._open(connection))
+            self._handshakes.add(opening)
+            opening.add_done_callback(partial(self._opened, connection))
+
+    def _resume_accepting(self, sock: socket.socket) -> None:
+        if sock in self.sockets:
+            self._loop.add_reader(sock, self._accept, sock)
+
+    async def _open(self, connection: socket.socket) -> None:
+        """Complete one connection. If listening stops meanwhile it is closed here: it is in no other list yet."""
+        if not self.sockets:
+            connection.close()
+            return
+        with contextlib.suppress(OSError):  # gone again, or no TLS: the client's affair
+            transport, _ = await self._loop.connect_accepted_socket(self._factory, connection, ssl=self._tls)
+            if not self.sockets:
+                transport.abort()
+
+    def _opened(self, connection: socket.socket, opening: asyncio.Task[object]) -> None:
+        self._handshakes.discard(opening)
+        if opening.cancelled():
+            connection.close()
+
+
+async def listen(
+    factory: Callable[[], asyncio.Protocol],
+    host: str,
+    port: int,
+    *,
+    ssl: ssl.SSLContext | None = None,
+    reuse_port: bool = False,
+) -> Listener:
+    """Listen on all addresses of `host` that this machine has; the system chooses the port if it is 0."""
+    sockets: list[socket.socket] = []
+    missing: OSError | None = None
+    try:
+        for family, address in await _addresses(host, port):
+            try:
+                sockets.append(_bound(family, address, port or (sockets[0].getsockname()[1] if sockets else 0), reuse_port))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                missing = error
+        if missing is not None and not sockets:
+            raise missing
+    except OSError:
+        for sock in sockets:
+            sock.close()
+        raise
+    return Listener(factory, sockets, ssl)
+
+
+def _bound(family: socket.AddressFamily, address: str, port: int, reuse_port: bool) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind((address, port))
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        where = f"[{address}]:{port}" if family == socket.AF_INET6 else f"{address}:{port}"
+        raise OSError(error.errno, error.strerror, where) from None  # a server has several ports: which of them it is
+    return sock
+
+
+async def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        return [(socket.AF_INET if address.version == 4 else socket.AF_INET6, host)]
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))

@@ -1,0 +1,163 @@
+"""Incremental parser of HTTP requests: llhttp parses, and every limit is enforced before anything is buffered.
+
+Owner of what has been read of one request. llhttp calls back; a callback that finds too much stops it, and the reason is kept
+for the response.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import httptools
+
+from lamina.server.request import HttpRequest
+
+if TYPE_CHECKING:
+    from lamina.server.http1 import HttpConnection
+
+log = logging.getLogger("lamina")
+
+Fault = tuple[int, str]
+"""The status to respond with, and what is wrong."""
+
+SINGLE_HEADERS = frozenset((b"host", b"content-length", b"transfer-encoding", b"content-type", b"authorization"))
+"""Headers that must not be given twice: a proxy may read the other one."""
+
+_UPGRADE = (400, "upgrades are not served")
+_MALFORMED = (400, "malformed request")
+
+
+class RequestParser:
+    """Parser state of one connection."""
+
+    def __init__(self, connection: HttpConnection) -> None:
+        self._connection = connection
+        self._limits = connection.limits
+        self._names = connection.server.heads.names
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self.is_between_requests = True  #: the end of a request has been seen, and nothing of the next
+        self.last_request: HttpRequest | None = None  #: what was made of the data just fed
+        self._reset()
+
+    def _reset(self) -> None:
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._unknown_header = b""  #: a header that begins as ours do and is none of them
+        self._count = 0
+        self._head_bytes = 0
+        self._fed_bytes = 0
+        self._chunks = 0
+        self._body = bytearray()
+        self._is_in_body = False
+        self._body_start_s = 0.0
+        self._fault: Fault | None = None
+
+    def feed(self, data: bytes) -> Fault | None:
+        """Parse; complete requests have been handed on when this returns. Returns the fault of the current one, if any."""
+        if not self._is_in_body:
+            self._fed_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            return _UPGRADE
+        except httptools.HttpParserCallbackError as error:
+            if self._fault is None:
+                log.error("a parser callback failed", exc_info=error)
+            return self._fault or _MALFORMED
+        except httptools.HttpParserError:
+            return self._fault or _MALFORMED
+        return None
+
+    @property
+    def is_head_too_long(self) -> bool:
+        """The head exceeds all its limits together; llhttp reports no header before it has the whole of it."""
+        return not self._is_in_body and self._fed_bytes > self._limits.head_bytes + self._limits.url_bytes
+
+    def is_too_slow(self, now_s: float, waited_s: float) -> bool:
+        """The body arrives too slowly, in total or since its last piece."""
+        limits = self._limits
+        allowed_s = limits.body_idle_s + len(self._body) / limits.body_bytes_per_s
+        return waited_s > limits.body_idle_s or now_s - self._body_start_s > allowed_s
+
+    def extend(self, unread_s: float) -> None:
+        """Extend the time of a body by the time reading was paused."""
+        self._body_start_s += unread_s
+
+    # ------------------------------------------------------------ called by llhttp
+
+    def on_message_begin(self) -> None:
+        self.is_between_requests = False
+        self._reset()
+        self._connection.enter_phase("head")
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        if len(self._url) > self._limits.url_bytes:
+            self._fail(414, f"address longer than {self._limits.url_bytes} bytes")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count += 1
+        self._head_bytes += len(name) + len(value)
+        if self._count > self._limits.headers or self._head_bytes > self._limits.head_bytes:
+            self._fail(431, "header too large")
+        written, name = name, self._names[name]
+        if not name:
+            self._unknown_header = written
+        elif name in self._headers:
+            if name in SINGLE_HEADERS:
+                self._fail(400, "header given twice")
+            self._headers[name] += b", " + value
+        else:
+            self._headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        self._is_in_body = True
+        headers = self._headers
+        if b"host" not in headers and self._parser.get_http_version() == "1.1":
+            self._fail(400, "no host header")
+        self._check_framing(headers.get(b"content-length", b""), headers.get(b"transfer-encoding", b""))
+        if self._parser.should_upgrade():
+            self._fail(*_UPGRADE)
+        self._connection.on_body_start(headers.get(b"expect", b"").lower() == b"100-continue")
+        self._body_start_s = self._connection.phase_since
+
+    def _check_framing(self, length: bytes, encoding: bytes) -> None:
+        """Where a request ends must be unambiguous: else a proxy may see another request than we do (request smuggling)."""
+        if length:
+            if not length.isdigit() or len(length) > 15:
+                self._fail(400, "bad content-length")
+            if int(length) > self._limits.body_bytes:
+                self._fail(413, f"body larger than {self._limits.body_bytes} bytes")
+        if encoding and (length or encoding.lower() != b"chunked"):
+            self._fail(400, "bad transfer-encoding")
+
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
+        limits = self._limits
+        if self._chunks > limits.small_chunks and len(self._body) < self._chunks * limits.small_chunk_bytes:
+            self._fail(413, "too many tiny chunks")
+
+    def on_body(self, piece: bytes) -> None:
+        if len(self._body) + len(piece) > self._limits.body_bytes:
+            self._fail(413, f"body larger than {self._limits.body_bytes} bytes")
+        self._body += piece
+
+    def on_message_complete(self) -> None:
+        self._is_in_body = False
+        self.is_between_requests = True
+        self._fed_bytes = 0
+        parser = self._parser
+        method = parser.get_method().decode("ascii", "replace")
+        path, _, query = self._url.partition(b"?")
+        keep_alive = parser.should_keep_alive() and parser.get_http_version() == "1.1"  # HTTP/1.0 has no chunks
+        body, self._body = bytes(self._body), bytearray()
+        if self._unknown_header:
+            self._connection.on_bad_header(self._unknown_header, keep_alive, method == "HEAD")
+            return
+        request = self.last_request = HttpRequest(method, path, query, self._headers, body, keep_alive)
+        self._connection.on_request(request)
+
+    def _fail(self, status: int, what: str) -> None:
+        self._fault = self._fault or (status, what)
+        raise ValueError(what)

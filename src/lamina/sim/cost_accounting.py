@@ -1,0 +1,115 @@
+"""Cost accounting: unit time leased and reserved on each device.
+
+Two sums per device, in unit-microseconds. *Leased* is what batches ran on: utilisation. *Held* is what has to be
+paid for: leases, and reserved slices whether a batch is on them or not. A lease inside a reserved slice is paid once; of a
+slice with a time quota only that share is. Cores of the host are counted separately.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lamina.sim.histogram import TimeSeries
+from lamina.types import NEVER_US, DeviceSpec
+
+
+@dataclass(slots=True)
+class DeviceUsage:
+    spec: DeviceSpec
+    joined_us: int
+    left_us: int = NEVER_US
+    leased: int = 0
+    core_us: int = 0  #: core-microseconds
+    leased_unreserved: int = 0  #: the part of it outside of reserved slices
+    reserved: float = 0.0
+    leased_series: TimeSeries = field(default_factory=TimeSeries)  #: leased, over time
+    _reserved_slices: dict[str, tuple[int, float]] = field(default_factory=dict)  #: instance -> units, and share of the time
+    _reserved_mask: int = 0  #: units of all reserved slices
+    _paid_units: float = 0.0  #: how many of them are paid for, shares added up
+    _since_us: int = 0  #: `reserved` is counted up to here
+
+    def lease(self, start_us: int, end_us: int, mask: int, cores: int = 0) -> None:
+        units = mask.bit_count()
+        took_us = end_us - start_us
+        self.core_us += cores * took_us
+        self.leased += units * took_us
+        self.leased_unreserved += (mask & ~self._reserved_mask).bit_count() * took_us
+        self.leased_series.add_span(start_us, end_us, units)
+
+    def shorten_lease(self, end_us: int, planned_us: int, mask: int, cores: int = 0) -> None:
+        """Take back the rest of a lease whose batch was lost before its planned end."""
+        units = mask.bit_count()
+        self.core_us -= cores * (planned_us - end_us)
+        self.leased -= units * (planned_us - end_us)
+        self.leased_unreserved -= (mask & ~self._reserved_mask).bit_count() * (planned_us - end_us)
+        self.leased_series.add_span(end_us, planned_us, -units)
+
+    def set_reserved(self, now_us: int, instance: str, mask: int, quota: float = 1.0) -> None:
+        """The reserved slice of an instance from now on, and its share of the time there; mask 0 for none."""
+        self.reserved += self._paid_units * (now_us - self._since_us)
+        self._since_us = now_us
+        self._reserved_slices[instance] = (mask, quota)
+        if not mask:
+            del self._reserved_slices[instance]
+        self._reserved_mask = 0
+        for home, _ in self._reserved_slices.values():
+            self._reserved_mask |= home
+        self._paid_units = sum(home.bit_count() * part for home, part in self._reserved_slices.values())
+
+    def present_us(self, end_us: int) -> int:
+        return max(0, min(end_us, self.left_us) - self.joined_us)
+
+    def held(self, end_us: int) -> float:
+        last_us = min(end_us, self.left_us)
+        return self.leased_unreserved + self.reserved + self._paid_units * max(0, last_us - self._since_us)
+
+    def cost(self, end_us: int) -> float:
+        return self.held(end_us) * self.spec.unit_price() + self.core_us * self.spec.core_price_per_s / 1e6
+
+
+@dataclass(slots=True)
+class CostAccounting:
+    devices: dict[str, DeviceUsage] = field(default_factory=dict)  #: by device, those that have left included
+    departed: list[DeviceUsage] = field(default_factory=list)  #: of devices that left and came back
+    batch_sizes: dict[str, list[int]] = field(default_factory=dict)  #: function -> number of batches by size
+    cold_starts: dict[str, int] = field(default_factory=dict)  #: function -> cold starts
+    _instance_devices: dict[str, str] = field(default_factory=dict)  #: instance with a reserved slice -> its device
+
+    def device_joined(self, now_us: int, spec: DeviceSpec) -> None:
+        known = self.devices.get(spec.id)
+        if known is not None and known.left_us >= NEVER_US:
+            return
+        if known is not None:
+            self.departed.append(known)
+        self.devices[spec.id] = DeviceUsage(spec, now_us, _since_us=now_us)
+
+    def device_left(self, now_us: int, device: str) -> None:
+        account = self.devices.get(device)
+        if account is not None and account.left_us >= NEVER_US:
+            account.left_us = now_us
+
+    def batch_started(self, function: str, size: int) -> None:
+        sizes = self.batch_sizes.get(function)
+        if sizes is None:
+            sizes = self.batch_sizes[function] = []
+        if size >= len(sizes):
+            sizes.extend([0] * (size + 1 - len(sizes)))
+        sizes[size] += 1
+
+    def instance_loaded(self, now_us: int, function: str, instance: str, device: str, mask: int, quota: float = 1.0) -> None:
+        self.cold_starts[function] = self.cold_starts.get(function, 0) + 1
+        if mask:
+            self._instance_devices[instance] = device
+            self.devices[device].set_reserved(now_us, instance, mask, quota)
+
+    def instance_resized(self, now_us: int, instance: str, device: str, mask: int, quota: float = 1.0) -> None:
+        self._instance_devices[instance] = device
+        self.devices[device].set_reserved(now_us, instance, mask, quota)
+
+    def instance_unloaded(self, now_us: int, instance: str) -> None:
+        device = self._instance_devices.pop(instance, None)
+        if device is not None:
+            self.devices[device].set_reserved(now_us, instance, 0)
+
+    def all_devices(self) -> list[DeviceUsage]:
+        return [*self.departed, *self.devices.values()]

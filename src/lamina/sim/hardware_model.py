@@ -1,0 +1,96 @@
+"""Hardware model of the simulator and the emulated engine: profiled times with seeded noise.
+
+One class for both, so that the two differ in nothing but the clock.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from dataclasses import dataclass, field
+
+from lamina.core.workflow.flow import Choice, Each, Node, Wait
+from lamina.planner.interference import InterferenceModel
+from lamina.predict.profile import Handover
+from lamina.predict.profile_table import ProfileTable
+
+P99_SIGMAS = 2.326
+"""Standard deviations from the median to the 99th percentile."""
+
+
+@dataclass(slots=True)
+class HardwareModel:
+    table: ProfileTable
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    noise: float = 0.05  #: sigma of the logarithm of the true time over the profiled one; 0: none at all
+    load_noise: float = 0.1  #: likewise, of loads; none either where there is no noise at all
+    interference: InterferenceModel | None = None  #: None: batches beside each other do not feel each other
+    _sigma: dict[tuple[str, str], float] = field(default_factory=dict)  #: of profiles that say how far times spread
+    _spread: dict[tuple[str, str], list[float]] = field(default_factory=dict)  #: likewise, of those that say how
+    _handovers: dict[tuple[str, str], Handover] = field(default_factory=dict)
+    _medians: dict[tuple[str, str, int, int, int], tuple[float, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for profile in self.table.profiles:
+            if profile.handover is not None:
+                self._handovers[profile.function, profile.device] = profile.handover
+        if not self.noise:
+            return
+        for profile in self.table.profiles:
+            if len(profile.spread) > 1:
+                self._spread[profile.function, profile.device] = profile.spread
+            spreads = [math.log(p.p99_us / p.p50_us) / P99_SIGMAS for p in profile.points if p.p99_us > p.p50_us > 0]
+            if spreads:
+                self._sigma[profile.function, profile.device] = statistics.median(spreads)
+
+    def batch_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> int:
+        key = (function, kind, batch, units, cores)
+        known = self._medians.get(key)
+        if known is None:
+            sigma = self._sigma.get((function, kind), self.noise)
+            known = self._medians[key] = (self.table.median_us(function, kind, batch, units, cores), sigma)
+        spread = self._spread.get((function, kind)) if self._spread else None
+        return max(1, round(known[0] * (self._noise_ratio(known[1]) if spread is None else self._draw_ratio(spread))))
+
+    def handover_us(self, function: str, kind: str, batch: int) -> int:
+        """Handover time beside the time on the slice; 0 where it was not measured."""
+        found = self._handovers.get((function, kind))
+        return round(found.time_us(batch)) if found is not None else 0
+
+    def load_us(self, function: str, kind: str) -> int:
+        return round(self.table.load_us(function, kind) * self._noise_ratio(self.load_noise if self.noise else 0.0))
+
+    def resolve_data(self, node: Node, stage: str = "begin") -> int:
+        """Draw an answer to a question about data: the number of items about `expect`, the branch by its odds."""
+        if stage != "begin":
+            return 0
+        if isinstance(node, Each):
+            return self._item_count(node.expected_items)
+        if isinstance(node, Wait):
+            return node.duration_us
+        if not isinstance(node, Choice):
+            return 0
+        odds = node.odds or (1.0,) * len(node.branches)
+        return self.rng.choices(range(len(node.branches)), odds)[0]
+
+    def _draw_ratio(self, spread: list[float]) -> float:
+        """As the runs of its profile were: seldom far off and mostly close is not the same as always a little off."""
+        at = self.rng.random() * (len(spread) - 1)
+        low = int(at)
+        return spread[low] + (at - low) * (spread[low + 1] - spread[low])
+
+    def _noise_ratio(self, sigma: float) -> float:
+        return math.exp(sigma * self.rng.gauss(0.0, 1.0)) if sigma else 1.0
+
+    def _item_count(self, mean: float) -> int:
+        """`mean` on average: at least one and Poisson above that, or now and then one if that is too many."""
+        if mean < 1:
+            return int(self.rng.random() < mean)
+        if mean > 500:  # the product below would run out of digits; by now the bell curve is as good
+            return max(1, round(self.rng.gauss(mean, math.sqrt(mean - 1))))
+        limit, count, product = math.exp(1 - mean), 0, self.rng.random()
+        while product > limit:
+            count += 1
+            product *= self.rng.random()
+        return 1 + count

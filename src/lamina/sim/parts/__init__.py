@@ -1,1 +1,0 @@
-"""Readers of the sections of a scenario file."""

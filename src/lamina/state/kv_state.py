@@ -1,0 +1,173 @@
+"""Key-value state of apps and workflows: in memory for reads, in the store for good.
+
+A step's changes come with its result and are checked against what it has read; they are applied here at once and given to the
+store together with that result, in one transaction. So after a crash either both are there or neither, and then the step
+runs again. Changes that start a trigger go into the outbox in the same way.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import Struct
+
+from lamina.errors import LaminaError, StoreDown
+from lamina.sdk.app_state import UNKNOWN, StateCell, StateChange, StateKey, apply_change
+from lamina.store import kv, outbox
+from lamina.store.base import Session, Store
+
+CHANGES = "changes"
+"""Outbox topic of changes that start a trigger."""
+
+MAX_DELETED = 10_000
+"""Deleted keys whose versions are remembered: a step that has read one before must find out. No step lives that long."""
+
+MAX_UNWRITTEN = 100_000
+"""Changes that may wait in memory for a store that is down."""
+
+Step = tuple[str, int, str]
+"""Call, scope and node of the step the changes come from."""
+
+
+class StateWrite(Struct, frozen=True, array_like=True):
+    """Write of one key; `value` is None for a deletion. `starts` are the targets that the change starts."""
+
+    scope: str
+    key: str
+    kind: str
+    value: bytes | None
+    version: int
+    starts: tuple[str, ...] = ()
+    at_us: int = 0  #: since 1970
+
+    @property
+    def outbox_key(self) -> str:
+        return f"{self.scope}/{self.key}/{self.at_us}"
+
+
+@dataclass(slots=True)
+class KeyWatch:
+    """Watch on keys: changes of those that match `pattern` start `target`."""
+
+    scope: str
+    pattern: str
+    target: str
+
+
+@dataclass(slots=True)
+class StateTable:
+    """State of all apps. `is_durable` tells whether the changes of a call's steps are stored with their results."""
+
+    app: str
+    apps: dict[str, str] = field(default_factory=dict)  #: by function, of apps that were deployed later
+    target_of: Callable[[str], str] = lambda call_id: ""
+    is_durable: Callable[[str], bool] = lambda call_id: False
+    on_change: Callable[[list[StateWrite]], None] = lambda writes: None  #: gets changes that start something, once on disk
+    store: Store | None = None
+    down: LaminaError | None = None  #: why the state is unknown
+    watches: list[KeyWatch] = field(default_factory=list)
+    cells: dict[StateKey, StateCell] = field(default_factory=dict)
+    _pending: dict[str, dict[Step, list[StateWrite]]] = field(default_factory=dict)
+    _deleted: dict[StateKey, None] = field(default_factory=dict)  #: cells of deleted keys, oldest first
+    _unwritten: int = 0
+
+    def load(self, cells: Iterable[kv.KvEntry]) -> None:
+        self.cells |= {(one.scope, one.key): StateCell(one.kind, one.value, one.version) for one in cells}
+
+    def resolve_key(self, function: str, call_id: str, scope: str, key: str) -> StateKey:
+        """Full key of a step's key: which app or workflow it means follows from its function and its call."""
+        return (f"app/{self.apps.get(function, self.app)}" if scope == "app" else f"workflow/{self.target_of(call_id)}"), key
+
+    def read(self, place: StateKey) -> StateCell:
+        return self.cells.get(place, StateCell()) if self.down is None else UNKNOWN
+
+    def commit(
+        self, function: str, step: Step, reads: Sequence[tuple[str, str, int]], ops: Sequence[StateChange]
+    ) -> LaminaError | bool:
+        """Commit a step's changes. False: something it has read has changed since. An error: its changes are invalid."""
+        call_id = step[0]
+        if self.down is not None:
+            return self.down
+        if ops and self._unwritten >= MAX_UNWRITTEN:
+            return StoreDown("state: the store cannot be written, and too many changes wait", hint="see the server's log")
+        if any(self.read(self.resolve_key(function, call_id, scope, key)).version != version for scope, key, version in reads):
+            return False
+        fresh: dict[StateKey, StateCell] = {}
+        try:
+            for op in ops:
+                place = self.resolve_key(function, call_id, op.scope, op.key)
+                fresh[place] = apply_change(fresh.get(place) or self.read(place), op)
+        except LaminaError as error:
+            return error
+        if writes := self._apply(fresh):
+            if self.is_durable(call_id):
+                self._pending.setdefault(call_id, {})[step] = writes
+            else:
+                self._persist(writes)
+        return True
+
+    def put(self, place: StateKey, cell: StateCell) -> None:
+        """Write a key from outside of any step."""
+        self._persist(self._apply({place: cell}))
+
+    def same_transaction(
+        self, call_id: str, scope: int, node: str
+    ) -> tuple[Callable[[Session], None], Callable[[], None]] | None:
+        """Work to be stored with the result of this step, and what to do then; without a node, of all steps that are left."""
+        mine = self._pending.get(call_id, {})
+        found = [mine.pop(step) for step in list(mine) if not node or step == (call_id, scope, node)]
+        if not mine:
+            self._pending.pop(call_id, None)
+        writes = [write for one in found for write in one]
+        return (lambda db: write_changes(db, writes), lambda: self.on_committed(writes)) if writes else None
+
+    def on_committed(self, writes: list[StateWrite]) -> None:
+        if starting := [write for write in writes if write.starts]:
+            self.on_change(starting)
+
+    def _apply(self, fresh: dict[StateKey, StateCell]) -> list[StateWrite]:
+        now_us = time.time_ns() // 1000
+        writes = []
+        for (scope, key), cell in fresh.items():
+            if cell.value == self.read((scope, key)).value:
+                continue
+            starts = tuple(w.target for w in self.watches if w.scope == scope and fnmatch.fnmatchcase(key, w.pattern))
+            writes.append(StateWrite(scope, key, cell.kind, cell.value, cell.version, starts, now_us))
+        self.cells |= fresh
+        for place, cell in fresh.items():
+            self._deleted.pop(place, None)
+            if cell.value is None:
+                self._deleted[place] = None
+        while len(self._deleted) > MAX_DELETED:
+            oldest = next(iter(self._deleted))
+            del self._deleted[oldest], self.cells[oldest]
+        return writes
+
+    def _persist(self, writes: list[StateWrite]) -> None:
+        if self.store is None:
+            self.on_committed(writes)
+        elif writes:
+            self._unwritten += len(writes)
+            self.store.write(lambda db: write_changes(db, writes), lambda _: self._on_written(writes), must=True)
+
+    def _on_written(self, writes: list[StateWrite]) -> None:
+        self._unwritten -= len(writes)
+        self.on_committed(writes)
+
+
+def write_changes(db: Session, writes: list[StateWrite]) -> None:
+    """Store work: write the changes, and outbox messages for what they start. Idempotent."""
+    for write in writes:
+        if write.value is None:
+            kv.delete(db, write.scope, write.key)
+        else:
+            known = kv.get(db, write.scope, write.key)
+            if known is not None and known.kind != write.kind:  # it was deleted and made anew in one go
+                kv.delete(db, write.scope, write.key)
+            kv.put(db, write.scope, write.key, write.kind, write.value, write.at_us)
+        if write.starts:
+            outbox.send(db, outbox.OutboxMessage(CHANGES, write.outbox_key, write.at_us, msgspec.msgpack.encode(write)))

@@ -1,0 +1,257 @@
+"""Run values of workflows in the Amazon States Language: one value per scope, read and written by each state in turn.
+
+The rules are in `lamina.asl`; here is only where the values lie. Answers the questions the core asks about them. A value
+that no state looks into stays encoded, as it came from its worker: a large result goes from task to task by reference.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from lamina.asl import state_semantics, timestamps
+from lamina.asl.errors import PARAMETER_PATH, StateError
+from lamina.core.actions import FailCall, ResolveData
+from lamina.core.events import DataResolved
+from lamina.core.workflow.error_policy import TASK_FAILED, Fault
+from lamina.core.workflow.flow import Each, Flow, Node, Parallel
+from lamina.ipc.protocol import ErrorInfo, Stored
+
+INPUT = "input"
+"""What the only parameter of such a workflow is called."""
+
+DEFAULT_CAUSES = {
+    "States.Timeout": "it took longer than TimeoutSeconds",
+    "States.HeartbeatTimeout": "it was silent for longer than HeartbeatSeconds",
+    "States.ExceedToleratedFailureThreshold": "more items failed than are tolerated",
+    "States.Runtime": "it goes round and round: too many steps",
+}
+
+
+_READS_INPUT = {"InputPath", "Parameters", "TimeoutSecondsPath", "HeartbeatSecondsPath"}
+_READS_RESULT = {"ResultSelector", "ResultPath", "OutputPath", "PotentialNext"}
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A value as it is stored, not decoded yet."""
+
+    stored: Stored
+
+
+@dataclass(slots=True)
+class ScopeValue:
+    """Current value of one scope. `task_input` and `result` belong to the state it is at."""
+
+    value: Any  #: perhaps encoded, like the two below
+    task_input: Any = None
+    result: Any = None
+    node: str = ""
+    entered_us: int = 0
+    item: tuple[int, Any] | None = None
+    children: list[int] = field(default_factory=list)  #: numbers of the scopes its state has made
+
+
+@dataclass(slots=True)
+class AslRun:
+    """One run of a state machine: its input, start time, the value of each scope, and errors."""
+
+    call_id: str
+    name: str
+    input: Any
+    started_us: int
+    scopes: dict[int, ScopeValue]
+    errors: dict[tuple[int, str], ErrorInfo] = field(default_factory=dict)  #: the last of each state
+    now_us: int = 0  #: of a durable run: the time of the journal entry applied last, so that a replay gives the same
+
+    def failure_of(self, failure: FailCall | None) -> ErrorInfo | None:
+        """Error details of the failure that ended the run."""
+        if failure is None:
+            return None
+        if failure.error.islower():  # one of our own codes: it says what kind of failure it is; the details are those of the step
+            return self.errors.get((failure.scope, failure.step))
+        return self.error_of(Fault(failure.error, failure.error, failure.scope, failure.step))
+
+    def error_of(self, fault: Fault) -> ErrorInfo:
+        """Error details of a failure; its name alone, if there are none."""
+        said = self.errors.get((fault.scope, fault.node))
+        if said is not None and (said.type == fault.name or fault.name == TASK_FAILED):
+            return said
+        return ErrorInfo(fault.name, DEFAULT_CAUSES.get(fault.name, "" if fault.error == fault.name else fault.error))
+
+
+class AslValues:
+    """Values of all state-machine runs. `opened` decodes a stored value; `wall_us` is the time of day, since 1970."""
+
+    def __init__(
+        self,
+        opened: Callable[[Stored], Any],
+        wall_us: Callable[[], int] | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._decode_stored = opened
+        self._wall_us = wall_us or (lambda: time.time_ns() // 1000)
+        self._rng = self._shared_rng = rng or random.Random()
+
+    def open(self, call_id: str, flow: Flow, inputs: dict[str, Stored], began_us: int = 0) -> AslRun:
+        given: Any = Encoded(next(iter(inputs.values()))) if inputs else {}
+        return AslRun(call_id, flow.name, given, began_us or self._wall_us(), {0: ScopeValue(given)}, now_us=began_us)
+
+    def result(self, story: AslRun) -> Any:
+        """Result of a run, perhaps encoded."""
+        return story.scopes[0].value
+
+    def arguments(self, story: AslRun, scope: int, node: Node) -> dict[str, Any]:
+        """Arguments of a task, each perhaps encoded."""
+        register = story.scopes.get(scope)  # cancelled meanwhile: the result is not needed
+        return _arguments(node, register.task_input) if register is not None else {}
+
+    def put(self, story: AslRun, scope: int, node: str, value: Stored) -> None:
+        register = story.scopes.get(scope)
+        if register is not None and register.node == node:
+            register.result = Encoded(value)
+
+    def journal_value(self, story: AslRun, scope: int) -> Stored | None:
+        """Value to journal: the result of the step this scope is at, as it was put."""
+        register = story.scopes.get(scope)
+        return register.result.stored if register is not None and isinstance(register.result, Encoded) else None
+
+    # ---------------------------------------------------------------------- questions
+
+    def resolve(self, story: AslRun, question: ResolveData, node: Node, first_scope: int) -> tuple[DataResolved, int]:
+        """Answer a question of the core; also how many scopes a map or parallel has made, numbered from `first_scope`."""
+        place = (question.call_id, question.scope, question.node)
+        register = story.scopes.get(question.scope)
+        if register is None:  # cancelled since it was asked; the answer is ignored
+            return DataResolved(*place, execution_id=question.execution_id), 0
+        self._rng = seeded_random(question) if story.now_us else self._shared_rng
+        if question.stage == "begin" and not question.attempt:
+            register.node, register.entered_us = node.name, story.now_us or self._wall_us()
+        try:
+            if question.stage == "begin":
+                value, limits = self._enter_state(story, register, question, node, first_scope)
+            else:
+                value, limits = self._exit_state(story, register, question, node), ()
+        except StateError as error:
+            name = error.name or TASK_FAILED
+            story.errors[question.scope, question.node] = ErrorInfo(error.name, error.cause)
+            return DataResolved(*place, error=name, execution_id=question.execution_id), 0
+        made = len(register.children) if question.stage == "begin" and isinstance(node, Each | Parallel) else 0
+        return DataResolved(*place, value, execution_id=question.execution_id, limits=limits), made
+
+    def _enter_state(
+        self, story: AslRun, register: ScopeValue, question: ResolveData, node: Node, first_scope: int
+    ) -> tuple[int, tuple[int, ...]]:
+        state: dict[str, Any] = node.data["asl"]
+        if state["Type"] == "Task" and not _READS_INPUT & state.keys() and len(node.data.get("params") or (INPUT,)) == 1:
+            register.task_input = register.value
+            return 0, ()
+        context = self._context(story, register, question.attempt)
+        raw = register.value = self._decode(register.value)
+        match state["Type"]:
+            case "Task":
+                register.task_input = state_semantics.effective_input(state, raw, context, self._rng)
+                _arguments(node, register.task_input)
+                return 0, state_semantics.task_limits(state, raw, context)
+            case "Map":
+                found, inputs, limits = state_semantics.map_items(state, raw, context, self._rng)
+                self._make_children(story, register, inputs, found, first_scope)
+                return len(inputs), limits
+            case "Parallel":
+                assert isinstance(node, Parallel)
+                given = state_semantics.effective_input(state, raw, context, self._rng)
+                self._make_children(story, register, [given] * len(node.branches), None, first_scope)
+                return len(node.branches), ()
+            case "Choice":
+                way = state_semantics.choose_rule(state, raw, context)
+                register.value = state_semantics.unchanged_output(state, raw, context)
+                return way, ()
+            case "Wait":
+                wait_us = state_semantics.wait_us(state, raw, context, story.now_us or self._wall_us())
+                register.value = state_semantics.unchanged_output(state, raw, context)
+                return wait_us, ()
+            case "Succeed":
+                register.value = state_semantics.unchanged_output(state, raw, context)
+            case "Fail":
+                raise StateError(*state_semantics.fail_error(state, raw, context, self._rng))
+            case _:
+                register.value = state_semantics.pass_output(state, raw, context, self._rng)
+        return 0, ()
+
+    def _exit_state(self, story: AslRun, register: ScopeValue, question: ResolveData, node: Node) -> int:
+        """Leave a state: its results are there, or a failure is caught."""
+        state: dict[str, Any] = node.data["asl"]
+        if question.stage == "end" and state["Type"] == "Task" and not _READS_RESULT & state.keys():
+            register.value, register.result, register.task_input = register.result, None, None
+            return 0
+        register.value = self._decode(register.value)
+        if question.stage == "catch":
+            assert question.fault is not None
+            said = story.error_of(question.fault)
+            self._drop_children(story, register)
+            register.value = state_semantics.caught_value(
+                state["Catch"][question.catcher], register.value, said.type, said.message
+            )
+            return 0
+        way, result = 0, register.result
+        if isinstance(node, Each | Parallel):
+            done = [story.scopes.pop(number) for number in register.children]
+            absent = set(question.missing)
+            result = [self._decode(inner.value) for index, inner in enumerate(done) if index not in absent]
+            register.children = []
+        else:
+            way, result = state_semantics.dynamic_next(state, self._decode(result))
+        context = self._context(story, register, question.attempt)
+        register.value = state_semantics.effective_output(state, register.value, result, context, self._rng)
+        register.result = register.task_input = None
+        return way
+
+    def _make_children(
+        self, story: AslRun, register: ScopeValue, inputs: list[Any], found: list[Any] | None, first_scope: int
+    ) -> None:
+        self._drop_children(story, register)  # of a try that failed
+        register.children = list(range(first_scope, first_scope + len(inputs)))
+        for index, (number, given) in enumerate(zip(register.children, inputs, strict=True)):
+            item = (index, found[index]) if found is not None else register.item
+            story.scopes[number] = ScopeValue(given, item=item)
+
+    def _decode(self, value: Any) -> Any:
+        return self._decode_stored(value.stored) if isinstance(value, Encoded) else value
+
+    def _drop_children(self, story: AslRun, register: ScopeValue) -> None:
+        for number in register.children:
+            story.scopes.pop(number, None)
+        register.children = []
+
+    def _context(self, story: AslRun, register: ScopeValue, attempt: int) -> dict[str, Any]:
+        story.input = self._decode(story.input)
+        started, entered = timestamps.format_timestamp(story.started_us), timestamps.format_timestamp(register.entered_us)
+        context: dict[str, Any] = {
+            "Execution": {"Id": story.call_id, "Name": story.call_id, "Input": story.input, "StartTime": started},
+            "State": {"EnteredTime": entered, "Name": register.node, "RetryCount": attempt},
+            "StateMachine": {"Id": story.name, "Name": story.name},
+        }
+        return context if register.item is None else state_semantics.with_item(context, *register.item)
+
+
+def seeded_random(question: ResolveData) -> random.Random:
+    """Random numbers of one question, the same in every replay."""
+    asked = (question.call_id, question.scope, question.node, question.execution_id, question.stage, question.attempt)
+    return random.Random("/".join(map(str, asked)))
+
+
+def _arguments(node: Node, given: Any) -> dict[str, Any]:
+    """Bind the input of a task to its function: the whole of it for one parameter, by name for several."""
+    params: list[str] | None = node.data.get("params")
+    if params is None:
+        return {INPUT: given}
+    if len(params) == 1:
+        return {params[0]: given}
+    if not params:
+        return {}
+    if not isinstance(given, dict) or not given.keys() <= set(params):
+        raise StateError(PARAMETER_PATH, f"{node.name} takes {', '.join(params)}; make its input an object with these")
+    return dict(given)

@@ -1,0 +1,185 @@
+"""Run values: the inputs, step results and errors of all runs in flight, which the core knows by reference only.
+
+A value stays encoded from the moment it arrives to the moment it leaves; only a choice, or a value picked out of
+another, makes the gateway look inside. Large values are references to shared memory and are not copied here at all. What a
+run holds is released in one go when it ends. How values are made of others differs between the two kinds of workflows:
+`python_values.py` and `asl_values.py`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from lamina import encoding
+from lamina.asl.export import is_asl_flow
+from lamina.core.actions import FailCall, JobRef, ResolveData
+from lamina.core.events import DataResolved
+from lamina.core.workflow.flow import Flow, Node, Task
+from lamina.core.workflow.journal_entry import JournalEntry
+from lamina.core.workflow.runs import ROOT
+from lamina.expr import Leaf
+from lamina.ipc.protocol import ErrorInfo, ShmRef, Stored
+from lamina.values.asl_values import AslValues, Encoded
+from lamina.values.consumers import consuming_functions
+from lamina.values.python_values import JobArguments, PythonValues, failure_of
+from lamina.values.scopes import HeldValues, ValueScope
+from lamina.values.shm import ShmPool, ShmReader
+from lamina.values.storage import ValueStorage
+
+
+class RunValues:
+    """Values of all runs in flight. `release` is called for references to memory that another process owns."""
+
+    def __init__(
+        self,
+        pool: ShmPool | None,
+        reader: ShmReader | None,
+        release: Callable[[ShmRef], None] | None = None,
+        wall_us: Callable[[], int] | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._runs: dict[str, HeldValues] = {}
+        self.pieces: dict[str, Callable[[bytes], None]] = {}  #: by call: receiver of what its function yields, as it comes
+        self._storage = ValueStorage(pool, reader, release)
+        self._python_values = PythonValues(self._storage)
+        self._asl_values = AslValues(self._storage.decode, wall_us, rng)
+
+    # ------------------------------------------------------------ by the gateway
+
+    def open(self, call_id: str, flow: Flow, inputs: dict[str, bytes], began_us: int = 0) -> None:
+        """Add a run. `began_us`, since 1970, is given for durable runs, which must come out the same when replayed."""
+        run = HeldValues({}, {ROOT: ValueScope(flow)}, durable=began_us > 0)
+        for name, blob in inputs.items():
+            run.inputs[name] = self._storage.store(run.slots, blob)
+        if is_asl_flow(flow):
+            run.asl_run = self._asl_values.open(call_id, flow, run.inputs, began_us)
+            run.errors = run.asl_run.errors
+        self._runs[call_id] = run
+
+    def result(self, call_id: str) -> encoding.Blob:
+        """The encoded answer of a run that has ended well."""
+        return self._storage.read(self.stored_result(call_id))
+
+    def stored_result(self, call_id: str) -> Stored:
+        """The result of a run as it is stored: it may be in shared memory, until `close`."""
+        run = self._runs[call_id]
+        if run.asl_run is not None:
+            return self._stored(run, self._asl_values.result(run.asl_run))
+        return self._python_values.result(run, run.scopes[ROOT])
+
+    def error(self, call_id: str, failure: FailCall | None = None) -> ErrorInfo | None:
+        """Error details of a failed run; of a flow written as states, of the failure that was not caught."""
+        run = self._runs.get(call_id)
+        if run is None:
+            return None
+        return run.asl_run.failure_of(failure) if run.asl_run is not None else failure_of(run, failure)
+
+    def close(self, call_id: str) -> None:
+        self.pieces.pop(call_id, None)
+        run = self._runs.pop(call_id, None)
+        if run is not None:
+            for ref in run.slots:
+                self._storage.free(ref)
+
+    # ------------------------------------------------------------- by the engine
+
+    def inputs(self, job: JobRef) -> JobArguments:
+        """Arguments of a job. A run that has ended meanwhile has nothing left: its job gets no arguments."""
+        run = self._runs.get(job.call_id)
+        if run is None:
+            return JobArguments({}, [])
+        scope = run.scopes[job.scope]
+        node = scope.flow.nodes[job.node]
+        assert isinstance(node, Task), f"{job.node} is no task"
+        if run.asl_run is not None:
+            arguments = self._asl_values.arguments(run.asl_run, job.scope, node)
+            ready: list[tuple[Leaf, Stored]] = [(("input", name), self._stored(run, value)) for name, value in arguments.items()]
+            return JobArguments({name: ["input", name] for name in arguments}, ready)
+        return self._python_values.arguments(run, scope, node)
+
+    def consumers(self, job: JobRef) -> frozenset[str]:
+        """Functions that are the only consumers of this job's result; empty if the gateway or a client may read it too."""
+        run = self._runs.get(job.call_id)
+        if run is None or run.asl_run is not None or run.durable:  # what must be kept must be seen
+            return frozenset()
+        return consuming_functions(run.scopes[job.scope].flow, job.node)
+
+    def put(self, job: JobRef, value: Stored) -> None:
+        run = self._runs.get(job.call_id)
+        if run is None:  # its run has ended
+            if isinstance(value, ShmRef):
+                self._storage.free(value)
+            return
+        if isinstance(value, ShmRef):
+            run.slots.append(value)
+        self._put(run, job.scope, job.node, value)
+
+    def _put(self, run: HeldValues, scope: int, node: str, value: Stored) -> None:
+        if run.asl_run is not None:
+            self._asl_values.put(run.asl_run, scope, node, value)
+        else:
+            run.scopes[scope].results[node] = value
+
+    def put_error(self, job: JobRef, error: ErrorInfo) -> None:
+        run = self._runs.get(job.call_id)
+        if run is not None:
+            run.errors[job.scope, job.node] = error
+
+    # ------------------------------------------------------- by durable runs
+
+    def journal_value(self, call_id: str, note: JournalEntry) -> bytes | None:
+        """Value to journal with an entry: the result of a step, or the details of its failure."""
+        run = self._runs.get(call_id)
+        if run is None or note.kind == "due":
+            return None
+        if note.kind == "failed":
+            error = run.errors.get((note.scope, note.node))
+            return None if error is None else msgspec.msgpack.encode(error)
+        if run.asl_run is None:
+            stored = run.scopes[note.scope].results.get(note.node)
+        else:
+            stored = self._asl_values.journal_value(run.asl_run, note.scope)
+        return None if stored is None else bytes(self._storage.read(stored))
+
+    def set_replay_time(self, call_id: str, at_us: int) -> None:
+        """Set the clock of a durable run to the time of the entry being applied; since 1970."""
+        run = self._runs.get(call_id)
+        if run is not None and run.asl_run is not None:
+            run.asl_run.now_us = at_us
+
+    def replay_outcome(self, call_id: str, note: JournalEntry, value: bytes | None) -> None:
+        """Apply a journaled outcome, as if the step had just ended."""
+        run = self._runs[call_id]
+        if value is None:
+            return
+        if note.kind == "failed":
+            run.errors[note.scope, note.node] = msgspec.msgpack.decode(value, type=ErrorInfo)
+        elif note.scope in run.scopes:
+            self._put(run, note.scope, note.node, self._storage.store(run.slots, value))
+
+    # --------------------------------------------------------------- by the loop
+
+    def resolve(self, question: ResolveData, first_scope: int) -> DataResolved:
+        """Answer a question of the core about values; items of a map become the scopes numbered from `first_scope`."""
+        run = self._runs[question.call_id]
+        if run.asl_run is None:
+            return self._python_values.resolve(run, question, first_scope)
+        scope = run.scopes[question.scope]
+        node = scope.flow.nodes[question.node]
+        answer, made = self._asl_values.resolve(run.asl_run, question, node, first_scope)
+        run.make_scopes(scope, node, first_scope, [None] * made)
+        return answer
+
+    def node(self, question: ResolveData) -> Node:
+        return self._runs[question.call_id].scopes[question.scope].flow.nodes[question.node]
+
+    def make_item_scopes(self, question: ResolveData, blobs: Sequence[Stored], first_scope: int) -> int:
+        """Create the scopes of a map, for subclasses that answer `resolve` in another way."""
+        return self._python_values.make_item_scopes(self._runs[question.call_id], question, blobs, first_scope)
+
+    def _stored(self, run: HeldValues, value: Any) -> Stored:
+        return value.stored if isinstance(value, Encoded) else self._storage.store(run.slots, encoding.encode(value))

@@ -1,0 +1,1 @@
+"""Worker processes: one function each, its batches one at a time."""

@@ -1,0 +1,270 @@
+"""CPU worker: a process that holds one function and runs its batches, one at a time: `python -m lamina.worker.main SETUP`.
+
+It does as little as it can: take a frame, decode the arguments, run, encode the results. Everything it could get wrong
+stays inside it: a job that cannot be decoded, run or encoded fails alone, and when the process dies the gateway sees the
+socket close. It leaves when that socket ends, when it is told to, or with its parent; SIGTERM lets the batch that is
+running end first.
+
+Imports are late and few on purpose: they are part of every cold start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from lamina import encoding
+from lamina.errors import LaminaError, UnknownTarget
+from lamina.ipc.protocol import (
+    BatchDone,
+    CancelStream,
+    ErrorInfo,
+    FrameChannel,
+    ReleaseSlots,
+    ResultChunk,
+    RunBatch,
+    ShmRef,
+    StopProcess,
+    Stored,
+    WorkerLoadFailed,
+    WorkerReady,
+)
+from lamina.sdk.context import BatchContext, active_context
+from lamina.sdk.spans import InnerSpan
+from lamina.values.shm import ShmPool, ShmReader
+from lamina.worker.batch_channel import MAX_TRIES, BatchChannel, must_rerun
+from lamina.worker.cpu_affinity import WorkerAffinity
+from lamina.worker.job_codec import decode_arguments, encode_results, error_info
+from lamina.worker.otel_context import attach_trace
+from lamina.worker.output_tags import finish_tagged_output, tag_output
+
+if TYPE_CHECKING:
+    from lamina.sdk.function import Function
+    from lamina.sdk.runner import Runner
+
+_PR_SET_PDEATHSIG = 1
+
+
+class WorkerSetup(Struct, frozen=True, forbid_unknown_fields=True):
+    """Configuration of a worker, as JSON on its command line."""
+
+    app: str
+    function: str
+    device: str
+    mask: int  #: cores to load on; 0: all
+    folder: str
+    owner: str
+    pool_bytes: int
+    requested_us: int  #: when the load was asked for, on the monotonic clock
+    fd: int = -1
+    spill_bytes: int = 0  #: on disk, for results that find no room in memory
+    probe: bool = False  #: nobody knows how long it takes: look before it takes calls
+    tags_output: bool = False  #: what it prints is read, and says for whom it was
+
+
+class FunctionWorker:
+    def __init__(
+        self, setup: WorkerSetup, channel: FrameChannel, function: Function[..., Any], runner: Runner, cores: WorkerAffinity
+    ) -> None:
+        self.leaving = False
+        self._channel = channel
+        self._runner = runner
+        self._may_repeat = function.spec.idempotent
+        self._has_state = function.spec.max_batch == 1
+        self._device = setup.device
+        self._cores = cores
+        self._pool = ShmPool(setup.folder, setup.owner, setup.pool_bytes, setup.spill_bytes)
+        self._reader = ShmReader(setup.folder)
+        self._function = setup.function
+        self._spans: list[InnerSpan] = []  #: of the batch that runs
+
+    def serve(self, wake: int) -> None:
+        """Serve until the socket ends, StopProcess comes, or a signal makes `wake` readable and sets `leaving`."""
+        poller = select.poll()
+        poller.register(self._channel.fileno(), select.POLLIN)
+        poller.register(wake, select.POLLIN)
+        while not self.leaving:
+            frame = self._channel.next_buffered()
+            match frame:
+                case None:
+                    ready = dict(poller.poll())
+                    if ready.pop(wake, 0):
+                        os.read(wake, 4096)  # whatever signal it was, its handler has run
+                    if ready and not self._channel.read():
+                        return
+                case RunBatch():
+                    self.run_until_committed(frame)
+                case ReleaseSlots():
+                    self.release(frame)
+                case CancelStream():
+                    pass  # what it was for has ended
+                case StopProcess():
+                    return
+
+    def run_until_committed(self, batch: RunBatch) -> None:
+        """Run a batch, again if what it has read of the state was out of date by its end."""
+        for tries in range(1, MAX_TRIES + 1):
+            done = self.run(batch, may_repeat=self._may_repeat and tries < MAX_TRIES)
+            self._channel.send(done)
+            if not must_rerun(self._channel, done):
+                return
+            self.release(ReleaseSlots([result.slot for result in done.results if isinstance(result, ShmRef)]))
+
+    def release(self, frame: ReleaseSlots) -> None:
+        for slot in frame.retired:
+            self._pool.retire(slot)
+        for slot in (*frame.slots, *frame.retired):
+            self._pool.free(slot)
+
+    def run(self, batch: RunBatch, may_repeat: bool = False) -> BatchDone:
+        """Run a batch. All the time it takes is time on the slice: values are decoded and encoded there too."""
+        started_ns = time.perf_counter_ns()
+        units = self._cores.apply(batch.mask)
+        shared = [stored for job in batch.jobs for _, stored in job.leaves if isinstance(stored, ShmRef)]
+        line = BatchChannel(self._channel, batch, self._has_state)
+        results = self._results(batch, units, line)
+        kept = [ref for ref in shared if self._reader.is_viewed(ref)]
+        device_us = (time.perf_counter_ns() - started_ns) // 1000
+        spans = self._spans
+        if spans:
+            self._spans = []
+        return BatchDone(batch.batch_id, device_us, results, kept, line.changes(results, may_repeat), spans)
+
+    def _results(self, batch: RunBatch, units: int, line: BatchChannel) -> list[bytes | ShmRef | ErrorInfo]:
+        """Results of a batch. In a frame of its own: when it returns, nothing of ours refers to the inputs any more."""
+        outputs: list[Any] = [None] * len(batch.jobs)
+        calls: dict[int, dict[str, Any]] = {}
+        for index, job in enumerate(batch.jobs):
+            try:
+                if job.error is None:
+                    calls[index] = decode_arguments(job, self._open)
+                else:
+                    outputs[index] = job.error
+            except Exception as error:
+                outputs[index] = error
+        ends_s = min((job.deadline_us for job in batch.jobs if job.deadline_us), default=math.inf) / 1e6
+        call_ids = tuple([job.call_id for job in batch.jobs])
+        self._runner.emit = self._emit_for(batch) if batch.jobs[0].is_streaming else None
+        context = BatchContext(
+            *(units, len(calls), call_ids, self._device, 0, ends_s, line.heartbeat, line.transaction),
+            *(batch.jobs, self._spans, self._function),
+        )
+        with active_context(context), attach_trace(context):
+            for index, output in zip(calls, self._outputs(list(calls.values())), strict=True):
+                outputs[index] = output
+        return encode_results(self._pool, outputs)
+
+    def _emit_for(self, batch: RunBatch) -> Callable[[Any], bool]:
+        """Sender of stream chunks; it returns false when the client is gone. Functions that yield have one call in a batch."""
+        job_id = batch.jobs[0].job_id
+
+        def emit(piece: Any) -> bool:
+            self._channel.send(ResultChunk(batch.batch_id, job_id, encoding.encode(piece)))
+            return not self._channel.is_cancelled(job_id)
+
+        return emit
+
+    def _open(self, stored: Stored) -> Any:
+        return encoding.decode(self._reader.view(stored) if isinstance(stored, ShmRef) else stored)
+
+    def _outputs(self, calls: list[dict[str, Any]]) -> list[Any]:
+        """Run the calls. The runner finds the failing call when the user's code raises; what gets past it ends a batch of one."""
+        try:
+            outputs = self._runner.run(calls) if calls else []
+            if len(outputs) != len(calls):
+                raise LaminaError(f"{len(outputs)} results came back for {len(calls)} calls")
+            return outputs
+        except BaseException as error:  # KeyboardInterrupt too: a function may end its call, not its worker
+            if len(calls) == 1 or not self._may_repeat:
+                return [error] * len(calls)
+        return [output for call in calls for output in self._outputs([call])]
+
+
+def load(setup: WorkerSetup) -> tuple[Function[..., Any], Runner]:
+    from lamina.sdk.app_loader import load_app
+
+    function = load_app(setup.app).functions.get(setup.function)
+    if function is None:
+        raise UnknownTarget(f"no function {setup.function!r} in {setup.app}")
+    return function, function.open()
+
+
+def main(argument: str) -> int:
+    setup = msgspec.json.decode(argument, type=WorkerSetup)
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which then tells us
+    os.set_inheritable(setup.fd, False)
+    channel = FrameChannel(socket.socket(fileno=setup.fd))
+    sys.argv = [setup.app]
+    with contextlib.suppress(AttributeError):  # there may be no stdout, or one without lines
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    if setup.tags_output:
+        tag_output()
+    try:
+        return _work(setup, channel)
+    except (BrokenPipeError, ConnectionResetError):  # nobody is left to work for
+        return 0
+    finally:
+        finish_tagged_output()
+        channel.leave_open()
+
+
+def _work(setup: WorkerSetup, channel: FrameChannel) -> int:
+    cores = WorkerAffinity()
+    cores.apply(setup.mask)
+    try:
+        function, runner = load(setup)
+    except BaseException as error:
+        channel.send(WorkerLoadFailed(error_info(error.__cause__ or error)))  # the user's own, where there is one
+        return 1
+    worker = FunctionWorker(setup, channel, function, runner, cores)
+    wake = _on_sigterm(worker)
+    probes: list[tuple[int, int, int]] = []
+    if setup.probe:
+        from lamina.worker.warmup_probe import probe
+
+        probes = probe(worker, function, setup)
+    gc.freeze()  # what is loaded stays; the collector need not look at it again
+    channel.send(WorkerReady(time.monotonic_ns() // 1000 - setup.requested_us, os.getpid(), probes))
+    worker.serve(wake)
+    runner.close()
+    return 0
+
+
+def _on_sigterm(worker: FunctionWorker) -> int:
+    """Handle SIGTERM. A signal may come an instant before the process blocks, so it also wakes it: through a pipe."""
+    wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+
+    def leave(*_: object) -> None:
+        worker.leaving = True
+
+    signal.signal(signal.SIGTERM, leave)
+    return wake
+
+
+def die_with_parent() -> None:
+    """Exit with the parent process.
+
+    A worker busy with a batch would not notice the end of its socket for as long as that lasts. The kernel goes by the
+    thread that started it; that is the gateway's event loop, and they end together."""
+    import ctypes
+
+    if (prctl := getattr(ctypes.CDLL(None), "prctl", None)) is not None:  # Linux has it
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

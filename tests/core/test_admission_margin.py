@@ -1,0 +1,63 @@
+"""Admission margin: what late calls teach, and what they do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from lamina.core.scheduling.admission_margin import MAX_MARGIN, STEP, WORKFLOW_STEP, AdmissionMargin
+from lamina.core.scheduling.jobs import Job
+from lamina.core.workflow.flow import Choice, Flow, Task
+from lamina.core.workflow.runs import WorkflowRun
+from lamina.types import Call
+
+CASCADE = Flow(
+    "cascade",
+    {
+        "small": Task("small", "small", ("sure",)),
+        "sure": Choice("sure", (("large",), ()), odds=(0.3, 0.7)),
+        "large": Task("large", "large"),
+    },
+    ("small",),
+)
+
+
+def falls_at(node: str) -> int:
+    """The margin after a run failed there, of the 40 ms it had."""
+    promises, run = AdmissionMargin(), WorkflowRun(Call("c", "cascade", 0, 40_000, 40_000), CASCADE)
+    run.jobs[1] = Job(1, run, 0, node, node, 0, 40_000, 40_000)
+    promises.on_call_ended(run, in_time=False)
+    return promises.margin_us("cascade")
+
+
+@pytest.mark.parametrize(("node", "learnt"), [("small", True), ("large", False)])
+def test_only_steps_that_all_runs_come_to_widen_the_reserve(node: str, learnt: bool):
+    assert (falls_at(node) > 0) is learnt
+
+
+ONE = Flow("one", {"step": Task("step", "step")}, ("step",))
+ALLOWED_US = 40_000
+
+
+def after(*ends: bool, flow: Flow = ONE) -> int:
+    """The margin after calls that ended in time or not."""
+    promises = AdmissionMargin()
+    for in_time in ends:
+        promises.on_call_ended(WorkflowRun(Call("c", flow.name, 0, ALLOWED_US, ALLOWED_US), flow), in_time)
+    return promises.margin_us(flow.name)
+
+
+@pytest.mark.parametrize(("flow", "step"), [(ONE, STEP), (CASCADE, WORKFLOW_STEP)], ids=["one step", "several"])
+def test_each_that_is_late_widens_it_by_a_part_of_the_time_it_had(flow: Flow, step: float):
+    assert after(False, False, flow=flow) == pytest.approx(2 * step * ALLOWED_US, rel=0.02)
+
+
+def test_it_never_takes_more_than_half_of_the_time_there_is():
+    assert after(*[False] * 500) == MAX_MARGIN * ALLOWED_US
+
+
+def test_it_stays_where_as_many_are_late_as_the_goal_allows():
+    assert after(False, *[False, *[True] * 99] * 30) == pytest.approx(STEP * ALLOWED_US, rel=0.02)
+
+
+def test_where_all_are_in_time_it_goes_away():
+    assert after(False, *[True] * 100) == 0

@@ -1,0 +1,53 @@
+"""Queues of jobs, in the order their policy serves them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lamina.core.scheduling.jobs import Job, Order, Queue
+from lamina.core.workflow.flow import function_flow
+from lamina.core.workflow.runs import WorkflowRun
+from lamina.types import Call, Slo
+
+RUN = WorkflowRun(Call("c", "f", 0), function_flow("f", Slo()))
+
+
+def job(id: int, due_us: int = 0) -> Job:
+    return Job(id, RUN, 0, "f", "f", 0, due_us, due_us)
+
+
+@pytest.mark.parametrize("order", ["arrival", "due"])
+@given(st.data())
+def test_whatever_comes_and_goes_the_queue_is_sorted(order: Order, data: st.DataObject):
+    queue, model = Queue("f", order), []
+    for id in range(data.draw(st.integers(1, 30))):
+        if model and data.draw(st.booleans()):
+            count = data.draw(st.integers(1, len(model)))
+            going = model[:count] if data.draw(st.booleans()) else data.draw(st.permutations(model))[:count]
+            queue.remove_all(going)
+            model = [waiting for waiting in model if waiting not in going]
+        model.append(job(id, data.draw(st.integers(0, 5))))
+        queue.add(model[-1])
+        model.sort(key=lambda waiting: (waiting.due_us if order == "due" else 0, waiting.id))
+        assert queue.jobs() == model
+        assert queue.head() is model[0]
+        assert queue.first(3) == model[:3]
+        assert len(queue) == len(model)
+
+
+def test_a_job_that_comes_back_takes_its_old_place():
+    queue, jobs = Queue("f"), [job(1), job(2), job(3)]
+    for waiting in jobs:
+        queue.add(waiting)
+    queue.remove_all(jobs[:2])
+    queue.add(jobs[0])
+    assert queue.jobs() == [jobs[0], jobs[2]]
+
+
+def test_a_job_that_does_not_wait_cannot_be_taken():
+    queue = Queue("f")
+    queue.add(job(1))
+    with pytest.raises(AssertionError, match="job 2 is not waiting"):
+        queue.remove(job(2))

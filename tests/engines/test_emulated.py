@@ -1,0 +1,81 @@
+"""Emulated engine: batches that slow each other, on real timers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from lamina.core.actions import Action, Kill, Reply
+from lamina.core.controller import Controller
+from lamina.core.events import BatchFinished, Deployed, Event
+from lamina.drivers.realtime import Ending, RealtimeDriver
+from lamina.engines.emulated import EmulatedEngine, EmulatedValues
+from lamina.planner.interference import ColocatedBatch
+from lamina.policies import fifo
+from lamina.predict.profile import Point, Profile
+from lamina.predict.profile_table import ProfileTable
+from lamina.sim.hardware_model import HardwareModel
+from lamina.types import Call, DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits
+
+pytestmark = pytest.mark.live
+
+TWO = DeviceSpec(id="d", kind="gpu", units=2, memory_mib=1_000, limits=SliceLimits(batches_per_instance=1))
+
+
+class Twice:
+    """Beside another batch, each takes twice as long."""
+
+    def slowdown(self, function: ColocatedBatch, neighbours: Sequence[ColocatedBatch], kind: str) -> float:
+        return 2.0 if neighbours else 1.0
+
+
+async def worked_us(names: Sequence[str], kill: str = "") -> list[int]:
+    """How long batches of calls that come at once say they took: one unit and 40 ms alone, each."""
+    points = [Point(batch=1, units=1, p50_us=40_000)]
+    profiles = [Profile(function=name, device="gpu", points=points, load_us=1) for name in "ab"]
+    world = HardwareModel(ProfileTable(profiles), random.Random(1), 0.0, load_noise=0.0, interference=Twice())
+    engine, took_us = EmulatedEngine([TWO], world), list[int]()
+
+    def watch(_now_us: int, event: Event, _actions: list[Action]) -> None:
+        if isinstance(event, BatchFinished):
+            took_us.append(event.device_us)
+
+    loop = RealtimeDriver(Controller(fifo.Policy(), ProfileTable(profiles)), engine, EmulatedValues(world), watch)
+    await loop.start(
+        Deployed(tuple(FunctionSpec(name=name, gpu="must", share=0.5, scale=ScaleSpec(min=1, max=1)) for name in "ab"))
+    )
+    while not all(instance.phase == "warm" for instance in loop.controller.state.instances.values()):
+        await asyncio.sleep(0.001)
+    done, ends = asyncio.Event(), list[Ending]()
+
+    def on_end(ending: Ending) -> None:
+        ends.append(ending)
+        if len(ends) == len(names):
+            done.set()
+
+    for place, name in enumerate(names):
+        loop.submit(Call(f"{name}{place}", name, loop.now_us()), {}, on_end)
+    await asyncio.sleep(0)
+    if kill:
+        engine.perform(Kill(kill, "a test"))
+    await asyncio.wait_for(done.wait(), 60)
+    await loop.stop()
+    assert all(isinstance(ending, Reply) for ending in ends)
+    return took_us
+
+
+def test_alone_a_batch_takes_what_its_profile_says():
+    assert asyncio.run(worked_us(["a"])) == [40_000]
+
+
+def test_beside_each_other_both_take_longer_and_as_much():
+    one_us, other_us = asyncio.run(worked_us(["a", "b"]))
+    assert 40_000 < one_us <= 80_000
+    assert abs(one_us - other_us) <= 2  # who came first was alone for as long as who came last
+
+
+def test_a_batch_that_was_killed_says_nothing():
+    assert len(asyncio.run(worked_us(["a", "b"], kill="a-1"))) == 2

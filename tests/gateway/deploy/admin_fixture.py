@@ -1,0 +1,90 @@
+"""Test fixture: a server with its admin server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lamina import policies
+from lamina.access.admin_service import AdminService
+from lamina.access.records import Identity
+from lamina.bootstrap import open_local
+from lamina.gateway.bootstrap import Gateway, open_gateway
+from lamina.gateway.deploy import app_package
+from lamina.gateway.deploy.admin_server import AdminServer, DeploymentSetup, open_access, open_admin
+from lamina.store.open import open_store
+from tests.serving import Answer, Browser, read_answer, request
+
+ROOT = Identity()
+
+
+@dataclass
+class Managed:
+    gateway: Gateway
+    admin: AdminServer
+
+    async def ask(self, method: str, path: str, body: bytes = b"", token: str = "", **headers: str) -> Answer:
+        """Of the management listener."""
+        async with Browser(self.admin.port) as browser:
+            data = request(method, path, body, "application/json", **_with(token, headers))
+            browser.writer.write(data.replace(b"Host: test", b"Host: 127.0.0.1", 1))
+            return await read_answer(browser.reader)
+
+    async def call(self, path: str, value: Any = None, token: str = "", method: str = "POST", **headers: str) -> Answer:
+        """Of the listener for calls."""
+        async with Browser(self.gateway.port) as browser:
+            body = json.dumps(value).encode() if value is not None else b""
+            return await browser.ask(method, path, body, "application/json", **_with(token, headers))
+
+    async def deploy(self, app: str, source: str, token: str = "") -> Answer:
+        body = zipped({"app.py": source.encode()})
+        return await self.ask(
+            "PUT", f"/v1/apps/{app}", body, token, lamina_sha256=app_package.sha256_hex(body), lamina_entry="app.py"
+        )
+
+    async def token(self, *scopes: str, tenant: str = "", **limits: Any) -> str:
+        desk = AdminService(self.admin.access)
+        if tenant and tenant not in self.admin.access.tenants:
+            await desk.perform(ROOT, "tenant/set", {"name": tenant, **limits})
+        made = await desk.perform(ROOT, "token/create", {"name": "t", "scopes": list(scopes), "tenant": tenant})
+        token: str = made["token"]
+        return token
+
+
+def _with(token: str, headers: dict[str, str]) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}", **headers} if token else headers
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    import io
+    import zipfile
+
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return out.getvalue()
+
+
+@contextlib.asynccontextmanager
+async def managed(
+    app: Path, folder: Path, *, policy: str = "edf", gpu: str = "no", runs: bool = False, grace_s: float = 5.0, **options: Any
+) -> AsyncIterator[Managed]:
+    """Uploads and the store are kept in `folder`, so that a second server there finds what the first one left; with `runs`
+    also durable runs. At its end what runs has `grace_s`."""
+    store = open_store(str(folder / "store.db"))
+    access = await open_access(store)
+    live = open_local(str(app), policy=policies.build(policy), gpu=gpu)
+    prepared = DeploymentSetup(access, folder / "apps", str(app))
+    gateway = await open_gateway(live, port=0, access=access, prepare=prepared, store=store if runs else None, **options)
+    admin = await open_admin(gateway, prepared)
+    try:
+        yield Managed(gateway, admin)
+    finally:
+        await admin.stop()
+        await gateway.stop(grace_s)
+        await store.close()

@@ -1,0 +1,74 @@
+"""Dashboard and alert rules: every metric they name exists."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lamina import policies
+from lamina.core.actions import Reject, Reply
+from lamina.core.controller import Controller
+from lamina.gateway.observability.metrics import Metrics
+from lamina.predict.profile_table import ProfileTable
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+NAME = re.compile(r"\blamina_[a-z_]+")
+FILES = {
+    "dashboard": (DEPLOY / "grafana" / "lamina.json").read_text(),
+    "rules": (DEPLOY / "prometheus" / "lamina.rules.yml").read_text(),
+}
+
+
+def existing() -> set[str]:
+    metrics = Metrics(Controller(policies.build("edf"), ProfileTable([])))
+    names = {"lamina_runs", "lamina_store_up"}  # only there with a store: see gateway/observability/run_metrics.py
+    for family in metrics.registry.collect():
+        suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(family.type, [""])
+        names |= {family.name + suffix for suffix in suffixes}
+    return names
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_metric_it_names_exists(file: str) -> None:
+    assert set(NAME.findall(FILES[file])) <= existing()
+
+
+def test_every_metric_is_on_the_dashboard() -> None:
+    shown = set(NAME.findall(FILES["dashboard"]))
+    stems = {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in shown}
+    assert {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in existing()} <= stems
+
+
+def test_panels_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in json.loads(FILES["dashboard"])["panels"]:
+        place = panel["gridPos"]
+        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert not cells & taken
+        taken |= cells
+
+
+PROMTOOL = shutil.which("promtool")
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+@pytest.mark.parametrize("way", [("check", "rules", "lamina.rules.yml"), ("test", "rules", "lamina.tests.yml")])
+def test_rules_and_alerts_are_what_prometheus_takes_and_say_what_they_should(way: tuple[str, ...]) -> None:
+    assert PROMTOOL is not None
+    said = subprocess.run([PROMTOOL, *way], cwd=DEPLOY / "prometheus", capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stdout + said.stderr
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+def test_metrics_have_names_and_units_as_prometheus_wants_them() -> None:
+    assert PROMTOOL is not None
+    metrics = Metrics(Controller(policies.build("edf"), ProfileTable([])))
+    metrics.on_call_ended("resize", Reply("c1", 1500, late=False, cost=0.5), "acme")
+    metrics.on_call_ended("resize", Reject("c2", "deadline"), "acme")
+    said = subprocess.run([PROMTOOL, "check", "metrics"], input=metrics.exposition(), capture_output=True, check=False)
+    assert (said.returncode, said.stderr) == (0, b"")

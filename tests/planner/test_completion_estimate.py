@@ -1,0 +1,124 @@
+"""Completion estimate: when a job that arrives now would be done."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from lamina.core.events import InstanceReady, Tick
+from lamina.core.policy import Decision, LoadInstance, Start, View
+from lamina.core.scheduling.jobs import Order
+from lamina.planner.completion_estimate import estimate_us
+from lamina.types import DeviceSpec, SliceLimits
+from tests.script import GPU, Script, a_function
+
+MS = 1_000
+MANY = DeviceSpec(id="gpu0", kind="gpu", units=8, memory_mib=1_000, limits=SliceLimits(batches_per_instance=0))
+
+
+@dataclass
+class Start1:
+    """Starts as many batches of one as it is told; the rest waits."""
+
+    starts: int = 0
+    order: Order = "arrival"
+
+    def dispatch(self, view: View) -> Iterable[Decision]:
+        for function in list(view.waiting.values()):
+            for opening in view.slots(function):
+                if not self.starts or opening.behind is not None or not len(function.queue):
+                    return
+                self.starts -= 1
+                yield Start(function.queue.first(1), opening)
+
+
+def waiting(jobs: int, running: int = 0, device: DeviceSpec = GPU, **function: object) -> tuple[View, object]:
+    """A function with so many jobs in its queue and batches on its device."""
+    script = Script()
+    takes = {"f": (2 * MS, 500)}
+    script.given(a_function(**function), devices=[device], policy=Start1(running), takes=takes, loads={"f": 30 * MS})
+    script.arrives(*[f"c{i}" for i in range(jobs + running)])
+    assert len(script.running) == running
+    return script.controller.view, script.controller.state.functions["f"]
+
+
+def simulated_us(lanes_free_us: list[int], jobs: int, max_batch: int) -> int:
+    """The end of the last batch when lanes take full batches as soon as they are free."""
+    lanes = list(lanes_free_us)
+    heapq.heapify(lanes)
+    end_us = 0
+    while jobs:
+        batch = min(jobs, max_batch)
+        jobs -= batch
+        end_us = heapq.heappop(lanes) + 2 * MS + 500 * batch
+        heapq.heappush(lanes, end_us)
+    return end_us
+
+
+@given(jobs=st.integers(0, 40), count=st.integers(1, 10), max_batch=st.integers(1, 8), running=st.integers(0, 1))
+def test_on_one_slice_it_is_what_serving_the_queue_takes_within_one_batch(jobs: int, count: int, max_batch: int, running: int):
+    view, function = waiting(jobs, running, max_batch=max_batch)
+    truly_us = simulated_us([2_500 * running], jobs + count, max_batch)
+    said_us = estimate_us(view, function, count)
+    assert truly_us <= said_us <= truly_us + 500 * (max_batch - 1)
+
+
+@given(jobs=st.integers(0, 60), max_batch=st.integers(1, 8))
+def test_on_many_idle_slices_it_is_what_serving_the_queue_takes_within_one_batch(jobs: int, max_batch: int):
+    view, function = waiting(jobs, device=MANY, share=0.25, max_batch=max_batch)
+    truly_us = simulated_us([0, 0, 0, 0], jobs + 1, max_batch)
+    said_us = estimate_us(view, function)
+    assert truly_us <= said_us <= truly_us + 500 * (max_batch - 1)
+
+
+@given(jobs=st.integers(0, 40), max_batch=st.integers(1, 8), running=st.integers(0, 1))
+def test_a_longer_queue_never_ends_sooner(jobs: int, max_batch: int, running: int):
+    shorter, longer = (estimate_us(*waiting(n, running, max_batch=max_batch)) for n in (jobs, jobs + 1))
+    assert shorter <= longer
+
+
+@pytest.mark.parametrize("jobs", [0, 7, 150, 333])
+def test_a_few_of_many_places_speak_for_all(jobs: int):
+    places = [replace(GPU, id=f"g{number}") for number in range(50)]
+    script = Script().given(a_function(max_batch=2), devices=places, policy=Start1(), takes={"f": (2 * MS, 500)})
+    for number in range(1, 50):
+        script.controller._cluster.load_instance(LoadInstance("f", f"g{number}"))
+        script.tell(InstanceReady(f"f-{number + 1}"))
+    script.arrives(*[f"c{i}" for i in range(jobs)])
+    truly_us = simulated_us([0] * 50, jobs + 1, max_batch=2)
+    said_us = estimate_us(script.controller.view, script.controller.state.functions["f"])
+    assert truly_us <= said_us <= truly_us + 500
+
+
+def test_a_device_with_no_free_units_is_waited_for():
+    view, function = waiting(0, running=4, device=MANY, share=0.25)
+    assert estimate_us(view, function) == 2_500 + 2_500
+
+
+def test_an_instance_that_loads_is_waited_for_as_long_as_loads_take(script: Script):
+    script.given(a_function(), policy=Start1(), takes={"f": 5 * MS}, loads={"f": 30 * MS}, warm=False)
+    script.at(0).arrives("c1")
+    script.at(10 * MS).tell(Tick())
+    function = script.controller.state.functions["f"]
+    assert estimate_us(script.controller.view, function) == 20 * MS + 2 * 5 * MS
+
+
+def test_without_an_instance_the_load_is_on_top(script: Script):
+    script.given(a_function(), policy=Start1(), takes={"f": 5 * MS}, loads={"f": 30 * MS}, warm=False)
+    assert estimate_us(script.controller.view, script.controller.state.functions["f"]) == 35 * MS
+
+
+def test_nobody_knows_before_anything_was_measured(script: Script):
+    script.given(a_function(), policy=Start1())
+    assert estimate_us(script.controller.view, script.controller.state.functions["f"]) == 0
+
+
+def test_nobody_knows_without_a_device(script: Script):
+    script.given(a_function(), policy=Start1(), takes={"f": 5 * MS}, devices=[])
+    assert estimate_us(script.controller.view, script.controller.state.functions["f"]) == 0

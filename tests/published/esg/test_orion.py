@@ -1,0 +1,66 @@
+"""Orion: sizes for the whole call before it begins."""
+
+from __future__ import annotations
+
+from lamina.published.esg.policies import orion
+from tests.published.esg.test_esg import CHAIN, MS, TAKES, nodes
+from tests.script import Script, a_function
+
+
+def given(script: Script, units: int = 4, **options: object) -> orion.Policy:
+    policy = orion.Policy(spread=0.0, **options)  # type: ignore[arg-type]
+    functions = [a_function(name, max_batch=4) for name in "fg"]
+    script.given(*functions, flows=[CHAIN], devices=nodes(1, units), policy=policy, takes=TAKES)
+    return policy
+
+
+def sizes(script: Script) -> list[tuple[str, int]]:
+    return [(batch.function, batch.mask.bit_count()) for batch in script.batches]
+
+
+def test_what_a_step_took_does_not_change_the_size_of_the_next(script: Script):
+    given(script)
+    for turn, took_ms in enumerate((5, 45)):
+        script.at(turn * 100 * MS).arrives(f"c{turn}", target="w", within_us=60 * MS)
+        script.at((turn * 100 + took_ms) * MS).finishes()
+        script.finishes()
+    assert sizes(script)[:2] == sizes(script)[2:]
+
+
+def test_a_tighter_deadline_gets_faster_sizes(script: Script):
+    given(script)
+    script.at(0).arrives("loose", target="w", within_us=400 * MS)
+    script.at(40 * MS).finishes()
+    script.at(80 * MS).finishes()
+    script.at(100 * MS).arrives("tight", target="w", within_us=40 * MS)
+    loose, _, tight = (batch.mask.bit_count() for batch in script.batches)
+    assert loose < tight
+
+
+def test_a_search_that_is_cut_off_early_stays_at_small_sizes(script: Script):
+    given(script, rounds=1)
+    script.at(0).arrives("c", target="w", within_us=60 * MS, expires_us=900 * MS)
+    assert script.batches[0].mask.bit_count() <= 2
+
+
+def test_a_batch_that_the_queue_cannot_fill_is_a_miss(script: Script):
+    """With 400 ms the plan is to run four at once; there is one."""
+    policy = given(script)
+    script.at(0).arrives("c", target="w", within_us=400 * MS)
+    script.finishes()
+    assert {name: policy.stats[name] for name in ("planned", "missed")} == {"planned": 2, "missed": 2}
+
+
+def test_a_plan_that_could_be_followed_is_none(script: Script):
+    policy = given(script, batches=(1,))
+    script.at(0).arrives("c", target="w", within_us=400 * MS)
+    script.finishes()
+    assert policy.stats["planned"] == 2
+    assert "missed" not in policy.stats
+
+
+def test_having_to_wait_for_room_is_a_miss_too(script: Script):
+    policy = given(script, units=1, batches=(1,))
+    script.at(0).arrives("c", "d", target="w", within_us=400 * MS)
+    script.at(40 * MS).finishes()
+    assert (policy.stats["planned"], policy.stats["missed"]) == (2, 1)

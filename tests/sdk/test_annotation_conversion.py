@@ -1,0 +1,225 @@
+"""Annotation conversion: whatever way a value comes, the function gets what its annotation says."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lamina
+from lamina import encoding
+from lamina.errors import BadFlow, BadValue, LaminaError
+from lamina.testing import Runtime
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: float = 0.0
+
+
+@dataclasses.dataclass
+class Picture:
+    pixels: np.ndarray
+    corners: list[Point] = dataclasses.field(default_factory=list)
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Model:
+    """As pydantic's: it validates and dumps itself."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @classmethod
+    def model_validate(cls, value: Any) -> Model:
+        if not isinstance(value, dict):
+            raise ValueError("a model is an object")
+        return cls(value["name"])
+
+    def model_dump(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+
+app = lamina.App("typed")
+
+
+@app.function()
+def shift(point: Point, by: int = 1) -> Point:
+    return Point(point.x + by, point.y)
+
+
+@app.function(batch=4)
+def xs(point: list[Point]) -> list[int]:
+    return [one.x for one in point]
+
+
+@app.function()
+def told(value: Point | None, pair: tuple[int, int], tags: set[str], colour: Colour, day: datetime.date) -> str:
+    return f"{value} {pair} {sorted(tags)} {colour.name} {day.year}"
+
+
+@app.function()
+def mean(picture: Picture) -> float:
+    return float(picture.pixels.mean()) + len(picture.corners)
+
+
+@app.function()
+def renamed(model: Model) -> Model:
+    return Model(model.name + "!")
+
+
+@app.function()
+def loose(x: float, many: list[int]) -> str:
+    return f"{type(x).__name__} {many}"
+
+
+def over_the_wire(function: Any, **inputs: Any) -> Any:
+    """Encoded and decoded, as a server gets it."""
+    runner = function.open()
+    result = runner.run([encoding.decode(encoding.encode(inputs))])[0]
+    if isinstance(result, Exception):
+        raise result
+    return encoding.decode(encoding.encode(result))
+
+
+def test_a_dataclass_arrives_as_one():
+    assert over_the_wire(shift, point=Point(1, 2.0)) == {"x": 2, "y": 2.0}
+
+
+def test_in_process_it_may_be_the_dataclass_or_its_fields():
+    assert shift.local(Point(1)) == shift.local({"x": 1}) == Point(2)  # type: ignore[arg-type]
+
+
+def test_in_a_test_it_may_be_the_dataclass():
+    assert Runtime(app).call("shift", Point(1)) == {"x": 2, "y": 0.0}
+
+
+def test_every_request_of_a_batch_is_made():
+    assert xs.open().run([{"point": {"x": 1}}, {"point": {"x": 2}}]) == [1, 2]
+
+
+def test_what_does_not_fit_fails_alone_and_says_where():
+    good, wrong = xs.open().run([{"point": {"x": 1}}, {"point": {"x": "two"}}])
+    assert good == 1
+    assert isinstance(wrong, BadValue)
+    assert wrong.message == "point: Expected `int`, got `str` - at `$.x`"
+
+
+def test_tuples_sets_enums_and_dates_arrive_as_such():
+    given = {"value": None, "pair": (1, 2), "tags": {"b", "a"}, "colour": Colour.RED, "day": datetime.date(2026, 5, 1)}
+    assert over_the_wire(told, **given) == "None (1, 2) ['a', 'b'] RED 2026"
+
+
+def test_arrays_and_dataclasses_may_be_inside_one():
+    assert over_the_wire(mean, picture=Picture(np.ones((2, 2)), [Point(1)])) == 2.0
+    assert mean.local({"pixels": [[1, 1]], "corners": []}) == 1.0  # type: ignore[arg-type]
+
+
+def test_a_model_that_validates_itself_does():
+    assert over_the_wire(renamed, model=Model("a")) == {"name": "a!"}
+
+
+def test_what_a_model_does_not_take_is_a_bad_value():
+    with pytest.raises(LaminaError, match="model: a model is an object"):
+        over_the_wire(renamed, model=3)
+
+
+def test_plain_annotations_convert_nothing():
+    assert over_the_wire(loose, x=1, many=["abc"]) == "int ['abc']"
+
+
+def test_text_where_a_list_is_needed_is_the_callers_mistake():
+    with pytest.raises(BadValue, match="many: 'abc' is text where a list is needed"):
+        over_the_wire(loose, x=1, many="abc")
+
+
+def test_who_wraps_the_only_parameter_is_told_to_unwrap_it():
+    with pytest.raises(BadValue, match="send only what is under 'x'"):
+        over_the_wire(doubled, x={"x": 3})
+
+
+def test_nothing_is_a_mistake_unless_the_annotation_or_the_default_says_otherwise():
+    with pytest.raises(BadValue, match="x: None is nothing where a number is needed"):
+        over_the_wire(doubled, x=None)
+    assert over_the_wire(either, x=None) == over_the_wire(sloppy, x=None) == "fine"
+
+
+@pytest.mark.parametrize("value", [np.ones(2), b"raw"])
+def test_what_json_has_no_word_for_is_let_through(value: Any):
+    assert over_the_wire(loose, x=value, many=[]).endswith(" []")
+
+
+def test_either_of_two_kinds_is_taken_and_a_third_is_not():
+    assert over_the_wire(either, x="a") == over_the_wire(either, x=1) == "fine"
+    with pytest.raises(BadValue, match="text or a number is needed"):
+        over_the_wire(either, x=[])
+
+
+def test_annotations_tell_other_tools_what_is_wanted():
+    assert [param.type for param in loose.params] == ["number", "array"]
+    assert [param.type for param in (*either.params, *xs.params)] == ["", ""]
+
+
+@app.function()
+def either(x: str | int | None) -> str:
+    return "fine"
+
+
+@app.function()
+def sloppy(x: str = None) -> str:  # type: ignore[assignment]  # noqa: RUF013
+    return "fine"
+
+
+@app.function()
+def found(n: int) -> list[Point]:
+    return [Point(number) for number in range(n)]
+
+
+@app.function()
+def doubled(x: int) -> int:
+    return 2 * x
+
+
+@app.workflow()
+def traced(point: Point, n: int) -> dict[str, Any]:
+    moved = shift(point)
+    return {"first": doubled(moved.x), "given": point.y, "all": lamina.each(lambda one: doubled(one.x), found(n))}  # type: ignore[attr-defined]
+
+
+@app.workflow()
+async def awaited(point: Point) -> int:
+    moved = await shift.aio(point)
+    if moved.x > 2:
+        return await doubled.aio(moved.x)
+    return moved.x
+
+
+def test_a_workflow_asks_for_fields_as_python_does():
+    expected = {"first": 4, "given": 0.5, "all": [0, 2]}
+    assert traced(Point(1, 0.5), 2) == expected
+    assert Runtime(app).call("traced", {"x": 1, "y": 0.5}, 2) == expected
+
+
+@pytest.mark.parametrize("x", [1, 2])
+def test_a_workflow_that_awaits_asks_for_fields_too(x: int):
+    assert awaited.local(Point(x)) == Runtime(app).call("awaited", Point(x))
+
+
+def test_what_is_no_field_is_still_refused():
+    other = lamina.App("other")
+    moved = other.function(name="moved")(shift.target)
+
+    @other.workflow()
+    def wrong(point: Point) -> Any:
+        return moved(point).z  # type: ignore[attr-defined]
+
+    with pytest.raises(BadFlow, match=r"\.z of a value"):
+        _ = wrong.flow
