@@ -84,7 +84,7 @@ def test_a_plan_keeps_its_promises(kind: str):
 def test_it_never_takes_more_gpus_than_its_rivals(case: dict[str, list[list[int]]]):
     tasks = [PlanTask(*row) for row in case["tasks"]]
     fewest = {name: repaired(name).plan_fewest_gpus(tasks, ["2080ti"], 5) for name in ("gpulet", "timesharing")}
-    kinds, plan = packer().fewest(tasks, ["2080ti"], 5)
+    kinds, plan = packer().plan_fewest_gpus(tasks, ["2080ti"], 5)
     for rival_kinds, rival in fewest.values():
         if rival.schedulable:
             assert plan.schedulable
@@ -105,7 +105,7 @@ def test_it_cuts_a_gpu_into_more_than_two():
 
 def test_with_more_gpus_than_it_needs_it_leaves_some_alone():
     tasks = [PlanTask(7, 600, 108), PlanTask(9, 600, 142)]
-    assert gpus(packer().plan(tasks, ["2080ti"] * 5)) == len(packer().fewest(tasks, ["2080ti"], 5)[0])
+    assert gpus(packer().plan(tasks, ["2080ti"] * 5)) == len(packer().plan_fewest_gpus(tasks, ["2080ti"], 5)[0])
 
 
 def test_the_largest_scale_fits_and_everything_does_not():
@@ -116,7 +116,7 @@ def test_the_largest_scale_fits_and_everything_does_not():
 
 
 def test_a_model_too_slow_for_its_slo_is_told_at_once():
-    kinds, plan = packer().fewest([PlanTask(12, 10, 20)], ["2080ti"], 8)
+    kinds, plan = packer().plan_fewest_gpus([PlanTask(12, 10, 20)], ["2080ti"], 8)
     assert not plan.schedulable
     assert "densenet161 takes 36.4 ms" in plan.reason
     assert len(kinds) == 1
@@ -152,13 +152,13 @@ def test_slices_of_an_aligned_device_can_be_laid_out():
 def test_hungry_neighbours_need_more_devices_than_modest_ones():
     spec = DeviceSpec(id="m", kind="m", units=8, memory_mib=1000)
     tasks = [PlanTask(number, 800, 30) for number in range(3)]
-    found = [small(spec, dict.fromkeys("abc", part))[0].fewest(tasks, ["m"], 8) for part in (0.01, 1.0)]
+    found = [small(spec, dict.fromkeys("abc", part))[0].plan_fewest_gpus(tasks, ["m"], 8) for part in (0.01, 1.0)]
     assert [(len(kinds), plan.schedulable) for kinds, plan in found] == [(2, True), (3, True)]
 
 
 def test_memory_is_kept():
     spec = DeviceSpec(id="m", kind="m", units=8, memory_mib=250)
     packed, _ = small(spec)
-    kinds, plan = packed.fewest([PlanTask(number, 20, 100) for number in range(3)], ["m"], 4)
+    kinds, plan = packed.plan_fewest_gpus([PlanTask(number, 20, 100) for number in range(3)], ["m"], 4)
     assert plan.schedulable
     assert len(kinds) == 2  # three times 100 MiB do not fit on one

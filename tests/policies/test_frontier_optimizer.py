@@ -25,7 +25,7 @@ from lamina.policies.frontier.candidate_slots import CandidateSlot, ConfigTables
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTable
 from lamina.policies.frontier.device_choice import DeviceKinds
 from lamina.policies.frontier.optimizer import ConfigOptimizer, WaitBudget, cheapest_slot
-from lamina.policies.frontier.upcoming_slots import cheaper_upcoming_slots
+from lamina.policies.frontier.cheaper_slots import cheaper_upcoming_slots
 from lamina.policies.frontier.workflow_plans import PlanCache, StepPlan
 from lamina.types import Call, DeviceSpec, FunctionSpec, SliceLimits, Slo
 from tests.script import Known

@@ -39,7 +39,7 @@ from lamina.policies.frontier.estimate import CompletionEstimator
 from lamina.policies.frontier.load_shedding import LoadShedder
 from lamina.policies.frontier.optimizer import NOTHING, ConfigOptimizer, has_goal
 from lamina.policies.frontier.run_feasibility import RunFeasibility
-from lamina.policies.frontier.upcoming_slots import cheaper_upcoming_slots
+from lamina.policies.frontier.cheaper_slots import cheaper_upcoming_slots
 from lamina.policies.frontier.workflow_plans import PlanCache
 from lamina.types import NEVER_US, Call
 
