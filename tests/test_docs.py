@@ -19,7 +19,13 @@ from lamina.core.events import Event
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*/README.md")]
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").glob("[!d]*/*.md"),
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "examples").glob("*/README.md"),
+    ]
 )
 BLOCK = re.compile(r"^```python[ ]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -54,7 +60,7 @@ def commands() -> list[tuple[str, click.Command]]:
 
 @pytest.mark.parametrize("name", [name for name, _ in commands()])
 def test_every_command_and_option_is_documented(name: str) -> None:
-    page = (ROOT / "docs" / "cli.md").read_text()
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text()
     command = dict(commands())[name]
     assert f"lamina {name}" in page
     section = page.split(f"## `lamina {name}")[1].split("\n## ")[0]
@@ -71,24 +77,24 @@ def test_every_command_and_option_is_documented(name: str) -> None:
 def test_every_page_is_in_the_index() -> None:
     docs = ROOT / "docs"
     linked = set(re.findall(r"\]\(([^)#]+)", (docs / "README.md").read_text()))
-    pages = {str(page.relative_to(docs)) for page in (*docs.glob("*.md"), *docs.glob("decisions/*.md"))}
+    pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md")}
     assert pages - linked == {"README.md"}
 
 
 def test_every_event_and_action_is_in_the_architecture() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
     for kind in (*typing.get_args(Event), *typing.get_args(Action)):
         assert f"`{kind.__name__}`" in page, kind
 
 
 def test_every_policy_is_documented() -> None:
-    page = (ROOT / "docs" / "policies.md").read_text()
+    page = (ROOT / "docs" / "reference" / "policies.md").read_text()
     for name in plugins.names("policies"):
         assert f"`{name}`" in page
 
 
 def test_every_error_code_is_documented() -> None:
-    page = (ROOT / "docs" / "http.md").read_text()
+    page = (ROOT / "docs" / "reference" / "http.md").read_text()
     todo: list[type[errors.LaminaError]] = [errors.LaminaError]
     while todo:
         kind = todo.pop()
@@ -98,6 +104,6 @@ def test_every_error_code_is_documented() -> None:
 
 
 def test_exit_codes_are_documented() -> None:
-    page = (ROOT / "docs" / "cli.md").read_text()
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text()
     for code in ("| 0 |", "| 1 |", "| 2 |", "| 3 |", "| 4 |", "| 130 |"):
         assert code in page

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu.plots`: the pictures of docs/gpu.md, from what lies in results/gpu."""
+"""`python -m benchmarks.gpu.plots`: the pictures of docs/explanation/gpu-slices.md, from what lies in results/gpu."""
 
 from __future__ import annotations
 

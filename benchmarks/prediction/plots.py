@@ -1,4 +1,4 @@
-"""The pictures of docs/prediction.md, from what `python -m benchmarks.prediction` found."""
+"""The pictures of docs/explanation/prediction.md, from what `python -m benchmarks.prediction` found."""
 
 from __future__ import annotations
 

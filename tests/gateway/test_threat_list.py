@@ -1,6 +1,6 @@
 """Threats T3 to T6, where a figure is asked for: nothing decodes code, parsers are bounded, tensors are checked first.
 
-What each test stands for, and the figures found, are in docs/reliability.md.
+What each test stands for, and the figures found, are in docs/explanation/reliability.md.
 """
 
 from __future__ import annotations

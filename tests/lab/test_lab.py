@@ -262,7 +262,7 @@ def test_data_is_looked_for_where_the_environment_says(tmp_path: Path, monkeypat
 
 
 def test_every_option_of_every_lab_command_is_documented() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text()
     section = page.split("## `lamina lab")[1].split("\n## ")[0]
     for name, sub in command.commands.items():
         assert f"lamina lab {name}" in section

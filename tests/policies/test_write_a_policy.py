@@ -1,4 +1,4 @@
-"""`docs/write-a-policy.md` shows the file that is in `examples/policies/`, to the letter."""
+"""`docs/how-to/write-a-policy.md` shows the file that is in `examples/policies/`, to the letter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHOWN = ROOT / "examples/policies/shortest.py"
 
 
 def test_the_page_shows_the_file():
-    page = (ROOT / "docs/write-a-policy.md").read_text()
+    page = (ROOT / "docs/how-to/write-a-policy.md").read_text()
     [first, *_] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert first == SHOWN.read_text()
 

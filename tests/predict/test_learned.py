@@ -61,7 +61,7 @@ def test_nine_in_ten_measurements_lie_in_the_interval():
         truth = np.array([[measured()[name][batch, units] for units in grid.units] for batch in grid.batches])
         inside.append(((grid.low <= truth) & (truth <= grid.high)).mean())
         wide.append(np.log(grid.high / grid.low).mean() / 2)
-    assert np.mean(inside) >= 0.8  # of six functions; over all of them see docs/prediction.md
+    assert np.mean(inside) >= 0.8  # of six functions; over all of them see docs/explanation/prediction.md
     assert np.mean(wide) <= 0.3  # not by being so wide that nothing can be outside
 
 

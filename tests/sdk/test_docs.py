@@ -11,7 +11,7 @@ import pytest
 
 import lamina
 
-PAGE = Path(__file__).parents[2] / "docs" / "sdk.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "sdk.md"
 BLOCK = re.compile(r"^```python([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

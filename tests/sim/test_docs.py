@@ -1,4 +1,4 @@
-"""What `docs/scenarios.md` says about scenario files is complete and true."""
+"""What `docs/reference/scenarios.md` says about scenario files is complete and true."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lamina.sim.scenario import parse
 
 from .conftest import ROOT, SCENARIOS
 
-TEXT = (ROOT / "docs/scenarios.md").read_text()
+TEXT = (ROOT / "docs/reference/scenarios.md").read_text()
 KEYS = {
     *scenario._ABOUT,
     *scenario_devices._KEYS,

@@ -30,7 +30,7 @@ def build(name: str, options: dict[str, Any] | None = None, complain: OptionErro
     """`lamina.policies.<name>.Policy(**options)`, each option checked against its field. Times may be "5ms"."""
     kind = getattr(plugins.load("policies", name), "Policy", None)
     if kind is None:
-        raise BadValue(f"no policy in {name}", hint="it is a class called Policy; docs/write-a-policy.md has a small one")
+        raise BadValue(f"no policy in {name}", hint="it is a class called Policy; docs/how-to/write-a-policy.md has a small one")
     known = options_of(kind)
     try:
         hints = typing.get_type_hints(kind)

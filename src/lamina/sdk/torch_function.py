@@ -43,7 +43,9 @@ def read_safetensors(path: Path) -> tuple[ModelFileSignature, Callable[[], Any]]
         config = msgspec.json.decode(file.read_bytes(), type=SafetensorsConfig)
     except (OSError, msgspec.MsgspecError) as error:
         said = error.strerror if isinstance(error, OSError) else error
-        raise BadValue(f"{file}: {said}", hint="name module, inputs and outputs there: docs/open-inference.md") from None
+        raise BadValue(
+            f"{file}: {said}", hint="name module, inputs and outputs there: docs/reference/open-inference.md"
+        ) from None
     tensors = (*config.inputs.values(), *config.outputs.values())
     batched = all(shape and shape[0] == -1 for _, shape in tensors) and bool(config.inputs)
     ports = [

@@ -1,7 +1,7 @@
 """Simulation scenario: devices, functions, workflows, workloads and a policy, as one frozen value; and its TOML form.
 
 The value can be built in code as well (experiments do, with `msgspec.structs.replace`); `read` is for people. Every
-field of the file and what it means: `docs/scenarios.md`.
+field of the file and what it means: `docs/reference/scenarios.md`.
 """
 
 from __future__ import annotations

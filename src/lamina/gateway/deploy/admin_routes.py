@@ -93,7 +93,9 @@ class AdminRoutes:
             case _:
                 self._identify(request, "read")
                 where = f"{request.method} {request.path[:80].decode('latin-1')}"
-                raise NotFound(f"nothing at {where!r}", hint="docs/access.md and docs/deploy.md list what there is")
+                raise NotFound(
+                    f"nothing at {where!r}", hint="docs/how-to/authentication.md and docs/how-to/deploy.md list what there is"
+                )
 
     def _identify(self, request: HttpRequest, scope: Scope) -> Identity:
         caller = self._auth.authorize(request, scope)
@@ -158,7 +160,9 @@ def _body(request: HttpRequest) -> Given:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise BadValue("body: not JSON", hint="send one JSON object, in UTF-8") from None
     if not isinstance(given, dict):
-        raise BadValue(f"body: {type(given).__name__} given where an object is needed", hint="docs/access.md lists the fields")
+        raise BadValue(
+            f"body: {type(given).__name__} given where an object is needed", hint="docs/how-to/authentication.md lists the fields"
+        )
     return given
 
 
