@@ -125,7 +125,7 @@ def start_f(view: View) -> Decision:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"after": None}, "all the batches it may run at once"),
+        ({"behind": None}, "all the batches it may run at once"),
         ({"mask": 0b1100}, "is not what batch 1 leaves behind"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -207,3 +208,20 @@ def without_passes(net: Flow, names: list[str]) -> list[str]:
 def test_a_run_starts_every_node_as_often_as_its_tokens_say_in_whatever_order_things_end(net: Flow, seed: int):
     expected = Model(net, random.Random(seed)).done
     assert sorted(run_all(net, random.Random(seed + 1))) == without_passes(net, expected)
+
+
+def test_a_flow_is_written_with_the_names_it_always_had():
+    """Durable runs keep the flow they began with: a renamed field must not change what is on disk."""
+    task = Task("a", "f", tokens_needed=2, resolves_data=True, potential_next=("b",))
+    fields = msgspec.to_builtins(task)
+    assert (fields["type"], fields["needs"], fields["asks"], fields["may"]) == ("Task", 2, True, ("b",))
+    old = {
+        "type": "Each",
+        "name": "e",
+        "body": {"name": "i", "nodes": {}, "start": []},
+        "expect": 2.0,
+        "at_once": 3,
+        "tolerate": 1,
+    }
+    each = msgspec.convert(old, Each)
+    assert (each.expected_items, each.max_concurrency, each.tolerated_failures) == (2.0, 3, 1)

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from msgspec import Struct
 
 from lamina.core.actions import Reject
-from lamina.core.lifecycle import InstancePhase
 from lamina.core.scheduling.bandwidth import BandwidthRule, bandwidth_rule
 from lamina.core.scheduling.jobs import Job, Order
+from lamina.core.scheduling.slots import Slot as Slot
+from lamina.core.scheduling.slots import next_slot_us, reserved_units, slots
 from lamina.types import NEVER_US, Call, FunctionSpec
 
 if TYPE_CHECKING:
@@ -115,21 +116,6 @@ class ReturnDevice(Struct, frozen=True):
 
 
 Decision = Start | Drop | Defer | RecheckAt | LoadInstance | UnloadInstance | ResizeInstance | RequestDevice | ReturnDevice
-
-
-class Slot(Struct, frozen=True):
-    """A slot: where one more batch of a function could run, now or booked behind a running batch."""
-
-    instance: Instance
-    device: Device
-    mask: int
-    behind: Batch | None
-    at_us: int  #: when it would start
-    cores: int = 0  #: of the host, where they are counted
-
-    @property
-    def units(self) -> int:
-        return self.mask.bit_count()
 
 
 class Predictor(Protocol):
@@ -287,36 +273,8 @@ class View:
         )
 
     def slots(self, function: FunctionState, units: int = 0, cores: int = 0) -> Iterator[Slot]:
-        """Slots for one more batch, soonest kinds first: idle slices, then one booking behind each running batch.
-
-        An instance that may run several batches is asked again after each start, until its device is full. Nothing is
-        offered while the quota of the function, or of the instance, is in debt, nor what the bandwidth rule forbids. 0 stands for
-        the function's own wish.
-        """
-        now_us = self.now_us
-        if function.bucket and function.bucket.ready_at_us(now_us) > now_us:
-            return
-        crowded: list[tuple[Instance, Device, int, int]] = []
-        for instance in list(function.instances.values()):
-            if instance.bucket and instance.bucket.ready_at_us(now_us) > now_us:
-                continue
-            device = self._state.devices[instance.device]
-            wish = units or instance.units
-            hands = (cores or function.spec.cores_on(device.spec)) if device.spec.cores else 0
-            while instance.phase is InstancePhase.WARM:
-                mask = 0
-                if instance.has_capacity(function.batches_at_once(device)) and hands <= device.cores_free:
-                    mask = device.find_slice(instance.id, wish, self.reserved_units(instance, device) if device.homes else 0)
-                if not mask or (self.bandwidth is not None and mask.bit_count() > self.max_units_by_bandwidth(function, device)):
-                    crowded.append((instance, device, wish, hands))
-                    break
-                yield Slot(instance, device, mask, None, now_us, hands)
-                if not mask & device.busy:
-                    break  # not taken, so nothing else here would be
-        for instance, device, wish, hands in crowded:
-            behind = self._upcoming_slot(instance, device, wish, hands)
-            if behind is not None:
-                yield Slot(instance, device, behind.mask, behind, max(now_us, behind.expected_end_us), hands)
+        """Slots for one more batch, soonest kinds first: see `scheduling/slots.py`."""
+        return slots(self, function, units, cores)
 
     def max_units_by_bandwidth(self, function: FunctionState, device: Device, after: Batch | None = None) -> int:
         """The largest slice within the bandwidth limit for one more batch; with `after`, once that one has ended."""
@@ -333,52 +291,8 @@ class View:
 
     def next_slot_us(self, function: FunctionState) -> int:
         """When a function without a slot may have one again: a quota refills by itself, all else takes an event."""
-        ready_us = function.bucket.ready_at_us(self.now_us) if function.bucket else 0
-        if ready_us <= self.now_us:
-            debts = [i.bucket.ready_at_us(self.now_us) for i in function.instances.values() if i.bucket]
-            ready_us = min((debt_us for debt_us in debts if debt_us > self.now_us), default=0)
-        if ready_us <= self.now_us and self.booking_horizon_us < NEVER_US:
-            hosts = {instance.device for instance in function.instances.values()}
-            ends = [batch.expected_end_us for batch in self._state.batches.values() if batch.device.spec.id in hosts]
-            soon_us = self.now_us + self.booking_horizon_us
-            ready_us = min((end_us for end_us in ends if end_us > soon_us), default=0) - self.booking_horizon_us
-        return ready_us if ready_us > self.now_us else NEVER_US
+        return next_slot_us(self, function)
 
     def reserved_units(self, instance: Instance, device: Device) -> int:
         """Units reserved for others: not lent at all, or wanted by their owner at this moment."""
-        kept = 0
-        own = device.homes.get(instance.id, 0)
-        for owner, mask in device.homes.items():
-            if mask != own and (owner not in device.lent or self._wants_home(owner, device)):
-                kept |= mask
-        return kept
-
-    def _wants_home(self, owner: str, device: Device) -> bool:
-        instance = self._state.instances[owner]
-        function = self._state.functions[instance.function]
-        able = instance.phase is InstancePhase.WARM and instance.has_capacity(function.batches_at_once(device))
-        buckets = (function.bucket, instance.bucket)
-        return able and len(function.queue) > 0 and not any(bucket and bucket.level(self.now_us) <= 0 for bucket in buckets)
-
-    def _upcoming_slot(self, instance: Instance, device: Device, units: int, cores: int) -> Batch | None:
-        """The running batch whose slice it could inherit soonest. A home is lent for one batch, so not for the next."""
-        limits = device.spec.limits
-        function = self._state.functions[instance.function]
-        if instance.has_capacity(function.batches_at_once(device)):
-            candidates: Iterable[Batch] = [self._state.batches[batch_id] for batch_id in device.running]
-        elif len(instance.batches) > instance.running:
-            return None  # one booked batch per instance is enough to keep it busy
-        else:
-            candidates = instance.batches.values()
-        foreign = device.homes_of_others(instance.id)
-        best: Batch | None = None
-        for batch in candidates:
-            fits = batch.follower is None and batch.mask.bit_count() >= units and not batch.mask & foreign
-            fits = fits and batch.cores >= cores and batch.expected_end_us - self.now_us <= self.booking_horizon_us
-            if not limits.per_batch:
-                fits = fits and batch.mask == device.homes.get(instance.id)
-            if self.bandwidth is not None:
-                fits = fits and batch.mask.bit_count() <= self.max_units_by_bandwidth(function, device, batch)
-            if fits and (best is None or batch.expected_end_us < best.expected_end_us):
-                best = batch
-        return best
+        return reserved_units(self, instance, device)

@@ -22,8 +22,20 @@ from msgspec import Struct
 from lamina.core.workflow.error_policy import ErrorPolicy
 from lamina.types import Slo
 
+ON_DISK = {
+    "tokens_needed": "needs",
+    "error_policy": "guard",
+    "resolves_data": "asks",
+    "potential_next": "may",
+    "expected_items": "expect",
+    "max_concurrency": "at_once",
+    "tolerated_failures": "tolerate",
+    "tolerated_failure_share": "tolerate_part",
+}
+"""Names of fields as written: a durable run keeps the flow it began with, and finds it again after an upgrade."""
 
-class Task(Struct, frozen=True, tag=True):
+
+class Task(Struct, frozen=True, tag=True, rename=ON_DISK):
     """One call of a function."""
 
     name: str
@@ -36,7 +48,7 @@ class Task(Struct, frozen=True, tag=True):
     potential_next: tuple[str, ...] = ()  #: where else its result may send the token
 
 
-class Each(Struct, frozen=True, tag=True):
+class Each(Struct, frozen=True, tag=True, rename=ON_DISK):
     """Map over items: its body once per item; done when all are. `expected_items` is the usual number, for planning.
 
     At most `max_concurrency` items are under way (0: no limit). It fails as soon as more items have than
@@ -63,7 +75,7 @@ class Each(Struct, frozen=True, tag=True):
         return min(limits, default=0)
 
 
-class Parallel(Struct, frozen=True, tag=True):
+class Parallel(Struct, frozen=True, tag=True, rename=ON_DISK):
     """Several flows side by side; done when all are, or `wait_for` of them, and then the rest is cancelled."""
 
     name: str
@@ -76,7 +88,7 @@ class Parallel(Struct, frozen=True, tag=True):
     resolves_data: bool = False
 
 
-class Choice(Struct, frozen=True, tag=True):
+class Choice(Struct, frozen=True, tag=True, rename=ON_DISK):
     """Tokens go to the nodes of one branch. `odds` are the usual rates of the branches, for planning."""
 
     name: str
@@ -90,7 +102,7 @@ class Choice(Struct, frozen=True, tag=True):
         return tuple(name for branch in self.branches for name in branch)
 
 
-class Pass(Struct, frozen=True, tag=True):
+class Pass(Struct, frozen=True, tag=True, rename=ON_DISK):
     """No work: joins, merges, and values made of other values."""
 
     name: str
@@ -100,7 +112,7 @@ class Pass(Struct, frozen=True, tag=True):
     resolves_data: bool = False
 
 
-class Wait(Struct, frozen=True, tag=True):
+class Wait(Struct, frozen=True, tag=True, rename=ON_DISK):
     """A pause. If it `resolves_data`, the answer is the time, and `duration_us` what to plan with."""
 
     name: str
@@ -111,7 +123,7 @@ class Wait(Struct, frozen=True, tag=True):
     resolves_data: bool = False
 
 
-class Succeed(Struct, frozen=True, tag=True):
+class Succeed(Struct, frozen=True, tag=True, rename=ON_DISK):
     """Successful end of the flow it is in; whatever else goes on in it is cancelled."""
 
     name: str
@@ -124,7 +136,7 @@ class Succeed(Struct, frozen=True, tag=True):
         return ()
 
 
-class Fail(Struct, frozen=True, tag=True):
+class Fail(Struct, frozen=True, tag=True, rename=ON_DISK):
     """Failure of the flow it is in. If it `resolves_data`, the answer is the name of the error."""
 
     name: str

@@ -1,0 +1,183 @@
+"""Slots: where one more batch of a function could run, now or behind a running batch. The only finder of them.
+
+Every rule about where a batch may go is here: homes (reserved slices) and when they are lent, token buckets of functions and
+instances, cores of the host, how many batches an instance may run, the bandwidth limit, and one follower per running batch.
+
+`free_slots` and `upcoming_slots` say which *units* are open to each instance; the policy chooses how many of them it wants.
+`slots` chooses for policies that take what the function asks for, and offers concrete slots one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from lamina.core.lifecycle import InstancePhase
+from lamina.types import NEVER_US
+
+if TYPE_CHECKING:
+    from lamina.core.policy import View
+    from lamina.core.scheduling.leases import Device
+    from lamina.core.scheduling.state import Batch, FunctionState, Instance
+
+
+class Slot(Struct, frozen=True):
+    """A slot: where one more batch of a function could run, now or booked behind a running batch."""
+
+    instance: Instance
+    device: Device
+    mask: int
+    behind: Batch | None
+    at_us: int  #: when it would start
+    cores: int = 0  #: of the host, where they are counted
+
+    @property
+    def units(self) -> int:
+        return self.mask.bit_count()
+
+
+FreeUnits = tuple["Instance", "Device", int, int, bool]
+"""Of one instance: the instance, its device, units open to it (a mask), free cores, and whether the units are its home."""
+
+UpcomingUnits = tuple["Instance", "Device", int, int, bool, int, "Batch"]
+"""Likewise once a running batch has ended: with the time of that, and the batch."""
+
+
+def free_slots(view: View, function: FunctionState) -> Iterator[FreeUnits]:
+    """Units open now, one entry per instance that could take a batch at once. An idle home comes alone, and as a whole.
+
+    The bandwidth limit is left to the caller, who knows how many units it wants: `view.max_units_by_bandwidth`.
+    """
+    now_us = view.now_us
+    if function.bucket and function.bucket.ready_at_us(now_us) > now_us:
+        return
+    devices = view.devices
+    for instance in function.instances.values():
+        if instance.phase is not InstancePhase.WARM or (instance.bucket and instance.bucket.ready_at_us(now_us) > now_us):
+            continue
+        device = devices[instance.device]
+        spec = device.spec
+        if device.busy == device.all_units:
+            continue
+        cores = device.cores_free if spec.cores else 0
+        if (spec.cores and not cores) or not instance.has_capacity(function.batches_at_once(device)):
+            continue
+        home = device.homes.get(instance.id, 0) if device.homes else 0
+        if home and not home & device.busy:
+            yield instance, device, home, cores, True
+        elif spec.limits.per_batch:
+            free = device.all_units & ~device.busy
+            if device.homes:
+                free &= ~reserved_units(view, instance, device)
+            if free:
+                yield instance, device, free, cores, False
+
+
+def upcoming_slots(view: View, function: FunctionState, before_us: int) -> Iterator[UpcomingUnits]:
+    """Units that running batches which end by `before_us` leave behind. A home is lent for one batch, so not for the next."""
+    now_us = view.now_us
+    for instance in function.instances.values():
+        if instance.phase is not InstancePhase.WARM:
+            continue
+        device = view.devices[instance.device]
+        per_batch = device.spec.limits.per_batch
+        home = device.homes.get(instance.id, 0)
+        for batch in _predecessors(view, function, instance, device):
+            at_us = max(now_us, batch.expected_end_us)
+            if at_us <= before_us and (batch.mask == home or per_batch):
+                yield instance, device, batch.mask, batch.cores, batch.mask == home, at_us, batch
+
+
+def slots(view: View, function: FunctionState, units: int = 0, cores: int = 0) -> Iterator[Slot]:
+    """Slots for one more batch, soonest kinds first: idle slices, then one booking behind each running batch.
+
+    An instance that may run several batches is asked again after each start, until its device is full. Nothing is offered while
+    the quota of the function, or of the instance, is in debt, nor what the bandwidth limit forbids. 0 stands for what the
+    function asks for.
+    """
+    now_us = view.now_us
+    if function.bucket and function.bucket.ready_at_us(now_us) > now_us:
+        return
+    crowded: list[tuple[Instance, Device, int, int]] = []
+    for instance in list(function.instances.values()):
+        if instance.bucket and instance.bucket.ready_at_us(now_us) > now_us:
+            continue
+        device = view.devices[instance.device]
+        wanted = units or instance.units
+        wanted_cores = (cores or function.spec.cores_on(device.spec)) if device.spec.cores else 0
+        while instance.phase is InstancePhase.WARM:
+            mask = 0
+            if instance.has_capacity(function.batches_at_once(device)) and wanted_cores <= device.cores_free:
+                mask = device.find_slice(instance.id, wanted, reserved_units(view, instance, device) if device.homes else 0)
+            if not mask or (view.bandwidth is not None and mask.bit_count() > view.max_units_by_bandwidth(function, device)):
+                crowded.append((instance, device, wanted, wanted_cores))
+                break
+            yield Slot(instance, device, mask, None, now_us, wanted_cores)
+            if not mask & device.busy:
+                break  # not taken, so nothing else here would be
+    for instance, device, wanted, wanted_cores in crowded:
+        behind = _soonest(view, function, instance, device, wanted, wanted_cores)
+        if behind is not None:
+            yield Slot(instance, device, behind.mask, behind, max(now_us, behind.expected_end_us), wanted_cores)
+
+
+def next_slot_us(view: View, function: FunctionState) -> int:
+    """When a function without a slot may have one again: a quota refills by itself, all else takes an event."""
+    now_us, horizon_us = view.now_us, view.booking_horizon_us
+    ready_us = function.bucket.ready_at_us(now_us) if function.bucket else 0
+    if ready_us <= now_us:
+        debts = [i.bucket.ready_at_us(now_us) for i in function.instances.values() if i.bucket]
+        ready_us = min((debt_us for debt_us in debts if debt_us > now_us), default=0)
+    if ready_us <= now_us and horizon_us < NEVER_US:
+        hosts = {instance.device for instance in function.instances.values()}
+        ends = [batch.expected_end_us for batch in view.batches.values() if batch.device.spec.id in hosts]
+        ready_us = min((end_us for end_us in ends if end_us > now_us + horizon_us), default=0) - horizon_us
+    return ready_us if ready_us > now_us else NEVER_US
+
+
+def reserved_units(view: View, instance: Instance, device: Device) -> int:
+    """Units reserved for others: not lent at all, or wanted by their owner at this moment."""
+    reserved = 0
+    own = device.homes.get(instance.id, 0)
+    for owner, mask in device.homes.items():
+        if mask != own and (owner not in device.lent or _wants_home(view, owner, device)):
+            reserved |= mask
+    return reserved
+
+
+def _wants_home(view: View, owner: str, device: Device) -> bool:
+    instance = view.instances[owner]
+    function = view.functions[instance.function]
+    able = instance.phase is InstancePhase.WARM and instance.has_capacity(function.batches_at_once(device))
+    buckets = (function.bucket, instance.bucket)
+    return able and len(function.queue) > 0 and not any(bucket and bucket.level(view.now_us) <= 0 for bucket in buckets)
+
+
+def _predecessors(view: View, function: FunctionState, instance: Instance, device: Device) -> Iterator[Batch]:
+    """Running batches that this instance may book behind: without a follower, and not on the home of another."""
+    if instance.has_capacity(function.batches_at_once(device)):
+        candidates: Iterable[Batch] = [view.batches[batch_id] for batch_id in device.running]
+    elif len(instance.batches) > instance.running:
+        return  # one booked batch per instance is enough to keep it busy
+    else:
+        candidates = list(instance.batches.values())
+    foreign = device.homes_of_others(instance.id) if device.homes else 0
+    for batch in candidates:
+        if batch.follower is None and not batch.mask & foreign:
+            yield batch
+
+
+def _soonest(view: View, function: FunctionState, instance: Instance, device: Device, units: int, cores: int) -> Batch | None:
+    """The running batch whose slice it could inherit soonest."""
+    per_batch, home = device.spec.limits.per_batch, device.homes.get(instance.id)
+    best: Batch | None = None
+    for batch in _predecessors(view, function, instance, device):
+        fits = batch.mask.bit_count() >= units and batch.cores >= cores
+        fits = fits and batch.expected_end_us - view.now_us <= view.booking_horizon_us and (per_batch or batch.mask == home)
+        if view.bandwidth is not None:
+            fits = fits and batch.mask.bit_count() <= view.max_units_by_bandwidth(function, device, batch)
+        if fits and (best is None or batch.expected_end_us < best.expected_end_us):
+            best = batch
+    return best
