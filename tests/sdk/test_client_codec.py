@@ -8,7 +8,7 @@ import pytest
 
 from lamina import encoding, errors
 from lamina.errors import BadValue, FunctionFailed, LaminaError, Refused
-from lamina.sdk.client_codec import VALUE, CallResult, ClientResponse, call_request, result_of, server_at
+from lamina.sdk.client_codec import VALUE, CallOptions, CallResult, ClientResponse, call_request, result_of, server_at
 
 SERVER = server_at("http://localhost:8700/base/", "secret")
 
@@ -18,7 +18,7 @@ def problem(status: int, headers: dict[str, str] | None = None, **fields: Any) -
 
 
 def test_a_call_goes_to_its_target_with_named_inputs_and_options():
-    request = call_request(SERVER, "functions", "mlp", {"x": 1}, "50ms", 2, 0.5)
+    request = call_request(SERVER, "functions", "mlp", {"x": 1}, CallOptions("50ms", 2, 0.5))
     assert (request.method, request.path) == ("POST", "/base/v1/functions/mlp")
     assert encoding.decode(request.body) == {"x": 1}
     assert request.headers == {
@@ -33,7 +33,7 @@ def test_a_call_goes_to_its_target_with_named_inputs_and_options():
 
 
 def test_a_name_cannot_break_out_of_the_path():
-    assert call_request(SERVER, "functions", "../x y\r\n", {}).path == "/base/v1/functions/..%2Fx%20y%0D%0A"
+    assert call_request(SERVER, "functions", "../x y\r\n", {}, CallOptions()).path == "/base/v1/functions/..%2Fx%20y%0D%0A"
 
 
 @pytest.mark.parametrize("url", ["localhost:8700", "ftp://host", "http://", "http://host:port", "http://h/?q=1", ""])
@@ -49,12 +49,12 @@ def test_a_token_with_a_line_break_is_refused():
 
 def test_inputs_must_have_names():
     with pytest.raises(BadValue, match="int given where a dict is needed"):
-        call_request(SERVER, "functions", "f", 3)  # type: ignore[arg-type]
+        call_request(SERVER, "functions", "f", 3, CallOptions())  # type: ignore[arg-type]
 
 
 def test_a_deadline_needs_its_unit():
     with pytest.raises(BadValue, match=r"^deadline: "):
-        call_request(SERVER, "functions", "f", {}, "50")
+        call_request(SERVER, "functions", "f", {}, CallOptions("50"))
 
 
 def test_an_answer_tells_how_it_came_about():

@@ -32,7 +32,7 @@ def command() -> None:
 @_json
 def ls(target: str, state: str, limit: int, url: str, as_json: bool) -> int:
     """List runs, the newest first."""
-    from lamina.sdk.run_handles import run_request
+    from lamina.sdk.client_codec import run_request
 
     with _client(url) as client:
         page = client.ask(run_request(client.server, "", "", query={"target": target, "state": state, "limit": limit}))
@@ -130,7 +130,7 @@ def _client(url: str) -> Any:
 
 
 def _both(client: Any, run_id: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    from lamina.sdk.run_handles import run_request
+    from lamina.sdk.client_codec import run_request
 
     return client.ask(run_request(client.server, run_id, "")), client.run(run_id).history()
 

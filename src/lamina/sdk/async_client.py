@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, TypeVar
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar, cast
 
-from lamina.errors import LaminaError
-from lamina.sdk import client_codec
-from lamina.sdk.async_connection_pool import AsyncConnectionPool
+from lamina.errors import LaminaError, Unreachable
 from lamina.sdk.binding import NOTHING
-from lamina.sdk.client_codec import CallResult, ClientRequest, ClientResponse
-from lamina.sdk.client_protocol import ClientProtocol, Exchange, resume
+from lamina.sdk.client_codec import (
+    CallOptions,
+    CallResult,
+    ClientRequest,
+    ClientResponse,
+    ServerAddress,
+    broken_off,
+    connect_error,
+    no_response,
+    server_at,
+    timed_out,
+)
+from lamina.sdk.client_protocol import ClientProtocol, Exchange, ResponseReader, RunStatus, checked_run_id, resume, value_of
 from lamina.sdk.resources import checked_int
-from lamina.sdk.run_handles import AsyncRunHandle, RunStatus, longest_poll_ms, run_request, status_of
-from lamina.sdk.stream_codec import ACCEPT_STREAM
+from lamina.sdk.stream_codec import StreamDecoder
+from lamina.units import parse_us
 
 T = TypeVar("T")
 
@@ -24,11 +35,9 @@ class AsyncClient:
     def __init__(
         self, url: str | None = None, *, token: str | None = None, timeout: str = "60s", max_connections: int = 256
     ) -> None:
-        self.server = client_codec.server_at(url, token)
-        most = checked_int(max_connections, "max_connections", 1)
-        self._connections = AsyncConnectionPool(self.server, timeout, most)
-        self.poll_ms = longest_poll_ms(timeout)
-        self._protocol = ClientProtocol(self.server)
+        self.server = server_at(url, token)
+        self._protocol = ClientProtocol(self.server, timeout)
+        self._connections = AsyncConnectionPool(self.server, timeout, checked_int(max_connections, "max_connections", 1))
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -52,10 +61,11 @@ class AsyncClient:
         kind: str = "",
     ) -> Any:
         """The result of a function or workflow for named inputs. Without `kind`, either is looked for."""
-        answer = await self._answer(name, inputs, deadline, priority, cost_limit, kind)
-        if isinstance(answer, LaminaError):
-            raise answer
-        return answer.value
+        options = CallOptions(deadline, priority, cost_limit, kind)
+        result = await self._outcome(self._protocol.call(name, inputs, options))
+        if isinstance(result, LaminaError):
+            raise result
+        return result.value
 
     async def call_detailed(
         self,
@@ -68,24 +78,11 @@ class AsyncClient:
         kind: str = "",
     ) -> CallResult:
         """As `call`, with latency, batch, slice and cost of the call."""
-        answer = await self._answer(name, inputs, deadline, priority, cost_limit, kind)
-        if isinstance(answer, LaminaError):
-            raise answer
-        return answer
-
-    async def _answer(
-        self,
-        name: str,
-        inputs: Mapping[str, Any] | None,
-        deadline: str | None,
-        priority: int,
-        cost_limit: float,
-        kind: str,
-    ) -> CallResult | LaminaError:
-        try:
-            return await self._drive(self._protocol.call(name, inputs, deadline, priority, cost_limit, kind))
-        except LaminaError as error:
-            return error.with_traceback(None)
+        options = CallOptions(deadline, priority, cost_limit, kind)
+        result = await self._outcome(self._protocol.call(name, inputs, options))
+        if isinstance(result, LaminaError):
+            raise result
+        return result
 
     async def stream(
         self,
@@ -99,22 +96,24 @@ class AsyncClient:
     ) -> AsyncIterator[Any]:
         """What a function yields, item by item as it comes; of anything else the result is the only item. The request is sent
         when the first item is asked for. Closing the iterator cancels the call: the function is closed at its next `yield`."""
-        talk = self._protocol.call(name, inputs, deadline, priority, cost_limit, kind, more=ACCEPT_STREAM)
-        request = next(talk)
-        while True:
-            async with self._connections.stream(request) as (response, pieces):
-                answer = resume(talk, response)
-                if isinstance(answer, LaminaError):
-                    raise answer
-                if isinstance(answer, ClientRequest):
-                    request = answer
-                    continue
-                if pieces is None:
-                    yield answer.value
-                    return
-                async for piece in pieces:
-                    yield piece
-                return
+        exchange = self._protocol.call(name, inputs, CallOptions(deadline, priority, cost_limit, kind), stream=True)
+        step = resume(exchange, None)
+        while isinstance(step, ClientRequest):
+            async with self._connections.stream(step) as (response, items):
+                step = resume(exchange, response)
+                if isinstance(step, CallResult) and items is None:
+                    yield step.value
+                elif isinstance(step, CallResult) and items is not None:
+                    async for item in items:
+                        yield item
+        if isinstance(step, LaminaError):
+            raise step
+
+    async def bind(self, name: str, body: Any = NOTHING) -> dict[str, Any]:
+        """Named inputs for a JSON body, by asking the server which parameters `name` has."""
+        return await self.drive(self._protocol.bind(name, body))
+
+    # ------------------------------------------------------------------- runs
 
     async def start(
         self,
@@ -128,61 +127,271 @@ class AsyncClient:
         idempotency_key: str = "",
     ) -> AsyncRunHandle:
         """Start a durable run: it survives this process, and the server's. The same key starts the same run once."""
-        id = await self._drive(self._protocol.start(name, inputs, deadline, priority, cost_limit, kind, idempotency_key))
-        if isinstance(id, LaminaError):
-            raise id
-        return AsyncRunHandle(self, id)
+        options = CallOptions(deadline, priority, cost_limit, kind)
+        return self.run(await self.drive(self._protocol.start(name, inputs, options, idempotency_key)))
 
     def run(self, id: str) -> AsyncRunHandle:
         """The durable run of that id, started by any client."""
-        return AsyncRunHandle(self, id)
+        return AsyncRunHandle(self, self._protocol, id)
 
     async def runs(self, *, target: str = "", state: str = "") -> AsyncIterator[RunStatus]:
         """All durable runs, the newest first, read page by page as they are asked for."""
-        before = ""
+        page = await self.drive(self._protocol.runs_page(target, state, ""))
         while True:
-            page = await self.ask(run_request(self.server, "", "", query={"target": target, "state": state, "before": before}))
-            for shown in page["runs"]:
-                yield status_of(shown)
-            before = page["next"] or ""
-            if not before:
+            for run in page.runs:
+                yield run
+            if not page.next:
                 return
+            page = await self.drive(self._protocol.runs_page(target, state, page.next))
 
     # ------------------------------------------------------------------ reads
 
     async def functions(self) -> Any:
         """The list at /v1/functions."""
-        return await self._read("/v1/functions")
+        return await self.drive(self._protocol.read("/v1/functions"))
 
     async def workflows(self) -> Any:
-        return await self._read("/v1/workflows")
+        """The list at /v1/workflows."""
+        return await self.drive(self._protocol.read("/v1/workflows"))
 
     async def health(self) -> Any:
-        return await self._read("/healthz")
-
-    async def bind(self, name: str, body: Any = NOTHING) -> dict[str, Any]:
-        """Named inputs for a JSON body, by asking the server which parameters `name` has."""
-        named = await self._drive(self._protocol.bind(name, body))
-        if isinstance(named, LaminaError):
-            raise named
-        return named
-
-    async def _read(self, path: str) -> Any:
-        return await self.ask(client_codec.read_request(self.server, path))
+        return await self.drive(self._protocol.read("/healthz"))
 
     async def ask(self, request: ClientRequest) -> Any:
         """Send a request and decode its response; an error is raised."""
-        answer = client_codec.result_of(await self.send(request))
-        if isinstance(answer, LaminaError):
-            raise answer
-        return answer.value
+        return await self.drive(value_of(request))
 
     async def send(self, request: ClientRequest) -> ClientResponse:
         return await self._connections.send(request)
 
-    async def _drive(self, talk: Exchange[T]) -> T:
-        """Drive an exchange to its end."""
-        said: ClientRequest | T = next(talk)
-        while isinstance(said, ClientRequest):
-            said = resume(talk, await self._connections.send(said))
-        return said
+    async def drive(self, exchange: Exchange[T]) -> T:
+        """The result of an exchange; an error is raised."""
+        result = await self._outcome(exchange)
+        if isinstance(result, LaminaError):
+            raise result
+        return result
+
+    async def _outcome(self, exchange: Exchange[T]) -> T | LaminaError:
+        try:
+            step = resume(exchange, None)
+            while isinstance(step, ClientRequest):
+                step = resume(exchange, await self._connections.send(step))
+            return step
+        except LaminaError as error:
+            return error.with_traceback(None)
+
+
+class AsyncRunHandle:
+    """Asyncio handle of a durable run."""
+
+    def __init__(self, client: AsyncClient, protocol: ClientProtocol, id: str) -> None:
+        self._client = client
+        self._protocol = protocol
+        self.id = checked_run_id(id)
+
+    def __repr__(self) -> str:
+        return f"<run {self.id}>"
+
+    async def status(self) -> RunStatus:
+        return await self._client.drive(self._protocol.run_status(self.id))
+
+    async def result(self, timeout: str | None = None) -> Any:
+        """Wait for the result, or raise what the run failed with. `TimeoutError` after `timeout`, such as "5s"."""
+        return await self._client.drive(self._protocol.run_result(self.id, timeout))
+
+    async def history(self) -> list[dict[str, Any]]:
+        """Events of the run so far; times are microseconds since 1970."""
+        return await self._client.drive(self._protocol.run_history(self.id))
+
+    async def cancel(self) -> RunStatus:
+        return await self._client.drive(self._protocol.run_status(self.id, "cancel"))
+
+    async def retry(self) -> RunStatus:
+        """Resume a run that failed or was cancelled; steps that are done are not repeated."""
+        return await self._client.drive(self._protocol.run_status(self.id, "retry"))
+
+
+class AsyncConnectionPool:
+    """Connections to one server for asyncio, at most `most` at a time; `timeout` is for a whole exchange."""
+
+    def __init__(self, server: ServerAddress, timeout: str, most: int) -> None:
+        self._server = server
+        self._timeout = timeout
+        self._timeout_s = parse_us(timeout, "timeout") / 1e6
+        self._slots = asyncio.Semaphore(most)
+        self._open: set[_Connection] = set()
+        self._idle: list[_Connection] = []
+
+    async def close(self) -> None:
+        for connection in list(self._open):
+            await connection.close()
+
+    async def send(self, request: ClientRequest) -> ClientResponse:
+        """Send a request, as in `ConnectionPool`; a cancelled call closes its connection, so that the server drops it too."""
+        try:
+            async with self._slots, asyncio.timeout(self._timeout_s):
+                pooled = self._idle.pop() if self._idle else None
+                response = await self._exchange(pooled, request) if pooled is not None else None
+                if response is None:
+                    response = await self._exchange(await self._connect(), request)
+        except TimeoutError:
+            raise timed_out(self._server, self._timeout) from None
+        if response is None:
+            raise no_response(self._server)
+        return response
+
+    @asynccontextmanager
+    async def stream(self, request: ClientRequest) -> AsyncIterator[tuple[ClientResponse, AsyncIterator[Any] | None]]:
+        """A streamed response, as in `ConnectionPool`: on a connection of its own, so that a slow reader holds up no other call.
+        Here `timeout` is how long to wait for the next bytes."""
+        async with self._slots:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    connection = await self._connect()
+            except TimeoutError:
+                raise timed_out(self._server, self._timeout) from None
+            try:
+                reader = connection.begin(request, paced=True)
+                while not (reader.has_head and reader.is_streamed) and not reader.is_complete:
+                    if not await self._more(connection) and not reader.is_complete:
+                        raise broken_off(self._server, connection.error) if reader.has_begun else no_response(self._server)
+                response = reader.response()
+                yield response, self._items(connection, reader, response) if reader.is_streamed else None
+            finally:
+                await connection.close()
+
+    async def _items(self, connection: _Connection, reader: ResponseReader, response: ClientResponse) -> AsyncIterator[Any]:
+        decoder, has_ended = StreamDecoder(response), False
+        while True:
+            for item in decoder.feed(reader.take_body()):
+                yield item
+            if has_ended or reader.is_complete:
+                break
+            has_ended = not await self._more(connection)
+        decoder.check_end()
+
+    async def _more(self, connection: _Connection) -> bool:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await connection.more()
+        except TimeoutError:
+            raise timed_out(self._server, self._timeout) from None
+
+    async def _exchange(self, connection: _Connection, request: ClientRequest) -> ClientResponse | None:
+        """None: the connection dropped before a byte of a response."""
+        reader = None
+        try:
+            reader = connection.begin(request)
+            while not reader.is_complete:
+                if not await connection.more() and not reader.is_complete:
+                    if reader.has_begun:
+                        raise broken_off(self._server, connection.error)
+                    return None
+            return reader.response()
+        finally:
+            if reader is not None and reader.keep_alive and not connection.has_ended:
+                connection.end_exchange()
+                self._idle.append(connection)
+            else:
+                connection.abandon()
+
+    async def _connect(self) -> _Connection:
+        loop, server = asyncio.get_running_loop(), self._server
+        try:
+            _, connection = await loop.create_connection(
+                lambda: _Connection(self._server, self._on_closed), server.host, server.port, ssl=True if server.tls else None
+            )
+        except OSError as error:
+            raise connect_error(server, error) from None
+        self._open.add(connection)
+        return connection
+
+    def _on_closed(self, connection: _Connection) -> None:
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+
+class _Connection(asyncio.Protocol):
+    """One HTTP/1.1 connection, one exchange at a time. Data that comes while nothing was asked closes it."""
+
+    def __init__(self, server: ServerAddress, on_closed: Callable[[_Connection], None]) -> None:
+        self.closed = asyncio.Event()
+        self.error: Exception | None = None  #: what ended it
+        self._server = server
+        self._on_closed = on_closed
+        self._transport: asyncio.Transport | None = None
+        self._reader: ResponseReader | None = None
+        self._is_paced = False
+        self._has_news = False
+        self._failure: Unreachable | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def begin(self, request: ClientRequest, *, paced: bool = False) -> ResponseReader:
+        """Send a request. `paced`: bytes are read from the socket only when they are waited for."""
+        self._reader = ResponseReader(self._server)
+        self._is_paced = paced
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(request.as_http())
+        return self._reader
+
+    async def more(self) -> bool:
+        """Wait until the reader has got more. False: the connection has ended."""
+        if not self._has_news and not self.closed.is_set():
+            if self._is_paced and self._transport is not None and not self._transport.is_closing():
+                self._transport.resume_reading()
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        news, self._has_news = self._has_news, False
+        if self._failure is not None:
+            raise self._failure
+        return news
+
+    def end_exchange(self) -> None:
+        self._reader = None
+
+    def abandon(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    async def close(self) -> None:
+        self.abandon()
+        await self.closed.wait()
+
+    # ----------------------------------------------------------- called by asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are not subclasses
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.error = exc
+        if self._reader is not None:
+            self._reader.feed(b"")
+        self.closed.set()
+        self._on_closed(self)
+        self._wake()
+
+    def data_received(self, data: bytes) -> None:
+        if self._reader is None:
+            self.abandon()
+            return
+        try:
+            self._reader.feed(data)
+        except Unreachable as error:
+            self._failure = error
+            self.abandon()
+        self._has_news = True
+        if self._is_paced and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

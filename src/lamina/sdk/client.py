@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import select
+import socket
+import ssl
 import threading
+import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from lamina.errors import LaminaError
-from lamina.sdk import client_codec
+from lamina.errors import Cancelled, LaminaError
 from lamina.sdk.binding import NOTHING
-from lamina.sdk.client_codec import CallResult, ClientRequest, ClientResponse
-from lamina.sdk.client_protocol import ClientProtocol, Exchange, resume
-from lamina.sdk.connection_pool import ConnectionPool
+from lamina.sdk.client_codec import (
+    CallOptions,
+    CallResult,
+    ClientRequest,
+    ClientResponse,
+    Inputs,
+    ServerAddress,
+    broken_off,
+    connect_error,
+    no_response,
+    server_at,
+    timed_out,
+)
+from lamina.sdk.client_protocol import ClientProtocol, Exchange, ResponseReader, RunStatus, checked_run_id, resume, value_of
 from lamina.sdk.resources import checked_int
-from lamina.sdk.run_handles import RunHandle, RunStatus, longest_poll_ms, run_request, status_of
-from lamina.sdk.spawned_call import CancelToken, SpawnedCall
-from lamina.sdk.stream_codec import ACCEPT_STREAM
+from lamina.sdk.stream_codec import StreamDecoder
+from lamina.units import parse_us
 
 T = TypeVar("T")
 
 MAX_SPAWNED = 64
+MAX_IDLE = 64
+READ_BYTES = 2**16
 
 
 class Client:
@@ -29,12 +45,11 @@ class Client:
     `timeout` is how long to wait for the next bytes of the server."""
 
     def __init__(self, url: str | None = None, *, token: str | None = None, timeout: str = "60s") -> None:
-        self.server = client_codec.server_at(url, token)
+        self.server = server_at(url, token)
+        self._protocol = ClientProtocol(self.server, timeout)
         self._connections = ConnectionPool(self.server, timeout)
-        self.poll_ms = longest_poll_ms(timeout)
-        self._protocol = ClientProtocol(self.server)
         self._lock = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None
+        self._threads: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> Client:
         return self
@@ -45,9 +60,9 @@ class Client:
     def close(self) -> None:
         """Wait for spawned calls, then close the connections. The client can still be used: it opens new ones."""
         with self._lock:
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown()
+            threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown()
         self._connections.close()
 
     # ------------------------------------------------------------------ calls
@@ -63,10 +78,10 @@ class Client:
         kind: str = "",
     ) -> Any:
         """The result of a function or workflow for named inputs. Without `kind`, either is looked for."""
-        answer = self._answer(CancelToken(), name, inputs, deadline, priority, cost_limit, kind)
-        if isinstance(answer, LaminaError):
-            raise answer
-        return answer.value
+        result = self._call(name, inputs, CallOptions(deadline, priority, cost_limit, kind))
+        if isinstance(result, LaminaError):
+            raise result
+        return result.value
 
     def call_detailed(
         self,
@@ -79,10 +94,10 @@ class Client:
         kind: str = "",
     ) -> CallResult:
         """As `call`, with latency, batch, slice and cost of the call."""
-        answer = self._answer(CancelToken(), name, inputs, deadline, priority, cost_limit, kind)
-        if isinstance(answer, LaminaError):
-            raise answer
-        return answer
+        result = self._call(name, inputs, CallOptions(deadline, priority, cost_limit, kind))
+        if isinstance(result, LaminaError):
+            raise result
+        return result
 
     def stream(
         self,
@@ -96,26 +111,69 @@ class Client:
     ) -> Iterator[Any]:
         """What a function yields, item by item as it comes; of anything else the result is the only item. The request is sent
         when the first item is asked for. Closing the iterator cancels the call: the function is closed at its next `yield`."""
-        talk = self._protocol.call(name, inputs, deadline, priority, cost_limit, kind, more=ACCEPT_STREAM)
-        request = next(talk)
-        while True:
-            with self._connections.stream(request) as (response, pieces):
-                answer = resume(talk, response)
-                if isinstance(answer, LaminaError):
-                    raise answer
-                if not isinstance(answer, ClientRequest):
-                    yield from pieces if pieces is not None else (answer.value,)
-                    return
-                request = answer
+        exchange = self._protocol.call(name, inputs, CallOptions(deadline, priority, cost_limit, kind), stream=True)
+        step = resume(exchange, None)
+        while isinstance(step, ClientRequest):
+            with self._connections.stream(step) as (response, items):
+                step = resume(exchange, response)
+                if isinstance(step, CallResult):
+                    yield from items if items is not None else (step.value,)
+        if isinstance(step, LaminaError):
+            raise step
 
     def spawn(
         self, name: str, inputs: Mapping[str, Any] | None = None, *, deadline: str | None = None, kind: str = ""
     ) -> SpawnedCall:
         """As `call`, without waiting."""
         with self._lock:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(MAX_SPAWNED, thread_name_prefix="lamina-call")
-            return self._spawn(self._pool, name, inputs, deadline, kind)
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(MAX_SPAWNED, thread_name_prefix="lamina-call")
+            return self._spawn(self._threads, name, inputs, CallOptions(deadline, kind=kind))
+
+    def map(
+        self,
+        name: str,
+        inputs: Iterable[Mapping[str, Any]],
+        *,
+        max_concurrency: int = 16,
+        return_errors: bool = False,
+        kind: str = "",
+    ) -> Iterator[Any]:
+        """One call per entry, `max_concurrency` at once; results in order, read as they are asked for.
+
+        The first error ends it, and the calls still under way are cancelled; with `return_errors` errors are results.
+        """
+        checked_int(max_concurrency, "max_concurrency", 1)
+        return self._map(name, inputs, max_concurrency, return_errors, CallOptions(kind=kind))
+
+    def bind(self, name: str, body: Any = NOTHING) -> dict[str, Any]:
+        """Named inputs for a JSON body, by asking the server which parameters `name` has."""
+        return self.drive(self._protocol.bind(name, body))
+
+    def _call(self, name: str, inputs: Inputs, options: CallOptions) -> CallResult | LaminaError:
+        return self._outcome(self._protocol.call(name, inputs, options), CancelToken())
+
+    def _map(
+        self, name: str, inputs: Iterable[Mapping[str, Any]], width: int, return_errors: bool, options: CallOptions
+    ) -> Iterator[Any]:
+        threads = ThreadPoolExecutor(width, thread_name_prefix="lamina-map")
+        ahead: deque[SpawnedCall] = deque()
+        try:
+            for one in inputs:
+                ahead.append(self._spawn(threads, name, one, options))
+                if len(ahead) > 2 * width:  # more than run at once: one slow call must not idle the others
+                    yield _settled(ahead.popleft(), return_errors)
+            while ahead:
+                yield _settled(ahead.popleft(), return_errors)
+        finally:
+            for call in ahead:
+                call.cancel()
+            threads.shutdown()
+
+    def _spawn(self, threads: Executor, name: str, inputs: Inputs, options: CallOptions) -> SpawnedCall:
+        return SpawnedCall(threads, lambda token: self._outcome(self._protocol.call(name, inputs, options), token))
+
+    # ------------------------------------------------------------------- runs
 
     def start(
         self,
@@ -129,125 +187,150 @@ class Client:
         idempotency_key: str = "",
     ) -> RunHandle:
         """Start a durable run: it survives this process, and the server's. The same key starts the same run once."""
-        id = self._drive(self._protocol.start(name, inputs, deadline, priority, cost_limit, kind, idempotency_key), CancelToken())
-        if isinstance(id, LaminaError):
-            raise id
-        return RunHandle(self, id)
+        options = CallOptions(deadline, priority, cost_limit, kind)
+        return self.run(self.drive(self._protocol.start(name, inputs, options, idempotency_key)))
 
     def run(self, id: str) -> RunHandle:
         """The durable run of that id, started by any client."""
-        return RunHandle(self, id)
+        return RunHandle(self, self._protocol, id)
 
     def runs(self, *, target: str = "", state: str = "") -> Iterator[RunStatus]:
         """All durable runs, the newest first, read page by page as they are asked for."""
-        before = ""
-        while True:
-            query = {"target": target, "state": state, "before": before}
-            page = self.ask(run_request(self.server, "", "", query=query))
-            yield from map(status_of, page["runs"])
-            before = page["next"] or ""
-            if not before:
-                return
-
-    def map(
-        self,
-        name: str,
-        inputs: Iterable[Mapping[str, Any]],
-        *,
-        max_concurrency: int = 16,
-        return_errors: bool = False,
-        kind: str = "",
-    ) -> Iterator[Any]:
-        """One call per entry, `max_concurrency` at once; results in order, read as they are asked for.
-
-        The first error ends it, and the calls still under way are called off; with `return_errors` errors are results.
-        """
-        checked_int(max_concurrency, "max_concurrency", 1)
-        return self._map(name, iter(inputs), max_concurrency, return_errors, kind)
-
-    def _map(self, name: str, inputs: Iterator[Mapping[str, Any]], width: int, return_errors: bool, kind: str) -> Iterator[Any]:
-        pool = ThreadPoolExecutor(width, thread_name_prefix="lamina-map")
-        ahead: deque[SpawnedCall] = deque()
-        try:
-            for one in inputs:
-                ahead.append(self._spawn(pool, name, one, None, kind))
-                if len(ahead) > 2 * width:  # more than run at once: one slow call must not idle the others
-                    yield _settled(ahead.popleft(), return_errors)
-            while ahead:
-                yield _settled(ahead.popleft(), return_errors)
-        finally:
-            for call in ahead:
-                call.cancel()
-            pool.shutdown()
-
-    def _spawn(
-        self, pool: ThreadPoolExecutor, name: str, inputs: Mapping[str, Any] | None, deadline: str | None, kind: str
-    ) -> SpawnedCall:
-        def send(line: CancelToken) -> Any:
-            answer = self._answer(line, name, inputs, deadline, 0, 0.0, kind)
-            if isinstance(answer, LaminaError):
-                raise answer
-            return answer.value
-
-        return SpawnedCall(pool, send)
-
-    def _answer(
-        self,
-        line: CancelToken,
-        name: str,
-        inputs: Mapping[str, Any] | None,
-        deadline: str | None,
-        priority: int,
-        cost_limit: float,
-        kind: str,
-    ) -> CallResult | LaminaError:
-        try:
-            return self._drive(self._protocol.call(name, inputs, deadline, priority, cost_limit, kind), line)
-        except LaminaError as error:
-            return error.with_traceback(None)
+        found, before = self.drive(self._protocol.runs_page(target, state, ""))
+        yield from found
+        while before:
+            found, before = self.drive(self._protocol.runs_page(target, state, before))
+            yield from found
 
     # ------------------------------------------------------------------ reads
 
     def functions(self) -> Any:
         """The list at /v1/functions."""
-        return self._read("/v1/functions")
+        return self.drive(self._protocol.read("/v1/functions"))
 
     def workflows(self) -> Any:
-        return self._read("/v1/workflows")
+        """The list at /v1/workflows."""
+        return self.drive(self._protocol.read("/v1/workflows"))
 
     def status(self) -> Any:
         """Devices, functions and targets as they are now."""
-        return self._read("/v1/status")
+        return self.drive(self._protocol.read("/v1/status"))
 
     def health(self) -> Any:
-        return self._read("/healthz")
-
-    def bind(self, name: str, body: Any = NOTHING) -> dict[str, Any]:
-        """Named inputs for a JSON body, by asking the server which parameters `name` has."""
-        named = self._drive(self._protocol.bind(name, body), CancelToken())
-        if isinstance(named, LaminaError):
-            raise named
-        return named
-
-    def _read(self, path: str) -> Any:
-        return self.ask(client_codec.read_request(self.server, path))
+        return self.drive(self._protocol.read("/healthz"))
 
     def ask(self, request: ClientRequest) -> Any:
         """Send a request and decode its response; an error is raised."""
-        answer = client_codec.result_of(self.send(request))
-        if isinstance(answer, LaminaError):
-            raise answer
-        return answer.value
+        return self.drive(value_of(request))
 
     def send(self, request: ClientRequest) -> ClientResponse:
         return self._connections.send(request, CancelToken())
 
-    def _drive(self, talk: Exchange[T], line: CancelToken) -> T:
-        """Drive an exchange to its end."""
-        said: ClientRequest | T = next(talk)
-        while isinstance(said, ClientRequest):
-            said = resume(talk, self._connections.send(said, line))
-        return said
+    def drive(self, exchange: Exchange[T]) -> T:
+        """The result of an exchange; an error is raised."""
+        result = self._outcome(exchange, CancelToken())
+        if isinstance(result, LaminaError):
+            raise result
+        return result
+
+    def _outcome(self, exchange: Exchange[T], token: CancelToken) -> T | LaminaError:
+        try:
+            step = resume(exchange, None)
+            while isinstance(step, ClientRequest):
+                step = resume(exchange, self._connections.send(step, token))
+            return step
+        except LaminaError as error:
+            return error.with_traceback(None)
+
+
+class RunHandle:
+    """Blocking handle of a durable run. The server keeps the run whatever becomes of this object."""
+
+    def __init__(self, client: Client, protocol: ClientProtocol, id: str) -> None:
+        self._client = client
+        self._protocol = protocol
+        self.id = checked_run_id(id)
+
+    def __repr__(self) -> str:
+        return f"<run {self.id}>"
+
+    def status(self) -> RunStatus:
+        return self._client.drive(self._protocol.run_status(self.id))
+
+    def result(self, timeout: str | None = None) -> Any:
+        """Wait for the result, or raise what the run failed with. `TimeoutError` after `timeout`, such as "5s"."""
+        return self._client.drive(self._protocol.run_result(self.id, timeout))
+
+    def history(self) -> list[dict[str, Any]]:
+        """Events of the run so far; times are microseconds since 1970."""
+        return self._client.drive(self._protocol.run_history(self.id))
+
+    def cancel(self) -> RunStatus:
+        return self._client.drive(self._protocol.run_status(self.id, "cancel"))
+
+    def retry(self) -> RunStatus:
+        """Resume a run that failed or was cancelled; steps that are done are not repeated."""
+        return self._client.drive(self._protocol.run_status(self.id, "retry"))
+
+
+class CancelToken:
+    """Cancellation token: the connection a request is on, so that another thread can shut it; the server drops a call whose
+    client is gone."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+        self._socket: socket.socket | None = None
+        self._lock = threading.Lock()
+
+    def attach(self, connection: socket.socket) -> None:
+        with self._lock:
+            if self.is_cancelled:
+                raise Cancelled("cancelled by its caller")
+            self._socket = connection
+
+    def cancel(self) -> None:
+        with self._lock:
+            self.is_cancelled = True
+            if self._socket is not None:
+                with suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+
+class SpawnedCall:
+    """A spawned call, made by `.spawn(...)`."""
+
+    def __init__(self, threads: Executor, send: Callable[[CancelToken], CallResult | LaminaError]) -> None:
+        self._token = CancelToken()
+        self._cancelled = False
+        self._future: Future[CallResult | LaminaError] = threads.submit(send, self._token)
+
+    def __repr__(self) -> str:
+        return f"<call, {'done' if self.done() else 'under way'}>"
+
+    def get(self, timeout: str | None = None) -> Any:
+        """The result, or the error it ended with. `TimeoutError` if it takes longer than `timeout`, such as "5s"."""
+        if self._cancelled:
+            raise Cancelled("cancelled by its caller")
+        timeout_s = None if timeout is None else parse_us(timeout, "timeout") / 1e6
+        try:
+            result = self._future.result(timeout_s)
+        except TimeoutError:
+            raise TimeoutError(f"not done within {timeout}") from None
+        if isinstance(result, LaminaError):
+            raise result.with_traceback(None)
+        return result.value
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def cancel(self) -> bool:
+        """Cancel it, running or not; False if it was done already. `get` raises `Cancelled` from now on."""
+        if self._future.done() and not self._cancelled:
+            return False
+        self._cancelled = True
+        self._future.cancel()
+        self._token.cancel()
+        return True
 
 
 def _settled(call: SpawnedCall, return_errors: bool) -> Any:
@@ -257,3 +340,138 @@ def _settled(call: SpawnedCall, return_errors: bool) -> Any:
         if return_errors:
             return error
         raise
+
+
+class ConnectionPool:
+    """Blocking connections to one server. `timeout` is how long to wait for the next bytes of the server."""
+
+    def __init__(self, server: ServerAddress, timeout: str) -> None:
+        self._server = server
+        self._timeout = timeout
+        self._timeout_s = parse_us(timeout, "timeout") / 1e6
+        self._tls = ssl.create_default_context() if server.tls else None
+        self._idle: list[socket.socket] = []
+        self._lock = threading.Lock()
+        weakref.finalize(self, _close_all, self._idle)  # the client behind `.remote(...)` is never closed
+
+    def close(self) -> None:
+        """Close the idle connections. Others can still be opened."""
+        with self._lock:
+            _close_all(self._idle)
+
+    def send(self, request: ClientRequest, token: CancelToken) -> ClientResponse:
+        """Send a request. The server may have closed a pooled one: if it drops before the first byte, retry on a new one."""
+        pooled = self._take_idle()
+        response = self._exchange(pooled, request, token) if pooled is not None else None
+        if response is None:
+            response = self._exchange(self._connect(), request, token)
+        if response is None:
+            raise no_response(self._server)
+        return response
+
+    @contextmanager
+    def stream(self, request: ClientRequest) -> Iterator[tuple[ClientResponse, Iterator[Any] | None]]:
+        """A response, and its items if it is streamed; then it has no body. On a connection of its own; leaving closes it,
+        and the server notices."""
+        token, reader = CancelToken(), ResponseReader(self._server)
+        with self._connect() as connection:
+            with self._translated_errors(token):
+                connection.sendall(b"".join(request.as_http()))
+                while not (reader.has_head and reader.is_streamed) and not reader.is_complete:
+                    data = connection.recv(READ_BYTES)
+                    if not data and not reader.has_begun:
+                        raise no_response(self._server)
+                    self._feed(reader, data)
+            response = reader.response()
+            yield response, self._items(connection, reader, response) if reader.is_streamed else None
+
+    def _items(self, connection: socket.socket, reader: ResponseReader, response: ClientResponse) -> Iterator[Any]:
+        decoder, has_ended = StreamDecoder(response), False
+        while True:
+            yield from decoder.feed(reader.take_body())
+            if has_ended or reader.is_complete:
+                break
+            with self._translated_errors(CancelToken()):
+                data = connection.recv(READ_BYTES)
+                has_ended = not data
+                reader.feed(data)
+        decoder.check_end()
+
+    def _exchange(self, connection: socket.socket, request: ClientRequest, token: CancelToken) -> ClientResponse | None:
+        """None: the connection dropped before a byte of a response."""
+        reader = ResponseReader(self._server)
+        try:
+            with self._translated_errors(token):
+                token.attach(connection)
+                try:
+                    connection.sendall(b"".join(request.as_http()))
+                    data = connection.recv(READ_BYTES)
+                    if not data:
+                        raise ConnectionResetError
+                except ConnectionError:
+                    if token.is_cancelled:
+                        raise
+                    return None
+                self._feed(reader, data)
+                while not reader.is_complete:
+                    self._feed(reader, connection.recv(READ_BYTES))
+                return reader.response()
+        finally:
+            if reader.keep_alive and not token.is_cancelled:
+                self._give_back(connection)
+            else:
+                connection.close()
+
+    def _feed(self, reader: ResponseReader, data: bytes) -> None:
+        reader.feed(data)
+        if not data and not reader.is_complete:
+            raise ConnectionError("connection closed")
+
+    @contextmanager
+    def _translated_errors(self, token: CancelToken) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError:
+            raise timed_out(self._server, self._timeout) from None
+        except OSError as error:
+            if token.is_cancelled:
+                raise Cancelled("cancelled by its caller") from None
+            raise broken_off(self._server, error) from None
+
+    def _connect(self) -> socket.socket:
+        server = self._server
+        connection: socket.socket | None = None
+        try:
+            connection = socket.create_connection((server.host, server.port), self._timeout_s)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                connection = self._tls.wrap_socket(connection, server_hostname=server.host)
+            return connection
+        except OSError as error:
+            if connection is not None:
+                connection.close()
+            raise connect_error(server, error) from None
+
+    def _take_idle(self) -> socket.socket | None:
+        """An idle connection; one with something to read while nothing was asked has been closed, or is out of step."""
+        with self._lock:
+            while self._idle:
+                connection = self._idle.pop()
+                poller = select.poll()
+                poller.register(connection, select.POLLIN)
+                if not poller.poll(0):
+                    return connection
+                connection.close()
+        return None
+
+    def _give_back(self, connection: socket.socket) -> None:
+        with self._lock:
+            if len(self._idle) < MAX_IDLE:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+
+def _close_all(connections: list[socket.socket]) -> None:
+    while connections:
+        connections.pop().close()

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
 from lamina import encoding, errors
 from lamina.errors import BadValue, FunctionFailed, LaminaError, Refused
@@ -49,6 +49,19 @@ _BY_STATUS: dict[int, type[LaminaError]] = {
     422: errors.BadValue,
     504: errors.DeadlineExceeded,
 }
+
+
+Inputs = Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """Options of a call, as the methods of both clients take them."""
+
+    deadline: str | None = None
+    priority: int = 0
+    cost_limit: float = 0.0
+    kind: str = ""  #: "functions" or "workflows"; "": either is tried
 
 
 class RemoteTrace(Exception):
@@ -107,7 +120,7 @@ class ClientRequest:
 
     def as_http(self) -> list[bytes]:
         lines = [f"{self.method} {self.path} HTTP/1.1", *(f"{key}: {value}" for key, value in self.headers.items())]
-        if self.method == "POST":
+        if self.body or self.method != "GET":
             lines.append(f"content-length: {len(self.body)}")
         return ["\r\n".join([*lines, "", ""]).encode("latin-1"), self.body]
 
@@ -153,30 +166,22 @@ def server_at(url: str | None, token: str | None) -> ServerAddress:
     return ServerAddress(parts.hostname, parts.port or (443 if tls else 80), tls, parts.path.rstrip("/"), token or "")
 
 
-def call_request(
-    server: ServerAddress,
-    kind: str,
-    name: str,
-    inputs: Mapping[str, Any] | None,
-    deadline: str | None = None,
-    priority: int = 0,
-    cost_limit: float = 0.0,
-) -> ClientRequest:
+def call_request(server: ServerAddress, kind: str, name: str, inputs: Inputs, options: CallOptions) -> ClientRequest:
     if inputs is not None and not isinstance(inputs, Mapping):
         raise BadValue(
             f"inputs: {type(inputs).__name__} given where a dict is needed", hint="name the inputs: {parameter: value}"
         )
     headers = server.headers() | {"content-type": VALUE}
-    if deadline is not None:
-        deadline_us = parse_us(deadline, "deadline")
+    if options.deadline is not None:
+        deadline_us = parse_us(options.deadline, "deadline")
         if not 0 < deadline_us <= MAX_DEADLINE_US:
             wrong = "longer than a day" if deadline_us else "no time at all"
-            raise BadValue(f"deadline: {deadline!r} is {wrong}", hint="leave it out for the target's own goal")
+            raise BadValue(f"deadline: {options.deadline!r} is {wrong}", hint="leave it out for the target's own goal")
         headers["lamina-deadline-ms"] = f"{deadline_us / 1000:g}"
-    if priority:
-        headers["lamina-priority"] = str(_checked_number(priority, "priority", -MAX_PRIORITY, MAX_PRIORITY))
-    if cost_limit:
-        headers["lamina-cost-limit"] = repr(float(_checked_number(cost_limit, "cost_limit", 0, math.inf)))
+    if options.priority:
+        headers["lamina-priority"] = str(_checked_number(options.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY))
+    if options.cost_limit:
+        headers["lamina-cost-limit"] = repr(float(_checked_number(options.cost_limit, "cost_limit", 0, math.inf)))
     return ClientRequest("POST", f"{server.base}/v1/{kind}/{quote(name, safe='')}", headers, encoding.encode(dict(inputs or {})))
 
 
@@ -188,6 +193,15 @@ def _checked_number(value: Any, field: str, least: float, most: float) -> Any:
 
 def read_request(server: ServerAddress, path: str) -> ClientRequest:
     return ClientRequest("GET", f"{server.base}{path}", server.headers())
+
+
+def run_request(
+    server: ServerAddress, id: str, verb: str, method: str = "GET", query: Mapping[str, Any] | None = None
+) -> ClientRequest:
+    """A request about a durable run; without an id, about all of them."""
+    path = f"{server.base}/v1/runs" + (f"/{quote(id, safe='')}" if id else "") + (f"/{verb}" if verb else "")
+    asked = {name: value for name, value in (query or {}).items() if value}
+    return ClientRequest(method, f"{path}?{urlencode(asked)}" if asked else path, server.headers())
 
 
 def result_of(response: ClientResponse) -> CallResult | LaminaError:
@@ -242,7 +256,7 @@ def error_of(response: ClientResponse) -> LaminaError:
 def connect_error(server: ServerAddress, error: OSError) -> errors.Unreachable:
     hint = "start it with: lamina serve app.py"
     if isinstance(error, ssl.SSLCertVerificationError):
-        hint = "name the file of who has signed its certificate in SSL_CERT_FILE"
+        hint = "name the file of the authority that signed its certificate in SSL_CERT_FILE"
     elif isinstance(error, ssl.SSLError):
         hint = "does it speak TLS? if not, write http://"
     why = error if isinstance(error, ssl.SSLError) else error.strerror or error
@@ -252,6 +266,11 @@ def connect_error(server: ServerAddress, error: OSError) -> errors.Unreachable:
 def no_response(server: ServerAddress) -> errors.Unreachable:
     hint = "see the server's log" + ("" if server.tls else "; if it speaks TLS, write https://")
     return errors.Unreachable(f"{server.url} closed the connection without an answer", hint=hint)
+
+
+def broken_off(server: ServerAddress, error: Exception | None) -> errors.Unreachable:
+    why = str(error or "") or (type(error).__name__ if error is not None else "connection closed")
+    return errors.Unreachable(f"the answer of {server.url} broke off: {why}")
 
 
 def timed_out(server: ServerAddress, timeout: str) -> errors.DeadlineExceeded:

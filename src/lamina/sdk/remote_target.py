@@ -11,8 +11,7 @@ from lamina.sdk.workflow_tracing import WorkflowTracer, call_mode
 
 if TYPE_CHECKING:
     from lamina.sdk.app import App
-    from lamina.sdk.run_handles import RunHandle
-    from lamina.sdk.spawned_call import SpawnedCall
+    from lamina.sdk.client import RunHandle, SpawnedCall
 
 P = ParamSpec("P")
 R = TypeVar("R")

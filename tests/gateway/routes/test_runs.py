@@ -24,7 +24,7 @@ from lamina.gateway.bootstrap import Gateway, open_gateway
 from lamina.gateway.caller_identity import ALL, CallerIdentity
 from lamina.sdk.async_client import AsyncClient
 from lamina.sdk.client import Client
-from lamina.sdk.run_handles import run_request
+from lamina.sdk.client_codec import run_request
 from lamina.store.open import open_store
 
 pytestmark = pytest.mark.live
