@@ -165,7 +165,7 @@ class ServeCommand:
         if gateway.durable is not None:
             if self.place:
                 gateway.durable.start()  # an explicit --store: if it cannot be used, that is an error now
-            await gateway.durable.store.tried()
+            await gateway.durable.store.opened()
         self._tell(gateway, management, label)
         status = asyncio.create_task(status_line(gateway)) if sys.stderr.isatty() and not self.as_json else None
         await stop.wait()
