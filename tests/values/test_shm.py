@@ -222,8 +222,8 @@ def test_cleaning_leaves_what_is_not_ours_alone(tmp_path: Path) -> None:
 @pytest.mark.live
 def test_the_folder_of_a_dead_process_is_removed_by_the_next(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from lamina.values.shm_directory import Folder; from lamina.values.shm import Pool;"
-        "Pool(Folder(sys.argv[1]).path, 'w1', 2**20).put(b'x'); os._exit(9)"
+        "import os, sys; from lamina.values.shm_directory import ShmDirectory; from lamina.values.shm import ShmPool;"
+        "ShmPool(ShmDirectory(sys.argv[1]).path, 'w1', 2**20).put(b'x'); os._exit(9)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
     assert len(list(tmp_path.glob("lamina-*/w1-0"))) == 1

@@ -21,19 +21,22 @@ from lamina.errors import BadValue, LaminaError
 from lamina.expr import Absent, Expr, Leaf, evaluate, leaf_of, leaves
 from lamina.ipc.protocol import ErrorInfo, ShmRef, Stored
 from lamina.values.asl_values import DEFAULT_CAUSES
-from lamina.values.scopes import HeldValues, ValueScope
-from lamina.values.storage import ValueStorage
+from lamina.values.storage import HeldValues, ValueScope, ValueStorage
 
 
 @dataclass(slots=True)
 class JobArguments:
+    """Arguments of a job as expressions, and the values their leaves stand for."""
+
     args: dict[str, Expr]
     leaves: list[tuple[Leaf, Stored]]
 
 
 class PythonValues:
-    def __init__(self, shelf: ValueStorage) -> None:
-        self._storage = shelf
+    """Arguments, choices and results of Python workflows, from the values their runs hold."""
+
+    def __init__(self, storage: ValueStorage) -> None:
+        self._storage = storage
 
     def result(self, run: HeldValues, scope: ValueScope) -> Stored:
         if scope.flow.data is None:
@@ -50,17 +53,13 @@ class PythonValues:
 
     def _simple_arguments(self, run: HeldValues, scope: ValueScope, node: Task) -> JobArguments | None:
         """Fast path: all arguments are inputs of the run or results in the same scope, and all of them are there."""
-        known: dict[str, list[Leaf]] = scope.flow.__dict__.setdefault("needs", {})  # as its own cached properties are kept
-        args: dict[str, Expr] = node.data["args"]
-        if node.name not in known:
-            known[node.name] = list(dict.fromkeys(leaf for expr in args.values() for leaf in leaves(expr)))
         given: list[tuple[Leaf, Stored]] = []
-        for leaf in known[node.name]:
+        for leaf in scope.analysis.leaves_of(node):
             value = (run.inputs if leaf[0] == "input" else scope.results).get(leaf[1])
             if value is None:
                 return None
             given.append((leaf, value))
-        return JobArguments(args, given)
+        return JobArguments(node.data["args"], given)
 
     def _built_arguments(self, run: HeldValues, scope: ValueScope, exprs: dict[str, Expr]) -> JobArguments:
         given: list[tuple[Leaf, Stored]] = []

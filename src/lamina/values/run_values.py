@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 from lamina import encoding
-from lamina.asl.export import is_asl_flow
 from lamina.core.actions import FailCall, JobRef, ResolveData
 from lamina.core.events import DataResolved
 from lamina.core.workflow.flow import Flow, Node, Task
@@ -24,11 +23,10 @@ from lamina.core.workflow.runs import ROOT
 from lamina.expr import Leaf
 from lamina.ipc.protocol import ErrorInfo, ShmRef, Stored
 from lamina.values.asl_values import AslValues, Encoded
-from lamina.values.consumers import consuming_functions
+from lamina.values.flow_analysis import FlowAnalysis
 from lamina.values.python_values import JobArguments, PythonValues, failure_of
-from lamina.values.scopes import HeldValues, ValueScope
 from lamina.values.shm import ShmPool, ShmReader
-from lamina.values.storage import ValueStorage
+from lamina.values.storage import HeldValues, ValueScope, ValueStorage
 
 
 class RunValues:
@@ -43,6 +41,7 @@ class RunValues:
         rng: random.Random | None = None,
     ) -> None:
         self._runs: dict[str, HeldValues] = {}
+        self._analyses: dict[str, FlowAnalysis] = {}  #: by name of a flow: of the one that was opened last
         self.pieces: dict[str, Callable[[bytes], None]] = {}  #: by call: receiver of what its function yields, as it comes
         self._storage = ValueStorage(pool, reader, release)
         self._python_values = PythonValues(self._storage)
@@ -52,10 +51,13 @@ class RunValues:
 
     def open(self, call_id: str, flow: Flow, inputs: dict[str, bytes], began_us: int = 0) -> None:
         """Add a run. `began_us`, since 1970, is given for durable runs, which must come out the same when replayed."""
-        run = HeldValues({}, {ROOT: ValueScope(flow)}, durable=began_us > 0)
+        analysis = self._analyses.get(flow.name)
+        if analysis is None or analysis.flow is not flow:  # deployed since
+            analysis = self._analyses[flow.name] = FlowAnalysis(flow)
+        run = HeldValues({}, {ROOT: ValueScope(flow, analysis)}, durable=began_us > 0)
         for name, blob in inputs.items():
             run.inputs[name] = self._storage.store(run.slots, blob)
-        if is_asl_flow(flow):
+        if analysis.is_asl:
             run.asl_run = self._asl_values.open(call_id, flow, run.inputs, began_us)
             run.errors = run.asl_run.errors
         self._runs[call_id] = run
@@ -106,7 +108,7 @@ class RunValues:
         run = self._runs.get(job.call_id)
         if run is None or run.asl_run is not None or run.durable:  # what must be kept must be seen
             return frozenset()
-        return consuming_functions(run.scopes[job.scope].flow, job.node)
+        return run.scopes[job.scope].analysis.consumers_of(job.node)
 
     def put(self, job: JobRef, value: Stored) -> None:
         run = self._runs.get(job.call_id)
@@ -131,18 +133,18 @@ class RunValues:
 
     # ------------------------------------------------------- by durable runs
 
-    def journal_value(self, call_id: str, note: JournalEntry) -> bytes | None:
+    def journal_value(self, call_id: str, entry: JournalEntry) -> bytes | None:
         """Value to journal with an entry: the result of a step, or the details of its failure."""
         run = self._runs.get(call_id)
-        if run is None or note.kind == "due":
+        if run is None or entry.kind == "due":
             return None
-        if note.kind == "failed":
-            error = run.errors.get((note.scope, note.node))
+        if entry.kind == "failed":
+            error = run.errors.get((entry.scope, entry.node))
             return None if error is None else msgspec.msgpack.encode(error)
         if run.asl_run is None:
-            stored = run.scopes[note.scope].results.get(note.node)
+            stored = run.scopes[entry.scope].results.get(entry.node)
         else:
-            stored = self._asl_values.journal_value(run.asl_run, note.scope)
+            stored = self._asl_values.journal_value(run.asl_run, entry.scope)
         return None if stored is None else bytes(self._storage.read(stored))
 
     def set_replay_time(self, call_id: str, at_us: int) -> None:
@@ -151,15 +153,15 @@ class RunValues:
         if run is not None and run.asl_run is not None:
             run.asl_run.now_us = at_us
 
-    def replay_outcome(self, call_id: str, note: JournalEntry, value: bytes | None) -> None:
+    def replay_outcome(self, call_id: str, entry: JournalEntry, value: bytes | None) -> None:
         """Apply a journaled outcome, as if the step had just ended."""
         run = self._runs[call_id]
         if value is None:
             return
-        if note.kind == "failed":
-            run.errors[note.scope, note.node] = msgspec.msgpack.decode(value, type=ErrorInfo)
-        elif note.scope in run.scopes:
-            self._put(run, note.scope, note.node, self._storage.store(run.slots, value))
+        if entry.kind == "failed":
+            run.errors[entry.scope, entry.node] = msgspec.msgpack.decode(value, type=ErrorInfo)
+        elif entry.scope in run.scopes:
+            self._put(run, entry.scope, entry.node, self._storage.store(run.slots, value))
 
     # --------------------------------------------------------------- by the loop
 

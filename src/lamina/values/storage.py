@@ -1,12 +1,19 @@
-"""Value storage: small values inline, large ones in shared memory, and the way there and back."""
+"""Value storage: small values inline, large ones in shared memory; and what one run holds, scope by scope.
+
+Scopes are numbered as the core numbers them: each says which values were put there, and from where they can be seen.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from lamina import encoding
-from lamina.ipc.protocol import ShmRef, Stored
+from lamina.core.workflow.flow import Flow, Node
+from lamina.ipc.protocol import ErrorInfo, ShmRef, Stored
+from lamina.values.asl_values import AslRun
+from lamina.values.flow_analysis import FlowAnalysis
 from lamina.values.shm import INLINE_BYTES, ShmPool, ShmReader
 
 
@@ -57,3 +64,49 @@ class ValueStorage:
             else:
                 found.append(bytes(blob[start : start + size]))
         return found
+
+
+@dataclass(slots=True)
+class ValueScope:
+    """Values of one scope of a run."""
+
+    flow: Flow
+    analysis: FlowAnalysis
+    outer: ValueScope | None = None
+    item: Stored | None = None
+    results: dict[str, Stored] = field(default_factory=dict)
+    children: dict[str, list[ValueScope]] = field(default_factory=dict)  #: items of maps, branches of parallels, in order
+
+    def scope_with(self, name: str) -> ValueScope | None:
+        """The scope that contains a step of this name, looking outwards from here."""
+        at: ValueScope | None = self
+        while at is not None and name not in at.flow.nodes:
+            at = at._block_with(name) or at.outer
+        return at
+
+    def _block_with(self, name: str) -> ValueScope | None:
+        """The inner block of this scope that exports this step: `try` blocks and time limits are scopes of their own."""
+        for block, inner in self.children.items():
+            if name in ((self.flow.nodes[block].data or {}).get("block") or ()):
+                return inner[-1]
+        return None
+
+
+@dataclass(slots=True)
+class HeldValues:
+    """Values that one run holds."""
+
+    inputs: dict[str, Stored]
+    scopes: dict[int, ValueScope]
+    errors: dict[tuple[int, str], ErrorInfo] = field(default_factory=dict)  #: the last of each step
+    asl_run: AslRun | None = None  #: of a flow written as states: then its values are there
+    slots: list[ShmRef] = field(default_factory=list)  #: to be freed at its end
+    durable: bool = False
+
+    def make_scopes(self, scope: ValueScope, node: Node, first_scope: int, items: Sequence[Stored | None]) -> list[ValueScope]:
+        """Add scopes for the items of a map or the branches of a parallel, numbered from `first_scope`."""
+        inner = scope.analysis.inner(node)
+        flows = inner if len(inner) > 1 else inner * len(items)
+        made = [ValueScope(one.flow, one, scope, item) for one, item in zip(flows, items, strict=False)]
+        self.scopes.update(enumerate(made, first_scope))
+        return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lamina
-from lamina.values.consumers import consuming_functions
+from lamina.values.flow_analysis import FlowAnalysis
 
 app = lamina.App("tested")
 
@@ -52,15 +52,15 @@ def first_step(workflow) -> str:
 
 
 def test_what_one_function_takes_as_a_whole_may_stay():
-    assert consuming_functions(chain.flow, first_step(chain)) == {"name"}
+    assert FlowAnalysis(chain.flow).consumers_of(first_step(chain)) == {"name"}
 
 
 @pytest.mark.parametrize("workflow", [part, twice, choose, spread], ids=lambda one: one.name)
-def test_what_anybody_else_looks_at_may_not(workflow):
-    assert consuming_functions(workflow.flow, first_step(workflow)) == frozenset()
+def test_what_the_gateway_or_the_client_looks_at_may_not(workflow):
+    assert FlowAnalysis(workflow.flow).consumers_of(first_step(workflow)) == frozenset()
 
 
 def test_the_result_of_a_plain_function_goes_to_its_caller():
     flow = app.deployed().flows[0]
     single = type(flow)("see", {"see": flow.nodes[first_step(chain)]}, ("see",))
-    assert consuming_functions(single, "see") == frozenset()
+    assert FlowAnalysis(single).consumers_of("see") == frozenset()
