@@ -62,7 +62,7 @@ def test_what_ran_when_the_server_died_is_queued_again_with_what_it_was_told(pla
         await written(store, runs.append_journal(row(1).id, 1, note, b"twice"))
         counts, _ = await written(store, runs.recover)
         fed = (await read(store, lambda db: runs.load_page(db, (0, ""), "", 10, 1000))).runs[0]
-        return counts, [(kept.number, kept.note, kept.value) for kept in fed.kept], fed.row.began_us
+        return counts, [(kept.number, kept.entry, kept.value) for kept in fed.journal], fed.row.began_us
 
     assert within(place, work) == ({(0, ""): 1, (3, ""): 1}, [(1, note, b"v")], 99)
 
@@ -78,7 +78,7 @@ def test_a_run_tried_again_forgets_the_note_it_failed_by_and_numbers_go_on(place
         fed = await read(store, lambda db: runs.load_run(db, row(1).id))
         every = await read(store, lambda db: runs.read_journal(db, row(1).id, all=True))
         refused = await written(store, lambda db: runs.retry(db, row(1).id, 60))
-        return [kept.number for kept in fed.kept], fed.last, [kept.undone for kept in every], refused
+        return [kept.number for kept in fed.journal], fed.last_entry, [kept.undone for kept in every], refused
 
     numbers, last, undone, refused = within(place, work)
     assert (numbers, last, undone) == ([1], 2, [False, True])
