@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
-from xml.etree import ElementTree
 
 import lamina
 from lamina.asl.annotations import StepNote, measured_notes, planned_notes
+from lamina.asl.compile import compile_flow
 from lamina.asl.draw import draw_flow
 
 app = lamina.App("drawn")
@@ -96,12 +97,12 @@ def test_a_run_shows_what_was_measured():
     }
 
 
-def words(svg: str) -> list[str]:
-    return ["".join(found.itertext()) for found in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+def texts(graph: str) -> list[str]:
+    return [text.replace("#gt;", ">") for text in re.findall(r'"(.*?)"', graph)]
 
 
-def ways(svg: str) -> int:
-    return svg.count('<path class="way')
+def edges(graph: str) -> int:
+    return len(re.findall(r"-\.?->", graph))
 
 
 def test_steps_that_only_pass_values_on_are_not_drawn():
@@ -115,19 +116,19 @@ def test_steps_that_only_pass_values_on_are_not_drawn():
         return await join(z, y)
 
     del app.workflows["w"]
-    picture = draw_flow(w.flow, {"slow": StepNote("20 ms", critical=True)}, "goal none")
-    assert words(picture) == ["wgoal none", "fast", "if", "choice", "slow", "20 ms", "join", "fast > 3", "otherwise"]
-    assert ways(picture) == 4
-    assert picture.count('class="box hot"') == 1
+    graph = draw_flow(w.flow, {"slow": StepNote("20 ms", critical=True)}, "goal none")
+    assert texts(graph) == ["w  goal none", "fast", "if<br/>choice", "slow<br/>20 ms", "join", "fast > 3", "otherwise"]
+    assert edges(graph) == 4
+    assert len(re.findall(r"class n\d+ critical", graph)) == 1
 
 
-def test_a_way_that_follows_from_others_is_not_drawn():
+def test_an_edge_that_follows_from_others_is_not_drawn():
     made = app.workflow(name="w")(lambda x: join(slow(fast(x)), fast(x)))
     del app.workflows["w"]
-    assert ways(draw_flow(made.flow)) == 3
+    assert edges(draw_flow(made.flow)) == 3
 
 
-def test_where_errors_lead_and_where_not_are_two_ways():
+def test_where_errors_lead_and_where_not_are_two_edges():
     @app.workflow()
     async def w(x):
         try:
@@ -137,6 +138,23 @@ def test_where_errors_lead_and_where_not_are_two_ways():
         return await join(y, x)
 
     del app.workflows["w"]
-    picture = draw_flow(w.flow)
-    assert "(ValueError, KeyError)" in words(picture)
-    assert (ways(picture), picture.count("way caught")) == (3, 1)
+    graph = draw_flow(w.flow)
+    assert "(ValueError, KeyError)" in texts(graph)
+    assert (edges(graph), graph.count("-.->")) == (3, 1)
+    assert (draw_flow(w.flow, format="dot").count("->"), draw_flow(w.flow, format="dot").count("style=dashed")) == (3, 1)
+
+
+def test_what_runs_inside_of_a_step_is_drawn_inside_of_it():
+    made = app.workflow(name="w")(lambda xs: join(lamina.each(lambda x: slow(fast(x)), xs), 1))
+    del app.workflows["w"]
+    inner = draw_flow(made.flow).split("subgraph")[1].split("end\n")[0]
+    assert texts(inner) == ["each<br/>for each item", "fast", "slow"]
+    assert "subgraph cluster_" in draw_flow(made.flow, format="dot")
+
+
+def test_names_cannot_break_out_of_their_labels():
+    name = 'a"]<script>\n`b`'
+    flow = compile_flow({"StartAt": name, "States": {name: {"Type": "Succeed"}}}, "w", lambda resource: (resource, None))
+    label = next(line for line in draw_flow(flow).splitlines() if line.startswith("    n0"))
+    assert label == '    n0(["a#quot;]#lt;script#gt; #96;b#96;<br/>succeed"]):::succeed'
+    assert 'label="a\\"]<script>\\n`b`\\nsucceed"' in draw_flow(flow, format="dot")

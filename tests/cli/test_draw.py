@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import msgspec
@@ -49,8 +50,26 @@ def test_the_picture_has_the_time_slack_and_batch_of_each_step(app: str):
 
 
 def test_the_only_workflow_need_not_be_named(app: str, tmp_path: Path):
+    assert draw(app, "-o", str(tmp_path / "w.mmd")).exit_code == 0
+    assert "flowchart TD" in (tmp_path / "w.mmd").read_text()
+
+
+def test_the_format_follows_the_file_or_the_option(app: str, tmp_path: Path):
+    assert draw(app, "-o", str(tmp_path / "w.dot")).exit_code == 0
+    assert (tmp_path / "w.dot").read_text() == draw(app, "-o", "-", "--format", "dot").stdout
+    assert (tmp_path / "w.dot").read_text().startswith("digraph {")
+
+
+def test_images_are_rendered_by_graphviz(app: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    missing = draw(app, "-o", str(tmp_path / "w.svg")).exception
+    assert isinstance(missing, BadValue) and ".mmd" in missing.hint
+    dot = tmp_path / "bin" / "dot"
+    dot.write_text(f"#!{sys.executable}\nimport sys; open(sys.argv[3], 'w').write(' '.join(sys.argv[1:3]) + sys.stdin.read())")
+    dot.chmod(0o755)
     assert draw(app, "-o", str(tmp_path / "w.svg")).exit_code == 0
-    assert (tmp_path / "w.svg").read_text().startswith("<svg")
+    assert (tmp_path / "w.svg").read_text().startswith("-Tsvg -odigraph {")
 
 
 def test_without_profiles_the_steps_alone_are_drawn(app: str, tmp_path: Path):

@@ -76,13 +76,12 @@ def url_option(command: F) -> F:
     return click.option("--url", default=default, help=f"Server; default {DEFAULT_URL}.")(command)
 
 
-def write_picture(picture: str, output: Path | None, name: str) -> None:
-    """Write a picture to a file, by default `name`.svg; `-` is standard output."""
-    if str(output) == "-":
-        click.echo(picture, nl=False)
+def write_text(text: str, path: Path) -> None:
+    """Write to a file; `-` is standard output."""
+    if str(path) == "-":
+        click.echo(text, nl=False)
         return
-    path = output or Path(f"{name}.svg")
-    path.write_text(picture)
+    path.write_text(text)
     click.echo(f"wrote {path}", err=True)
 
 

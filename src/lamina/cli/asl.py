@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from lamina.cli._shared import CommandGroup, InputFile
+from lamina.cli.draw import format_option, write_graph
 from lamina.errors import BadValue, read_user_file
 
 _FILE = InputFile("give the path of a state machine, a JSON file", allow_dash=True)
@@ -122,9 +123,14 @@ def export(app: str, name: str, dialect: Any, out: Path | None, side: Path | Non
 @command.command()
 @click.argument("file", metavar="FILE")
 @click.argument("name", required=False)
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The SVG to write; default: stdout.")
-def draw(file: str, name: str | None, out: Path | None) -> int:
-    """Draw a document, or a workflow NAME of an app FILE, as SVG."""
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write, .mmd or .dot; .svg, .png and .pdf need Graphviz. Default: stdout.",
+)
+@format_option
+def draw(file: str, name: str | None, out: Path | None, format: str | None) -> int:
+    """Draw a document, or a workflow NAME of an app FILE, as a Mermaid or DOT graph."""
     from lamina.asl.compile import compile_flow
     from lamina.asl.draw import draw_flow
 
@@ -142,11 +148,7 @@ def draw(file: str, name: str | None, out: Path | None) -> int:
             raise BadValue(f"{file!r} is an app", hint=f"name one of its workflows: lamina asl draw {file} NAME")
         _, document = _read(path)
         flow = compile_flow(document, path.stem, lambda resource: (resource, None), dialect="extended", source=file)
-    svg = draw_flow(flow)
-    if out is None:
-        click.echo(svg, nl=False)
-    else:
-        out.write_text(svg)
+    write_graph(lambda kind: draw_flow(flow, format=kind), out or Path("-"), format)
     return 0
 
 

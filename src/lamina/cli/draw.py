@@ -1,15 +1,22 @@
-"""`lamina draw FILE WORKFLOW`: the steps of a workflow as a picture, with the time, slack and batch of each."""
+"""`lamina draw FILE WORKFLOW`: the steps of a workflow as a graph, with the time, slack and batch of each."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from lamina.cli._shared import url_option, write_picture
+from lamina.cli._shared import url_option, write_text
 from lamina.errors import BadValue
+
+_IMAGES = (".svg", ".png", ".pdf")
+
+format_option = click.option(
+    "--format", type=click.Choice(["mermaid", "dot"]), help="Default: by the ending of the file, .mmd or .dot; else mermaid."
+)
 
 
 @click.command()
@@ -20,8 +27,12 @@ from lamina.errors import BadValue
 @click.option("--run", "run_id", metavar="RUN", help="Show what was measured in this run instead.")
 @url_option
 @click.option(
-    "--output", "-o", type=click.Path(path_type=Path), help="File to write; default: WORKFLOW.svg. - is standard output."
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    help="File to write; default: WORKFLOW.mmd. .svg, .png and .pdf need Graphviz. - is standard output.",
 )
+@format_option
 def command(
     file: str,
     workflow: str | None,
@@ -30,11 +41,13 @@ def command(
     run_id: str | None,
     url: str,
     output: Path | None,
+    format: str | None,
 ) -> int:
-    """Draw a workflow as SVG, with the time, slack and batch of each step: planned, or of a run.
+    """Draw a workflow as a Mermaid or DOT graph, with the time, slack and batch of each step: planned, or of a run.
 
     \b
     Examples:
+      lamina draw app.py react -o react.mmd
       lamina draw app.py react -o react.svg
       lamina draw app.py react --run RUN
     """
@@ -47,9 +60,32 @@ def command(
         notes, subtitle = _measured(flow, run_id, url)
     else:
         notes, subtitle = _planned(app, flow, file, profiles, kind)
-    picture = draw_flow(flow, notes, subtitle)
-    write_picture(picture, output, flow.name)
+    name = f"{flow.name}.{'dot' if format == 'dot' else 'mmd'}"
+    write_graph(lambda kind: draw_flow(flow, notes, subtitle, kind), output or Path(name), format)
     return 0
+
+
+def write_graph(draw: Callable[[Any], str], path: Path, format: str | None) -> None:
+    """Write a graph to a file, or standard output for `-`: as text, or rendered by Graphviz if the file is an image."""
+    if path.suffix.lower() in _IMAGES:
+        _render(draw("dot"), path)
+    else:
+        write_text(draw(format or ("dot" if path.suffix.lower() in (".dot", ".gv") else "mermaid")), path)
+
+
+def _render(graph: str, path: Path) -> None:
+    import shutil
+    import subprocess
+
+    graphviz = shutil.which("dot")
+    if graphviz is None:
+        hint = "write a .mmd (Mermaid) or .dot file instead, or install Graphviz"
+        raise BadValue(f"{path}: images are rendered by Graphviz, and there is no `dot` on the PATH", hint=hint)
+    command = [graphviz, f"-T{path.suffix[1:].lower()}", "-o", str(path)]
+    done = subprocess.run(command, input=graph, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BadValue(f"{path}: dot failed: {done.stderr.strip()[:500]}")
+    click.echo(f"wrote {path}", err=True)
 
 
 def _chosen(app: Any, name: str | None) -> Any:

@@ -10,7 +10,8 @@ from typing import Any
 import click
 import msgspec
 
-from lamina.cli._shared import CommandGroup, console, url_option, write_picture
+from lamina.cli._shared import CommandGroup, console, url_option, write_text
+from lamina.errors import BadValue
 
 _STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "queued": "dim"}
 
@@ -88,16 +89,29 @@ def show(run_id: str, url: str, as_json: bool) -> int:
 
 @command.command()
 @click.argument("run_id", metavar="RUN")
-@click.option("--output", "-o", type=click.Path(path_type=Path), help="File to write; default: RUN.svg. - is standard output.")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    help="File to write; default: RUN.mmd. .svg, .png and .pdf need matplotlib. - is standard output.",
+)
 @url_option
 def trace(run_id: str, output: Path | None, url: str) -> int:
-    """Draw the timeline of a run as SVG."""
-    from lamina.asl.timeline import draw_timeline
+    """Draw the timeline of a run: a Mermaid gantt chart, or a picture."""
+    from lamina.asl.timeline import Timeline
 
     with _client(url) as client:
         run, events = _both(client, run_id)
-    picture = draw_timeline(f"{run['target']}  {run['id']}", events)
-    write_picture(picture, output, run_id)
+    timeline, path = Timeline(f"{run['target']}  {run['id']}", events), output or Path(f"{run_id}.mmd")
+    if path.suffix.lower() not in (".svg", ".png", ".pdf"):
+        write_text(timeline.mermaid(), path)
+        return 0
+    try:
+        timeline.plot(path)
+    except ImportError:
+        hint = "write a .mmd (Mermaid) file instead, or: pip install 'lamina[plots]'"
+        raise BadValue(f"{path}: pictures are drawn by matplotlib, which is not installed", hint=hint) from None
+    click.echo(f"wrote {path}", err=True)
     return 0
 
 
