@@ -15,7 +15,7 @@ from lamina.core.scheduling.state import FunctionState
 from lamina.core.workflow.flow import Flow, Task
 from lamina.drivers.virtual import EventObserver
 from lamina.lab.experiments._call_player import PlayedCalls, play_calls
-from lamina.policies.frontier.arrival_rate import FIRST_US, ArrivalRate
+from lamina.planner.arrival_rates import FIRST_WINDOW_US, ArrivalRates
 from lamina.predict.profile import Point, Profile
 from lamina.sim.scenario import Scenario
 from lamina.types import DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits, Slo, call_for
@@ -129,9 +129,9 @@ def test_a_limit_that_only_a_late_answer_would_keep_to_is_refused_at_the_door():
 
 def test_those_refused_for_want_of_company_count_as_company():
     """Else the first of a crowd would shut the door for all of it: nobody is let in, so nobody seems to come."""
-    pace = ArrivalRate()
+    rates = ArrivalRates()
     function = FunctionState(spec=FunctionSpec(name="f"), queue=Queue("f"))
-    pace.interarrival_us(0, function)
+    rates.interarrival_us(0, function)
     for _ in range(10):
-        pace.on_rejected("f")
-    assert pace.interarrival_us(FIRST_US, function) == FIRST_US / 10
+        rates.on_rejected("f")
+    assert rates.interarrival_us(FIRST_WINDOW_US, function) == FIRST_WINDOW_US / 10

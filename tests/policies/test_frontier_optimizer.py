@@ -14,18 +14,15 @@ from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import Batch, ControllerState, FunctionState, Instance
 from lamina.core.workflow.flow import Flow, Task
 from lamina.core.workflow.runs import WorkflowRun
+from lamina.planner.arrival_rates import ArrivalRates
 from lamina.planner.configs import ConfigArrays, ProfiledConfig
 from lamina.planner.cost_to_go import CostToGo
 from lamina.planner.frontier import point
-from lamina.policies.frontier import penalties
-from lamina.policies.frontier.arrival_rate import ArrivalRate
-from lamina.policies.frontier.backlog_model import BacklogModel
-from lamina.policies.frontier.batch_members import select_batch
-from lamina.policies.frontier.candidate_slots import CandidateSlot, ConfigTables, free_slots, upcoming_slots
-from lamina.policies.frontier.config_table import BatchConfig, ConfigTable
-from lamina.policies.frontier.device_choice import DeviceKinds
-from lamina.policies.frontier.optimizer import ConfigOptimizer, WaitBudget, cheapest_slot
-from lamina.policies.frontier.cheaper_slots import cheaper_upcoming_slots
+from lamina.policies.frontier.backlog import BacklogModel
+from lamina.policies.frontier.batch_planner import cheaper_upcoming_slots, select_batch
+from lamina.policies.frontier.candidate_slots import CandidateSlot, free_slots, upcoming_slots
+from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, ConfigTables, DeviceKinds
+from lamina.policies.frontier.optimizer import ConfigOptimizer, WaitBudget, allowed_configs, cheapest_slot, least_busy
 from lamina.policies.frontier.workflow_plans import PlanCache, StepPlan
 from lamina.types import Call, DeviceSpec, FunctionSpec, SliceLimits, Slo
 from tests.script import Known
@@ -39,10 +36,10 @@ def a_device(name: str = "gpu0", units: int = 1, price_per_s: float = 1.0, cores
     return Device(DeviceSpec(id=name, kind=name, units=units, memory_mib=100, limits=FREE, price_per_s=price_per_s, cores=cores))
 
 
-def a_seat(device: Device, menu: ConfigTable) -> CandidateSlot:
+def a_slot(device: Device, table: ConfigTable) -> CandidateSlot:
     instance = Instance("f-1", "f", device.spec.id, InstancePhase.WARM, 0)
     free = device.all_units & ~device.busy
-    return CandidateSlot(instance, device, menu, free, free.bit_count(), device.cores_free, home=False, at_us=0)
+    return CandidateSlot(instance, device, table, free, free.bit_count(), device.cores_free, is_reserved=False, at_us=0)
 
 
 def a_job(number: int, due_us: int) -> Job:
@@ -79,7 +76,7 @@ def runs(view: View, instance: str, mask: int, ends_us: int) -> None:
     owner.running = 1
 
 
-# ------------------------------------------------------------------------------------------------------------- who leads
+# ------------------------------------------------------------------------------------------------------------- batch head
 
 
 @pytest.mark.parametrize(
@@ -92,30 +89,32 @@ def runs(view: View, instance: str, mask: int, ends_us: int) -> None:
 def test_a_hurried_job_is_passed_over_only_if_more_are_served_without_it(urgent_ms: int, leader: int):
     """A batch takes 10 ms and one for each job. Five wait where four fit; all but the first have 14 ms."""
     device = a_device()
-    menu = ConfigTable(lambda batch, units, cores: (10 + batch) * MS, 4, (1,), (0,), device.spec)
+    table = ConfigTable(lambda batch, units, cores: (10 + batch) * MS, 4, (1,), (0,), device.spec)
     queue = a_queue([urgent_ms * MS, *[14 * MS] * 4])
     function = FunctionState(FunctionSpec(name="f", max_batch=4), queue)
-    assert select_batch(function, 0, [a_seat(device, menu)], now_us=0)[0].id == leader
+    assert select_batch(function, 0, [a_slot(device, table)], now_us=0)[0].id == leader
 
 
-# ------------------------------------------------------------------------------------------------------------- elsewhere
+# ------------------------------------------------------------------------------------------------------------- cheaper slots
 
 
 @pytest.mark.parametrize(("cheaper", "places"), [(0.02, 0), (0.04, 1)])
 def test_a_slice_elsewhere_is_waited_for_if_it_saves_more_than_three_percent(cheaper: float, places: int):
     """On the other kind of device a batch ends in a millisecond; there is time for that."""
     here, there = a_device("here"), a_device("there", price_per_s=1 - cheaper)
-    view, menus = a_world(here, there), ConfigTables()
+    view, tables = a_world(here, there), ConfigTables()
     runs(view, "f-1", 0b1, ends_us=1 * MS)
     function = view.functions["f"]
-    [seat] = free_slots(view, menus, function)
-    pick = seat.cheapest_within(1, 100 * MS)
-    assert pick is not None
-    found = cheaper_upcoming_slots(view, menus, function, [a_job(1, 100 * MS)], seat, pick, None, spare=0.0, cap=math.inf)
+    [slot] = free_slots(view, tables, function)
+    config = slot.cheapest_within(1, 100 * MS)
+    assert config is not None
+    found = cheaper_upcoming_slots(
+        view, tables, function, [a_job(1, 100 * MS)], slot, config, None, spare=0.0, cost_limit=math.inf
+    )
     assert len(found) == places
 
 
-# ----------------------------------------------------------------------------------------------------------------- homes
+# ---------------------------------------------------------------------------------------------------------------- reserved slices
 
 
 @pytest.fixture
@@ -142,37 +141,39 @@ def test_nothing_is_booked_behind_a_batch_on_a_slice_that_is_lent(lodger: View, 
 def test_a_lent_home_is_room_for_others_until_its_owner_wants_it(lodger: View, wanted: bool, units: int):
     if wanted:
         lodger.functions["g"].queue.add(a_job(1, 100 * MS))
-    [seat] = free_slots(lodger, ConfigTables(), lodger.functions["f"])
-    assert seat.units == units
+    [slot] = free_slots(lodger, ConfigTables(), lodger.functions["f"])
+    assert slot.units == units
 
 
 # ---------------------------------------------------------------------------------------------------------- full devices
 
 
-def an_ahead(menu: ConfigTable, picks: list[BatchConfig], after_ms: int = 0) -> StepPlan:
+def a_plan(table: ConfigTable, configs: list[BatchConfig], after_ms: int = 0) -> StepPlan:
     """A step that could be run in these ways, and what comes after it takes so long."""
-    table = ConfigArrays.from_rows(ProfiledConfig(p.batch, p.cores, p.units, p.time_us, p.cost) for p in picks)
-    none = np.zeros(len(picks))
-    return StepPlan(CostToGo(table, point(after_ms * MS, 0.0)), picks, [menu], np.zeros(len(picks), np.int64), none, none, {})
+    arrays = ConfigArrays.from_rows(ProfiledConfig(p.batch, p.cores, p.units, p.time_us, p.cost) for p in configs)
+    none = np.zeros(len(configs))
+    return StepPlan(
+        CostToGo(arrays, point(after_ms * MS, 0.0)), configs, [table], np.zeros(len(configs), np.int64), none, none, {}
+    )
 
 
-def a_menu(device: Device, sizes: tuple[int, ...] = (1,)) -> ConfigTable:
+def a_table(device: Device, sizes: tuple[int, ...] = (1,)) -> ConfigTable:
     return ConfigTable(lambda batch, units, cores: 10 * MS // units, 4, sizes, (1, 2, 3), device.spec)
 
 
 def test_a_step_is_given_no_more_cores_than_are_free():
     device = a_device(units=4, cores=4)
     device.lease(1, 0b1, cores=2)
-    ahead = an_ahead(menu := a_menu(device), [BatchConfig(1.0, 10 * MS, 1, 1, cores) for cores in (1, 2, 3)])
-    assert penalties.allowed([a_seat(device, menu)], 1, ahead).tolist() == [True, True, False]
+    plan = a_plan(table := a_table(device), [BatchConfig(1.0, 10 * MS, 1, 1, cores) for cores in (1, 2, 3)])
+    assert allowed_configs([a_slot(device, table)], 1, plan).tolist() == [True, True, False]
 
 
 @pytest.mark.parametrize(("units", "cores", "busy"), [(0b1, 3, 0.75), (0b111, 1, 0.75), (0b1, 0, 0.25)])
 def test_a_device_is_as_full_as_the_scarcer_of_its_units_and_cores(units: int, cores: int, busy: float):
     device = a_device(units=4, cores=4)
     device.lease(1, units, cores)
-    menu = a_menu(device)
-    assert penalties.least_busy([a_seat(device, menu)], menu) == busy
+    table = a_table(device)
+    assert least_busy([a_slot(device, table)], table) == busy
 
 
 @pytest.mark.parametrize(("busy", "units"), [(0, 1), (0b1100, 2)])
@@ -180,10 +181,10 @@ def test_on_a_full_device_a_stay_of_more_than_half_the_goal_is_shortened_at_a_pr
     """10 ms of a goal of 11 ms on one unit, or a tenth dearer on two."""
     device = a_device(units=4)
     times = {1: 10 * MS, 2: int(5.5 * MS)}
-    menu = ConfigTable(lambda batch, units, cores: times[units], 1, (1, 2), (0,), device.spec)
+    table = ConfigTable(lambda batch, units, cores: times[units], 1, (1, 2), (0,), device.spec)
     if busy:
         device.lease(1, busy)
-    found = cheapest_slot([a_seat(device, menu)], 1, 11 * MS, slo_us=11 * MS)
+    found = cheapest_slot([a_slot(device, table)], 1, 11 * MS, slo_us=11 * MS)
     assert found is not None
     assert found[1].units == units
 
@@ -195,13 +196,13 @@ def test_on_a_full_device_more_time_is_kept_for_the_steps_to_come(busy: int, uni
     device = a_device(units=5)
     if busy:
         device.lease(1, busy)
-    ahead = an_ahead(
-        menu := a_menu(device, (1, 2)), [BatchConfig(1.0, 10 * MS, 1, 1, 0), BatchConfig(2.0, 5 * MS, 1, 2, 0)], after_ms=87
+    plan = a_plan(
+        table := a_table(device, (1, 2)), [BatchConfig(1.0, 10 * MS, 1, 1, 0), BatchConfig(2.0, 5 * MS, 1, 2, 0)], after_ms=87
     )
-    seat = a_seat(device, menu)._replace(units=2)
-    verdict = ConfigOptimizer(spare=0.0, patience=0.8).for_step(0, [seat], 1, 100 * MS, 100 * MS, None, ahead)
-    assert verdict.pick is not None
-    assert verdict.pick.units == units
+    slot = a_slot(device, table)._replace(units=2)
+    decision = ConfigOptimizer(spare=0.0, patience=0.8).for_step(0, [slot], 1, 100 * MS, 100 * MS, None, plan)
+    assert decision.config is not None
+    assert decision.config.units == units
 
 
 @pytest.mark.parametrize(("busy", "waits"), [(0, True), (0b1110, False)])
@@ -210,10 +211,10 @@ def test_on_a_full_device_less_of_the_goal_is_spent_on_waiting_for_company(busy:
     device = a_device(units=4)
     if busy:
         device.lease(1, busy)
-    ahead = an_ahead(menu := a_menu(device), [BatchConfig(2.0, 10 * MS, 1, 1, 0), BatchConfig(1.0, 10 * MS, 2, 1, 0)])
+    plan = a_plan(table := a_table(device), [BatchConfig(2.0, 10 * MS, 1, 1, 0), BatchConfig(1.0, 10 * MS, 2, 1, 0)])
     waiting = WaitBudget(gap_us=60.0 * MS, slo_us=100 * MS, impatience=0.2, since_us=0)
-    verdict = ConfigOptimizer(spare=0.0, patience=0.8).for_step(0, [a_seat(device, menu)], 1, 100 * MS, 100 * MS, waiting, ahead)
-    assert (verdict.until_us > 0) is waits
+    decision = ConfigOptimizer(spare=0.0, patience=0.8).for_step(0, [a_slot(device, table)], 1, 100 * MS, 100 * MS, waiting, plan)
+    assert (decision.until_us > 0) is waits
 
 
 # ----------------------------------------------------------------------------------------------------- what a call takes
@@ -224,10 +225,10 @@ def test_where_no_batch_leaves_half_of_the_goal_calls_are_counted_as_if_alone(go
     """9 ms and one for each job. With 26 ms four share the 13 that takes them; of 19 not even one job leaves half."""
     device = a_device()
     view = a_world(device, takes_us=(9 * MS, 1 * MS), max_batch=4)
-    menus = ConfigTables()
-    fluid = BacklogModel(menus, PlanCache(menus), DeviceKinds(menus, ArrivalRate()))
+    tables, rates = ConfigTables(), ArrivalRates()
+    backlog = BacklogModel(tables, PlanCache(tables, rates), DeviceKinds(tables, rates))
     flow = Flow("f", {"f": Task("f", "f")}, ("f",), slo=Slo(latency_us=goal_ms * MS))
-    assert fluid.work_per_call(view, flow) == {"gpu0": pytest.approx(work_ms * MS)}
+    assert backlog.work_per_call(view, flow) == {"gpu0": pytest.approx(work_ms * MS)}
 
 
 @pytest.mark.parametrize("first", ["hurried", "patient"])
@@ -238,8 +239,8 @@ def test_what_waits_takes_as_long_whichever_workflow_was_looked_at_last(first: s
     twice = {"a": Task("a", "f", ("b",)), "b": Task("b", "f")}
     goals_ms = {"hurried": 19, "patient": 200}
     flows = [Flow(name, twice, ("a",), slo=Slo(latency_us=ms * MS)) for name, ms in goals_ms.items()]
-    menus = ConfigTables()
-    fluid = BacklogModel(menus, PlanCache(menus), DeviceKinds(menus, ArrivalRate()))
+    tables, rates = ConfigTables(), ArrivalRates()
+    backlog = BacklogModel(tables, PlanCache(tables, rates), DeviceKinds(tables, rates))
     for flow in flows if first == "hurried" else reversed(flows):
-        fluid.work_per_call(view, flow)
-    assert fluid.snapshot(view, 300 * MS, coming=False).own_us["f"] == pytest.approx(12 / 4 * 13 * MS)
+        backlog.work_per_call(view, flow)
+    assert backlog.snapshot(view, 300 * MS, with_expected=False).own_us["f"] == pytest.approx(12 / 4 * 13 * MS)

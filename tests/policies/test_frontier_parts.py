@@ -11,52 +11,51 @@ from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import Instance
 from lamina.lab.experiments import admission
 from lamina.lab.experiments._admission_world import CPU, GPU, TIMES
-from lamina.policies.frontier.batching_feedback import MOST, BatchingFeedback
+from lamina.policies.frontier.batch_planner import MAX_SKIPPED, BatchingFeedback
 from lamina.policies.frontier.candidate_slots import CandidateSlot
-from lamina.policies.frontier.config_table import BatchConfig, ConfigTable
-from lamina.policies.frontier.device_choice import usual_cost
+from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, usual_cost
 from lamina.types import DeviceSpec, SliceLimits
 
 GOAL_US = 40_000
 
 
-def batches_until_trusted(luck: BatchingFeedback) -> int:
+def batches_until_trusted(feedback: BatchingFeedback) -> int:
     count = 0
-    while not luck.should_wait("f"):
-        luck.batch_started("f", 4, silent=True)
+    while not feedback.should_wait("f"):
+        feedback.batch_started("f", 4, silent=True)
         count += 1
     return count
 
 
-def wait_in_vain(luck: BatchingFeedback) -> int:
-    luck.wait_began("f", 1)
-    luck.batch_started("f", 8, silent=True)
-    return batches_until_trusted(luck)
+def wait_in_vain(feedback: BatchingFeedback) -> int:
+    feedback.wait_began("f", 1)
+    feedback.batch_started("f", 8, silent=True)
+    return batches_until_trusted(feedback)
 
 
 def test_a_wait_that_ends_in_silence_is_put_off_for_twice_as_long_each_time():
-    luck = BatchingFeedback()
-    assert [wait_in_vain(luck) for _ in range(8)] == [2, 4, 8, 16, 32, MOST, MOST, MOST]
+    feedback = BatchingFeedback()
+    assert [wait_in_vain(feedback) for _ in range(8)] == [2, 4, 8, 16, 32, MAX_SKIPPED, MAX_SKIPPED, MAX_SKIPPED]
 
 
 def test_a_wait_that_was_joined_makes_the_next_penalty_smaller():
-    luck = BatchingFeedback()
-    wait_in_vain(luck)
-    wait_in_vain(luck)
-    luck.wait_began("f", 1)
-    luck.batch_started("f", 8, silent=False)
-    assert wait_in_vain(luck) == 4
+    feedback = BatchingFeedback()
+    wait_in_vain(feedback)
+    wait_in_vain(feedback)
+    feedback.wait_began("f", 1)
+    feedback.batch_started("f", 8, silent=False)
+    assert wait_in_vain(feedback) == 4
 
 
 def test_nobody_is_waited_for_after_waits_that_nobody_joined():
-    luck = BatchingFeedback()
+    feedback = BatchingFeedback()
     for _ in range(3):
-        luck.wait_began("f", 1)
-        luck.batch_started("f", 1, silent=False)
-    assert not luck.should_wait("f")
+        feedback.wait_began("f", 1)
+        feedback.batch_started("f", 1, silent=False)
+    assert not feedback.should_wait("f")
 
 
-def menu(kind: str) -> ConfigTable:
+def table(kind: str) -> ConfigTable:
     cores, times = TIMES["small"]
     fixed_ms, job_ms = times[kind]
     usual_units = cores if kind == "cpu" else 1
@@ -70,7 +69,7 @@ def menu(kind: str) -> ConfigTable:
 
 @pytest.mark.parametrize(("gap_us", "cheaper"), [(20_000, "cpu"), (1_000, "gpu")])
 def test_lone_jobs_are_cheapest_on_cores_and_crowds_on_the_gpu(gap_us: int, cheaper: str):
-    costs = {kind: usual_cost(menu(kind), gap_us, GOAL_US // 2, None)[0] for kind in ("cpu", "gpu")}
+    costs = {kind: usual_cost(table(kind), gap_us, GOAL_US // 2, None)[0] for kind in ("cpu", "gpu")}
     assert min(costs, key=lambda kind: costs[kind]) == cheaper
 
 
@@ -80,8 +79,8 @@ def test_where_five_units_cannot_start_a_batch_has_the_six_there_is_room_for():
     device = Device(DeviceSpec(id="gpu0", kind="gpu", units=15, memory_mib=1, limits=limits))
     instance = Instance("f-1", "f", "gpu0", InstancePhase.WARM, 0)
     sizes = ConfigTable(lambda batch, units, cores: 1_000, 1, (5, 6, 15), (0,), device.spec)
-    seat = CandidateSlot(instance, device, sizes, 0b111111 << 6, 6, 0, False, 0)
-    assert seat.slot_for(BatchConfig(1.0, 1_000, 1, 5, 0)).mask == 0b111111 << 6
+    slot = CandidateSlot(instance, device, sizes, 0b111111 << 6, 6, 0, False, 0)
+    assert slot.slot_for(BatchConfig(1.0, 1_000, 1, 5, 0)).mask == 0b111111 << 6
 
 
 def attainment(flow: str, latency_ms: int, cost: str, name: str) -> float:

@@ -6,8 +6,8 @@ import pytest
 
 from lamina.core.workflow.flow import Each, Flow, Task
 from lamina.policies import frontier
-from lamina.policies.frontier.candidate_slots import ConfigTables
-from lamina.policies.frontier.run_feasibility import RunFeasibility
+from lamina.policies.frontier.batch_planner import RunFeasibility
+from lamina.policies.frontier.config_table import ConfigTables
 from lamina.types import DeviceSpec, ScaleSpec, Slo
 from tests.script import Script, a_function
 
@@ -59,12 +59,12 @@ def test_a_run_that_can_be_in_time_is_asked_about_again_after_a_sixteenth_of_its
     """Its lines wait, with forty-five milliseconds left. A moment later reading is thought to be slower."""
     a_page_of(12, script, cores=1, instances=1, read_on=[])
     script.at(5 * MS)
-    view, siblings = script.controller.view, RunFeasibility(ConfigTables())
+    view, feasibility = script.controller.view, RunFeasibility(ConfigTables())
     read = view.functions["read"]
 
     def hopeless(at_us: int) -> bool:
         view.now_us = at_us
-        return siblings.is_infeasible(view, read, read.queue.head())
+        return feasibility.is_infeasible(view, read, read.queue.head())
 
     first = hopeless(5 * MS)
     script.predictor.takes["read"] = 90 * MS

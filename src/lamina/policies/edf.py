@@ -8,13 +8,12 @@ could be met. A batch is closed when waiting longer would cost a deadline or no 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lamina.core.actions import Reject
 from lamina.core.policy import Admitted, Decision, Defer, Drop, Slot, Start, View
 from lamina.core.scheduling.jobs import Job, Order
 from lamina.core.scheduling.state import FunctionState
-from lamina.planner.admission_fast_path import admit_and_remember, allows_probe, recent_estimate
 from lamina.planner.batching import (
     LEAD_US,
     batchable_prefix,
@@ -24,8 +23,9 @@ from lamina.planner.batching import (
     should_wait_for_resubmits,
     wait_until_us,
 )
-from lamina.planner.completion_estimate import estimate_us, workflow_estimate_us
 from lamina.planner.upstream_jobs import wait_for_upstream_us
+from lamina.policies.frontier.admission import RecentEstimates, allows_probe
+from lamina.policies.frontier.estimate import FixedSliceEstimator
 from lamina.types import NEVER_US, Call
 
 
@@ -34,25 +34,27 @@ class Policy:
     """Most urgent jobs first; calls that cannot be in time are rejected on arrival."""
 
     lead_us: int = LEAD_US  #: how long before a slice is free its next batch is committed
-    margin: float = 0.05  #: of the expected time, kept spare at admission; below 0 who may be lucky is let in, come what may
-    wait: bool = True  #: hold a batch back inside a burst
+    margin: float = 0.05  #: of the expected time, kept spare at admission; below 0 a call that needs luck is admitted, too
+    wait: bool = True  #: delay a batch inside a burst
     order: Order = "due"
+    _recent: RecentEstimates = field(default_factory=RecentEstimates, init=False)
+    _estimator: FixedSliceEstimator = field(default_factory=FixedSliceEstimator, init=False)
 
     def admit(self, view: View, call: Call) -> Admitted | Reject:
         flow = view.flows[call.target]
-        if lately := recent_estimate(view, flow, call):
-            return lately
+        if recent := self._recent.lookup(view, flow, call):
+            return recent
         if not all(view.can_host(view.functions[name]) for name in flow.functions):
             return Reject(call.id, "no-capacity")
         if flow.sole_task is not None:
-            finish_us = estimate_us(view, view.functions[flow.sole_task.function])
+            estimate_us = self._estimator.estimate_us(view, view.functions[flow.sole_task.function])
         else:
-            finish_us = workflow_estimate_us(view, flow)
+            estimate_us = self._estimator.workflow_estimate_us(view, flow)
         allowed_us = call.expires_us - view.now_us
-        reserve_us = view.admission_margin_us(call.target) if self.margin >= 0 else 0
-        needed_us = int(finish_us * (1 + self.margin)) + reserve_us if finish_us else 0
-        if needed_us <= allowed_us or allows_probe(view, flow, needed_us - reserve_us, allowed_us):
-            return admit_and_remember(view, flow, finish_us)
+        margin_us = view.admission_margin_us(call.target) if self.margin >= 0 else 0
+        needed_us = int(estimate_us * (1 + self.margin)) + margin_us if estimate_us else 0
+        if needed_us <= allowed_us or allows_probe(view, flow, needed_us - margin_us, allowed_us):
+            return self._recent.admit(view, flow, estimate_us)
         return Reject(call.id, "deadline", retry_after_us=max(1_000, needed_us - allowed_us), offer_us=needed_us)
 
     def dispatch(self, view: View) -> Iterator[Decision]:

@@ -1,97 +1,221 @@
-"""Admission control of the default policy: estimate the completion time; admit with it, or reject with the latency that could be
-met.
+"""Admission control: parts of the decision to admit a call or to reject it (`Policy.admit`).
 
-- A call that could not be in time behind those that wait already is rejected (`estimate.py`).
-- So is a call that would cost more than its limit.
-- If demand exceeds the devices, the calls with the most work are shed first (`load_shedding.py`): as many as can be are then
-  answered in time.
-- In overload most calls are rejected, each for the reason the one before it was: rejections are remembered.
+    RecentEstimates   fast path: a call with ample slack is admitted by a recent estimate, without a new one
+    RejectionMemory   fast path of overload: the last rejection of a function holds until something changes
+    CostBudget        what a run may cost, and what it will: one source for admission, for the choice of configurations, and for
+                      what is given up
+    allows_probe      a call that only the admission margin speaks against is admitted on an idle device
+
+The completion time itself is estimated in `estimate.py`; which calls go first in overload is decided in `load_shedding.py`.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from lamina.core.actions import Reject
+from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Admitted, View
+from lamina.core.scheduling.jobs import Job
+from lamina.core.scheduling.state import FunctionState
 from lamina.core.workflow.flow import Flow
-from lamina.planner.admission_fast_path import admit_and_remember, allows_probe, is_idle, recent_estimate
-from lamina.policies.frontier import explain
-from lamina.policies.frontier.backlog_model import BacklogModel
-from lamina.policies.frontier.cost_budget import CostBudget
-from lamina.policies.frontier.estimate import CompletionEstimator
-from lamina.policies.frontier.load_shedding import LoadShedder
-from lamina.policies.frontier.optimizer import CONGESTION_SLACK, states_goal
-from lamina.policies.frontier.rejections import RejectionMemory
-from lamina.types import Call
+from lamina.planner.arrival_rates import ArrivalRates
+from lamina.policies.frontier.candidate_slots import CandidateSlot
+from lamina.policies.frontier.config_table import BatchConfig, ConfigTables, usual_cost
+from lamina.policies.frontier.workflow_plans import PlanCache
+from lamina.types import NEVER_US, Call
+
+AMPLE_SLACK = 8
+RECENT_US = 2_000
+"""A call with so many times the time that another of its target was given so recently is admitted with that, while few wait."""
+
+GROUP_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+"""Numbers of runs that share their batches, as far as batches may be so large."""
+
+ROUNDING = 1e-9
+"""Of a cost limit: sums of prices are no more exact than that."""
 
 
-@dataclass(slots=True)
-class AdmissionControl:
-    margin: float
-    demand: LoadShedder
-    fluid: BacklogModel
-    offers: CompletionEstimator
-    allowance: CostBudget
-    to_prefetch: dict[str, None] = field(
-        default_factory=dict
-    )  #: functions that somebody let in will come to and that stand nowhere
-    _shut: RejectionMemory = field(default_factory=RejectionMemory)
+# ------------------------------------------------------------------------ fast paths
 
-    def admit(self, view: View, call: Call) -> Admitted | Reject:
-        flow = view.flows[call.target]
-        if not self.demand.is_overloaded and not call.cost_limit and (lately := recent_estimate(view, flow, call)):
-            self.demand.record_arrival(flow.name)
-            return lately
-        allowed_us = call.expires_us - view.now_us
-        if refused := self._still_shut(view, flow, call, allowed_us):
-            return refused
-        if not all(view.can_host(view.functions[name]) for name in flow.functions):
-            return Reject(call.id, "no-capacity")
-        reserve_us = view.admission_margin_us(call.target)
-        within_us = int((allowed_us - reserve_us) / (1 + self.margin))
-        steps_us = within_us if flow.sole_task is not None else int(within_us / (1 + CONGESTION_SLACK))
-        if price := self.allowance.excess_cost(view, flow, call, steps_us):
-            return Reject(call.id, "cost", why=explain.explain_cost_rejection(price, call.cost_limit) if view.explain else "")
-        heavy = self._is_shed(view, flow) and states_goal(call, flow.slo)  # who has no goal can wait
-        finish_us = self._finish_us(view, flow, allowed_us, within_us)
-        needed_us = int(finish_us * (1 + self.margin)) + reserve_us if finish_us else 0
-        late = needed_us > allowed_us and not allows_probe(view, flow, needed_us - reserve_us, allowed_us)
-        if late or heavy:
-            if flow.sole_task is not None and not heavy:
-                self._shut.record(view, view.functions[flow.sole_task.function], allowed_us, needed_us)
-            said = explain.explain_rejection(finish_us, reserve_us, self.margin, allowed_us, heavy) if view.explain else ""
-            return Reject(call.id, "deadline", max(1_000, needed_us - allowed_us), needed_us, said)
-        if flow.sole_task is None:
-            self.to_prefetch.update({name: None for name in flow.functions if not view.functions[name].instances})
-        return admit_and_remember(view, flow, finish_us)
 
-    def _still_shut(self, view: View, flow: Flow, call: Call, allowed_us: int) -> Reject | None:
-        """A similar call was rejected a moment ago, and nothing has changed since."""
-        if flow.sole_task is None or view.explain:
+@dataclass(frozen=True, slots=True)
+class RecentEstimates:
+    """Recent estimates by target. Most calls have many times the time they take, and few wait: reusing an estimate saves most
+    of what an arrival costs."""
+
+    _estimates: dict[str, tuple[int, int]] = field(default_factory=dict)  #: until when, and the estimate
+
+    def lookup(self, view: View, flow: Flow, call: Call) -> Admitted | None:
+        """The recent estimate as an admission; None if a new estimate is needed."""
+        until_us, estimate_us = self._estimates.get(flow.name, (0, 0))
+        if until_us <= view.now_us:
             return None
-        function = view.functions[flow.sole_task.function]
-        needed_us = self._shut.needed_us(view, function, allowed_us)
-        if needed_us <= allowed_us or is_idle(view, function):
+        if call.expires_us - view.now_us <= AMPLE_SLACK * estimate_us + view.admission_margin_us(call.target):
             return None
-        self.demand.record_arrival(flow.name)
-        return Reject(call.id, "deadline", max(1_000, needed_us - allowed_us), needed_us)
+        for name in flow.functions:
+            function = view.functions[name]
+            if not function.instances or len(function.queue) > 2 * function.spec.max_batch:
+                return None
+        return Admitted(estimate_us)
 
-    def _finish_us(self, view: View, flow: Flow, allowed_us: int, within_us: int) -> int:
-        if flow.sole_task is None:
-            return self.offers.workflow_estimate_us(view, flow, allowed_us, self.demand.is_overloaded)
-        return self.offers.estimate_us(view, view.functions[flow.sole_task.function], allowed_us, within_us)
+    def admit(self, view: View, flow: Flow, estimate_us: int) -> Admitted:
+        """Admit with this estimate, and keep it for the next calls."""
+        if estimate_us:
+            self._estimates[flow.name] = (view.now_us + RECENT_US, estimate_us)
+        return Admitted(estimate_us)
 
-    def _is_shed(self, view: View, flow: Flow) -> bool:
-        """Whether this call is shed: demand exceeds the devices, and it takes much."""
-        demand, devices = self.demand, view.devices
-        demand.record_arrival(flow.name)
-        hosts = self.fluid.hosts_of(view, flow)
-        for host in hosts:
-            demand.record_utilisation(host, devices[host].busy.bit_count() / devices[host].spec.units)
-        if demand.is_due(view.now_us):
-            work = {
-                target: self.fluid.work_per_call(view, view.flows[target]) for target in demand.targets if target in view.flows
-            }
-            demand.update(view.now_us, {name: device.spec.units for name, device in devices.items()}, work)
-        return demand.is_overloaded and not demand.admits(flow.name, hosts)
+
+class _Rejection(NamedTuple):
+    at_us: int
+    needed_us: int
+    allowed_us: int
+    queued: int
+    batch: int  #: the last one that began or was booked
+
+
+@dataclass(frozen=True, slots=True)
+class RejectionMemory:
+    """The last rejection of each function. In overload most calls are rejected, and a rejection must cost next to nothing: the
+    time it takes is taken from calls that are served. What a call would need shrinks only as time goes by, as long as no batch
+    has begun and the queue has not shrunk. So a call that arrives in the meantime with as little time is rejected by a
+    subtraction."""
+
+    _rejections: dict[str, _Rejection] = field(default_factory=dict)
+
+    def record(self, view: View, function: FunctionState, allowed_us: int, needed_us: int) -> None:
+        last_batch = next(reversed(view.batches), 0)
+        self._rejections[function.spec.name] = _Rejection(view.now_us, needed_us, allowed_us, len(function.queue), last_batch)
+
+    def needed_us(self, view: View, function: FunctionState, allowed_us: int) -> int:
+        """What a call needs that comes now; 0: that must be estimated."""
+        known = self._rejections.get(function.spec.name)
+        if known is None or allowed_us > known.allowed_us or len(function.queue) < known.queued:
+            return 0
+        if next(reversed(view.batches), 0) != known.batch:
+            return 0
+        return known.needed_us - (view.now_us - known.at_us)
+
+
+def allows_probe(view: View, flow: Flow, needed_us: int, allowed_us: int) -> bool:
+    """Admit as a probe: only the admission margin speaks against this call, and nothing of its kind is served. The margin is
+    learnt from calls that are served; if all were rejected, it would stay as it is, on an idle device."""
+    return needed_us <= allowed_us and flow.sole_task is not None and is_idle(view, view.functions[flow.sole_task.function])
+
+
+def is_idle(view: View, function: FunctionState) -> bool:
+    """Nothing of the function waits or runs, and a device it is on has free units: a rejection would save nothing."""
+    if len(function.queue):
+        return False
+    free = False
+    for instance in function.instances.values():
+        if instance.batches:
+            return False
+        device = view.devices[instance.device]
+        free = free or (instance.phase is InstancePhase.WARM and device.busy != device.all_units)
+    return free
+
+
+# ------------------------------------------------------------------------ cost limits
+
+
+@dataclass(frozen=True, slots=True)
+class CostBudget:
+    """Cost budget of a run.
+
+    - At admission: what it should cost in the time it has, sharing batches with the calls that arrive meanwhile. A call that
+      would pay more than its limit is told so before anything has been spent.
+    - When a batch is chosen: what is left of the limit, less what the run's other steps take; those that run, as they run, those
+      that wait or are still to come, in batches of the usual size. That is aimed at. A step behind a choice counts in full.
+    - Before a batch starts: the same with the least that the others can take. What is over the limit even so will be over it in
+      the end, and is given up now rather than at its last step.
+    """
+
+    tables: ConfigTables
+    plans: PlanCache
+    rates: ArrivalRates
+
+    def excess_cost(self, view: View, flow: Flow, call: Call, allowed_us: int) -> float:
+        """Expected cost, if it exceeds the limit; else 0, as where it is unknown, or where no price makes it in time."""
+        expected = self._expected(view, flow, allowed_us)
+        if not call.cost_limit * (1 + ROUNDING) < expected < math.inf:
+            return 0.0
+        for name, times in flow.expected_jobs.items():
+            if times >= 1:
+                self.rates.on_rejected(name)
+        return expected
+
+    def _expected(self, view: View, flow: Flow, allowed_us: int) -> float:
+        """Expected cost per run. Runs that wait to share the first batch share all others. No call is rejected for an optional
+        step."""
+        first = view.functions[flow.functions[0]]
+        gap_us, waiting = self.rates.interarrival_us(view.now_us, first), len(first.queue) + 1
+        least = math.inf
+        for count in dict.fromkeys([*GROUP_SIZES, waiting, first.spec.max_batch]):
+            wait_us = int(max(0, count - waiting) * gap_us)
+            if count > first.spec.max_batch or wait_us >= allowed_us:
+                continue
+            found = self.plans.group_frontier(view, flow, count)
+            if found is None:
+                return 0.0
+            least = min(least, found.cost_within(allowed_us - wait_us))
+        return least
+
+    def step_budget(self, view: View, job: Job) -> float:
+        """How much this step should cost at most; infinite where there is no limit."""
+        call = job.run.call
+        if not call.cost_limit:
+            return math.inf
+        slo_us = call.deadline_us - call.arrived_us
+        return self._left(view, job, lambda function: self._usual(view, function, slo_us), math.ceil)
+
+    def _usual(self, view: View, function: FunctionState, within_us: int) -> float:
+        """Cost of a job on the cheapest device, in a batch of the usual size; 0 while unknown."""
+        gap_us = self.rates.interarrival_us(view.now_us, function)
+        costs = [usual_cost(table, gap_us, within_us, None)[0] for table in self.tables.tables_of(view, function)]
+        return min((cost for cost in costs if cost < math.inf), default=0.0)
+
+    def can_afford(self, view: View, job: Job, slot: CandidateSlot, config: BatchConfig, units: int, largest_batch: int) -> bool:
+        """Whether the run can keep to its limit if this batch starts here, on so many units, and no later batch is larger than
+        `largest_batch`. Optional steps do not count."""
+        limit = job.run.call.cost_limit
+        if not limit:
+            return True
+        price = slot.device.spec.lease_price(units, config.cores) * slot.time_us(config) / config.batch
+
+        def least(function: FunctionState) -> float:
+            configs = [table.cheapest_within(largest_batch, NEVER_US) for table in self.tables.tables_of(view, function)]
+            return min((config.cost for config in configs if config is not None), default=0.0)
+
+        return price <= self._left(view, job, least, int) + limit * ROUNDING
+
+    def wait_to_share_until_us(self, view: View, job: Job, count: int, most: int) -> int:
+        """Until when a run that has not begun may wait for a larger group than `count`, and be in time and within its limit with
+        those that follow."""
+        run, latest_us = job.run, 0
+        limit = run.call.cost_limit * (1 + ROUNDING)
+        gap_us = self.rates.interarrival_us(view.now_us, view.functions[job.function])
+        for more in [size for size in dict.fromkeys([*GROUP_SIZES, count + 1, most]) if count < size <= most]:
+            found = self.plans.group_frontier(view, run.flow, more)
+            if found is not None and found.cost[-1] <= limit:
+                needed_us = int(found.time_us[(found.cost > limit).sum()])
+                latest_us = max(latest_us, run.call.deadline_us - needed_us - int((more - count - 1) * gap_us))
+        return latest_us
+
+    def _left(self, view: View, job: Job, cost: Callable[[FunctionState], float], times: Callable[[float], int]) -> float:
+        """Of its run's limit, for this job: less what has been spent, what runs beside it, and what others will cost."""
+        run = job.run
+        left = run.call.cost_limit - run.cost
+        more = {name: times(count) for name, count in run.expected_jobs.items() if count > 0}
+        for other in run.jobs.values():
+            if other is job:
+                continue
+            batch = view.batches.get(other.batch_id)
+            if batch is None:
+                more[other.function] = more.get(other.function, 0) + 1
+            else:
+                price = batch.device.spec.lease_price(batch.mask.bit_count(), batch.cores)
+                left -= price * batch.predicted_us / len(batch.jobs)
+        return left - sum([count * cost(view.functions[name]) for name, count in more.items() if count])

@@ -1,117 +1,372 @@
-"""Batch decision for one function: start now, where and with how many jobs, or wait for more.
+"""Batch planner: members, configuration and delay of the next batch of a function.
 
-The optimisation itself is in `optimizer.py`. Here is what goes into it: the goal of the head of the queue (or none), what comes
-after, the cost budget; and two corrections. Upstream jobs are known and worth waiting for; and on an owned device a batch is
-not split for a saving as small as the noise.
+The optimisation itself is in `optimizer.py`. Here is what goes into it: the jobs of the batch and its head, the goal of that
+head (or none), what comes after, the cost budget; and two corrections. Upstream jobs are known and worth waiting for; and on an
+owned device a batch is not split for a saving as small as the noise.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 
+from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import View
 from lamina.core.scheduling.jobs import Job
+from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState
-from lamina.planner.batching import recheck_at_count, wait_until_us
+from lamina.planner.batching import batchable_prefix, largest_batch_within, recheck_at_count, wait_until_us
 from lamina.planner.upstream_jobs import wait_for_upstream_us
-from lamina.policies.frontier.batching_feedback import BatchingFeedback
-from lamina.policies.frontier.candidate_slots import CandidateSlot
-from lamina.policies.frontier.config_table import BatchConfig
-from lamina.policies.frontier.optimizer import CLOSED_LOOP, NOTHING, BatchDecision, ConfigOptimizer, cheapest_slot, has_goal
-from lamina.policies.frontier.workflow_plans import PlanCache
+from lamina.policies.frontier.candidate_slots import CandidateSlot, upcoming_slots
+from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, ConfigTables
+from lamina.policies.frontier.optimizer import CLOSED_LOOP, MIN_SAVING, NOTHING, BatchDecision, ConfigOptimizer, cheapest_slot
+from lamina.policies.frontier.workflow_plans import StepPlan
 from lamina.types import NEVER_US
 
-AGAIN = 16
+PASS_OVER = 1.1
+"""Times the least possible cost: a head for which its batch would be dearer than that may be passed over in a crowd."""
+
+WHOLE_EVERY = 16
 """Of batches that leave jobs behind, one in so many takes them all."""
+
+
+# ------------------------------------------------------------------------ members
+
+
+def select_batch(function: FunctionState, late: int, slots: list[CandidateSlot], now_us: int) -> list[Job]:
+    """Jobs of the next batch, its head first: those that can be in time, then the `late` ones of the queue."""
+    queue, most = function.queue, function.spec.max_batch
+    waiting = len(queue)
+    if late >= waiting:
+        return batchable_prefix(queue.first(most))
+    start = _batch_head(function, late, slots, now_us) if waiting - late > 1 and slots else late
+    jobs = queue.slice(start, most)
+    if start and len(jobs) < most:
+        jobs += queue.slice(0, min(start, most - len(jobs)))
+    return batchable_prefix(jobs)
+
+
+def _batch_head(function: FunctionState, late: int, slots: list[CandidateSlot], now_us: int) -> int:
+    """Position of the batch head. More wait than fit into one batch: a job so urgent that the batch would be small or dear for it
+    is passed over if more are served, in the same time on the same units, without it."""
+    queue, most = function.queue, function.spec.max_batch
+    waiting = len(queue) - late
+    if waiting <= most and not _splits(function, late, slots, now_us):
+        return late
+    most = min(waiting, most)
+    jobs = queue.slice(late, most)
+    ideal = cheapest_slot(slots, most, NEVER_US)
+    best, best_rate = late, 0.0
+    for passed, job in enumerate(jobs):
+        found = cheapest_slot(slots, most, job.due_us - now_us)
+        if ideal is None or found is None:
+            continue
+        config = found[1]
+        rate = (config.batch - passed) / (config.cost * config.batch) if config.cost else 1.0
+        if rate > best_rate:
+            best, best_rate = late + passed, rate
+        if config.cost <= PASS_OVER * ideal[1].cost:
+            break
+    return best
+
+
+def _splits(function: FunctionState, late: int, slots: list[CandidateSlot], now_us: int) -> bool:
+    """There is room for one batch, and in time for the most urgent job it would leave others behind. (A step of a workflow
+    may be late without the whole being so.)"""
+    head = function.queue.slice(late, 1)[0]
+    if len(slots) > 1 or head.run.flow.sole_task is None:
+        return False
+    slot, waiting = slots[0], len(function.queue) - late
+    config = slot.cheapest_within(waiting, head.due_us - now_us)
+    if config is None or config.batch >= waiting:
+        return False
+    return function.batches_at_once(slot.device) == 1 or config.units >= slot.units
+
+
+# ------------------------------------------------------------------------ configuration and delay
 
 
 @dataclass(slots=True)
 class BatchPlanner:
-    plans: PlanCache
-    weigh: ConfigOptimizer
-    luck: BatchingFeedback
-    doubt: float  #: on a machine of one's own, what smaller batches must promise to save before a batch is parted
-    _parted: dict[str, int] = field(default_factory=dict)  #: batches that left some behind
+    """Decides for one batch at a time: start it now, and how, or wait for more jobs."""
+
+    optimizer: ConfigOptimizer
+    feedback: BatchingFeedback
+    doubt: float  #: on an owned device, what smaller batches must promise to save before a batch is split
+    _splits: dict[str, int] = field(default_factory=dict)  #: batches that left jobs behind
 
     def decide(
-        self, view: View, function: FunctionState, jobs: list[Job], room: list[CandidateSlot], in_time: bool, cap: float
+        self,
+        view: View,
+        function: FunctionState,
+        jobs: list[Job],
+        slots: list[CandidateSlot],
+        in_time: bool,
+        has_goal: bool,
+        plan: StepPlan | None,
+        cost_limit: float,
     ) -> BatchDecision:
         now_us, head, count = view.now_us, jobs[0], len(jobs)
+        if not has_goal:
+            return self._as_wished(view, function, head, slots, count)
         call = head.run.call
         slo_us = call.deadline_us - call.arrived_us
-        if not has_goal(head):
-            return self._as_wished(view, function, head, room, count)
         if not in_time:
-            found = cheapest_slot(room, count, head.expires_us - now_us, slo_us)
+            found = cheapest_slot(slots, count, head.expires_us - now_us, slo_us)
             return BatchDecision(*found) if found else NOTHING
         waiting = None
-        if self.luck.should_wait(function.spec.name):
-            waiting = self.weigh.wait_budget(view, function, head, count, room)
-        ahead = self.plans.step_plan(view, head)
-        verdict = NOTHING
-        if ahead is not None:
+        if self.feedback.should_wait(function.spec.name):
+            waiting = self.optimizer.wait_budget(view, function, head, count, slots)
+        decision = NOTHING
+        if plan is not None:
             within_us = call.deadline_us - now_us
-            if cap < math.inf:
-                verdict = self.weigh.for_step(now_us, room, count, within_us, slo_us, waiting, ahead, cap)
-            if verdict is NOTHING:
-                verdict = self.weigh.for_step(now_us, room, count, within_us, slo_us, waiting, ahead)
-        if verdict is NOTHING:
-            verdict = self.weigh.for_function(
-                now_us, room, count, head.due_us - now_us, slo_us, waiting if ahead is None else None
-            )
-        return self._known_company(view, function, head, count, verdict)
+            if cost_limit < math.inf:
+                decision = self.optimizer.for_step(now_us, slots, count, within_us, slo_us, waiting, plan, cost_limit)
+            if decision is NOTHING:
+                decision = self.optimizer.for_step(now_us, slots, count, within_us, slo_us, waiting, plan)
+            waiting = None
+        if decision is NOTHING:
+            decision = self.optimizer.for_function(now_us, slots, count, head.due_us - now_us, slo_us, waiting)
+        return self._with_delay(view, function, head, count, decision)
 
-    def _as_wished(self, view: View, function: FunctionState, head: Job, room: list[CandidateSlot], count: int) -> BatchDecision:
+    def _as_wished(self, view: View, function: FunctionState, head: Job, slots: list[CandidateSlot], count: int) -> BatchDecision:
         """Without a latency goal: the slice the function asks for, and no batch delay but what pays in throughput."""
         wished = []
-        for seat in room:
-            units = function.spec.units_on(seat.device.spec)
-            if seat.exact:
-                wished.append(seat)
-            elif seat.units >= units:
-                wished.append(seat._replace(units=units, exact=True))
+        for slot in slots:
+            units = function.spec.units_on(slot.device.spec)
+            if slot.is_exact:
+                wished.append(slot)
+            elif slot.units >= units:
+                wished.append(slot._replace(units=units, is_exact=True))
         found = cheapest_slot(wished, count, head.expires_us - view.now_us)
-        return self._known_company(view, function, head, count, BatchDecision(*found)) if found else NOTHING
+        return self._with_delay(view, function, head, count, BatchDecision(*found)) if found else NOTHING
 
-    def _known_company(self, view: View, function: FunctionState, head: Job, count: int, verdict: BatchDecision) -> BatchDecision:
+    def _with_delay(self, view: View, function: FunctionState, head: Job, count: int, decision: BatchDecision) -> BatchDecision:
         """Wait for upstream jobs; and without a plan for the rest of a workflow, for any that pay in throughput."""
-        seat, pick, now_us = verdict.seat, verdict.pick, view.now_us
-        if seat is None or pick is None or verdict.until_us > now_us:
-            return verdict
-        verdict = verdict._replace(pick=(pick := self.avoid_split(function, head, count, seat, pick)))
-        if pick.batch < count or count >= function.spec.max_batch:
-            return verdict
-
-        def latency_us(batch: int) -> int:
-            return seat.menu.latency_us(batch, pick.units, pick.cores)
-
-        most_us = latency_us(min(count + 1, function.spec.max_batch))
-        start_by_us = min(head.due_us, head.expires_us) - int(most_us * (1 + self.weigh.spare)) - 1
-        if head.run.flow.sole_task is not None:  # whoever waits to the last moment is late as often as batches are
+        slot, config, now_us = decision.slot, decision.config, view.now_us
+        if slot is None or config is None or decision.until_us > now_us:
+            return decision
+        if config.batch < count:
+            config = self.avoid_split(function, head, count, slot, config)
+            decision = decision._replace(config=config)
+        most = function.spec.max_batch
+        if config.batch < count or count >= most:
+            return decision
+        arrivals, is_function = function.arrivals, head.run.flow.sole_task is not None
+        latency_us = partial(slot.table.latency_us, units=config.units, cores=config.cores)
+        start_by_us = min(head.due_us, head.expires_us) - int(latency_us(count + 1) * (1 + self.optimizer.spare)) - 1
+        if is_function:  # a batch that waits to the last moment is late as often as batches are
             start_by_us -= view.admission_margin_us(head.run.call.target)
         until_us, again = 0, count + 1
         if function.expected_jobs >= 1:
             until_us = wait_for_upstream_us(view, function, count, now_us, latency_us, start_by_us)
-        paid = seat.exact or seat.device.spec.owned
-        alone = head.run.flow.sole_task is not None or paid or function.arrivals.resubmit_share > CLOSED_LOOP
-        if until_us <= now_us and head.due_us < NEVER_US and alone:
-            until_us = wait_until_us(now_us, function, count, function.spec.max_batch, latency_us, start_by_us)
-            again = recheck_at_count(now_us, function, count)
-        return verdict._replace(until_us=until_us, company=again) if until_us > now_us else verdict
+        if until_us <= now_us and head.due_us < NEVER_US:
+            paid = slot.is_exact or slot.device.spec.owned
+            if is_function or paid or arrivals.resubmit_share > CLOSED_LOOP:
+                until_us = wait_until_us(now_us, function, count, most, latency_us, start_by_us)
+                again = recheck_at_count(now_us, function, count)
+        return decision._replace(until_us=until_us, at_count=again) if until_us > now_us else decision
 
-    def avoid_split(self, function: FunctionState, head: Job, count: int, seat: CandidateSlot, pick: BatchConfig) -> BatchConfig:
+    def avoid_split(
+        self, function: FunctionState, head: Job, count: int, slot: CandidateSlot, config: BatchConfig
+    ) -> BatchConfig:
         """On an owned device: all waiting jobs in one batch, if that is in time and not clearly slower per job. Learnt times are
         noisy, and splitting a batch for less than their noise is slower in the end. Every so often even then: a size that was
         slow once, before caches were warm, would else never be seen again. Where time is not paid for, trying costs nothing."""
-        if pick.batch >= count or not seat.device.spec.owned:
-            return pick
-        us = seat.menu.latency_us(count, pick.units, pick.cores)
-        whole = BatchConfig(pick.cost * us / pick.time_us * pick.batch / count, us, count, pick.units, pick.cores)
-        if not 0 < seat.at_us + seat.time_us(whole) <= head.due_us:
-            return pick
-        if whole.time_us * pick.batch <= (1 + self.doubt) * pick.time_us * count:
+        if config.batch >= count or not slot.device.spec.owned:
+            return config
+        us = slot.table.latency_us(count, config.units, config.cores)
+        cost = config.cost * us / config.time_us * config.batch / count
+        whole = BatchConfig(cost, us, count, config.units, config.cores)
+        if not 0 < slot.at_us + slot.time_us(whole) <= head.due_us:
+            return config
+        if whole.time_us * config.batch <= (1 + self.doubt) * config.time_us * count:
             return whole
         name = function.spec.name
-        self._parted[name] = parted = self._parted.get(name, 0) + 1
-        return pick if parted % AGAIN else whole
+        self._splits[name] = splits = self._splits.get(name, 0) + 1
+        return config if splits % WHOLE_EVERY else whole
+
+
+def cheaper_upcoming_slots(
+    view: View,
+    tables: ConfigTables,
+    function: FunctionState,
+    jobs: list[Job],
+    slot: CandidateSlot,
+    config: BatchConfig,
+    plan: StepPlan | None,
+    spare: float,
+    cost_limit: float,
+) -> list[CandidateSlot]:
+    """Upcoming slots on other kinds of devices with which the whole is cheaper and still in time, the best first; if a job would
+    cost more than `cost_limit` here, on any device where it does not.
+
+    Where a function is on several kinds of devices, the cheap kind is busy more often. Taking what is free at the moment ends up
+    on the dear one although the other has a slice to spare a millisecond later, and blocks functions that have no choice.
+    """
+    now_us, head = view.now_us, jobs[0]
+
+    def total(config: BatchConfig, wait_us: int) -> float:
+        us = wait_us + int(config.time_us * (1 + spare))
+        if plan is None:
+            return config.cost if now_us + us <= head.due_us else math.inf
+        return config.cost + plan.step.after.cost_within(head.run.call.deadline_us - now_us - us)
+
+    over = config.cost > cost_limit
+    least = math.inf if over else total(config, 0) * (1 - MIN_SAVING)
+    found: list[tuple[float, int, CandidateSlot]] = []
+    for other in upcoming_slots(view, tables, function, head.due_us):
+        if over or other.table is not slot.table:
+            rows = other.pareto(len(jobs))[1]
+            cost = min((total(row, other.at_us - now_us) for row in rows if row.cost <= cost_limit), default=math.inf)
+            if cost < least:
+                found.append((cost, len(found), other))
+    return [other for _, _, other in sorted(found)]
+
+
+# ------------------------------------------------------------------------ feedback
+
+
+MIN_TRUST = 0.2
+"""Trust below which a batch is not delayed."""
+
+MAX_SKIPPED = 64
+"""Batches after which a wait is tried again at the latest."""
+
+
+@dataclass(slots=True)
+class _Record:
+    trust: float = 1.0
+    waiting: int = 0  #: how many there were when the wait began
+    skip: int = 0  #: batches to go without waiting
+    penalty: int = 1
+
+
+@dataclass(slots=True)
+class BatchingFeedback:
+    """Feedback for delayed batching: per function, did delaying a batch make it larger? If not, stop delaying.
+
+    The arrival rate promises more jobs; closed-loop clients, which call again only when they are answered, do not keep that
+    promise: all of them call at once, and then none, however long they are made to wait. Nothing tells the two apart but the
+    outcome. A wait that ends as it began halves the trust, one that was joined restores some of it, and so does a batch of
+    several without a wait. After a wait that ends in silence the next batches start at once, twice as many each time it happens.
+    """
+
+    _records: dict[str, _Record] = field(default_factory=dict)
+
+    def should_wait(self, function: str) -> bool:
+        record = self._records.get(function)
+        return record is None or (record.trust >= MIN_TRUST and not record.skip)
+
+    def wait_began(self, function: str, count: int) -> None:
+        """So many jobs wait for more."""
+        record = self._records.setdefault(function, _Record())
+        record.waiting = record.waiting or count
+
+    def batch_started(self, function: str, count: int, silent: bool) -> None:
+        """A batch of `count` starts; `silent`: no job has arrived for a while."""
+        record = self._records.setdefault(function, _Record())
+        if not record.waiting:
+            record.skip = max(0, record.skip - 1)
+            record.trust = min(1.0, record.trust + 0.1) if count > 1 else record.trust
+        elif silent:
+            record.penalty = min(MAX_SKIPPED, 2 * record.penalty)
+            record.skip = record.penalty
+        else:
+            record.penalty = max(1, record.penalty // 2)
+            record.trust = min(1.0, record.trust + 0.25) if count > record.waiting else 0.5 * record.trust
+        record.waiting = 0
+
+
+# ------------------------------------------------------------------------ feasibility of a run
+
+
+HOPE = 0.75
+"""Of the times that are planned with: those are seldom exceeded, so with less there is still something to be hoped for."""
+
+RECHECK_PART = 16
+"""A feasible run is checked again when such a part of the time it has left is gone: counting a thousand items for each of their
+batches would take longer than choosing the batch."""
+
+
+@dataclass(slots=True)
+class RunFeasibility:
+    """Feasibility of a run: if the slowest item of a map cannot meet the deadline, drop the run before spending time on others.
+
+    Jobs of one run that wait for the same function, such as the lines of a page, are all needed. So a run is asked about as a
+    whole. The answer is generous: nothing but what is running or committed already is in its way, and its slices are of whatever
+    size lets most of its jobs end in time.
+    """
+
+    tables: ConfigTables
+    _checked: dict[str, tuple[str, int]] = field(default_factory=dict)  #: by function: the call last asked about, and until when
+
+    def is_infeasible(self, view: View, function: FunctionState, head: Job) -> bool:
+        """Whether the jobs of its run that wait here cannot all end in time any more."""
+        name, call, now_us = function.spec.name, head.run.call.id, view.now_us
+        if len(head.run.jobs) < 2:
+            return False
+        checked, until_us = self._checked.get(name, ("", 0))
+        if checked == call and now_us < until_us:
+            return False
+        if self._too_many(view, function, head):
+            return True
+        self._checked[name] = (call, now_us + (head.expires_us - now_us) // RECHECK_PART)
+        return False
+
+    def _too_many(self, view: View, function: FunctionState, head: Job) -> bool:
+        missing = sum(not job.batch_id and job.function == head.function for job in head.run.jobs.values())
+        if missing < 2:
+            return False
+        instances: dict[str, int] = {}  #: by device
+        for instance in function.instances.values():
+            if instance.phase is InstancePhase.WARM:
+                instances[instance.device] = instances.get(instance.device, 0) + 1
+        for device_id, count in instances.items():
+            device = view.devices[device_id]
+            at_once = count * (function.batches_at_once(device) or device.spec.units)
+            table = self.tables.table_for(view, function, device)
+            missing -= _in_time(view, device, table, at_once, missing, head.expires_us)
+            if missing <= 0:
+                return False
+        return True
+
+
+def _in_time(view: View, device: Device, table: ConfigTable, at_once: int, wanted: int, until_us: int) -> int:
+    """How many of so many jobs can end here by then, in so many batches side by side at most."""
+    free_us = sorted(_free_us(view, device))
+    most = min(wanted, table.max_batch)
+    best = 0 if table.is_known else wanted
+    for size in table.unit_counts:
+        latency_us = partial(_hoped_us, table, size)
+        full_us = latency_us(most)
+        if not full_us:
+            continue  # its latency is unknown, so no batch will have that slice
+        found = 0
+        for last in range(size - 1, min(at_once * size, len(free_us)), size):
+            rounds, left_us = divmod(max(0, until_us - free_us[last]), full_us)
+            found += rounds * most + largest_batch_within(most, left_us, latency_us)
+        best = max(best, found)
+        if best >= wanted:
+            break
+    return best
+
+
+def _hoped_us(table: ConfigTable, units: int, batch: int) -> int:
+    return int(HOPE * table.latency_us(batch, units, table.core_counts[-1]))
+
+
+def _free_us(view: View, device: Device) -> list[int]:
+    """Of every unit, when what is running on it, and booked behind that, has ended."""
+    free_us = [view.now_us] * device.spec.units
+    for batch_id in device.running:
+        batch = view.batches[batch_id]
+        mask, end_us = batch.mask, batch.expected_end_us
+        while batch.follower is not None:
+            batch = batch.follower
+            end_us = max(view.now_us, end_us) + batch.predicted_us
+        for unit in range(device.spec.units):
+            if mask >> unit & 1:
+                free_us[unit] = max(free_us[unit], end_us)
+    return free_us

@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Slot, View
 from lamina.core.scheduling.leases import Device, find_block
 from lamina.core.scheduling.state import Batch, FunctionState, Instance
-from lamina.policies.frontier.config_table import (
-    BatchConfig,
-    ConfigTable,
-    ParetoFront,
-    core_counts_on,
-    largest_fit,
-    unit_counts_on,
-)
-from lamina.types import DeviceSpec
-
-FIRST_US, CHECK_US = 10_000, 1_000_000
-"""How often a menu is held against what is predicted now: at first often, while that is still being learnt, and less and less
-often the longer it holds."""
-
-NOISY_BUILDS = 10
-"""Times the first of these, for a menu that has had to be made anew so often: what still moves then is noise, and making one
-takes as long as a batch."""
+from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, ConfigTables, ParetoFront, largest_fit
 
 
 class CandidateSlot(NamedTuple):
@@ -34,96 +17,46 @@ class CandidateSlot(NamedTuple):
 
     instance: Instance
     device: Device
-    menu: ConfigTable
+    table: ConfigTable
     free: int  #: units it may have, as a mask
     units: int  #: of the largest block among them
     cores: int
-    home: bool
+    is_reserved: bool
     at_us: int
-    after: Batch | None = None  #: it is there when that one ends
-    moving_us: int = 0  #: to bring the input of one job over
-    exact: bool = False  #: no fewer units than these
+    behind: Batch | None = None  #: it is there when that one ends
+    transfer_us: int = 0  #: to bring the input of one job over
+    is_exact: bool = False  #: no fewer units than these
 
     def pareto(self, count: int) -> ParetoFront:
         """What could be run here, fastest first."""
-        return self.menu.pareto(count, -self.units if self.exact else self.units, self.cores)
+        return self.table.pareto(count, -self.units if self.is_exact else self.units, self.cores)
 
     def cheapest_within(self, count: int, within_us: int) -> BatchConfig | None:
         """The cheapest that is done within this time."""
-        times, picks = self.pareto(count)
+        times, configs = self.table.pareto(count, -self.units if self.is_exact else self.units, self.cores)
         place = bisect_right(times, within_us)
-        while place and self.moving_us and self.time_us(picks[place - 1]) > within_us:
+        while place and self.transfer_us and self.time_us(configs[place - 1]) > within_us:
             place -= 1
-        return picks[place - 1] if place else None
+        return configs[place - 1] if place else None
 
-    def time_us(self, pick: BatchConfig) -> int:
-        return pick.time_us + pick.batch * self.moving_us
+    def time_us(self, config: BatchConfig) -> int:
+        return config.time_us + config.batch * self.transfer_us
 
-    def cost(self, pick: BatchConfig) -> float:
+    def cost(self, config: BatchConfig) -> float:
         """While inputs are moved the slice is held."""
-        return pick.cost * (1 + pick.batch * self.moving_us / pick.time_us) if self.moving_us else pick.cost
+        return config.cost * (1 + config.batch * self.transfer_us / config.time_us) if self.transfer_us else config.cost
 
-    def slot_for(self, pick: BatchConfig) -> Slot:
+    def slot_for(self, config: BatchConfig) -> Slot:
         """Where slices start at a multiple of their size, the room for six units may have no place for five: then it has six."""
         aligned, total = self.device.spec.limits.aligned, self.device.spec.units
-        mask = self.free if self.home else find_block(self.free, pick.units, aligned, total)
+        mask = self.free if self.is_reserved else find_block(self.free, config.units, aligned, total)
         if not mask:
-            larger = (find_block(self.free, size, aligned, total) for size in self.menu.unit_counts if size > pick.units)
+            larger = (find_block(self.free, size, aligned, total) for size in self.table.unit_counts if size > config.units)
             mask = next((found for found in larger if found), 0)
-        return Slot(self.instance, self.device, mask, self.after, self.at_us, pick.cores)
+        return Slot(self.instance, self.device, mask, self.behind, self.at_us, config.cores)
 
 
-@dataclass(slots=True)
-class ConfigTables:
-    """Configuration tables per function and kind of device, rebuilt when predictions have moved."""
-
-    _menus: dict[tuple[str, tuple[object, ...]], ConfigTable] = field(default_factory=dict)
-    _shapes: dict[str, tuple[DeviceSpec, tuple[object, ...]]] = field(default_factory=dict)
-
-    def table_for(self, view: View, function: FunctionState, device: Device) -> ConfigTable:
-        key = (function.spec.name, self._shape(device.spec))
-        menu = self._menus.get(key)
-        now_us = view.now_us
-        if menu is not None and menu.is_known and now_us < menu.recheck_us:
-            return menu
-        if menu is None or menu.is_stale() or menu.max_batch != function.spec.max_batch:
-            made = menu.times_built + 1 if menu is not None else 1
-            menu = self._menus[key] = self._make(view, function, device)
-            menu.times_built, menu.built_us = made, now_us
-        least_us = FIRST_US * min(menu.times_built, NOISY_BUILDS)
-        menu.recheck_us = now_us + max(least_us, min(CHECK_US, now_us - menu.built_us))
-        return menu
-
-    def tables_of(self, view: View, function: FunctionState) -> list[ConfigTable]:
-        """One per kind of device: those it is on, else those it could be on."""
-        on = [view.devices[instance.device] for instance in function.instances.values()]
-        could = on or [device for device in view.devices.values() if function.spec.fits_family(device.spec.family)]
-        return list({id(menu): menu for menu in (self.table_for(view, function, device) for device in could)}.values())
-
-    def invalidate(self, function: str) -> None:
-        for key in [key for key in self._menus if key[0] == function]:
-            del self._menus[key]
-
-    def _shape(self, spec: DeviceSpec) -> tuple[object, ...]:
-        """All that times and prices depend on: devices that share it share their tables."""
-        known = self._shapes.get(spec.id)
-        if known is None or known[0] is not spec:
-            shape = (spec.kind, spec.units, spec.limits, spec.price_per_s, spec.cores, spec.core_price_per_s)
-            known = self._shapes[spec.id] = (spec, shape)
-        return known[1]
-
-    def _make(self, view: View, function: FunctionState, device: Device) -> ConfigTable:
-        spec, predictor, kind, name = function.spec, view.predictor, device.spec.kind, function.spec.name
-
-        def latency_us(batch: int, units: int, cores: int) -> int:
-            return predictor.latency_us(name, kind, batch, units, cores)
-
-        return ConfigTable(
-            latency_us, spec.max_batch, unit_counts_on(spec, device.spec), core_counts_on(spec, device.spec), device.spec
-        )
-
-
-def free_slots(view: View, menus: ConfigTables, function: FunctionState) -> list[CandidateSlot]:
+def free_slots(view: View, tables: ConfigTables, function: FunctionState) -> list[CandidateSlot]:
     """One per instance that could take a batch at once."""
     now_us = view.now_us
     found: list[CandidateSlot] = []
@@ -140,22 +73,22 @@ def free_slots(view: View, menus: ConfigTables, function: FunctionState) -> list
         cores = device.cores_free if spec.cores else 0
         if (spec.cores and not cores) or not instance.has_capacity(function.batches_at_once(device)):
             continue
-        menu = menus.table_for(view, function, device)
+        table = tables.table_for(view, function, device)
         home = device.homes.get(instance.id, 0) if device.homes else 0
         if home and not home & device.busy:
-            found.append(CandidateSlot(instance, device, menu, home, home.bit_count(), cores, True, now_us, exact=True))
+            found.append(CandidateSlot(instance, device, table, home, home.bit_count(), cores, True, now_us, is_exact=True))
         elif spec.limits.per_batch:
             free = device.all_units & ~device.busy
             if device.homes:
                 free &= ~view.reserved_units(instance, device)
-            units = largest_fit(free, menu.unit_counts, spec.limits.aligned, spec.units) if free else 0
+            units = largest_fit(free, table.unit_counts, spec.limits.aligned, spec.units) if free else 0
             if units:
-                found.append(CandidateSlot(instance, device, menu, free, units, cores, False, now_us))
+                found.append(CandidateSlot(instance, device, table, free, units, cores, False, now_us))
     return found if view.bandwidth is None else _within_bandwidth(view, function, found)
 
 
-def upcoming_slots(view: View, menus: ConfigTables, function: FunctionState, before_us: int) -> list[CandidateSlot]:
-    """Slots that running batches which end by `before_us` leave behind. A reserved slice is lent for one batch only."""
+def upcoming_slots(view: View, tables: ConfigTables, function: FunctionState, before_us: int) -> list[CandidateSlot]:
+    """What running batches that end by `before_us` leave behind. A reserved slice is lent for one batch, so not for the next."""
     now_us = view.now_us
     found: list[CandidateSlot] = []
     for instance in function.instances.values():
@@ -170,29 +103,28 @@ def upcoming_slots(view: View, menus: ConfigTables, function: FunctionState, bef
         else:
             candidates = list(instance.batches.values())
         home, foreign = device.homes.get(instance.id, 0), device.homes_of_others(instance.id)
-        menu = menus.table_for(view, function, device)
+        table = tables.table_for(view, function, device)
         for batch in candidates:
-            at_us = max(now_us, batch.expected_end_us)
-            if batch.follower is not None or at_us > before_us or batch.mask & foreign:
+            at_us, mask = max(now_us, batch.expected_end_us), batch.mask
+            if batch.follower is not None or at_us > before_us or mask & foreign:
                 continue
-            if batch.mask == home:
-                found.append(
-                    CandidateSlot(instance, device, menu, home, home.bit_count(), batch.cores, True, at_us, batch, exact=True)
-                )
+            if mask == home:
+                slot = CandidateSlot(instance, device, table, home, home.bit_count(), batch.cores, True, at_us, batch)
+                found.append(slot._replace(is_exact=True))
             elif limits.per_batch:
-                units = largest_fit(batch.mask, menu.unit_counts, limits.aligned, device.spec.units)
+                units = largest_fit(mask, table.unit_counts, limits.aligned, device.spec.units)
                 if units:
-                    found.append(CandidateSlot(instance, device, menu, batch.mask, units, batch.cores, False, at_us, batch))
+                    found.append(CandidateSlot(instance, device, table, mask, units, batch.cores, False, at_us, batch))
     return found if view.bandwidth is None else _within_bandwidth(view, function, found)
 
 
 def _within_bandwidth(view: View, function: FunctionState, found: list[CandidateSlot]) -> list[CandidateSlot]:
-    """No more of each than the bandwidth rule allows; of a standing slice all or nothing."""
+    """No more of each than the bandwidth rule allows; of a reserved slice all or nothing."""
     kept = []
-    for seat in found:
-        most = view.max_units_by_bandwidth(function, seat.device, seat.after)
-        if seat.units <= most:
-            kept.append(seat)
-        elif most and not seat.exact:
-            kept.append(seat._replace(units=most))
+    for slot in found:
+        most = view.max_units_by_bandwidth(function, slot.device, slot.behind)
+        if slot.units <= most:
+            kept.append(slot)
+        elif most and not slot.is_exact:
+            kept.append(slot._replace(units=most))
     return kept

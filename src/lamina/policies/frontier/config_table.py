@@ -1,26 +1,49 @@
-"""Configuration table of one function on one kind of device, ready for look-ups that cost a microsecond.
+"""Configuration tables: how a function can be run on each kind of device, ready for look-ups that cost a microsecond.
 
 For every number of waiting jobs, and for every amount of free units on the device, a Pareto front: the configurations (batch,
 units, cores) that none other beats in both time and cost, fastest first. The cheapest within a time is then one bisection.
-Fronts are made when first asked for; each builds on the one for a job less.
+Fronts are made when first asked for; each builds on the one for a job less. Tables are rebuilt when predictions have moved.
+
+Which kinds of devices pay follows from them (`DeviceKinds`). A lone job may be cheapest on a few cores and a batch on a GPU. So
+a function is on both, and the arrival rate decides: once jobs arrive while a batch runs, a kind that is slower than another and,
+with the larger batch, dearer as well is not used any more, nor counted on. Taking it only because it is free would be too late
+for the next step, and in the way of functions that have no choice.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import NamedTuple, Protocol
 
-from lamina.core.scheduling.leases import find_block
-from lamina.types import DeviceSpec, FunctionSpec
+from lamina.core.policy import View
+from lamina.core.scheduling.leases import Device, find_block
+from lamina.core.scheduling.state import FunctionState
+from lamina.core.workflow.flow import Flow
+from lamina.planner.arrival_rates import ArrivalRates
+from lamina.planner.frontier import Frontier
+from lamina.types import NEVER_US, DeviceSpec, FunctionSpec
 
 EVERY_SIZE_UP_TO = 64
 """Batch sizes up to this are all weighed, beyond it every eighth part."""
 
 STALE_CHANGE = 0.03
-"""A prediction that has changed by more than this makes a new menu."""
+"""A prediction that has changed by more than this makes a new table."""
+
+FIRST_CHECK_US, CHECK_US = 10_000, 1_000_000
+"""How often a table is compared with what is predicted now: at first often, while that is still being learnt, and less and less
+often the longer it holds."""
+
+NOISY_BUILDS = 10
+"""Times the first of these, for a table that has had to be rebuilt so often: what still moves then is noise, and building one
+takes as long as a batch."""
+
+KINDS_FRESH_US = 50_000
+"""How long the choice of device kinds is good for."""
+
+NO_KINDS: frozenset[str] = frozenset()
 
 
 class BatchConfig(NamedTuple):
@@ -34,7 +57,10 @@ class BatchConfig(NamedTuple):
 
 
 ParetoFront = tuple[list[int], list[BatchConfig]]
-LatencyFunction = Callable[[int, int, int], int]
+
+
+class LatencyFunction(Protocol):
+    def __call__(self, batch: int, units: int, cores: int) -> int: ...
 
 
 def sizes_up_to(most: int, every: int = EVERY_SIZE_UP_TO) -> list[int]:
@@ -69,7 +95,7 @@ def core_counts_on(spec: FunctionSpec, device: DeviceSpec) -> tuple[int, ...]:
 
 @lru_cache(maxsize=65536)
 def largest_fit(free: int, sizes: tuple[int, ...], aligned: bool, total: int) -> int:
-    """The largest of these sizes that has a place among the free units; 0 if none has."""
+    """The largest of these sizes that has a block among the free units; 0 if none has."""
     count = free.bit_count()
     for size in reversed(sizes):
         if size <= count and find_block(free, size, aligned, total):
@@ -86,106 +112,218 @@ class ConfigTable:
     unit_counts: tuple[int, ...]
     core_counts: tuple[int, ...]
     spec: DeviceSpec
-    times_built: int = 1  #: times, for this function and kind of device
+    times_built: int = 1  #: for this function and kind of device
     built_us: int = 0
-    recheck_us: int = 0  #: when it is next held against what is predicted
+    recheck_us: int = 0  #: when it is next compared with what is predicted
     batch_sizes: list[int] = field(init=False)
-    is_known: bool = field(init=False)  #: somebody can say how long it takes
+    is_known: bool = field(init=False)  #: a latency is known
     _configs: dict[int, list[BatchConfig]] = field(default_factory=dict)
     _fronts: dict[tuple[int, int, int], ParetoFront] = field(default_factory=dict)
     _samples: list[tuple[int, int, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.batch_sizes = sizes_up_to(self.max_batch)
-        for size in self.unit_counts:
+        cores = self.core_counts[-1]
+        for units in self.unit_counts:
             for batch in (1, self.max_batch):
-                self._samples.append((batch, size, self.core_counts[-1], self.latency_us(batch, size, self.core_counts[-1])))
+                self._samples.append((batch, units, cores, self.latency_us(batch, units, cores)))
         self.is_known = any(us for *_, us in self._samples)
 
     def is_stale(self) -> bool:
-        """Have predictions moved since it was made?"""
-        return any(abs(self.latency_us(batch, size, cores) - us) > STALE_CHANGE * us for batch, size, cores, us in self._samples)
+        """Whether predictions have moved since it was built."""
+        for batch, units, cores, us in self._samples:
+            if abs(self.latency_us(batch, units, cores) - us) > STALE_CHANGE * us:
+                return True
+        return False
 
     def cheapest_within(self, count: int, within_us: int) -> BatchConfig | None:
         """The cheapest batch of at most `count` that ends within this time, were all of the device free."""
-        times, picks = self.pareto(count, self.unit_counts[-1], self.core_counts[-1])
+        times, configs = self.pareto(count, self.unit_counts[-1], self.core_counts[-1])
         place = bisect_right(times, within_us)
-        return picks[place - 1] if place else None
+        return configs[place - 1] if place else None
 
     def fastest(self, count: int = 1) -> BatchConfig | None:
         """The least time a batch of at most `count` takes on any slice."""
-        picks = self.pareto(count, self.unit_counts[-1], self.core_counts[-1])[1]
-        return picks[0] if picks else None
-
-    def cheapest(self) -> BatchConfig | None:
-        """Full batches with all the time in the world."""
-        picks = self.pareto(self.max_batch, self.unit_counts[-1], self.core_counts[-1])[1]
-        return picks[-1] if picks else None
+        configs = self.pareto(count, self.unit_counts[-1], self.core_counts[-1])[1]
+        return configs[0] if configs else None
 
     def best_throughput(self, allowed_us: int) -> BatchConfig | None:
         """The cheapest way in full batches that leaves half of the time for waiting; the fastest if there is none."""
+        times, configs = self.pareto(self.max_batch, self.unit_counts[-1], self.core_counts[-1])
+        if not configs:
+            return None
         if not allowed_us:
-            return self.cheapest()
-        return (
-            self.cheapest_within(self.max_batch, allowed_us // 2)
-            or self.cheapest_within(self.max_batch, allowed_us)
-            or self.fastest(self.max_batch)
-        )
+            return configs[-1]
+        return configs[(bisect_right(times, allowed_us // 2) or bisect_right(times, allowed_us) or 1) - 1]
 
-    def unit_us_per_request(self, pick: BatchConfig) -> float:
+    def unit_us_per_request(self, config: BatchConfig) -> float:
         """Unit-microseconds per request; where it takes more of the cores, as many units as no other batch can use beside it."""
-        units = float(pick.units)
-        if pick.cores:
-            units = max(units, self.spec.units * pick.cores / self.spec.cores)
-        return units * pick.time_us / pick.batch
+        units = float(config.units)
+        if config.cores:
+            units = max(units, self.spec.units * config.cores / self.spec.cores)
+        return units * config.time_us / config.batch
 
     def pareto(self, count: int, units: int, cores: int) -> ParetoFront:
         """On at most so many units (a negative number: exactly so many) and cores, with `count` jobs waiting."""
         found = self._fronts.get((count, units, cores))
-        return found if found is not None else self._make(count, units, cores)
+        return found if found is not None else self._build_front(count, units, cores)
 
     def configs(self, batch: int) -> list[BatchConfig]:
         """All ways to run a batch of this size."""
         found = self._configs.get(batch)
         if found is None:
             found = []
-            for size in self.unit_counts:
+            for units in self.unit_counts:
                 for cores in self.core_counts:
-                    us = self.latency_us(batch, size, cores)
+                    us = self.latency_us(batch, units, cores)
                     if us:
-                        found.append(BatchConfig(self.spec.lease_price(size, cores) * us / batch, us, batch, size, cores))
+                        found.append(BatchConfig(self.spec.lease_price(units, cores) * us / batch, us, batch, units, cores))
             self._configs[batch] = found
         return found
 
-    def _make(self, count: int, units: int, cores: int) -> ParetoFront:
+    def _build_front(self, count: int, units: int, cores: int) -> ParetoFront:
         key = (count, units, cores)
-        levels = self.batch_sizes
-        place = bisect_right(levels, count) - 1
+        sizes = self.batch_sizes
+        place = bisect_right(sizes, count) - 1
         if place < 0:
             return [], []
-        if levels[place] != count:
-            made = self.pareto(levels[place], units, cores)
+        if sizes[place] != count:
+            front = self.pareto(sizes[place], units, cores)
         else:
-            below = [level for level in levels[: place + 1] if (level, units, cores) in self._fronts]
-            start = bisect_left(levels, below[-1]) + 1 if below else 0
-            picks = list(self._fronts[below[-1], units, cores][1]) if below else []
-            for level in levels[start : place + 1]:
-                picks = _undominated(picks + [row for row in self.configs(level) if _fits(row, units, cores)])
-                self._fronts[level, units, cores] = ([pick.time_us for pick in picks], picks)
-            made = self._fronts[key]
-        self._fronts[key] = made
-        return made
+            below = [size for size in sizes[: place + 1] if (size, units, cores) in self._fronts]
+            start = bisect_left(sizes, below[-1]) + 1 if below else 0
+            configs = list(self._fronts[below[-1], units, cores][1]) if below else []
+            for size in sizes[start : place + 1]:
+                configs = _undominated(configs + [config for config in self.configs(size) if _fits(config, units, cores)])
+                self._fronts[size, units, cores] = ([config.time_us for config in configs], configs)
+            front = self._fronts[key]
+        self._fronts[key] = front
+        return front
 
 
-def _fits(pick: BatchConfig, units: int, cores: int) -> bool:
-    return pick.cores <= cores and (pick.units <= units if units >= 0 else pick.units == -units)
+def _fits(config: BatchConfig, units: int, cores: int) -> bool:
+    return config.cores <= cores and (config.units <= units if units >= 0 else config.units == -units)
 
 
-def _undominated(picks: list[BatchConfig]) -> list[BatchConfig]:
+def _undominated(configs: list[BatchConfig]) -> list[BatchConfig]:
     """Without those beaten in both time and cost, fastest first; of equal ones the larger batch."""
-    picks.sort(key=lambda pick: (pick.time_us, pick.cost, -pick.batch))
+    configs.sort(key=lambda config: (config.time_us, config.cost, -config.batch))
     kept: list[BatchConfig] = []
-    for pick in picks:
-        if not kept or pick.cost < kept[-1].cost:
-            kept.append(pick)
+    for config in configs:
+        if not kept or config.cost < kept[-1].cost:
+            kept.append(config)
     return kept
+
+
+@dataclass(slots=True)
+class ConfigTables:
+    """Configuration tables per function and kind of device, rebuilt when predictions have moved."""
+
+    _tables: dict[tuple[str, tuple[object, ...]], ConfigTable] = field(default_factory=dict)
+    _shapes: dict[str, tuple[DeviceSpec, tuple[object, ...]]] = field(default_factory=dict)
+
+    def table_for(self, view: View, function: FunctionState, device: Device) -> ConfigTable:
+        spec = device.spec
+        known = self._shapes.get(spec.id)
+        if known is None or known[0] is not spec:
+            known = self._shapes[spec.id] = (spec, _shape(spec))
+        key = (function.spec.name, known[1])
+        table = self._tables.get(key)
+        now_us = view.now_us
+        if table is not None and table.is_known and now_us < table.recheck_us:
+            return table
+        if table is None or table.is_stale() or table.max_batch != function.spec.max_batch:
+            times_built = table.times_built + 1 if table is not None else 1
+            table = self._tables[key] = self._build(view, function, device, times_built)
+        least_us = FIRST_CHECK_US * min(table.times_built, NOISY_BUILDS)
+        table.recheck_us = now_us + max(least_us, min(CHECK_US, now_us - table.built_us))
+        return table
+
+    def tables_of(self, view: View, function: FunctionState) -> list[ConfigTable]:
+        """One per kind of device: those it is on, else those it could be on."""
+        on = [view.devices[instance.device] for instance in function.instances.values()]
+        could = on or [device for device in view.devices.values() if function.spec.fits_family(device.spec.family)]
+        return list({id(table): table for table in (self.table_for(view, function, device) for device in could)}.values())
+
+    def invalidate(self, function: str) -> None:
+        for key in [key for key in self._tables if key[0] == function]:
+            del self._tables[key]
+
+    def _build(self, view: View, function: FunctionState, device: Device, times_built: int) -> ConfigTable:
+        spec, where = function.spec, device.spec
+        latency_us = partial(view.predictor.latency_us, spec.name, where.kind)
+        units, cores = unit_counts_on(spec, where), core_counts_on(spec, where)
+        return ConfigTable(latency_us, spec.max_batch, units, cores, where, times_built, view.now_us)
+
+
+def _shape(spec: DeviceSpec) -> tuple[object, ...]:
+    """All that times and prices depend on: devices that share it share their tables."""
+    return (spec.kind, spec.units, spec.limits, spec.price_per_s, spec.cores, spec.core_price_per_s)
+
+
+# ------------------------------------------------------------------------ kinds of devices
+
+
+@dataclass(slots=True)
+class DeviceKinds:
+    """Kinds of devices that pay for each function, at the rate its jobs arrive."""
+
+    tables: ConfigTables
+    rates: ArrivalRates
+    _dominated: dict[str, tuple[int, int, frozenset[str]]] = field(default_factory=dict)  #: until when, for which goal, which
+
+    def last_dominated(self, name: str) -> frozenset[str]:
+        """Those that did not pay when the function was served last."""
+        known = self._dominated.get(name)
+        return known[2] if known is not None else NO_KINDS
+
+    def dominated(
+        self, view: View, function: FunctionState, flow: Flow, slo_us: int, after: Frontier | None, is_overloaded: bool
+    ) -> frozenset[str]:
+        """Those that do not pay now, for calls with this goal and `after` to come. In overload a dear answer is better than
+        none, unless it is in the way of steps that have no other place."""
+        name = function.spec.name
+        if len(function.instances) < 2:
+            self._dominated.pop(name, None)
+            return NO_KINDS
+        known = self._dominated.get(name)
+        if known is None or view.now_us >= known[0] or slo_us != known[1]:
+            kinds = self._beaten(view, function, slo_us, after)
+            if kinds and is_overloaded and not any(_is_only_on(view, view.functions[step], kinds) for step in flow.functions):
+                kinds = NO_KINDS
+            known = self._dominated[name] = (view.now_us + KINDS_FRESH_US, slo_us, kinds)
+        return known[2]
+
+    def _beaten(self, view: View, function: FunctionState, slo_us: int, after: Frontier | None) -> frozenset[str]:
+        devices = {view.devices[one.device].spec.kind: view.devices[one.device] for one in function.instances.values()}
+        if len(devices) < 2:
+            return NO_KINDS
+        gap_us = self.rates.interarrival_us(view.now_us, function)
+        found = {
+            kind: usual_cost(self.tables.table_for(view, function, on), gap_us, slo_us, after) for kind, on in devices.items()
+        }
+        return frozenset(
+            kind for kind, (cost, us) in found.items() if any(other < cost and sooner < us for other, sooner in found.values())
+        )
+
+
+def _is_only_on(view: View, function: FunctionState, kinds: frozenset[str]) -> bool:
+    return all(view.devices[one.device].spec.kind in kinds for one in function.instances.values())
+
+
+def usual_cost(table: ConfigTable, gap_us: float, slo_us: int, after: Frontier | None) -> tuple[float, int]:
+    """Cost, with all that comes after, and time of a batch of the jobs that arrive while one job runs alone."""
+
+    def total(config: BatchConfig) -> float:
+        if after is None:
+            return config.cost if config.time_us <= slo_us else math.inf
+        return config.cost + after.cost_within(slo_us - config.time_us)
+
+    cost, time_us = math.inf, NEVER_US
+    alone = min(table.pareto(1, table.unit_counts[-1], table.core_counts[-1])[1], key=total, default=None)
+    if alone is not None:
+        count = min(table.max_batch, 1 + int(alone.time_us / gap_us))
+        for config in table.pareto(count, table.unit_counts[-1], table.core_counts[-1])[1]:
+            if total(config) < cost:
+                cost, time_us = total(config), config.time_us
+    return cost, time_us

@@ -1,143 +1,223 @@
-"""Completion-time estimate of the default policy: when would a call that arrives now be done, if slices are chosen freely?
+"""Completion-time estimates: when would a call that arrives now be done?
 
-Behind the queue, batch by batch in the most economical way its goal allows, as running batches give their units back. If
-that is too late, once more with batches as large as the goal allows, and with the fastest way there is: a goal that only a
-large slice can meet is met by one. What other functions have waiting is taken as a fluid over the devices they share. For a
-workflow everything is: what waits, runs or is sure to come, then its own path, the faster the less there is to wait for.
+Two estimators answer it, for two ways to run batches; what they share is written once.
+
+`CompletionEstimator`, where slices are chosen freely (`frontier`): behind the queue, batch by batch in the most economical way
+its goal allows, as running batches give their units back. If that is too late, once more with batches as large as the goal
+allows, and with the fastest way there is: a goal that only a large slice can meet is met by one. What other functions have
+waiting is taken as a fluid over the devices they share. For a workflow everything is: what waits, runs or is sure to come, then
+its own path, the faster the less there is to wait for.
+
+`FixedSliceEstimator`, where every batch has the slice its function asks for (`edf`): behind its own queue, batch by batch, in
+constant time. For a workflow its devices are taken as a fluid too, and then comes its own critical path.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
 
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import View
+from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState, Instance
 from lamina.core.workflow.flow import Flow
 from lamina.planner.frontier import Frontier
-from lamina.policies.frontier.backlog_model import BacklogModel
-from lamina.policies.frontier.candidate_slots import ConfigTables
-from lamina.policies.frontier.capacity_cache import CapacityCache
-from lamina.policies.frontier.config_table import BatchConfig, ConfigTable
+from lamina.policies.frontier.backlog import BacklogModel
+from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, ConfigTables
 from lamina.policies.frontier.workflow_plans import PlanCache
+from lamina.types import NEVER_US
 
 PACKING_EFFICIENCY = 0.7
 """Part of a device that work with a deadline can fill in time: what is left over comes from batches that do not fit together."""
 
+CAPACITY_FRESH_US = 5_000
+"""How long the capacity of a function is good for."""
 
-@dataclass(frozen=True, slots=True)
+MAX_INSTANCES = 16
+"""Of a function with more instances, so many speak for all: an arrival must not take longer the more devices there are."""
+
+PATH_FRESH_US = 20_000
+"""How long the critical path of a workflow on fixed slices is believed: it moves as slowly as predictions."""
+
+
+class KindCapacity(NamedTuple):
+    """Capacity of a function on one kind of device."""
+
+    part: float  #: of the queue that is served there
+    table: ConfigTable
+    instances: list[Instance]
+    configs: list[BatchConfig]  #: to count with: the most economical, the largest that the goal allows, the fastest
+
+
+class FunctionCapacity(NamedTuple):
+    """Capacity of a function where it is loaded, for calls with about as much time."""
+
+    until_us: int
+    basis: tuple[int, int, int]  #: the time a call has, roughly, and the instances there were
+    is_cold: bool  #: it is loaded nowhere
+    kinds: list[KindCapacity]
+
+
+@dataclass(slots=True)
 class CompletionEstimator:
-    menus: ConfigTables
+    """Estimates where slices are chosen freely; 0 always means that a latency is unknown."""
+
+    tables: ConfigTables
     plans: PlanCache
-    fluid: BacklogModel
-    ways: CapacityCache
+    backlog: BacklogModel
+    _capacity: dict[str, FunctionCapacity] = field(default_factory=dict)
 
     def estimate_us(self, view: View, function: FunctionState, allowed_us: int, within_us: int) -> int:
-        """Time until a job joining the queue now would be done, the first found `within_us` or the least there is; 0 while its
-        latency is unknown."""
+        """Time until a job joining the queue now would be done, the first found `within_us` or the least there is."""
         ahead = len(function.queue) + 1
-        known = self.ways.capacity_of(view, function, allowed_us)
-        if not known.ways:
-            return self._cold_us(view, function, ahead) if known.cold else 0
+        # calls have a few microseconds more or less, by how long they took to get here: that much does not matter
+        basis = (allowed_us >> max(0, allowed_us.bit_length() - 5), function.loads_started, len(function.instances))
+        known = self._capacity.get(function.spec.name)
+        if known is None or view.now_us >= known.until_us or known.basis != basis:
+            known = self._capacity[function.spec.name] = self._measure_capacity(view, function, allowed_us, basis)
+        if not known.kinds:
+            return _cold_start_us(view, function, ahead, self._fastest_us(view, function, ahead)) if known.is_cold else 0
         best_us = 0
-        for part, menu, places, picks in known.ways:
-            others_us = self.fluid.competing_work_us(view, function, places, allowed_us)
+        for part, table, instances, configs in known.kinds:
+            others_us = self.backlog.competing_work_us(view, function, instances, allowed_us)
             share = max(1, math.ceil(ahead * part))
-            for pick in picks:
-                us = others_us + self._queue_delay_us(view, function, places, menu, pick, share)
+            for config in configs:
+                us = others_us + _queue_delay_us(view, function, instances, table, config, share)
                 best_us = min(best_us, us) if best_us else us
                 if best_us <= within_us:
                     return best_us
         return best_us
 
-    def _queue_delay_us(
-        self, view: View, function: FunctionState, places: list[Instance], menu: ConfigTable, pick: BatchConfig, ahead: int
-    ) -> int:
-        """Behind its own queue, in batches like this one; units come back as what runs now ends."""
-        units = pick.units
-        free, total, ends = _supply(view, function, places, units)
-        most = min(menu.max_batch, max(pick.batch, 1))
-        before = (ahead - 1) // most
-        per_round = max(1, total // units)
-        rounds, place = divmod(before, per_round)
-        need = (place + 1) * units
-        wait_us = 0
-        if need > free:
-            ends.sort()
-            for ends_us, count in ends:
-                free += count
-                if need <= free:
-                    wait_us = max(0, ends_us - view.now_us)
+    def _measure_capacity(
+        self, view: View, function: FunctionState, allowed_us: int, basis: tuple[int, int, int]
+    ) -> FunctionCapacity:
+        """How fast its queue is served, per kind of device."""
+        found: dict[int, tuple[ConfigTable, list[Instance]]] = {}
+        count = 0
+        for instance in function.instances.values():
+            if instance.phase is InstancePhase.WARM or instance.phase is InstancePhase.LOADING:
+                count += 1
+                if count > MAX_INSTANCES:
                     break
-        joined = ahead - before * most + int(wait_us / max(1.0, function.arrivals.interarrival_us))
-        count = most if before or joined >= most else joined
-        last_us = menu.latency_us(count, units, pick.cores) if count != pick.batch else pick.time_us
-        return wait_us + rounds * pick.time_us + last_us
+                table = self.tables.table_for(view, function, view.devices[instance.device])
+                found.setdefault(id(table), (table, []))[1].append(instance)
+        rates: list[float] = []
+        usual: list[BatchConfig] = []
+        for table, instances in found.values():
+            config = table.best_throughput(allowed_us)
+            rate = _service_rate(view, table, config, instances) if config is not None and table.is_known else 0.0
+            if config is None or not rate:
+                return FunctionCapacity(0, basis, False, [])
+            rates.append(rate)
+            usual.append(config)
+        kinds = []
+        for rate, config, (table, instances) in zip(rates, usual, found.values(), strict=True):
+            configs = dict.fromkeys((config, table.cheapest_within(table.max_batch, allowed_us), table.fastest()))
+            kinds.append(KindCapacity(rate / sum(rates), table, instances, [one for one in configs if one is not None]))
+        return FunctionCapacity(view.now_us + CAPACITY_FRESH_US if count else 0, basis, not count, kinds)
 
-    def _cold_us(self, view: View, function: FunctionState, ahead: int) -> int:
-        """With no instance: the load comes first."""
-        best_us = 0
-        seen: set[int] = set()
-        for device in view.devices.values():
-            if not function.spec.fits_family(device.spec.family):
-                continue
-            menu = self.menus.table_for(view, function, device)
-            if id(menu) in seen or not menu.is_known:
-                continue
-            seen.add(id(menu))
-            fastest = menu.fastest(ahead)
-            if fastest is not None:
-                us = view.predictor.load_us(function.spec.name, device.spec.kind) + fastest.time_us * -(-ahead // menu.max_batch)
-                best_us = min(best_us, us) if best_us else us
-        return best_us
+    def _fastest_us(self, view: View, function: FunctionState, ahead: int) -> Callable[[Device], int]:
+        def batch_us(device: Device) -> int:
+            table = self.tables.table_for(view, function, device)
+            fastest = table.fastest(ahead) if table.is_known else None
+            return fastest.time_us if fastest is not None else 0
 
-    def workflow_estimate_us(self, view: View, flow: Flow, allowed_us: int, tight: bool) -> int:
-        """Time until a run that starts now would be done; 0 while the latency of a step is unknown.
+        return batch_us
 
-        In overload (`tight`), what runs in flight will bring is ahead of it as well; else that comes no faster than it is served.
+    def workflow_estimate_us(self, view: View, flow: Flow, allowed_us: int, is_overloaded: bool) -> int:
+        """Time until a run that starts now would be done.
+
+        In overload, what runs in flight will bring is ahead of it as well; else that comes no faster than it is served.
         """
         whole = self.plans.whole_frontier(view, flow)
         if whole is None:
             return 0
-        hosts = {name: self.fluid.paying_hosts(view, view.functions[name]) for name in flow.functions}
-        work_us = self._work_ahead_us(view, flow, hosts, allowed_us, tight)
+        hosts = {name: self.backlog.paying_hosts(view, view.functions[name]) for name in flow.functions}
+        work_us = self._work_ahead_us(view, flow, hosts, allowed_us, is_overloaded)
         block_us = max([min([_until_free_us(view, host) for host in those]) for those in hosts.values() if those], default=0)
-        load_us = max([_load_us(view, view.functions[name]) for name in flow.functions], default=0)
-        return max(int(work_us / PACKING_EFFICIENCY), block_us + load_us + _path_us(whole, allowed_us, tight))
+        load_us = max([_until_loaded_us(view, view.functions[name]) for name in flow.functions], default=0)
+        return max(int(work_us / PACKING_EFFICIENCY), block_us + load_us + _path_us(whole, allowed_us, is_overloaded))
 
-    def _work_ahead_us(self, view: View, flow: Flow, hosts: dict[str, dict[str, None]], allowed_us: int, tight: bool) -> float:
+    def _work_ahead_us(
+        self, view: View, flow: Flow, hosts: dict[str, dict[str, None]], allowed_us: int, is_overloaded: bool
+    ) -> float:
         """What is to be done before it where that is most, of the steps that every run comes to."""
-        look = self.fluid.snapshot(view, allowed_us, tight)
-        unsure_us = sum(look.own_us.get(name, 0.0) for name, times in flow.expected_jobs.items() if times < 1)
+        snapshot = self.backlog.snapshot(view, allowed_us, is_overloaded)
+        unsure_us = sum(snapshot.own_us.get(name, 0.0) for name, times in flow.expected_jobs.items() if times < 1)
         work_us = 0.0
         for name, those in hosts.items():
             if those and flow.expected_jobs[name] >= 1:
-                work_us = max(work_us, min([look.backlog_us(view, host) for host in those]) - unsure_us)
+                work_us = max(work_us, min([snapshot.backlog_us(view, host) for host in those]) - unsure_us)
         return work_us
 
 
-def _supply(view: View, function: FunctionState, places: list[Instance], units: int) -> tuple[int, int, list[tuple[int, int]]]:
-    """Units that are free where it stands, units there are, and when how many come back."""
+def _service_rate(view: View, table: ConfigTable, config: BatchConfig, instances: list[Instance]) -> float:
+    """Jobs a microsecond these instances serve."""
+    batches = 0
+    for instance in instances:
+        limits = view.devices[instance.device].spec.limits
+        limited = limits.batches_per_instance or not limits.per_batch
+        batches += max(1, limits.batches_per_instance) if limited else max(1, table.spec.units // config.units)
+    return batches * config.batch / max(1, config.time_us)
+
+
+def _queue_delay_us(
+    view: View, function: FunctionState, instances: list[Instance], table: ConfigTable, config: BatchConfig, ahead: int
+) -> int:
+    """Behind its own queue, in batches like this one; units come back as what runs now ends."""
+    units, now_us = config.units, view.now_us
     free = total = 0
-    ends: list[tuple[int, int]] = []
-    for instance in places:
+    ends: list[tuple[int, int]] = []  #: when how many units come back
+    for instance in instances:
         device = view.devices[instance.device]
-        limit = device.spec.limits.batches_per_instance
+        spec = device.spec
+        limit = spec.limits.batches_per_instance
         if instance.phase is InstancePhase.LOADING:
-            size = units * limit if limit else device.spec.units
-            ends.append((instance.created_us + view.predictor.load_us(function.spec.name, device.spec.kind), size))
+            size = units * limit if limit else spec.units
+            ends.append((instance.created_us + view.predictor.load_us(function.spec.name, spec.kind), size))
             total += size
-        elif limit or not device.spec.limits.per_batch:
-            lanes = max(1, limit)
-            total += units * lanes
-            free += units * max(0, lanes - instance.running)
-            ends += [(batch.expected_end_us, units) for batch in instance.batches.values() if batch.started_us >= 0]
+        elif limit or not spec.limits.per_batch:
+            at_once = max(1, limit)
+            total += units * at_once
+            free += units * max(0, at_once - instance.running)
+            if instance.running:
+                ends += [(batch.expected_end_us, units) for batch in instance.batches.values() if batch.started_us >= 0]
         else:
-            total += device.spec.units
-            free += device.spec.units - device.busy.bit_count()
-            ends += [(view.batches[batch_id].expected_end_us, mask.bit_count()) for batch_id, mask in device.running.items()]
-    return free, total, ends
+            total += spec.units
+            free += spec.units - device.busy.bit_count()
+            if device.running:
+                ends += [(view.batches[batch_id].expected_end_us, mask.bit_count()) for batch_id, mask in device.running.items()]
+    most = min(table.max_batch, max(config.batch, 1))
+    before = (ahead - 1) // most
+    rounds, place = divmod(before, max(1, total // units))
+    need = (place + 1) * units
+    wait_us = 0
+    if need > free:
+        ends.sort()
+        for end_us, count in ends:
+            free += count
+            if need <= free:
+                wait_us = max(0, end_us - now_us)
+                break
+    joined = ahead - before * most + int(wait_us / max(1.0, function.arrivals.interarrival_us))
+    count = most if before or joined >= most else joined
+    last_us = table.latency_us(count, units, config.cores) if count != config.batch else config.time_us
+    return wait_us + rounds * config.time_us + last_us
+
+
+def _cold_start_us(view: View, function: FunctionState, ahead: int, batch_us: Callable[[Device], int]) -> int:
+    """With no instance: the load comes first, where that is soonest."""
+    spec = function.spec
+    best_us = 0
+    for device in view.devices.values():
+        if spec.fits_family(device.spec.family) and (each_us := batch_us(device)):
+            us = view.predictor.load_us(spec.name, device.spec.kind) + each_us * -(-ahead // spec.max_batch)
+            best_us = min(best_us, us) if best_us else us
+    return best_us
 
 
 def _until_free_us(view: View, host: str) -> int:
@@ -148,17 +228,204 @@ def _until_free_us(view: View, host: str) -> int:
     return max(0, min(view.batches[batch_id].expected_end_us for batch_id in device.running) - view.now_us)
 
 
-def _load_us(view: View, function: FunctionState) -> int:
-    """Until it stands somewhere, if it does not."""
+def _until_loaded_us(view: View, function: FunctionState) -> int:
+    """Until the function is loaded somewhere, if it is not."""
     if any(instance.phase is InstancePhase.WARM for instance in function.instances.values()):
         return 0
     kinds = {device.spec.kind for device in view.devices.values() if function.spec.fits_family(device.spec.family)}
     return min((view.predictor.load_us(function.spec.name, kind) for kind in kinds), default=0)
 
 
-def _path_us(whole: Frontier, allowed_us: int, tight: bool) -> int:
+def _path_us(whole: Frontier, allowed_us: int, is_overloaded: bool) -> int:
     """Its own path: the fastest there is, or, where there is no room for that, one that costs little more than it must."""
-    least = 1.25 * whole.cost_within(allowed_us) if tight else math.inf
+    least = 1.25 * whole.cost_within(allowed_us) if is_overloaded else math.inf
     if least >= 1e300:
         return whole.fastest_us
     return max(whole.fastest_us, min(int(whole.time_us[int((whole.cost > least).sum())]), allowed_us // 2))
+
+
+# ------------------------------------------------------------------------ fixed slices
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSliceEstimator:
+    """Estimates where every batch has the slice its function asks for; 0 always means that a latency is unknown."""
+
+    _paths_us: dict[str, tuple[int, int]] = field(default_factory=dict)  #: by workflow: until when, and its critical path
+
+    def estimate_us(self, view: View, function: FunctionState, count: int = 1) -> int:
+        """Time until `count` jobs joining the queue now would be done."""
+        spec = function.spec
+        ahead = len(function.queue) + count
+        at_once = 0
+        batch_us = last_us = 0
+        free_in_us = -1
+        instances = _sampled_instances(function)
+        for instance in instances:
+            device = view.devices[instance.device]
+            if not batch_us:
+                first, first_units = device, instance.units
+                batch_us = view.latency_us(spec.name, device, spec.max_batch, instance.units)
+                if not batch_us:
+                    return 0
+                last_us = view.latency_us(spec.name, device, min(ahead, spec.max_batch), instance.units)
+            if instance.phase is InstancePhase.LOADING:
+                load_us = view.predictor.load_us(spec.name, device.spec.kind)
+                soonest_us = max(0, instance.created_us + load_us - view.now_us)
+                at_once += 1
+            elif instance.phase is InstancePhase.WARM:
+                limit = device.spec.limits.batches_per_instance
+                most = max(1, device.spec.units // instance.units)
+                at_once += min(limit, most) if limit else most
+                soonest_us = _free_in_us(view, device.running, instance.units, device.available_units(instance.id).bit_count())
+                if view.bandwidth is not None:
+                    allowed_us = view.bandwidth.wait_us(spec.name, instance.units, device, view.batches, view.now_us)
+                    soonest_us = max(soonest_us, allowed_us)
+                if limit:
+                    ends_us = (batch.expected_end_us - view.now_us for batch in instance.batches.values())
+                    soonest_us = max(soonest_us, *ends_us, 0)
+            else:
+                continue
+            free_in_us = soonest_us if free_in_us < 0 else min(free_in_us, soonest_us)
+            if not free_in_us and ahead <= spec.max_batch * at_once:
+                break  # at once, in the next batch
+        if not at_once:
+            return _cold_start_us(view, function, ahead, _wished_us(view, function, ahead))
+        at_once = at_once * len(function.instances) // len(instances)
+        rounds, rest = divmod(ahead - 1, spec.max_batch * at_once)
+        joining = max(0, free_in_us) / max(1.0, function.arrivals.interarrival_us)  # those join its batch
+        if rounds or rest + joining >= spec.max_batch:
+            last_us = batch_us
+        elif joining >= 1:
+            last_us = view.latency_us(spec.name, first, rest + 1 + int(joining), first_units)
+        others_us = 0
+        if len(view.waiting) + len(view.deferred) > 1:
+            others_us = _least_competing_us(view, function, instances)
+        return max(0, free_in_us) + rounds * batch_us + last_us + others_us
+
+    def workflow_estimate_us(self, view: View, flow: Flow) -> int:
+        """Time until a run that starts now would be done."""
+        path_us = self._path_us(view, flow)
+        if not path_us:
+            return 0
+        busy = [view.functions[name] for name in dict.fromkeys([*view.waiting, *view.deferred, *flow.functions])]
+        hosts = {name: view.functions[name].instances_by_device.keys() or view.devices.keys() for name in flow.functions}
+        backlog_us = _device_backlog_us(view, busy, set().union(*hosts.values()))
+        for device in backlog_us:
+            backlog_us[device] += _running_us(view, view.devices[device])
+        return path_us + max((min(backlog_us[host] for host in those) for those in hosts.values() if those), default=0)
+
+    def _path_us(self, view: View, flow: Flow) -> int:
+        """Critical path of the flow on idle devices."""
+        known = self._paths_us.get(flow.name)
+        if known is not None and known[0] > view.now_us:
+            return known[1]
+        unknown = False
+
+        def task_us(name: str) -> int:
+            """All jobs one run brings to this function, over the slices there are."""
+            nonlocal unknown
+            function = view.functions[name]
+            place = _reference_slice(view, function)
+            if place is None:
+                unknown = True
+                return 0
+            device, units = place
+            most = function.spec.max_batch
+            jobs = max(1, round(flow.expected_jobs.get(name, 1.0)))
+            at_once = max(1, min(device.spec.units // units, len(function.instances) or 1))
+            rounds = -(-jobs // (most * at_once))
+            us = rounds * view.latency_us(name, device, min(most, -(-jobs // at_once)), units)
+            unknown = unknown or not us
+            if not function.instances:
+                us += view.predictor.load_us(name, device.spec.kind)
+            return us
+
+        path_us = max((flow.path_us(first, task_us) for first in flow.start), default=0)
+        if unknown:
+            return 0
+        self._paths_us[flow.name] = (view.now_us + PATH_FRESH_US, path_us)
+        return path_us
+
+
+def _wished_us(view: View, function: FunctionState, ahead: int) -> Callable[[Device], int]:
+    """Time of a batch on the slice the function asks for."""
+    spec = function.spec
+    return lambda device: view.latency_us(spec.name, device, min(ahead, spec.max_batch), spec.units_on(device.spec))
+
+
+def _sampled_instances(function: FunctionState) -> list[Instance]:
+    """All instances, or an even sample of them."""
+    instances = function.instances
+    if len(instances) <= MAX_INSTANCES:
+        return list(instances.values())
+    return list(islice(instances.values(), 0, None, -(-len(instances) // MAX_INSTANCES) or 1))
+
+
+def _free_in_us(view: View, running: dict[int, int], units: int, free_units: int) -> int:
+    """Until enough units of the device are free, were nothing else to start on it."""
+    if free_units >= units:
+        return 0
+    ends = sorted((view.batches[batch_id].expected_end_us, mask.bit_count()) for batch_id, mask in running.items())
+    for end_us, count in ends:
+        free_units += count
+        if free_units >= units:
+            return max(0, end_us - view.now_us)
+    return 0
+
+
+def _least_competing_us(view: View, function: FunctionState, instances: list[Instance]) -> int:
+    """Competing work on the least loaded of these devices. One without any will do, and most often the first is one."""
+    backlogged = (view.functions[name] for name in (*view.waiting, *view.deferred))
+    others = [(other, _queued_work(view, other)) for other in backlogged if other is not function]
+    least_us = NEVER_US
+    for instance in instances:
+        here = instance.device
+        on_it = [(other, work) for other, work in others if here in other.instances_by_device]
+        unit_us = sum([work * other.instances_by_device[here] / len(other.instances) for other, work in on_it])
+        if not unit_us:
+            return 0
+        least_us = min(least_us, int(unit_us / view.devices[here].spec.units))
+    return least_us
+
+
+def _device_backlog_us(view: View, functions: Iterable[FunctionState], devices: set[str]) -> dict[str, int]:
+    """On each of these devices, how long all its units are busy with what waits for these functions or is sure to come, in
+    full batches. A function that is on several brings each its part."""
+    load = dict.fromkeys(devices, 0.0)
+    for function in functions:
+        if len(function.queue) or function.expected_jobs:
+            hosts = function.instances_by_device.keys() or devices
+            unit_us = _queued_work(view, function) / len(hosts)
+            for host in hosts & devices:
+                load[host] += unit_us
+    return {name: int(unit_us / view.devices[name].spec.units) for name, unit_us in load.items()}
+
+
+def _queued_work(view: View, function: FunctionState) -> float:
+    """Work queued or sure to come, in full batches: units times microseconds."""
+    place = _reference_slice(view, function)
+    if place is None:
+        return 0.0
+    device, units = place
+    spec = function.spec
+    batches = (len(function.queue) + function.expected_jobs) / spec.max_batch
+    return batches * view.latency_us(spec.name, device, spec.max_batch, units) * units
+
+
+def _running_us(view: View, device: Device) -> int:
+    """What runs on it, spread over all its units."""
+    left = sum(
+        (view.batches[batch_id].expected_end_us - view.now_us) * mask.bit_count() for batch_id, mask in device.running.items()
+    )
+    return max(0, left) // device.spec.units
+
+
+def _reference_slice(view: View, function: FunctionState) -> tuple[Device, int] | None:
+    """A device the function is on, or could be on, and the units it takes there."""
+    for instance in function.instances.values():
+        return view.devices[instance.device], instance.units
+    for device in view.devices.values():
+        if function.spec.fits_family(device.spec.family):
+            return device, function.spec.units_on(device.spec)
+    return None

@@ -9,54 +9,58 @@ Waiting costs nothing but time, so a batch that is expected to fill is waited fo
 that: `spare` of the time it will take, and a part of the whole time of a call (all but `patience` of it). A lone request does
 not wait for others that do not come: the gap between arrivals grows while none arrives. Closed-loop clients call again
 when they are answered, not before; for them, and on reserved slices, which are paid for whether they are used or not,
-`batching.py` says what to wait for.
+`planner/batching.py` says what to wait for.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lamina.core.policy import View
 from lamina.core.scheduling.jobs import Job
+from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState
-from lamina.policies.frontier import penalties
 from lamina.policies.frontier.candidate_slots import CandidateSlot
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTable
 from lamina.policies.frontier.workflow_plans import StepPlan
 from lamina.types import NEVER_US, Call, Slo
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 MIN_SAVING = 0.03
-"""Company that saves less than this is not waited for."""
+"""A larger batch that saves less than this is not waited for."""
 
 CONGESTION_COST = 1.0
-"""Times its price: what more than half the time of a call costs besides on a full device. Who comes next waits that long."""
+"""Times its price: what more than half the time of a call costs besides on a full device. The next job waits that long."""
 
 CONGESTION_SLACK = 0.1
 """Of the time of a workflow, what is kept spare on a full device besides: its later steps will have to wait for a slice."""
 
 MAX_WAIT_BATCHES = 3
-"""Times a batch takes that its first job may wait for company."""
+"""Times a batch takes that its first job may wait for others."""
 
 CLOSED_LOOP = 0.5
-"""So many callers who come back at once make it a loop."""
+"""From this share of clients that resubmit at once on, they count as closed-loop clients."""
 
 
 class BatchDecision(NamedTuple):
-    """Start `pick` at `seat`; or first wait until `until_us`, unless there are `company` jobs before."""
+    """Start `config` at `slot`; or first wait until `until_us`, unless there are `at_count` jobs before."""
 
-    seat: CandidateSlot | None
-    pick: BatchConfig | None
+    slot: CandidateSlot | None
+    config: BatchConfig | None
     until_us: int = 0
-    company: int = 0
+    at_count: int = 0
 
 
 NOTHING = BatchDecision(None, None)
 
 
 class WaitBudget(NamedTuple):
-    """Wait budget: how further jobs arrive, and what must stay free of the time a call has."""
+    """How further jobs arrive, and what must stay free of the time a call has."""
 
     gap_us: float
     slo_us: int
@@ -74,117 +78,113 @@ class WaitBudget(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConfigOptimizer:
+    """Cheapest configuration in time, for a function by itself and for a step of a workflow."""
+
     spare: float
     patience: float
 
     def wait_budget(
-        self, view: View, function: FunctionState, job: Job, count: int, seats: list[CandidateSlot]
+        self, view: View, function: FunctionState, job: Job, count: int, slots: list[CandidateSlot]
     ) -> WaitBudget | None:
-        """The wait budget; None if no further jobs are expected, no goal limits the wait, or nothing would be saved."""
-        meter = function.arrivals
-        if (
-            count >= function.spec.max_batch
-            or meter.interarrival_us >= NEVER_US
-            or meter.resubmit_share > CLOSED_LOOP
-            or not has_goal(job)
-        ):
+        """The wait budget of a job with a goal; None if no further jobs are expected, or nothing would be saved."""
+        arrivals = function.arrivals
+        if count >= function.spec.max_batch or arrivals.interarrival_us >= NEVER_US or arrivals.resubmit_share > CLOSED_LOOP:
             return None
-        if all(seat.device.spec.owned for seat in seats):
-            return None
-        call = job.run.call
-        gap_us = max(meter.interarrival_us, float(view.now_us - meter.last_us))
-        return WaitBudget(gap_us, call.deadline_us - call.arrived_us, 1 - self.patience, job.enqueued_us)
+        for slot in slots:
+            if not slot.device.spec.owned:
+                call = job.run.call
+                gap_us = max(arrivals.interarrival_us, float(view.now_us - arrivals.last_us))
+                return WaitBudget(gap_us, call.deadline_us - call.arrived_us, 1 - self.patience, job.enqueued_us)
+        return None
 
     def for_function(
-        self, now_us: int, seats: list[CandidateSlot], count: int, within_us: int, slo_us: int, waiting: WaitBudget | None
+        self, now_us: int, slots: list[CandidateSlot], count: int, within_us: int, slo_us: int, waiting: WaitBudget | None
     ) -> BatchDecision:
         """A function by itself, or a step by its own due time."""
-        found = cheapest_slot(seats, count, int(within_us / (1 + self.spare)), slo_us) or cheapest_slot(seats, count, within_us)
+        found = cheapest_slot(slots, count, int(within_us / (1 + self.spare)), slo_us) or cheapest_slot(slots, count, within_us)
         if found is None:
             return NOTHING
-        seat, pick = found
-        if waiting is None or pick.batch < count or seat.exact:
-            return BatchDecision(seat, pick)
-        menu = seat.menu
-        least, target = pick.cost * (1 - MIN_SAVING), None
-        rest_us = within_us - waiting.kept_us(pick.time_us)
+        slot, config = found
+        if waiting is None or config.batch < count or slot.is_exact:
+            return BatchDecision(slot, config)
+        table = slot.table
+        least, target = config.cost * (1 - MIN_SAVING), None
+        rest_us = within_us - waiting.kept_us(config.time_us)
         more = 1
         while True:
-            batch = min(count + more, menu.max_batch)
+            batch = min(count + more, table.max_batch)
             time_us = int((rest_us - (batch - count) * waiting.gap_us) / (1 + self.spare))
             if time_us <= 0:
                 break
-            tried = menu.cheapest_within(batch, time_us)
+            tried = table.cheapest_within(batch, time_us)
             if tried is not None and tried.batch > count and tried.cost < least:
                 least, target = tried.cost, tried
-            if batch == menu.max_batch:
+            if batch == table.max_batch:
                 break
             more *= 2
         if target is None:
-            return BatchDecision(seat, pick)
+            return BatchDecision(slot, config)
         latest_us = now_us + rest_us - int(target.time_us * (1 + self.spare))
-        return BatchDecision(seat, pick, waiting.until_us(now_us, latest_us, target.batch - count, target.time_us), target.batch)
+        until_us = waiting.until_us(now_us, latest_us, target.batch - count, target.time_us)
+        return BatchDecision(slot, config, until_us, target.batch)
 
     def for_step(
         self,
         now_us: int,
-        seats: list[CandidateSlot],
+        slots: list[CandidateSlot],
         count: int,
         budget_us: int,
         slo_us: int,
         waiting: WaitBudget | None,
-        ahead: StepPlan,
-        cap: float = math.inf,
+        plan: StepPlan,
+        cost_limit: float = math.inf,
     ) -> BatchDecision:
-        """A step with others after it; `budget_us` is for all of them, `cap` what a job of this step may cost."""
-        step, configs = ahead.step, ahead.step.configs
-        allowed = penalties.allowed(seats, count if waiting is None else -count, ahead)
-        if cap < math.inf:
-            allowed = allowed & (configs.cost <= cap)
-            if waiting is not None and not (allowed & (configs.batch <= count)).any():
-                waiting = waiting._replace(impatience=0.0)  # too dear without company: nothing is lost by waiting to the last
-        crowded = [penalties.least_busy(seats, menu) ** 2 for menu in ahead.menus]
+        """A step with others after it; `budget_us` is for all of them, `cost_limit` what a job of this step may cost."""
+        step, arrays = plan.step, plan.step.configs
+        allowed = allowed_configs(slots, count if waiting is None else -count, plan)
+        if cost_limit < math.inf:
+            allowed = allowed & (arrays.cost <= cost_limit)
+            if waiting is not None and not (allowed & (arrays.batch <= count)).any():
+                waiting = waiting._replace(impatience=0.0)  # too dear without others: nothing is lost by waiting to the last
+        crowded = [least_busy(slots, table) ** 2 for table in plan.tables]
         busy = min(crowded)
         kept_us = 0
         if waiting is not None:
-            kept_us = int((1 + 2 * busy) * waiting.kept_us(int(configs.time_us.min()) + step.after.fastest_us))
-        delay_us = penalties.delay_us(seats, count, waiting.gap_us if waiting is not None else None, kept_us, ahead)
-        rush = penalties.congestion_cost(crowded, slo_us, ahead)
+            kept_us = int((1 + 2 * busy) * waiting.kept_us(int(arrays.time_us.min()) + step.after.fastest_us))
+        later_us = delay_us(slots, count, waiting.gap_us if waiting is not None else None, kept_us, plan)
+        congestion = congestion_cost(crowded, slo_us, plan)
         careful_us = int(budget_us / (1 + self.spare + CONGESTION_SLACK * busy))
-        ranking = step.query(careful_us, allowed=allowed, delay_us=delay_us, extra_cost=rush)
+        ranking = step.query(careful_us, allowed=allowed, delay_us=later_us, extra_cost=congestion)
         if not ranking.fits:
-            ranking = step.query(budget_us, allowed=allowed, delay_us=delay_us, extra_cost=rush)
+            ranking = step.query(budget_us, allowed=allowed, delay_us=later_us, extra_cost=congestion)
         if not ranking.fits:
             return NOTHING
         best = ranking.best
-        target = ahead.picks[best]
+        target = plan.configs[best]
         if target.batch > count:
             assert waiting is not None
-            now = next((int(row) for row in ranking.order[: ranking.fits] if configs.batch[row] <= count), -1)
+            now = next((int(row) for row in ranking.order[: ranking.fits] if arrays.batch[row] <= count), -1)
             if now < 0 or ranking.totals[best] < (1 - MIN_SAVING) * ranking.totals[now]:
-                until_us = _company_until_us(now_us, careful_us - kept_us, count, waiting, ahead, target)
+                until_us = _wait_until_us(now_us, careful_us - kept_us, count, waiting, plan, target)
                 if until_us > now_us:
                     return BatchDecision(None, None, until_us, target.batch)
             if now < 0:
-                return self.for_step(now_us, seats, count, budget_us, slo_us, None, ahead, cap)
-            best, target = now, ahead.picks[now]
-        menu = ahead.menus[int(ahead.kind[best])]
-        fitting = [seat for seat in seats if seat.menu is menu and seat.units >= target.units and seat.cores >= target.cores]
+                return self.for_step(now_us, slots, count, budget_us, slo_us, None, plan, cost_limit)
+            best, target = now, plan.configs[now]
+        table = plan.tables[int(plan.kind[best])]
+        fitting = [slot for slot in slots if slot.table is table and slot.units >= target.units and slot.cores >= target.cores]
         if not fitting:
             return NOTHING
-        return BatchDecision(min(fitting, key=lambda seat: seat.moving_us), self._all_of(menu, target, count))
+        return BatchDecision(min(fitting, key=lambda slot: slot.transfer_us), self._filled(table, target, count))
 
-    def _all_of(self, menu: ConfigTable, pick: BatchConfig, count: int) -> BatchConfig:
+    def _filled(self, table: ConfigTable, config: BatchConfig, count: int) -> BatchConfig:
         """Of large batches not every size is weighed: a few jobs more that fit into the spare time are not left behind."""
-        if pick.batch < count <= menu.max_batch and count < pick.batch + max(1, pick.batch // 8):
-            us = menu.latency_us(count, pick.units, pick.cores)
-            if us <= pick.time_us * (1 + self.spare):
-                return BatchConfig(pick.cost * us / pick.time_us * pick.batch / count, us, count, pick.units, pick.cores)
-        return pick
-
-
-def has_goal(job: Job) -> bool:
-    return states_goal(job.run.call, job.run.flow.slo)
+        if config.batch < count <= table.max_batch and count < config.batch + max(1, config.batch // 8):
+            us = table.latency_us(count, config.units, config.cores)
+            if us <= config.time_us * (1 + self.spare):
+                cost = config.cost * us / config.time_us * config.batch / count
+                return BatchConfig(cost, us, count, config.units, config.cores)
+        return config
 
 
 def states_goal(call: Call, slo: Slo) -> bool:
@@ -193,37 +193,107 @@ def states_goal(call: Call, slo: Slo) -> bool:
 
 
 def cheapest_slot(
-    seats: list[CandidateSlot], count: int, within_us: int, slo_us: int = 0
+    slots: list[CandidateSlot], count: int, within_us: int, slo_us: int = 0
 ) -> tuple[CandidateSlot, BatchConfig] | None:
-    """Cheapest slot and configuration within the time, reserved slices first. `slo_us` is for the congestion cost."""
+    """Cheapest slot and configuration within the time, reserved slices first. `slo_us` is for the congestion cost: on a full
+    device a stay of that length costs twice its price."""
     best: tuple[CandidateSlot, BatchConfig] | None = None
     least: tuple[bool, float, BatchConfig] | None = None
-    for seat in seats:
-        pick = seat.cheapest_within(count, within_us)
-        if pick is None:
+    half_us = slo_us // 2
+    for slot in slots:
+        config = slot.cheapest_within(count, within_us)
+        if config is None:
             continue
-        cost = seat.cost(pick)
-        half_us = slo_us // 2
-        if slo_us and pick.time_us > half_us and not seat.exact and seat.device.busy:
-            rush = CONGESTION_COST * seat.device.busy.bit_count() / seat.device.spec.units / slo_us
-            cost *= 1 + rush * (pick.time_us - half_us)
-            slowest = pick
-            for other in seat.pareto(count)[1]:
+        cost = slot.cost(config) if slot.transfer_us else config.cost
+        if slo_us and config.time_us > half_us and not slot.is_exact and slot.device.busy:
+            congestion = CONGESTION_COST * slot.device.busy.bit_count() / slot.device.spec.units / slo_us
+            cost *= 1 + congestion * (config.time_us - half_us)
+            slowest = config
+            for other in slot.pareto(count)[1]:
                 if other is slowest:
                     break
-                tried = seat.cost(other) * (1 + rush * max(0, other.time_us - half_us))
-                if tried < cost and seat.time_us(other) <= within_us:
-                    pick, cost = other, tried
-        rank = (not seat.home, cost, pick)
+                tried = slot.cost(other) * (1 + congestion * max(0, other.time_us - half_us))
+                if tried < cost and slot.time_us(other) <= within_us:
+                    config, cost = other, tried
+        rank = (not slot.is_reserved, cost, config)
         if least is None or rank < least:
-            best, least = (seat, pick), rank
+            best, least = (slot, config), rank
     return best
 
 
-def _company_until_us(now_us: int, within_us: int, count: int, waiting: WaitBudget, ahead: StepPlan, target: BatchConfig) -> int:
+def _wait_until_us(now_us: int, within_us: int, count: int, waiting: WaitBudget, plan: StepPlan, target: BatchConfig) -> int:
     """How long to wait for the other jobs of this batch, so that all that comes after it is as cheap as was thought."""
     missing = target.batch - count
-    left_us, times = within_us - target.time_us, ahead.step.after.time_us
+    left_us, times = within_us - target.time_us, plan.step.after.time_us
     place = int(times.searchsorted(left_us - int(missing * waiting.gap_us), side="right"))
     latest_us = now_us + left_us - (int(times[place - 1]) if place else 0)
     return waiting.until_us(now_us, latest_us, missing, target.time_us)
+
+
+# ------------------------------------------------------------------------ terms for all configurations of a step at once
+
+
+def allowed_configs(slots: list[CandidateSlot], count: int, plan: StepPlan) -> NDArray[np.bool_]:
+    """No batch larger than the queue (a negative count: unless waited for), no slice larger than there is room for."""
+    room = tuple(_largest_room(slots, table) for table in plan.tables)
+    found = plan.masks.get((count, room))
+    if found is None:
+        import numpy as np
+
+        arrays = plan.step.configs
+        units, cores = np.array(room, np.int64).T
+        found = (arrays.units <= units[plan.kind]) & (arrays.cpus <= cores[plan.kind]) & (arrays.batch <= abs(count))
+        if count < 0:
+            found |= arrays.batch > -count
+        plan.masks[count, room] = found
+    return found
+
+
+def delay_us(
+    slots: list[CandidateSlot], count: int, gap_us: float | None, kept_us: int, plan: StepPlan
+) -> NDArray[np.int64] | None:
+    """Delay of configurations besides their own time: until their jobs are here (`gap_us` apart; None: no waiting), and until
+    the inputs are."""
+    found, batch = None, plan.step.configs.batch
+    if gap_us is not None:
+        over = (batch - count).clip(0)
+        found = (over * gap_us).astype(batch.dtype)
+        found[over > 0] += kept_us
+    if any(slot.transfer_us for slot in slots):
+        import numpy as np
+
+        transfer_us = np.array([_least_transfer_us(slots, table) for table in plan.tables])[plan.kind] * batch
+        found = transfer_us if found is None else found + transfer_us
+    return found
+
+
+def congestion_cost(crowded: list[float], slo_us: int, plan: StepPlan) -> NDArray[np.float64] | None:
+    """What a long stay costs the jobs behind it on a full device; None: they are empty."""
+    if not max(crowded):
+        return None
+    costs: NDArray[np.float64] = plan.cost_times_time / max(1, slo_us) + plan.opportunity_cost
+    if len(crowded) > 1:
+        import numpy as np
+
+        costs *= np.array(crowded)[plan.kind]
+    else:
+        costs *= crowded[0]
+    return costs
+
+
+def least_busy(slots: list[CandidateSlot], table: ConfigTable) -> float:
+    return min((_busy(slot.device) for slot in slots if slot.table is table), default=1.0)
+
+
+def _busy(device: Device) -> float:
+    """Of units or of cores, whichever there is less left of."""
+    busy = device.busy.bit_count() / device.spec.units
+    return max(busy, 1 - device.cores_free / device.spec.cores) if device.spec.cores else busy
+
+
+def _largest_room(slots: list[CandidateSlot], table: ConfigTable) -> tuple[int, int]:
+    return max([(slot.units, slot.cores) for slot in slots if slot.table is table], default=(0, 0))
+
+
+def _least_transfer_us(slots: list[CandidateSlot], table: ConfigTable) -> int:
+    return min((slot.transfer_us for slot in slots if slot.table is table), default=0)

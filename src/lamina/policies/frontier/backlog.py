@@ -12,17 +12,16 @@ from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import View
 from lamina.core.scheduling.state import FunctionState, Instance
 from lamina.core.workflow.flow import Flow
-from lamina.policies.frontier.candidate_slots import ConfigTables
-from lamina.policies.frontier.device_choice import DeviceKinds
+from lamina.policies.frontier.config_table import ConfigTables, DeviceKinds
 from lamina.policies.frontier.workflow_plans import PlanCache
 
-FRESH_US = 1_000
-"""How long a look at all queues is good for."""
+BACKLOG_FRESH_US = 1_000
+"""How long a snapshot of all queues is good for."""
 
 
 @dataclass(slots=True)
 class BacklogSnapshot:
-    """Snapshot of the queued work that is due within some time."""
+    """Queued work that is due within some time."""
 
     delay_us: dict[str, float] = field(default_factory=dict)  #: per device
     own_us: dict[str, float] = field(default_factory=dict)  #: per function, its part on each of its devices
@@ -49,88 +48,83 @@ class BacklogSnapshot:
 
 @dataclass(slots=True)
 class BacklogModel:
-    menus: ConfigTables
+    """Backlog of all devices, and what one call adds to it."""
+
+    tables: ConfigTables
     plans: PlanCache
     kinds: DeviceKinds
     _flows: int = -1  #: how many there were when these were collected
     _goals_us: dict[str, list[int]] = field(default_factory=dict)  #: per function, of the workflows that call it
     _parts_us: dict[str, dict[str, int]] = field(default_factory=dict)
     """Per function and workflow that calls it, its part of the time of a call."""
-    _at_us: int = -1
-    _looks: dict[tuple[int, bool], BacklogSnapshot] = field(default_factory=dict)  #: by the logarithm of how far ahead
+    _taken_us: int = -1
+    _snapshots: dict[tuple[int, bool], BacklogSnapshot] = field(default_factory=dict)  #: by the logarithm of how far ahead
 
-    def snapshot(self, view: View, allowed_us: int, coming: bool) -> BacklogSnapshot:
-        """At what is due within this time; `coming`: and at what runs in flight will bring."""
-        if self._at_us < 0 or view.now_us - self._at_us >= FRESH_US:
-            self._at_us = view.now_us
-            self._looks.clear()
-        scale = (allowed_us.bit_length(), coming)
-        look = self._looks.get(scale)
-        if look is None:
-            look = self._looks[scale] = self._waiting(view, allowed_us, coming)
-        return look
+    def snapshot(self, view: View, allowed_us: int, with_expected: bool) -> BacklogSnapshot:
+        """Of what is due within this time; `with_expected`: and of what runs in flight will bring."""
+        if self._taken_us < 0 or view.now_us - self._taken_us >= BACKLOG_FRESH_US:
+            self._taken_us = view.now_us
+            self._snapshots.clear()
+        scale = (allowed_us.bit_length(), with_expected)
+        snapshot = self._snapshots.get(scale)
+        if snapshot is None:
+            snapshot = self._snapshots[scale] = self._take(view, allowed_us, with_expected)
+        return snapshot
 
-    def competing_work_us(self, view: View, function: FunctionState, places: list[Instance], allowed_us: int) -> int:
+    def competing_work_us(self, view: View, function: FunctionState, instances: list[Instance], allowed_us: int) -> int:
         """What other functions have waiting on its devices that is due sooner, where that is least."""
         if len(view.waiting) + len(view.deferred) <= 1:
             return 0
-        look = self.snapshot(view, allowed_us, True)
-        own_us = look.own_us.get(function.spec.name, 0.0)
-        return max(0, int(min(look.delay_us.get(place.device, 0.0) for place in places) - own_us))
-
-    def hosts_of(self, view: View, flow: Flow) -> list[str]:
-        """The devices of its heaviest function."""
-        if not flow.functions:
-            return []
-        function = view.functions[flow.functions[0]]
-        return list({instance.device: None for instance in function.instances.values()})
+        snapshot = self.snapshot(view, allowed_us, True)
+        own_us = snapshot.own_us.get(function.spec.name, 0.0)
+        return max(0, int(min(snapshot.delay_us.get(one.device, 0.0) for one in instances) - own_us))
 
     def paying_hosts(self, view: View, function: FunctionState) -> dict[str, None]:
         """The devices it is served on: those of a kind that pays."""
         hosts = dict.fromkeys(one.device for one in function.instances.values() if one.phase is not InstancePhase.DRAINING)
-        dear = self.kinds.last_dominated(function.spec.name)
-        return {host: None for host in hosts if view.devices[host].spec.kind not in dear} if dear else hosts
+        dominated = self.kinds.last_dominated(function.spec.name)
+        return {host: None for host in hosts if view.devices[host].spec.kind not in dominated} if dominated else hosts
 
     def work_per_call(self, view: View, flow: Flow) -> dict[str, float]:
         """Unit-microseconds one call takes on each device, in full batches."""
         total: dict[str, float] = {}
         for name, times in flow.expected_jobs.items():
             function = view.functions[name]
-            paces = self._paces(view, function, self._part_us(view, flow, name))
-            for host in paces:  # as much of each as it can do of it
-                total[host] = total.get(host, 0.0) + times * view.devices[host].spec.units / sum(paces.values())
+            rates = self._rates(view, function, self._part_us(view, flow, name))
+            for host in rates:  # as much of each as it can do of it
+                total[host] = total.get(host, 0.0) + times * view.devices[host].spec.units / sum(rates.values())
         return total
 
-    def _waiting(self, view: View, allowed_us: int, coming: bool) -> BacklogSnapshot:
+    def _take(self, view: View, allowed_us: int, with_expected: bool) -> BacklogSnapshot:
         due_us = view.now_us + allowed_us
-        look = BacklogSnapshot()
+        snapshot = BacklogSnapshot()
         for name, function in view.functions.items():
             jobs = function.queue.count_due_before(due_us) if len(function.queue) else 0.0
-            if coming and function.expected_jobs > 0:
-                jobs += function.expected_jobs * self._sooner(view, name, allowed_us)
+            if with_expected and function.expected_jobs > 0:
+                jobs += function.expected_jobs * self._share_due_sooner(view, name, allowed_us)
             if not jobs:
                 continue
             parts_us = self._parts_us.get(name) or {name: function.spec.slo.latency_us}
-            paces = self._paces(view, function, sum(parts_us.values()) // len(parts_us))  # whose jobs they are is not asked
-            if paces:
-                look.own_us[name] = own_us = jobs / sum(paces.values())
-                for host in paces:
-                    look.delay_us[host] = look.delay_us.get(host, 0.0) + own_us
-        return look
+            rates = self._rates(view, function, sum(parts_us.values()) // len(parts_us))  # whose jobs they are is not asked
+            if rates:
+                snapshot.own_us[name] = own_us = jobs / sum(rates.values())
+                for host in rates:
+                    snapshot.delay_us[host] = snapshot.delay_us.get(host, 0.0) + own_us
+        return snapshot
 
-    def _paces(self, view: View, function: FunctionState, allowed_us: int) -> dict[str, float]:
+    def _rates(self, view: View, function: FunctionState, allowed_us: int) -> dict[str, float]:
         """Per device, how many jobs a microsecond all of it would do; none while unknown. Where no batch leaves half of the time
         for waiting, as many as run alone: after waiting for a slice there is no time left for a larger batch."""
-        paces: dict[str, float] = {}
+        rates: dict[str, float] = {}
         for host in self.paying_hosts(view, function):
             device = view.devices[host]
-            menu = self.menus.table_for(view, function, device)
-            pick = menu.best_throughput(allowed_us)
-            if pick is not None and 0 < allowed_us < 2 * pick.time_us:
-                pick = menu.fastest()
-            if pick is not None:
-                paces[host] = device.spec.units / max(1.0, menu.unit_us_per_request(pick))
-        return paces
+            table = self.tables.table_for(view, function, device)
+            config = table.best_throughput(allowed_us)
+            if config is not None and 0 < allowed_us < 2 * config.time_us:
+                config = table.fastest()
+            if config is not None:
+                rates[host] = device.spec.units / max(1.0, table.unit_us_per_request(config))
+        return rates
 
     def _part_us(self, view: View, flow: Flow, name: str) -> int:
         """What falls to one function of the time a call has: as much as its part of the fastest way through."""
@@ -139,15 +133,15 @@ class BacklogModel:
         if whole is None:
             return slo_us
         devices = [view.devices[instance.device] for instance in view.functions[name].instances.values()]
-        fastest = [self.menus.table_for(view, view.functions[name], device).fastest() for device in devices[:1]]
-        own_us = max((pick.time_us for pick in fastest if pick is not None), default=0)
+        fastest = [self.tables.table_for(view, view.functions[name], device).fastest() for device in devices[:1]]
+        own_us = max((config.time_us for config in fastest if config is not None), default=0)
         part_us = max(1, int(2 * slo_us * min(0.5, own_us / max(1, whole.fastest_us))))
         self._parts_us.setdefault(name, {})[flow.name] = part_us
         return part_us
 
-    def _sooner(self, view: View, name: str, allowed_us: int) -> float:
+    def _share_due_sooner(self, view: View, name: str, allowed_us: int) -> float:
         """What part of the jobs to come is due within this time: runs in flight are as likely at their start as near their end,
-        and who has a later deadline gives way."""
+        and those with a later deadline give way."""
         if self._flows != len(view.flows):
             self._flows = len(view.flows)
             self._goals_us.clear()

@@ -14,11 +14,12 @@ from msgspec.structs import replace
 from lamina.core.events import InstanceReady, Tick
 from lamina.core.policy import Decision, LoadInstance, Start, View
 from lamina.core.scheduling.jobs import Order
-from lamina.planner.completion_estimate import estimate_us
+from lamina.policies.frontier.estimate import FixedSliceEstimator
 from lamina.types import DeviceSpec, SliceLimits
 from tests.script import GPU, Script, a_function
 
 MS = 1_000
+estimate_us = FixedSliceEstimator().estimate_us
 MANY = DeviceSpec(id="gpu0", kind="gpu", units=8, memory_mib=1_000, limits=SliceLimits(batches_per_instance=0))
 
 

@@ -1,0 +1,70 @@
+"""Placement of instances: where one more of a function fits, and what must be evicted for it.
+
+Shared by autoscalers (`policies/defaults.py`, `policies/frontier/autoscaler.py`), which decide how many instances there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from lamina.core.lifecycle import InstancePhase
+from lamina.core.policy import UnloadInstance, View
+from lamina.core.scheduling.leases import Device
+from lamina.core.scheduling.state import FunctionState, Instance
+from lamina.types import DeviceSpec, FunctionSpec
+
+
+def fits(function: FunctionState, device: Device, leaving: Mapping[str, int]) -> bool:
+    """Whether the function could be loaded here without the instances `leaving` (with their memory)."""
+    spec = function.spec
+    if not spec.fits_family(device.spec.family):
+        return False
+    if device.memory_used_mib - sum(leaving.values()) + spec.memory_mib > device.spec.memory_mib:
+        return False
+    home_units = units_to_reserve(function, device)
+    return device.unreserved_block(home_units or spec.units_on(device.spec), leaving, borrow=not home_units) != 0
+
+
+def units_to_reserve(function: FunctionState, device: Device) -> int:
+    """Units of the slice that an instance of the function must have for itself there; 0: none."""
+    if function.spec.home or not device.spec.limits.per_batch:
+        return function.spec.units_on(device.spec)
+    return 0
+
+
+def has_enough_instances(spec: FunctionSpec, device: DeviceSpec, count: int) -> bool:
+    """Whether one more than `count` would only wait for the others; one with a slice of its own would not."""
+    limit = device.limits.batches_per_instance
+    return count > 0 and (not spec.home if limit == 0 else (count + 1) * spec.units_on(device) > device.units * limit)
+
+
+def has_block(view: View, instance: Instance) -> bool:
+    """Whether it can ever lease a block: slices reserved since may have left none."""
+    device = view.devices[instance.device]
+    return instance.id in device.homes or device.unreserved_block(instance.units, borrow=True) != 0
+
+
+def evictions(view: View, function: FunctionState, worth: Callable[[Instance], tuple[float, ...]]) -> Iterator[UnloadInstance]:
+    """Idle instances to unload, the least worth keeping first, on a device where that makes room for the function."""
+    for device in view.devices.values():
+        idle = [view.instances[one] for one in device.instances if _is_evictable(view, view.instances[one])]
+        leaving: dict[str, int] = {}
+        for instance in sorted(idle, key=worth):
+            leaving[instance.id] = instance.memory_mib
+            if fits(function, device, leaving):
+                for instance_id in leaving:
+                    yield UnloadInstance(instance_id)
+                return
+
+
+def _is_evictable(view: View, instance: Instance) -> bool:
+    function = view.functions[instance.function]
+    return is_idle(instance) and not len(function.queue) and len(function.instances) > function.spec.scale.min
+
+
+def is_idle(instance: Instance) -> bool:
+    return instance.phase is InstancePhase.WARM and not instance.batches
+
+
+def idle_since_us(instance: Instance) -> int:
+    return max(instance.last_used_us, instance.created_us)
