@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lamina.core.workflow.flow import Choice, Each, Flow, Pass, Task
 from lamina.errors import BadValue
 from lamina.planner.configs import ConfigArrays, ProfiledConfig, ResourcePrices, config_grid
+from lamina.planner.cost_to_go import WorkflowPlan
 from lamina.planner.frontier import (
     EXACT,
     Frontier,
@@ -26,7 +27,7 @@ from lamina.planner.frontier import (
 )
 from lamina.planner.series_parallel import bits, completion_times_us, copied_downward, copied_upward
 from lamina.planner.task_graph import TaskGraph
-from lamina.planner.workflow_frontier import WorkflowPlans, plan_workflow
+from lamina.planner.workflow_frontier import plan_workflow
 from tests.planner.reference import EveryPlan, configs, dag, draw, least_cost, random_dag
 
 seeds = st.integers(0, 10**9)
@@ -244,35 +245,29 @@ def test_the_ranking_holds_every_configuration_once_cheapest_first(seed: int):
             assert np.isfinite(falling[: ranking.fits]).all() and np.isinf(falling[ranking.fits :]).all()
 
 
-def two_steps() -> WorkflowPlans:
-    plans = WorkflowPlans()
-    plans.learn(
-        "f",
-        ConfigArrays.from_rows(
-            [ProfiledConfig(1, 1, 1, 10, 9.0), ProfiledConfig(2, 1, 1, 20, 5.0), ProfiledConfig(4, 1, 1, 40, 3.0)]
-        ),
-    )
-    plans.learn("g", ConfigArrays.from_rows([ProfiledConfig(1, 1, 1, 10, 6.0), ProfiledConfig(1, 1, 2, 30, 1.0)]))
-    return plans
-
-
+F = [ProfiledConfig(1, 1, 1, 10, 9.0), ProfiledConfig(2, 1, 1, 20, 5.0), ProfiledConfig(4, 1, 1, 40, 3.0)]
+G = [ProfiledConfig(1, 1, 1, 10, 6.0), ProfiledConfig(1, 1, 2, 30, 1.0)]
 TWO = Flow("two", {"a": Task("a", "f", ("b",)), "b": Task("b", "g")}, ("a",))
 
 
+def two_steps(first: list[ProfiledConfig] = F) -> WorkflowPlan:
+    return plan_workflow(TWO, {"f": ConfigArrays.from_rows(first), "g": ConfigArrays.from_rows(G)})
+
+
 def test_the_best_first_step_looks_ahead():
-    ranking = two_steps().plan_of(TWO).step("a").query(50)
+    ranking = two_steps().step("a").query(50)
     assert ranking.totals.tolist() == [9 + 1, 5 + 1, 3 + 6]
     assert ranking.order.tolist() == [1, 2, 0]
 
 
 def test_what_is_not_allowed_is_ranked_behind_everything_that_is():
-    ranking = two_steps().plan_of(TWO).step("a").query(50, allowed=np.array([True, False, True]))
+    ranking = two_steps().step("a").query(50, allowed=np.array([True, False, True]))
     assert (ranking.best, ranking.fits) == (2, 2)
     assert ranking.order.tolist() == [2, 0, 1]
 
 
 def test_delays_and_extra_costs_count_as_the_configurations_own():
-    step = two_steps().plan_of(TWO).step("a")
+    step = two_steps().step("a")
     assert step.query(50, delay_us=np.array([0, 20, 0])).totals.tolist() == [10, 5 + 6, 9]
     assert step.query(50, delay_us=1).totals.tolist() == [10, 5 + 6, np.inf]
     assert step.query(50, extra_cost=np.array([0.0, 4.5, 0.0])).best == 2
@@ -280,30 +275,24 @@ def test_delays_and_extra_costs_count_as_the_configurations_own():
 
 
 def test_of_equal_totals_the_faster_comes_first():
-    plans = two_steps()
-    plans.learn(
-        "f",
-        ConfigArrays.from_rows(
-            [ProfiledConfig(1, 1, 1, 30, 4.0), ProfiledConfig(1, 1, 2, 20, 9.0), ProfiledConfig(1, 1, 4, 10, 9.0)]
-        ),
-    )
-    ranking = plans.plan_of(TWO).step("a").query(50)
+    equal = [ProfiledConfig(1, 1, 1, 30, 4.0), ProfiledConfig(1, 1, 2, 20, 9.0), ProfiledConfig(1, 1, 4, 10, 9.0)]
+    ranking = two_steps(equal).step("a").query(50)
     assert ranking.totals.tolist() == [10, 10, 10]
     assert ranking.order.tolist() == [2, 1, 0]
 
 
 def test_when_nothing_fits_the_least_late_comes_first():
-    ranking = two_steps().plan_of(TWO).step("a").query(15, delay_us=np.array([30, 0, 0]))
+    ranking = two_steps().step("a").query(15, delay_us=np.array([30, 0, 0]))
     assert (ranking.fits, ranking.best, ranking.late_us) == (0, 1, 20 + 10 - 15)
 
 
 def test_of_two_equally_late_the_cheaper_comes_first():
-    ranking = two_steps().plan_of(TWO).step("a").query(15, delay_us=np.array([30, 0, 0]))
+    ranking = two_steps().step("a").query(15, delay_us=np.array([30, 0, 0]))
     assert ranking.order.tolist() == [1, 2, 0]
 
 
 def test_when_nothing_is_allowed_there_is_no_best():
-    ranking = two_steps().plan_of(TWO).step("a").query(50, allowed=np.zeros(3, np.bool_))
+    ranking = two_steps().step("a").query(50, allowed=np.zeros(3, np.bool_))
     assert (ranking.best, ranking.fits, ranking.late_us) == (-1, 0, 0)
 
 
@@ -345,15 +334,6 @@ def test_a_node_of_fixed_time_can_be_copied_without_changing_the_longest_path(se
 
 
 # ------------------------------------------------------------ tables, operations, errors
-
-
-def test_a_plan_is_built_once_until_a_table_it_uses_changes():
-    plans = two_steps()
-    first = plans.plan_of(TWO)
-    plans.learn("other", rough(1))
-    assert plans.plan_of(TWO) is first
-    plans.learn("g", ConfigArrays.from_rows([ProfiledConfig(1, 1, 1, 10, 60.0)]))
-    assert plans.plan_of(TWO).whole.cost_within(10**6) == 63.0
 
 
 @few
@@ -400,7 +380,7 @@ def test_a_table_needs_rows():
 
 def test_a_task_that_is_not_there_is_named():
     with pytest.raises(BadValue, match="'each/x'"):
-        two_steps().plan_of(TWO).step("each", "x")
+        two_steps().step("each", "x")
 
 
 def test_odds_must_be_as_many_as_branches():

@@ -20,7 +20,7 @@ from lamina.planner.cost_to_go import CostToGo
 from lamina.planner.frontier import point
 from lamina.policies.frontier.backlog import BacklogModel
 from lamina.policies.frontier.batch_planner import cheaper_upcoming_slots, select_batch
-from lamina.policies.frontier.candidate_slots import CandidateSlot, free_slots, upcoming_slots
+from lamina.policies.frontier.candidate_slots import CandidateSlot, free_candidates, upcoming_candidates
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, ConfigTables, DeviceKinds
 from lamina.policies.frontier.optimizer import ConfigOptimizer, WaitBudget, allowed_configs, cheapest_slot, least_busy
 from lamina.policies.frontier.workflow_plans import PlanCache, StepPlan
@@ -105,7 +105,7 @@ def test_a_slice_elsewhere_is_waited_for_if_it_saves_more_than_three_percent(che
     view, tables = a_world(here, there), ConfigTables()
     runs(view, "f-1", 0b1, ends_us=1 * MS)
     function = view.functions["f"]
-    [slot] = free_slots(view, tables, function)
+    [slot] = free_candidates(view, tables, function)
     config = slot.cheapest_within(1, 100 * MS)
     assert config is not None
     found = cheaper_upcoming_slots(
@@ -134,14 +134,14 @@ def lodger() -> View:
 def test_nothing_is_booked_behind_a_batch_on_a_slice_that_is_lent(lodger: View, mask: int, places: int):
     """It is lent for one batch: then its owner may want it."""
     runs(lodger, "f-0", mask, ends_us=1 * MS)
-    assert len(upcoming_slots(lodger, ConfigTables(), lodger.functions["f"], before_us=50 * MS)) == places
+    assert len(upcoming_candidates(lodger, ConfigTables(), lodger.functions["f"], before_us=50 * MS)) == places
 
 
 @pytest.mark.parametrize(("wanted", "units"), [(False, 4), (True, 2)])
 def test_a_lent_home_is_room_for_others_until_its_owner_wants_it(lodger: View, wanted: bool, units: int):
     if wanted:
         lodger.functions["g"].queue.add(a_job(1, 100 * MS))
-    [slot] = free_slots(lodger, ConfigTables(), lodger.functions["f"])
+    [slot] = free_candidates(lodger, ConfigTables(), lodger.functions["f"])
     assert slot.units == units
 
 

@@ -229,23 +229,3 @@ def _priced(tangle: Irreducible, parts: list[Frontier]) -> Iterator[Frontier]:
 
 def _leaves(tree: Tree) -> list[int]:
     return [tree] if isinstance(tree, int) else [leaf for part in tree.parts for leaf in _leaves(part)]
-
-
-@dataclass(slots=True)
-class WorkflowPlans:
-    """Plans of many workflows, built when first asked for and again when a table they use has changed."""
-
-    precision: Precision = DEFAULT_PRECISION
-    joins: Joins = "whole"
-    _tables: dict[str, ConfigArrays] = field(default_factory=dict)
-    _plans: dict[str, tuple[Flow, WorkflowPlan]] = field(default_factory=dict)
-
-    def learn(self, function: str, configs: ConfigArrays) -> None:
-        self._tables[function] = configs
-        self._plans = {name: known for name, known in self._plans.items() if function not in known[0].functions}
-
-    def plan_of(self, flow: Flow) -> WorkflowPlan:
-        known = self._plans.get(flow.name)
-        if known is None or known[0] is not flow:
-            known = self._plans[flow.name] = (flow, plan_workflow(flow, self._tables, precision=self.precision, joins=self.joins))
-        return known[1]

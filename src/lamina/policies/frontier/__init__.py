@@ -36,7 +36,7 @@ from lamina.policies.frontier.batch_planner import (
     cheaper_upcoming_slots,
     select_batch,
 )
-from lamina.policies.frontier.candidate_slots import CandidateSlot, free_slots, upcoming_slots
+from lamina.policies.frontier.candidate_slots import CandidateSlot, free_candidates, upcoming_candidates
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTables, DeviceKinds
 from lamina.policies.frontier.estimate import CompletionEstimator
 from lamina.policies.frontier.load_shedding import LoadShedder
@@ -165,7 +165,7 @@ class Policy:
             return Drop(head)
         if len(head.run.jobs) > 1 and self._feasibility.is_infeasible(view, function, head):
             return Drop(head)
-        slots = free_slots(view, self._tables, function)
+        slots = free_candidates(view, self._tables, function)
         late = queue.count_due_before(now_us + fastest_us)
         in_time = late < len(queue)
         jobs = select_batch(function, late, slots, now_us)
@@ -188,7 +188,7 @@ class Policy:
             return Defer(name, decision.until_us, decision.at_count, ignore_devices=True)
         chosen, config = decision.slot, decision.config
         if chosen is None or config is None:
-            upcoming = upcoming_slots(view, self._tables, function, _end_us(head, in_time) - fastest_us)
+            upcoming = upcoming_candidates(view, self._tables, function, _end_us(head, in_time) - fastest_us)
             return self._commit(view, function, jobs, upcoming, in_time, has_goal, plan, fastest_us)
         if in_time and has_goal and (len(function.instances) > 1 or config.cost > cost_limit):
             cheaper = cheaper_upcoming_slots(view, self._tables, function, jobs, chosen, config, plan, self.spare, cost_limit)

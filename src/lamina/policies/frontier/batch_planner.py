@@ -18,7 +18,7 @@ from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState
 from lamina.planner.batching import batchable_prefix, largest_batch_within, recheck_at_count, wait_until_us
 from lamina.planner.upstream_jobs import wait_for_upstream_us
-from lamina.policies.frontier.candidate_slots import CandidateSlot, upcoming_slots
+from lamina.policies.frontier.candidate_slots import CandidateSlot, upcoming_candidates
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, ConfigTables
 from lamina.policies.frontier.optimizer import CLOSED_LOOP, MIN_SAVING, NOTHING, BatchDecision, ConfigOptimizer, cheapest_slot
 from lamina.policies.frontier.workflow_plans import StepPlan
@@ -216,7 +216,7 @@ def cheaper_upcoming_slots(
     over = config.cost > cost_limit
     least = math.inf if over else total(config, 0) * (1 - MIN_SAVING)
     found: list[tuple[float, int, CandidateSlot]] = []
-    for other in upcoming_slots(view, tables, function, head.due_us):
+    for other in upcoming_candidates(view, tables, function, head.due_us):
         if over or other.table is not slot.table:
             rows = other.pareto(len(jobs))[1]
             cost = min((total(row, other.at_us - now_us) for row in rows if row.cost <= cost_limit), default=math.inf)

@@ -1,13 +1,13 @@
-"""Slots for the next batch: free ones now, and those that running batches free before a given time."""
+"""Candidate slots for the next batch: what `core/scheduling/slots.py` finds, with the configurations that could run there."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from typing import NamedTuple
 
-from lamina.core.lifecycle import InstancePhase
-from lamina.core.policy import Slot, View
+from lamina.core.policy import View
 from lamina.core.scheduling.leases import Device, find_block
+from lamina.core.scheduling.slots import Slot, free_slots, upcoming_slots
 from lamina.core.scheduling.state import Batch, FunctionState, Instance
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, ConfigTables, ParetoFront, largest_fit
 
@@ -56,65 +56,31 @@ class CandidateSlot(NamedTuple):
         return Slot(self.instance, self.device, mask, self.behind, self.at_us, config.cores)
 
 
-def free_slots(view: View, tables: ConfigTables, function: FunctionState) -> list[CandidateSlot]:
+def free_candidates(view: View, tables: ConfigTables, function: FunctionState) -> list[CandidateSlot]:
     """One per instance that could take a batch at once."""
     now_us = view.now_us
     found: list[CandidateSlot] = []
-    if function.bucket and function.bucket.ready_at_us(now_us) > now_us:
-        return found
-    devices = view.devices
-    for instance in function.instances.values():
-        if instance.phase is not InstancePhase.WARM or (instance.bucket and instance.bucket.ready_at_us(now_us) > now_us):
-            continue
-        device = devices[instance.device]
-        spec = device.spec
-        if device.busy == device.all_units:
-            continue
-        cores = device.cores_free if spec.cores else 0
-        if (spec.cores and not cores) or not instance.has_capacity(function.batches_at_once(device)):
-            continue
+    for instance, device, free, cores, is_home in free_slots(view, function):
         table = tables.table_for(view, function, device)
-        home = device.homes.get(instance.id, 0) if device.homes else 0
-        if home and not home & device.busy:
-            found.append(CandidateSlot(instance, device, table, home, home.bit_count(), cores, True, now_us, is_exact=True))
-        elif spec.limits.per_batch:
-            free = device.all_units & ~device.busy
-            if device.homes:
-                free &= ~view.reserved_units(instance, device)
-            units = largest_fit(free, table.unit_counts, spec.limits.aligned, spec.units) if free else 0
-            if units:
-                found.append(CandidateSlot(instance, device, table, free, units, cores, False, now_us))
+        if is_home:
+            found.append(CandidateSlot(instance, device, table, free, free.bit_count(), cores, True, now_us, is_exact=True))
+        elif units := largest_fit(free, table.unit_counts, device.spec.limits.aligned, device.spec.units):
+            found.append(CandidateSlot(instance, device, table, free, units, cores, False, now_us))
     return found if view.bandwidth is None else _within_bandwidth(view, function, found)
 
 
-def upcoming_slots(view: View, tables: ConfigTables, function: FunctionState, before_us: int) -> list[CandidateSlot]:
-    """What running batches that end by `before_us` leave behind. A reserved slice is lent for one batch, so not for the next."""
-    now_us = view.now_us
+def upcoming_candidates(view: View, tables: ConfigTables, function: FunctionState, before_us: int) -> list[CandidateSlot]:
+    """What running batches that end by `before_us` leave behind."""
     found: list[CandidateSlot] = []
-    for instance in function.instances.values():
-        if instance.phase is not InstancePhase.WARM:
-            continue
-        device = view.devices[instance.device]
-        limits = device.spec.limits
-        if instance.has_capacity(function.batches_at_once(device)):
-            candidates = [view.batches[batch_id] for batch_id in device.running]
-        elif len(instance.batches) > instance.running:
-            continue  # one booked batch per instance is enough to keep it busy
-        else:
-            candidates = list(instance.batches.values())
-        home, foreign = device.homes.get(instance.id, 0), device.homes_of_others(instance.id)
+    for instance, device, free, cores, is_home, at_us, batch in upcoming_slots(view, function, before_us):
         table = tables.table_for(view, function, device)
-        for batch in candidates:
-            at_us, mask = max(now_us, batch.expected_end_us), batch.mask
-            if batch.follower is not None or at_us > before_us or mask & foreign:
-                continue
-            if mask == home:
-                slot = CandidateSlot(instance, device, table, home, home.bit_count(), batch.cores, True, at_us, batch)
-                found.append(slot._replace(is_exact=True))
-            elif limits.per_batch:
-                units = largest_fit(mask, table.unit_counts, limits.aligned, device.spec.units)
-                if units:
-                    found.append(CandidateSlot(instance, device, table, mask, units, batch.cores, False, at_us, batch))
+        if is_home:
+            units = free.bit_count()
+        else:
+            units = largest_fit(free, table.unit_counts, device.spec.limits.aligned, device.spec.units)
+        if units:
+            slot = CandidateSlot(instance, device, table, free, units, cores, is_home, at_us, batch, is_exact=is_home)
+            found.append(slot)
     return found if view.bandwidth is None else _within_bandwidth(view, function, found)
 
 
