@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lamina.asl.compile import compile_flow, resources_of
-from lamina.asl.resource_names import resolve_resource
+from lamina.asl.compile import compile_flow
+from lamina.asl.document import resolve_resource, resources_of
 from lamina.asl_local_run import ExecutionOutcome, LocalStateMachine
 
 BEGAN = "2026-03-14T01:59:00.000Z"

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from lamina.asl.document import BadDocument, parse_document
+from lamina.asl.document import parse_document
+from lamina.asl.errors import BadDocument
 from lamina.asl.lint import lint
 from tests.asl.cases_choice import decides
 from tests.asl.conformance_case import catch, machine, one, retry, task

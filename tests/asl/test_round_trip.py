@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lamina.asl.portability import portability
+from lamina.asl.export import portability
 from lamina.sdk.asl_to_builder import builder_of
 from lamina.sdk.builder import build
 from tests.asl.conformance_case import Case

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from lamina import encoding
-from lamina.asl.compile import compile_flow, resources_of
-from lamina.asl.resource_names import resolve_resource
+from lamina.asl.compile import compile_flow
+from lamina.asl.document import resolve_resource, resources_of
 from lamina.asl_local_run import ExecutionOutcome, _Execution
 from lamina.core import actions as do
 from lamina.core import events as ev

@@ -39,27 +39,6 @@ def compile_flow(
     return flow
 
 
-def resources_of(document: dict[str, Any]) -> list[str]:
-    """Resources of all tasks of a valid document, once each, in order."""
-    found: dict[str, None] = {}
-
-    def walk(machine: dict[str, Any]) -> None:
-        for state in machine["States"].values():
-            if state["Type"] == "Task":
-                found[state["Resource"]] = None
-            for inner in inner_machines(state):
-                walk(inner)
-
-    walk(document)
-    return list(found)
-
-
-def inner_machines(state: dict[str, Any]) -> list[dict[str, Any]]:
-    if state["Type"] == "Map":
-        return [state["ItemProcessor"] if "ItemProcessor" in state else state["Iterator"]]
-    return list(state["Branches"]) if state["Type"] == "Parallel" else []
-
-
 class _Compiler:
     def __init__(self, function: Callable[[str], Function]) -> None:
         self._function = function

@@ -1,32 +1,23 @@
-"""State machine documents: parsing from JSON, and the errors of invalid ones."""
+"""State machine documents: parsing from JSON, their inner machines, and the functions their Resources stand for.
+
+A binding names a Resource as it is written, or its short name: the last part of an ARN, without a version
+(`arn:aws:lambda:eu-west-1:123456789012:function:resize:7` is `resize`), and what follows the last `/` or `:` of anything
+else. As it is written comes first.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
-from lamina.errors import BadFlow
+from lamina.asl.errors import BadDocument, LintProblem
+from lamina.errors import BadValue
 
+T = TypeVar("T")
 
-@dataclass(frozen=True, slots=True)
-class LintProblem:
-    path: str
-    clause: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: [{self.clause}] {self.message}"
-
-
-class BadDocument(BadFlow):
-    """Invalid state machine; `problems` are all that was found."""
-
-    def __init__(self, problems: list[LintProblem], source: str = "", *, hint: str = "") -> None:
-        prefix = f"{source}: " if source else ""
-        super().__init__("\n".join(f"{prefix}{problem}" for problem in problems), hint=hint)
-        self.problems = problems
-        self.source = source
+_LAMBDA = re.compile(r"arn:[^:]*:lambda:[^:]*:[^:]*:function:([^:]+)(?::[^:]+)?")
 
 
 def parse_document(text: str | bytes, source: str = "") -> Any:
@@ -54,3 +45,40 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(word: str) -> Any:
     raise ValueError(f"JSON has no {word}")
+
+
+def resources_of(document: dict[str, Any]) -> list[str]:
+    """Resources of all tasks of a valid document, once each, in order."""
+    found: dict[str, None] = {}
+
+    def walk(machine: dict[str, Any]) -> None:
+        for state in machine["States"].values():
+            if state["Type"] == "Task":
+                found[state["Resource"]] = None
+            for inner in inner_machines(state):
+                walk(inner)
+
+    walk(document)
+    return list(found)
+
+
+def inner_machines(state: dict[str, Any]) -> list[dict[str, Any]]:
+    if state["Type"] == "Map":
+        return [state["ItemProcessor"] if "ItemProcessor" in state else state["Iterator"]]
+    return list(state["Branches"]) if state["Type"] == "Parallel" else []
+
+
+def short_name(resource: str) -> str:
+    found = _LAMBDA.fullmatch(resource)
+    return found.group(1) if found else re.split(r"[/:]", resource)[-1] or resource
+
+
+def resolve_resource(resource: str, bound: Mapping[str, T]) -> T:
+    for name in (resource, short_name(resource)):
+        if name in bound:
+            return bound[name]
+    known = ", ".join(bound) or "nothing"
+    raise BadValue(
+        f"Resource {resource!r} is bound to nothing; bound is {known}",
+        hint=f"bind it by that name, or as {short_name(resource)!r}",
+    )

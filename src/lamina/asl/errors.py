@@ -1,8 +1,11 @@
-"""Errors of the States Language, by their names: raised for what a document or its data get wrong."""
+"""Errors of the States Language: of a document, with all its problems, and of a state, by the name the language gives it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from lamina.core.workflow.error_policy import RUNTIME
+from lamina.errors import BadFlow
 
 PARAMETER_PATH = "States.ParameterPathFailure"
 RESULT_PATH = "States.ResultPathMatchFailure"
@@ -22,3 +25,23 @@ class StateError(Exception):
 def runtime_error(cause: str) -> StateError:
     """A `States.Runtime` error: the document does not fit its data."""
     return StateError(RUNTIME, cause)
+
+
+@dataclass(frozen=True, slots=True)
+class LintProblem:
+    path: str
+    clause: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: [{self.clause}] {self.message}"
+
+
+class BadDocument(BadFlow):
+    """Invalid state machine; `problems` are all that was found."""
+
+    def __init__(self, problems: list[LintProblem], source: str = "", *, hint: str = "") -> None:
+        prefix = f"{source}: " if source else ""
+        super().__init__("\n".join(f"{prefix}{problem}" for problem in problems), hint=hint)
+        self.problems = problems
+        self.source = source

@@ -7,12 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lamina.asl import fields
-from lamina.asl.document import BadDocument, LintProblem
+from lamina.asl.errors import BadDocument, LintProblem
 from lamina.asl.fields import Dialect
-from lamina.asl.lint_choice import choice_problems
-from lamina.asl.lint_fields import Finding, reference_problems, seconds_problems, text_problems
-from lamina.asl.lint_retry import retry_problems
-from lamina.asl.lint_states import data_problems, fail_problems, map_problems, quorum_problems, task_problems, wait_problems
+from lamina.asl.lint_states import (
+    Finding,
+    choice_problems,
+    data_problems,
+    fail_problems,
+    map_problems,
+    quorum_problems,
+    reference_problems,
+    retry_problems,
+    seconds_problems,
+    task_problems,
+    text_problems,
+    wait_problems,
+)
 from lamina.asl.paths import json_type_of, member_path
 
 

@@ -1,21 +1,68 @@
-"""Linter of the fields of each state type; transitions and inner machines are checked where the other states are known."""
+"""Linter of single states: their fields by type, Choice rules, Retry and Catch.
+
+Transitions and inner machines are checked in `lint.py`, where the other states are known.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from lamina.asl import fields, template, timestamps
-from lamina.asl.lint_fields import (
-    Finding,
-    expression_problems,
-    is_int_between,
-    path_problems,
-    reference_problems,
-    seconds_problems,
-    text_problems,
-)
-from lamina.asl.paths import json_type_of
+from lamina.asl import fields, timestamps
+from lamina.asl.choice_rules import COMBINED, COMPARATORS, TESTS, WITH_PATH, compared_type, has_compared_type
+from lamina.asl.intrinsics import IntrinsicError, is_call, parse_call
+from lamina.asl.paths import PathError, json_type_of, member_path, parse_path, parse_reference
+from lamina.asl.state_semantics import template_problems
+
+Finding = tuple[str, str, str]
+"""Where, by which clause, and what is wrong."""
+
+
+def is_int_between(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def text_problems(part: dict[str, Any], key: str, path: str, clause: str) -> Iterator[Finding]:
+    if key in part and not isinstance(part[key], str):
+        yield f"{path}.{key}", clause, f"{key} must be a string, not a {json_type_of(part[key])}"
+
+
+def seconds_problems(part: dict[str, Any], key: str, path: str, clause: str) -> Iterator[Finding]:
+    if key in part and not is_int_between(part[key], 1, fields.MAX_SECONDS):
+        yield f"{path}.{key}", clause, f"must be a positive integer, not {part[key]!r}"
+
+
+def path_problems(text: Any, at: str, clause: str) -> Iterator[Finding]:
+    try:
+        parse_path(text if isinstance(text, str) else "")
+    except PathError as error:
+        yield at, f"Paths; {clause}", str(error) if isinstance(text, str) else f"{text!r} is no path"
+
+
+def reference_problems(text: Any, at: str, clause: str, *, writes: bool = False) -> Iterator[Finding]:
+    clause = f"Reference Paths; {clause}"
+    try:
+        path = parse_reference(text if isinstance(text, str) else "")
+    except PathError as error:
+        yield at, clause, str(error) if isinstance(text, str) else f"{text!r} is no path"
+    else:
+        if writes and path.context:
+            yield at, clause, "the context object cannot be written to"
+
+
+def expression_problems(text: Any, at: str, clause: str) -> Iterator[Finding]:
+    """Problems of a reference path, or an intrinsic function."""
+    if isinstance(text, str) and is_call(text):
+        try:
+            parse_call(text)
+        except IntrinsicError as error:
+            yield at, f"Intrinsic Functions; {clause}", str(error)
+    else:
+        yield from path_problems(text, at, clause)
+
+
+# ------------------------------------------------------------------------------------------------------- types of states
+
 
 _WAYS_TO_WAIT = ("Seconds", "SecondsPath", "Timestamp", "TimestampPath")
 
@@ -29,7 +76,7 @@ def data_problems(state: dict[str, Any], path: str) -> Iterator[Finding]:
         yield from reference_problems(state["ResultPath"], f"{path}.ResultPath", "ResultPath", writes=True)
     for key in ("Parameters", "ResultSelector", "ItemSelector"):
         if key in state:
-            for at, message in template.template_problems(state[key], f"{path}.{key}"):
+            for at, message in template_problems(state[key], f"{path}.{key}"):
                 yield at, "Payload Template", message
     if "ResultSelector" in state and not isinstance(state["ResultSelector"], dict):
         yield f"{path}.ResultSelector", "Payload Template", "a ResultSelector is an object"
@@ -103,3 +150,130 @@ def map_problems(state: dict[str, Any], path: str) -> Iterator[Finding]:
                 yield f"{path}.{key}", clause, f"must be a number from 0 to {most}, not {value!r}"
         if f"{key}Path" in state:
             yield from reference_problems(state[f"{key}Path"], f"{path}.{key}Path", clause)
+
+
+# ------------------------------------------- Choice rules: each tests one thing, and only the outermost says where to go
+
+
+def choice_problems(state: dict[str, Any], path: str) -> Iterator[Finding]:
+    rules = state.get("Choices")
+    if not isinstance(rules, list) or not rules:
+        yield f"{path}.Choices", "Choice State", "Choices must be an array of at least one rule"
+        return
+    for index, rule in enumerate(rules):
+        yield from _rule(rule, f"{path}.Choices[{index}]", outermost=True)
+
+
+def _rule(rule: Any, path: str, *, outermost: bool) -> Iterator[Finding]:
+    clause = "Choice State: rules"
+    if not isinstance(rule, dict):
+        yield path, clause, f"a rule is an object, not a {json_type_of(rule)}"
+        return
+    if not outermost and "Next" in rule:
+        yield f"{path}.Next", clause, "a rule inside another must not say where to go"
+    if "Condition" in rule:
+        yield f"{path}.Condition", "Query language", "JSONata is not supported, and Condition belongs to it"
+        return
+    heads = [key for key in rule if key in COMBINED or key in COMPARATORS]
+    if len(heads) != 1:
+        yield path, clause, f"a rule has exactly one comparison, And, Or or Not, and this has {heads or 'none'}"
+        return
+    head = heads[0]
+    known = {head, "Comment", *(("Next",) if outermost else ()), *(() if head in COMBINED else ("Variable",))}
+    for key in rule.keys() - known - {"Next"}:
+        yield f"{path}.{key}", clause, f"a rule has no field {key!r}"
+    if head == "Not":
+        yield from _rule(rule["Not"], f"{path}.Not", outermost=False)
+    elif head in COMBINED:
+        inner = rule[head]
+        if not isinstance(inner, list) or not inner:
+            yield f"{path}.{head}", clause, f"{head} must be an array of at least one rule"
+            return
+        for index, part in enumerate(inner):
+            yield from _rule(part, f"{path}.{head}[{index}]", outermost=False)
+    else:
+        yield from _comparison(rule, head, path)
+
+
+def _comparison(rule: dict[str, Any], head: str, path: str) -> Iterator[Finding]:
+    clause = f"Choice State: {head}"
+    if "Variable" not in rule:
+        yield path, clause, "a comparison needs a Variable"
+    else:
+        yield from path_problems(rule["Variable"], f"{path}.Variable", clause)
+    value = rule[head]
+    if head in TESTS:
+        if not isinstance(value, bool):
+            yield f"{path}.{head}", clause, f"must be true or false, not {value!r}"
+    elif head in WITH_PATH:
+        yield from path_problems(value, f"{path}.{head}", clause)
+    elif not (isinstance(value, str) if head == "StringMatches" else has_compared_type(compared_type(head), value)):
+        kind = "String" if head == "StringMatches" else compared_type(head)
+        yield f"{path}.{head}", clause, f"must be a {kind.lower()} to compare with, not {value!r}"
+
+
+# ------------------------------------------------------------------------------------------------------- Retry and Catch
+
+
+_RETRIER = {"ErrorEquals", "IntervalSeconds", "MaxAttempts", "BackoffRate", "MaxDelaySeconds", "JitterStrategy", "Comment"}
+_CATCHER = {"ErrorEquals", "Next", "ResultPath", "Comment"}
+
+
+def retry_problems(state: dict[str, Any], key: str, path: str) -> Iterator[Finding]:
+    """Problems of `Retry` or `Catch`, except where catchers lead: that needs the other states."""
+    clause = f"Errors: {key}"
+    entries = state[key]
+    if not isinstance(entries, list):
+        yield f"{path}.{key}", clause, f"{key} is an array"
+        return
+    for index, entry in enumerate(entries):
+        at = f"{path}.{key}[{index}]"
+        if not isinstance(entry, dict):
+            yield at, clause, "must be an object"
+            continue
+        yield from _errors(entry, at, clause, last=index == len(entries) - 1)
+        yield from _retrier(entry, at, clause) if key == "Retry" else _catcher(entry, at, clause)
+
+
+def _errors(entry: dict[str, Any], at: str, clause: str, *, last: bool) -> Iterator[Finding]:
+    at = f"{at}.ErrorEquals"
+    names = entry.get("ErrorEquals")
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        yield at, clause, "ErrorEquals must be an array of at least one error name"
+        return
+    for name in names:
+        if name.startswith("States.") and name not in fields.RESERVED_ERRORS:
+            yield at, clause, f"names that begin with States. are reserved, and {name} is none of them"
+    if "States.ALL" in names and len(names) > 1:
+        yield at, clause, "States.ALL must stand alone"
+    if "States.ALL" in names and not last:
+        yield at, clause, "States.ALL must be in the last entry"
+
+
+def _retrier(entry: dict[str, Any], at: str, clause: str) -> Iterator[Finding]:
+    for key in sorted(entry.keys() - _RETRIER):
+        yield member_path(at, key), clause, f"a retrier has no field {key!r}"
+    interval = entry.get("IntervalSeconds", 1)
+    if not is_int_between(interval, 1, fields.MAX_SECONDS):
+        yield f"{at}.IntervalSeconds", clause, f"must be a positive integer, not {interval!r}"
+    if not is_int_between(entry.get("MaxAttempts", 3), 0, fields.MAX_SECONDS):
+        yield f"{at}.MaxAttempts", clause, f"must be an integer from 0 on, not {entry['MaxAttempts']!r}"
+    rate = entry.get("BackoffRate", 2.0)
+    if json_type_of(rate) != "number" or rate < 1:
+        yield f"{at}.BackoffRate", clause, f"must be a number of at least 1.0, not {rate!r}"
+    if "MaxDelaySeconds" in entry:
+        delay = entry["MaxDelaySeconds"]
+        if not is_int_between(delay, 1, fields.MAX_DELAY_SECONDS - 1):
+            yield f"{at}.MaxDelaySeconds", clause, f"must be a positive integer below {fields.MAX_DELAY_SECONDS}, not {delay!r}"
+        elif is_int_between(interval, 1, fields.MAX_SECONDS) and delay <= interval:
+            yield f"{at}.MaxDelaySeconds", clause, "must be greater than IntervalSeconds"
+    if entry.get("JitterStrategy", "NONE") not in ("FULL", "NONE"):
+        yield f"{at}.JitterStrategy", clause, f"must be FULL or NONE, not {entry['JitterStrategy']!r}"
+
+
+def _catcher(entry: dict[str, Any], at: str, clause: str) -> Iterator[Finding]:
+    for key in sorted(entry.keys() - _CATCHER):
+        if key in fields.JSONATA:
+            yield member_path(at, key), "Query language", f"JSONata and variables are not supported, and {key} belongs to them"
+        else:
+            yield member_path(at, key), clause, f"a catcher has no field {key!r}"

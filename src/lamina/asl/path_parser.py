@@ -1,22 +1,60 @@
-"""Path parser: recursive descent, one method per form."""
+"""Paths as steps, and their parser: recursive descent, one method per form."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from lamina.asl.path_steps import (
-    DescentStep,
-    FilterStep,
-    IndexStep,
-    NameStep,
-    PathError,
-    PathStep,
-    SliceStep,
-    UnionStep,
-    WildcardStep,
-)
+
+class PathError(ValueError):
+    """Invalid path; the message says where."""
+
+
+@dataclass(frozen=True, slots=True)
+class NameStep:
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class IndexStep:
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class WildcardStep:
+    """Wildcard `*`: all members or elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class DescentStep:
+    """Recursive descent `..`: this value and everything below it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceStep:
+    start: int | None
+    stop: int | None
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnionStep:
+    """Union of names or indices: `[0,2]` or `['a','b']`."""
+
+    parts: tuple[NameStep | IndexStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FilterStep:
+    """Filter `[?(...)]`: elements for which a comparison holds. `test` is made of tuples: (op, left, right)."""
+
+    test: Any
+
+
+PathStep = NameStep | IndexStep | WildcardStep | DescentStep | SliceStep | UnionStep | FilterStep
+
 
 MAX_INDEX = 10_000_000
 """No list is that long: such an index is a typing mistake."""

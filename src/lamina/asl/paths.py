@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from lamina.asl.path_parser import PathParser
-from lamina.asl.path_steps import DescentStep, IndexStep, NameStep, PathStep, SliceStep, UnionStep, WildcardStep
-from lamina.asl.path_steps import PathError as PathError
+from lamina.asl.path_parser import DescentStep, IndexStep, NameStep, PathParser, PathStep, SliceStep, UnionStep, WildcardStep
+from lamina.asl.path_parser import PathError as PathError
 
 _MISSING = object()
 

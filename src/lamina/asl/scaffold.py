@@ -7,8 +7,7 @@ import pprint
 import re
 from typing import Any
 
-from lamina.asl.compile import resources_of
-from lamina.asl.resource_names import short_name
+from lamina.asl.document import resources_of, short_name
 
 _HEAD = '''"""Made from a document in the States Language. Fill in the functions; what they return is their result."""
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from lamina.asl.document import BadDocument, LintProblem, parse_document
+from lamina.asl.document import inner_machines, parse_document
+from lamina.asl.errors import BadDocument, LintProblem
 from lamina.asl.paths import member_path
 from lamina.core.workflow.flow import Flow
 from lamina.types import FunctionSpec
@@ -59,8 +60,6 @@ def read_sidecar(text: str, document: dict[str, Any], source: str = "") -> dict[
 
 
 def _tasks(document: dict[str, Any]) -> set[str]:
-    from lamina.asl.compile import inner_machines
-
     found: set[str] = set()
     for name, state in document["States"].items():
         if state["Type"] == "Task":

@@ -1,4 +1,6 @@
-"""Data semantics of states: from the raw input of a state to its output.
+"""Data semantics of states: payload templates, and the way from the raw input of a state to its output.
+
+In a template a field named `x.$` is replaced by `x` with what its path or call gives.
 
 Every function is pure: state, value and context in, value out, `StateError` where it fails. The server's data layer and
 `lamina asl run` call the same ones.
@@ -7,13 +9,62 @@ Every function is pure: state, value and context in, value out, `StateError` whe
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
-from lamina.asl import template, timestamps
+from lamina.asl import timestamps
 from lamina.asl.choice_rules import rule_holds
 from lamina.asl.errors import INTRINSIC, NO_CHOICE, PARAMETER_PATH, RESULT_PATH, StateError, runtime_error
-from lamina.asl.intrinsics import ExpressionScope
-from lamina.asl.paths import NoMatch, json_type_of, parse_path, put_at
+from lamina.asl.intrinsics import ExpressionScope, IntrinsicError, evaluate, is_call, parse_call
+from lamina.asl.paths import NoMatch, PathError, json_type_of, parse_path, put_at
+
+SUFFIX = ".$"
+
+
+def fill_template(template: Any, scene: ExpressionScope) -> Any:
+    if isinstance(template, list):
+        return [fill_template(inner, scene) for inner in template]
+    if not isinstance(template, dict):
+        return template
+    filled: dict[str, Any] = {}
+    for key, value in template.items():
+        if key.endswith(SUFFIX):
+            filled[key.removesuffix(SUFFIX)] = evaluate_expression(value, scene)
+        else:
+            filled[key] = fill_template(value, scene)
+    return filled
+
+
+def evaluate_expression(text: str, scene: ExpressionScope) -> Any:
+    """A path, or a call of an intrinsic function."""
+    if is_call(text):
+        return evaluate(parse_call(text), scene)
+    try:
+        return parse_path(text).find(scene.value, scene.context)
+    except NoMatch as error:
+        raise StateError(PARAMETER_PATH, str(error)) from None
+
+
+def template_problems(template: Any, where: str) -> Iterator[tuple[str, str]]:
+    """Problems of a template, whatever the data: where, and why."""
+    if isinstance(template, list):
+        for index, inner in enumerate(template):
+            yield from template_problems(inner, f"{where}[{index}]")
+    elif isinstance(template, dict):
+        for key, value in template.items():
+            at = f"{where}.{key}"
+            if not key.endswith(SUFFIX):
+                yield from template_problems(value, at)
+            elif not isinstance(value, str):
+                yield at, f"a field whose name ends in .$ must be a path or an intrinsic function, not {value!r}"
+            elif key.removesuffix(SUFFIX) in template:
+                yield at, f"stands beside {key.removesuffix(SUFFIX)!r}, which would be the same field"
+            else:
+                try:
+                    parse_call(value) if is_call(value) else parse_path(value)
+                except (PathError, IntrinsicError) as error:
+                    yield at, str(error)
+
 
 State = dict[str, Any]
 NEXT_KEY = "lamina:next"
@@ -24,14 +75,14 @@ def effective_input(state: State, raw: Any, context: Any, rng: random.Random) ->
     """Effective input: InputPath, then Parameters."""
     value = _path(state, "InputPath", raw, context)
     if "Parameters" in state and state["Type"] != "Map":
-        return template.fill_template(state["Parameters"], ExpressionScope(value, context, rng))
+        return fill_template(state["Parameters"], ExpressionScope(value, context, rng))
     return value
 
 
 def effective_output(state: State, raw: Any, result: Any, context: Any, rng: random.Random) -> Any:
     """Output of a state: ResultSelector, then ResultPath into the raw input, then OutputPath."""
     if "ResultSelector" in state:
-        result = template.fill_template(state["ResultSelector"], ExpressionScope(result, context, rng))
+        result = fill_template(state["ResultSelector"], ExpressionScope(result, context, rng))
     return _path(state, "OutputPath", _combine(state.get("ResultPath", "$"), raw, result), context)
 
 
@@ -94,8 +145,7 @@ def map_items(
     inputs = found
     if shape is not None:
         inputs = [
-            template.fill_template(shape, ExpressionScope(value, with_item(context, index, item), rng))
-            for index, item in enumerate(found)
+            fill_template(shape, ExpressionScope(value, with_item(context, index, item), rng)) for index, item in enumerate(found)
         ]
     return found, inputs, _map_limits(state, value, context, len(found))
 
@@ -189,7 +239,7 @@ def _word(state: State, field: str, scene: ExpressionScope) -> str:
     if f"{field}Path" not in state:
         return str(state.get(field, ""))
     try:
-        found = template.evaluate_expression(state[f"{field}Path"], scene)
+        found = evaluate_expression(state[f"{field}Path"], scene)
     except StateError as error:
         if error.name in (PARAMETER_PATH, INTRINSIC):
             raise runtime_error(f"{field}Path: {error.cause}") from None

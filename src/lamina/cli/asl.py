@@ -32,7 +32,7 @@ def command() -> None:
 @click.option("--side", type=_FILE, help="The side file with GPU, SLO and scaling per state.")
 def lint(file: Path, dialect: Any, portability: bool, side: Path | None) -> int:
     """Check a document: every remark has file, JSON path and clause."""
-    from lamina.asl import portability as report
+    from lamina.asl.export import portability as portability_remarks
     from lamina.asl.lint import check
 
     text, document = _read(file)
@@ -42,7 +42,7 @@ def lint(file: Path, dialect: Any, portability: bool, side: Path | None) -> int:
 
         read_sidecar(side.read_text(), document, str(side))
     if portability:
-        for remark in report.portability(document, text):
+        for remark in portability_remarks(document, text):
             click.echo(f"{file}:{remark}")
     return 0
 
@@ -57,9 +57,9 @@ def lint(file: Path, dialect: Any, portability: bool, side: Path | None) -> int:
 def run(file: Path, given: str, virtual_time: bool, bindings: tuple[str, ...], dialect: Any, seed: int | None) -> int:
     """Run a document once. Its output goes to stdout as JSON; a failed execution gives Error and Cause, and exit code 1."""
     from lamina import encoding
-    from lamina.asl.compile import compile_flow, resources_of
+    from lamina.asl.compile import compile_flow
+    from lamina.asl.document import resolve_resource, resources_of
     from lamina.asl.lint import check
-    from lamina.asl.resource_names import resolve_resource
     from lamina.asl_local_run import LocalStateMachine
 
     _, document = _read(file)

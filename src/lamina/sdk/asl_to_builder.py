@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lamina.asl.compile import inner_machines
+from lamina.asl.document import inner_machines
 from lamina.sdk.builder import ChoiceBuilder, StateBuilder
 
 _LINKS = ("Next", "Choices", "Default", "Catch", "Branches", "Iterator", "ItemProcessor", "Type")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from lamina.asl import resource_names as binding
 from lamina.asl.compile import DEFAULT_SLO, compile_flow
-from lamina.asl.document import LintProblem, parse_document
+from lamina.asl.document import parse_document, resolve_resource
+from lamina.asl.errors import LintProblem
 from lamina.asl.fields import Dialect
 from lamina.asl.lint import check, lint
 from lamina.asl.sidecar import read_sidecar
@@ -64,7 +64,7 @@ class StatesWorkflow(Workflow[..., Any]):
         return self(*args, **kwargs)
 
     def _function(self, resource: str) -> tuple[str, tuple[str, ...]]:
-        function = binding.resolve_resource(resource, {**self.app.functions, **self._bind})
+        function = resolve_resource(resource, {**self.app.functions, **self._bind})
         return function.name, tuple(param.name for param in function.params)
 
 

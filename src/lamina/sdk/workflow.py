@@ -132,8 +132,7 @@ class Workflow(RemoteTarget[P, R]):
 
     def portability(self) -> list[str]:
         """Portability remarks: what would not carry over to another engine."""
-        from lamina.asl.export import is_asl_flow
-        from lamina.asl.portability import portability
+        from lamina.asl.export import is_asl_flow, portability
 
         if not is_asl_flow(self.flow):
             return [f"{self.place}: traced from Python: its steps run as their values arrive, which states cannot say"]
