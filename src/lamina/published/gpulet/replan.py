@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from lamina.planner.partitioning.plan import RateDemand
 from lamina.published.gpulet.draft import DraftPlan
-from lamina.published.gpulet.elastic_partitioning import RateDemand, schedule
+from lamina.published.gpulet.elastic_partitioning import schedule
 
 ReplanMode = Literal["inc", "full"]
 
