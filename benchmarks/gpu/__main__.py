@@ -26,6 +26,7 @@ ALL = (
     "batching",
     "five",
     "live",
+    "peers",
     "captures",
     "comings",
     "faults",
