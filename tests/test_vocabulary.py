@@ -1,0 +1,125 @@
+"""The field's words: what an engineer of the field would search for is found by file or class name, and means one thing."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parent.parent / "src" / "lamina"
+DOCS = SRC.parent.parent / "docs"
+
+WHERE = {
+    "admission": "core/scheduling/admission.py",
+    "scheduling": "core/scheduling/__init__.py",
+    "slots": "core/scheduling/slots.py",
+    "lease": "core/scheduling/leases.py",
+    "cluster": "core/scheduling/cluster.py",
+    "rolling update": "core/scheduling/rolling_update.py",
+    "token bucket": "core/scheduling/token_bucket.py",
+    "journal": "core/workflow/journal.py",
+    "critical path": "core/workflow/critical_path.py",
+    "fair share": "core/tenancy/fair_share.py",
+    "batching": "planner/batching.py",
+    "autoscaler": "policies/frontier/autoscaler.py",
+    "load shed": "policies/frontier/admission.py",
+    "rejection": "policies/frontier/admission.py",
+    "driver": "drivers/realtime.py",
+    "engine": "engines/cpu.py",
+    "supervisor": "gpu/supervisor.py",
+    "hot standby": "gpu/hot_standby.py",
+    "graph capture": "gpu/graph_capture.py",
+    "hang detector": "gpu/hang_detector.py",
+    "weight cache": "gpu/weight_cache.py",
+    "evict": "gpu/weight_cache.py",
+    "recovery": "durable/recovery.py",
+    "triggers": "state/triggers.py",
+    "router": "gateway/routes/router.py",
+    "auth": "gateway/auth.py",
+    "rate limiter": "gateway/observability/rate_limiter.py",
+    "cold start": "gateway/routes/cold_start_grace.py",
+    "metrics": "gateway/observability/metrics.py",
+    "rollout": "gateway/deploy/rollout.py",
+    "group commit": "store/group_commit.py",
+    "interference": "planner/interference.py",
+}
+"""What a newcomer searches for, and the file that must be among what a search by name finds."""
+
+PEOPLE = {"who", "whom", "whose", "whoever", "whomever", "nobody", "somebody", "everybody", "anybody", "someone", "anyone"}
+PEOPLE_IN_TEXT = re.compile(r"\b(who|whom|whoever|nobody|somebody|everybody|anybody)\b", re.IGNORECASE)
+ONE_NAME_PER_PLUGIN = {"Policy"}
+"""The file name tells these apart: `policies/edf.py` has `Policy`."""
+
+
+def product() -> list[Path]:
+    return [path for path in SRC.rglob("*.py") if path.relative_to(SRC).parts[0] not in ("published", "lab")]
+
+
+@pytest.fixture(scope="module")
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in SRC.rglob("*.py")}
+
+
+def words(name: str) -> str:
+    """`GraphCaptureQueue` and `graph_capture_queue` are both `graph capture queue`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).replace("_", " ").lower().strip()
+
+
+def named_after(term: str, trees: dict[Path, ast.Module]) -> set[str]:
+    found = set()
+    for path in product():
+        names = [path.stem if path.stem != "__init__" else path.parent.name]
+        names += [
+            node.name for node in ast.walk(trees[path]) if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        if any(term in words(name) for name in names):
+            found.add(str(path.relative_to(SRC)))
+    return found
+
+
+@pytest.mark.parametrize("term", WHERE)
+def test_a_search_by_the_fields_term_finds_the_module(term: str, trees: dict[Path, ast.Module]) -> None:
+    assert WHERE[term] in named_after(term, trees)
+
+
+def test_a_public_class_name_has_one_meaning(trees: dict[Path, ast.Module]) -> None:
+    homes: dict[str, list[str]] = defaultdict(list)
+    for path, tree in trees.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(str(path.relative_to(SRC)))
+    assert {name: where for name, where in homes.items() if len(where) > 1 and name not in ONE_NAME_PER_PLUGIN} == {}
+
+
+def test_no_name_speaks_of_people(trees: dict[Path, ast.Module]) -> None:
+    wrong = []
+    for path, tree in trees.items():
+        names = [path.stem]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                names.append(node.name)
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                names.append(node.target.id)
+        wrong += [f"{path.relative_to(SRC)}: {name}" for name in names if PEOPLE & set(words(name).split())]
+    assert wrong == []
+
+
+def test_first_lines_of_docstrings_speak_of_requests_and_batches_and_not_of_people(trees: dict[Path, ast.Module]) -> None:
+    wrong = []
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                first = (ast.get_docstring(node) or "").split("\n")[0]
+                if PEOPLE_IN_TEXT.search(first):
+                    wrong.append(f"{path.relative_to(SRC)}: {first}")
+    assert wrong == []
+
+
+def test_the_glossary_names_files_that_exist_and_every_term_searched_for() -> None:
+    page = (DOCS / "glossary.md").read_text()
+    files = set(re.findall(r"`([a-z0-9_/]+\.py)`", page))
+    assert sorted(file for file in files if not (SRC / file).exists()) == []
+    assert sorted(file for file in set(WHERE.values()) if f"`{file}`" not in page) == []
