@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from lamina.sdk.app_loader import load_app
 from lamina.sdk.sample_inputs import samples_of
 from lamina.sim.hardware_model import HardwareModel
 from lamina.state.kv_state import StateTable
-from lamina.types import DeviceSpec
+from lamina.types import Call, DeviceSpec
 from lamina.values.run_values import RunValues
 
 ON_GPU = {"LAMINA_TORCH_DEVICE": "cuda"}
@@ -87,13 +88,23 @@ def open_local(
     data = RunValues(engine.pool, engine.reader, engine.release)
     loop = RealtimeDriver(controller, engine, data)
     engine.deadline_us = loop.deadline_us
-    engine.cpu.book = book = StateTable(app.name)
-    book.target_of = lambda call_id: run.call.target if (run := controller.state.runs.get(call_id)) is not None else ""
+    engine.cpu.book = state = StateTable(app.name, call_lookup(controller))
     remeasure = None
     if probe:
         loop.shadow_runner = ShadowRunner(engine)
         remeasure = IdleReprofiler(loop, lambda: samples_of(app, app_path))
-    return ServingRuntime(app, loop, book, remeasure)
+    return ServingRuntime(app, loop, state, remeasure)
+
+
+def call_lookup(controller: Controller) -> Callable[[str], Call | None]:
+    """Finds the call of a run under way, by its id."""
+    runs = controller.state.runs
+
+    def call_of(call_id: str) -> Call | None:
+        run = runs.get(call_id)
+        return run.call if run is not None else None
+
+    return call_of
 
 
 def _open_engines(app: App, app_path: str, gpu: str, slices: SliceMode) -> CompositeEngine:

@@ -65,7 +65,7 @@ class RealtimeDriver:
         self.engine = engine
         self.data = data
         self.observer = watch
-        self.append_journal: Callable[[AppendJournal], None] = _no_journal  #: writes the journal of durable runs
+        self._append_journal: Callable[[AppendJournal], None] = _no_journal  #: writes the journal of durable runs
         self.shadow_runner: ShadowRunner | None = None  #: runs shadow batches for measurement; to be set before the start
         self._pending: dict[str, Callable[[Ending], None]] = {}
         self._inbox: deque[Event | ResolveData] = deque()
@@ -89,6 +89,10 @@ class RealtimeDriver:
         for device in self.engine.devices:
             self.post(DeviceJoined(device))
         self.post(deployed)
+
+    def set_journal(self, append: Callable[[AppendJournal], None]) -> None:
+        """Journal durable runs with this function, which posts `Journaled` when an entry is on disk."""
+        self._append_journal = append
 
     def now_us(self) -> int:
         return clock_us() - self._origin_us
@@ -181,7 +185,7 @@ class RealtimeDriver:
         elif kind is ResolveData:
             self._inbox.append(action)  # type: ignore[arg-type]
         elif kind is AppendJournal:
-            self.append_journal(action)  # type: ignore[arg-type]
+            self._append_journal(action)  # type: ignore[arg-type]
         else:
             self.engine.perform(action)
 

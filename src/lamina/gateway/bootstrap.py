@@ -36,7 +36,7 @@ from lamina.sdk.app import App
 from lamina.server.http1 import HttpLimits, HttpServer
 from lamina.server.loop_lag import track_loop_lag
 from lamina.server.tls import server_context
-from lamina.state.triggers import Triggers, open_state
+from lamina.state.triggers import Triggers, open_triggers
 from lamina.store.base import Store
 
 
@@ -145,8 +145,10 @@ async def open_gateway(
             sync_tenant_limits(access, loop)
         if prepare is not None:  # before any call comes, new or left over
             await prepare(app, loop, api)
-        gateway.durable = _open_durable_runs(api, loop, metrics, store, keep_us) if store is not None else None
-        gateway.triggers = await open_state(app, live.state, loop, gateway.durable)
+        if store is not None:
+            await live.state.open(store)
+            gateway.durable = _open_durable_runs(api, live, metrics, store, keep_us)
+        gateway.triggers = open_triggers(app, live.state, loop, gateway.durable)
         StateRoutes(api, live.state)
         track_loop_lag(api)
         if ingress:
@@ -181,10 +183,14 @@ def _make_routes(
     return api, oip
 
 
-def _open_durable_runs(api: Router, loop: RealtimeDriver, metrics: Metrics, store: Store, keep_us: int) -> DurableRuns:
+def _open_durable_runs(api: Router, live: ServingRuntime, metrics: Metrics, store: Store, keep_us: int) -> DurableRuns:
     """Open durable runs; those that an earlier server left are recovered."""
-    durable = DurableRuns(loop, store, lambda ending: api.ending_problem(ending).body(), keep_us=keep_us)
-    durable.on_end = metrics.on_call_ended
+    durable = DurableRuns(
+        *(live.loop, store, lambda ending: api.ending_problem(ending).body()),
+        retention_us=keep_us,
+        on_end=metrics.on_call_ended,
+        same_transaction=live.state.same_transaction,
+    )
     api.runs = RunRoutes(api, durable)
     metrics.registry.register(RunGauges(durable))
     if store.exists:
