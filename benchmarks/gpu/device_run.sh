@@ -6,8 +6,7 @@ TOP=${OUT:-out}
 export OUT
 OUT=$(mktemp -d)
 mkdir -p "$TOP"
-python3 -m pip install -q --no-index --find-links build/wheels --target /tmp/site msgspec httptools uvloop click rich \
-  prometheus-client python-multipart threadpoolctl pytest pytest-timeout hypothesis safetensors litserve 2>&1 | tail -2
+python3 -m pip install -q --no-index --no-deps --target /tmp/site build/wheels/*.whl 2>&1 | tail -2
 export PYTHONPATH="$PWD/src:$PWD:/tmp/site" PYTHONUNBUFFERED=1
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,power.limit --format=csv,noheader
 for step in "$@"; do
