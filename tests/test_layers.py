@@ -33,8 +33,6 @@ TO_MEND = {
     "lamina.core.controller must not import lamina.policies.defaults.ReactiveAutoscaler",
     "lamina.drivers.realtime must not import lamina.engines.shadow_batches.ShadowRunner",
     "lamina.run_once must not import lamina.bootstrap.ServingRuntime",
-    "lamina.state.commit must not import lamina.engines.worker_handle.WorkerBatch",
-    "lamina.state.commit must not import lamina.engines.worker_handle.WorkerHandle",
     "lamina.state.triggers must not import lamina.durable.runs.DurableRuns",
 }
 """Imports that still point up; the list only shrinks."""

@@ -41,7 +41,8 @@ def test_an_instance_that_is_lost_is_forgotten(tmp_path: Path, function: str, is
             if isinstance(event, InstanceLost):
                 lost.set()
 
-        await engines.start(post, RunValues(local.pool, local.reader, local.release))
+        slots = local.references
+        await engines.start(post, RunValues(slots.pool, slots.reader, slots.release), lambda call_id: 0)
         engines.perform(Load("one", function, local.devices[0].id))
         try:
             await lost.wait()

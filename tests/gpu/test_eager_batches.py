@@ -25,7 +25,8 @@ from lamina.gpu.protocol import (
 )
 from lamina.gpu.runtime import HostRuntime
 from lamina.gpu.weight_cache import NoDeviceMemory
-from lamina.ipc.protocol import BatchDone, BatchHeartbeat, JobFrame, StopProcess
+from lamina.ipc.framing import StopProcess
+from lamina.worker.protocol import BatchDone, BatchHeartbeat, JobFrame
 from tests.gpu.executor_harness import GpuStage
 from tests.serving import write_app
 

@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from lamina.core.actions import Action, AppendJournal, FailCall, Reject, Reply, ResolveData, StartBatch, WakeAt
 from lamina.core.controller import Controller
@@ -31,8 +31,8 @@ from lamina.core.workflow.flow import Flow
 from lamina.drivers.timer import Timer, clock_us
 from lamina.engines.shadow_batches import ShadowRunner
 from lamina.errors import PolicyError
-from lamina.ipc.protocol import ErrorInfo
 from lamina.types import NEVER_US, Call, DeviceSpec
+from lamina.values.references import ErrorInfo
 from lamina.values.run_values import RunValues
 
 log = logging.getLogger("lamina")
@@ -44,15 +44,18 @@ EventObserver = Callable[[int, Event, list[Action]], None]
 class Engine(Protocol):
     """Engine: runs batches on devices. All calls come on the loop's thread and return at once."""
 
+    shared: Any  #: see `engines.base`
+    references: Any
+
     @property
-    def devices(self) -> list[DeviceSpec]: ...
+    def devices(self) -> Sequence[DeviceSpec]: ...
 
     @property
     def load_errors(self) -> dict[str, ErrorInfo]:
         """By function: why it cannot be loaded."""
         ...
 
-    async def start(self, post: Callable[[Event], None], data: RunValues) -> None: ...
+    async def start(self, post: Callable[[Event], None], values: Any, deadline_us: Callable[[str], int]) -> None: ...
 
     def perform(self, action: Action) -> None: ...
 
@@ -84,8 +87,10 @@ class RealtimeDriver:
     async def start(self, deployed: Deployed) -> None:
         self._call_soon = asyncio.get_running_loop().call_soon
         self._timer = Timer(asyncio.get_running_loop())
-        between = self.shadow_runner.intercept(self.post, self.data) if self.shadow_runner is not None else (self.post, self.data)
-        await self.engine.start(*between)
+        post, values = (
+            self.shadow_runner.intercept(self.post, self.data) if self.shadow_runner is not None else (self.post, self.data)
+        )
+        await self.engine.start(post, values, self.deadline_us)
         for device in self.engine.devices:
             self.post(DeviceJoined(device))
         self.post(deployed)

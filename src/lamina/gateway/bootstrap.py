@@ -14,10 +14,9 @@ from lamina.core.controller import Controller
 from lamina.core.lifecycle import InstancePhase
 from lamina.drivers.realtime import Ending, EventObserver, RealtimeDriver
 from lamina.durable.runs import RETENTION_US, DurableRuns
-from lamina.engines.composite import cpu_engine_of
 from lamina.gateway.auth import Authenticator, sync_tenant_limits
 from lamina.gateway.auth import check_host as check_host
-from lamina.gateway.ingress.supervisor import IngressSupervisor, slot_references_of
+from lamina.gateway.ingress.supervisor import IngressSupervisor
 from lamina.gateway.observability.billing import Billing
 from lamina.gateway.observability.call_context import attach_call_context
 from lamina.gateway.observability.metrics import Metrics
@@ -134,7 +133,7 @@ async def open_gateway(
     )
     attach_call_context(loop, traces, has_tenants=access is not None)
     if access is not None:
-        access.give_secrets(cpu_engine_of(loop.engine))
+        access.give_secrets(loop.engine.shared)
     server, bill = HttpServer(api.handle, http_codec.parse_error_body, limits), Billing(api, store, time.time)
     metrics.call_listeners.append(bill.on_call_ended)
     metrics.batch_listeners.append(bill.on_batch_finished)
@@ -152,9 +151,7 @@ async def open_gateway(
         StateRoutes(api, live.state)
         track_loop_lag(api)
         if ingress:
-            gateway.ingress = IngressSupervisor(
-                api, oip, slot_references_of(loop.engine), limits, tls, guarded=door.requires_token
-            )
+            gateway.ingress = IngressSupervisor(api, oip, loop.engine.references, limits, tls, guarded=door.requires_token)
             up = await gateway.ingress.start(ingress, host, port, grpc_port)
             gateway.port, oip.grpc_port = up.port, up.grpc_port
         else:

@@ -1,0 +1,237 @@
+"""Process engine: the base of engines whose functions run in child processes, one each (CPU) or all in one (GPU).
+
+It owns what outlives a process: the instances and their load timeouts, the batches in flight and the values they read, the log
+pipes. A subclass says which process a batch goes to, and what ends with a process. All of it happens on the loop's thread, so
+nothing here is locked and nothing waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+from weakref import WeakSet
+
+from msgspec import Struct
+
+from lamina.core.actions import Action, DropJob, Kill, Load, Resize, StartBatch, Unload
+from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, InstanceReady
+from lamina.engines.base import EngineShared
+from lamina.engines.inflight import BatchT, InFlightBatches, JobValues, deliver_results, encode_jobs
+from lamina.engines.log_pipe import LogPipe
+from lamina.ipc.framing import FrameError
+from lamina.units import MIB
+from lamina.values.references import DeviceRef, ErrorInfo, ShmRef
+from lamina.values.slot_refs import DeviceSlots, SlotReferences, WorkerSlots
+from lamina.worker.protocol import BatchDone, JobFrame
+
+log = logging.getLogger("lamina")
+
+
+class WorkerLimits(Struct, frozen=True, kw_only=True):
+    pool_bytes: int = 1024 * MIB  #: shared memory for values of calls
+    worker_pool_bytes: int = 256 * MIB  #: and for the results of each process
+    spill_bytes: int = 4096 * MIB  #: on disk, for values of calls that find no room in memory
+    worker_spill_bytes: int = 2048 * MIB  #: and for such results of each worker
+    load_s: float = 300.0  #: a load that takes longer has failed
+    unload_s: float = 5.0  #: from asking a process to exit to killing it
+
+
+@dataclass(slots=True, eq=False)
+class InstanceHandle:
+    """One instance of a function, from load to loss: is it ready, and why is it lost?"""
+
+    load: Load
+    is_ready: bool = False
+    is_unloading: bool = False  #: its end is expected, and not reported
+    load_error: ErrorInfo | None = None
+    _kill_reason: str = ""
+    _load_timeout: asyncio.TimerHandle | None = None
+
+    def arm_load_timeout(self, loop: asyncio.AbstractEventLoop, load_s: float, kill: Callable[[], None]) -> None:
+        """Call `kill` if it is not loaded by then. `loop` may stand still: the profiler runs it for its answers only."""
+
+        def too_late() -> None:
+            self.load_error = ErrorInfo("LoadTimeout", f"not loaded within {load_s:g} s")
+            self.set_kill_reason("load-failed")
+            kill()
+
+        self._load_timeout = loop.call_later(load_s, too_late)
+
+    def cancel_load_timeout(self) -> None:
+        """The function is loaded, or never will be."""
+        if self._load_timeout is not None:
+            self._load_timeout.cancel()
+
+    def set_kill_reason(self, reason: str) -> None:
+        """Remember why it is being killed: the first reason is the one reported."""
+        self._kill_reason = self._kill_reason or reason
+
+    @property
+    def loss_reason(self) -> str:
+        return self._kill_reason or ("worker-lost" if self.is_ready else "load-failed")
+
+
+InstanceT = TypeVar("InstanceT", bound=InstanceHandle)
+
+
+class ProcessEngine(Generic[InstanceT, BatchT]):
+    """Base of the CPU and the GPU engine. `unprofiled` are functions to be timed when they are loaded first."""
+
+    def __init__(
+        self, app: str, references: SlotReferences, limits: WorkerLimits, shared: EngineShared, unprofiled: Iterable[str]
+    ) -> None:
+        self.shared, self.references = shared, references
+        self._app, self._limits = app, limits
+        self._unprofiled = set(unprofiled)
+        self._instances: dict[str, InstanceT] = {}
+        self._batches = InFlightBatches[BatchT](references)
+        self._log_pipes: WeakSet[LogPipe] = WeakSet()  #: until their last writer has gone
+        self._is_stopping = False
+        self._post: Callable[[Event], None] = _ignore
+
+    @property
+    def load_errors(self) -> dict[str, ErrorInfo]:
+        return self.shared.load_errors
+
+    async def start(self, post: Callable[[Event], None], values: JobValues, deadline_us: Callable[[str], int]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._post, self._values, self._deadline_us = post, values, deadline_us
+
+    def perform(self, action: Action) -> None:
+        match action:
+            case StartBatch():
+                self._start(action)
+            case DropJob():
+                self._batches.drop_job(action.job_id)
+            case Load():
+                if not self._is_stopping:
+                    self._load(action)
+            case Unload() | Kill() | Resize():
+                instance = self._instances.get(action.instance)
+                if instance is None:  # lost; that news is on its way
+                    return
+                match action:
+                    case Unload():
+                        self._unload(instance)
+                    case Kill():
+                        self._kill(instance, action.reason)
+                    case Resize():
+                        self._resize(instance, action.mask)
+            case _:
+                pass
+
+    async def stop(self, grace_s: float) -> None:
+        """Drain within `grace_s`, then kill the rest; afterwards there is no process left."""
+        self._is_stopping = True
+        await self._batches.wait_drained(grace_s)
+        self._post = _ignore  # nothing is to react to what follows
+        for instance in self._instances.values():
+            instance.cancel_load_timeout()
+        await self._stop_processes()
+        for pipe in list(self._log_pipes):
+            pipe.close()
+
+    # ------------------------------------------------------------- what a subclass does
+
+    def _load(self, action: Load) -> None:
+        raise NotImplementedError
+
+    def _unload(self, instance: InstanceT) -> None:
+        raise NotImplementedError
+
+    def _kill(self, instance: InstanceT, reason: str) -> None:
+        raise NotImplementedError
+
+    def _resize(self, instance: InstanceT, mask: int) -> None:
+        """Move a standing slice. Mostly nothing is to be done: every batch brings its own mask."""
+
+    def _send_batch(self, instance: InstanceT, action: StartBatch, jobs: list[JobFrame], reads: list[ShmRef]) -> None:
+        """Raises FrameError, with nothing changed, if the batch is too large to be sent."""
+        raise NotImplementedError
+
+    def _device_owner(self) -> str:
+        """Owner of the values that a batch here may read on the device; "" without any."""
+        return ""
+
+    def _on_closed(self, batch: BatchT) -> None:
+        """A batch has ended, and its slice is free."""
+
+    async def _stop_processes(self) -> None:
+        raise NotImplementedError
+
+    # ---------------------------------------------------------------- written once
+
+    def _log_pipe(self, instance: str, function: str = "") -> LogPipe | None:
+        """A pipe for the output of a process, if it is collected. A process of many functions tags its lines with theirs."""
+        if not self.shared.collects_output:
+            return None
+        shared = self.shared
+        pipe = LogPipe(
+            self._loop,
+            lambda tagged, calls, line: shared.on_output(function or tagged, instance, calls, line),
+            echo=shared.echoes_output,
+        )
+        self._log_pipes.add(pipe)
+        return pipe
+
+    def _on_loaded(self, instance: InstanceT, load_us: int, probes: Iterable[tuple[int, int, int]]) -> None:
+        instance.is_ready = True
+        instance.cancel_load_timeout()
+        self.load_errors.pop(instance.load.function, None)
+        self._unprofiled.discard(instance.load.function)
+        if not instance.is_unloading:
+            self._post(InstanceReady(instance.load.instance, load_us, tuple(probes)))
+
+    def _start(self, action: StartBatch) -> None:
+        instance = self._instances.get(action.instance)
+        if instance is None:  # lost; the controller is about to hear of it
+            return
+        owner = self._device_owner()
+        jobs, reads = encode_jobs(self._values, self.references, action, self._deadline_us, self.shared.origin, owner)
+        try:
+            self._send_batch(instance, action, jobs, reads)
+        except FrameError as error:
+            log.warning("batch %d of %s is not sent: %s", action.batch_id, action.function, error)
+            self.references.unpin(reads)
+            self._post(BatchFailed(action.batch_id, error.code))  # smaller ones may fit
+
+    def _on_heartbeat(self, batch: BatchT | None) -> None:
+        for job in batch.action.jobs if batch is not None else ():
+            self._post(Heartbeat(job.call_id, job.id))
+
+    def _on_results(
+        self,
+        batch: BatchT,
+        done: BatchDone,
+        slots: WorkerSlots,
+        free: Callable[[ShmRef], None],
+        device: DeviceSlots | None = None,
+    ) -> None:
+        """Accept the results of a batch from the process with these `slots`, and deliver them; `free` what is not wanted.
+
+        Raises FrameError, with nothing changed, if the process gives or keeps what is not its own."""
+        name = batch.action.instance
+        on_device = [result for result in done.results if isinstance(result, DeviceRef)]
+        if any(ref not in batch.reads for ref in done.still_viewed):
+            raise FrameError(f"{name} keeps what it was not given")
+        if on_device and (device is None or any(ref.owner != device.owner or ref.slot in device.held for ref in on_device)):
+            raise FrameError(f"{name} gives values that are not its own")
+        if not self.references.accept_results(slots, [result for result in done.results if type(result) is ShmRef]):
+            raise FrameError(f"{name} gives away slots that are not there, or not its own")
+        if device is not None:
+            device.held.update(ref.slot for ref in on_device)
+        for ref in done.still_viewed:
+            self.references.retire(ref)
+        wanted = self._batches.close(batch)
+        self._on_closed(batch)
+        if done.spans and self.shared.on_spans is not None:
+            self.shared.on_spans(done.batch_id, done.spans)
+        outcomes = deliver_results(self._values, batch.action.jobs, wanted, done.results, free)
+        self._post(BatchFinished(done.batch_id, done.device_us, outcomes))
+
+
+def _ignore(event: Event) -> None:
+    pass

@@ -1,0 +1,48 @@
+"""References to encoded values: bytes inline, in a slot of shared memory, or still on a device; and an error in place of one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from lamina.ipc.framing import Natural
+
+MAX_SLOT = 2**31
+
+Slot = Annotated[int, Meta(ge=0, lt=MAX_SLOT)]
+Owner = Annotated[str, Meta(pattern=r"^[a-z0-9]{1,32}\Z")]
+"""Names a process inside the folder of shared memory. It becomes part of a file name, hence the pattern."""
+
+
+class ShmRef(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=0, tag_field="kind"):
+    """Reference to `size` bytes of a slot of shared memory."""
+
+    owner: Owner
+    slot: Slot
+    size: Natural
+    start: Natural = 0
+
+
+class ErrorInfo(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1, tag_field="kind"):
+    """An exception as data: the class that was raised, its message, and the user's own frames of its trace."""
+
+    type: str
+    message: str
+    trace: str = ""
+    hint: str = ""  #: what to do about it, where the error says so
+
+
+class DeviceRef(ShmRef, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2, tag_field="kind"):
+    """Reference to a value that is still on the device that made it. Only the executor there can use it as it is."""
+
+
+Stored = bytes | ShmRef | DeviceRef
+"""An encoded value, here or in shared memory, or one on a device."""
+
+
+class ReleaseSlots(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=2):
+    """Slots of the worker without readers. `retired` ones are still mapped somewhere, and must not be written again."""
+
+    slots: list[Slot]
+    retired: list[Slot] = []

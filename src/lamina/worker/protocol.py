@@ -1,0 +1,114 @@
+"""Frame protocol between the gateway and its workers: one function, one batch at a time."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from lamina.expr import Expr, Leaf
+from lamina.ipc.framing import FrameReader, Natural, StopProcess
+from lamina.sdk.app_state import StateCell, StateChange
+from lamina.sdk.spans import InnerSpan
+from lamina.values.references import DeviceRef, ErrorInfo, ReleaseSlots, ShmRef, Stored
+
+
+class JobFrame(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One job: `args` says how its arguments are made of `leaves`; without it each input is the argument of its name."""
+
+    job_id: int
+    call_id: str
+    args: dict[str, Expr] | None
+    leaves: list[tuple[Leaf, Stored]]
+    deadline_us: int = 0  #: on the machine's monotonic clock, which a frame waiting in a socket does not stop; 0: none
+    error: ErrorInfo | None = None  #: its inputs could not be made: it takes its place in the batch and fails with this
+    is_streaming: bool = False  #: what it yields is wanted as it comes
+    tenant: str = ""
+    traceparent: str = ""  #: of its step, in W3C's form; empty if nobody traces it
+
+
+class RunBatch(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1):
+    batch_id: Natural
+    mask: Natural
+    jobs: list[JobFrame]
+
+
+class CancelStream(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=7):
+    """The client has stopped reading the stream of this job."""
+
+    job_id: int
+
+
+class WorkerReady(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=4):
+    load_us: Natural  #: from the request to load until now
+    pid: Natural
+    probes: list[tuple[Natural, Natural, Natural]] = []  #: batch, units, microseconds: see `live.probe`
+
+
+class WorkerLoadFailed(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=5):
+    error: ErrorInfo
+
+
+class StateChanges(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """State transaction of a step: what it has read (scope, key, version), and what it changes.
+
+    If a read is out of date by now, the worker is sent `CommitResult(must_rerun=True)` and runs the step again, if it
+    `can_rerun`; without reads nothing can be out of date, and nothing is sent."""
+
+    reads: list[tuple[str, str, Natural]]
+    ops: list[StateChange]
+    can_rerun: bool = True
+
+
+class BatchDone(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=6):
+    """Results of a batch, one per job, in order. `still_viewed` are slots the user's code still reads after the batch."""
+
+    batch_id: Natural
+    device_us: Natural
+    results: list[bytes | ShmRef | DeviceRef | ErrorInfo]
+    still_viewed: list[ShmRef] = []
+    state: StateChanges | None = None
+    spans: list[InnerSpan] = []  #: parts of it that the function wants to be seen
+
+
+class ResultChunk(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=8):
+    """One chunk of a streamed answer, in the order of the function's yields."""
+
+    batch_id: Natural
+    job_id: int
+    value: bytes
+
+
+class BatchHeartbeat(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=30):
+    """Heartbeat of a batch."""
+
+    batch_id: Natural
+
+
+class StateRead(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=31):
+    """Read request for a key of the state. Answered by `StateValue`; the worker waits for it."""
+
+    batch_id: Natural
+    scope: str
+    key: str
+
+
+class StateValue(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=32):
+    cell: StateCell
+
+
+class CommitResult(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=33):
+    must_rerun: bool
+
+
+ToWorker = RunBatch | ReleaseSlots | StopProcess | CancelStream | StateValue | CommitResult
+FromWorker = WorkerReady | WorkerLoadFailed | BatchDone | ResultChunk | BatchHeartbeat | StateRead
+
+
+def from_worker_reader() -> FrameReader[FromWorker]:
+    """Decoder of frames from a worker, for the gateway."""
+    return FrameReader(msgspec.msgpack.Decoder(FromWorker))
+
+
+def to_worker_reader() -> FrameReader[ToWorker]:
+    """Decoder of frames to a worker, for the worker."""
+    return FrameReader(msgspec.msgpack.Decoder(ToWorker))
