@@ -132,7 +132,11 @@ class Policy:
             self._to_prefetch.update({name: None for name in flow.functions if not view.functions[name].instances})
         return self._recent.admit(view, flow, estimate_us)
 
-    # ------------------------------------------------------------------ scaling
+    # ------------------------------------------------------------------ deployment and scaling
+
+    def warm_up(self) -> None:
+        """Import what workflow plans are made with. At the first plan that would take longer than most calls have."""
+        import numpy  # noqa: F401, ICN001
 
     def scale(self, view: View) -> Iterator[Decision]:
         return self._autoscaler.scale(view)
