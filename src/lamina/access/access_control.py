@@ -18,10 +18,9 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from lamina.access import access_store, passwords
-from lamina.access.login_throttle import LoginThrottle
 from lamina.access.records import AuditEntry, Identity, Person, Secret, Token
 from lamina.access.vault import Vault
-from lamina.errors import LaminaError, Unauthorized
+from lamina.errors import LaminaError, Refused, Unauthorized
 from lamina.store.base import Session, Store, Work
 from lamina.types import Tenant
 
@@ -38,7 +37,15 @@ CONCURRENT_HASHES = 2
 """Password hashes computed at the same time: each takes a core and 64 MiB."""
 
 
+FREE_TRIES = 5
+MAX_WAIT_S = 300
+MAX_NAMES = 10_000
+"""Wrong passwords without a wait, the longest wait after more of them, and the names that are remembered."""
+
+
 class LoginSession(Struct, frozen=True):
+    """Login session of a user, with its end."""
+
     identity: Identity
     until_us: int
 
@@ -47,7 +54,32 @@ def wall_us() -> int:
     return time.time_ns() // 1_000
 
 
+class LoginThrottle:
+    """Exponential backoff after wrong passwords, per user name."""
+
+    def __init__(self) -> None:
+        self._failed: dict[str, tuple[int, int]] = {}  #: how often in a row, and when next
+
+    def check(self, name: str, now_us: int) -> None:
+        _, until_us = self._failed.get(name, (0, 0))
+        if now_us < until_us:
+            wait_s = (until_us - now_us) / 1e6
+            raise Refused("too many wrong tries", reason="tries", retry_after_s=wait_s, hint=f"wait {wait_s:.0f} s")
+
+    def failed(self, name: str, now_us: int) -> None:
+        count = self._failed.get(name, (0, 0))[0] + 1
+        wait_s = min(MAX_WAIT_S, 2 ** (count - FREE_TRIES)) if count >= FREE_TRIES else 0
+        while len(self._failed) >= MAX_NAMES:
+            del self._failed[next(iter(self._failed))]
+        self._failed[name] = (count, now_us + wait_s * 1_000_000)
+
+    def succeeded(self, name: str) -> None:
+        self._failed.pop(name, None)
+
+
 class AccessControl:
+    """Users, tokens, tenants and secrets of a server, in memory and in its store."""
+
     def __init__(self, store: Store, now_us: Callable[[], int] = wall_us) -> None:
         self._store = store
         self.vault = Vault(store.folder)
@@ -113,7 +145,7 @@ class AccessControl:
         visit = self._sessions.get(digest)
         if visit is None or visit.until_us <= now_us:
             self._sessions.pop(digest, None)
-            raise Unauthorized("nobody has this token", hint="log in again, or ask for a new one")
+            raise Unauthorized("unknown token", hint="log in again, or ask for a new one")
         return visit.identity
 
     async def log_in(self, name: str, password: str) -> tuple[str, LoginSession]:
@@ -127,7 +159,7 @@ class AccessControl:
         if not right or person is None:
             self._throttle.failed(name, now_us)
             await self.audit(Identity("", name[:63], frozenset()), "log-in", ok=False)
-            raise Unauthorized("name or password is wrong", hint="who was invited signs up first")
+            raise Unauthorized("name or password is wrong", hint="an invited user signs up first")
         self._throttle.succeeded(name)
         token = passwords.random_token("lms")
         visit = LoginSession(Identity(person.tenant, person.name, frozenset(person.scopes)), now_us + SESSION_S * 1_000_000)
@@ -155,8 +187,8 @@ class AccessControl:
         async with self._hashing:
             known = await asyncio.to_thread(passwords.hash_password, password)
         signed = Person(name=name, tenant=person.tenant, scopes=person.scopes, created_us=person.created_us, password=known)
-        who = Identity(person.tenant, name, frozenset(person.scopes))
-        await self.write_audited(who, "sign-up", name, lambda db: access_store.put(db, signed, name, now_us))
+        caller = Identity(person.tenant, name, frozenset(person.scopes))
+        await self.write_audited(caller, "sign-up", name, lambda db: access_store.put(db, signed, name, now_us))
 
     def save_usage(self, spent: dict[str, float]) -> None:
         """Save usage, best effort: a crash loses at most what was used since the last time."""
@@ -166,24 +198,24 @@ class AccessControl:
 
     # ------------------------------------------------------------------ changes
 
-    async def write_audited(self, who: Identity, what: str, subject: str, work: Work[T], note: str = "") -> T:
+    async def write_audited(self, caller: Identity, what: str, subject: str, work: Work[T], note: str = "") -> T:
         """Make a change and write it into the audit log in one transaction; then reload."""
-        deed = AuditEntry(at_us=self.now_us(), who=who.name, tenant=who.tenant, what=what, subject=subject, note=note)
+        entry = AuditEntry(at_us=self.now_us(), actor=caller.name, tenant=caller.tenant, what=what, subject=subject, note=note)
         lot = secrets.token_hex(4)
 
         def both(db: Session) -> T:
             done = work(db)
-            access_store.append_audit(db, deed, lot)
+            access_store.append_audit(db, entry, lot)
             return done
 
         done = await self.write(both)
         await self.load()
         return done
 
-    async def audit(self, who: Identity, what: str, subject: str = "", *, ok: bool = True, note: str = "") -> None:
-        deed = AuditEntry(at_us=self.now_us(), who=who.name, tenant=who.tenant, what=what, subject=subject, ok=ok, note=note)
+    async def audit(self, caller: Identity, what: str, subject: str = "", *, ok: bool = True, note: str = "") -> None:
+        entry = AuditEntry(at_us=self.now_us(), actor=caller.name, tenant=caller.tenant, what=what, subject=subject, ok=ok, note=note)
         lot = secrets.token_hex(4)
-        await self.write(lambda db: access_store.append_audit(db, deed, lot))
+        await self.write(lambda db: access_store.append_audit(db, entry, lot))
 
     def write(self, work: Work[T]) -> Awaitable[T]:
         return _future(lambda done: self._store.write(work, done))

@@ -51,18 +51,18 @@ class AdminService:
             "audit/list": self._audit_list,
         }
 
-    async def perform(self, who: Identity, what: str, given: Params) -> Any:
+    async def perform(self, caller: Identity, what: str, given: Params) -> Any:
         deed = self.actions.get(what)
         if deed is None:
             raise NotFound(f"nothing called {what[:60]!r} can be done here", hint=f"there is {', '.join(self.actions)}")
-        if "admin" not in who.scopes:
-            raise Forbidden(f"{who.name} may not administer", hint="this takes the scope admin")
-        return await deed(who, given)
+        if "admin" not in caller.scopes:
+            raise Forbidden(f"{caller.name} may not administer", hint="this takes the scope admin")
+        return await deed(caller, given)
 
     # -------------------------------------------------------------------- tokens
 
-    async def _token_create(self, who: Identity, given: Params) -> Any:
-        tenant = self._tenant_of(who, given)
+    async def _token_create(self, caller: Identity, given: Params) -> Any:
+        tenant = self._tenant_of(caller, given)
         name = checked_name(given.get("name", "token"), "name")
         scopes = checked_scopes(given.get("scopes", ["invoke", "read"]))
         now_us = self._access.now_us()
@@ -77,11 +77,11 @@ class AdminService:
             tenant=tenant,
             scopes=scopes,
             created_us=now_us,
-            created_by=who.name,
+            created_by=caller.name,
             expires_us=now_us + life_us,
         )
         await self._access.write_audited(
-            who,
+            caller,
             "token/create",
             token.id,
             lambda db: access_store.add(db, token, token.id, now_us),
@@ -89,21 +89,21 @@ class AdminService:
         )
         return {**_token_view(token), "token": text}
 
-    async def _token_list(self, who: Identity, given: Params) -> Any:
-        return [_token_view(token) for token in self._access.tokens.values() if _can_see(who, token.tenant)]
+    async def _token_list(self, caller: Identity, given: Params) -> Any:
+        return [_token_view(token) for token in self._access.tokens.values() if _can_see(caller, token.tenant)]
 
-    async def _token_revoke(self, who: Identity, given: Params) -> Any:
+    async def _token_revoke(self, caller: Identity, given: Params) -> Any:
         token_id = str(given.get("id", ""))
-        found = [token for token in self._access.tokens.values() if token.id == token_id and _can_see(who, token.tenant)]
+        found = [token for token in self._access.tokens.values() if token.id == token_id and _can_see(caller, token.tenant)]
         if not found:
             raise NotFound(f"no token {token_id[:40]!r}", hint="lamina token list")
-        await self._access.write_audited(who, "token/revoke", token_id, lambda db: access_store.remove(db, Token, token_id))
+        await self._access.write_audited(caller, "token/revoke", token_id, lambda db: access_store.remove(db, Token, token_id))
         return {"revoked": token_id}
 
     # ------------------------------------------------------------------- tenants
 
-    async def _tenant_set(self, who: Identity, given: Params) -> Any:
-        _require_operator(who)
+    async def _tenant_set(self, caller: Identity, given: Params) -> Any:
+        _require_operator(caller)
         try:
             tenant = checked_tenant(msgspec.convert(dict(given), Tenant))
         except msgspec.ValidationError as error:
@@ -111,16 +111,16 @@ class AdminService:
         now_us = self._access.now_us()
         limits = msgspec.json.encode(tenant).decode()
         await self._access.write_audited(
-            who, "tenant/set", tenant.name, lambda db: access_store.put(db, tenant, tenant.name, now_us), limits
+            caller, "tenant/set", tenant.name, lambda db: access_store.put(db, tenant, tenant.name, now_us), limits
         )
         return msgspec.to_builtins(tenant)
 
-    async def _tenant_list(self, who: Identity, given: Params) -> Any:
-        return [msgspec.to_builtins(tenant) for tenant in self._access.tenants.values() if _can_see(who, tenant.name)]
+    async def _tenant_list(self, caller: Identity, given: Params) -> Any:
+        return [msgspec.to_builtins(tenant) for tenant in self._access.tenants.values() if _can_see(caller, tenant.name)]
 
-    async def _tenant_remove(self, who: Identity, given: Params) -> Any:
+    async def _tenant_remove(self, caller: Identity, given: Params) -> Any:
         """Remove a tenant with its tokens and users: no credentials are left that could call in its name."""
-        _require_operator(who)
+        _require_operator(caller)
         name = checked_name(given.get("name"), "name")
         tokens = [token.id for token in self._access.tokens.values() if token.tenant == name]
         people = [person.name for person in self._access.people.values() if person.tenant == name]
@@ -132,15 +132,15 @@ class AdminService:
             for person in people:
                 access_store.remove(db, Person, person)
 
-        await self._access.write_audited(who, "tenant/remove", name, work)
+        await self._access.write_audited(caller, "tenant/remove", name, work)
         for person in people:
             self._access.end_sessions(person)
         return {"removed": name, "tokens": len(tokens), "people": len(people)}
 
     # -------------------------------------------------------------------- people
 
-    async def _user_invite(self, who: Identity, given: Params) -> Any:
-        tenant = self._tenant_of(who, given)
+    async def _user_invite(self, caller: Identity, given: Params) -> Any:
+        tenant = self._tenant_of(caller, given)
         name = checked_name(given.get("name"), "name")
         scopes = checked_scopes(given.get("scopes", ["invoke", "read"]))
         now_us = self._access.now_us()
@@ -154,26 +154,26 @@ class AdminService:
             code_until_us=now_us + INVITATION_LIFE_US,
         )
         await self._access.write_audited(
-            who, "user/invite", name, lambda db: access_store.add(db, person, name, now_us), f"{tenant}: {' '.join(scopes)}"
+            caller, "user/invite", name, lambda db: access_store.add(db, person, name, now_us), f"{tenant}: {' '.join(scopes)}"
         )
         return {**_person_view(person), "code": code}
 
-    async def _user_list(self, who: Identity, given: Params) -> Any:
-        return [_person_view(person) for person in self._access.people.values() if _can_see(who, person.tenant)]
+    async def _user_list(self, caller: Identity, given: Params) -> Any:
+        return [_person_view(person) for person in self._access.people.values() if _can_see(caller, person.tenant)]
 
-    async def _user_remove(self, who: Identity, given: Params) -> Any:
+    async def _user_remove(self, caller: Identity, given: Params) -> Any:
         name = checked_name(given.get("name"), "name")
         person = self._access.people.get(name)
-        if person is None or not _can_see(who, person.tenant):
+        if person is None or not _can_see(caller, person.tenant):
             raise NotFound(f"no user {name!r}", hint="lamina user list")
-        await self._access.write_audited(who, "user/remove", name, lambda db: access_store.remove(db, Person, name))
+        await self._access.write_audited(caller, "user/remove", name, lambda db: access_store.remove(db, Person, name))
         self._access.end_sessions(name)
         return {"removed": name}
 
     # ------------------------------------------------------------------- secrets
 
-    async def _secret_set(self, who: Identity, given: Params) -> Any:
-        tenant = self._tenant_of(who, given)
+    async def _secret_set(self, caller: Identity, given: Params) -> Any:
+        tenant = self._tenant_of(caller, given)
         name = checked_name(given.get("name"), "name")
         value = given.get("value")
         if not isinstance(value, str) or not 1 <= len(value) <= MAX_SECRET_CHARS:
@@ -183,55 +183,55 @@ class AdminService:
         sealed = self._access.vault.seal(f"{tenant}/{name}", value)
         secret = Secret(tenant=tenant, name=name, sealed=sealed, changed_us=now_us)
         await self._access.write_audited(
-            who, "secret/set", name, lambda db: access_store.put(db, secret, secret.owner, now_us), tenant
+            caller, "secret/set", name, lambda db: access_store.put(db, secret, secret.owner, now_us), tenant
         )
         return {"tenant": tenant, "name": name}
 
-    async def _secret_list(self, who: Identity, given: Params) -> Any:
+    async def _secret_list(self, caller: Identity, given: Params) -> Any:
         """List secrets by name: their values are never shown again."""
         return [
             {"tenant": secret.tenant, "name": secret.name, "changed_us": secret.changed_us}
             for secret in self._access.secrets.values()
-            if _can_see(who, secret.tenant)
+            if _can_see(caller, secret.tenant)
         ]
 
-    async def _secret_remove(self, who: Identity, given: Params) -> Any:
-        tenant = self._tenant_of(who, given)
+    async def _secret_remove(self, caller: Identity, given: Params) -> Any:
+        tenant = self._tenant_of(caller, given)
         name = checked_name(given.get("name"), "name")
         await self._access.write_audited(
-            who, "secret/remove", name, lambda db: access_store.remove(db, Secret, f"{tenant}/{name}"), tenant
+            caller, "secret/remove", name, lambda db: access_store.remove(db, Secret, f"{tenant}/{name}"), tenant
         )
         return {"removed": name}
 
     # --------------------------------------------------------------------- audit
 
-    async def _audit_list(self, who: Identity, given: Params) -> Any:
+    async def _audit_list(self, caller: Identity, given: Params) -> Any:
         after, limit = str(given.get("after", "")), given.get("limit", 100)
         if not isinstance(limit, int) or not 1 <= limit <= 1_000:
             raise BadValue(f"limit: {str(limit)[:40]!r} is not from 1 to 1000")
         page = await self._access.read(lambda db: access_store.read_audit(db, after, limit))
-        return [{"key": key, **msgspec.to_builtins(deed)} for key, deed in page if _can_see(who, deed.tenant)]
+        return [{"key": key, **msgspec.to_builtins(deed)} for key, deed in page if _can_see(caller, deed.tenant)]
 
-    def _tenant_of(self, who: Identity, given: Params) -> str:
+    def _tenant_of(self, caller: Identity, given: Params) -> str:
         """Tenant of a new record: the administrator's own, or for one of none, any that exists."""
-        tenant = given.get("tenant", who.tenant)
-        if tenant == "" and not who.tenant:
+        tenant = given.get("tenant", caller.tenant)
+        if tenant == "" and not caller.tenant:
             return ""
         tenant = checked_name(tenant, "tenant")
-        if not _can_see(who, tenant):
-            raise Forbidden(f"{who.name} administers tenant {who.tenant!r} alone")
+        if not _can_see(caller, tenant):
+            raise Forbidden(f"{caller.name} administers tenant {caller.tenant!r} alone")
         if tenant not in self._access.tenants:
             raise NotFound(f"no tenant {tenant!r}", hint=f"make it first: lamina tenant set {tenant}")
         return tenant
 
 
-def _require_operator(who: Identity) -> None:
-    if who.tenant:
-        raise Forbidden(f"{who.name} administers tenant {who.tenant!r} alone", hint="ask who runs this server")
+def _require_operator(caller: Identity) -> None:
+    if caller.tenant:
+        raise Forbidden(f"{caller.name} administers tenant {caller.tenant!r} alone", hint="ask the operator of this server")
 
 
-def _can_see(who: Identity, tenant: str) -> bool:
-    return not who.tenant or who.tenant == tenant
+def _can_see(caller: Identity, tenant: str) -> bool:
+    return not caller.tenant or caller.tenant == tenant
 
 
 def _token_view(token: Token) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Literal, get_args
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from lamina.errors import BadValue
 from lamina.types import Tenant
@@ -66,7 +66,7 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
     """Entry of the audit log."""
 
     at_us: int
-    who: str
+    actor: str = field(name="who")  #: name of the caller
     tenant: str
     what: str
     subject: str = ""

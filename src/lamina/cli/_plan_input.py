@@ -1,18 +1,34 @@
-"""Input of `lamina plan`: gpu-let's files, a scenario, or a list of tasks with profiles. All become one value."""
+"""Input of `lamina plan`: gpu-let's files, a scenario, or a list of tasks with profiles. All become one value.
+
+Of a scenario, the peak demand of each function counts: rates of workloads that may coincide are added up, each at its peak, for a
+plan that holds then holds always. A recorded trace counts with its busiest minute.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from lamina import plugins
-from lamina.errors import BadValue, did_you_mean
+from lamina.core.workflow.flow import Flow, function_flow
+from lamina.errors import BadValue, did_you_mean, unreadable_file
+from lamina.planner.function_goals import function_goals_us, function_rates
 from lamina.planner.partitioning.catalogue import Catalogue, PlannerRules, PlanTask
 from lamina.planner.partitioning.linear_interference import SliceInterference
 from lamina.planner.partitioning.plan import OfflinePlanner
+from lamina.sim.scenario import Scenario
+from lamina.sim.workload import Workload
+from lamina.types import Slo
 
 if TYPE_CHECKING:
     from lamina.sim.scenario import Scenario
@@ -70,7 +86,6 @@ def _packer(
 def from_glet(
     tasks: Path, policy: str, folder: Path, sched_config: Path | None, device_config: Path | None, network: float, compat: bool
 ) -> PlanInput:
-    from lamina.cli._plan_tasks import read_tasks
 
     if policy == OWN and compat:
         raise BadValue("--compat: the original has no 'frontier'", hint="leave --compat out, or plan with gpulet")
@@ -90,7 +105,6 @@ def from_glet(
 
 def from_scenario(scenario: Scenario, policy: str, network: float) -> PlanInput:
     """Its functions at the peak of their loads, within their goals, on devices of its kinds."""
-    from lamina.cli._peak_demand import peak_demand
     from lamina.planner.partitioning.device_catalogue import PairwiseInterference, all_cuts, build_catalogue, halving_cuts
     from lamina.predict.profile_table import ProfileTable
 
@@ -132,7 +146,6 @@ def from_scenario(scenario: Scenario, policy: str, network: float) -> PlanInput:
 
 def from_profiles(tasks: Path, folder: Path, policy: str, network: float) -> PlanInput:
     """Functions by name, as measured: a scenario in all but its file."""
-    from lamina.cli._plan_tasks import read_rows
     from lamina.predict.device_presets import preset
     from lamina.predict.profile import read_all
     from lamina.sim.scenario import Scenario
@@ -168,3 +181,128 @@ def from_profiles(tasks: Path, folder: Path, policy: str, network: float) -> Pla
         templates={kind: preset(kind) for kind in sorted(everywhere)},
     )
     return from_scenario(scenario, policy, network)
+
+
+# ------------------------------------------------------------------------ task lists
+
+_COLUMNS = {"model": ("model", "id", "name", "model_id"), "rate": ("rate", "rps"), "slo": ("slo", "slo_ms", "slo(ms)")}
+
+
+Row = tuple[str, float, float]
+"""Name, requests a second, milliseconds."""
+
+
+def read_tasks(file: Path, catalogue: Catalogue) -> list[PlanTask]:
+    """Models by number or name."""
+    numbers = {model.name: model.id for model in catalogue.models.values()}
+    rows = read_rows(file, list(numbers), {str(number): name for name, number in numbers.items()})
+    return [PlanTask(numbers[name], rate, slo_ms) for name, rate, slo_ms in rows]
+
+
+def read_rows(file: Path, names: Sequence[str], also: Mapping[str, str] | None = None) -> list[Row]:
+    """Lines of `model,rate,SLO`: what is called how (`also`: other names of the same), requests a second, milliseconds.
+
+    The first line may be the number of tasks, as in gpu-let, or name the columns in any order.
+    """
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable_file(file, error, "a CSV of model,rate,SLO lines") from None
+    rows = [(number, [cell.strip() for cell in row]) for number, row in enumerate(csv.reader(lines), 1)]
+    rows = [(number, row[:-1] if row[-1:] == [""] else row) for number, row in rows if any(row) and not row[0].startswith("#")]
+    if not rows:
+        raise BadValue(f"{file}: no tasks", hint="a line for each: model,rate,SLO")
+    order, announced = (0, 1, 2), None
+    first = rows[0][1]
+    if len(first) == 1 and first[0].isdigit():
+        announced, rows = int(first[0]), rows[1:]
+    elif _is_header(first):
+        order, rows = _order(file, first), rows[1:]
+    if announced is not None and announced != len(rows):
+        raise BadValue(f"{file}:1: {announced} tasks announced, {len(rows)} follow", hint="correct the number or leave it out")
+    known = {name: name for name in names} | dict(also or {})
+    tasks = [_task(f"{file}:{number}", row, order, known, names) for number, row in rows]
+    seen: set[str] = set()
+    for (number, _), (name, _, _) in zip(rows, tasks, strict=True):
+        if name in seen:
+            raise BadValue(f"{file}:{number}: model {name!r} is there twice", hint="add up the rates")
+        seen.add(name)
+    return tasks
+
+
+def _is_header(row: Sequence[str]) -> bool:
+    return len(row) >= 3 and not any(_is_number(cell) for cell in row)
+
+
+def _order(file: Path, header: Sequence[str]) -> tuple[int, int, int]:
+    found = []
+    for wanted, names in _COLUMNS.items():
+        places = [place for place, cell in enumerate(header) if cell.lower() in names]
+        if len(places) != 1:
+            raise BadValue(f"{file}:1: no column {wanted!r} in {','.join(header)!r}", hint="name the columns model,rate,slo")
+        found.append(places[0])
+    return found[0], found[1], found[2]
+
+
+def _task(place: str, row: Sequence[str], order: tuple[int, int, int], known: Mapping[str, str], names: Sequence[str]) -> Row:
+    if len(row) <= max(order):
+        raise BadValue(f"{place}: {','.join(row)!r} has too few fields", hint="write model,rate,SLO")
+    model, rate, slo_ms = (row[column] for column in order)
+    if model not in known:
+        hint = did_you_mean(model, names, f"there are {', '.join(names)}")
+        raise BadValue(f"{place}: model {model!r} is not known", hint=hint)
+    return known[model], _positive(place, "rate", rate), _positive(place, "SLO", slo_ms, above=True)
+
+
+def _positive(place: str, field: str, text: str, *, above: bool = False) -> float:
+    value = float(text) if _is_number(text) else -1.0
+    if not 0 <= value <= 1e9 or (above and not value):
+        raise BadValue(
+            f"{place}: {field} {text!r} cannot be", hint="a number of requests a second" if field == "rate" else "milliseconds"
+        )
+    return int(value) if value == int(value) else value
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return float(text) == float(text)
+    except ValueError:
+        return False
+
+
+# ----------------------------------------------------------------------- peak demand
+
+_MINUTE_US = 60_000_000
+_P99 = 2.33
+_MAX_ARRIVALS = 2_000_000
+"""Arrivals of a trace that are looked at."""
+
+
+def peak_per_s(load: Workload) -> float:
+    if not load.trace:
+        peak = max((max(piece.from_per_s, piece.to_per_s) for piece in load.segments), default=0.0)
+        return peak + max(0.0, load.cv - 1) * _P99 * math.sqrt(peak)  # planners add headroom for a Poisson load only
+    once = structs.replace(load, loop=False, start_us=0)
+    minutes: Counter[int] = Counter()
+    last_us = 1
+    for at_us in islice(once.arrivals(random.Random(0)), _MAX_ARRIVALS):
+        minutes[at_us // _MINUTE_US] += 1
+        last_us = max(last_us, at_us)
+    return max(minutes.values(), default=0) * 1e6 / min(last_us, _MINUTE_US)
+
+
+def peak_demand(scenario: Scenario, alone_us: Callable[[str], float]) -> tuple[dict[str, float], dict[str, int]]:
+    """Rate a second and latency goal by function. `alone_us`: how long one job takes at best."""
+    per_s: dict[str, float] = {}
+    slos: dict[str, Slo] = {}
+    for load in scenario.loads:
+        per_s[load.target] = per_s.get(load.target, 0.0) + peak_per_s(load)
+        slo = load.slo or scenario.slo_of(load.target)
+        known = slos.setdefault(load.target, slo)
+        if slo.latency_us and (not known.latency_us or slo.latency_us < known.latency_us):
+            slos[load.target] = slo
+    flows: dict[str, Flow] = {flow.name: flow for flow in scenario.flows}
+    for spec in scenario.functions:
+        flows[spec.name] = function_flow(spec.name, spec.slo)
+    called = {target: structs.replace(flows[target], slo=slos[target]) for target in per_s}
+    return function_rates(called, per_s), function_goals_us(called.values(), alone_us)

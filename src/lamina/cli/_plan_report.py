@@ -1,19 +1,29 @@
-"""Report of a plan: a table for people, JSON for programs."""
+"""Report of a plan: estimated and simulated attainment and cost, as a table for people, as JSON for programs, and as a plot.
+
+`simulate_plan` plays its slices, batches and duty cycles under random arrivals. In the plot, a square per GPU is cut as the GPU
+is and filled as far as each slice is busy: coloured area is work; under every slice stand its share of the GPU and its duty cycle.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs, to_builtins
+
+from lamina.cli._plan_input import PlanInput
 from lamina.planner.fleet.attainment import expected_attainment
 from lamina.planner.partitioning.plan import PartitionPlan, PlannedSlice, SliceShare
+from lamina.planner.partitioning.slice_placement import slice_assignments
+from lamina.sim.scenario import Scenario
+from lamina.types import NEVER_US, DeviceSpec
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from lamina.cli._plan_check import PlanCheck
 
 
 def gpus_in_words(kinds: Sequence[str]) -> str:
@@ -175,3 +185,145 @@ def _notes(told: PlanReport) -> list[str]:
         enough = f"{gpus_in_words(told.needed)} would be enough" if told.needed else "more GPUs would be needed than were tried"
         notes.append(f"or           {enough}")
     return notes
+
+
+# ------------------------------------------------------------------------ simulation
+
+SPAN_US = 20_000_000
+CALLS = 50_000
+WARM_US = 1_000_000
+"""From the last load to the first call."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCheck:
+    attainment: float
+    by_function: dict[str, float]
+    cost_per_s: float  #: of the slices held
+    seconds: float
+    seed: int
+
+
+def simulate_plan(given: PlanInput, plan: PartitionPlan, kinds: Sequence[str], seed: int) -> PlanCheck:
+    from lamina.sim.run import run
+
+    scenario = given.scenario
+    base = _from_catalogue(given, kinds) if scenario is None else structs.replace(scenario, devices=_devices(scenario, kinds))
+    slices = [to_builtins(cut) for cut in slice_assignments(plan)]
+    loads_us = max((profile.load_us for profile in base.profiles), default=0)
+    begin_us = 3 * loads_us + WARM_US
+    loads = tuple(
+        structs.replace(
+            load,
+            start_us=load.start_us + begin_us,
+            stop_us=load.stop_us if load.stop_us >= NEVER_US else load.stop_us + begin_us,
+        )
+        for load in base.loads
+    )
+    end_us = begin_us + min(SPAN_US, base.duration_us)
+    calls = min(CALLS, base.calls) if base.calls else CALLS
+    played = structs.replace(
+        base, loads=loads, duration_us=end_us, calls=calls, seed=seed, policy="planned", options={"slices": slices}
+    )
+    summary = run(played)
+    total = summary.total
+    return PlanCheck(
+        total.attainment,
+        {row.target: row.attainment for row in summary.targets},
+        total.cost / total.ended_s if total.ended_s else 0.0,
+        total.offered_s,
+        seed,
+    )
+
+
+def _devices(scenario: Scenario, kinds: Sequence[str]) -> tuple[DeviceSpec, ...]:
+    known = scenario.templates or {device.kind: device for device in scenario.devices}
+    return tuple(structs.replace(known[kind], id=f"{kind}-{place}") for place, kind in enumerate(kinds))
+
+
+def _from_catalogue(given: PlanInput, kinds: Sequence[str]) -> Scenario:
+    from lamina.sim.workload import Workload, steps
+
+    known, world = given.catalogue, given.world
+    assert world is not None, "a plan is played in a scenario, or in the world of its catalogue"
+    goals_ms = {known.models[task.model].name: task.slo_ms for task in given.tasks if task.rate}
+    return Scenario(
+        name="plan",
+        devices=tuple(world.device_specs(known, kinds)),
+        functions=tuple(world.function_specs(known, goals_ms)),
+        profiles=tuple(world.latency_profiles(known, goals_ms, kinds)),
+        loads=tuple(Workload(target=name, segments=steps([(NEVER_US, given.rates[name])])) for name in goals_ms),
+        interference=world.linear_interference(known, goals_ms, kinds),
+        noise=0.02,
+    )
+
+
+# ------------------------------------------------------------------------------ plot
+
+_COLOURS = ("#2563a8", "#d1652b", "#3a8f5a", "#8a4fa3", "#b8962e", "#4a9fb5", "#c04a6b", "#6b6b6b", "#7a9a2e", "#a0522d")
+_INK, _EMPTY, _EDGE = "#333333", "#f3f3f3", "#ffffff"
+_ACROSS = 4
+
+
+def save_plot(plan: PartitionPlan, policy: str, kinds: Sequence[str], path: Path) -> None:
+    """PNG or SVG, by the ending of the name."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    across, down = min(_ACROSS, len(kinds)), ceil(len(kinds) / _ACROSS)
+    figure = Figure(figsize=(1.2 + 3.1 * across, 1.5 + 2.7 * down), layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False).flatten()
+    models = sorted({share.model for cut in plan.slices for share in cut.shares})
+    colours = {model: _COLOURS[place % len(_COLOURS)] for place, model in enumerate(models)}
+    verdict = "everything fits" if plan.schedulable else "not everything fits"
+    figure.suptitle(f"{gpus_in_words(kinds)}, policy {policy}: {verdict}", fontsize=13, color=_INK, x=0.02, ha="left")
+    for index, square in enumerate(axes):
+        if index >= len(kinds):
+            square.set_visible(False)
+            continue
+        _gpu(square, f"GPU {index}: {kinds[index]}", [cut for cut in plan.slices if cut.gpu == index], colours)
+        square.set_ylabel("running, % of the round" if index % across == 0 else "", color=_INK, fontsize=9)
+    _legend(figure, colours)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context({"svg.hashsalt": "lamina"}):  # the same plan gives the same file
+        figure.savefig(path, dpi=140, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _gpu(axes: Any, title: str, slices: Sequence[PlannedSlice], colours: dict[str, str]) -> None:
+    axes.set_title(title, fontsize=10, color=_INK, loc="left")
+    left = 0
+    for cut in slices:
+        axes.bar(left, 100, cut.part, color=_EMPTY, edgecolor=_EDGE, linewidth=2.5, align="edge")
+        bottom = 0.0
+        for share in cut.shares:
+            height = 100 * share.run_ms / cut.duty_ms
+            axes.bar(left, height, cut.part, bottom, color=colours[share.model], edgecolor=_EDGE, linewidth=2.5, align="edge")
+            if height >= 9 and cut.part >= 20:
+                axes.text(
+                    left + cut.part / 2,
+                    bottom + height / 2,
+                    f"x {share.batch}",
+                    color="white",
+                    fontsize=9,
+                    ha="center",
+                    va="center",
+                )
+            bottom += height
+        left += cut.part
+    ends = [sum(cut.part for cut in slices[: count + 1]) for count in range(len(slices))]
+    notes = [f"{cut.part}%\n{f'{cut.duty_ms:.3g} ms' if cut.shares else 'free'}" for cut in slices]
+    axes.set_xticks([end - cut.part / 2 for end, cut in zip(ends, slices, strict=True)], notes)
+    axes.set_xlim(0, 100)
+    axes.set_ylim(0, 100)
+    axes.set_yticks((0, 50, 100))
+    axes.tick_params(colors=_INK, labelsize=8, length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def _legend(figure: Any, colours: dict[str, str]) -> None:
+    from matplotlib.patches import Patch
+
+    if colours:
+        handles = [Patch(color=colour, label=model) for model, colour in colours.items()]
+        figure.legend(handles=handles, loc="outside lower left", ncols=min(6, len(handles)), frameon=False, fontsize=9)

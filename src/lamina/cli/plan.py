@@ -76,17 +76,13 @@ def command(
     if not plan.schedulable and not plan.aborted and not (compat and as_json):
         told = _advise(given, told, wanted)
     if check and plan.schedulable:
-        from lamina.cli._plan_check import simulate_plan
-
-        told = show.with_check(told, simulate_plan(given, plan, kinds, seed))
+        told = show.with_check(told, show.simulate_plan(given, plan, kinds, seed))
     if as_json:
         click.echo(msgspec.json.encode(show.as_published(plan) if compat else show.as_json(told)).decode())
     else:
         console().print(show.tables(told))
     if plot is not None:
-        from lamina.cli._plan_plot import save
-
-        save(plan, policy, kinds, plot)
+        show.save_plot(plan, policy, kinds, plot)
     return 0 if plan.schedulable else EXIT_FAILED
 
 
