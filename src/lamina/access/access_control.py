@@ -213,7 +213,9 @@ class AccessControl:
         return done
 
     async def audit(self, caller: Identity, what: str, subject: str = "", *, ok: bool = True, note: str = "") -> None:
-        entry = AuditEntry(at_us=self.now_us(), actor=caller.name, tenant=caller.tenant, what=what, subject=subject, ok=ok, note=note)
+        entry = AuditEntry(
+            at_us=self.now_us(), actor=caller.name, tenant=caller.tenant, what=what, subject=subject, ok=ok, note=note
+        )
         lot = secrets.token_hex(4)
         await self.write(lambda db: access_store.append_audit(db, entry, lot))
 

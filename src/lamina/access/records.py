@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import Literal, get_args
 
-from msgspec import Struct, field
+import msgspec
+from msgspec import Struct
 
 from lamina.errors import BadValue
 from lamina.types import Tenant
@@ -66,7 +67,7 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
     """Entry of the audit log."""
 
     at_us: int
-    actor: str = field(name="who")  #: name of the caller
+    actor: str = msgspec.field(name="who")  #: name of the caller
     tenant: str
     what: str
     subject: str = ""

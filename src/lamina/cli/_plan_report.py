@@ -1,7 +1,7 @@
 """Report of a plan: estimated and simulated attainment and cost, as a table for people, as JSON for programs, and as a plot.
 
 `simulate_plan` plays its slices, batches and duty cycles under random arrivals. In the plot, a square per GPU is cut as the GPU
-is and filled as far as each slice is busy: coloured area is work; under every slice stand its share of the GPU and its duty cycle.
+is and filled as far as each slice is busy: coloured area is work; under every slice stand its share and its duty cycle.
 """
 
 from __future__ import annotations
