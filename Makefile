@@ -4,10 +4,10 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup devel demo test quick check fmt lint types docs docs-site bench lab serve sim clean
+.PHONY: help setup devel demo test check fmt lint types docs bench lab serve sim clean
 
 help:  ## What there is
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -41,14 +41,6 @@ types: devel
 
 docs: devel  ## Every block of code in README and docs runs, every command and policy is documented
 	$(PY) -m pytest -q tests/test_docs.py
-
-docs-site: $(VENV)/.site  ## The documentation as a site, in out/site
-	$(VENV)/bin/mkdocs build --strict --quiet
-	@echo "out/site/index.html"
-
-$(VENV)/.site: $(VENV)/.ready
-	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[site]'
-	@touch $@
 
 bench: devel  ## Speed of our own code, as ratios against floors in the same run
 	$(PY) -m benchmarks

@@ -20,8 +20,7 @@ from lamina.bootstrap import open_local
 from lamina.core.actions import Reply
 from lamina.core.controller import Controller
 from lamina.drivers.realtime import Ending, RealtimeDriver
-from lamina.engines.cpu import CpuEngine
-from lamina.engines.process_engine import WorkerLimits
+from lamina.engines.cpu import CpuEngine, WorkerLimits
 from lamina.gateway.bootstrap import open_gateway
 from lamina.predict import online
 from lamina.predict.profile_table import ProfileTable
@@ -57,8 +56,7 @@ async def _workflow(limits: WorkerLimits) -> Times:
     app = load_app(APP)
     engine = CpuEngine(APP, limits=limits)
     controller = Controller(policies.build("edf"), online.OnlinePredictor(ProfileTable([])))
-    slots = engine.references
-    loop = RealtimeDriver(controller, engine, RunValues(slots.pool, slots.reader, slots.release))
+    loop = RealtimeDriver(controller, engine, RunValues(engine.pool, engine.reader, engine.release))
     await loop.start(app.deployed())
     count = 0
 

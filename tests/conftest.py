@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,13 +24,6 @@ def pytest_unconfigure() -> None:
     faulthandler.dump_traceback_later(LEAVE_S, exit=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of published systems and of the lab are marked by where they are, so that a quick run can leave them out."""
-    for item in items:
-        if {"published", "lab"} & set(item.path.relative_to(Path(__file__).parent).parts[:1]):
-            item.add_marker(pytest.mark.published)
-
-
 @pytest.fixture
 def imports_undone() -> Iterator[None]:
     """What a test imports of its own is forgotten after it."""
@@ -39,7 +31,7 @@ def imports_undone() -> Iterator[None]:
     yield
     sys.path[:] = path
     for name in sys.modules.keys() - modules:
-        if name.partition(".")[0] not in {"lamina", *sys.stdlib_module_names}:  # some of the library must not be there twice
+        if not name.startswith("lamina"):
             del sys.modules[name]
 
 

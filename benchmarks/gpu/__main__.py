@@ -26,7 +26,6 @@ ALL = (
     "batching",
     "five",
     "live",
-    "peers",
     "captures",
     "comings",
     "faults",

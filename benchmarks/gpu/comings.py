@@ -29,7 +29,7 @@ from lamina.gpu.protocol import (
     UnloadFunction,
     from_executor_reader,
 )
-from lamina.ipc.framing import FrameChannel, StopProcess
+from lamina.ipc.protocol import FrameChannel, StopProcess
 from lamina.values.shm_directory import ShmDirectory
 
 FUNCTIONS = ("shufflenet_v2_x0_5", "resnet50", "bert_base")

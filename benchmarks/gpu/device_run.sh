@@ -6,14 +6,15 @@ TOP=${OUT:-out}
 export OUT
 OUT=$(mktemp -d)
 mkdir -p "$TOP"
-python3 -m pip install -q --no-index --no-deps --target /tmp/site build/wheels/*.whl 2>&1 | tail -2
+python3 -m pip install -q --no-index --find-links build/wheels --target /tmp/site msgspec httptools uvloop click rich \
+  prometheus-client python-multipart threadpoolctl pytest pytest-timeout hypothesis safetensors 2>&1 | tail -2
 export PYTHONPATH="$PWD/src:$PWD:/tmp/site" PYTHONUNBUFFERED=1
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,power.limit --format=csv,noheader
 for step in "$@"; do
   what=${step%%:*} limit=${step##*:} begin=$(date +%s)
   case "$what" in
     tests)
-      timeout -k 5 "$limit" python3 -m pytest -q -p no:cacheprovider -m "" tests/gpu tests/engines/test_gpu.py 2>&1 |
+      timeout -k 5 "$limit" python3 -m pytest -q -p no:cacheprovider -m "" tests/gpu tests/live/test_gpu_{engine,standby,eager,lives,making,spare,garbage,hostile,stress}.py 2>&1 |
         tee "$OUT/h200-contract-tests.txt" | tail -30 ;;
     doctor) timeout -k 5 "$limit" python3 -m lamina doctor 2>&1 | tee "$OUT/h200-doctor.txt" ;;
     profile) timeout -k 5 "$limit" python3 -m benchmarks.gpu.profile_check "$OUT/profile" 20 2>&1 | tee "$OUT/profile.txt" ;;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import os
 import random
@@ -19,10 +18,8 @@ IMAGE = random.Random(0).randbytes(224 * 224 * 3)
 WORDS = json.dumps(list(range(1, 129))).encode()
 
 
-def request(name: str, kind: str = "functions", *, patient: bool = False, peer: str = "lamina") -> bytes:
+def request(name: str, kind: str = "functions", *, patient: bool = False) -> bytes:
     text = name == "bert_base"
-    if peer == "litserve":
-        return post(f"/{name}", b'{"words": %s}' % WORDS if text else b'{"image": "%s"}' % base64.b64encode(IMAGE))
     body, mime = (WORDS, "application/json") if text else (IMAGE, "application/octet-stream")
     return post(f"/v1/{kind}/{name}", body, mime, patient=patient)
 
@@ -73,12 +70,12 @@ def once(port: int, wire: bytes) -> tuple[int, bytes, float]:
 # ------------------------------------------------------------------- open-loop load
 
 
-async def _open_loop(port: int, rates: dict[str, float], seconds: float, seed: int, peer: str) -> list[tuple[str, int, float]]:
+async def _open_loop(port: int, rates: dict[str, float], seconds: float, seed: int) -> list[tuple[str, int, float]]:
     """Poisson arrivals of each name; (name, status, seconds) of every call, counted from when it was due."""
     found: list[tuple[str, int, float]] = []
     idle: list[tuple[Any, Any]] = []
     rng = random.Random(seed)
-    wires = {name: request(name, peer=peer) for name in rates}
+    wires = {name: request(name) for name in rates}
 
     async def one(name: str, due: float) -> None:
         reader, writer = idle.pop() if idle else await asyncio.open_connection("127.0.0.1", port, limit=2**20)
@@ -107,13 +104,11 @@ async def _open_loop(port: int, rates: dict[str, float], seconds: float, seed: i
     return found
 
 
-def load(
-    port: int, rates: dict[str, float], seconds: float, seed: int = 1, processes: int = 4, peer: str = "lamina"
-) -> list[tuple[str, int, float]]:
+def load(port: int, rates: dict[str, float], seconds: float, seed: int = 1, processes: int = 4) -> list[tuple[str, int, float]]:
     """By several processes, each with its part of the rate."""
     part = {name: rate / processes for name, rate in rates.items()}
     words = [
-        [sys.executable, "-m", "benchmarks.gpu.server", str(port), json.dumps(part), str(seconds), str(seed + n), peer]
+        [sys.executable, "-m", "benchmarks.gpu.server", str(port), json.dumps(part), str(seconds), str(seed + n)]
         for n in range(processes)
     ]
     running = [subprocess.Popen(word, stdout=subprocess.PIPE) for word in words]
@@ -125,5 +120,5 @@ def load(
 
 
 if __name__ == "__main__":
-    result = asyncio.run(_open_loop(int(sys.argv[1]), json.loads(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), sys.argv[5]))
+    result = asyncio.run(_open_loop(int(sys.argv[1]), json.loads(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])))
     sys.stdout.write(json.dumps(result))

@@ -23,9 +23,9 @@ from lamina.core import events as ev
 from lamina.core.controller import Controller
 from lamina.core.workflow.flow import Flow
 from lamina.errors import FunctionFailed, LaminaError
+from lamina.ipc.protocol import ErrorInfo
 from lamina.types import NEVER_US, Call, DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits
 from lamina.values.asl_values import INPUT
-from lamina.values.references import ErrorInfo
 from lamina.values.run_values import RunValues
 
 MIN_COUNTED_S = 0.05

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from lamina import policies
 from lamina.core.controller import Controller
 from lamina.core.policy import DispatchRole
 from lamina.drivers.realtime import RealtimeDriver
-from lamina.engines.base import EngineShared
 from lamina.engines.composite import CompositeEngine
 from lamina.engines.cpu import CpuEngine
 from lamina.engines.emulated import EmulatedEngine, EmulatedValues
@@ -37,9 +35,8 @@ from lamina.sdk.app_loader import load_app
 from lamina.sdk.sample_inputs import samples_of
 from lamina.sim.hardware_model import HardwareModel
 from lamina.state.kv_state import StateTable
-from lamina.types import Call, DeviceSpec
+from lamina.types import DeviceSpec
 from lamina.values.run_values import RunValues
-from lamina.worker.cpu_affinity import cpu_device
 
 ON_GPU = {"LAMINA_TORCH_DEVICE": "cuda"}
 """Where a `TorchModel` runs that is alone in its process."""
@@ -77,109 +74,69 @@ def open_local(
     measured again while the server is idle.
     """
     app = load_app(app_path)
+    engine = _open_engines(app, app_path, gpu, slices)
     known = read_profiles(app_path, profiles)
     table = ProfileTable(known, interference=bandwidth_interference(known))
-    cores, gpus = cpu_device(), _find_gpus(app, gpu, slices)
-    soft = frozenset(device.kind for _, _, device in gpus if device.limits.soft)
-    controller = Controller(policy or policies.build(DEFAULT_POLICY), online.OnlinePredictor(table, soft))
-    state = StateTable(app.name, call_lookup(controller))
-    engine = _open_engines(app, app_path, cores, gpus, state, table if probe else None)
-    slots = engine.references
-    loop = RealtimeDriver(controller, engine, RunValues(slots.pool, slots.reader, slots.release))
+    if probe:  # what must not run twice is not run for a measurement either
+        functions = [function for function in app.functions.values() if function.spec.idempotent]
+        for part in engine.parts:
+            kind = part.devices[0].kind
+            part.unknown = {one.name for one in functions if not table.latency_us(one.name, kind, 1, 1)}
+    predictor = online.OnlinePredictor(table, frozenset(device.kind for device in engine.devices if device.limits.soft))
+    controller = Controller(policy or policies.build(DEFAULT_POLICY), predictor)
+    data = RunValues(engine.pool, engine.reader, engine.release)
+    loop = RealtimeDriver(controller, engine, data)
+    engine.deadline_us = loop.deadline_us
+    engine.cpu.book = book = StateTable(app.name)
+    book.target_of = lambda call_id: run.call.target if (run := controller.state.runs.get(call_id)) is not None else ""
     remeasure = None
     if probe:
         loop.shadow_runner = ShadowRunner(engine)
         remeasure = IdleReprofiler(loop, lambda: samples_of(app, app_path))
-    return ServingRuntime(app, loop, state, remeasure)
+    return ServingRuntime(app, loop, book, remeasure)
 
 
-def call_lookup(controller: Controller) -> Callable[[str], Call | None]:
-    """Finds the call of a run under way, by its id."""
-    runs = controller.state.runs
-
-    def call_of(call_id: str) -> Call | None:
-        run = runs.get(call_id)
-        return run.call if run is not None else None
-
-    return call_of
-
-
-FoundGpu = tuple[str, int, DeviceSpec]
-"""Slicer, ordinal, device."""
-
-
-def _find_gpus(app: App, gpu: str, slices: SliceMode) -> list[FoundGpu]:
-    """GPUs that `gpu` names, if any function asks for one."""
-    if gpu == "no" or not any(function.spec.gpu != "no" for function in app.functions.values()):
-        return []
+def _open_engines(app: App, app_path: str, gpu: str, slices: SliceMode) -> CompositeEngine:
+    local = CpuEngine(app_path)
+    if not any(function.spec.gpu != "no" for function in app.functions.values()):
+        gpu = "no"  # no function asks for one
     if gpu == "auto":
         found = discovery.find_gpus_in_subprocess()
+    elif gpu == "no":
+        found = []
     else:
         slicer = open_slicer(gpu)
         found = [(gpu, 0, slicer.device)]
         slicer.close()
     soft = uses_soft_slices(slices, app.functions.values())
-    return [(name, place, replace(at, owned=True, limits=replace(at.limits, soft=soft))) for name, place, at in found]
-
-
-def _open_engines(
-    app: App, app_path: str, cores: DeviceSpec, gpus: list[FoundGpu], state: StateTable, probe: ProfileTable | None
-) -> CompositeEngine:
-    """Engines of this machine's devices. With `probe`, functions without a profile there are timed when they are loaded."""
-    isolated, mps = _isolate(app, gpus)
-    shared = EngineShared()
-
-    def unprofiled(device: DeviceSpec) -> list[str]:
-        """What must not run twice is not run for a measurement either."""
-        functions = [one for one in app.functions.values() if one.spec.idempotent] if probe is not None else []
-        return [one.name for one in functions if probe is not None and not probe.latency_us(one.name, device.kind, 1, 1)]
-
-    cpu = CpuEngine(
-        app_path,
-        [cores],
-        state=state,
-        unprofiled=unprofiled(cores),
-        isolated=isolated,
-        end_client=mps.daemon.terminate if mps is not None else None,
-        shared=shared,
-    )
-    environment = dict(mps.daemon.environment) if mps is not None else {}
-    gpu_engines = [
-        GpuEngine(
-            app_path,
-            device,
-            name,
-            cpu.references,
-            ordinal=place,
-            environment=environment,
-            unprofiled=unprofiled(device),
-            shared=shared,
-        )
-        for name, place, device in gpus
+    found = [(name, place, replace(at, owned=True, limits=replace(at.limits, soft=soft))) for name, place, at in found]
+    mps, environment = _isolate(app, local, found)
+    gpus = [
+        GpuEngine(app_path, device, name, local.ledger, ordinal=place, environment=environment) for name, place, device in found
     ]
-    return CompositeEngine(cpu, gpu_engines, mps)
+    return CompositeEngine(local, gpus, mps)
 
 
-def _isolate(app: App, found: list[FoundGpu]) -> tuple[dict[str, dict[str, str]], MpsSlicer | None]:
+def _isolate(app: App, local: CpuEngine, found: list[tuple[str, int, DeviceSpec]]) -> tuple[MpsSlicer | None, dict[str, str]]:
     """Process isolation: functions that asked for a process of their own on the GPU get one, under MPS where there is a real one.
 
-    Returns their environments. The executor must then be a client of the same daemon: processes that are not take turns on the
-    device instead of sharing it.
+    The executor must then be a client of the same daemon: processes that are not take turns on the device instead of sharing it.
     """
     alone = [function for function in app.functions.values() if function.isolated]
     if not found:  # on cores every instance has a process of its own, and needs no fixed slice for that
         for function in alone:
             function.spec = replace(function.spec, home=function.home, lend=True)
     if not alone or not found:
-        return {}, None
+        return None, {}
     name, _, device = found[0]
     mps = MpsSlicer(device) if name in ("green", "mig") else None
-    environments: dict[str, dict[str, str]] = {}
     for function in alone:
         mask = (1 << function.spec.units_on(device)) - 1
-        held = {**mps.environment(mask, function.spec.memory_mib), **ON_GPU} if mps is not None else {}
-        environments[function.name] = held
-    return environments, mps
+        local.isolated[function.name] = {**mps.environment(mask, function.spec.memory_mib), **ON_GPU} if mps is not None else {}
+    if mps is None:
+        return None, {}
+    local.end_client = mps.daemon.terminate
+    return mps, dict(mps.daemon.environment)
 
 
 def open_emulated(

@@ -25,28 +25,14 @@ def modules(package: str) -> dict[str, str]:
     home = importlib.import_module(f"lamina.{package}")
     folders = {f"lamina.{package}": list(home.__path__)}
     if package == "policies":
-        folders |= {f"lamina.published.{path.parent.name}.policies": [str(path)] for path in _published("policies")}
+        papers = Path(__file__).parent / "published"
+        folders |= {f"lamina.published.{path.parent.name}.policies": [str(path)] for path in sorted(papers.glob("*/policies"))}
     return {
         found.name: f"{parent}.{found.name}"
         for parent, paths in folders.items()
         for found in pkgutil.iter_modules(paths)
         if not found.name.startswith("_") and found.name != "defaults"
     }
-
-
-def papers() -> dict[str, str]:
-    """Policies of published systems by name, with the folder of their paper."""
-    return {found.name: path.parent.name for path in _published("policies") for found in pkgutil.iter_modules([str(path)])}
-
-
-def published(name: str) -> list[ModuleType]:
-    """The modules called `name` of all published systems that have one, such as `published("offline")`."""
-    return [importlib.import_module(f"lamina.published.{path.parent.name}.{name}") for path in _published(f"{name}.py")]
-
-
-def _published(name: str) -> list[Path]:
-    """Files or folders of that name, one for each paper that has it. Looked for on disk: nothing is imported."""
-    return sorted((Path(__file__).parent / "published").glob(f"*/{name}"))
 
 
 def load(package: str, name: str) -> ModuleType:

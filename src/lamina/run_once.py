@@ -20,8 +20,8 @@ from lamina.errors import (
     Refused,
     WorkerLost,
 )
+from lamina.ipc.protocol import ErrorInfo
 from lamina.types import Slo, call_for
-from lamina.values.references import ErrorInfo
 
 
 async def call_once(live: ServingRuntime, name: str, inputs: dict[str, Any]) -> Any:

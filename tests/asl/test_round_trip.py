@@ -7,8 +7,8 @@ import json
 import pytest
 
 from lamina.asl.export import portability
-from lamina.sdk.asl_to_builder import builder_of
 from lamina.sdk.builder import build
+from lamina.sdk.builder_document import builder_of
 from tests.asl.conformance_case import Case
 from tests.asl.test_conformance import CASES
 

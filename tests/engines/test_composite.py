@@ -41,8 +41,7 @@ def test_an_instance_that_is_lost_is_forgotten(tmp_path: Path, function: str, is
             if isinstance(event, InstanceLost):
                 lost.set()
 
-        slots = local.references
-        await engines.start(post, RunValues(slots.pool, slots.reader, slots.release), lambda call_id: 0)
+        await engines.start(post, RunValues(local.pool, local.reader, local.release))
         engines.perform(Load("one", function, local.devices[0].id))
         try:
             await lost.wait()

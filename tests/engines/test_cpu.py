@@ -22,13 +22,10 @@ import uvloop
 from lamina import encoding
 from lamina.core.actions import DropJob, JobRef, Kill, Load, StartBatch, Unload
 from lamina.core.events import BatchFailed, BatchFinished, Event, InstanceLost, InstanceReady
-from lamina.engines.cpu import CpuEngine
-from lamina.engines.process_engine import WorkerLimits
+from lamina.engines.cpu import CpuEngine, WorkerLimits
 from lamina.errors import BadValue
 from lamina.expr import Expr, Leaf
-from lamina.ipc.framing import pack
-from lamina.values.references import ErrorInfo, ShmRef, Stored
-from lamina.worker.protocol import BatchDone, WorkerReady
+from lamina.ipc.protocol import BatchDone, ErrorInfo, ShmRef, Stored, WorkerReady, pack
 
 pytestmark = pytest.mark.live
 
@@ -173,7 +170,7 @@ class Stage:
         found = self.results[job]
         if isinstance(found, ErrorInfo):
             return found
-        return encoding.decode(self.engine.references.reader.view(found) if isinstance(found, ShmRef) else found)
+        return encoding.decode(self.engine.reader.view(found) if isinstance(found, ShmRef) else found)
 
 
 class Gate:
@@ -233,7 +230,7 @@ def shm(tmp_path: Path) -> Path:
 @asynccontextmanager
 async def staged(app: str, shm: Path, limits: WorkerLimits | None = None) -> AsyncIterator[Stage]:
     stage = Stage(CpuEngine(app, limits=limits, shm_base=str(shm)))
-    await stage.engine.start(stage.events.put_nowait, stage, lambda call_id: 0)
+    await stage.engine.start(stage.events.put_nowait, stage)
     pids: set[int] = set()
     try:
         yield stage
@@ -513,9 +510,9 @@ def test_slots_of_results_are_used_again_once_released(play: Play) -> None:
             await stage.call(instance, x=bytes(100_000))
             ref = stage.results[10 * stage.last]
             seen.add(ref.slot)
-            stage.engine.references.release(ref)
+            stage.engine.release(ref)
         assert seen == {0}
-        assert stage.engine.references.pool.used_bytes == 0
+        assert stage.engine.pool.used_bytes == 0
 
     play(scene)
 
@@ -528,7 +525,7 @@ def test_a_value_outlives_its_worker_until_it_is_released(play: Play, shm: Path)
         stage.engine.perform(Kill(instance, "hung"))
         await stage.event()
         assert await stage.call(other, x=ref) == b"x" * 100_000
-        stage.engine.references.release(ref)
+        stage.engine.release(ref)
         assert not list(shm.glob(f"*/{ref.owner}-*"))
 
     play(scene)
@@ -536,13 +533,13 @@ def test_a_value_outlives_its_worker_until_it_is_released(play: Play, shm: Path)
 
 def test_a_value_freed_under_a_running_batch_stays_as_it_was(play: Play, tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
-        slow, gate, pool = await stage.load("wait"), Gate(tmp_path), stage.engine.references.pool
+        slow, gate, pool = await stage.load("wait"), Gate(tmp_path), stage.engine.pool
         path = pool.put(encoding.encode(gate.path))
         assert path is not None
         ahead, late = Gate(tmp_path, "ahead"), stage.last + 2
         first = stage.start(slow, {"path": ahead.path})
         second = stage.start(slow, {"path": path}, after=first)
-        stage.engine.references.release(path)
+        stage.engine.release(path)
         assert pool.put(b"something else") != path
         await ahead.reached()
         ahead.open()
@@ -594,7 +591,7 @@ LIES = pytest.mark.parametrize(
 def test_a_worker_that_says_nonsense_is_lost(play: Play, lie: bytes) -> None:
     async def scene(stage: Stage) -> None:
         instance = await stage.load("say")
-        stage.engine.references.pool.put(b"the gateway's own")
+        stage.engine.pool.put(b"the gateway's own")
         gone = os.pidfd_open(stage.engine.pids[instance])
         stage.start(instance, {"frame": lie})
         assert await stage.event() == InstanceLost(instance, "worker-lost")
@@ -634,7 +631,7 @@ def test_stop_does_not_wait_for_ever(app: str, shm: Path, tmp_path: Path) -> Non
     async def main() -> None:
         engine = CpuEngine(app, shm_base=str(shm))
         stage = Stage(engine)
-        await engine.start(stage.events.put_nowait, stage, lambda call_id: 0)
+        await engine.start(stage.events.put_nowait, stage)
         instance, gate = await stage.load("wait"), Gate(tmp_path)
         pid = engine.pids[instance]
         stage.start(instance, {"path": gate.path})
@@ -652,7 +649,7 @@ def test_stop_waits_for_what_runs(app: str, shm: Path, tmp_path: Path) -> None:
     async def main() -> None:
         engine = CpuEngine(app, shm_base=str(shm))
         stage = Stage(engine)
-        await engine.start(stage.events.put_nowait, stage, lambda call_id: 0)
+        await engine.start(stage.events.put_nowait, stage)
         instance, gate = await stage.load("wait"), Gate(tmp_path)
         batch = stage.start(instance, {"path": gate.path})
         await gate.reached()
@@ -678,7 +675,7 @@ def test_stop_ends_even_if_nobody_could_be_told_of_a_loss(app: str, shm: Path) -
                 raise ValueError("a defect")
             stage.events.put_nowait(event)
 
-        await stage.engine.start(post, stage, lambda call_id: 0)
+        await stage.engine.start(post, stage)
         instance = await stage.load("echo")
         os.kill(stage.engine.pids[instance], signal.SIGKILL)
         while not told:
@@ -691,12 +688,12 @@ def test_stop_ends_even_if_nobody_could_be_told_of_a_loss(app: str, shm: Path) -
 
 ORPHAN = """
 import asyncio, sys
-from lamina import encoding
+from lamina import values
 from lamina.core.actions import JobRef, Load, StartBatch
-from lamina.engines.cpu import CpuEngine
+from lamina.engines.cpu import LocalEngine
 
 class Given:
-    args, leaves = None, [(("input", "path"), encoding.encode(sys.argv[3]))]
+    args, leaves = None, [(("input", "path"), values.encode(sys.argv[3]))]
 
 class Data:
     pieces = {}
@@ -705,8 +702,8 @@ class Data:
         return Given
 
 async def main():
-    engine, ready = CpuEngine(sys.argv[1], shm_base=sys.argv[2]), asyncio.Event()
-    await engine.start(lambda event: ready.set(), Data(), lambda call_id: 0)
+    engine, ready = LocalEngine(sys.argv[1], shm_base=sys.argv[2]), asyncio.Event()
+    await engine.start(lambda event: ready.set(), Data())
     engine.perform(Load("wait-1", "wait", "cpu0"))
     await ready.wait()
     engine.perform(StartBatch(1, "wait", "wait-1", "cpu0", 1, (JobRef(1, "a", 0, "step"),)))

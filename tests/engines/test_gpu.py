@@ -18,7 +18,7 @@ from lamina.core.actions import JobRef
 from lamina.engines.composite import CompositeEngine
 from lamina.gateway.bootstrap import Gateway, open_gateway
 from lamina.gpu import discovery
-from lamina.values.references import DeviceRef, ShmRef, Stored
+from lamina.ipc.protocol import DeviceRef, ShmRef, Stored
 from tests.serving import Answer, Browser, run, write_app
 
 pytest.importorskip("torch", reason="torch is not installed")

@@ -15,6 +15,7 @@ import pytest
 from lamina import policies
 from lamina.bootstrap import open_local
 from lamina.gateway.bootstrap import Gateway, open_gateway
+from lamina.gateway.ingress.supervisor import slot_references_of
 from lamina.values.slot_refs import WorkerSlots
 from tests.serving import Browser, request, run, write_app
 
@@ -101,7 +102,7 @@ async def _nothing_kept(gateway: Gateway) -> None:
 
 def _kept(gateway: Gateway) -> int:
     state = gateway.loop.controller.state
-    ledger = gateway.loop.engine.references
+    ledger = slot_references_of(gateway.loop.engine)
     assert ledger is not None
     slots = [one for one in ledger._slots.values() if isinstance(one, WorkerSlots)]
     held = sum(len(one.held) + len(one._readers) for one in slots) + ledger.pool.used_bytes

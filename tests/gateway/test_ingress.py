@@ -18,6 +18,7 @@ from lamina import encoding, policies
 from lamina.bootstrap import open_local
 from lamina.gateway.bootstrap import Gateway, open_gateway
 from lamina.gateway.ingress.messages import IngressSetup
+from lamina.gateway.ingress.supervisor import slot_references_of
 from lamina.values.slot_refs import WorkerSlots
 from tests.gateway.deploy.admin_fixture import managed
 from tests.server.test_tls import pair as pair
@@ -93,7 +94,7 @@ def test_large_values_go_through_shared_memory_both_ways_and_leave_none_behind(t
             accept = {"Accept": "application/vnd.lamina.value"}
             message = request("POST", "/v1/functions/echo", bytes(body), "application/vnd.lamina.value", **accept)
             answers = [await raw(gateway.port, message) for _ in range(5)]
-            ledger = gateway.loop.engine.references
+            ledger = slot_references_of(gateway.loop.engine)
             assert ledger is not None
             slots = [found for found in ledger._slots.values() if isinstance(found, WorkerSlots)]
             while any(found.held or found._readers for found in slots):  # until the last answer is said to have been read

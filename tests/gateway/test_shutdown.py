@@ -85,11 +85,11 @@ def test_whenever_it_is_stopped_it_stops_in_time_and_nobody_is_left_waiting(tmp_
 
 @pytest.mark.parametrize("ingress", [0, 1])
 def test_a_server_that_cannot_listen_leaves_no_process_behind(tmp_path: Path, ingress: int) -> None:
-    async def work(port: int) -> list[int]:
+    async def work(port: int) -> set[Any]:
         live = open_local(str(write_app(tmp_path)))
         with pytest.raises(OSError, match="in use"):
             await open_gateway(live, port=port, ingress=ingress)
-        return live.loop.engine.cpu._processes.pids  # type: ignore[attr-defined,no-any-return]
+        return live.loop.engine.local._processes  # type: ignore[attr-defined,no-any-return]
 
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        assert run(lambda: work(taken.getsockname()[1])) == []
+        assert run(lambda: work(taken.getsockname()[1])) == set()

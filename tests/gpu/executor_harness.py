@@ -16,7 +16,7 @@ from lamina.gpu.executor_loop import ExecutorLoop
 from lamina.gpu.opened import open_executor, open_slicer
 from lamina.gpu.protocol import ExecutorSetup, from_executor_reader, to_executor_reader
 from lamina.gpu.runtime import DeviceRuntime
-from lamina.ipc.framing import FrameChannel, StopProcess, pack
+from lamina.ipc.protocol import FrameChannel, StopProcess, pack
 from lamina.values.shm_directory import ShmDirectory
 
 

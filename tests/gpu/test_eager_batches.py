@@ -25,8 +25,7 @@ from lamina.gpu.protocol import (
 )
 from lamina.gpu.runtime import HostRuntime
 from lamina.gpu.weight_cache import NoDeviceMemory
-from lamina.ipc.framing import StopProcess
-from lamina.worker.protocol import BatchDone, BatchHeartbeat, JobFrame
+from lamina.ipc.protocol import BatchDone, BatchHeartbeat, JobFrame, StopProcess
 from tests.gpu.executor_harness import GpuStage
 from tests.serving import write_app
 

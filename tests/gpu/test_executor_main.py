@@ -11,7 +11,7 @@ import pytest
 
 from lamina.gpu.executor_main import wait_for_promotion
 from lamina.gpu.protocol import ExecutorSetup, ImportModules, Promote, to_executor_reader
-from lamina.ipc.framing import FrameChannel, StopProcess, pack
+from lamina.ipc.protocol import FrameChannel, StopProcess, pack
 
 SETUP = ExecutorSetup(app="nowhere.py", device="gpu0", slicer="null", folder="", owner="a", values_owner="b", pool_bytes=0)
 

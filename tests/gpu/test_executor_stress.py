@@ -21,7 +21,7 @@ from lamina.gpu.protocol import FunctionLoaded, FunctionLoadFailed, LoadFunction
 from lamina.gpu.runtime import CaptureLock, HostPlan, HostRuntime
 from lamina.gpu.slicers.null import NullSlicer
 from lamina.gpu.weight_cache import WeightCache
-from lamina.worker.protocol import BatchDone, JobFrame
+from lamina.ipc.protocol import BatchDone, JobFrame
 from tests.gpu.executor_harness import GpuStage
 from tests.serving import write_app
 

@@ -13,7 +13,7 @@ from lamina import encoding
 from lamina.gpu.driver import NoGpu, open_driver
 from lamina.gpu.protocol import ExecutorUsage, FunctionLoaded, FunctionLoadFailed, LoadFunction, RunOnSlice
 from lamina.gpu.weights import MOST_COPIED_BYTES, WeightBlock, _at, _layout, clone_module, layerwise_wait
-from lamina.worker.protocol import BatchDone, JobFrame
+from lamina.ipc.protocol import BatchDone, JobFrame
 from tests.gpu.executor_harness import GpuStage
 from tests.serving import write_app
 

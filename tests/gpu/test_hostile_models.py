@@ -27,9 +27,8 @@ from lamina.gpu.protocol import (
     UnloadFunction,
 )
 from lamina.gpu.runtime import CaptureLock, HostRuntime
-from lamina.ipc.framing import pack
+from lamina.ipc.protocol import BatchDone, JobFrame, pack
 from lamina.values.shm_directory import ShmDirectory
-from lamina.worker.protocol import BatchDone, JobFrame
 from tests.gpu.executor_harness import GpuStage
 from tests.serving import write_app
 

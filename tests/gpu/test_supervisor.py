@@ -38,8 +38,8 @@ class World:
             folder = self.ledger.directory.path
             return ExecutorSetup(app=str(app), device="null0", slicer="null", folder=folder, pool_bytes=1 << 20, **owners)
 
-        spec = ProcessSpec("lamina.gpu.executor_main", from_executor_reader)
-        self.lives = ExecutorSupervisor(describe, spec, self.ledger, self._frame, self._lost, opens_ahead=True)
+        kind = ProcessSpec("lamina.gpu.executor_main", from_executor_reader)
+        self.lives = ExecutorSupervisor(describe, kind, self.ledger, self._frame, self._lost, opens_ahead=True)
 
     def _frame(self, life: ExecutorProcess, frame: Any) -> None:
         if isinstance(frame, ExecutorReady):
@@ -94,23 +94,14 @@ async def tell(app: Path) -> dict[str, Any]:
     said["after another's"] = lives._opens_ahead
 
     third = world.spare
-    supervisor.STANDBY_RETRY_S = 600.0  # else the next one is there before the executor's death is noticed
     kill(third)
-    await world.until(lambda: world.spare == 0)
     kill(world.ups[-1])
     await world.until(lambda: len(world.ups) == 3)
     said["both gone"] = world.ups[2] not in (third, world.ups[1])
     said["restarts"] = lives.restarts
 
     await world.until(lambda: world.spare not in (0, third))
-    fourth, serving = world.spare, world.ups[-1]
-    kill(fourth)
-    kill(serving)  # which death is noticed first is up to the kernel: a dead standby may be promoted, and is then replaced
-    await world.until(lambda: len(world.ups) == 4)
-    said["both at once"] = world.ups[3] not in (fourth, serving)
-
-    await world.until(lambda: world.spare not in (0, fourth))
-    pids = lives._processes.pids
+    pids = [process.pid for process in lives._processes]
     await asyncio.wait_for(lives.stop(5.0, is_idle=True), 30)
     said["left"] = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     world.ledger.close()
@@ -123,7 +114,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(supervisor, "STANDBY_AFTER_S", 0.0)
         patch.setattr(supervisor, "STANDBY_RETRY_S", 0.0)
-        found: dict[str, Any] = run(lambda: tell(app), 300)
+        found: dict[str, Any] = run(lambda: tell(app), 110)
     return found
 
 
@@ -141,10 +132,6 @@ def test_the_second_spare_that_dies_was_the_last_to_open_the_device(story: dict[
 
 def test_when_both_die_a_fresh_process_takes_over(story: dict[str, Any]):
     assert story["both gone"] and story["restarts"] == 2
-
-
-def test_when_both_die_at_once_a_fresh_process_takes_over_in_the_end(story: dict[str, Any]):
-    assert story["both at once"]
 
 
 def test_at_the_end_nobody_is_left_not_even_a_spare_that_was_just_started(story: dict[str, Any]):

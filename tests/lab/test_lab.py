@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from lamina.cli.lab import command
 from lamina.errors import BadValue, UnknownPlugin
 from lamina.lab import data, experiment, provenance, results
-from lamina.lab.command import command
 from lamina.lab.experiment import ResultTable
 
 pytestmark = pytest.mark.live

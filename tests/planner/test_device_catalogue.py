@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from lamina.planner.partitioning.catalogue import INFEASIBLE_MS, PlanTask
+from lamina.planner.partitioning.catalogue import RULES_BY_POLICY, PlanTask
 from lamina.planner.partitioning.device_catalogue import (
+    INFEASIBLE_MS,
     PairwiseInterference,
     all_cuts,
     build_catalogue,
     fit_side_by_side,
     halving_cuts,
 )
+from lamina.planner.partitioning.plan import GpuletPlanner
 from lamina.predict.interference import BandwidthInterference
-from lamina.published.gpulet.planner import RULES_BY_POLICY, GpuletPlanner
 from lamina.published.gpulet.quirks import REPAIRED
 from lamina.types import DeviceSpec, FunctionSpec, SliceLimits
 

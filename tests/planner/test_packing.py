@@ -10,7 +10,7 @@ from lamina.lab.experiments._glet_world import catalogue as published
 from lamina.lab.experiments._glet_world import golden, packer, repaired, scenarios
 from lamina.planner.fleet.packing import FleetPacker
 from lamina.planner.interference import ColocatedBatch
-from lamina.planner.partitioning.catalogue import PlanTask
+from lamina.planner.partitioning.catalogue import RULES_BY_POLICY, PlanTask
 from lamina.planner.partitioning.device_catalogue import (
     PairwiseInterference,
     all_cuts,
@@ -20,8 +20,6 @@ from lamina.planner.partitioning.device_catalogue import (
 )
 from lamina.planner.partitioning.plan import PartitionPlan
 from lamina.predict.interference import BandwidthInterference
-from lamina.published.gpulet.offline import rivals
-from lamina.published.gpulet.planner import RULES_BY_POLICY
 from lamina.published.gpulet.world import linear_interference
 from lamina.types import DeviceSpec, FunctionSpec, SliceLimits
 
@@ -136,8 +134,8 @@ def small(spec: DeviceSpec, demand: dict[str, float] | None = None) -> tuple[Fle
     fine, two = (build_catalogue(functions, {spec.kind: spec}, takes, cuts) for cuts in (all_cuts, halving_cuts))
     model = BandwidthInterference({(name, spec.kind): part for name, part in (demand or {}).items()}) if demand else None
     rules = RULES_BY_POLICY["gpulet" if model else "gpulet-noint"]
-    beside_fine, beside_two = (PairwiseInterference(each, model) if model else None for each in (fine, two))
-    return FleetPacker(fine, rules, beside_fine, rivals(two, rules, beside_two)), functions
+    beside = [PairwiseInterference(each, model) if model else None for each in (fine, two)]
+    return FleetPacker(fine, two, rules, *beside), functions
 
 
 def test_slices_of_an_aligned_device_can_be_laid_out():

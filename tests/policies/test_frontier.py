@@ -445,13 +445,3 @@ def test_a_function_deployed_again_with_a_larger_batch_is_planned_anew(one: Scri
         one.at(2_000 * MS + number * MS // 2).arrives(f"c{number}", within_us=100 * MS)
     one.at(4_000 * MS)
     assert max(one.sizes) > 8
-
-
-def test_what_workflow_plans_need_is_imported_when_workflows_are_deployed(monkeypatch: pytest.MonkeyPatch):
-    """Not at the first call: an import takes longer than most calls have."""
-    warmed = []
-    monkeypatch.setattr(frontier.Policy, "warm_up", lambda policy: warmed.append(policy))
-    flow = Flow("two", {"a": Task("a", "f", ("b",)), "b": Task("b", "f")}, ("a",))
-    for flows in ([], [flow]):
-        Script().given(a_function(), flows=flows, policy=frontier.Policy())
-    assert len(warmed) == 1

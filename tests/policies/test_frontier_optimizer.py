@@ -92,7 +92,7 @@ def test_a_hurried_job_is_passed_over_only_if_more_are_served_without_it(urgent_
     table = ConfigTable(lambda batch, units, cores: (10 + batch) * MS, 4, (1,), (0,), device.spec)
     queue = a_queue([urgent_ms * MS, *[14 * MS] * 4])
     function = FunctionState(FunctionSpec(name="f", max_batch=4), queue)
-    assert select_batch(function, 5, 0, [a_slot(device, table)], now_us=0)[0].id == leader
+    assert select_batch(function, 0, [a_slot(device, table)], now_us=0)[0].id == leader
 
 
 # ------------------------------------------------------------------------------------------------------------- cheaper slots

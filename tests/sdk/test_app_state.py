@@ -14,7 +14,6 @@ from lamina.errors import BadValue, Conflict, StoreDown
 from lamina.sdk.app_state import StateCell, StateChange, Transaction, apply_change
 from lamina.state.kv_state import KeyWatch, StateTable
 from lamina.testing import Runtime
-from lamina.types import Call
 
 
 @pytest.fixture
@@ -135,43 +134,43 @@ def put(key: str, value: Any) -> StateChange:
 
 
 def test_what_was_read_must_still_be_so():
-    table = StateTable("a")
-    assert table.commit("f", STEP, [("app", "k", 0)], [put("k", 1)]) is True
-    assert table.commit("f", STEP, [("app", "k", 0)], [put("k", 2)]) is False
-    assert table.read(("app/a", "k")) == StateCell("value", encoding.encode(1), 1)
+    book = StateTable("a")
+    assert book.commit("f", STEP, [("app", "k", 0)], [put("k", 1)]) is True
+    assert book.commit("f", STEP, [("app", "k", 0)], [put("k", 2)]) is False
+    assert book.read(("app/a", "k")) == StateCell("value", encoding.encode(1), 1)
 
 
-def test_a_step_that_has_read_nothing_is_never_out_of_date():
-    table = StateTable("a")
+def test_who_has_read_nothing_is_never_out_of_date():
+    book = StateTable("a")
     for _ in range(3):
-        assert table.commit("f", STEP, [], [StateChange("app", "n", "counter", "add", encoding.encode(1))]) is True
-    assert encoding.decode(table.read(("app/a", "n")).value or b"") == 3
+        assert book.commit("f", STEP, [], [StateChange("app", "n", "counter", "add", encoding.encode(1))]) is True
+    assert encoding.decode(book.read(("app/a", "n")).value or b"") == 3
 
 
 def test_changes_that_make_no_sense_are_all_left_out():
-    table = StateTable("a")
-    verdict = table.commit("f", STEP, [], [put("k", 1), StateChange("app", "k", "counter", "add", encoding.encode(1))])
+    book = StateTable("a")
+    verdict = book.commit("f", STEP, [], [put("k", 1), StateChange("app", "k", "counter", "add", encoding.encode(1))])
     assert isinstance(verdict, Conflict)
-    assert table.read(("app/a", "k")) == StateCell()
+    assert book.read(("app/a", "k")) == StateCell()
 
 
 def test_a_key_that_was_deleted_and_made_anew_is_not_what_was_read():
-    table = StateTable("a")
-    table.commit("f", STEP, [], [put("k", 1)])
-    table.commit("f", STEP, [], [StateChange("app", "k", "value", "delete")])
-    table.commit("f", STEP, [], [put("k", 1)])
-    assert table.commit("f", STEP, [("app", "k", 1)], [put("k", 2)]) is False
+    book = StateTable("a")
+    book.commit("f", STEP, [], [put("k", 1)])
+    book.commit("f", STEP, [], [StateChange("app", "k", "value", "delete")])
+    book.commit("f", STEP, [], [put("k", 1)])
+    assert book.commit("f", STEP, [("app", "k", 1)], [put("k", 2)]) is False
 
 
 def test_keys_that_come_and_go_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("lamina.state.kv_state.MAX_DELETED", 3)
-    table = StateTable("a")
+    book = StateTable("a")
     for number in range(10):
-        table.commit("f", STEP, [], [put(f"k{number}", 1)])
-        table.commit("f", STEP, [], [StateChange("app", f"k{number}", "value", "delete")])
-    table.commit("f", STEP, [], [put("k9", 2)])
-    assert sorted(key for _, key in table.cells) == ["k7", "k8", "k9"]
-    assert table.read(("app/a", "k9")) == StateCell("value", encoding.encode(2), 3)
+        book.commit("f", STEP, [], [put(f"k{number}", 1)])
+        book.commit("f", STEP, [], [StateChange("app", f"k{number}", "value", "delete")])
+    book.commit("f", STEP, [], [put("k9", 2)])
+    assert sorted(key for _, key in book.cells) == ["k7", "k8", "k9"]
+    assert book.read(("app/a", "k9")) == StateCell("value", encoding.encode(2), 3)
 
 
 def test_changes_do_not_pile_up_for_a_store_that_is_down(monkeypatch: pytest.MonkeyPatch):
@@ -182,53 +181,46 @@ def test_changes_do_not_pile_up_for_a_store_that_is_down(monkeypatch: pytest.Mon
         def write(self, work: Any, done: Any = None, *, must: bool = False) -> None:
             waiting.append(done)
 
-    table = StateTable("a")
-    table.persist_to(Down())  # type: ignore[arg-type]
-    assert [table.commit("f", STEP, [], [put("k", number)]) for number in (1, 2)] == [True, True]
-    assert isinstance(table.commit("f", STEP, [], [put("k", 3)]), StoreDown)
+    book = StateTable("a", store=Down())  # type: ignore[arg-type]
+    assert [book.commit("f", STEP, [], [put("k", number)]) for number in (1, 2)] == [True, True]
+    assert isinstance(book.commit("f", STEP, [], [put("k", 3)]), StoreDown)
     waiting[0](None)
-    assert table.commit("f", STEP, [], [put("k", 4)]) is True
+    assert book.commit("f", STEP, [], [put("k", 4)]) is True
 
 
 def test_an_app_that_was_deployed_later_has_state_of_its_own():
-    table = StateTable("first")
-    table.set_app("second", ["g"], [])
-    table.commit("f", STEP, [], [put("k", 1)])
-    table.commit("g", STEP, [], [put("k", 2)])
-    assert [encoding.decode(table.read((scope, "k")).value or b"") for scope in ("app/first", "app/second")] == [1, 2]
+    book = StateTable("first", apps={"g": "second"})
+    book.commit("f", STEP, [], [put("k", 1)])
+    book.commit("g", STEP, [], [put("k", 2)])
+    assert [encoding.decode(book.read((scope, "k")).value or b"") for scope in ("app/first", "app/second")] == [1, 2]
 
 
 def test_putting_what_is_there_changes_nothing_for_those_who_watch():
     told: list[Any] = []
-    table = StateTable("a")
-    table.set_app("a", [], [KeyWatch("app/a", "k*", "w")])
-    table.subscribe(told.extend)
+    book = StateTable("a", watches=[KeyWatch("app/a", "k*", "w")], on_change=told.extend)
     for value in (1, 1, 2):
-        table.commit("f", STEP, [], [put("key", value)])
-    table.commit("f", STEP, [], [put("other", 1)])
+        book.commit("f", STEP, [], [put("key", value)])
+    book.commit("f", STEP, [], [put("other", 1)])
     assert [(write.key, write.starts, encoding.decode(write.value)) for write in told] == [("key", ("w",), 1), ("key", ("w",), 2)]
 
 
 def test_while_the_store_cannot_be_read_nothing_is_made_up():
-    table = StateTable("a")
-    table.set_down(StoreDown("no"))
-    assert isinstance(table.commit("f", STEP, [], [put("k", 1)]), StoreDown)
+    book = StateTable("a", down=StoreDown("no"))
+    assert isinstance(book.commit("f", STEP, [], [put("k", 1)]), StoreDown)
     with pytest.raises(StoreDown):
-        Transaction(table).read("app/a", "k", "value")
+        Transaction(book).read("app/a", "k", "value")
 
 
 def test_changes_of_a_durable_run_wait_for_its_result():
     told: list[Any] = []
-    table = StateTable("a", lambda call_id: Call(call_id, "f", 0, durable=True))
-    table.set_app("a", [], [KeyWatch("app/a", "k", "w")])
-    table.subscribe(told.extend)
-    table.commit("f", STEP, [], [put("k", 1)])
-    assert told == [] and table.same_transaction("call-1", 0, "another") is None
-    found = table.same_transaction(*STEP)
+    book = StateTable("a", is_durable=lambda call_id: True, watches=[KeyWatch("app/a", "k", "w")], on_change=told.extend)
+    book.commit("f", STEP, [], [put("k", 1)])
+    assert told == [] and book.same_transaction("call-1", 0, "another") is None
+    found = book.same_transaction(*STEP)
     assert found is not None
     found[1]()
     assert [write.key for write in told] == ["k"]
-    assert table.same_transaction(*STEP) is None
+    assert book.same_transaction(*STEP) is None
 
 
 ops = st.sampled_from(
@@ -242,18 +234,18 @@ ops = st.sampled_from(
 
 @given(st.lists(ops, max_size=8))
 def test_a_transaction_sees_what_will_be(changes: list[StateChange]):
-    table = StateTable("a")
+    book = StateTable("a")
 
     class Keeper:
         def read(self, place: tuple[str, str]) -> StateCell:
-            return table.read(table.resolve_key("f", "call-1", *place))
+            return book.read(book.resolve_key("f", "call-1", *place))
 
     transaction = Transaction(Keeper())
     for op in changes:
         transaction.change(op)
     seen = transaction.read("app", "k", "counter")
-    table.commit("f", STEP, [], changes)
-    found = table.read(("app/a", "k")).value
+    book.commit("f", STEP, [], changes)
+    found = book.read(("app/a", "k")).value
     assert seen == (None if found is None else encoding.decode(found))
 
 

@@ -397,7 +397,7 @@ def refused(body: Any) -> tuple[BadFlow, int]:
         del app.workflows["refused"]
     place, _, _ = caught.value.message.partition(": ")
     name, _, line = place.partition(":")
-    assert name == "test_reading.py", caught.value.message
+    assert name == "test_ast_workflow.py", caught.value.message
     return caught.value, int(line) - inspect.getsourcelines(body)[1]
 
 

@@ -11,8 +11,7 @@ import pytest
 
 import lamina
 from lamina.errors import BadFlow, BadValue, FunctionFailed
-from lamina.sdk.builder import DISCARD, build, choice, each, fail, parallel, pass_, step, succeed, var, wait, workflow
-from lamina.sdk.conditions import Condition
+from lamina.sdk.builder import DISCARD, Condition, build, choice, each, fail, parallel, pass_, step, succeed, var, wait, workflow
 from lamina.sdk.workflow import Workflow
 from lamina.testing import Runtime
 

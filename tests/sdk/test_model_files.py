@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from lamina.errors import BadValue
-from lamina.sdk import pbtxt
 from lamina.sdk.app_loader import load_app
 from lamina.sdk.model_bundle import ModelBundle, parse_model_option
-from lamina.sdk.model_repository import ModelEntry, read_repository
-from lamina.sdk.onnx_file import read_onnx
+from lamina.sdk.model_repository import ModelEntry, parse_pbtxt, read_repository
+from lamina.sdk.model_signatures import read_onnx
 from lamina.sdk.sample_inputs import samples_of
 from lamina.sdk.tensors import Tensor
 from tests.sdk.tiny_onnx import model, shaped
@@ -202,7 +201,7 @@ def test_a_folder_that_cannot_be_a_name_is_refused(tmp_path: Path) -> None:
 
 def test_the_text_format_is_read() -> None:
     text = "a: 1 b { c: 'x' \"y\" } b < c: -2.5 > d: [1, 2]; d: 3 # end\ne: WORD f: true"
-    found = pbtxt.parse_pbtxt(text, "it")
+    found = parse_pbtxt(text, "it")
     assert found == {"a": [1], "b": [{"c": ["xy"]}, {"c": [-2.5]}], "d": [1, 2, 3], "e": ["WORD"], "f": [True]}
 
 

@@ -10,8 +10,7 @@ import pytest
 
 import lamina
 from lamina.errors import BadValue
-from lamina.sdk.tensor_conversion import to_tensor
-from lamina.sdk.tensors import Port, Tensor
+from lamina.sdk.tensors import Port, Tensor, to_tensor
 
 if TYPE_CHECKING:
     from nowhere import Invisible  # type: ignore[import-not-found]

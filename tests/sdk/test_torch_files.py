@@ -14,7 +14,7 @@ import pytest
 from lamina.errors import BadValue
 from lamina.sdk.app_loader import load_app
 from lamina.sdk.model_bundle import ModelBundle, parse_model_option
-from lamina.sdk.pt2_file import read_pt2
+from lamina.sdk.model_signatures import read_pt2
 from lamina.sdk.tensors import Tensor
 
 FLOAT, LONG = 7, 5

@@ -46,4 +46,4 @@ def test_an_app_that_lies_in_another_file_is_known_too(tmp_path: Path) -> None:
     price = "class Price:\n    def __call__(self, x: int) -> str:\n        return str(x)\n"
     uses.write_text(f'from base import app\n\n\n@app.function()\n{price}\n\nPrice.remote("x")\n', encoding="utf-8")
     said = complaints([uses], tmp_path)
-    assert 'uses.py:10: error: Argument 1 to "remote" of "Remote" has incompatible type "str"; expected "int"' in said
+    assert 'uses.py:10: error: Argument 1 to "remote" of "RemoteTarget" has incompatible type "str"; expected "int"' in said

@@ -313,13 +313,13 @@ def test_inside_a_step_calls_are_plain_calls():
     ],
 )
 def test_what_needs_the_value_itself_says_where_it_is_and_what_to_use(body: Any, hint: str):
-    with pytest.raises(BadFlow, match=r"test_tracing\.py:\d+: ") as caught:
+    with pytest.raises(BadFlow, match=r"test_workflow_tracing\.py:\d+: ") as caught:
         traced(body)
     assert hint in caught.value.hint
 
 
 def test_an_attribute_of_a_value_is_named():
-    with pytest.raises(BadFlow, match=r"AttributeError: test_tracing\.py:\d+: \.shape of a value"):
+    with pytest.raises(BadFlow, match=r"AttributeError: test_workflow_tracing\.py:\d+: \.shape of a value"):
         traced(lambda x: inc(x).shape)
 
 
@@ -358,7 +358,7 @@ def test_an_item_cannot_leave_its_each_by_the_back_door():
 
 @pytest.mark.parametrize("constant", [object(), {1: 2}, {1, 2}])
 def test_a_constant_that_cannot_travel_is_refused(constant: Any):
-    with pytest.raises(BadFlow, match=r"test_tracing\.py:\d+: "):
+    with pytest.raises(BadFlow, match=r"test_workflow_tracing\.py:\d+: "):
         traced(lambda x: add(x, constant))
 
 
@@ -405,5 +405,5 @@ def test_no_text_is_made_of_a_value_that_is_not_there(body: Callable[..., Any]):
 
 
 def test_a_wrong_argument_is_told_with_its_line_and_step():
-    with pytest.raises(BadFlow, match=r"test_tracing\.py:\d+: inc\(\.\.\.\): unknown parameter 'z'"):
+    with pytest.raises(BadFlow, match=r"test_workflow_tracing\.py:\d+: inc\(\.\.\.\): unknown parameter 'z'"):
         traced(lambda x: inc(z=x))

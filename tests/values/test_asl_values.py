@@ -10,7 +10,7 @@ from lamina import encoding
 from lamina.asl.compile import compile_flow
 from lamina.core.actions import FailCall, JobRef, ResolveData
 from lamina.core.workflow.error_policy import Fault
-from lamina.values.references import ErrorInfo
+from lamina.ipc.protocol import ErrorInfo
 from lamina.values.run_values import RunValues
 
 

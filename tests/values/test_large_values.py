@@ -11,8 +11,8 @@ import lamina
 from lamina import encoding
 from lamina.core.actions import JobRef, ResolveData
 from lamina.core.workflow.error_policy import Fault
+from lamina.ipc.protocol import ErrorInfo, ShmRef
 from lamina.units import MIB
-from lamina.values.references import ErrorInfo, ShmRef
 from lamina.values.run_values import RunValues
 from lamina.values.shm import INLINE_BYTES, ShmPool, ShmReader
 

@@ -11,11 +11,11 @@ from lamina.core.controller import Controller
 from lamina.core.events import BatchFinished, Event, InstanceReady
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.expr import evaluate
+from lamina.ipc.protocol import ErrorInfo
 from lamina.policies import fifo
 from lamina.predict.profile_table import ProfileTable
 from lamina.testing import Runtime
 from lamina.types import DeviceSpec, Slo, call_for
-from lamina.values.references import ErrorInfo
 from lamina.values.run_values import RunValues
 
 app = App("questions")
@@ -42,7 +42,7 @@ class AtOnce:
     devices = [DeviceSpec(id="cpu0", kind="cpu", family="cpu", units=4, memory_mib=1_000)]
     load_errors: dict[str, ErrorInfo] = {}
 
-    async def start(self, post: Callable[[Event], None], data: RunValues, deadline_us: Callable[[str], int]) -> None:
+    async def start(self, post: Callable[[Event], None], data: RunValues) -> None:
         self.post, self.data = post, data
 
     def perform(self, action: Action) -> None:

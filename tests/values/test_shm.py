@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 from lamina import encoding
-from lamina.values.references import ShmRef
+from lamina.ipc.protocol import ShmRef
 from lamina.values.shm import INLINE_BYTES, ShmPool, ShmReader
 from lamina.values.shm_directory import BadSlot, ShmDirectory, remove_stale
 

@@ -11,11 +11,11 @@ import pytest
 
 from lamina import encoding
 from lamina.errors import BadValue
+from lamina.ipc.protocol import ShmRef
 from lamina.units import MIB
-from lamina.values.references import ShmRef
 from lamina.values.shm import ShmPool, ShmReader
 from lamina.values.shm_directory import BadSlot, ShmDirectory
-from lamina.worker.job_codec import encode_chunks
+from lamina.worker.zero_copy import encode_chunks
 
 
 @pytest.mark.parametrize(

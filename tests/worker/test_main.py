@@ -13,13 +13,11 @@ import pytest
 
 from lamina import encoding
 from lamina.expr import Expr, Leaf
-from lamina.ipc.framing import FrameChannel
-from lamina.values.references import ErrorInfo, ShmRef, Stored
+from lamina.ipc.protocol import BatchDone, ErrorInfo, FrameChannel, JobFrame, RunBatch, ShmRef, Stored
 from lamina.values.shm import ShmPool, ShmReader
 from lamina.worker import main as live_worker
 from lamina.worker.cpu_affinity import WorkerAffinity, available_mib, cpu_device
 from lamina.worker.main import FunctionWorker, WorkerSetup
-from lamina.worker.protocol import BatchDone, JobFrame, RunBatch, to_worker_reader
 
 APP = """
 import lamina
@@ -88,7 +86,7 @@ def open_worker(tmp_path: Path) -> Iterator[Callable[..., FunctionWorker]]:
     def make(function: str, pool_bytes: int = 2**22) -> FunctionWorker:
         setup = WorkerSetup(str(path), function, "cpu0", 0, str(tmp_path), "w1", pool_bytes, 0)
         ends.extend(socket.socketpair())
-        return FunctionWorker(setup, FrameChannel(ends[-1], to_worker_reader()), *live_worker.load(setup), WorkerAffinity())
+        return FunctionWorker(setup, FrameChannel(ends[-1]), *live_worker.load(setup), WorkerAffinity())
 
     yield make
     for end in ends:

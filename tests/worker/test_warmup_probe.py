@@ -12,14 +12,13 @@ import pytest
 from lamina.bootstrap import open_local
 from lamina.core.controller import Controller
 from lamina.core.events import Deployed, DeviceJoined, Event, InstanceReady
-from lamina.ipc.framing import FrameChannel
+from lamina.ipc.protocol import FrameChannel
 from lamina.policies import build
 from lamina.predict.online import OnlinePredictor
 from lamina.types import DeviceSpec, FunctionSpec, ScaleSpec
 from lamina.worker import main as live_worker
 from lamina.worker.cpu_affinity import WorkerAffinity
 from lamina.worker.main import FunctionWorker, WorkerSetup
-from lamina.worker.protocol import to_worker_reader
 from lamina.worker.warmup_probe import probe
 
 APP = """
@@ -75,12 +74,7 @@ def look(app: Path, tmp_path: Path) -> Iterator[Callable[..., list[tuple[int, in
         setup = WorkerSetup(str(app), function, "cpu0", 1, str(tmp_path), "w1", 2**22, 0)
         ends.extend(socket.socketpair())
         loaded, runner = live_worker.load(setup)
-        return probe(
-            FunctionWorker(setup, FrameChannel(ends[-1], to_worker_reader()), loaded, runner, WorkerAffinity()),
-            loaded,
-            setup,
-            budget_us,
-        )
+        return probe(FunctionWorker(setup, FrameChannel(ends[-1]), loaded, runner, WorkerAffinity()), loaded, setup, budget_us)
 
     yield at
     whole.apply((1 << len(whole.allowed)) - 1)  # the worker has bound this process to its slice

@@ -95,9 +95,10 @@ class AccessControl:
                     log.error("%s", error)
         return found
 
-    def give_secrets(self, engines: Any, tenant_of: Callable[[str], str] = lambda function: "") -> None:
-        """Give secrets to workers started from now on; running ones keep theirs. `engines`: what the engines share."""
-        engines.set_environment(lambda function: self.environment(tenant_of(function)))
+    def give_secrets(self, workers: Any, tenant_of: Callable[[str], str] = lambda function: "") -> None:
+        """Give secrets to workers started from now on; running ones keep what they were started with. None: no workers."""
+        if workers is not None:
+            workers.environment = lambda function: self.environment(tenant_of(function))
 
     # ---------------------------------------------------------------------- authentication
 

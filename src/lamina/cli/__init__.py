@@ -9,7 +9,6 @@ import difflib
 import importlib
 import pkgutil
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -29,16 +28,9 @@ _GROUPS = {
 """How `--help` lists them; what is in none comes last, so a new file needs no entry."""
 
 
-def _modules() -> dict[str, str]:
-    """Commands with their modules: a file each in `cli/`, or `command.py` in a package that brings its own, such as `lab`."""
-    own = {found.name: f"lamina.cli.{found.name}" for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_")}
-    brought = (path.parent.name for path in sorted(Path(__file__).parent.parent.glob("*/command.py")))
-    return own | {name: f"lamina.{name}.command" for name in brought}
-
-
 class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_modules())
+        return sorted(found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_"))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rest = [name for name in self.list_commands(ctx) if not any(name in names for names in _GROUPS.values())]
@@ -48,10 +40,9 @@ class _Commands(click.Group):
                 formatter.write_dl([(name, command.get_short_help_str(200)) for name, command in found if command is not None])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module = _modules().get(cmd_name)
-        if module is None:
+        if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = importlib.import_module(module).command
+        command: click.Command = importlib.import_module(f"lamina.cli.{cmd_name}").command
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:

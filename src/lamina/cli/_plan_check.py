@@ -9,7 +9,7 @@ from msgspec import structs, to_builtins
 
 from lamina.cli._plan_input import PlanInput
 from lamina.planner.partitioning.plan import PartitionPlan
-from lamina.planner.partitioning.slice_placement import slice_assignments
+from lamina.published.gpulet.online import slice_assignments
 from lamina.sim.scenario import Scenario
 from lamina.types import NEVER_US, DeviceSpec
 
@@ -66,10 +66,10 @@ def _devices(scenario: Scenario, kinds: Sequence[str]) -> tuple[DeviceSpec, ...]
 
 
 def _from_catalogue(given: PlanInput, kinds: Sequence[str]) -> Scenario:
+    from lamina.published.gpulet import world
     from lamina.sim.workload import Workload, steps
 
-    known, world = given.catalogue, given.world
-    assert world is not None, "a plan is played in a scenario, or in the world of its catalogue"
+    known = given.catalogue
     goals_ms = {known.models[task.model].name: task.slo_ms for task in given.tasks if task.rate}
     return Scenario(
         name="plan",

@@ -2,66 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from lamina import plugins
 from lamina.errors import BadValue, did_you_mean
-from lamina.planner.partitioning.catalogue import Catalogue, PlannerRules, PlanTask
-from lamina.planner.partitioning.linear_interference import SliceInterference
-from lamina.planner.partitioning.plan import OfflinePlanner
+from lamina.planner.partitioning.catalogue import NETWORK_GBITS, RULES_BY_POLICY, Catalogue, PlanTask
+from lamina.planner.partitioning.plan import GpuletPlanner, PartitionPlan
+from lamina.published.gpulet.quirks import COMPAT, REPAIRED
 
 if TYPE_CHECKING:
+    from lamina.published.gpulet.data_files import SchedConfig
     from lamina.sim.scenario import Scenario
     from lamina.types import DeviceSpec
 
-OWN = "frontier"
-"""The name of our own packing; the others are published planners."""
+CONFIGS = {
+    "gpulet": "config-gpulet-int.json",
+    "gpulet-noint": "config-gpulet-noint.json",
+    "greedy_part": "config-greedy_part.json",
+    "timesharing": "config-timesharing_only.json",
+}
+NAMES = (*CONFIGS, "frontier")
+
+
+class FleetPlanner(Protocol):
+    def plan(self, tasks: Sequence[PlanTask], kinds: Sequence[str]) -> PartitionPlan: ...
+    def plan_fewest_gpus(
+        self, tasks: Sequence[PlanTask], kinds: Sequence[str], most: int
+    ) -> tuple[tuple[str, ...], PartitionPlan]: ...
+    def largest_scale(self, tasks: Sequence[PlanTask], kinds: Sequence[str]) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    planner: OfflinePlanner
+    planner: FleetPlanner
     catalogue: Catalogue
     tasks: list[PlanTask]
     kinds: list[str]  #: of GPUs there are to choose from
     own: list[str] = field(default_factory=list)  #: GPUs the input names itself
     prices: Mapping[str, float] = field(default_factory=dict)  #: of a whole GPU a second; 1 where it says nothing
-    scenario: Scenario | None = None  #: to play the plan in
-    world: ModuleType | None = None  #: what makes one from the catalogue instead
+    scenario: Scenario | None = None  #: to play the plan in; None: made from the catalogue
 
     @property
     def rates(self) -> dict[str, float]:
         return {self.catalogue.models[task.model].name: task.rate for task in self.tasks}
 
 
-def published_planners() -> dict[str, ModuleType]:
-    """Planners of published systems by name, with the module that builds each (`published/<paper>/offline.py`)."""
-    return {name: module for module in plugins.published("offline") for name in module.NAMES}
-
-
 def check_policy(name: str) -> None:
-    names = (*published_planners(), OWN)
-    if name not in names:
-        hint = did_you_mean(name, names, f"there are {', '.join(names)}")
+    if name not in NAMES:
+        hint = did_you_mean(name, NAMES, f"there are {', '.join(NAMES)}")
         raise BadValue(f"--policy {name!r}: no such policy can plan", hint=hint)
-
-
-def _packer(
-    fine: Catalogue,
-    two: Catalogue,
-    rules: PlannerRules,
-    beside_fine: SliceInterference | None = None,
-    beside_two: SliceInterference | None = None,
-) -> OfflinePlanner:
-    """Our own packing, with published planners as rivals: it never takes more devices than they do."""
-    from lamina.planner.fleet.packing import FleetPacker
-
-    rivals = [rival for module in plugins.published("offline") for rival in module.rivals(two, rules, beside_two)]
-    return FleetPacker(fine, rules, beside_fine, rivals)
 
 
 # ------------------------------------------------------------------ gpu-let's files
@@ -71,18 +62,37 @@ def from_glet(
     tasks: Path, policy: str, folder: Path, sched_config: Path | None, device_config: Path | None, network: float, compat: bool
 ) -> PlanInput:
     from lamina.cli._plan_tasks import read_tasks
+    from lamina.published.gpulet.data_files import read_catalogue
 
-    if policy == OWN and compat:
+    if policy == "frontier" and compat:
         raise BadValue("--compat: the original has no 'frontier'", hint="leave --compat out, or plan with gpulet")
-    name = "gpulet" if policy == OWN else policy
-    module = published_planners()[name]
-    catalogue, rules, own = module.read_files(name, folder, sched_config, device_config, network * 1e9 / 2**30, compat)
-    planner: OfflinePlanner
-    if policy == OWN:
-        planner = _packer(catalogue, catalogue, rules)
+    config = _config("gpulet" if policy == "frontier" else policy, folder, sched_config)
+    catalogue = read_catalogue(folder, device_config or folder / "device-config.json")
+    limit = network * 1e9 / 2**30 if network else NETWORK_GBITS if compat else float("inf")
+    rules = replace(config.rules, network_gbits=limit)
+    planner: FleetPlanner
+    if policy == "frontier":
+        from lamina.planner.fleet.packing import FleetPacker
+
+        planner = FleetPacker(catalogue, catalogue, rules)
     else:
-        planner = module.build_planner(catalogue, rules, compat=compat)
-    return PlanInput(planner, catalogue, read_tasks(tasks, catalogue), list(catalogue.kinds), own, world=module.world)
+        planner = GpuletPlanner(catalogue, rules, COMPAT if compat else REPAIRED)
+    own = sorted(gpu.type for gpu in config.gpus for _ in range(gpu.num))
+    unknown = set(own) - set(catalogue.kinds)
+    if unknown:
+        raise BadValue(f"scheduler configuration: no kind {min(unknown)!r}", hint=f"there are {', '.join(catalogue.kinds)}")
+    return PlanInput(planner, catalogue, read_tasks(tasks, catalogue), list(catalogue.kinds), own)
+
+
+def _config(policy: str, folder: Path, file: Path | None) -> SchedConfig:
+    """The file that was named, gpu-let's own for that policy, or its flags without a file."""
+    from lamina.published.gpulet.data_files import SchedConfig, read_sched_config
+
+    usual = folder / "SchedConfigs" / CONFIGS[policy]
+    if file is not None or usual.is_file():
+        return read_sched_config(file or usual)
+    rules = RULES_BY_POLICY[policy]
+    return SchedConfig(part=rules.partitioning, interference=rules.interference, self_tuning=1 if rules.self_tuning else None)
 
 
 # ----------------------------------------------------------------------- a scenario
@@ -91,6 +101,7 @@ def from_glet(
 def from_scenario(scenario: Scenario, policy: str, network: float) -> PlanInput:
     """Its functions at the peak of their loads, within their goals, on devices of its kinds."""
     from lamina.cli._peak_demand import peak_demand
+    from lamina.planner.fleet.packing import FleetPacker
     from lamina.planner.partitioning.device_catalogue import PairwiseInterference, all_cuts, build_catalogue, halving_cuts
     from lamina.predict.profile_table import ProfileTable
 
@@ -109,19 +120,18 @@ def from_scenario(scenario: Scenario, policy: str, network: float) -> PlanInput:
     two = build_catalogue(specs, kinds, table.latency_us, halving_cuts)
     model = scenario.interference
     rules = replace(
-        PlannerRules() if policy == OWN else published_planners()[policy].rules_for(policy),
+        RULES_BY_POLICY["gpulet" if policy == "frontier" else policy],
         latency_ratio=1.0,
         network_gbits=network * 1e9 / 2**30 if network else float("inf"),
     )
     rules = replace(rules, interference=rules.interference and model is not None)
-    planner: OfflinePlanner
-    if policy == OWN:
+    planner: FleetPlanner
+    if policy == "frontier":
         fine = build_catalogue(specs, kinds, table.latency_us, all_cuts)
         beside = [PairwiseInterference(each, model) if model is not None else None for each in (fine, two)]
-        planner = _packer(fine, two, rules, *beside)
+        planner = FleetPacker(fine, two, rules, *beside)
     else:
-        interference = PairwiseInterference(two, model) if model is not None else None
-        planner = published_planners()[policy].build_planner(two, rules, interference)
+        planner = GpuletPlanner(two, rules, REPAIRED, PairwiseInterference(two, model) if model is not None else None)
     tasks = [PlanTask(number, rates[spec.name], goals_us[spec.name] / 1000) for number, spec in enumerate(specs)]
     prices = {kind: device.price_per_s for kind, device in kinds.items()}
     return PlanInput(planner, two, tasks, list(kinds), prices=prices, scenario=scenario)

@@ -139,10 +139,11 @@ class ServeCommand:
     def _watched(self, live: Any, otel: Any) -> dict[str, Any]:
         """Observers of calls and events: logs and traces."""
         from lamina.gateway.observability import logs
+        from lamina.gateway.observability.function_logs import subscribe
         from lamina.gateway.observability.tracer import Tracer
 
         if self.log_format == "json":  # what functions print is on stderr too, and one line of it is one object
-            live.loop.engine.shared.subscribe_output(logs.log_function_output, echo=False)
+            subscribe(live.loop.engine, logs.log_function_output, instead=True)
         watched: dict[str, Any] = {"on_ended": [logs.log_call]} if self.log_calls else {}
         return {**watched, "traces": Tracer(otel.emit, ratio=self.trace_ratio)} if otel is not None else watched
 

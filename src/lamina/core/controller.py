@@ -32,7 +32,6 @@ from lamina.core.policy import (
     Start,
     UnloadInstance,
     View,
-    WarmUpRole,
 )
 from lamina.core.scheduling import deployment
 from lamina.core.scheduling.admission import Admission
@@ -167,8 +166,6 @@ class Controller:
         deployment.check_deployment(self.state, event)
         if isinstance(self.policy, DeployRole):
             self.policy.deploy(self.view, event.functions, event.flows)
-        if event.flows and isinstance(self.policy, WarmUpRole):
-            self.policy.warm_up()
         self.rolling_update.remember_specs(event.functions)
         deployment.apply_deployment(self.view.now_us, self.state, self._dispatch_queue, self.policy.order, event)
         if self._fair_share.enabled:

@@ -1,12 +1,11 @@
 """The interface of policies: their roles, the decisions they may make, and the view they get.
 
-A policy is one file with a class `Policy`: its fields are its options, and it has up to five roles.
+A policy is one file with a class `Policy`: its fields are its options, and it has up to four roles.
 
     admit(view, call)  -> Admitted or Reject now or never; None admits without an estimate
     dispatch(view)     -> decisions          which jobs, how many, on which slice; asked after every event
     scale(view)        -> decisions          standing instances; asked every `period_us`, and when a function needs an instance
     deploy(view, functions, flows)           may refuse what could not be given what it asks for; optional
-    warm_up()                                prepare for workflows, which are being deployed; optional
 
 A role it leaves out is served by `policies/defaults.py`. It looks and decides; the controller checks each decision and
 applies it before asking for the next, so a generator sees what its last `yield` did.
@@ -154,13 +153,6 @@ class DispatchRole(Protocol):
 class DeployRole(Protocol):
     def deploy(self, view: View, functions: tuple[FunctionSpec, ...], flows: tuple[Flow, ...]) -> None:
         """Raise `NoCapacity` if these could not all be given what they ask for; nothing is changed then."""
-        ...
-
-
-@runtime_checkable
-class WarmUpRole(Protocol):
-    def warm_up(self) -> None:
-        """Do once what the first decision about a workflow must not wait for; called when workflows are deployed."""
         ...
 
 

@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from lamina.core.actions import Action, AppendJournal, FailCall, Reject, Reply, ResolveData, StartBatch, WakeAt
 from lamina.core.controller import Controller
@@ -31,8 +31,8 @@ from lamina.core.workflow.flow import Flow
 from lamina.drivers.timer import Timer, clock_us
 from lamina.engines.shadow_batches import ShadowRunner
 from lamina.errors import PolicyError
+from lamina.ipc.protocol import ErrorInfo
 from lamina.types import NEVER_US, Call, DeviceSpec
-from lamina.values.references import ErrorInfo
 from lamina.values.run_values import RunValues
 
 log = logging.getLogger("lamina")
@@ -44,18 +44,15 @@ EventObserver = Callable[[int, Event, list[Action]], None]
 class Engine(Protocol):
     """Engine: runs batches on devices. All calls come on the loop's thread and return at once."""
 
-    shared: Any  #: see `engines.base`
-    references: Any
-
     @property
-    def devices(self) -> Sequence[DeviceSpec]: ...
+    def devices(self) -> list[DeviceSpec]: ...
 
     @property
     def load_errors(self) -> dict[str, ErrorInfo]:
         """By function: why it cannot be loaded."""
         ...
 
-    async def start(self, post: Callable[[Event], None], values: Any, deadline_us: Callable[[str], int]) -> None: ...
+    async def start(self, post: Callable[[Event], None], data: RunValues) -> None: ...
 
     def perform(self, action: Action) -> None: ...
 
@@ -68,7 +65,7 @@ class RealtimeDriver:
         self.engine = engine
         self.data = data
         self.observer = watch
-        self._append_journal: Callable[[AppendJournal], None] = _no_journal  #: writes the journal of durable runs
+        self.append_journal: Callable[[AppendJournal], None] = _no_journal  #: writes the journal of durable runs
         self.shadow_runner: ShadowRunner | None = None  #: runs shadow batches for measurement; to be set before the start
         self._pending: dict[str, Callable[[Ending], None]] = {}
         self._inbox: deque[Event | ResolveData] = deque()
@@ -87,17 +84,11 @@ class RealtimeDriver:
     async def start(self, deployed: Deployed) -> None:
         self._call_soon = asyncio.get_running_loop().call_soon
         self._timer = Timer(asyncio.get_running_loop())
-        post, values = (
-            self.shadow_runner.intercept(self.post, self.data) if self.shadow_runner is not None else (self.post, self.data)
-        )
-        await self.engine.start(post, values, self.deadline_us)
+        between = self.shadow_runner.intercept(self.post, self.data) if self.shadow_runner is not None else (self.post, self.data)
+        await self.engine.start(*between)
         for device in self.engine.devices:
             self.post(DeviceJoined(device))
         self.post(deployed)
-
-    def set_journal(self, append: Callable[[AppendJournal], None]) -> None:
-        """Journal durable runs with this function, which posts `Journaled` when an entry is on disk."""
-        self._append_journal = append
 
     def now_us(self) -> int:
         return clock_us() - self._origin_us
@@ -190,7 +181,7 @@ class RealtimeDriver:
         elif kind is ResolveData:
             self._inbox.append(action)  # type: ignore[arg-type]
         elif kind is AppendJournal:
-            self._append_journal(action)  # type: ignore[arg-type]
+            self.append_journal(action)  # type: ignore[arg-type]
         else:
             self.engine.perform(action)
 

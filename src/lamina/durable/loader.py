@@ -1,6 +1,6 @@
 """Loader of queued durable runs: by priority, tenants in turn, each tenant's by age, a page at a time.
 
-A lane is the runs of one priority and tenant. Identifiers sort by age, so one cursor per lane tells what has been loaded;
+A lane is the runs of one priority and tenant. Identifiers sort by age, so one cursor per lane tells what has been fetched;
 `unloaded` counts what lies behind it. A count that is too high costs a look into the store and corrects itself; it is never too
 low. A tenant over its limits is passed over until it is within them: its runs wait in the store, where they hold up no others.
 """
@@ -36,21 +36,20 @@ class _LaneCursor:
 
 
 class RunLoader:
-    """Loads queued runs. `start_run` starts one; `has_room` says whether one more may come: of all runs in memory, or of those
-    that have work to do."""
+    """Loads queued runs. `begin` starts one; `has_room` says whether one more may come, and when asked to, looks closely."""
 
-    def __init__(self, store: Store, start_run: Callable[[LoadedRun], None], has_room: Callable[[bool], bool]) -> None:
+    def __init__(self, store: Store, begin: Callable[[LoadedRun], None], has_room: Callable[[bool], bool]) -> None:
         self._store = store
-        self._start_run = start_run
+        self._start_run = begin
         self._has_room = has_room
         self._lanes: dict[Lane, _LaneCursor] = {}
         self._turn = 0
         self._requeued: deque[tuple[str, str]] = deque()  #: run and tenant
-        self._loaded: deque[LoadedRun] = deque()  #: and not started
-        self._paused: dict[str, list[str]] = {}  #: by tenant that may not have more now: runs that were loaded already
+        self._loaded: deque[LoadedRun] = deque()  #: and not begun
+        self._paused: dict[str, list[str]] = {}  #: by tenant that may not have more now: runs that were fetched already
         self._is_loading = self._is_recovered = self._is_starting = False
         self._cancelled: set[str] = set()
-        self._is_closed = False
+        self.closed = False
 
     @property
     def queued(self) -> int:
@@ -66,15 +65,15 @@ class RunLoader:
 
     def on_accepted(self, row: RunRow, inputs: bytes) -> None:
         """A new run is on disk; if none is ahead of it, it starts at once."""
-        lane = self._lane((row.priority, row.tenant))
-        if row.id <= lane.cursor:
-            return  # loaded before this was called back
-        is_held_up = self._requeued or self._loaded or self._is_closed or not self._is_recovered or row.tenant in self._paused
-        if is_held_up or self._has_earlier(row.priority) or not self._has_room(False):
-            lane.unloaded += 1
+        mine = self._lane((row.priority, row.tenant))
+        if row.id <= mine.cursor:
+            return  # fetched before this was told
+        held_up = self._requeued or self._loaded or self.closed or not self._is_recovered or row.tenant in self._paused
+        if held_up or self._has_earlier(row.priority) or not self._has_room(False):
+            mine.unloaded += 1
             self.load_more()
         else:
-            lane.cursor = row.id
+            mine.cursor = row.id
             self._start_run(LoadedRun(row, inputs, []))
 
     def requeue(self, id: str, tenant: str) -> None:
@@ -98,14 +97,10 @@ class RunLoader:
         if self._is_loading or self._loaded:
             self._cancelled.add(id)
 
-    def close(self) -> None:
-        """Load no more runs."""
-        self._is_closed = True
-
-    def load_more(self, exclude_waiting: bool = False) -> None:
-        if self._is_closed or self._is_starting:
+    def load_more(self, look: bool = False) -> None:
+        if self.closed or self._is_starting:
             return
-        self._start_loaded(exclude_waiting)
+        self._start_loaded(look)
         if self._is_loading or self._loaded or not self._is_recovered:
             return
         self._cancelled.clear()
@@ -115,7 +110,7 @@ class RunLoader:
             self._store.read(lambda db: stored.load_run(db, named[0]), lambda one: self._on_requeued(*named, one))
             return
         lane = self._next_lane()
-        if lane is None or not self._has_room(exclude_waiting):
+        if lane is None or not self._has_room(look):
             return
         waiting = self._lanes[lane]
         after, expected = waiting.cursor, waiting.unloaded
@@ -124,12 +119,12 @@ class RunLoader:
         self._is_loading = True
         self._store.read(
             lambda db: stored.load_page(db, lane, after, PAGE_RUNS, PAGE_BYTES),
-            lambda page: self._on_page(lane, expected, page),
+            lambda portion: self._on_page(lane, expected, portion),
         )
 
-    def _start_loaded(self, exclude_waiting: bool) -> None:
-        self._is_starting = True  # a run may end at once, and then more are loaded
-        while self._loaded and self._has_room(exclude_waiting):
+    def _start_loaded(self, look: bool) -> None:
+        self._is_starting = True  # what begins may end at once, and then we are asked for more
+        while self._loaded and self._has_room(look):
             one = self._loaded.popleft()
             if one.row.id in self._cancelled:
                 continue
@@ -160,16 +155,16 @@ class RunLoader:
         ready = [lane for lane, waiting in self._lanes.items() if waiting.unloaded and lane[1] not in self._paused]
         return max(ready, key=lambda lane: (lane[0], -self._lanes[lane].last_turn), default=None)
 
-    def _on_page(self, lane: Lane, expected: int, page: RunPage | LaminaError) -> None:
-        if isinstance(page, LaminaError):
+    def _on_page(self, lane: Lane, expected: int, portion: RunPage | LaminaError) -> None:
+        if isinstance(portion, LaminaError):
             asyncio.get_running_loop().call_later(RETRY_S, self._on_loaded, [])
             return
-        runs, waiting = page.runs, self._lanes[lane]
-        gone = expected if page.is_last else len(runs)  # if there were to be more, they have been cancelled
+        some, waiting = portion.runs, self._lanes[lane]
+        gone = expected if portion.is_last else len(some)  # if there were to be more, they have been cancelled
         waiting.unloaded = max(0, waiting.unloaded - gone)
-        if runs:
-            waiting.cursor = runs[-1].row.id
-        self._on_loaded(runs)
+        if some:
+            waiting.cursor = some[-1].row.id
+        self._on_loaded(some)
 
     def _on_requeued(self, id: str, tenant: str, one: LoadedRun | LaminaError | None) -> None:
         if isinstance(one, LaminaError):
@@ -178,7 +173,7 @@ class RunLoader:
         else:
             self._on_loaded([] if one is None else [one])
 
-    def _on_loaded(self, runs: list[LoadedRun]) -> None:
+    def _on_loaded(self, some: list[LoadedRun]) -> None:
         self._is_loading = False
-        self._loaded.extend(runs)
+        self._loaded.extend(some)
         self.load_more()

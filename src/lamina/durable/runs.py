@@ -1,6 +1,6 @@
 """Durable runs: accepted when they are on disk, loaded into the controller as it has room, journaled, and ended once.
 
-The store holds every run; memory holds those that are being worked on, and no more than there is room for (`ResidentRuns`), so
+The store holds every run; memory holds those that are being worked on, and no more than there is room for (`residency.py`), so
 that ten thousand waiting runs cost a decision nothing. What moves a run on is journaled before it takes effect (see the run
 journal of the core), so after a crash a run starts again, its journal is replayed, and it goes on from there; steps that were
 under way run again.
@@ -11,22 +11,21 @@ Times in the store are those of the wall; the controller's begin when it does. `
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
 from lamina.core.actions import AppendJournal, FailCall, Reject, Reply
 from lamina.core.events import Journaled
-from lamina.core.scheduling.state import ControllerState
 from lamina.core.workflow.journal_entry import JournalEntry
 from lamina.drivers.realtime import Ending, RealtimeDriver
+from lamina.durable.completion import CompletionListeners
 from lamina.durable.loader import RunLoader
-from lamina.durable.recovery import RunRecovery, shift_times
+from lamina.durable.recovery import RunStarter, shift_times
+from lamina.durable.residency import ResidentRuns
 from lamina.errors import Conflict, LaminaError
 from lamina.store import runs as stored
 from lamina.store.base import Done, Session, Store, Work
@@ -45,13 +44,7 @@ QUEUE_FULL, TENANT_LIMITS = "queue-full", ("quota", "share")
 """Rejections that mean: try later, for all tenants; and try later, for this tenant."""
 
 
-MAX_RUNS, MAX_JOBS, MAX_BYTES = 512, 4_096, 256 * 2**20
-"""Runs in memory that have work to do, the jobs they may bring to one function, and their inputs: enough to fill any batch, few
-enough to search, and fewer than make a queue full for calls with a client that waits."""
-
-
 SameTransaction = tuple[Work[None], Callable[[], None]]
-"""More work for the transaction of a journal entry, and what to do when it is on disk."""
 
 
 def _nothing(db: Session) -> None:
@@ -69,116 +62,51 @@ def _both(first: Work[None], second: Work[None]) -> Work[None]:
 _NOTHING: SameTransaction = (_nothing, lambda: None)
 
 
-@dataclass(slots=True)
-class ResidentRun:
-    """A durable run in memory."""
-
-    row: RunRow
-    last_entry: int  #: number of its last journal entry
-    jobs: float  #: jobs it may bring to one function
-    unwritten: int = 0  #: journal entries on their way to the disk
-
-
-class ResidentRuns:
-    """Durable runs in memory. Limits how many there are (count, jobs, bytes); runs that only wait do not count."""
-
-    def __init__(self, state: ControllerState) -> None:
-        self._state = state
-        self.runs: dict[str, ResidentRun] = {}
-        self.deferred = 0  #: runs rejected for the moment: as long as there are many, no others are loaded
-        self._jobs, self._bytes = 0.0, 0
-
-    def has_room(self, exclude_waiting: bool) -> bool:
-        """Whether one more run may come. With `exclude_waiting` those that only wait are not counted."""
-        if self._jobs < MAX_JOBS and self._bytes < MAX_BYTES and len(self.runs) + self.deferred < MAX_RUNS:
-            return True
-        if exclude_waiting and self._bytes < MAX_BYTES:
-            runs = self._state.runs
-            busy = [run for id, run in self.runs.items() if id not in runs or runs[id].jobs]
-            return len(busy) < MAX_RUNS and sum(run.jobs for run in busy) < MAX_JOBS
-        return False
-
-    def add(self, row: RunRow, number: int) -> None:
-        flow = self._state.flows.get(row.target)
-        weight = max([1.0, *flow.expected_jobs.values()]) if flow is not None else 1.0
-        self.runs[row.id] = ResidentRun(row, number, weight)
-        self._jobs += weight
-        self._bytes += row.size_bytes
-
-    def remove(self, id: str) -> ResidentRun:
-        run = self.runs.pop(id)
-        self._jobs -= run.jobs
-        self._bytes -= run.row.size_bytes
-        return run
-
-
 class DurableRuns:
     """All durable runs of a server. `describe` makes what clients are told of an ending without a result. `same_transaction` is
     asked, by call, scope and node, for more to be written in one transaction with the outcome of a step, and for what is to be
     done when that is on disk."""
 
     def __init__(
-        self,
-        driver: RealtimeDriver,
-        store: Store,
-        describe: Callable[[FailCall | Reject], bytes],
-        *,
-        retention_us: int = RETENTION_US,
-        on_end: Callable[[str, Ending, str], None] = lambda target, ending, tenant: None,
-        same_transaction: Callable[[str, int, str], SameTransaction | None] = lambda call_id, scope, node: None,
+        self, loop: RealtimeDriver, store: Store, describe: Callable[[FailCall | Reject], bytes], *, keep_us: int = RETENTION_US
     ) -> None:
         self.store = store
-        self.retention_us = retention_us
-        self._driver = driver
+        self.retention_us = keep_us
+        self.on_end: Callable[[str, Ending, str], None] = lambda target, ending, tenant: None
+        self.same_transaction: Callable[[str, int, str], SameTransaction | None] = lambda call_id, scope, node: None
+        self._loop = loop
         self._describe = describe
-        self._on_end = on_end
-        self._same_transaction = same_transaction
-        self._resident = ResidentRuns(driver.controller.state)
+        self._resident = ResidentRuns(loop.controller.state)
+        self._resident_runs = self._resident.runs
         self.loader = RunLoader(store, self._start_run, self._resident.has_room)
-        self._listeners: dict[str, list[Callable[[], None]]] = {}  #: by run: called when its end is on disk
-        self._is_started = self._is_closing = False
+        self.listeners = CompletionListeners()  #: called when the end of a run is on disk
+        self._started = self._closing = False
         self._applying = ("", 0)  #: the run whose journal is applied just now, and the number of that entry
         self._cancelled: set[str] = set()
         self._last_id_us = 0
-        self._origin_us = time.time_ns() // 1000 - driver.now_us()
-        self._recovery = RunRecovery(driver, store, self._origin_us, self.is_resident, self._apply, self._on_ended)
-        driver.set_journal(self._append_journal)
+        self._origin_us = time.time_ns() // 1000 - loop.now_us()
+        self._starter = RunStarter(loop, store, self._origin_us, self.is_resident, self._apply, self._on_ended)
+        loop.append_journal = self._append_journal
 
     def start(self) -> None:
         """Recover runs of an earlier server. Does not wait for the store. Called again, it does nothing."""
-        if self._is_started:
+        if self._started:
             return
-        self._is_started = True
+        self._started = True
         self.store.write(stored.recover, self._on_recovered, must=True)
         self._check_room()
         self._delete_expired()
 
     def wall_us(self) -> int:
-        return self._origin_us + self._driver.now_us()
+        return self._origin_us + self._loop.now_us()
 
     @property
     def resident_count(self) -> int:
         """Runs in memory."""
-        return len(self._resident.runs)
+        return len(self._resident_runs)
 
     def is_resident(self, id: str) -> bool:
-        return id in self._resident.runs
-
-    def on_completed(self, id: str, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` when the end of this run is on disk; the returned function takes it back."""
-        self._listeners.setdefault(id, []).append(listener)
-
-        def remove() -> None:
-            with contextlib.suppress(KeyError, ValueError):
-                self._listeners[id].remove(listener)
-                if not self._listeners[id]:
-                    del self._listeners[id]
-
-        return remove
-
-    def _notify(self, id: str) -> None:
-        for listener in self._listeners.pop(id, []):
-            listener()
+        return id in self._resident_runs
 
     # --------------------------------------------------------------------- accepting
 
@@ -189,7 +117,7 @@ class DurableRuns:
             done(self.store.down)
             return
         row = msgspec.structs.replace(row, id=self._new_id(), state="queued", created_us=self.wall_us())
-        name, body = self._recovery.flow_digest(row.target) if row.kind == "workflow" else ("", b"")
+        name, body = self._starter.flow_digest(row.target) if row.kind == "workflow" else ("", b"")
         row = msgspec.structs.replace(row, flow=name)
         packed = msgspec.msgpack.encode(inputs)
 
@@ -223,65 +151,65 @@ class DurableRuns:
         self.loader.on_recovered(counts)
 
     def _check_room(self) -> None:
-        self.loader.load_more(exclude_waiting=True)
+        self.loader.load_more(look=True)
         self._call_later(ROOM_CHECK_S, self._check_room)
 
-    def _start_run(self, loaded: LoadedRun) -> None:
-        if loaded.row.id not in self._resident.runs:
-            self._resident.add(loaded.row, loaded.last_entry)
-            self._recovery.start(loaded, self.wall_us())
+    def _start_run(self, fed: LoadedRun) -> None:
+        if fed.row.id not in self._resident_runs:
+            self._resident.add(fed.row, fed.last_entry)
+            self._starter.start(fed, self.wall_us())
 
     # ----------------------------------------------------------------------- on the way
 
     def _append_journal(self, action: AppendJournal) -> None:
-        run = self._resident.runs.get(action.call_id)
-        if run is None:
+        held = self._resident_runs.get(action.call_id)
+        if held is None:
             return
-        run.last_entry += 1
-        run.unwritten += 1
-        id, number, entry = action.call_id, run.last_entry, action.entry
-        value = self._driver.data.journal_value(id, entry)
-        written = shift_times(entry, self._origin_us)
+        held.last_entry += 1
+        held.unwritten += 1
+        id, number, note = action.call_id, held.last_entry, action.entry
+        value = self._loop.data.journal_value(id, note)
+        written = shift_times(note, self._origin_us)
         work: Work[None] = stored.append_journal(id, number, written, value)
-        also, then = self._same_transaction(id, entry.scope, entry.node) or _NOTHING
+        also, then = self.same_transaction(id, note.scope, note.node) or _NOTHING
         if also is not _nothing:
             work = _both(work, also)
 
         def on_disk(error: LaminaError | None) -> None:
-            run.unwritten -= 1
+            held.unwritten -= 1
             if error is None:
                 then()
-            if self._resident.runs.get(id) is not run:
+            if self._resident_runs.get(id) is not held:
                 return
             if error is not None:
                 log.error("run %s: a step cannot be kept: %s", id, error)
-                self._driver.cancel(id)
-            elif not self._is_closing:
-                self._apply(id, number, entry)
+                self._loop.cancel(id)
+            elif not self._closing:
+                self._apply(id, number, note)
 
         self.store.write(work, on_disk, must=True)
 
-    def _apply(self, id: str, number: int, entry: JournalEntry) -> None:
+    def _apply(self, id: str, number: int, note: JournalEntry) -> None:
         self._applying = (id, number)
-        self._driver.data.set_replay_time(id, self._origin_us + entry.at_us)
-        self._driver.post(Journaled(id, entry))
+        self._loop.data.set_replay_time(id, self._origin_us + note.at_us)
+        self._loop.post(Journaled(id, note))
         self._applying = ("", 0)
 
     # ---------------------------------------------------------------------------- ends
 
     def _on_ended(self, ending: Ending) -> None:
         id = ending.call_id
-        run = self._resident.remove(id)
+        held = self._resident.remove(id)
         if isinstance(ending, Reject) and ending.reason in (QUEUE_FULL, *TENANT_LIMITS):
-            self._defer(run.row, ending)
+            self._defer(held.row, ending)
             return
         called_off = isinstance(ending, FailCall) and ending.error == "cancelled"
-        if called_off and self._is_closing and id not in self._cancelled:
+        if called_off and self._closing and id not in self._cancelled:
             return  # it goes on after the next start
-        self._on_end(run.row.target, ending, run.row.tenant)
+        self.on_end(held.row.target, ending, held.row.tenant)
         record = self._outcome_of(ending, "cancelled" if called_off else "failed")
         fatal = self._applying[1] if record.state == "failed" and self._applying[0] == id else 0
-        also, then = self._same_transaction(id, 0, "") or _NOTHING  # of a run of one step, which is not journaled but ended
+        also, then = self.same_transaction(id, 0, "") or _NOTHING  # of a run of one step, which is not journaled but ended
 
         def work(db: Session) -> None:
             if stored.end(db, id, record, fatal):
@@ -293,7 +221,7 @@ class DurableRuns:
             if error is not None:
                 log.error("run %s: its end cannot be kept: %s", id, error)
             then()
-            self._notify(id)
+            self.listeners.notify(id)
 
         self.store.write(stored.end_statement(id, record) if is_plain else work, on_disk, must=True)
         self.loader.load_more()
@@ -314,7 +242,7 @@ class DurableRuns:
         now_us = self.wall_us()
         if isinstance(ending, Reply):
             try:
-                result = bytes(self._driver.data.result(ending.call_id))
+                result = bytes(self._loop.data.result(ending.call_id))
                 return stored.StoredOutcome("succeeded", now_us, result, None, msgspec.json.encode(ending))
             except LaminaError as error:  # its result is made of what is not there
                 ending = FailCall(ending.call_id, error.code)
@@ -322,11 +250,11 @@ class DurableRuns:
 
     def cancel(self, id: str, done: Done[None]) -> None:
         """Cancel a run, under way or not; one that is over stays as it is."""
-        if id in self._resident.runs:
+        if id in self._resident_runs:
             self._cancelled.add(id)
-            self.on_completed(id, lambda: done(None))
-            self._driver.cancel(id)
-            if id in self._resident.runs:  # not begun yet
+            self.listeners.add(id, lambda: done(None))
+            self._loop.cancel(id)
+            if id in self._resident_runs:  # not begun yet
                 self._on_ended(FailCall(id, "cancelled"))
             self._cancelled.discard(id)
             return
@@ -339,9 +267,9 @@ class DurableRuns:
         def on_disk(error: LaminaError | None) -> None:
             if error is None:
                 self.loader.on_cancelled(id)
-                self._notify(id)
-                if id in self._resident.runs:  # fetched meanwhile
-                    self._driver.cancel(id)
+                self.listeners.notify(id)
+                if id in self._resident_runs:  # fetched meanwhile
+                    self._loop.cancel(id)
             done(error)
 
         self.store.write(work, on_disk)
@@ -374,25 +302,24 @@ class DurableRuns:
         self.store.write(lambda db: stored.delete_ended(db, before_us), swept)
 
     def _call_later(self, wait_s: float, then: Callable[[], None]) -> None:
-        if not self._is_closing:
+        if not self._closing:
             asyncio.get_running_loop().call_later(wait_s, self._fire, then)
 
     def _fire(self, then: Callable[[], None]) -> None:
-        if not self._is_closing:
+        if not self._closing:
             then()
 
     async def stop(self, grace_s: float) -> None:
         """Let running steps end and journal them; then leave runs as they are, for recovery at the next start."""
-        self._is_closing = True
-        self.loader.close()
+        self._closing = self.loader.closed = True
         until_s = time.monotonic() + grace_s
         while self._is_busy() and time.monotonic() < until_s and self.store.down is None:
             await asyncio.sleep(0.01)
-        for id in list(self._resident.runs):
-            self._driver.cancel(id)
+        for id in list(self._resident_runs):
+            self._loop.cancel(id)
 
     def _is_busy(self) -> bool:
-        state = self._driver.controller.state
-        if any(run.unwritten for run in self._resident.runs.values()):
+        state = self._loop.controller.state
+        if any(held.unwritten for held in self._resident_runs.values()):
             return True
         return any(job.run.call.durable for batch in state.batches.values() if batch.started_us >= 0 for job in batch.jobs)

@@ -1,112 +1,73 @@
-"""CPU engine: functions in processes of this machine, one worker per instance, each started from the app file itself."""
+"""CPU engine: functions in processes of this machine, one worker per instance, each started from the app file itself.
+
+The engine owns what outlives a worker: which batch reads which slot of shared memory, which batch waits behind which, which jobs
+are still wanted. All of it happens on the loop's thread, so nothing here is locked and nothing waits.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from weakref import WeakSet
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
-from lamina.core.actions import Load, StartBatch
-from lamina.core.events import Heartbeat, InstanceLost
+from lamina.core.actions import Action, DropJob, Kill, Load, StartBatch, Unload
+from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, InstanceLost, InstanceReady
 from lamina.drivers.timer import clock_us
-from lamina.engines.base import EngineShared
-from lamina.engines.inflight import InFlightBatch
-from lamina.engines.process_engine import InstanceHandle, ProcessEngine, WorkerLimits
-from lamina.errors import Conflict, LaminaError
-from lamina.ipc.child_process import ChildProcess, ChildProcesses, ProcessSpec, exit_reason
-from lamina.ipc.framing import FrameError, pack
-from lamina.state.kv_state import StateTable
-from lamina.types import DeviceSpec
-from lamina.values.references import ErrorInfo, ReleaseSlots, ShmRef
-from lamina.values.slot_refs import SlotReferences, WorkerSlots
-from lamina.worker.cpu_affinity import GatewayAffinity, cpu_device
-from lamina.worker.main import WorkerSetup
-from lamina.worker.protocol import (
+from lamina.engines.inflight import InFlightBatches
+from lamina.engines.job_delivery import JobValues, OriginOf, deliver_results, job_frames
+from lamina.engines.log_pipe import LogPipe, OnLine
+from lamina.engines.worker_handle import WorkerBatch, WorkerHandle
+from lamina.ipc.child_process import ChildProcess, ProcessSpec, exit_reason
+from lamina.ipc.protocol import (
     BatchDone,
     BatchHeartbeat,
     CancelStream,
-    CommitResult,
+    ErrorInfo,
+    FrameError,
     FromWorker,
-    JobFrame,
     ResultChunk,
     RunBatch,
-    StateChanges,
+    ShmRef,
     StateRead,
-    StateValue,
     WorkerLoadFailed,
     WorkerReady,
-    from_worker_reader,
+    pack,
 )
+from lamina.sdk.spans import InnerSpan
+from lamina.state.commit import answer_read, commit_changes
+from lamina.state.kv_state import StateTable
+from lamina.types import DeviceSpec
+from lamina.units import MIB
+from lamina.values.slot_refs import SlotReferences
+from lamina.worker.cpu_affinity import GatewayAffinity, cpu_device
+from lamina.worker.main import WorkerSetup
 
 log = logging.getLogger("lamina")
 
-WORKER = "lamina.worker.main"
+OnFunctionOutput = Callable[[str, str, tuple[str, ...], str], None]
+"""Function, instance, the calls it was for, and the line."""
 
 STREAM_HEARTBEAT_S = 0.5
 """How often the controller hears of a function that yields."""
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class WorkerHandle(InstanceHandle):
-    """One worker process, from load to exit, with its batches."""
-
-    slots: WorkerSlots
-    end_client: Callable[[int], None] | None = None  #: to be called, in a thread, before its process is killed
-    process: ChildProcess | None = None
-    batches: dict[int, WorkerBatch] = field(default_factory=dict)
-
-    def check_ready(self, pid: int) -> None:
-        if self.is_ready or self.process is None or pid != self.process.pid:
-            raise FrameError(f"process {pid} reports ready out of turn")
-
-    def send(self, *frames: Struct) -> None:
-        assert self.process is not None
-        self.process.send(pack(*frames))
-
-    def send_batch(self, batch: WorkerBatch) -> None:
-        assert self.process is not None
-        batch.is_sent = True
-        released = self.slots.take_releases()
-        self.process.send(pack(*released) + batch.wire if released else batch.wire)
-        batch.wire = bytearray()
-
-    def unload(self, grace_s: float) -> None:
-        self.is_unloading = True
-        if self.process is not None:
-            if self.is_ready and grace_s:
-                self.process.stop(grace_s)
-            else:
-                self.process.kill()
-
-    def kill(self) -> None:
-        """Kill the process. The loss is reported when it is dead, and no sooner: until then it uses its cores."""
-        process = self.process
-        if process is None:
-            return
-        if self.end_client is not None:
-            ending = asyncio.get_running_loop().run_in_executor(None, self.end_client, process.pid)
-            ending.add_done_callback(lambda _: process.kill())
-        else:
-            process.kill()
+class WorkerLimits(Struct, frozen=True, kw_only=True):
+    pool_bytes: int = 1024 * MIB  #: shared memory for values of calls
+    worker_pool_bytes: int = 256 * MIB  #: and for the results of each worker
+    spill_bytes: int = 4096 * MIB  #: on disk, for values of calls that find no room in memory
+    worker_spill_bytes: int = 2048 * MIB  #: and for such results of each worker
+    load_s: float = 300.0  #: a load that takes longer has failed
+    unload_s: float = 5.0  #: from asking a worker to leave to ending it
 
 
-@dataclass(slots=True, eq=False)
-class WorkerBatch(InFlightBatch):
-    worker: WorkerHandle
-    wire: bytearray
-    is_sent: bool = False
-    last_heartbeat_s: float = 0.0  #: when the controller last heard that it yields
-    followers: list[WorkerBatch] = field(default_factory=list)  #: on other workers; they start when this one ends
-
-
-class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
+class CpuEngine:
     """Engine with one worker process per instance.
 
-    `state` is what functions keep between calls. `isolated` are functions that run on a GPU, in processes of their own, with the
-    environment that holds them there; `end_client` is called, in a thread, before one of these is killed."""
+    `pool`, `reader` and `release` are for the store of run values; `deadline_us` tells until when a call is worth running, on
+    `clock_us`, and 0 without a limit."""
 
     def __init__(
         self,
@@ -114,75 +75,112 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         devices: list[DeviceSpec] | None = None,
         limits: WorkerLimits | None = None,
         shm_base: str | None = None,
-        *,
-        state: StateTable | None = None,
-        unprofiled: Iterable[str] = (),
-        isolated: Mapping[str, Mapping[str, str]] | None = None,
-        end_client: Callable[[int], None] | None = None,
-        shared: EngineShared | None = None,
     ) -> None:
-        limits = limits or WorkerLimits()
-        references = SlotReferences(limits.pool_bytes, shm_base, limits.spill_bytes)
-        super().__init__(app, references, limits, shared or EngineShared(), unprofiled)
         self.devices = devices if devices is not None else [cpu_device()]
-        self.isolated = isolated or {}
-        self._end_client = end_client
-        self._state = state or StateTable("")
-        self._processes = ChildProcesses()
+        self.load_errors: dict[str, ErrorInfo] = {}  #: by function: why its last load failed, until one succeeds
+        self.deadline_us: Callable[[str], int] = lambda call_id: 0
+        self.origin: OriginOf | None = None  #: for functions that ask whose request they serve; None: nobody's in particular
+        self.on_spans: Callable[[int, list[InnerSpan]], None] | None = None  #: (batch, parts of it): who exports them
+        self.book = StateTable("")  #: of the state that functions keep
+        self.unknown: set[str] = set()  #: functions nobody has timed: the first instance of each looks before it takes calls
+        self._app = app
+        self.apps: dict[str, str] = {}  #: by function: where it is loaded from now, if not from there
+        self.environment: Callable[[str], dict[str, str]] = lambda function: {}  #: for workers of a function: secrets, say
+        self.isolated: dict[str, dict[str, str]] = {}  #: functions on a GPU in processes of their own, and what holds them there
+        self.end_client: Callable[[int], None] | None = None  #: to be called, in a thread, before one of these is killed
+        self.on_line: OnFunctionOutput | None = None  #: who reads what they print
+        self.echo_lines = True  #: it goes to stderr all the same
+        self._log_pipes: WeakSet[LogPipe] = WeakSet()  #: until nobody can print into them any more
+        self._limits = limits = limits or WorkerLimits()
+        self.ledger = ledger = SlotReferences(limits.pool_bytes, shm_base, limits.spill_bytes)
+        self.pool, self.reader, self.release = ledger.pool, ledger.reader, ledger.release
+        self._workers: dict[str, WorkerHandle] = {}
+        self._processes: set[ChildProcess] = set()  #: until they are reaped
+        self._batches = InFlightBatches[WorkerBatch](ledger)
         self._affinity = GatewayAffinity()
+        self._is_stopping = False
+
+    async def start(self, post: Callable[[Event], None], data: JobValues) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._post = post
+        self._data = data
+
+    def perform(self, action: Action) -> None:
+        match action:
+            case StartBatch():
+                self._start(action)
+            case DropJob():
+                self._batches.drop_job(action.job_id)
+            case Load():
+                self._load(action)
+            case Unload():
+                self._unload(action)
+            case Kill():
+                self._kill(action)
+            case _:  # a standing slice that moves needs nothing: every batch brings its own mask
+                pass
 
     @property
     def pids(self) -> dict[str, int]:
         """Process id by instance."""
-        return {name: worker.process.pid for name, worker in self._instances.items() if worker.process is not None}
+        return {name: worker.process.pid for name, worker in self._workers.items() if worker.process is not None}
 
     # ---------------------------------------------------------------- instances
 
     def _load(self, action: Load) -> None:
+        if self._is_stopping:
+            return
         isolated = self.isolated.get(action.function)
-        end_client = self._end_client if isolated is not None else None
-        worker = WorkerHandle(action, slots=self.references.add_worker(), end_client=end_client)
-        self._instances[action.instance] = worker
+        worker = WorkerHandle(action, self.ledger.add_worker(), self.end_client if isolated is not None else None)
+        self._workers[action.instance] = worker
         setup = WorkerSetup(
-            app=self.shared.app_paths.get(action.function, self._app),
+            app=self.apps.get(action.function, self._app),
             function=action.function,
             device=action.device,
             mask=self._cores_of(action.function, action.mask),
-            folder=self.references.directory.path,
+            folder=self.ledger.directory.path,
             owner=worker.slots.owner,
             pool_bytes=self._limits.worker_pool_bytes,
             spill_bytes=self._limits.worker_spill_bytes,
             requested_us=clock_us(),
-            probe=action.function in self._unprofiled and isolated is None,
-            tags_output=self.shared.collects_output,
+            probe=action.function in self.unknown and isolated is None,
+            tags_output=self.on_line is not None,
         )
-        pipe = self._log_pipe(action.instance, action.function)
-        spec = ProcessSpec(
-            WORKER,
-            from_worker_reader,
-            environment={**(isolated or {}), **self.shared.environment(action.function)},
-            output=pipe.fd if pipe is not None else None,
-            cores=self._affinity.allowed,
-        )
+        tap = self._log_pipe(action) if self.on_line is not None else None
+        environment = {**(isolated or {}), **self.environment(action.function)}
+        kind = ProcessSpec(environment=environment, output=tap.fd if tap is not None else None, cores=self._affinity.allowed)
         try:
-            worker.process = self._processes.start(
-                self._loop, setup, lambda frame: self._on_frame(worker, frame), lambda: self._on_worker_lost(worker), spec
+            process = ChildProcess(
+                self._loop, setup, lambda frame: self._on_frame(worker, frame), lambda: self._on_worker_lost(worker), kind=kind
             )
         except OSError as error:
             worker.load_error = ErrorInfo("OSError", f"no worker could be started: {error.strerror}")
             self._on_worker_lost(worker)
             return
         finally:
-            if pipe is not None:
-                pipe.close_child_end()
-        worker.arm_load_timeout(self._loop, self._limits.load_s, worker.kill)
+            if tap is not None:
+                tap.close_child_end()
+        worker.on_started(process, self._loop, self._limits.load_s)
+        self._processes.add(process)
+        process.finished.add_done_callback(lambda _: self._processes.discard(process))
 
-    def _unload(self, worker: WorkerHandle) -> None:
-        worker.unload(self._limits.unload_s)
+    def _log_pipe(self, load: Load) -> LogPipe:
+        on_line = self.on_line
+        assert on_line is not None
+        told: OnLine = lambda _, calls, line: on_line(load.function, load.instance, calls, line)  # noqa: E731
+        tap = LogPipe(self._loop, told, echo=self.echo_lines)
+        self._log_pipes.add(tap)
+        return tap
 
-    def _kill(self, worker: WorkerHandle, reason: str) -> None:
-        worker.set_kill_reason(reason)
-        worker.kill()
+    def _unload(self, action: Unload) -> None:
+        worker = self._workers.get(action.instance)
+        if worker is not None:
+            worker.unload(self._limits.unload_s)
+
+    def _kill(self, action: Kill) -> None:
+        worker = self._workers.get(action.instance)
+        if worker is not None:
+            worker.kill(action.reason)
 
     def _cores_of(self, function: str, mask: int) -> int:
         """Cores of a batch's mask. Units of a GPU are no cores: a function isolated on a GPU keeps all of them."""
@@ -190,20 +188,19 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
 
     def _on_worker_lost(self, worker: WorkerHandle) -> None:
         """Clean up after a worker; called once for each, whatever ended it."""
-        del self._instances[worker.load.instance]
+        del self._workers[worker.load.instance]
         worker.cancel_load_timeout()
         followers: list[WorkerBatch] = []
         for batch in list(worker.batches.values()):
-            del worker.batches[batch.action.batch_id]
-            self._batches.close(batch)
+            self._close(batch)
             followers += batch.followers
-        self.references.on_worker_lost(worker.slots)
-        if not worker.is_unloading:
-            self._report_loss(worker)
+        self.ledger.on_worker_lost(worker.slots)
+        if not worker.is_leaving:
+            self._report(worker)
             self._post(InstanceLost(worker.load.instance, worker.loss_reason))
         self._send_all(followers)
 
-    def _report_loss(self, worker: WorkerHandle) -> None:
+    def _report(self, worker: WorkerHandle) -> None:
         load, ended = worker.load, exit_reason(worker.process)
         if worker.is_ready:
             log.warning("%s is lost (%s): %s", load.instance, worker.loss_reason, ended)
@@ -214,21 +211,20 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
             log.warning("%s", error.trace.rstrip())  # once, not at every try
         self.load_errors[load.function] = error
 
-    async def _stop_processes(self) -> None:
-        self._affinity.avoid(0)
-        for worker in list(self._instances.values()):
-            worker.unload(0 if worker.batches else self._limits.unload_s)
-        await self._processes.wait()
-
-    async def stop(self, grace_s: float) -> None:
-        """Drain within `grace_s`, then kill the rest; afterwards there is no process and no file left."""
-        await super().stop(grace_s)
-        self.references.close()
-
     # -------------------------------------------------------------------- batches
 
-    def _send_batch(self, worker: WorkerHandle, action: StartBatch, jobs: list[JobFrame], reads: list[ShmRef]) -> None:
-        wire = pack(RunBatch(action.batch_id, self._cores_of(action.function, action.mask), jobs))
+    def _start(self, action: StartBatch) -> None:
+        worker = self._workers.get(action.instance)
+        if worker is None:  # lost; that news is on its way to whoever decided this
+            return
+        jobs, reads = job_frames(self._data, self.ledger, action, self.deadline_us, self.origin)
+        try:
+            wire = pack(RunBatch(action.batch_id, self._cores_of(action.function, action.mask), jobs))
+        except FrameError as error:
+            log.warning("batch %d of %s is not sent: %s", action.batch_id, action.function, error)
+            self.ledger.unpin(reads)
+            self._post(BatchFailed(action.batch_id, error.code))  # smaller ones may fit
+            return
         batch = WorkerBatch(action, reads, worker, wire)
         before = self._batches.open.get(action.behind)
         self._batches.add(batch)
@@ -245,14 +241,15 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
             leased |= self._cores_of(batch.action.function, batch.action.mask)
         self._affinity.avoid(leased)
 
-    def _on_closed(self, batch: WorkerBatch) -> None:
-        del batch.worker.batches[batch.action.batch_id]
-        self._send_all(batch.followers)  # first of all: their slice is idle
-
     def _send_all(self, batches: list[WorkerBatch]) -> None:
         for batch in batches:
             if batch.action.batch_id in self._batches.open:
                 batch.worker.send_batch(batch)
+
+    def _close(self, batch: WorkerBatch) -> list[bool]:
+        """Close a batch, however it ended; returns which of its results are still wanted."""
+        del batch.worker.batches[batch.action.batch_id]
+        return self._batches.close(batch)
 
     # --------------------------------------------------------------------- frames
 
@@ -263,68 +260,71 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
             case ResultChunk():
                 self._on_stream_chunk(worker, frame)
             case WorkerReady():
-                worker.check_ready(frame.pid)
-                self._on_loaded(worker, frame.load_us, frame.probes)
+                worker.on_ready(frame.pid)
+                self.load_errors.pop(worker.load.function, None)
+                self.unknown.discard(worker.load.function)
+                if not worker.is_leaving:
+                    self._post(InstanceReady(worker.load.instance, frame.load_us, tuple(frame.probes)))
             case WorkerLoadFailed():
                 worker.load_error = frame.error
-                self._kill(worker, "load-failed")
+                worker.kill("load-failed")
             case BatchHeartbeat():
-                self._on_heartbeat(worker.batches.get(frame.batch_id))
+                batch = worker.batches.get(frame.batch_id)
+                for job in batch.action.jobs if batch is not None else ():
+                    self._post(Heartbeat(job.call_id, job.id))
             case StateRead():
-                self._answer_state_read(worker, frame)
+                answer_read(self.book, worker, frame)
 
-    def _on_stream_chunk(self, worker: WorkerHandle, chunk: ResultChunk) -> None:
+    def _on_stream_chunk(self, worker: WorkerHandle, piece: ResultChunk) -> None:
         """Forward one chunk of a streamed answer. It is proof of life: the controller gets a heartbeat now and then."""
-        batch = worker.batches.get(chunk.batch_id)
-        job = next((job for job in batch.action.jobs if job.id == chunk.job_id), None) if batch is not None else None
+        batch = worker.batches.get(piece.batch_id)
+        job = next((job for job in batch.action.jobs if job.id == piece.job_id), None) if batch is not None else None
         if batch is None or job is None or not batch.is_sent:
-            raise FrameError(f"a chunk of job {chunk.job_id} in batch {chunk.batch_id}, which it does not have")
-        deliver = self._values.pieces.get(job.call_id)
-        if deliver is None or not self._batches.is_wanted(job.id):
+            raise FrameError(f"a piece of job {piece.job_id} in batch {piece.batch_id}, which it does not have")
+        take = self._data.pieces.get(job.call_id)
+        if take is None or not self._batches.is_wanted(job.id):
             worker.send(CancelStream(job.id))
             return
         now_s = self._loop.time()
         if now_s - batch.last_heartbeat_s > STREAM_HEARTBEAT_S:
             batch.last_heartbeat_s = now_s
             self._post(Heartbeat(job.call_id, job.id))
-        deliver(chunk.value)
+        take(piece.value)
 
     def _on_batch_done(self, worker: WorkerHandle, done: BatchDone) -> None:
         batch = worker.batches.get(done.batch_id)
         if batch is None or not batch.is_sent or len(done.results) != len(batch.action.jobs):
             raise FrameError(f"{len(done.results)} results for batch {done.batch_id}, which it does not have")
         if done.state is not None:
-            committed = self._commit_state(batch, done, done.state)
-            if committed is None:
+            settled = commit_changes(self.book, batch, done, done.state, self._batches.is_wanted(batch.action.jobs[0].id))
+            if settled is None:
                 return  # it runs again
-            done = committed
-        self._on_results(batch, done, worker.slots, lambda ref: worker.slots.free(ref.slot))
+            done = settled
+        if any(ref not in batch.reads for ref in done.still_viewed):
+            raise FrameError(f"{worker.load.instance} keeps what it was not given")
+        if not self.ledger.accept_results(worker.slots, [result for result in done.results if isinstance(result, ShmRef)]):
+            raise FrameError(f"{worker.load.instance} gives away slots that are not there, or not its own")
+        for ref in done.still_viewed:
+            self.ledger.retire(ref)
+        wanted = self._close(batch)
+        self._send_all(batch.followers)  # first of all: somebody's slice is idle
+        if done.spans and self.on_spans is not None:
+            self.on_spans(done.batch_id, done.spans)
+        outcomes = deliver_results(self._data, batch.action.jobs, wanted, done.results, lambda ref: worker.slots.free(ref.slot))
+        self._post(BatchFinished(done.batch_id, done.device_us, outcomes))
 
-    # ---------------------------------------------------------------------- state
+    # ----------------------------------------------------------------------- end
 
-    def _answer_state_read(self, worker: WorkerHandle, asked: StateRead) -> None:
-        batch = worker.batches.get(asked.batch_id)
-        call_id = batch.action.jobs[0].call_id if batch is not None else ""
-        key = self._state.resolve_key(worker.load.function, call_id, asked.scope, asked.key)
-        worker.send(StateValue(self._state.read(key)))
-
-    def _commit_state(self, batch: WorkerBatch, done: BatchDone, changes: StateChanges) -> BatchDone | None:
-        """Commit the changes of a step, which come with its result. None: what it has read is out of date, and it runs again.
-
-        If what it has read is unchanged, the changes are made (if the result is wanted at all); if not, the step runs again,
-        while its inputs are still there."""
-        job = batch.action.jobs[0]
-        verdict: LaminaError | bool = True
-        if self._batches.is_wanted(job.id):
-            step = (job.call_id, job.scope, job.node)
-            verdict = self._state.commit(batch.action.function, step, changes.reads, changes.ops)
-        must_rerun = verdict is False and changes.can_rerun
-        if changes.reads:
-            batch.worker.send(CommitResult(must_rerun))
-        if must_rerun:
-            return None
-        if verdict is True:
-            return done
-        error = verdict or Conflict("state: what was read was changed meanwhile, again and again")
-        batch.worker.send(ReleaseSlots([result.slot for result in done.results if isinstance(result, ShmRef)]))
-        return structs.replace(done, results=[ErrorInfo(type(error).__name__, error.message)] * len(done.results))
+    async def stop(self, grace_s: float) -> None:
+        """Drain within `grace_s`, then kill the rest; afterwards there is no process and no file left."""
+        self._is_stopping = True
+        await self._batches.wait_drained(grace_s)
+        self._post = lambda event: None  # nobody is to react to what follows
+        self._affinity.avoid(0)
+        for worker in list(self._workers.values()):
+            worker.unload(0 if worker.batches else self._limits.unload_s)
+        if self._processes:
+            await asyncio.wait([process.finished for process in self._processes])
+        for tap in list(self._log_pipes):
+            tap.close()
+        self.ledger.close()

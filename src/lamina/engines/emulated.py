@@ -16,16 +16,13 @@ from lamina.core.events import BatchFinished, DataResolved, Event, InstanceLost,
 from lamina.core.workflow.flow import Each, Parallel
 from lamina.core.workflow.runs import ROOT
 from lamina.drivers.timer import Timer, clock_us
-from lamina.engines.base import EngineShared
-from lamina.engines.inflight import JobValues
+from lamina.ipc.protocol import ErrorInfo
 from lamina.planner.interference import ColocatedBatch
 from lamina.sim.colocation import BatchWork, ColocatedBatches
 from lamina.sim.hardware_model import HardwareModel
 from lamina.types import NEVER_US, DeviceSpec
 from lamina.values.asl_values import seeded_random
-from lamina.values.references import ErrorInfo
 from lamina.values.run_values import RunValues
-from lamina.values.slot_refs import SlotReferences
 
 _NULL = encoding.encode(None)
 
@@ -57,8 +54,7 @@ class EmulatedValues(RunValues):
 class EmulatedEngine:
     def __init__(self, devices: list[DeviceSpec], world: HardwareModel) -> None:
         self.devices = devices
-        self.shared = EngineShared()
-        self.references: SlotReferences | None = None  #: no bytes move
+        self.load_errors: dict[str, ErrorInfo] = {}
         self._specs = {device.id: device for device in devices}
         self._crowds = {device.id: ColocatedBatches(world.interference, device.kind) for device in devices}
         self._armed_us = {device.id: NEVER_US for device in devices}  #: when it is looked at next
@@ -66,12 +62,9 @@ class EmulatedEngine:
         self._open: dict[int, tuple[StartBatch, int]] = {}  #: and how long the way back takes
         self._lost: set[str] = set()
 
-    @property
-    def load_errors(self) -> dict[str, ErrorInfo]:
-        return self.shared.load_errors
-
-    async def start(self, post: Callable[[Event], None], values: JobValues, deadline_us: Callable[[str], int]) -> None:
-        self._post, self._values = post, values
+    async def start(self, post: Callable[[Event], None], data: RunValues) -> None:
+        self._post = post
+        self._data = data
         self._timer = Timer(asyncio.get_running_loop())
 
     def perform(self, action: Action) -> None:
@@ -136,5 +129,5 @@ class EmulatedEngine:
         if start.instance in self._lost:
             return
         for job in start.jobs:
-            self._values.put(job, _NULL)
+            self._data.put(job, _NULL)
         self._post(BatchFinished(start.batch_id, device_us))

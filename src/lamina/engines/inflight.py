@@ -1,4 +1,4 @@
-"""In-flight batches of an engine: arguments on the way in, which jobs are still wanted, results on the way out.
+"""In-flight batches of an engine: which of their jobs are still wanted, and which values they read.
 
 A value that a batch reads stays where it is until `close`; a job dropped in between runs on, and its result is discarded.
 """
@@ -7,48 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-from lamina.core.actions import JobRef, StartBatch
-from lamina.core.events import JobOutcome
-from lamina.errors import BadValue, LaminaError
-from lamina.expr import Expr, Leaf
-from lamina.values.references import ErrorInfo, ShmRef, Stored
+from lamina.core.actions import StartBatch
+from lamina.ipc.protocol import ShmRef
 from lamina.values.slot_refs import SlotReferences
-from lamina.worker.protocol import JobFrame
-
-_OK = JobOutcome()
-_BAD_INPUT = JobOutcome(ok=False, error="bad-value")
-_NO_ORIGIN = ("", "")
-
-
-class JobInput(Protocol):
-    """Arguments of a job: the expressions that make them, and the values these read."""
-
-    @property
-    def args(self) -> dict[str, Expr] | None: ...
-
-    @property
-    def leaves(self) -> list[tuple[Leaf, Stored]]: ...
-
-
-class JobValues(Protocol):
-    """Store of the values of all runs, as an engine sees it."""
-
-    @property
-    def pieces(self) -> Mapping[str, Callable[[bytes], None]]: ...
-
-    def inputs(self, job: JobRef, /) -> JobInput: ...
-
-    def consumers(self, job: JobRef, /) -> frozenset[str]:
-        """Functions that read its result as a whole, if they alone do."""
-        ...
-
-    def put(self, job: JobRef, value: Stored, /) -> None: ...
-
-    def put_error(self, job: JobRef, error: ErrorInfo, /) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -61,9 +25,9 @@ BatchT = TypeVar("BatchT", bound=InFlightBatch)
 
 
 class InFlightBatches(Generic[BatchT]):
-    def __init__(self, references: SlotReferences) -> None:
+    def __init__(self, ledger: SlotReferences) -> None:
         self.open: dict[int, BatchT] = {}
-        self._references = references
+        self._ledger = ledger
         self._wanted: set[int] = set()  #: jobs in these batches, less the dropped ones
         self._drained: asyncio.Event | None = None
 
@@ -83,7 +47,7 @@ class InFlightBatches(Generic[BatchT]):
         wanted = [job in self._wanted for job in jobs]
         del self.open[batch.action.batch_id]
         self._wanted.difference_update(jobs)
-        self._references.unpin(batch.reads)
+        self._ledger.unpin(batch.reads)
         if self._drained is not None and not self.open:
             self._drained.set()
         return wanted
@@ -94,52 +58,3 @@ class InFlightBatches(Generic[BatchT]):
             self._drained = asyncio.Event()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), grace_s)
-
-
-def encode_jobs(
-    values: JobValues,
-    references: SlotReferences,
-    action: StartBatch,
-    deadline_us: Callable[[str], int],
-    origin: Callable[[JobRef, int], tuple[str, str]] | None,
-    device: str = "",
-) -> tuple[list[JobFrame], list[ShmRef]]:
-    """Encode the jobs of a batch; returns the frames and the slots the batch reads. Values of `device` need not leave it."""
-    reads: list[ShmRef] = []
-    frames = []
-    for job in action.jobs:
-        try:
-            given = values.inputs(job)
-            leaves = [(leaf, references.pin(stored, reads, device)) for leaf, stored in given.leaves]
-        except LaminaError as error:
-            frames.append(JobFrame(job.id, job.call_id, None, [], error=ErrorInfo(type(error).__name__, error.message)))
-            continue
-        tenant, trace = origin(job, action.batch_id) if origin is not None else _NO_ORIGIN
-        is_streaming = job.call_id in values.pieces
-        frames.append(
-            JobFrame(job.id, job.call_id, given.args, leaves, deadline_us(job.call_id), None, is_streaming, tenant, trace)
-        )
-    return frames, reads
-
-
-def deliver_results(
-    values: JobValues,
-    jobs: Sequence[JobRef],
-    wanted: Sequence[bool],
-    results: Sequence[bytes | ShmRef | ErrorInfo],
-    free: Callable[[ShmRef], None],
-) -> tuple[JobOutcome, ...]:
-    """Store the results that are wanted and `free` the rest; returns the outcomes for the controller, none if all went well."""
-    outcomes = []
-    for job, is_wanted, result in zip(jobs, wanted, results, strict=True):
-        if isinstance(result, ErrorInfo):
-            outcomes.append(_BAD_INPUT if result.type == BadValue.__name__ else JobOutcome(False, "function-failed", result.type))
-            if is_wanted:
-                values.put_error(job, result)
-            continue
-        outcomes.append(_OK)
-        if is_wanted:
-            values.put(job, result)
-        elif isinstance(result, ShmRef):
-            free(result)
-    return () if all(outcome.ok for outcome in outcomes) else tuple(outcomes)

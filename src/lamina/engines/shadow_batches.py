@@ -17,7 +17,7 @@ from lamina.core.events import BatchFailed, BatchFinished, Event, InstanceLost
 from lamina.drivers.timer import clock_us
 from lamina.errors import FunctionFailed, WorkerLost
 from lamina.expr import Expr, Leaf
-from lamina.values.references import ErrorInfo, Stored
+from lamina.ipc.protocol import ErrorInfo, Stored
 
 FIRST_SHADOW_ID = 1 << 40
 """Batches and jobs of the controller never count so far."""
@@ -53,7 +53,7 @@ class _ShadowValues:
     def inputs(self, job: JobRef, /) -> Any:
         return self.given[job.id] if job.id >= FIRST_SHADOW_ID else self.data.inputs(job)
 
-    def consumers(self, job: JobRef, /) -> frozenset[str]:
+    def consumers(self, job: JobRef) -> Any:
         return frozenset() if job.id >= FIRST_SHADOW_ID else self.data.consumers(job)
 
     def put(self, job: JobRef, value: Stored, /) -> None:

@@ -14,9 +14,10 @@ from lamina.core.controller import Controller
 from lamina.core.lifecycle import InstancePhase
 from lamina.drivers.realtime import Ending, EventObserver, RealtimeDriver
 from lamina.durable.runs import RETENTION_US, DurableRuns
+from lamina.engines.composite import cpu_engine_of
 from lamina.gateway.auth import Authenticator, sync_tenant_limits
 from lamina.gateway.auth import check_host as check_host
-from lamina.gateway.ingress.supervisor import IngressSupervisor
+from lamina.gateway.ingress.supervisor import IngressSupervisor, slot_references_of
 from lamina.gateway.observability.billing import Billing
 from lamina.gateway.observability.call_context import attach_call_context
 from lamina.gateway.observability.metrics import Metrics
@@ -35,7 +36,7 @@ from lamina.sdk.app import App
 from lamina.server.http1 import HttpLimits, HttpServer
 from lamina.server.loop_lag import track_loop_lag
 from lamina.server.tls import server_context
-from lamina.state.triggers import Triggers, open_triggers
+from lamina.state.triggers import Triggers, open_state
 from lamina.store.base import Store
 
 
@@ -133,7 +134,7 @@ async def open_gateway(
     )
     attach_call_context(loop, traces, has_tenants=access is not None)
     if access is not None:
-        access.give_secrets(loop.engine.shared)
+        access.give_secrets(cpu_engine_of(loop.engine))
     server, bill = HttpServer(api.handle, http_codec.parse_error_body, limits), Billing(api, store, time.time)
     metrics.call_listeners.append(bill.on_call_ended)
     metrics.batch_listeners.append(bill.on_batch_finished)
@@ -144,14 +145,14 @@ async def open_gateway(
             sync_tenant_limits(access, loop)
         if prepare is not None:  # before any call comes, new or left over
             await prepare(app, loop, api)
-        if store is not None:
-            await live.state.open(store)
-            gateway.durable = _open_durable_runs(api, live, metrics, store, keep_us)
-        gateway.triggers = open_triggers(app, live.state, loop, gateway.durable)
+        gateway.durable = _open_durable_runs(api, loop, metrics, store, keep_us) if store is not None else None
+        gateway.triggers = await open_state(app, live.state, loop, gateway.durable)
         StateRoutes(api, live.state)
         track_loop_lag(api)
         if ingress:
-            gateway.ingress = IngressSupervisor(api, oip, loop.engine.references, limits, tls, guarded=door.requires_token)
+            gateway.ingress = IngressSupervisor(
+                api, oip, slot_references_of(loop.engine), limits, tls, guarded=door.requires_token
+            )
             up = await gateway.ingress.start(ingress, host, port, grpc_port)
             gateway.port, oip.grpc_port = up.port, up.grpc_port
         else:
@@ -180,14 +181,10 @@ def _make_routes(
     return api, oip
 
 
-def _open_durable_runs(api: Router, live: ServingRuntime, metrics: Metrics, store: Store, keep_us: int) -> DurableRuns:
+def _open_durable_runs(api: Router, loop: RealtimeDriver, metrics: Metrics, store: Store, keep_us: int) -> DurableRuns:
     """Open durable runs; those that an earlier server left are recovered."""
-    durable = DurableRuns(
-        *(live.loop, store, lambda ending: api.ending_problem(ending).body()),
-        retention_us=keep_us,
-        on_end=metrics.on_call_ended,
-        same_transaction=live.state.same_transaction,
-    )
+    durable = DurableRuns(loop, store, lambda ending: api.ending_problem(ending).body(), keep_us=keep_us)
+    durable.on_end = metrics.on_call_ended
     api.runs = RunRoutes(api, durable)
     metrics.registry.register(RunGauges(durable))
     if store.exists:

@@ -7,7 +7,7 @@ from typing import Any
 from lamina import encoding
 from lamina.errors import LaminaError
 from lamina.gpu.protocol import ValueFetched
-from lamina.values.references import DeviceRef, ErrorInfo, ShmRef, Stored
+from lamina.ipc.protocol import DeviceRef, ErrorInfo, ShmRef, Stored
 from lamina.values.shm import ShmPool, ShmReader
 from lamina.values.slot_refs import ValueLost
 from lamina.worker.job_codec import encode_results

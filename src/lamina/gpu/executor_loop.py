@@ -44,14 +44,12 @@ from lamina.gpu.protocol import (
     UnloadFunction,
 )
 from lamina.gpu.weight_cache import NoDeviceMemory
-from lamina.ipc.framing import FrameChannel, StopProcess
+from lamina.ipc.protocol import BatchDone, BatchHeartbeat, ErrorInfo, FrameChannel, ReleaseSlots, ShmRef, StopProcess
 from lamina.sdk.app_state import RefusedTransaction
 from lamina.sdk.context import BatchContext
 from lamina.sdk.spans import InnerSpan
-from lamina.values.references import ErrorInfo, ReleaseSlots, ShmRef
 from lamina.values.shm import INLINE_BYTES, ShmPool, ShmReader
 from lamina.worker.job_codec import decode_arguments, encode_results
-from lamina.worker.protocol import BatchDone, BatchHeartbeat
 
 USAGE_EVERY_S = 1.0
 

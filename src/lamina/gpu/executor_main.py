@@ -22,7 +22,7 @@ from lamina.gpu.gc_schedule import disable_full_collections
 from lamina.gpu.hot_standby import import_all
 from lamina.gpu.opened import open_executor, open_slicer
 from lamina.gpu.protocol import ExecutorSetup, ImportModules, Promote, to_executor_reader
-from lamina.ipc.framing import FrameChannel
+from lamina.ipc.protocol import FrameChannel
 from lamina.worker.main import die_with_parent
 from lamina.worker.output_tags import tag_output
 

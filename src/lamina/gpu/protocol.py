@@ -1,4 +1,4 @@
-"""Frame protocol between the gateway and the executor of a GPU: one process, many functions."""
+"""Frame protocol between the gateway and the executor of a GPU, in the manner of `ipc.protocol`: one process, many functions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from lamina.ipc.framing import FrameReader, Natural, StopProcess
-from lamina.values.references import ErrorInfo, ReleaseSlots, ShmRef, Slot
-from lamina.worker.protocol import BatchDone, BatchHeartbeat, JobFrame
+from lamina.ipc.protocol import (
+    BatchDone,
+    BatchHeartbeat,
+    ErrorInfo,
+    FrameReader,
+    JobFrame,
+    Natural,
+    ReleaseSlots,
+    ShmRef,
+    Slot,
+    StopProcess,
+)
 
 ModuleName = Annotated[str, Meta(max_length=200)]
 

@@ -1,11 +1,11 @@
 """Slice mode: hard slices (SMs of their own) or soft ones (all SMs shared), where the user has not chosen.
 
-Measured (`docs/explanation/gpu-slices.md`): of five small models with SLOs of three to ten times their own time, soft slices
-serve up to twice as many calls in time, since no SM is idle while there is work. But beside a neighbour that fills the device
-with long kernels they take seven to thirteen times as long, and on hard ones 1.1 times. So slices are soft for functions of
-which nothing of the kind is to be expected: models, whose batches are bounded, with SLOs of the same order, since no batch is
-begun that takes longer than its own SLO; that each ask for half of the device or less, since otherwise they would take turns;
-and none with a home, which says that it wants to be kept apart.
+Measured (`docs/explanation/gpu-slices.md`): of five small models with SLOs of three to ten times their own time, soft slices serve up to twice as
+many calls in time, since no SM is idle while there is work. But beside a neighbour that fills the device with long kernels
+they take seven to thirteen times as long, and on hard ones 1.1 times. So slices are soft for functions of which nothing of the
+kind is to be expected: models, whose batches are bounded, with SLOs of the same order, since no batch is begun that takes
+longer than its own SLO; that each ask for half of the device or less, since otherwise they would take turns; and none with a
+home, which says that it wants to be kept apart.
 """
 
 from __future__ import annotations

@@ -30,19 +30,17 @@ from lamina.gpu.protocol import (
     StandbyPrepared,
     ValueFetched,
 )
-from lamina.ipc.child_process import ChildProcess, ChildProcesses, ProcessSpec
-from lamina.ipc.framing import pack
-from lamina.values.references import DeviceRef, ErrorInfo
+from lamina.ipc.child_process import ChildProcess, ProcessSpec
+from lamina.ipc.protocol import DeviceRef, ErrorInfo, pack
 from lamina.values.slot_refs import DeviceSlots, SlotReferences, WorkerSlots
 
 log = logging.getLogger("lamina")
 
 STANDBY_AFTER_S = 3.0
-"""From a device being open until a standby process gets ready behind it: first those who wait for functions."""
+"""From a device being open until a spare process gets ready behind it: first those who wait for functions."""
 
 STANDBY_RETRY_S = 30.0
-"""From the end of a standby until the next. The second that ends by itself was the last to open the device:
-that may be why."""
+"""From the end of a spare until the next. The second that ends by itself was the last to open the device, for that may be why."""
 
 MAX_STANDBYS_LOST = 4
 """That end by themselves behind one executor; then there are no more."""
@@ -113,8 +111,8 @@ class ExecutorSupervisor:
     def __init__(
         self,
         setup: Callable[[ExecutorProcess], ExecutorSetup],
-        spec: ProcessSpec,
-        references: SlotReferences,
+        kind: ProcessSpec,
+        ledger: SlotReferences,
         frame: Callable[[ExecutorProcess, FromExecutor], None],
         lost: Callable[[ExecutorProcess], None],
         *,
@@ -122,31 +120,31 @@ class ExecutorSupervisor:
     ) -> None:
         self.current: ExecutorProcess | None = None
         self.restarts = -1  #: the first start is none
-        self.standing_by: list[str] | None = None  #: functions that are ready in the standby; None without one
+        self.standing_by: list[str] | None = None  #: functions that are ready in the spare; None without one
         self.replaced_s = 0.0  #: from the last loss until the device was open again
         self._opens_ahead = opens_ahead
         self._wanted: list[tuple[str, int, str]] = []
         self._began_s = 0.0
-        self._setup, self._spec, self._references = setup, spec, references
+        self._setup, self._kind, self._ledger = setup, kind, ledger
         self._frame, self._lost = frame, lost
         self._loop = asyncio.get_running_loop()
         self._standby: ExecutorProcess | None = None
         self._imported: list[str] = []
         self._standbys_lost = 0  #: behind this executor
-        self._processes = ChildProcesses()
+        self._processes: set[ChildProcess] = set()
         self._is_stopping = False
 
     def take_over(self) -> None:
         """Start an executor for the device: promote the standby, or start a fresh process, which needs ten seconds."""
         self.restarts += 1
         self._began_s = self._loop.time()
-        standby, self._standby, self.standing_by = self._standby, None, None
-        self.current = standby or self._spawn()
-        if standby is not None:
-            standby.send(Promote())
+        spare, self._standby, self.standing_by = self._standby, None, None
+        self.current = spare or self._spawn()
+        if spare is not None:
+            spare.send(Promote())
 
-    def on_ready(self, executor: ExecutorProcess) -> None:
-        executor.is_up = True
+    def on_ready(self, life: ExecutorProcess) -> None:
+        life.is_up = True
         self._standbys_lost = 0
         self.replaced_s = self._loop.time() - self._began_s
         self._loop.call_later(STANDBY_AFTER_S, self._start_standby)
@@ -164,60 +162,64 @@ class ExecutorSupervisor:
 
     def _start_standby(self) -> None:
         if not self._is_stopping and self._standby is None and self.current is not None:
-            self._standby, self.standing_by = self._spawn(is_standby=True), []
+            self._standby, self.standing_by = self._spawn(is_spare=True), []
             if self._imported:
                 self._standby.send(ImportModules(self._imported))
             self.prepare_standby(self._wanted)
 
-    def _spawn(self, is_standby: bool = False) -> ExecutorProcess:
-        slots = self._references.add_worker()
-        executor = ExecutorProcess(slots, self._references.add_device(lambda slot: executor.forgotten.append(slot)))
-        setup = replace(self._setup(executor), is_standby=is_standby, opens_ahead=is_standby and self._opens_ahead)
+    def _spawn(self, is_spare: bool = False) -> ExecutorProcess:
+        life = ExecutorProcess(self._ledger.add_worker(), self._ledger.add_device(lambda slot: life.forgotten.append(slot)))
+        setup = replace(self._setup(life), is_standby=is_spare, opens_ahead=is_spare and self._opens_ahead)
         try:
-            executor.process = self._processes.start(
+            process = ChildProcess(
                 self._loop,
                 setup,
-                lambda frame: self._on_frame_from(executor, frame),
-                lambda: self._on_process_ended(executor),
-                self._spec,
+                lambda frame: self._on_frame_from(life, frame),
+                lambda: self._on_process_ended(life),
+                kind=self._kind,
             )
         except OSError as error:
             log.error("no executor for %s could be started: %s", setup.device, error.strerror)
-            self._loop.call_soon(self._on_process_ended, executor)
-        return executor
+            self._loop.call_soon(self._on_process_ended, life)
+            return life
+        life.process = process
+        self._processes.add(process)
+        process.finished.add_done_callback(lambda _: self._processes.discard(process))
+        return life
 
-    def _on_frame_from(self, executor: ExecutorProcess, frame: FromExecutor) -> None:
-        if executor is not self._standby:
-            self._frame(executor, frame)
+    def _on_frame_from(self, life: ExecutorProcess, frame: FromExecutor) -> None:
+        if life is not self._standby:
+            self._frame(life, frame)
         elif isinstance(frame, StandbyPrepared):
             self.standing_by = frame.functions
 
-    def _on_process_ended(self, executor: ExecutorProcess) -> None:
+    def _on_process_ended(self, life: ExecutorProcess) -> None:
         """Handle the end of a process; called once for each, whatever ended it."""
-        if self._standby is executor:
+        if self._standby is life:
             self._standby = self.standing_by = None
-            self.close(executor)
+            self.close(life)
             self._standbys_lost += 1
             self._opens_ahead = self._opens_ahead and self._standbys_lost < 2
             if self._standbys_lost < MAX_STANDBYS_LOST:
                 self._loop.call_later(STANDBY_RETRY_S, self._start_standby)
             return
         self.current = None
-        self._lost(executor)
+        self._lost(life)
 
-    def close(self, executor: ExecutorProcess) -> None:
+    def close(self, life: ExecutorProcess) -> None:
         """Release the slots and device values of a process that has ended."""
-        self._references.on_worker_lost(executor.slots)
-        self._references.remove_device(executor.values)
+        self._ledger.on_worker_lost(life.slots)
+        self._ledger.remove_device(life.values)
 
     async def stop(self, unload_s: float, *, is_idle: bool) -> None:
         self._is_stopping = True
         if self._standby is not None and self._standby.process is not None:
             self._standby.process.kill()
-        executor = self.current
-        if executor is not None and executor.process is not None:
-            if executor.is_up and is_idle:
-                executor.process.stop(unload_s)
+        life = self.current
+        if life is not None and life.process is not None:
+            if life.is_up and is_idle:
+                life.process.stop(unload_s)
             else:
-                executor.process.kill()
-        await self._processes.wait()
+                life.process.kill()
+        if self._processes:
+            await asyncio.wait([process.finished for process in self._processes])

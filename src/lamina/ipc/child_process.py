@@ -22,8 +22,8 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct
 
-from lamina.ipc.framing import FrameError, FrameReader, StopProcess, pack
 from lamina.ipc.immediate_writer import ImmediateWriter
+from lamina.ipc.protocol import FrameError, FrameReader, StopProcess, from_worker_reader, pack
 
 log = logging.getLogger("lamina")
 
@@ -36,8 +36,8 @@ this long is waited for the second."""
 class ProcessSpec:
     """What to start, and how to read its frames."""
 
-    module: str  #: started with `python -m`
-    reader: Callable[[], FrameReader[Any]]
+    module: str = "lamina.worker.main"
+    reader: Callable[[], FrameReader[Any]] = from_worker_reader
     environment: Mapping[str, str] = field(default_factory=dict)  #: besides what it inherits
     output: int | None = None  #: where it prints to; None: where we do
     cores: tuple[int, ...] = ()  #: it may use; (): those of the thread that starts it
@@ -50,13 +50,15 @@ class ChildProcess(asyncio.Protocol):
         setup: Struct,
         on_frame: Callable[[Any], None],
         on_end: Callable[[], None],
-        spec: ProcessSpec,
+        *,
+        kind: ProcessSpec | None = None,
     ) -> None:
         """Start it. Raises OSError when the machine has no room for another process."""
         self._loop = loop
         self._on_frame = on_frame
         self._on_end = on_end
-        self._reader = spec.reader()
+        kind = kind or ProcessSpec()
+        self._reader = kind.reader()
         self._transport: asyncio.Transport | None = None
         self._early = bytearray()
         self._has_ended = False
@@ -67,7 +69,7 @@ class ChildProcess(asyncio.Protocol):
         self.finished: asyncio.Future[None] = loop.create_future()  #: reaped, and its socket closed
         ours, theirs = socket.socketpair()
         try:
-            self._process = _spawn(setup, theirs, spec)
+            self._process = _spawn(setup, theirs, kind)
             self.pid = self._process.pid
             self._pidfd = _process_descriptor(self._process)
         except OSError:
@@ -159,35 +161,6 @@ class ChildProcess(asyncio.Protocol):
         self._on_end()
 
 
-class ChildProcesses:
-    """The children of one owner, until each is reaped."""
-
-    def __init__(self) -> None:
-        self._running: set[ChildProcess] = set()
-
-    def start(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        setup: Struct,
-        on_frame: Callable[[Any], None],
-        on_end: Callable[[], None],
-        spec: ProcessSpec,
-    ) -> ChildProcess:
-        process = ChildProcess(loop, setup, on_frame, on_end, spec)
-        self._running.add(process)
-        process.finished.add_done_callback(lambda _: self._running.discard(process))
-        return process
-
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._running]
-
-    async def wait(self) -> None:
-        """Wait until all are reaped, and their sockets closed."""
-        if self._running:
-            await asyncio.wait([process.finished for process in self._running])
-
-
 def exit_reason(process: ChildProcess | None) -> str:
     if process is None:
         return "could not be started"
@@ -197,25 +170,25 @@ def exit_reason(process: ChildProcess | None) -> str:
     return f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
-def _spawn(setup: Struct, theirs: socket.socket, spec: ProcessSpec) -> subprocess.Popen[bytes]:
+def _spawn(setup: Struct, theirs: socket.socket, kind: ProcessSpec) -> subprocess.Popen[bytes]:
     """Start the child on all its cores: it inherits those of this thread, which may be avoiding some."""
     setup = msgspec.structs.replace(setup, fd=theirs.fileno())
     own = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, spec.cores or own)
+    os.sched_setaffinity(0, kind.cores or own)
     try:
-        return _popen(setup, theirs, spec)
+        return _popen(setup, theirs, kind)
     finally:
         os.sched_setaffinity(0, own)
 
 
-def _popen(setup: Struct, theirs: socket.socket, spec: ProcessSpec) -> subprocess.Popen[bytes]:
+def _popen(setup: Struct, theirs: socket.socket, kind: ProcessSpec) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", spec.module, msgspec.json.encode(setup)],
-        env={**os.environ, **spec.environment} if spec.environment else None,
+        [sys.executable, "-P", "-m", kind.module, msgspec.json.encode(setup)],
+        env={**os.environ, **kind.environment} if kind.environment else None,
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
-        stdout=spec.output,
-        stderr=spec.output,
+        stdout=kind.output,
+        stderr=kind.output,
         process_group=0,  # a Ctrl-C is not for it, and what it starts itself can be ended with it
     )
 

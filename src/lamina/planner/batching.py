@@ -56,8 +56,7 @@ def _waiting_pays(count: int, most: int, alone_us: int, gap_us: float, latency_u
     more = 1
     while True:
         more = min(more, most - count)
-        saved_us, wait_us = (count + more) * alone_us, more * gap_us
-        if saved_us > count * wait_us and saved_us > count * (latency_us(count + more) + wait_us):  # most waits fail the first
+        if (count + more) * alone_us > count * (latency_us(count + more) + more * gap_us):
             return True
         if count + more == most:
             return False

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lamina.planner.interference import InterferenceModel
-from lamina.predict.drift import INITIAL_DEVIATION, PLAN_DEVIATIONS, SMOOTHING, DriftingMean
+from lamina.predict.drift import INITIAL_DEVIATION, SMOOTHING, DriftingMean
 from lamina.predict.latency_curve import LatencyCurve
 from lamina.predict.profile import Profile
 from lamina.predict.profile_table import ProfileTable
@@ -46,7 +46,6 @@ class _Ratio:
     seen: int = 0
     outside: float = 0.0
     is_separate: bool = False  #: this slice is another matter than the function as a whole
-    is_stale: bool = False
 
     def observe(self, ratio: float, widest: float, everywhere: DriftingMean) -> None:
         """`widest`: how many times its median the profile plans with."""
@@ -56,7 +55,17 @@ class _Ratio:
         widest = max(widest, 1 + MIN_INTERVAL)
         left = not 1 / widest <= ratio <= widest
         self.outside += max(SMOOTHING, 1 / self.seen) * (left - self.outside)
-        self.is_stale = self.seen >= STALE_MIN_OBSERVATIONS and self.outside > STALE_SHARE
+
+    @property
+    def is_stale(self) -> bool:
+        return self.seen >= STALE_MIN_OBSERVATIONS and self.outside > STALE_SHARE
+
+    def level(self, everywhere: DriftingMean) -> DriftingMean:
+        return self.mean if self.is_separate else everywhere
+
+    def planning_ratio(self, everywhere: DriftingMean) -> float:
+        plan = self.level(everywhere).planning_value
+        return plan * (1 + STALE_MARGIN) if self.is_stale else plan
 
 
 @dataclass(slots=True)
@@ -82,30 +91,29 @@ class OnlinePredictor:
 
     def latency_us(self, function: str, kind: str, batch: int, units: int, cores: int = 0) -> int:
         """A decision asks this a dozen times, and most answers are the same as for the one before."""
-        known = self._cache.get(function)
-        if known is None:
-            known = self._cache[function] = {}
+        said = self._cache.get(function)
+        if said is None:
+            said = self._cache[function] = {}
         key = (kind, batch, units, cores)
-        us = known.get(key)
-        if us is not None:
-            return us
+        found = said.get(key)
+        if found is None:
+            found = said[key] = self._latency_us(function, kind, batch, units, cores)
+        return found
+
+    def _latency_us(self, function: str, kind: str, batch: int, units: int, cores: int) -> int:
         everywhere = self._all_slices.get((function, kind))
         if everywhere is not None:
             ratio = self._ratios.get((function, kind, units, cores))
-            level = ratio.mean if ratio is not None and ratio.is_separate else everywhere
             if kind in self.soft_kinds:
+                level = ratio.level(everywhere) if ratio is not None else everywhere
                 plan = level.mean + SOFT_SLICE_DEVIATIONS * level.deviation
             else:
-                plan = level.mean + PLAN_DEVIATIONS * level.deviation
-                if ratio is not None and ratio.is_stale:
-                    plan *= 1 + STALE_MARGIN
-            us = int(self.base.median_us(function, kind, batch, units, cores) * plan) + 1
-        elif (curve := self._curves.get((function, kind, units, cores))) is not None:
-            us = int(curve.planning_us(batch)) + 1
-        else:
-            us = self.base.latency_us(function, kind, batch, units, cores)
-        known[key] = us
-        return us
+                plan = ratio.planning_ratio(everywhere) if ratio is not None else everywhere.planning_value
+            return int(self.base.median_us(function, kind, batch, units, cores) * plan) + 1
+        curve = self._curves.get((function, kind, units, cores))
+        if curve is not None:
+            return int(curve.planning_us(batch)) + 1
+        return self.base.latency_us(function, kind, batch, units, cores)
 
     @property
     def level_changes(self) -> int:

@@ -20,10 +20,10 @@ from lamina.drivers.timer import clock_us
 from lamina.engines.cpu import CpuEngine
 from lamina.errors import FunctionFailed, LaminaError, LoadFailed, WorkerLost
 from lamina.expr import Expr, Leaf
+from lamina.ipc.protocol import ErrorInfo, ShmRef, Stored
 from lamina.predict.profile import Handover
 from lamina.profiler.bench import GridPoint, TimedRun
 from lamina.profiler.build_profile import fit_handover
-from lamina.values.references import ErrorInfo, ShmRef, Stored
 from lamina.worker.cpu_affinity import cpu_device
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class CpuBench:
         self._engine = CpuEngine(app, [self.device])
         self._came_us = 0  #: when the last event did
         self._handovers: list[tuple[int, float]] = []  #: batch, and what it took beside its time on the slice
-        self._run_async(self._engine.start(self._on_event, self, lambda call_id: 0))
+        self._run_async(self._engine.start(self._on_event, self))
 
     def _on_event(self, event: Event) -> None:
         self._came_us = clock_us()
@@ -144,17 +144,14 @@ class CpuBench:
     def _run_async(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(work)
 
-    # ---------------------------------------------------- the engine's `JobValues`
+    # ---------------------------------------------------- the engine's `Data`
 
     def inputs(self, job: JobRef, /) -> _Given:
         return self._samples[job.id % len(self._samples)]
 
-    def consumers(self, job: JobRef, /) -> frozenset[str]:
-        return frozenset()
-
     def put(self, job: JobRef, value: Stored, /) -> None:
         if isinstance(value, ShmRef):
-            self._engine.references.release(value)
+            self._engine.release(value)
 
     def put_error(self, job: JobRef, error: ErrorInfo, /) -> None:
         self._failed[job.id] = error

@@ -14,7 +14,7 @@ from lamina.core.events import Deployed
 from lamina.errors import BadValue, UnknownTarget, did_you_mean
 from lamina.sdk.app_state import InMemoryState, KeyValueState, Transaction
 from lamina.sdk.context import context
-from lamina.sdk.cron import parse_cron as parse_cron
+from lamina.sdk.cron import parse_cron
 from lamina.sdk.function import Function
 from lamina.sdk.resources import CPU, GPU, SLO, Quota, Scale, checked_bool, checked_int
 from lamina.sdk.torch_model import TorchModel

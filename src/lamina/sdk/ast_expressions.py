@@ -68,7 +68,7 @@ class Closure:
         named = [arg.arg for arg in (*places.posonlyargs, *places.args)]
         self._defaults = dict(zip(named[len(named) - len(places.defaults) :], places.defaults, strict=True))
         self._defaults |= {a.arg: d for a, d in zip(places.kwonlyargs, places.kw_defaults, strict=True) if d is not None}
-        self._defaults = {name: reading.lamina_reads(default, env) for name, default in self._defaults.items()}
+        self._defaults = {name: reading.visit(default, env) for name, default in self._defaults.items()}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = {**self._defaults, **dict(zip(self._names, args, strict=False)), **kwargs}
@@ -76,7 +76,7 @@ class Closure:
             raise TypeError(f"takes {', '.join(self._names) or 'nothing'}")
         node, env = self._node, {**self._env, **given}
         if isinstance(node, ast.Lambda):
-            return self._reading.lamina_reads(node.body, env)
+            return self._reading.visit(node.body, env)
 
         def make() -> Any:
             return self._reading.reader_for(node).read_result(env)
@@ -101,7 +101,7 @@ class ExpressionReader:
         self._cells = cells
         self._globals = names
 
-    def lamina_reads(self, node: ast.AST, env: Env, rest: list[ast.stmt] | None = None, tail: bool = False) -> Any:
+    def visit(self, node: ast.expr | ast.stmt, env: Env, rest: list[ast.stmt] | None = None, tail: bool = False) -> Any:
         raise NotImplementedError
 
     def read_block(self, statements: list[ast.stmt], env: Env, tail: bool) -> BlockOutcome:
@@ -153,12 +153,12 @@ class ExpressionReader:
     def _Dict(self, node: ast.Dict, env: Env) -> dict[Any, Any]:
         found: dict[Any, Any] = {}
         for key, value in zip(node.keys, node.values, strict=True):
-            read = self.lamina_reads(value, env)
-            found |= read if key is None else {self.lamina_reads(key, env): read}
+            read = self.visit(value, env)
+            found |= read if key is None else {self.visit(key, env): read}
         return found
 
     def _Attribute(self, node: ast.Attribute, env: Env) -> Any:
-        value = self.lamina_reads(node.value, env)
+        value = self.visit(node.value, env)
         if isinstance(value, CaughtError):
             raise BadFlow(f"{user_place()}: .{node.attr} of an error", hint="str(error) is what it said")
         if isinstance(value, Symbol) and not has_field(value.hint, node.attr):
@@ -169,27 +169,27 @@ class ExpressionReader:
         return getattr(value, node.attr)
 
     def _Subscript(self, node: ast.Subscript, env: Env) -> Any:
-        return self.lamina_reads(node.value, env)[self.lamina_reads(node.slice, env)]
+        return self.visit(node.value, env)[self.visit(node.slice, env)]
 
     def _Slice(self, node: ast.Slice, env: Env) -> slice:
-        return slice(*(part and self.lamina_reads(part, env) for part in (node.lower, node.upper, node.step)))
+        return slice(*(part and self.visit(part, env) for part in (node.lower, node.upper, node.step)))
 
     def _JoinedStr(self, node: ast.JoinedStr, env: Env) -> str:
         return "".join(str(part) for part in self._read_all(node.values, env))
 
     def _FormattedValue(self, node: ast.FormattedValue, env: Env) -> str:
-        value = self.lamina_reads(node.value, env)
+        value = self.visit(node.value, env)
         if isinstance(value, Symbol):
             raise BadFlow(f"{user_place()}: an f-string needs the value itself", hint="make the text in a function")
         shown: dict[str, Callable[[Any], str]] = {"r": repr, "s": str, "a": ascii}
         value = shown[chr(node.conversion)](value) if node.conversion != -1 else value
-        return format(value, self.lamina_reads(node.format_spec, env) if node.format_spec else "")
+        return format(value, self.visit(node.format_spec, env) if node.format_spec else "")
 
     def _Lambda(self, node: ast.Lambda, env: Env) -> Closure:
         return self.closure(node, env)
 
     def _NamedExpr(self, node: ast.NamedExpr, env: Env) -> Any:
-        env[node.target.id] = self.lamina_reads(node.value, env)
+        env[node.target.id] = self.visit(node.value, env)
         return env[node.target.id]
 
     # ------------------------------------------------------------------------- truth
@@ -204,14 +204,14 @@ class ExpressionReader:
     def _BoolOp(self, node: ast.BoolOp, env: Env) -> Any:
         """`and`, `or`: as in Python, `a or b` is one of the two, unless both are truths anyway."""
         is_and = isinstance(node.op, ast.And)
-        value = self.lamina_reads(node.values[0], env)
+        value = self.visit(node.values[0], env)
         for later in node.values[1:]:
             if not isinstance(value, Symbol):
                 if bool(value) is not is_and:
                     return value
-                value = self.lamina_reads(later, env)
+                value = self.visit(later, env)
                 continue
-            other = form_of(self.lamina_reads(later, env))
+            other = form_of(self.visit(later, env))
             if value.form[0] in _BOOLEAN_HEADS and other[0] in _BOOLEAN_HEADS:
                 value = Symbol(["and" if is_and else "or", value.form, other])
             else:
@@ -219,35 +219,35 @@ class ExpressionReader:
         return value
 
     def _UnaryOp(self, node: ast.UnaryOp, env: Env) -> Any:
-        value = self.lamina_reads(node.operand, env)
+        value = self.visit(node.operand, env)
         if isinstance(node.op, ast.Not):
             return Symbol(["not", value.form]) if isinstance(value, Symbol) else not value
         return _UNARY[type(node.op)](value)
 
     def _BinOp(self, node: ast.BinOp, env: Env) -> Any:
-        return _BINARY[type(node.op)](self.lamina_reads(node.left, env), self.lamina_reads(node.right, env))
+        return _BINARY[type(node.op)](self.visit(node.left, env), self.visit(node.right, env))
 
     def _IfExp(self, node: ast.IfExp, env: Env) -> Any:
-        test = self.lamina_reads(node.test, env)
+        test = self.visit(node.test, env)
         if not isinstance(test, Symbol):
-            return self.lamina_reads(node.body if test else node.orelse, env)
-        bodies = [lambda way=way: BlockOutcome("return", self.lamina_reads(way, env)) for way in (node.body, node.orelse)]
+            return self.visit(node.body if test else node.orelse, env)
+        bodies = [lambda way=way: BlockOutcome("return", self.visit(way, env)) for way in (node.body, node.orelse)]
         return self.recorder.choose(test, (bodies[0], bodies[1]), ()).value
 
     # ------------------------------------------------------------------------- calls
 
     def _Await(self, node: ast.Await, env: Env) -> Any:
-        value = self.lamina_reads(node.value, env)
+        value = self.visit(node.value, env)
         if isinstance(value, ItemCalls) or not isinstance(value, UnawaitedCall):
             raise BadFlow(f"{user_place()}: only steps can be awaited", hint=_AWAITABLE)
         return value.make()
 
     def _Call(self, node: ast.Call, env: Env) -> Any:
-        function = self.lamina_reads(node.func, env)
+        function = self.visit(node.func, env)
         args = self._read_all(node.args, env)
         named: dict[str, Any] = {}
         for word in node.keywords:
-            value = self.lamina_reads(word.value, env)
+            value = self.visit(word.value, env)
             named |= value if word.arg is None else {word.arg: value}
         if function is str and len(args) == 1 and isinstance(args[0], CaughtError):
             return Symbol([*args[0].form, "Cause"])
@@ -266,16 +266,16 @@ class ExpressionReader:
     def _ListComp(self, node: ast.ListComp | ast.GeneratorExp, env: Env) -> Any:
         """A comprehension. Over known items as in Python; over a step's list with await one by one, else all for a gather."""
         (loop, *more), element = node.generators, node.elt
-        items = self.lamina_reads(loop.iter, env)
+        items = self.visit(loop.iter, env)
         if not isinstance(items, Symbol):
-            return [value for inside in self._iterations(node.generators, env) for value in [self.lamina_reads(element, inside)]]
+            return [value for inside in self._iterations(node.generators, env) for value in [self.visit(element, inside)]]
         if more or loop.ifs:
             raise BadFlow(f"{user_place()}: only `for x in items` can be recorded", hint="filter in a function; nest with each")
 
         def turn(item: Symbol) -> Any:
             inside = dict(env)
             self.assign(loop.target, item, inside)
-            return self.lamina_reads(element, inside)
+            return self.visit(element, inside)
 
         if any(isinstance(inner, ast.Await) for inner in ast.walk(element)):
             return self.recorder.each(turn, items, 4.0, EachLimits(at_once=1)).make()
@@ -287,19 +287,19 @@ class ExpressionReader:
         if not loops:
             yield env
             return
-        for item in self.lamina_reads(loops[0].iter, env):
+        for item in self.visit(loops[0].iter, env):
             inside = dict(env)
             self.assign(loops[0].target, item, inside)
-            if all(self.lamina_reads(test, inside) for test in loops[0].ifs):
+            if all(self.visit(test, inside) for test in loops[0].ifs):
                 yield from self._iterations(loops[1:], inside)
 
     def _read_all(self, nodes: Iterable[ast.expr], env: Env) -> list[Any]:
         found: list[Any] = []
         for node in nodes:
             if not isinstance(node, ast.Starred):
-                found.append(self.lamina_reads(node, env))
+                found.append(self.visit(node, env))
                 continue
-            value = self.lamina_reads(node.value, env)
+            value = self.visit(node.value, env)
             found += [value] if isinstance(value, ItemCalls) else list(value)
         return found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from lamina.errors import BadFlow, LaminaError
 from lamina.sdk.ast_expressions import CaughtError, ExpressionReader
 from lamina.sdk.recorder import BlockOutcome, Recorder
 from lamina.sdk.symbols import Symbol, UnawaitedCall
-from lamina.sdk.user_errors import message_of, user_frames_only, user_place
+from lamina.sdk.user_errors import SourceLine, message_of, source_line, user_frames_only, user_place
 from lamina.sdk.workflow_ops import Timeout
 from lamina.sdk.workflow_tracing import EachLimits
 
@@ -45,13 +46,14 @@ _INSTEAD = {
 class WorkflowReader(ExpressionReader):
     """Reader of one function's statements. `file` is where it was written, for errors."""
 
-    def lamina_reads(self, node: ast.AST, env: Env, rest: list[ast.stmt] | None = None, tail: bool = False) -> Any:
-        """Its name is known to `user_place`, which finds the line of `node` by it."""
+    def visit(self, node: ast.expr | ast.stmt, env: Env, rest: list[ast.stmt] | None = None, tail: bool = False) -> Any:
+        """Read one statement or expression, with its line as the place of errors. `rest` are the statements that follow it."""
         read = getattr(self, f"_{type(node).__name__}", None)
-        if read is None:
-            remedy = _INSTEAD.get(type(node), "do it in a function, which is a step")
-            raise BadFlow(f"{user_place()}: a workflow cannot record {_name(node)}", hint=remedy)
+        token = source_line.set(SourceLine(self.file, node.lineno, sys._getframe()))
         try:
+            if read is None:
+                remedy = _INSTEAD.get(type(node), "do it in a function, which is a step")
+                raise BadFlow(f"{user_place()}: a workflow cannot record {_name(node)}", hint=remedy)
             return read(node, env) if rest is None else read(node, env, rest, tail)
         except LaminaError:
             raise
@@ -60,11 +62,13 @@ class WorkflowReader(ExpressionReader):
                 f"{user_place()}: {message_of(error)}",
                 hint="a workflow passes values on and compares them; whatever else it does belongs into functions",
             ) from user_frames_only(error)
+        finally:
+            source_line.reset(token)
 
     def read_block(self, statements: list[ast.stmt], env: Env, tail: bool) -> BlockOutcome:
         """Read statements in order. `tail`: their end is the end of the function, where None is returned."""
         for index, node in enumerate(statements):
-            outcome: BlockOutcome | None = self.lamina_reads(node, env, statements[index + 1 :], tail)
+            outcome: BlockOutcome | None = self.visit(node, env, statements[index + 1 :], tail)
             if outcome is not None:
                 return outcome
         return BlockOutcome("return") if tail else BlockOutcome(env=env)
@@ -72,30 +76,30 @@ class WorkflowReader(ExpressionReader):
     # -------------------------------------------------------------------- in a row
 
     def _Expr(self, node: ast.Expr, env: Env, rest: list[ast.stmt], tail: bool) -> None:
-        if isinstance(value := self.lamina_reads(node.value, env), UnawaitedCall):
+        if isinstance(value := self.visit(node.value, env), UnawaitedCall):
             raise BadFlow(f"{user_place()}: {value.what} is never awaited", hint=f"write await {value.what}")
 
     def _Pass(self, node: ast.Pass, env: Env, rest: list[ast.stmt], tail: bool) -> None:
         pass
 
     def _Assign(self, node: ast.Assign, env: Env, rest: list[ast.stmt], tail: bool) -> None:
-        value = self.lamina_reads(node.value, env)
+        value = self.visit(node.value, env)
         for target in node.targets:
             self.assign(target, value, env)
 
     def _AnnAssign(self, node: ast.AnnAssign, env: Env, rest: list[ast.stmt], tail: bool) -> None:
         if node.value is not None:
-            self.assign(node.target, self.lamina_reads(node.value, env), env)
+            self.assign(node.target, self.visit(node.value, env), env)
 
     def _AugAssign(self, node: ast.AugAssign, env: Env, rest: list[ast.stmt], tail: bool) -> None:
         both = ast.copy_location(ast.BinOp(_loaded(node.target), node.op, node.value), node)
-        self.assign(node.target, self.lamina_reads(both, env), env)
+        self.assign(node.target, self.visit(both, env), env)
 
     def _Return(self, node: ast.Return, env: Env, rest: list[ast.stmt], tail: bool) -> BlockOutcome:
-        return BlockOutcome("return", None if node.value is None else self.lamina_reads(node.value, env), env)
+        return BlockOutcome("return", None if node.value is None else self.visit(node.value, env), env)
 
     def _Raise(self, node: ast.Raise, env: Env, rest: list[ast.stmt], tail: bool) -> BlockOutcome:
-        error = self.lamina_reads(node.exc, env) if node.exc is not None else None
+        error = self.visit(node.exc, env) if node.exc is not None else None
         error = error() if isinstance(error, type) and issubclass(error, Exception) else error
         if not isinstance(error, Exception):
             raise BadFlow(f"{user_place()}: what is raised must be known now", hint='raise ValueError("what is wrong")')
@@ -112,7 +116,7 @@ class WorkflowReader(ExpressionReader):
     # ---------------------------------------------------------------- ways that part
 
     def _If(self, node: ast.If, env: Env, rest: list[ast.stmt], tail: bool) -> BlockOutcome | None:
-        test = self.lamina_reads(node.test, env)
+        test = self.visit(node.test, env)
         returns = _has(node, ast.Return)
         more, tail = (rest, tail) if returns else ([], False)
         if not isinstance(test, Symbol):
@@ -147,7 +151,7 @@ class WorkflowReader(ExpressionReader):
         return self._continue_with(outcome, env, returns)
 
     def _AsyncWith(self, node: ast.AsyncWith | ast.With, env: Env, rest: list[ast.stmt], tail: bool) -> BlockOutcome | None:
-        limit = self.lamina_reads(node.items[0].context_expr, env)
+        limit = self.visit(node.items[0].context_expr, env)
         if len(node.items) > 1 or not isinstance(limit, Timeout) or node.items[0].optional_vars is not None:
             raise BadFlow(f"{user_place()}: only a time limit can surround steps", hint='async with lamina.timeout("5s"):')
         returns = _has(node, ast.Return)
@@ -156,10 +160,10 @@ class WorkflowReader(ExpressionReader):
         def then(ended: BlockOutcome) -> BlockOutcome:
             return ended if ended.status == "return" else self.read_block(more, ended.env, tail)
 
-        guard = ErrorPolicy(timeout_us=limit.duration_us)
+        policy = ErrorPolicy(timeout_us=limit.duration_us)
         body = lambda: self.read_block(node.body, dict(env), False)  # noqa: E731
         return self._continue_with(
-            self.recorder.block("timeout", guard, body, self._read_elsewhere(node), [], then), env, returns
+            self.recorder.block("timeout", policy, body, self._read_elsewhere(node), [], then), env, returns
         )
 
     _With = _AsyncWith
@@ -168,7 +172,7 @@ class WorkflowReader(ExpressionReader):
         """A for loop. Over known items: unrolled here. Over a list a step makes: one item after the other, when it runs."""
         if _has(node, ast.Return):
             raise BadFlow(f"{user_place()}: a return inside of a loop cannot be recorded", hint="use each, and return its list")
-        items = self.lamina_reads(node.iter, env)
+        items = self.visit(node.iter, env)
         if not isinstance(items, Symbol):
             for item in items:
                 self.assign(node.target, item, env)
@@ -205,7 +209,7 @@ class WorkflowReader(ExpressionReader):
 
     def _error_names(self, handler: ast.ExceptHandler, env: Env) -> tuple[str, ...]:
         """Error names of an except: its classes and all that are known to derive from them."""
-        kinds = self.lamina_reads(handler.type, env) if handler.type is not None else Exception
+        kinds = self.visit(handler.type, env) if handler.type is not None else Exception
         found: list[str] = []
         for kind in kinds if isinstance(kinds, tuple) else (kinds,):
             if not (isinstance(kind, type) and issubclass(kind, BaseException)):

@@ -10,13 +10,12 @@ One value travels along: a state reads it (`input`), and puts its result into it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lamina.errors import BadFlow
-from lamina.sdk.asl_writer import document_of, short_name, states_of
-from lamina.sdk.conditions import Condition
-from lamina.sdk.conditions import var as var
 from lamina.sdk.function import Function
 
 if TYPE_CHECKING:
@@ -183,7 +182,7 @@ def step(
     """Task state: calls a function. `input` is a path or a template, `select` reshapes the result, `result` is where it goes."""
     resource = function if isinstance(function, str) else function.name
     state = StateBuilder(
-        "Task", name or short_name(resource), {"Resource": resource, **_data_fields(input, select, result, output)}
+        "Task", name or _short_name(resource), {"Resource": resource, **_data_fields(input, select, result, output)}
     )
     if isinstance(function, Function):
         state.functions[resource] = function
@@ -272,6 +271,8 @@ def each(
 
 def build(first: Fragment | Function[..., Any], *, comment: str = "", timeout_s: int = 0) -> dict[str, Any]:
     """The state machine document of a fragment."""
+    from lamina.sdk.builder_document import document_of
+
     document = document_of(as_fragment(first).first)
     document |= {"Comment": comment} if comment else {}
     return document | ({"TimeoutSeconds": timeout_s} if timeout_s else {})
@@ -287,6 +288,7 @@ def workflow(
     comment: str = "",
 ) -> StatesWorkflow:
     """Register what was built as a workflow of an app."""
+    from lamina.sdk.builder_document import states_of
     from lamina.sdk.states_workflow import add_workflow
 
     begin = as_fragment(first).first
@@ -302,6 +304,115 @@ def as_fragment(part: Fragment | Function[..., Any]) -> Fragment:
     if not isinstance(part, Fragment):
         raise BadFlow(f"{part!r} is no part of a workflow", hint="use step, choice, parallel, each, wait, pass_, succeed or fail")
     return part
+
+
+# ----------------------------------------------------------------------------------------------------------- conditions
+
+_NAMES = {"==": "Equals", "<": "LessThan", ">": "GreaterThan", "<=": "LessThanEquals", ">=": "GreaterThanEquals"}
+
+
+class Condition:
+    """A condition; `rule` is its choice rule in a document."""
+
+    __slots__ = ("rule",)
+
+    def __init__(self, rule: dict[str, Any]) -> None:
+        self.rule = rule
+
+    def __and__(self, other: Condition) -> Condition:
+        return Condition({"And": [*self._parts("And"), *other._parts("And")]})
+
+    def __or__(self, other: Condition) -> Condition:
+        return Condition({"Or": [*self._parts("Or"), *other._parts("Or")]})
+
+    def __invert__(self) -> Condition:
+        return Condition({"Not": self.rule})
+
+    def __bool__(self) -> bool:
+        raise BadFlow("a condition is decided when the workflow runs", hint="combine conditions with & | ~, not and, or, not")
+
+    def _parts(self, head: str) -> list[Any]:
+        return list(self.rule[head]) if head in self.rule else [self.rule]
+
+
+class Var:
+    """Left side of a comparison: a path into the value of the workflow."""
+
+    __slots__ = ("path",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __lt__(self, other: Any) -> Condition:
+        return self._compare("<", other)
+
+    def __le__(self, other: Any) -> Condition:
+        return self._compare("<=", other)
+
+    def __gt__(self, other: Any) -> Condition:
+        return self._compare(">", other)
+
+    def __ge__(self, other: Any) -> Condition:
+        return self._compare(">=", other)
+
+    def __eq__(self, other: Any) -> Condition:  # type: ignore[override]
+        return self._compare("==", other)
+
+    def __ne__(self, other: Any) -> Condition:  # type: ignore[override]
+        return ~self._compare("==", other)
+
+    def matches(self, pattern: str) -> Condition:
+        """String match; `*` matches anything."""
+        return self._test("StringMatches", pattern)
+
+    def is_present(self) -> Condition:
+        return self._test("IsPresent", True)
+
+    def is_null(self) -> Condition:
+        return self._test("IsNull", True)
+
+    def is_numeric(self) -> Condition:
+        return self._test("IsNumeric", True)
+
+    def is_string(self) -> Condition:
+        return self._test("IsString", True)
+
+    def is_boolean(self) -> Condition:
+        return self._test("IsBoolean", True)
+
+    def is_timestamp(self) -> Condition:
+        return self._test("IsTimestamp", True)
+
+    def _test(self, name: str, value: Any) -> Condition:
+        return Condition({"Variable": self.path, name: value})
+
+    def _compare(self, sign: str, other: Any) -> Condition:
+        """A comparison; its type follows from the type of the right side."""
+        if isinstance(other, Var):
+            kinds = ["Numeric", "String"] + (["Boolean"] if sign == "==" else [])
+            return Condition({"Or": [{"Variable": self.path, f"{kind}{_NAMES[sign]}Path": other.path} for kind in kinds]})
+        if other is None and sign == "==":
+            return self.is_null()
+        if isinstance(other, bool):
+            if sign != "==":
+                raise BadFlow(f"{self.path} {sign} {other}: truth is not ordered", hint="compare with ==")
+            return self._test("BooleanEquals", other)
+        if isinstance(other, int | float):
+            return self._test(f"Numeric{_NAMES[sign]}", other)
+        if isinstance(other, str):
+            return self._test(f"String{_NAMES[sign]}", other)
+        if isinstance(other, datetime):
+            moment = other.astimezone(UTC).isoformat().replace("+00:00", "Z")
+            return self._test(f"Timestamp{_NAMES[sign]}", moment)
+        raise BadFlow(
+            f"{self.path} cannot be compared with a {type(other).__name__}", hint="use a text, a number, a bool or a datetime"
+        )
+
+
+def var(path: str) -> Var:
+    """A path to compare: `var("$.score")`."""
+    return Var(path)
 
 
 # -------------------------------------------------------------------------------------------------------------------- parts
@@ -331,3 +442,8 @@ def _error_names(on: Errors) -> list[str]:
     if isinstance(on, str) or not isinstance(on, Iterable):
         raise BadFlow(f"on={on!r}: give a list of error names or classes", hint='on=["States.Timeout", ValueError]')
     return [error if isinstance(error, str) else error.__name__ for error in on]
+
+
+def _short_name(resource: str) -> str:
+    """Default name of a state: the last part of the resource it calls."""
+    return re.split(r"[/:]", resource)[-1] or resource

@@ -51,7 +51,7 @@ class RunStatus:
         return self.state in FINAL_STATES
 
 
-class RunListing(NamedTuple):
+class RunPage(NamedTuple):
     """Some durable runs, and where the next page begins; "" if there is none."""
 
     runs: list[RunStatus]
@@ -129,12 +129,12 @@ class ClientProtocol:
             return str(answer.value["id"])
         return self._unknown(name)
 
-    def runs_page(self, target: str, state: str, before: str) -> Exchange[RunListing]:
+    def runs_page(self, target: str, state: str, before: str) -> Exchange[RunPage]:
         query = {"target": target, "state": state, "before": before}
         page = yield from value_of(client_codec.run_request(self.server, "", "", query=query))
         if isinstance(page, LaminaError):
             return page
-        return RunListing([_run_status(shown) for shown in page["runs"]], page["next"] or "")
+        return RunPage([_run_status(shown) for shown in page["runs"]], page["next"] or "")
 
     def run_status(self, id: str, verb: str = "") -> Exchange[RunStatus]:
         """Status of a run, after `cancel` or `retry` if one of these is asked for."""

@@ -7,6 +7,7 @@ that what belongs beside an app, such as profiles, is looked for in its folder.
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +20,11 @@ from lamina.errors import BadValue
 from lamina.sdk.model_repository import DEFAULT_BATCH, ModelEntry
 from lamina.sdk.resources import GPU, SLO
 from lamina.sdk.tensors import NUMPY, Port, Signature, Tensor
-from lamina.sdk.torch_file import TorchFileModel, check_gpu_signature
 from lamina.types import FunctionSpec, ScaleSpec
 
 if TYPE_CHECKING:
     from lamina.sdk.app import App
-    from lamina.sdk.onnx_file import ModelFileSignature
+    from lamina.sdk.model_signatures import ModelFileSignature
 
 PREFIX = "models="
 MAX_ROWS = 1_024
@@ -108,7 +108,7 @@ def bundle_samples(app: App, target: str) -> dict[str, list[dict[str, Any]]]:
 
 def add_model(app: App, entry: ModelEntry, is_newest: bool = True) -> None:
     """Add a model to an app. The newest version has the model's name; older ones have their number behind it."""
-    from lamina.sdk.model_function import ModelFunction
+    from lamina.sdk.model_function import ModelFunction, check_gpu_signature
 
     name = entry.name if is_newest else f"{entry.name}.v{entry.version}"
     app.claim_name(name, entry.path)
@@ -179,22 +179,18 @@ def _check_tensors(wanted: dict[str, tuple[str, list[int]]], ports: tuple[Port, 
 
 def _open_file(path: Path, on_gpu: bool) -> tuple[ModelFileSignature, Any]:
     """Signature of a model file, and a factory of its function."""
+    from lamina.sdk.model_function import OnnxFunction, TorchFileModel, TorchFunction, load_exported, read_safetensors
+    from lamina.sdk.model_signatures import read_onnx, read_pt2
+
     if path.suffix == ".onnx":
         if on_gpu:
             raise BadValue(f"{path}: an .onnx file runs on the CPU", hint="export it to a .pt2, or leave gpu out")
-        from lamina.sdk.onnx_file import read_onnx
-        from lamina.sdk.onnx_function import OnnxFunction
-
         return read_onnx(path), partial(OnnxFunction, path)
     if path.suffix == ".pt2":
-        from lamina.sdk.pt2_file import read_pt2
-        from lamina.sdk.torch_function import TorchFunction, load_exported
-
-        found = read_pt2(path)
-        return found, partial(TorchFileModel if on_gpu else TorchFunction, partial(load_exported, path), found.least)
-    if path.suffix == ".safetensors":
-        from lamina.sdk.torch_function import TorchFunction, read_safetensors
-
+        found: ModelFileSignature = read_pt2(path)
+        build: Callable[[], Any] = partial(load_exported, path)
+    elif path.suffix == ".safetensors":
         found, build = read_safetensors(path)
-        return found, partial(TorchFileModel if on_gpu else TorchFunction, build, found.least)
-    raise BadValue(f"{path}: no kind of model that can be served", hint="an .onnx, .pt2 or .safetensors file")
+    else:
+        raise BadValue(f"{path}: no kind of model that can be served", hint="an .onnx, .pt2 or .safetensors file")
+    return found, partial(TorchFileModel if on_gpu else TorchFunction, build, found.least)

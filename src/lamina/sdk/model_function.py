@@ -1,13 +1,34 @@
-"""Functions of model files, without user code: the parameters are the inputs the file names."""
+"""Functions of model files, without user code: the parameters are the inputs the file names.
+
+ONNX files and torch modules run in batches on the CPU; a torch file is also a `TorchModel`, which runs on a GPU as a CUDA graph,
+on the slice a batch is given. Torch files are exported graphs, or safetensors beside a config.json that names the module:
+
+    {"module": "torchvision.models:resnet50", "arguments": {"num_classes": 10},
+     "inputs": {"image": ["FP32", [-1, 3, 224, 224]]}, "outputs": {"scores": ["FP32", [-1, 10]]}}
+"""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import zipfile
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+from msgspec import Struct
+
+from lamina.errors import BadValue, LoadFailed
 from lamina.sdk.binding import NOTHING, Param
 from lamina.sdk.function import Function
-from lamina.sdk.tensors import Port, Signature
+from lamina.sdk.model_signatures import ModelFileSignature
+from lamina.sdk.onnx import OnnxModel
+from lamina.sdk.tensors import NUMPY, Port, Signature, Tensor, to_tensor
+from lamina.sdk.torch_model import TorchModel, to_numpy
+from lamina.sdk.weights_file import load_weights
 from lamina.types import FunctionSpec
 
 if TYPE_CHECKING:
@@ -107,3 +128,188 @@ def _plain(array: Any) -> Any:
     if array.dtype != object:
         return array
     return numpy.vectorize(lambda one: one if isinstance(one, bytes) else str(one).encode(), otypes=[object])(array).tolist()
+
+
+class OnnxFunction:
+    def __init__(self, path: Path, signature: Signature, batched: bool) -> None:
+        self._model = OnnxModel(path, ["CPUExecutionProvider"])
+        self._outputs = [port.name for port in signature.outputs]
+        self._rows = RowBatcher(signature, batched)
+
+    def load(self) -> None:
+        self._model.session()
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self._rows.run(inputs, self._forward)
+
+    def _forward(self, feeds: dict[str, Any]) -> dict[str, Any]:
+        session = self._model.session()
+        try:
+            results = session.run(self._outputs, feeds)
+        except Exception as error:
+            if type(error).__name__ == "InvalidArgument":  # the caller's: the file says what fits, and this does not
+                raise BadValue(str(error).partition("\n")[0]) from None
+            raise
+        return dict(zip(self._outputs, results, strict=True))
+
+
+_TORCH = {"BF16": "bfloat16"}
+CONFIG = "config.json"
+
+
+class SafetensorsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    module: str
+    inputs: dict[str, tuple[str, list[int]]]
+    outputs: dict[str, tuple[str, list[int]]]
+    arguments: dict[str, Any] = {}
+
+
+def read_safetensors(path: Path) -> tuple[ModelFileSignature, Callable[[], Any]]:
+    """Signature from the config.json, and a factory of the module."""
+    file = path.parent / CONFIG
+    try:
+        config = msgspec.json.decode(file.read_bytes(), type=SafetensorsConfig)
+    except (OSError, msgspec.MsgspecError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        raise BadValue(
+            f"{file}: {said}", hint="name module, inputs and outputs there: docs/reference/open-inference.md"
+        ) from None
+    tensors = (*config.inputs.values(), *config.outputs.values())
+    batched = all(shape and shape[0] == -1 for _, shape in tensors) and bool(config.inputs)
+    ports = [
+        tuple(Port(name, Tensor(dtype, shape[int(batched) :])) for name, (dtype, shape) in found.items())
+        for found in (config.inputs, config.outputs)
+    ]
+    return ModelFileSignature(Signature(ports[0], ports[1], "pytorch_safetensors"), batched), partial(_build, config, path)
+
+
+def _build(config: SafetensorsConfig, path: Path) -> Any:
+    where, _, name = config.module.partition(":")
+    try:
+        made = getattr(import_module(where), name)(**config.arguments)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise LoadFailed(
+            f"{path.parent / CONFIG}: module {config.module!r}: {error}", hint="write package.module:Class"
+        ) from None
+    load_weights(made, path)
+    return made.eval().requires_grad_(False)
+
+
+def load_exported(path: Path) -> Any:
+    """Load an exported graph from a copy without its sample inputs: torch may open those with pickle, and they are not needed."""
+    import torch
+
+    with tempfile.TemporaryFile() as copy, zipfile.ZipFile(path) as source, zipfile.ZipFile(copy, "w") as kept:
+        for name in source.namelist():
+            if "/data/sample_inputs/" in name:
+                kept.writestr(name, b"")
+                continue
+            with source.open(name) as part, kept.open(name, "w", force_zip64=True) as into:
+                shutil.copyfileobj(part, into, 2**20)
+        kept.close()
+        copy.seek(0)
+        return torch.export.load(copy).module()
+
+
+class TorchFunction:
+    """Function of a torch file on the CPU. `least`: batches of fewer rows are padded."""
+
+    def __init__(self, make: Callable[[], Any], least: int, signature: Signature, batched: bool) -> None:
+        self._make = make
+        self._least = least if batched else 0
+        self._rows = RowBatcher(signature, batched)
+        self._inputs = [(port.name, port.tensor.dtype) for port in signature.inputs if port.tensor is not None]
+        self._outputs = [port.name for port in signature.outputs]
+        self._module: Any = None
+
+    def load(self) -> None:
+        try:
+            import torch
+        except ImportError:
+            raise LoadFailed("torch is not installed", hint="pip install 'lamina[torch]'") from None
+        self._torch = torch
+        self._module = self._make()
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self._rows.run(inputs, self._forward)
+
+    def _forward(self, feeds: dict[str, Any]) -> dict[str, Any]:
+        torch = self._torch
+        arrays = [torch.from_numpy(feeds[name].copy()) for name, _ in self._inputs]
+        count = len(arrays[0]) if self._least else 0
+        if count < self._least:
+            arrays = [torch.cat([array, array[-1:].expand(self._least - count, *array.shape[1:])]) for array in arrays]
+        wanted = [
+            array.to(getattr(torch, _TORCH[dtype])) if dtype in _TORCH else array
+            for array, (_, dtype) in zip(arrays, self._inputs, strict=True)
+        ]
+        with torch.inference_mode():
+            made = self._module(*wanted)
+        parts = made if isinstance(made, tuple | list) else (made,)
+        found = [to_numpy(part) for part in parts]
+        return {name: array[:count] if self._least else array for name, array in zip(self._outputs, found, strict=True)}
+
+
+class TorchFileModel(TorchModel):
+    """TorchModel of a file. `make` opens it; batches of fewer rows than `least` are padded."""
+
+    def __init__(self, make: Callable[[], Any], least: int, signature: Signature, batched: bool) -> None:
+        self._make = make
+        self._least = least
+        self._inputs = signature.inputs
+        self._outputs = [port.name for port in signature.outputs]
+
+    def load(self) -> tuple[Any, Any]:
+        import torch
+
+        example = []
+        for port in self._inputs:
+            assert port.tensor is not None, "a model file's inputs are tensors"
+            example.append(torch.zeros((1, *port.tensor.shape), dtype=getattr(torch, NUMPY[port.tensor.dtype])))
+        return _inference_module(self._make(), self._least), tuple(example)
+
+    def pre(self, **named: Any) -> Any:  # type: ignore[override]
+        return tuple(_input_tensor(port, named) for port in self._inputs)
+
+    def post(self, row: Any) -> Any:
+        parts = row if isinstance(row, tuple) else (row,)
+        return dict(zip(self._outputs, parts, strict=True)) if len(self._outputs) > 1 else parts[0]
+
+
+def check_gpu_signature(signature: Signature, batched: bool) -> None:
+    """Check that a signature can be captured as a graph: one size of everything but the batch."""
+    for port in signature.inputs:
+        assert port.tensor is not None, "a model file's inputs are tensors"
+        if port.tensor.dtype in ("BYTES", "BF16") or not batched or -1 in port.tensor.shape:
+            raise BadValue(
+                f"gpu: input {port.name!r} is {port.tensor.dtype} {list(port.tensor.shape)}{'' if batched else ', not batched'}",
+                hint="a GPU takes batches of numbers of one shape: export the model so, or leave gpu out",
+            )
+
+
+def _input_tensor(port: Port, named: dict[str, Any]) -> Any:
+    assert port.tensor is not None, "a model file's inputs are tensors"
+    return to_tensor(port.name, port.tensor, named[port.name])
+
+
+def _inference_module(inner: Any, least: int) -> Any:
+    """Inference module around an exported graph, which has no train mode to switch."""
+    import torch
+
+    class Whole(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def train(self, mode: bool = True) -> Any:
+            return self
+
+        def forward(self, *parts: Any) -> Any:
+            count = parts[0].shape[0]
+            if count >= least:
+                return self.inner(*parts)
+            filled = [torch.cat([part, part[-1:].expand(least - count, *part.shape[1:])]) for part in parts]
+            made = self.inner(*filled)
+            return tuple(part[:count] for part in made) if isinstance(made, tuple | list) else made[:count]
+
+    return Whole()

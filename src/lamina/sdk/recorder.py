@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lamina.core.workflow.error_policy import Catcher, ErrorPolicy
-from lamina.core.workflow.flow import Choice, Each, Fail, Flow, Node, Parallel, Wait
+from lamina.core.workflow.flow import Each, Fail, Flow, Node, Parallel, Wait
 from lamina.errors import BadFlow
 from lamina.expr import Expr
 from lamina.sdk.symbols import Symbol, UnawaitedCall, form_of
@@ -54,9 +54,9 @@ class Recorder(WorkflowTracer):
 
     eager = False
 
-    def task(self, function: Any, inputs: dict[str, Any], guard: ErrorPolicy | None = None) -> Any:
+    def task(self, function: Any, inputs: dict[str, Any], policy: ErrorPolicy | None = None) -> Any:
         def make() -> Symbol:
-            return self._then(WorkflowTracer.task(self, function, inputs, guard))
+            return self._then(WorkflowTracer.task(self, function, inputs, policy))
 
         return make() if self.eager else UnawaitedCall(f"{function.name}(...)", make)
 
@@ -127,19 +127,13 @@ class Recorder(WorkflowTracer):
 
     def choose(self, condition: Symbol, bodies: tuple[Body, Body], names: Iterable[str]) -> BlockOutcome:
         """Record a choice of two branches; `names` are the variables that are read later."""
-
-        def make(step: TracedStep, next: tuple[str, ...], needs: int) -> Node:
-            return Choice(step.name, tuple(branch.entry_steps() for branch in step.inner), needs, (), step.data)
-
-        step = self._step("if", make)
-        step.data["rules"] = [self._expression(condition.form, step)]
-        guards = (condition.form, ["not", condition.form])
+        step, guards = self._choice("if", condition)
         return self._join(step, [self._path(step, guard, body) for guard, body in zip(guards, bodies, strict=True)], names)
 
     def block(
         self,
         name: str,
-        guard: ErrorPolicy,
+        policy: ErrorPolicy,
         body: Body,
         names: Iterable[str],
         handlers: list[tuple[Errors, Callable[[Symbol], BlockOutcome]]],
@@ -152,10 +146,10 @@ class Recorder(WorkflowTracer):
 
         def make(step: TracedStep, next: tuple[str, ...], needs: int) -> Node:
             if not handlers:
-                return Each(step.name, inner, next, needs, 1.0, step.data, guard)
+                return Each(step.name, inner, next, needs, 1.0, step.data, policy)
             caught = zip((errors for errors, _ in handlers), step.inner, strict=False)
             catch = tuple(Catcher(errors, region.entry_steps()) for errors, region in caught)
-            ways = ErrorPolicy(guard.retry, catch, guard.timeout_us, guard.heartbeat_us)
+            ways = ErrorPolicy(policy.retry, catch, policy.timeout_us, policy.heartbeat_us)
             return Each(step.name, inner, step.inner[-1].entry_steps(), needs, 1.0, step.data, ways, resolves_data=True)
 
         step = self._step(name, make)
@@ -206,8 +200,7 @@ class Recorder(WorkflowTracer):
         return path
 
     def _path(self, owner: TracedStep, guard: Expr | None, body: Body) -> BranchPath:
-        region = TracedRegion(owner, is_scope=False)
-        owner.inner.append(region)
+        region = self._branch(owner)
 
         def run() -> tuple[BlockOutcome, dict[TracedStep, None]]:
             outcome = body()
@@ -239,7 +232,7 @@ class Recorder(WorkflowTracer):
             end = self._pass("end", ["value", None], path.region)
             end.waits_for.update(path.after)
             ends.append(end)
-        self._after = {self._merge_step("joined", ends, ["value", None], owner.region): None}
+        self._after = {self._merge_step("joined", ends, owner.region, has_value=False): None}
         if going[0].outcome.status == "return":
             return BlockOutcome("return", self._merged_value(owner, "result", [(path, path.outcome.value) for path in going]))
         env = dict(going[-1].outcome.env)
@@ -258,14 +251,7 @@ class Recorder(WorkflowTracer):
         for path, value in found:
             form = form_of(value)
             ends.append(self._pass(name, form if path.guard is None else ["when", path.guard, form], path.region))
-        return Symbol(["node", self._merge_step(name, ends, ["first", *(["node", end.name] for end in ends)], owner.region)])
-
-    def _merge_step(self, name: str, ends: list[TracedStep], form: Expr, region: TracedRegion) -> TracedStep:
-        merged = self._pass(name, ["value", None], region)
-        merged.data["value"] = form
-        merged.waits_for = dict.fromkeys(ends)
-        merged.any_of = True
-        return merged
+        return Symbol(["node", self._merge_step(name, ends, owner.region)])
 
 
 def awaited(part: Any) -> Any:

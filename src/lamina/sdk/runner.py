@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.errors import BadValue, LoadFailed
 from lamina.sdk.binding import NOTHING
-from lamina.sdk.tensor_conversion import to_tensor
+from lamina.sdk.tensors import to_tensor
 from lamina.sdk.torch_model import LoadedTorchModel, TorchModel
 from lamina.sdk.user_errors import message_of, user_frames_only
 

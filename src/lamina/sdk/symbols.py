@@ -13,6 +13,7 @@ from lamina.errors import BadFlow
 from lamina.expr import Expr
 from lamina.sdk.annotation_conversion import field_hint, has_field
 from lamina.sdk.user_errors import user_place
+from lamina.units import parse_us
 
 _LEAVES = ("input", "node", "item", "inside")
 
@@ -166,3 +167,10 @@ def _collection_form(forms: list[Expr], symbolic: Callable[[list[Expr]], Expr], 
     if all(form[0] == "value" for form in forms):
         return ["value", plain([form[1] for form in forms])]
     return symbolic(forms)
+
+
+def duration_us(duration: Any, field: str) -> int:
+    """A duration as "5s", or seconds; it must be known when the workflow is recorded."""
+    if isinstance(duration, Symbol):
+        raise BadFlow(f"{user_place()}: {field} of a value that a workflow does not have yet", hint="write it as states")
+    return parse_us(duration, field) if isinstance(duration, str) else round(duration * 1_000_000)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from types import TracebackType
-from typing import TypeVar
+from contextvars import ContextVar
+from types import FrameType, TracebackType
+from typing import NamedTuple, TypeVar
 
 import lamina
 
 _HOME = os.path.dirname(os.path.abspath(lamina.__file__)) + os.sep
 _STARTERS = ("/asyncio/runners.py", "/asyncio/base_events.py")
 MAX_TRACE_CHARS = 20_000
-READS_A_LINE = "lamina_reads"
-"""A method of ours that works through user code: `node` is where it is in `self.file`."""
-
 E = TypeVar("E", bound=BaseException)
 
 
@@ -85,11 +83,23 @@ def message_of(error: BaseException) -> str:
     return "".join(traceback.TracebackException.from_exception(error, limit=0).format_exception_only()).strip()
 
 
+class SourceLine(NamedTuple):
+    """A line of user code that is read, not run: it has no frame, so the frame that reads it stands for it."""
+
+    file: str
+    line: int
+    reader: FrameType
+
+
+source_line: ContextVar[SourceLine | None] = ContextVar("lamina_source_line", default=None)
+"""The line of an `async def` workflow that is being read here."""
+
+
 def user_place() -> str:
     """The line of user code that led here, as in "app.py:12"."""
-    frame = sys._getframe(1)
+    frame, reading = sys._getframe(1), source_line.get()
     while frame.f_back is not None and is_platform_file(frame.f_code.co_filename):
-        if frame.f_code.co_name == READS_A_LINE:  # a workflow that is read, not run: its lines are no frames
-            return f"{os.path.basename(frame.f_locals['self'].file)}:{frame.f_locals['node'].lineno}"
+        if reading is not None and frame is reading.reader:
+            return f"{os.path.basename(reading.file)}:{reading.line}"
         frame = frame.f_back
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -9,10 +9,9 @@ from typing import Any
 
 from lamina.errors import BadFlow, LaminaError
 from lamina.sdk.recorder import Recorder
-from lamina.sdk.symbols import Symbol, UnawaitedCall
+from lamina.sdk.symbols import Symbol, UnawaitedCall, duration_us
 from lamina.sdk.user_errors import user_place
 from lamina.sdk.workflow_tracing import EachLimits, InProcess, WorkflowTracer, call_mode
-from lamina.units import parse_us
 
 
 def each(
@@ -123,13 +122,13 @@ async def _gather_in_process(parts: tuple[Any, ...], enough: int) -> list[Any]:
 
 def sleep(duration: str | float) -> Any:
     """Wait "5s", or so many seconds: to be awaited. No resources are held meanwhile."""
-    duration_us = _us(duration, "sleep")
+    wait_us = duration_us(duration, "sleep")
     where = call_mode.get()
     if isinstance(where, Recorder):
-        return UnawaitedCall("sleep(...)", lambda: where.wait(duration_us))
+        return UnawaitedCall("sleep(...)", lambda: where.wait(wait_us))
     if isinstance(where, WorkflowTracer):
         raise BadFlow(f"{user_place()}: sleep in a plain def", hint="write async def, and await it")
-    return asyncio.sleep(duration_us / 1e6)
+    return asyncio.sleep(wait_us / 1e6)
 
 
 class Timeout:
@@ -149,13 +148,7 @@ class Timeout:
 
 def timeout(duration: str | float) -> Timeout:
     """Time limit for several steps of an `async def` workflow; `.timeout(...)` of a function is one for a call."""
-    return Timeout(_us(duration, "timeout"))
-
-
-def _us(duration: Any, field: str) -> int:
-    if isinstance(duration, Symbol):
-        raise BadFlow(f"{user_place()}: {field} of a value that a workflow does not have yet", hint="write it as states")
-    return parse_us(duration, field) if isinstance(duration, str) else round(duration * 1_000_000)
+    return Timeout(duration_us(duration, "timeout"))
 
 
 async def _awaited(value: Any) -> Any:

@@ -98,15 +98,15 @@ class WorkflowTracer:
 
     # ------------------------------------------------- what user code calls
 
-    def call(self, function: Function[..., Any], args: Any, kwargs: Any, guard: ErrorPolicy | None = None) -> Any:
+    def call(self, function: Function[..., Any], args: Any, kwargs: Any, policy: ErrorPolicy | None = None) -> Any:
         """Record a step, with arguments as Python passes them."""
         try:
             inputs = bind_arguments(function.params, args, kwargs)
         except BadValue as error:
             raise BadFlow(f"{user_place()}: {function.name}(...): {error.message}", hint=error.hint) from None
-        return self.task(function, inputs, guard)
+        return self.task(function, inputs, policy)
 
-    def task(self, function: Function[..., Any], inputs: dict[str, Any], guard: ErrorPolicy | None = None) -> Any:
+    def task(self, function: Function[..., Any], inputs: dict[str, Any], policy: ErrorPolicy | None = None) -> Any:
         if self._functions.get(function.name) is not function:
             raise BadFlow(
                 f"workflow {self.workflow!r} calls {function.name!r} of another app, {function.app.name!r}",
@@ -114,7 +114,7 @@ class WorkflowTracer:
             )
 
         def make(step: TracedStep, next: tuple[str, ...], needs: int) -> Node:
-            return Task(step.name, function.name, next, needs, step.data, guard)
+            return Task(step.name, function.name, next, needs, step.data, policy)
 
         step = self._step(function.name, make)
         step.data["args"] = {name: self._expression(form_of(value), step) for name, value in inputs.items()}
@@ -139,23 +139,14 @@ class WorkflowTracer:
         return Symbol(["node", step], GenericAlias(list, (hint,)) if hint is not None else None)
 
     def when(self, condition: Symbol, branches: Mapping[str, Callable[[], Any]]) -> Any:
-        def make(step: TracedStep, next: tuple[str, ...], needs: int) -> Node:
-            return Choice(step.name, tuple(branch.entry_steps() for branch in step.inner), needs, (), step.data)
-
-        step = self._step("when", make)
-        step.data["rules"] = [self._expression(condition.form, step)]
+        """Record a choice of two branches, and the value of the one that is taken."""
+        step, guards = self._choice("when", condition)
         ends = []
-        guards = (condition.form, ["not", condition.form])
         for (name, branch), guard in zip(branches.items(), guards, strict=True):
-            region = TracedRegion(step, is_scope=False)
-            step.inner.append(region)
+            region = self._branch(step)
             result = self._in_region(region, branch)
             ends.append(self._pass(name, ["when", guard, form_of(result)], region))
-        merged = self._pass("merged", ["value", None], step.region)
-        merged.data["value"] = ["first", *(["node", end.name] for end in ends)]
-        merged.waits_for = dict.fromkeys(ends)
-        merged.any_of = True
-        return Symbol(["node", merged])
+        return Symbol(["node", self._merge_step("merged", ends, step.region)])
 
     def parameter(self, name: str, default: Any = NOTHING, hint: Any = None) -> Symbol:
         """A parameter of the workflow. A default is part of the flow, since a run has nothing else to fill it in."""
@@ -167,6 +158,32 @@ class WorkflowTracer:
         flow = self._flow(self._root, self.workflow, slo, result)
         flow.check()
         return flow
+
+    # ------------------------------------------------------------- branches
+
+    def _choice(self, name: str, condition: Symbol) -> tuple[TracedStep, tuple[Expr, Expr]]:
+        """A choice step, and the guards of its two branches."""
+
+        def make(step: TracedStep, next: tuple[str, ...], needs: int) -> Node:
+            return Choice(step.name, tuple(branch.entry_steps() for branch in step.inner), needs, (), step.data)
+
+        step = self._step(name, make)
+        step.data["rules"] = [self._expression(condition.form, step)]
+        return step, (condition.form, ["not", condition.form])
+
+    def _branch(self, owner: TracedStep) -> TracedRegion:
+        region = TracedRegion(owner, is_scope=False)
+        owner.inner.append(region)
+        return region
+
+    def _merge_step(self, name: str, ends: list[TracedStep], region: TracedRegion, *, has_value: bool = True) -> TracedStep:
+        """A step that starts when one of the branches has ended; its value, if it has one, is that of the one that was taken."""
+        merged = self._pass(name, ["value", None], region)
+        if has_value:
+            merged.data["value"] = ["first", *(["node", end.name] for end in ends)]
+        merged.waits_for = dict.fromkeys(ends)
+        merged.any_of = True
+        return merged
 
     # ------------------------------------------------------------- regions
 

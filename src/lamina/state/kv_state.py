@@ -7,12 +7,10 @@ runs again. Changes that start a trigger go into the outbox in the same way.
 
 from __future__ import annotations
 
-import asyncio
 import fnmatch
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import Struct
@@ -21,9 +19,6 @@ from lamina.errors import LaminaError, StoreDown
 from lamina.sdk.app_state import UNKNOWN, StateCell, StateChange, StateKey, apply_change
 from lamina.store import kv, outbox
 from lamina.store.base import Session, Store
-from lamina.types import Call
-
-log = logging.getLogger("lamina")
 
 CHANGES = "changes"
 """Outbox topic of changes that start a trigger."""
@@ -54,7 +49,7 @@ class StateWrite(Struct, frozen=True, array_like=True):
         return f"{self.scope}/{self.key}/{self.at_us}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class KeyWatch:
     """Watch on keys: changes of those that match `pattern` start `target`."""
 
@@ -63,90 +58,29 @@ class KeyWatch:
     target: str
 
 
-def _ignore(writes: list[StateWrite]) -> None:
-    """Of changes that start something, without triggers."""
-
-
+@dataclass(slots=True)
 class StateTable:
-    """State of all apps of a server; in memory alone until a store is opened.
+    """State of all apps. `is_durable` tells whether the changes of a call's steps are stored with their results."""
 
-    `app` is the app the server was started with. `call_of` finds a call under way: which workflow's state it means, and whether
-    its changes are stored with the results of its steps (`same_transaction`).
-    """
+    app: str
+    apps: dict[str, str] = field(default_factory=dict)  #: by function, of apps that were deployed later
+    target_of: Callable[[str], str] = lambda call_id: ""
+    is_durable: Callable[[str], bool] = lambda call_id: False
+    on_change: Callable[[list[StateWrite]], None] = lambda writes: None  #: gets changes that start something, once on disk
+    store: Store | None = None
+    down: LaminaError | None = None  #: why the state is unknown
+    watches: list[KeyWatch] = field(default_factory=list)
+    cells: dict[StateKey, StateCell] = field(default_factory=dict)
+    _pending: dict[str, dict[Step, list[StateWrite]]] = field(default_factory=dict)
+    _deleted: dict[StateKey, None] = field(default_factory=dict)  #: cells of deleted keys, oldest first
+    _unwritten: int = 0
 
-    def __init__(self, app: str, call_of: Callable[[str], Call | None] = lambda call_id: None) -> None:
-        self.app = app
-        self._call_of = call_of
-        self._app_of: dict[str, str] = {}  #: by function, of apps that were deployed later
-        self._watches: dict[str, list[KeyWatch]] = {}  #: by app
-        self._on_change: Callable[[list[StateWrite]], None] = _ignore
-        self._store: Store | None = None
-        self.down: LaminaError | None = None  #: why the state is unknown
-        self.cells: dict[StateKey, StateCell] = {}
-        self._pending: dict[str, dict[Step, list[StateWrite]]] = {}  #: by call
-        self._deleted: dict[StateKey, None] = {}  #: cells of deleted keys, oldest first
-        self._unwritten = 0
-
-    # ------------------------------------------------------------------- opening
-
-    async def open(self, store: Store) -> None:
-        """Load the state, and persist changes from now on. Steps that need a state that cannot be read fail until it can."""
-        self.persist_to(store)
-        if store.exists:
-            await self._load(store)
-
-    def persist_to(self, store: Store) -> None:
-        """Persist changes from now on."""
-        self._store = store
-
-    async def _load(self, store: Store) -> None:
-        loop = asyncio.get_running_loop()
-        first_try: asyncio.Future[None] = loop.create_future()
-
-        def done(found: list[kv.KvEntry] | LaminaError) -> None:
-            if isinstance(found, LaminaError):
-                self.set_down(found)
-                log.error("state: cannot be read now, and steps that need it will fail: %s", found)
-                loop.call_later(1.0, ask)
-            else:
-                self.down = None
-                self.cells |= {(one.scope, one.key): StateCell(one.kind, one.value, one.version) for one in found}
-            if not first_try.done():
-                first_try.set_result(None)
-
-        def ask() -> None:
-            store.read(_read_all, done)
-
-        ask()
-        await first_try
-
-    def set_down(self, why: LaminaError) -> None:
-        """The state is unknown: it cannot be read from its store."""
-        self.down = why
-
-    def set_app(self, app: str, functions: Iterable[str], watches: Iterable[KeyWatch]) -> None:
-        """Set the functions of a deployed app, and the watches on its keys."""
-        self._app_of.update(dict.fromkeys(functions, app))
-        self._watches.pop(app, None)
-        self._watches[app] = list(watches)
-
-    def subscribe(self, on_change: Callable[[list[StateWrite]], None]) -> Callable[[], None]:
-        """Get changes that start something, once they are on disk; the returned function ends it."""
-        self._on_change = on_change
-
-        def unsubscribe() -> None:
-            self._on_change = _ignore
-
-        return unsubscribe
-
-    # ------------------------------------------------------------ reads and commits
+    def load(self, cells: Iterable[kv.KvEntry]) -> None:
+        self.cells |= {(one.scope, one.key): StateCell(one.kind, one.value, one.version) for one in cells}
 
     def resolve_key(self, function: str, call_id: str, scope: str, key: str) -> StateKey:
         """Full key of a step's key: which app or workflow it means follows from its function and its call."""
-        if scope == "app":
-            return f"app/{self._app_of.get(function, self.app)}", key
-        call = self._call_of(call_id)
-        return f"workflow/{call.target if call is not None else ''}", key
+        return (f"app/{self.apps.get(function, self.app)}" if scope == "app" else f"workflow/{self.target_of(call_id)}"), key
 
     def read(self, place: StateKey) -> StateCell:
         return self.cells.get(place, StateCell()) if self.down is None else UNKNOWN
@@ -170,8 +104,7 @@ class StateTable:
         except LaminaError as error:
             return error
         if writes := self._apply(fresh):
-            call = self._call_of(call_id)
-            if call is not None and call.durable:
+            if self.is_durable(call_id):
                 self._pending.setdefault(call_id, {})[step] = writes
             else:
                 self._persist(writes)
@@ -190,11 +123,11 @@ class StateTable:
         if not mine:
             self._pending.pop(call_id, None)
         writes = [write for one in found for write in one]
-        return (lambda db: write_changes(db, writes), lambda: self._on_committed(writes)) if writes else None
+        return (lambda db: write_changes(db, writes), lambda: self.on_committed(writes)) if writes else None
 
-    def _on_committed(self, writes: list[StateWrite]) -> None:
+    def on_committed(self, writes: list[StateWrite]) -> None:
         if starting := [write for write in writes if write.starts]:
-            self._on_change(starting)
+            self.on_change(starting)
 
     def _apply(self, fresh: dict[StateKey, StateCell]) -> list[StateWrite]:
         now_us = time.time_ns() // 1000
@@ -202,8 +135,7 @@ class StateTable:
         for (scope, key), cell in fresh.items():
             if cell.value == self.read((scope, key)).value:
                 continue
-            watches = (watch for of_app in self._watches.values() for watch in of_app)
-            starts = tuple(w.target for w in watches if w.scope == scope and fnmatch.fnmatchcase(key, w.pattern))
+            starts = tuple(w.target for w in self.watches if w.scope == scope and fnmatch.fnmatchcase(key, w.pattern))
             writes.append(StateWrite(scope, key, cell.kind, cell.value, cell.version, starts, now_us))
         self.cells |= fresh
         for place, cell in fresh.items():
@@ -216,15 +148,15 @@ class StateTable:
         return writes
 
     def _persist(self, writes: list[StateWrite]) -> None:
-        if self._store is None:
-            self._on_committed(writes)
+        if self.store is None:
+            self.on_committed(writes)
         elif writes:
             self._unwritten += len(writes)
-            self._store.write(lambda db: write_changes(db, writes), lambda _: self._on_written(writes), must=True)
+            self.store.write(lambda db: write_changes(db, writes), lambda _: self._on_written(writes), must=True)
 
     def _on_written(self, writes: list[StateWrite]) -> None:
         self._unwritten -= len(writes)
-        self._on_committed(writes)
+        self.on_committed(writes)
 
 
 def write_changes(db: Session, writes: list[StateWrite]) -> None:
@@ -239,9 +171,3 @@ def write_changes(db: Session, writes: list[StateWrite]) -> None:
             kv.put(db, write.scope, write.key, write.kind, write.value, write.at_us)
         if write.starts:
             outbox.send(db, outbox.OutboxMessage(CHANGES, write.outbox_key, write.at_us, msgspec.msgpack.encode(write)))
-
-
-def _read_all(db: Session) -> list[kv.KvEntry]:
-    sql = "SELECT scope, name, kind, value, version, changed_us FROM state WHERE scope LIKE ? OR scope LIKE ?"
-    rows = db.rows(sql, "app/%", "workflow/%")
-    return [kv.KvEntry(*row) for row in rows]

@@ -44,40 +44,37 @@ Start = Callable[[str, dict[str, bytes], str, Started], None]
 
 
 class Triggers:
-    """Starts the targets of all triggers. `start` hands in a call or a durable run; a `store` remembers what was due."""
-
-    def __init__(self, state: StateTable, start: Start, store: Store | None) -> None:
+    def __init__(self, book: StateTable, start: Start, store: Store | None) -> None:
         self._triggers: dict[str, Trigger] = {}
         self._apps: dict[str, list[str]] = {}
         self._last_us: dict[str, int] = {}  #: when a clock last struck, or would have
         self._is_open = self._is_closed = False
-        self._state = state
+        self._state = book
         self._start = start
         self._store = store
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._unsubscribe: Callable[[], None] = lambda: None
         self.started = 0
 
     def set_app(self, app: str, triggers: Sequence[Trigger], functions: Iterable[str] = ()) -> None:
         """Set the triggers of an app, and its functions; schedules that stay go on as they were."""
+        self._state.apps.update(dict.fromkeys(functions, app))
         for name in self._apps.pop(app, []):
             self._triggers.pop(name, None)
             if (timer := self._timers.pop(name, None)) is not None:
                 timer.cancel()
+        self._state.watches = [watch for watch in self._state.watches if watch.target in self._triggers]
         self._apps[app] = [trigger.name for trigger in triggers]
-        watches = []
         for trigger in triggers:
             self._triggers[trigger.name] = trigger
             if trigger.kind == "change":
                 scope = f"workflow/{trigger.workflow}" if trigger.workflow else f"app/{app}"
-                watches.append(KeyWatch(scope, trigger.key, trigger.name))
+                self._state.watches.append(KeyWatch(scope, trigger.key, trigger.name))
             elif self._is_open:
                 self._schedule(trigger, self._last_us.get(trigger.name, _now_us()))
-        self._state.set_app(app, functions, watches)
 
     def open(self) -> None:
         """Start triggers. Needs a running loop. State has been read by now."""
-        self._unsubscribe = self._state.subscribe(self._on_change)
+        self._state.on_change = self._on_change
         if self._store is None or not self._store.exists:
             self._on_outbox_read(([], []))
         else:
@@ -91,7 +88,7 @@ class Triggers:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        self._unsubscribe()
+        self._state.on_change = lambda writes: None
 
     def _on_outbox_read(self, found: tuple[list[kv.KvEntry], list[outbox.OutboxMessage]] | LaminaError) -> None:
         """Resume what an earlier server had not finished."""
@@ -165,9 +162,9 @@ class Triggers:
             log.error("triggers: %s is not started: %s", trigger.name, error)
 
 
-def start_as_durable_run(durable: DurableRuns, driver: RealtimeDriver) -> Start:
+def start_as_durable_run(durable: DurableRuns, loop: RealtimeDriver) -> Start:
     def start(target: str, inputs: dict[str, bytes], key: str, done: Started) -> None:
-        kind = "function" if target in driver.controller.state.functions else "workflow"
+        kind = "function" if target in loop.controller.state.functions else "workflow"
         size = sum(map(len, inputs.values()))
         row = RunRow("", kind, target, "", "", 0, 0.0, size, 0, 0, 0, 0, "")
         durable.accept(row, inputs, key, key, lambda found: done(found if isinstance(found, LaminaError) else None))
@@ -175,26 +172,60 @@ def start_as_durable_run(durable: DurableRuns, driver: RealtimeDriver) -> Start:
     return start
 
 
-def start_as_call(driver: RealtimeDriver) -> Start:
+def start_as_call(loop: RealtimeDriver) -> Start:
     def start(target: str, inputs: dict[str, bytes], key: str, done: Started) -> None:
         def ended(ending: Ending) -> None:
             if not isinstance(ending, Reply):
                 said = ending.error if isinstance(ending, FailCall) else ending.reason
                 log.warning("%s, started by itself, came to nothing: %s", target, said)
 
-        driver.submit(call_for(key, target, driver.now_us(), DAY_SLO), inputs, ended)
+        loop.submit(call_for(key, target, loop.now_us(), DAY_SLO), inputs, ended)
         done(None)
 
     return start
 
 
-def open_triggers(app: App, state: StateTable, driver: RealtimeDriver, durable: DurableRuns | None) -> Triggers:
-    """Triggers of an app, started. The state has been opened by now."""
-    start = start_as_durable_run(durable, driver) if durable is not None else start_as_call(driver)
-    triggers = Triggers(state, start, durable.store if durable is not None else None)
+async def open_state(app: App, book: StateTable, loop: RealtimeDriver, durable: DurableRuns | None) -> Triggers:
+    """Load the state, and start triggers."""
+    store = durable.store if durable is not None else None
+    if durable is not None and store is not None:
+        book.store = store
+        book.is_durable = durable.is_resident
+        durable.same_transaction = book.same_transaction
+        if store.exists:
+            await _load_state(book, store)
+    start = start_as_durable_run(durable, loop) if durable is not None else start_as_call(loop)
+    triggers = Triggers(book, start, store)
     triggers.set_app(app.name, app.triggers)
     triggers.open()
     return triggers
+
+
+async def _load_state(book: StateTable, store: Store) -> None:
+    read: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def done(found: list[kv.KvEntry] | LaminaError) -> None:
+        if isinstance(found, LaminaError):
+            book.down = found
+            log.error("state: cannot be read now, and steps that need it will fail: %s", found)
+            asyncio.get_running_loop().call_later(1.0, ask)
+        else:
+            book.down = None
+            book.load(found)
+        if not read.done():
+            read.set_result(None)
+
+    def ask() -> None:
+        store.read(_read_state, done)
+
+    ask()
+    await read
+
+
+def _read_state(db: Session) -> list[kv.KvEntry]:
+    sql = "SELECT scope, name, kind, value, version, changed_us FROM state WHERE scope LIKE ? OR scope LIKE ?"
+    rows = db.rows(sql, "app/%", "workflow/%")
+    return [kv.KvEntry(*row) for row in rows]
 
 
 def _save_due_time(db: Session, name: str, due_us: int) -> None:

@@ -18,7 +18,7 @@ from lamina.core.actions import FailCall, ResolveData
 from lamina.core.events import DataResolved
 from lamina.core.workflow.error_policy import TASK_FAILED, Fault
 from lamina.core.workflow.flow import Each, Flow, Node, Parallel
-from lamina.values.references import ErrorInfo, Stored
+from lamina.ipc.protocol import ErrorInfo, Stored
 
 INPUT = "input"
 """What the only parameter of such a workflow is called."""

@@ -19,8 +19,8 @@ from lamina.core.workflow.flow import Choice, Each, FallibleNode, Node, Parallel
 from lamina.core.workflow.flow import Fail as FailNode
 from lamina.errors import BadValue, LaminaError
 from lamina.expr import Absent, Expr, Leaf, evaluate, leaf_of, leaves
+from lamina.ipc.protocol import ErrorInfo, ShmRef, Stored
 from lamina.values.asl_values import DEFAULT_CAUSES
-from lamina.values.references import ErrorInfo, ShmRef, Stored
 from lamina.values.storage import HeldValues, ValueScope, ValueStorage
 
 

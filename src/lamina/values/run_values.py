@@ -21,10 +21,10 @@ from lamina.core.workflow.flow import Flow, Node, Task
 from lamina.core.workflow.journal_entry import JournalEntry
 from lamina.core.workflow.runs import ROOT
 from lamina.expr import Leaf
+from lamina.ipc.protocol import ErrorInfo, ShmRef, Stored
 from lamina.values.asl_values import AslValues, Encoded
 from lamina.values.flow_analysis import FlowAnalysis
 from lamina.values.python_values import JobArguments, PythonValues, failure_of
-from lamina.values.references import ErrorInfo, ShmRef, Stored
 from lamina.values.shm import ShmPool, ShmReader
 from lamina.values.storage import HeldValues, ValueScope, ValueStorage
 

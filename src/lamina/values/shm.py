@@ -21,7 +21,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from lamina.values.references import MAX_SLOT, ShmRef
+from lamina.ipc.protocol import MAX_SLOT, ShmRef
 from lamina.values.shm_directory import BadSlot, has_spill, slot_path, spill_path
 
 INLINE_BYTES = 64 * 1024

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Collection
 
 from lamina.errors import LaminaError
-from lamina.values.references import MAX_SLOT, ShmRef
+from lamina.ipc.protocol import MAX_SLOT, ShmRef
 
 _OWNER = re.compile(r"[a-z0-9]{1,32}")
 _PREFIX = "lamina-"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from lamina.errors import LaminaError
-from lamina.values.references import DeviceRef, ReleaseSlots, ShmRef, Stored
+from lamina.ipc.protocol import DeviceRef, ReleaseSlots, ShmRef, Stored
 from lamina.values.shm import INLINE_BYTES, RefCountedSlots, ShmPool, ShmReader
 from lamina.values.shm_directory import BadSlot, ShmDirectory, spill_base
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from lamina import encoding
 from lamina.core.workflow.flow import Flow, Node
+from lamina.ipc.protocol import ErrorInfo, ShmRef, Stored
 from lamina.values.asl_values import AslRun
 from lamina.values.flow_analysis import FlowAnalysis
-from lamina.values.references import ErrorInfo, ShmRef, Stored
 from lamina.values.shm import INLINE_BYTES, ShmPool, ShmReader
 
 

@@ -18,9 +18,8 @@ import select
 import signal
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,42 +27,34 @@ from msgspec import Struct
 
 from lamina import encoding
 from lamina.errors import LaminaError, UnknownTarget
-from lamina.ipc.framing import FrameChannel, StopProcess
-from lamina.sdk.app_state import RefusedTransaction, StateCell, StateKey, Transaction
+from lamina.ipc.protocol import (
+    BatchDone,
+    CancelStream,
+    ErrorInfo,
+    FrameChannel,
+    ReleaseSlots,
+    ResultChunk,
+    RunBatch,
+    ShmRef,
+    StopProcess,
+    Stored,
+    WorkerLoadFailed,
+    WorkerReady,
+)
 from lamina.sdk.context import BatchContext, active_context
 from lamina.sdk.spans import InnerSpan
-from lamina.values.references import ErrorInfo, ReleaseSlots, ShmRef, Stored
 from lamina.values.shm import ShmPool, ShmReader
+from lamina.worker.batch_channel import MAX_TRIES, BatchChannel, must_rerun
 from lamina.worker.cpu_affinity import WorkerAffinity
 from lamina.worker.job_codec import decode_arguments, encode_results, error_info
 from lamina.worker.otel_context import attach_trace
 from lamina.worker.output_tags import finish_tagged_output, tag_output
-from lamina.worker.protocol import (
-    BatchDone,
-    BatchHeartbeat,
-    CancelStream,
-    CommitResult,
-    ResultChunk,
-    RunBatch,
-    StateChanges,
-    StateRead,
-    StateValue,
-    WorkerLoadFailed,
-    WorkerReady,
-    to_worker_reader,
-)
 
 if TYPE_CHECKING:
     from lamina.sdk.function import Function
     from lamina.sdk.runner import Runner
 
 _PR_SET_PDEATHSIG = 1
-
-HEARTBEAT_EVERY_S = 0.05
-"""Minimum distance of heartbeats, however often code reports."""
-
-MAX_TRIES = 16
-"""Of a step that finds what it has read out of date. Each time another step has committed, so it ends."""
 
 
 class WorkerSetup(Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,50 +70,8 @@ class WorkerSetup(Struct, frozen=True, forbid_unknown_fields=True):
     requested_us: int  #: when the load was asked for, on the monotonic clock
     fd: int = -1
     spill_bytes: int = 0  #: on disk, for results that find no room in memory
-    probe: bool = False  #: it has no profile: time it before it takes calls
-    tags_output: bool = False  #: what it prints is collected, tagged with its calls
-
-
-class BatchChannel:
-    """The channel of one batch. It may be used by threads of the batch's own."""
-
-    def __init__(self, channel: FrameChannel, batch: RunBatch, has_state: bool) -> None:
-        self._channel = channel
-        self._batch_id = batch.batch_id
-        self._lock = threading.Lock()
-        self._last_heartbeat_s = 0.0
-        self.transaction = (
-            Transaction(self)
-            if has_state
-            else RefusedTransaction("state: a batched function has none", "give it batch=1: a transaction belongs to one request")
-        )
-
-    def heartbeat(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._last_heartbeat_s >= HEARTBEAT_EVERY_S:
-            self._last_heartbeat_s = now_s
-            self._channel.send(BatchHeartbeat(self._batch_id))
-
-    def read(self, place: StateKey) -> StateCell:
-        with self._lock:
-            self._channel.send(StateRead(self._batch_id, *place))
-            answer: StateValue = self._channel.wait_for(StateValue)
-            return answer.cell
-
-    def changes(self, results: Sequence[object], can_rerun: bool) -> StateChanges | None:
-        """State changes to apply with the result; none if there is nothing, or if the step failed."""
-        made = self.transaction
-        if not (made.reads or made.ops) or any(isinstance(result, ErrorInfo) for result in results):
-            return None
-        return StateChanges([(*place, version) for place, version in made.reads.items()], made.ops, can_rerun)
-
-
-def must_rerun(channel: FrameChannel, done: BatchDone) -> bool:
-    """Has the gateway found a read out of date? It is asked only where that can be."""
-    if done.state is None or not done.state.reads:
-        return False
-    settled: CommitResult = channel.wait_for(CommitResult)
-    return settled.must_rerun
+    probe: bool = False  #: nobody knows how long it takes: look before it takes calls
+    tags_output: bool = False  #: what it prints is read, and says for whom it was
 
 
 class FunctionWorker:
@@ -132,7 +81,7 @@ class FunctionWorker:
         self.leaving = False
         self._channel = channel
         self._runner = runner
-        self._can_rerun = function.spec.idempotent
+        self._may_repeat = function.spec.idempotent
         self._has_state = function.spec.max_batch == 1
         self._device = setup.device
         self._cores = cores
@@ -167,7 +116,7 @@ class FunctionWorker:
     def run_until_committed(self, batch: RunBatch) -> None:
         """Run a batch, again if what it has read of the state was out of date by its end."""
         for tries in range(1, MAX_TRIES + 1):
-            done = self.run(batch, can_rerun=self._can_rerun and tries < MAX_TRIES)
+            done = self.run(batch, may_repeat=self._may_repeat and tries < MAX_TRIES)
             self._channel.send(done)
             if not must_rerun(self._channel, done):
                 return
@@ -179,21 +128,21 @@ class FunctionWorker:
         for slot in (*frame.slots, *frame.retired):
             self._pool.free(slot)
 
-    def run(self, batch: RunBatch, can_rerun: bool = False) -> BatchDone:
+    def run(self, batch: RunBatch, may_repeat: bool = False) -> BatchDone:
         """Run a batch. All the time it takes is time on the slice: values are decoded and encoded there too."""
         started_ns = time.perf_counter_ns()
         units = self._cores.apply(batch.mask)
         shared = [stored for job in batch.jobs for _, stored in job.leaves if isinstance(stored, ShmRef)]
-        link = BatchChannel(self._channel, batch, self._has_state)
-        results = self._results(batch, units, link)
-        still_viewed = [ref for ref in shared if self._reader.is_viewed(ref)]
+        line = BatchChannel(self._channel, batch, self._has_state)
+        results = self._results(batch, units, line)
+        kept = [ref for ref in shared if self._reader.is_viewed(ref)]
         device_us = (time.perf_counter_ns() - started_ns) // 1000
         spans = self._spans
         if spans:
             self._spans = []
-        return BatchDone(batch.batch_id, device_us, results, still_viewed, link.changes(results, can_rerun), spans)
+        return BatchDone(batch.batch_id, device_us, results, kept, line.changes(results, may_repeat), spans)
 
-    def _results(self, batch: RunBatch, units: int, link: BatchChannel) -> list[bytes | ShmRef | ErrorInfo]:
+    def _results(self, batch: RunBatch, units: int, line: BatchChannel) -> list[bytes | ShmRef | ErrorInfo]:
         """Results of a batch. In a frame of its own: when it returns, nothing of ours refers to the inputs any more."""
         outputs: list[Any] = [None] * len(batch.jobs)
         calls: dict[int, dict[str, Any]] = {}
@@ -209,7 +158,7 @@ class FunctionWorker:
         call_ids = tuple([job.call_id for job in batch.jobs])
         self._runner.emit = self._emit_for(batch) if batch.jobs[0].is_streaming else None
         context = BatchContext(
-            *(units, len(calls), call_ids, self._device, 0, ends_s, link.heartbeat, link.transaction),
+            *(units, len(calls), call_ids, self._device, 0, ends_s, line.heartbeat, line.transaction),
             *(batch.jobs, self._spans, self._function),
         )
         with active_context(context), attach_trace(context):
@@ -223,7 +172,7 @@ class FunctionWorker:
 
         def emit(piece: Any) -> bool:
             self._channel.send(ResultChunk(batch.batch_id, job_id, encoding.encode(piece)))
-            return not any(isinstance(frame, CancelStream) and frame.job_id == job_id for frame in self._channel.lookahead())
+            return not self._channel.is_cancelled(job_id)
 
         return emit
 
@@ -238,7 +187,7 @@ class FunctionWorker:
                 raise LaminaError(f"{len(outputs)} results came back for {len(calls)} calls")
             return outputs
         except BaseException as error:  # KeyboardInterrupt too: a function may end its call, not its worker
-            if len(calls) == 1 or not self._can_rerun:
+            if len(calls) == 1 or not self._may_repeat:
                 return [error] * len(calls)
         return [output for call in calls for output in self._outputs([call])]
 
@@ -257,7 +206,7 @@ def main(argument: str) -> int:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which then tells us
     os.set_inheritable(setup.fd, False)
-    channel = FrameChannel(socket.socket(fileno=setup.fd), to_worker_reader())
+    channel = FrameChannel(socket.socket(fileno=setup.fd))
     sys.argv = [setup.app]
     with contextlib.suppress(AttributeError):  # there may be no stdout, or one without lines
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -265,7 +214,7 @@ def main(argument: str) -> int:
         tag_output()
     try:
         return _work(setup, channel)
-    except (BrokenPipeError, ConnectionResetError):  # the gateway is gone
+    except (BrokenPipeError, ConnectionResetError):  # nobody is left to work for
         return 0
     finally:
         finish_tagged_output()

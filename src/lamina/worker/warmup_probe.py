@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lamina import encoding
+from lamina.ipc.protocol import ErrorInfo, JobFrame, ReleaseSlots, RunBatch, ShmRef
 from lamina.sdk.sample_inputs import samples_of
-from lamina.values.references import ErrorInfo, ReleaseSlots, ShmRef
-from lamina.worker.protocol import JobFrame, RunBatch
 
 if TYPE_CHECKING:
     from lamina.sdk.function import Function

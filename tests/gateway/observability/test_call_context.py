@@ -9,7 +9,7 @@ import pytest
 
 from lamina.bootstrap import open_local
 from lamina.gateway.bootstrap import open_gateway
-from lamina.gateway.observability.function_logs import FunctionLogs
+from lamina.gateway.observability.function_logs import FunctionLogs, subscribe
 from lamina.gateway.observability.tracer import Span, Tracer, parse_traceparent
 from tests.serving import Browser, run, write_app
 
@@ -36,7 +36,7 @@ def told(tmp_path: Path, header: str, gpu: str) -> tuple[Any, list[Span], str, l
 
     async def work() -> tuple[Any, str]:
         live = open_local(str(write_app(tmp_path, APP.format(gpu=", gpu=lamina.GPU(0.5)" if gpu != "no" else ""))), gpu=gpu)
-        live.loop.engine.shared.subscribe_output(output.add)
+        subscribe(live.loop.engine, output.add)
         gateway = await open_gateway(live, traces=Tracer(spans.append, seed=1))
         try:
             async with Browser(gateway.port) as browser:

@@ -18,7 +18,7 @@ from benchmarks.postgres import private_server
 
 from lamina import policies
 from lamina.bootstrap import open_local
-from lamina.durable.runs import MAX_RUNS
+from lamina.durable.residency import MAX_RUNS
 from lamina.errors import BadValue, Cancelled, Conflict, DeadlineExceeded, FunctionFailed, LaminaError, NotFound, StoreDown
 from lamina.gateway.bootstrap import Gateway, open_gateway
 from lamina.gateway.caller_identity import ALL, CallerIdentity
@@ -259,10 +259,10 @@ def test_what_is_not_there_or_makes_no_sense_is_said_so(client: Client, path: st
 def test_a_run_past_its_deadline_is_not_begun(server: Server, client: Client):
     assert server.gateway is not None and server.gateway.durable is not None
     durable = server.gateway.durable
-    server.on_loop(lambda: setattr(durable.loader, "_is_closed", True))  # nothing is fetched for a while
+    server.on_loop(lambda: setattr(durable.loader, "closed", True))  # nothing is fetched for a while
     run = client.start("double", {"x": 777}, deadline="1ms")
     server.do(asyncio.sleep(0.01))
-    server.on_loop(lambda: setattr(durable.loader, "_is_closed", False))
+    server.on_loop(lambda: setattr(durable.loader, "closed", False))
     with pytest.raises(DeadlineExceeded):
         run.result("100s")
     assert server.ledger("double 777") == []

@@ -37,7 +37,7 @@ class World(Script):
         policy = policies.build("admission", options or {})
         self.given(*functions, policy=policy, devices=devices, warm=more.pop("warm", True), engine=True, **more)
         self.predictor.latency_us = self._latency_us  # type: ignore[method-assign]
-        policy._placements.invalidate()  # type: ignore[attr-defined]
+        policy._prospects.forget()  # type: ignore[attr-defined]
         self.at(1 * MS)
         self.policy = policy
         return self
@@ -52,7 +52,7 @@ class World(Script):
     def call(self, name: str, within_ms: float = 0, cost: float = 0.0, target: str = "f") -> str:
         deadline_us = self.now_us + int(within_ms * MS) if within_ms else 2**62
         self.tell(CallArrived(Call(name, target, self.now_us, deadline_us, deadline_us, cost_limit=cost)))
-        self.policy._slots.table.check()  # type: ignore[attr-defined]
+        self.policy._booked.table.check()  # type: ignore[attr-defined]
         return self.ending(name)
 
     def wait(self, ms: float) -> World:
@@ -201,7 +201,7 @@ def test_what_a_choice_leaves_out_is_given_back_at_once():
     world.wait(11)
     assert world.ending("c") == "reply"
     world.call("next", within_ms=10.1, target="b")  # somebody is asked, so the table is tidied
-    assert sum(1 for _ in world.policy._slots.table) == 1  # type: ignore[attr-defined]
+    assert sum(1 for _ in world.policy._booked.table) == 1  # type: ignore[attr-defined]
 
 
 def test_the_dearest_way_is_what_a_limit_is_held_against():

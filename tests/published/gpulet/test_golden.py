@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from lamina.lab.experiments._glet_world import differing, gpulets, same
-from lamina.planner.partitioning.catalogue import PlanTask
-from lamina.planner.partitioning.plan import RateDemand, rate_with_headroom
-from lamina.published.gpulet.elastic_partitioning import schedule
-from lamina.published.gpulet.planner import SLACK_RPS, GpuletPlanner
+from lamina.planner.partitioning.burst_headroom import rate_with_headroom
+from lamina.planner.partitioning.catalogue import SLACK_RPS, PlanTask
+from lamina.planner.partitioning.plan import GpuletPlanner
+from lamina.published.gpulet.elastic_partitioning import RateDemand, schedule
 from lamina.published.gpulet.quirks import COMPAT, Quirks
 from lamina.published.gpulet.replan import replan
 
@@ -87,8 +87,8 @@ def test_latencies_equal_the_original(row: list[Any]):
 @pytest.mark.parametrize("row", GOLDEN["unit"]["interference"], ids=str)
 def test_slowdowns_equal_the_original(row: list[Any]):
     kind, model, batch, part, other, other_batch, other_part, _, slowdown = row
-    own = CAPACITY.interference.traffic_terms(kind, model, part)[0][batch]
-    theirs = CAPACITY.interference.traffic_terms(kind, other, other_part)[1][other_batch]
+    own = CAPACITY.interference.sides(kind, model, part)[0][batch]
+    theirs = CAPACITY.interference.sides(kind, other, other_part)[1][other_batch]
     assert f"{CAPACITY.interference.slowdown(own, theirs):.9g}" == f"{slowdown:.9g}"
 
 

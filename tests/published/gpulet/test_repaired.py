@@ -9,11 +9,11 @@ from itertools import pairwise
 import pytest
 
 from lamina.errors import BadValue
-from lamina.planner.partitioning.catalogue import Catalogue, PlannerRules, PlanTask
-from lamina.planner.partitioning.plan import RateDemand, heavy_first, rate_with_headroom
-from lamina.published.gpulet.elastic_partitioning import schedule
+from lamina.planner.partitioning.burst_headroom import rate_with_headroom
+from lamina.planner.partitioning.catalogue import RULES_BY_POLICY, Catalogue, PlannerRules, PlanTask
+from lamina.planner.partitioning.plan import GpuletPlanner
+from lamina.published.gpulet.elastic_partitioning import RateDemand, heavy_first, schedule
 from lamina.published.gpulet.plan_check import violations
-from lamina.published.gpulet.planner import RULES_BY_POLICY, GpuletPlanner
 from lamina.published.gpulet.quirks import REPAIRED
 
 from .sweeps import CATALOGUE, CONFIGS, SLO_MS, compat, repaired, scenarios

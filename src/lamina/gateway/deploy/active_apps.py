@@ -95,13 +95,17 @@ class ActiveApps:
         before = self.apps.get(served.app)
         specs = served.function_specs(self.overrides)
         gone = _retired_specs(before, specs, self._loop.controller.state.functions) if before is not None else []
-        shared = self._loop.engine.shared
-        paths_before = shared.app_paths
-        shared.set_app_paths({**paths_before, **{spec.name: served.path for spec in specs if served.path}})
+        engine = self._loop.engine
+        places: list[dict[str, str]] = [part.apps for part in getattr(engine, "parts", [engine]) if hasattr(part, "apps")]
+        before_paths = [dict(place) for place in places]
+        for place in places:
+            place.update({spec.name: served.path for spec in specs if served.path})
         try:
             self._loop.post(Deployed((*specs, *gone), served.manifest.flows))
         except BaseException:
-            shared.set_app_paths(paths_before)
+            for place, was in zip(places, before_paths, strict=True):
+                place.clear()
+                place.update(was)
             raise
         self._set_triggers(served)
         self.apps[served.app] = served

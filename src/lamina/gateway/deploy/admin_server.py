@@ -11,11 +11,12 @@ from typing import Any
 from lamina.access.access_control import AccessControl
 from lamina.access.admin_service import AdminService
 from lamina.drivers.realtime import RealtimeDriver
+from lamina.engines.composite import cpu_engine_of
 from lamina.gateway.auth import Authenticator, check_host
 from lamina.gateway.bootstrap import Gateway
 from lamina.gateway.deploy.admin_routes import AdminRoutes
 from lamina.gateway.deploy.deployments import Deployments
-from lamina.gateway.observability.function_logs import FunctionLogs
+from lamina.gateway.observability.function_logs import FunctionLogs, subscribe
 from lamina.gateway.routes import http_codec
 from lamina.gateway.routes.router import Router
 from lamina.sdk.app import App
@@ -37,7 +38,7 @@ async def open_access(store: Store) -> AccessControl:
 def collect_function_logs(engine: Any) -> FunctionLogs:
     """Collect what workers print from now on; called before the engine starts, so that no line is missed."""
     output = FunctionLogs()
-    engine.shared.subscribe_output(output.add)
+    subscribe(engine, output.add)
     return output
 
 
@@ -78,7 +79,7 @@ class DeploymentSetup:
 
     async def __call__(self, app: App, loop: RealtimeDriver, api: Router) -> None:
         self.deployments = Deployments(app, loop, api, self.access, self._folder, self._file)
-        self.access.give_secrets(loop.engine.shared, self.deployments.active.tenant_of)
+        self.access.give_secrets(cpu_engine_of(loop.engine), self.deployments.active.tenant_of)
         await self.deployments.restore()
 
 

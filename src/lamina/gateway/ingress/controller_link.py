@@ -34,9 +34,8 @@ from lamina.gateway.ingress.messages import (
     pack_messages,
 )
 from lamina.gateway.routes.http_codec import HttpProblem
-from lamina.ipc.framing import FrameError
+from lamina.ipc.protocol import FrameError, ReleaseSlots, ShmRef
 from lamina.server.request import HttpRequest
-from lamina.values.references import ReleaseSlots, ShmRef
 from lamina.values.shm import ShmPool, ShmReader
 
 INLINE_BYTES = 8 * 1024

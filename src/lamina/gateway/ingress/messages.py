@@ -11,11 +11,10 @@ from msgspec import Struct
 from lamina.core.actions import Reply
 from lamina.gateway.observability.logs import LogFormat
 from lamina.gateway.routes.http_codec import HttpProblem
-from lamina.ipc.framing import FrameReader, FrameTooBig, Natural, StopProcess, pack
+from lamina.ipc.protocol import FrameReader, FrameTooBig, Natural, ReleaseSlots, ShmRef, StopProcess, pack
 from lamina.sdk.binding import Param
 from lamina.sdk.tensors import Signature
 from lamina.server.http1 import HttpLimits
-from lamina.values.references import ReleaseSlots, ShmRef
 
 MAX_HEADS = 1_024
 """So many heads are numbered; then all are sent anew."""

@@ -20,9 +20,9 @@ from lamina.gateway.ingress.messages import (
 from lamina.gateway.oip.grpc_methods import RpcError as RpcTrouble
 from lamina.gateway.routes.calls import PendingCall
 from lamina.gateway.routes.http_codec import HttpProblem
+from lamina.ipc.protocol import Stored
 from lamina.server.exchange import Exchange
 from lamina.server.request import HttpRequest
-from lamina.values.references import Stored
 
 if TYPE_CHECKING:
     from lamina.gateway.ingress.session import IngressSession

@@ -32,10 +32,9 @@ from lamina.gateway.ingress.remote_replies import RemoteCall, RemoteExchange, Re
 from lamina.gateway.oip.grpc_methods import RpcContext
 from lamina.gateway.oip.inference import InferenceRequest
 from lamina.gateway.routes import http_codec, request_options, streaming
-from lamina.ipc.framing import FrameError
+from lamina.ipc.protocol import FrameError, ShmRef, Stored
 from lamina.server.request import DecodedBody, HttpRequest
 from lamina.types import call_for
-from lamina.values.references import ShmRef, Stored
 from lamina.values.slot_refs import SlotReferences, WorkerSlots
 
 if TYPE_CHECKING:

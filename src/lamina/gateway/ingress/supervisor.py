@@ -8,6 +8,7 @@ import logging
 import socket
 from typing import Any
 
+from lamina.engines.composite import cpu_engine_of
 from lamina.gateway.ingress.messages import IngressReady, IngressSetup, ModelInfo, RouteTable, StopAccepting, ingress_reader
 from lamina.gateway.ingress.session import IngressSession
 from lamina.gateway.observability import logs
@@ -91,7 +92,7 @@ class IngressSupervisor:
             tls=self._tls,
             log_format=logs.current_format(),
         )
-        desk.process = ChildProcess(self.loop, setup, desk.on_messages, lambda: self._on_lost(desk), PROCESS_SPEC)
+        desk.process = ChildProcess(self.loop, setup, desk.on_messages, lambda: self._on_lost(desk), kind=PROCESS_SPEC)
         self.sessions.append(desk)
         return desk
 
@@ -144,3 +145,9 @@ def _check_free(host: str, port: int) -> None:
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(address)
+
+
+def slot_references_of(engine: object) -> SlotReferences | None:
+    """The shared memory of an engine; emulated engines move no bytes and have none."""
+    local = cpu_engine_of(engine)
+    return local.ledger if local is not None else None

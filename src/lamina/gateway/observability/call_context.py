@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lamina.core.actions import JobRef
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.drivers.timer import clock_us
-from lamina.engines.base import Origin
+from lamina.engines.job_delivery import Origin
 from lamina.gateway.observability.tracer import Tracer
 
 
@@ -20,7 +22,9 @@ def attach_call_context(loop: RealtimeDriver, traces: Tracer | None, *, has_tena
         run = runs.get(job.call_id) if has_tenants else None
         return run.call.tenant if run is not None else "", traces.step_traceparent(job, batch_id) if traces is not None else ""
 
-    if traces is None:
-        loop.engine.shared.trace(origin)
-    else:
-        loop.engine.shared.trace(origin, lambda batch_id, spans: traces.add_user_spans(batch_id, spans, origin_us))
+    engine: Any = loop.engine
+    for part in getattr(engine, "parts", [engine]):
+        if hasattr(part, "origin"):
+            part.origin = origin
+            if traces is not None:
+                part.on_spans = lambda batch_id, spans: traces.add_user_spans(batch_id, spans, origin_us)

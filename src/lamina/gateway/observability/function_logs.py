@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from lamina.engines.cpu import OnFunctionOutput
 from lamina.errors import BadValue, NotFound
 from lamina.gateway.routes import http_codec
 from lamina.server.exchange import Exchange
@@ -17,6 +19,25 @@ from lamina.server.request import HttpRequest
 KEPT_LINES = 10_000
 MAX_CHARS = 4_000
 CONTENT_TYPE = b"application/x-ndjson"
+
+
+def subscribe(engine: Any, told: OnFunctionOutput, *, instead: bool = False) -> None:
+    """Subscribe to every line that functions print; `instead`: they no longer go to stderr as they are."""
+    for part in getattr(engine, "parts", [engine]):
+        if hasattr(part, "on_line"):
+            part.on_line = _both(part.on_line, told)
+            part.echo_lines = part.echo_lines and not instead
+
+
+def _both(first: OnFunctionOutput | None, second: OnFunctionOutput) -> OnFunctionOutput:
+    if first is None:
+        return second
+
+    def both(function: str, instance: str, calls: tuple[str, ...], text: str) -> None:
+        first(function, instance, calls, text)
+        second(function, instance, calls, text)
+
+    return both
 
 
 class FunctionLogLine(Struct, frozen=True):

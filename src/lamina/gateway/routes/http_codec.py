@@ -13,9 +13,9 @@ from lamina.core.actions import FailCall, Reject, Reply
 from lamina.errors import REFUSALS, BadValue, LaminaError, UnknownEncoding
 from lamina.gateway.observability import logs
 from lamina.gateway.routes.multipart import parse_multipart
+from lamina.ipc.protocol import ErrorInfo
 from lamina.sdk.binding import NOTHING, Param, bind, bind_named
 from lamina.server.request import HttpRequest
-from lamina.values.references import ErrorInfo
 
 JSON = b"application/json"
 VALUE = b"application/vnd.lamina.value"

@@ -170,7 +170,7 @@ class RunRoutes:
                 self._answer(*found, request, exchange)
 
         if wait_ms:
-            waiting.begin(wait_ms / 1000, look, lambda woken: self._durable.on_completed(row.id, woken))
+            waiting.begin(wait_ms / 1000, look, lambda woken: self._durable.listeners.add(row.id, woken))
             exchange.on_disconnect = waiting.stop
         look()
 

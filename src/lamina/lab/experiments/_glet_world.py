@@ -11,15 +11,13 @@ from typing import Any
 
 from lamina.lab import data
 from lamina.planner.fleet.packing import FleetPacker
-from lamina.planner.partitioning.catalogue import Catalogue, PlanTask
-from lamina.planner.partitioning.plan import RateDemand
+from lamina.planner.partitioning.catalogue import NETWORK_GBITS, RULES_BY_POLICY, SLACK_RPS, Catalogue, PlanTask
+from lamina.planner.partitioning.plan import GpuletPlanner
 from lamina.published.gpulet import world
 from lamina.published.gpulet.capacity import OriginalAborted
 from lamina.published.gpulet.data_files import read_catalogue
 from lamina.published.gpulet.draft import DraftPlan
-from lamina.published.gpulet.elastic_partitioning import schedule
-from lamina.published.gpulet.offline import rivals
-from lamina.published.gpulet.planner import NETWORK_GBITS, RULES_BY_POLICY, SLACK_RPS, GpuletPlanner
+from lamina.published.gpulet.elastic_partitioning import RateDemand, schedule
 from lamina.published.gpulet.quirks import COMPAT, REPAIRED
 from lamina.sim.scenario import Scenario
 from lamina.sim.workload import Workload, steps
@@ -97,8 +95,7 @@ def repaired(policy: str) -> GpuletPlanner:
 
 @cache
 def packer() -> FleetPacker:
-    rules = RULES_BY_POLICY["gpulet"]
-    return FleetPacker(catalogue(), rules, rivals=rivals(catalogue(), rules))
+    return FleetPacker(catalogue(), catalogue(), RULES_BY_POLICY["gpulet"])
 
 
 def scenarios(levels: Sequence[int], start: int = 0, step: int = 1) -> Iterator[list[PlanTask]]:

@@ -15,17 +15,8 @@ from itertools import product
 
 from lamina.planner.fleet.slicing import ModelTurn, SlicedGpu, SliceFitter, TimeSharedSlice, neighbours_of
 from lamina.planner.partitioning.catalogue import WHOLE, PlanTask
-from lamina.planner.partitioning.plan import (
-    PartitionPlan,
-    PlannedSlice,
-    RateDemand,
-    SliceShare,
-    frequent_first,
-    heavy_first,
-    light_first,
-    tight_first,
-    with_headroom,
-)
+from lamina.planner.partitioning.plan import PartitionPlan, PlannedSlice, SliceShare, with_headroom
+from lamina.published.gpulet.elastic_partitioning import RateDemand, frequent_first, heavy_first, light_first, tight_first
 
 EPSILON = 1e-6
 ORDERS = (heavy_first, tight_first, frequent_first, light_first)

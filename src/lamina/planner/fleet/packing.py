@@ -16,27 +16,35 @@ from math import ceil
 
 from lamina.planner.fleet.greedy import EPSILON, STRATEGIES, GreedyPacker
 from lamina.planner.fleet.slicing import SliceFitter
-from lamina.planner.partitioning.catalogue import WHOLE, Catalogue, PlannerRules, PlanTask
+from lamina.planner.partitioning.catalogue import RULES_BY_POLICY, WHOLE, Catalogue, PlannerRules, PlanTask
 from lamina.planner.partitioning.linear_interference import SliceInterference
-from lamina.planner.partitioning.plan import HEADROOMS, OfflinePlanner, PartitionPlan, with_headroom
+from lamina.planner.partitioning.plan import HEADROOMS, GpuletPlanner, PartitionPlan, with_headroom
+from lamina.published.gpulet.quirks import REPAIRED
 
 _FEW_STRATEGIES = STRATEGIES[:4]
 
 
 class FleetPacker:
-    """Keep one for many plans. `rivals` are other planners for the same models: their plans compete with the greedy ones."""
+    """Keep one for many plans. `fine` has every size of a slice, `two` gpu-let's cuts; the models are the same."""
 
     def __init__(
         self,
-        catalogue: Catalogue,
+        fine: Catalogue,
+        two: Catalogue,
         rules: PlannerRules,
-        interference: SliceInterference | None = None,
-        rivals: Sequence[OfflinePlanner] = (),
+        beside_fine: SliceInterference | None = None,
+        beside_two: SliceInterference | None = None,
     ) -> None:
-        self.catalogue = catalogue
+        self.catalogue = fine
         self.rules = rules
-        self._greedy = GreedyPacker(SliceFitter(catalogue, rules, interference))
-        self._rivals = rivals
+        self._greedy = GreedyPacker(SliceFitter(fine, rules, beside_fine))
+        names = ("gpulet" if rules.interference else "gpulet-noint", "timesharing")
+        self._rivals = [GpuletPlanner(two, self._like(RULES_BY_POLICY[name]), REPAIRED, beside_two) for name in names]
+
+    def _like(self, rules: PlannerRules) -> PlannerRules:
+        """A rival plays by the same rules but for what makes it one."""
+        ours = self.rules
+        return replace(rules, latency_ratio=ours.latency_ratio, network_gbits=ours.network_gbits, max_models=ours.max_models)
 
     def plan(
         self, tasks: Sequence[PlanTask], kinds: Sequence[str], headrooms: Sequence[float] = HEADROOMS, *, thorough: bool = True
@@ -44,7 +52,7 @@ class FleetPacker:
         """On these GPUs: everything, with as much headroom as fits, on as few of them and as few units as possible."""
         tasks = [task for task in tasks if task.rate > 0]
         kinds = sorted(kinds)
-        hopeless = self._greedy.slicing.infeasible_plan(tasks, kinds)
+        hopeless = self._rivals[0].infeasible_plan(tasks, kinds)
         if hopeless:
             return hopeless
         best: PartitionPlan | None = None
@@ -103,7 +111,7 @@ class FleetPacker:
     ) -> tuple[tuple[str, ...], PartitionPlan]:
         """The fewest GPUs of these kinds that serve everything with all headroom, and the plan."""
         mix: tuple[str, ...] = tuple(sorted(kinds)[:1])
-        hopeless = self._greedy.slicing.infeasible_plan(tasks, kinds)
+        hopeless = self._rivals[0].infeasible_plan(tasks, kinds)
         if hopeless is not None:
             return mix, hopeless
         least = self._at_least(tasks, kinds)

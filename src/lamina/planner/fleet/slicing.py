@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from lamina.planner.partitioning.capacity import SliceCapacity, infeasible_plan
-from lamina.planner.partitioning.catalogue import WHOLE, Catalogue, PlannerRules, PlanTask
+from lamina.planner.partitioning.catalogue import WHOLE, Catalogue, PlannerRules
 from lamina.planner.partitioning.device_catalogue import fit_side_by_side
 from lamina.planner.partitioning.duty_cycle import TINY, CycleLoad, DutyCycle, longest_cycle
 from lamina.planner.partitioning.linear_interference import NeighbourBatch, SliceInterference
-from lamina.planner.partitioning.plan import PartitionPlan
+from lamina.published.gpulet.capacity import GpuletCapacity
+from lamina.published.gpulet.quirks import REPAIRED
 
 _ROUNDS = 6
 """Of neighbours giving way to each other."""
@@ -48,7 +48,7 @@ Shape = tuple[int, tuple[ModelTurn, ...]]
 class SliceFitter:
     def __init__(self, catalogue: Catalogue, rules: PlannerRules, neighbours: SliceInterference | None = None) -> None:
         self.catalogue, self.rules = catalogue, rules
-        self._capacity = SliceCapacity(catalogue, rules, neighbours)
+        self._capacity = GpuletCapacity(catalogue, rules, REPAIRED, neighbours)
         self._sizes = {kind: known.parts for kind, known in catalogue.kinds.items()}
         self.most_per_percent = self._capacity.max_rate_per_percent
 
@@ -99,10 +99,6 @@ class SliceFitter:
         slowdown = self._capacity.interference.slowdown_among(kind, model, part, beside)
         run, ratio = table.profiled_ms(kind, model, part), table.ratio
         return lambda batch: solo[batch] + run[batch] * (slowdown(batch) - 1) * ratio
-
-    def infeasible_plan(self, tasks: Sequence[PlanTask], kinds: Sequence[str]) -> PartitionPlan | None:
-        """A plan that says which models miss their SLO even alone on a GPU; None if none does."""
-        return infeasible_plan(self._capacity, self.catalogue, tasks, kinds)
 
     def max_rate(self, kind: str, turn: ModelTurn, part: int) -> float:
         """Requests a second of a slice that never rests, alone on its device."""

@@ -13,12 +13,18 @@ WHOLE = 100
 PARTS = (20, 40, 50, 60, 80, WHOLE)
 """Shares of a GPU, in percent, that a gpulet may have."""
 
+SLACK_RPS = 15
+"""Requests a second that gpu-let leaves unserved without a second thought."""
+
 PROCESS_MB = 1230
 """What a process of its own costs on the device, before any model is loaded."""
 
 USABLE_MEMORY = 0.9
 INFEASIBLE_MS = 1e12
 """How long a batch takes that cannot be. Not infinite: a difference of two must stay a number."""
+
+NETWORK_GBITS = 3.0
+"""Input one GPU may receive per second in gpu-let's testbed, in units of 2^30 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,14 @@ class PlannerRules:
     max_models: int = 3  #: models that may take turns on one gpulet
     latency_ratio: float = 1.1  #: safety factor on every latency
     network_gbits: float = math.inf  #: input one GPU may receive per second, in units of 2^30 bits
+
+
+RULES_BY_POLICY: dict[str, PlannerRules] = {
+    "gpulet": PlannerRules(),
+    "gpulet-noint": PlannerRules(interference=False),
+    "greedy_part": PlannerRules(interference=False, self_tuning=True),
+    "timesharing": PlannerRules(partitioning=False, interference=False),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from lamina.errors import BadValue
 from lamina.planner.partitioning.catalogue import MAX_BATCH, Catalogue
+from lamina.published.gpulet.quirks import Quirks
 
 _POWERS = {1 << power for power in range(MAX_BATCH.bit_length())}
 
@@ -32,9 +33,9 @@ class SliceInterference(Protocol):
 
 
 class TrafficInterference:
-    def __init__(self, catalogue: Catalogue, rounding: Callable[[float], float]) -> None:
+    def __init__(self, catalogue: Catalogue, quirks: Quirks) -> None:
         self._catalogue = catalogue
-        self._single = rounding
+        self._single = quirks.single
         self._sides: dict[tuple[str, int, int], tuple[list[float], list[float]]] = {}
 
     def slowdown_beside(self, kind: str, model: int, part: int, others: Iterable[NeighbourBatch]) -> Callable[[int], float]:

@@ -12,7 +12,6 @@ from lamina.core.policy import View
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import Instance
 from lamina.planner.partitioning.device_catalogue import fit_side_by_side
-from lamina.planner.partitioning.plan import PartitionPlan
 from lamina.types import DeviceSpec, FunctionSpec
 
 
@@ -33,22 +32,6 @@ class SliceAssignment(Struct, frozen=True):
     duty_us: int  #: length of a round
     busy_us: int  #: of which something runs
     turns: tuple[TurnAssignment, ...]
-
-
-def slice_assignments(plan: PartitionPlan) -> list[SliceAssignment]:
-    """Slice assignments of a plan, for the policies that carry it out."""
-    return [
-        SliceAssignment(
-            cut.gpu,
-            cut.kind,
-            cut.units,
-            int(cut.duty_ms * 1000),
-            int(sum(share.run_ms for share in cut.shares) * 1000),
-            tuple(TurnAssignment(share.model, share.batch, share.throughput) for share in cut.shares),
-        )
-        for cut in plan.slices
-        if cut.shares
-    ]
 
 
 @dataclass(slots=True)

@@ -108,7 +108,7 @@ class Policy:
                 shedder.record_arrival(flow.name)
                 return Reject(call.id, "deadline", max(1_000, needed_us - allowed_us), needed_us)
         for name in flow.functions:
-            if not view.functions[name].instances and not view.can_host(view.functions[name]):
+            if not view.can_host(view.functions[name]):
                 return Reject(call.id, "no-capacity")
         margin_us = view.admission_margin_us(call.target)
         within_us = int((allowed_us - margin_us) / (1 + self.margin))
@@ -132,11 +132,7 @@ class Policy:
             self._to_prefetch.update({name: None for name in flow.functions if not view.functions[name].instances})
         return self._recent.admit(view, flow, estimate_us)
 
-    # ------------------------------------------------------------------ deployment and scaling
-
-    def warm_up(self) -> None:
-        """Import what workflow plans are made with. At the first plan that would take longer than most calls have."""
-        import numpy  # noqa: F401, ICN001
+    # ------------------------------------------------------------------ scaling
 
     def scale(self, view: View) -> Iterator[Decision]:
         return self._autoscaler.scale(view)
@@ -170,26 +166,19 @@ class Policy:
         if len(head.run.jobs) > 1 and self._feasibility.is_infeasible(view, function, head):
             return Drop(head)
         slots = free_candidates(view, self._tables, function)
-        waiting = len(queue)
-        if waiting == 1:
-            in_time, jobs = head.due_us >= now_us + fastest_us, [head]
-        else:
-            late = queue.count_due_before(now_us + fastest_us)
-            in_time, jobs = late < waiting, select_batch(function, waiting, late, slots, now_us)
-            head = jobs[0]
+        late = queue.count_due_before(now_us + fastest_us)
+        in_time = late < len(queue)
+        jobs = select_batch(function, late, slots, now_us)
+        head = jobs[0]
         has_goal = states_goal(head.run.call, head.run.flow.slo)
-        for slot in slots:
-            if slot.device.spec.link_mib_per_s:
-                slots = _with_transfers(view, jobs, slots)
-                break
+        slots = _with_transfers(view, jobs, slots)
         for slot in slots:
             if not (slot.table.is_known and has_goal and not slot.is_exact) and _is_unprofiled(function, slot):
                 return _probe(function, jobs, slot)
         plan = None
         if in_time and has_goal and (slots or len(function.instances) > 1):
-            plan = self._plans.step_plan(view, head) if head.run.flow.sole_task is None else None
-            if len(function.instances) > 1:
-                slots = self._on_paying_kinds(view, function, head, plan, slots)
+            plan = self._plans.step_plan(view, head)
+            slots = self._on_paying_kinds(view, function, head, plan, slots)
         cost_limit = self._budget.step_budget(view, head) if in_time and head.run.call.cost_limit else math.inf
         decision = NOTHING
         if slots:
@@ -222,7 +211,7 @@ class Policy:
         now_us, head = view.now_us, jobs[0]
         end_us = _end_us(head, in_time)
         again_us = min(view.next_slot_us(function), end_us - fastest_us + 1)
-        if in_time and has_goal and len(function.instances) > 1:
+        if in_time and has_goal:
             slots = self._on_paying_kinds(view, function, head, plan, slots)
         for slot in sorted(slots, key=lambda slot: slot.at_us):
             slot = _with_transfers(view, jobs, [slot])[0]
@@ -250,13 +239,13 @@ class Policy:
     ) -> Decision:
         """Start the batch, unless its runs cannot pay for it, or predictions have moved since its table was built."""
         name, now_us, chosen, where = function.spec.name, view.now_us, jobs[: config.batch], slot.slot_for(config)
-        units = where.mask.bit_count()
+        units = where.units
         for job in chosen:
             if job.run.call.cost_limit:
                 if over_budget := self._over_budget(view, function, jobs, slot, config, units):
                     return over_budget
                 break
-        us = slot.table.latency_us(config.batch, units, config.cores)
+        us = view.latency_us(name, slot.device, config.batch, units, config.cores)
         if slot.device.spec.link_mib_per_s:
             us += view.transfer_us(chosen, slot.device)
         end_us = slot.at_us + us
@@ -298,6 +287,8 @@ class Policy:
         self, view: View, function: FunctionState, head: Job, plan: StepPlan | None, slots: list[CandidateSlot]
     ) -> list[CandidateSlot]:
         """Slots without the kinds of devices that do not pay at this arrival rate."""
+        if len(function.instances) < 2:
+            return slots
         call, after = head.run.call, plan.step.after if plan is not None else None
         slo_us = call.deadline_us - call.arrived_us
         dominated = self._kinds.dominated(view, function, head.run.flow, slo_us, after, self._shedder.is_overloaded)

@@ -73,6 +73,8 @@ class BacklogModel:
 
     def competing_work_us(self, view: View, function: FunctionState, instances: list[Instance], allowed_us: int) -> int:
         """What other functions have waiting on its devices that is due sooner, where that is least."""
+        if len(view.waiting) + len(view.deferred) <= 1:
+            return 0
         snapshot = self.snapshot(view, allowed_us, True)
         own_us = snapshot.own_us.get(function.spec.name, 0.0)
         return max(0, int(min(snapshot.delay_us.get(one.device, 0.0) for one in instances) - own_us))

@@ -34,9 +34,10 @@ WHOLE_EVERY = 16
 # ------------------------------------------------------------------------ members
 
 
-def select_batch(function: FunctionState, waiting: int, late: int, slots: list[CandidateSlot], now_us: int) -> list[Job]:
-    """Jobs of the next batch, its head first: of so many waiting those that can be in time, then the `late` ones."""
+def select_batch(function: FunctionState, late: int, slots: list[CandidateSlot], now_us: int) -> list[Job]:
+    """Jobs of the next batch, its head first: those that can be in time, then the `late` ones of the queue."""
     queue, most = function.queue, function.spec.max_batch
+    waiting = len(queue)
     if late >= waiting:
         return batchable_prefix(queue.first(most))
     start = _batch_head(function, late, slots, now_us) if waiting - late > 1 and slots else late
@@ -164,8 +165,7 @@ class BatchPlanner:
             paid = slot.is_exact or slot.device.spec.owned
             if is_function or paid or arrivals.resubmit_share > CLOSED_LOOP:
                 until_us = wait_until_us(now_us, function, count, most, latency_us, start_by_us)
-                if until_us > now_us:
-                    again = recheck_at_count(now_us, function, count)
+                again = recheck_at_count(now_us, function, count)
         return decision._replace(until_us=until_us, at_count=again) if until_us > now_us else decision
 
     def avoid_split(

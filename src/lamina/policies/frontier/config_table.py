@@ -138,21 +138,18 @@ class ConfigTable:
 
     def cheapest_within(self, count: int, within_us: int) -> BatchConfig | None:
         """The cheapest batch of at most `count` that ends within this time, were all of the device free."""
-        key = (count, self.unit_counts[-1], self.core_counts[-1])
-        times, configs = self._fronts.get(key) or self._build_front(*key)
+        times, configs = self.pareto(count, self.unit_counts[-1], self.core_counts[-1])
         place = bisect_right(times, within_us)
         return configs[place - 1] if place else None
 
     def fastest(self, count: int = 1) -> BatchConfig | None:
         """The least time a batch of at most `count` takes on any slice."""
-        key = (count, self.unit_counts[-1], self.core_counts[-1])
-        configs = (self._fronts.get(key) or self._build_front(*key))[1]
+        configs = self.pareto(count, self.unit_counts[-1], self.core_counts[-1])[1]
         return configs[0] if configs else None
 
     def best_throughput(self, allowed_us: int) -> BatchConfig | None:
         """The cheapest way in full batches that leaves half of the time for waiting; the fastest if there is none."""
-        key = (self.max_batch, self.unit_counts[-1], self.core_counts[-1])
-        times, configs = self._fronts.get(key) or self._build_front(*key)
+        times, configs = self.pareto(self.max_batch, self.unit_counts[-1], self.core_counts[-1])
         if not configs:
             return None
         if not allowed_us:

@@ -83,9 +83,7 @@ class CompletionEstimator:
             return _cold_start_us(view, function, ahead, self._fastest_us(view, function, ahead)) if known.is_cold else 0
         best_us = 0
         for part, table, instances, configs in known.kinds:
-            others_us = 0
-            if len(view.waiting) + len(view.deferred) > 1:
-                others_us = self.backlog.competing_work_us(view, function, instances, allowed_us)
+            others_us = self.backlog.competing_work_us(view, function, instances, allowed_us)
             share = max(1, math.ceil(ahead * part))
             for config in configs:
                 us = others_us + _queue_delay_us(view, function, instances, table, config, share)
@@ -118,11 +116,8 @@ class CompletionEstimator:
             usual.append(config)
         kinds = []
         for rate, config, (table, instances) in zip(rates, usual, found.values(), strict=True):
-            configs = [config]
-            for other in (table.cheapest_within(table.max_batch, allowed_us), table.fastest()):
-                if other is not None and other not in configs:
-                    configs.append(other)
-            kinds.append(KindCapacity(rate / sum(rates), table, instances, configs))
+            configs = dict.fromkeys((config, table.cheapest_within(table.max_batch, allowed_us), table.fastest()))
+            kinds.append(KindCapacity(rate / sum(rates), table, instances, [one for one in configs if one is not None]))
         return FunctionCapacity(view.now_us + CAPACITY_FRESH_US if count else 0, basis, not count, kinds)
 
     def _fastest_us(self, view: View, function: FunctionState, ahead: int) -> Callable[[Device], int]:

@@ -51,14 +51,11 @@ class LoadShedder:
 
     def sheds(self, view: View, flow: Flow, backlog: BacklogModel) -> bool:
         """Count an arrival, and say whether it is shed: demand exceeds the devices, and it takes much."""
-        self._calls[flow.name] = self._calls.get(flow.name, 0) + 1
+        self.record_arrival(flow.name)
         hosts: Iterable[str] = view.functions[flow.functions[0]].instances_by_device if flow.functions else ()
         for host in hosts:
-            device, known = view.devices[host], self._devices.get(host)
-            if known is None:
-                known = self._devices[host] = _Device()
-            known.busy += device.busy.bit_count() / device.spec.units
-            known.seen += 1
+            device = view.devices[host]
+            self.record_utilisation(host, device.busy.bit_count() / device.spec.units)
         if view.now_us - self._updated_us >= UPDATE_US:
             work = {target: backlog.work_per_call(view, view.flows[target]) for target in self._targets if target in view.flows}
             self.update(view.now_us, {name: device.spec.units for name, device in view.devices.items()}, work)

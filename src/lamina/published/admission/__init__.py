@@ -1,1 +1,1 @@
-"""Admission control of the thesis UCB/EECS-2022-88, chapter 4: whole workflows reserved over time."""
+"""Admission control by reservations over time on CPUs and GPUs (thesis, chapter 4)."""

@@ -1,1 +1,1 @@
-"""Clockwork (OSDI 2020): one batch at a time on a whole GPU, the most urgent start first."""
+"""Clockwork (OSDI 2020): one model at a time on a GPU, and no call that would be late."""

@@ -1,1 +1,1 @@
-"""ESG (HPDC 2024) and its rivals INFless, Orion and Aquatope: search over configurations, queues per step, invokers."""
+"""ESG (HPDC 2024) and the rivals its authors compared it with: search, deadline split, invokers."""

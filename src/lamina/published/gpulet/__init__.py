@@ -1,1 +1,1 @@
-"""gpu-let (USENIX ATC 2022): GPUs cut in two, parts shared in time, every SLO met; with time sharing and greedy parts."""
+"""gpu-let (USENIX ATC 2022): GPUs cut in two, parts shared in time, every SLO met."""

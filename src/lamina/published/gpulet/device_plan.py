@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from lamina.core.policy import View
 from lamina.planner.partitioning.catalogue import PlanTask
-from lamina.planner.partitioning.plan import HEADROOMS, PartitionPlan
-from lamina.published.gpulet.planner import GpuletPlanner
+from lamina.planner.partitioning.plan import HEADROOMS, GpuletPlanner, PartitionPlan
 from lamina.types import DeviceSpec, FunctionSpec
 
 KEEP_FACTOR = 1.5  #: how much more others must be called to take the turn of a function that stands

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from lamina.planner.partitioning.plan import DemandOrder, RateDemand, light_first
 from lamina.published.gpulet.best_fit import allocate, has_room_for_all
 from lamina.published.gpulet.draft import DraftPlan, Gpulet, OpenDemand
 from lamina.published.gpulet.fill_free import fill_free
@@ -16,9 +16,37 @@ _TOP_UPS = 4
 """Rounds of placing what neighbours lost. Each may cost others a little; more than a few never end well."""
 
 
-def open_demand(wanted: RateDemand, rate: float | None = None) -> OpenDemand:
-    """What is to be placed of it: all, or `rate`."""
-    return OpenDemand(wanted.model, wanted.rate if rate is None else rate, wanted.slo_ms, wanted.slack)
+@dataclass(frozen=True, slots=True)
+class RateDemand:
+    """A model's rate to be placed."""
+
+    model: int
+    rate: float
+    slo_ms: float
+    slack: float
+
+    def open_demand(self, rate: float | None = None) -> OpenDemand:
+        return OpenDemand(self.model, self.rate if rate is None else rate, self.slo_ms, self.slack)
+
+
+DemandOrder = Callable[[RateDemand], tuple[float, ...]]
+
+
+def light_first(wanted: RateDemand) -> tuple[float, ...]:
+    """Those with little to gather before their SLO: they fit anywhere now, and nowhere once GPUs are cut for others."""
+    return wanted.rate * wanted.slo_ms, -wanted.model
+
+
+def heavy_first(wanted: RateDemand) -> tuple[float, ...]:
+    return -wanted.rate * wanted.slo_ms, wanted.model
+
+
+def tight_first(wanted: RateDemand) -> tuple[float, ...]:
+    return wanted.slo_ms, wanted.model
+
+
+def frequent_first(wanted: RateDemand) -> tuple[float, ...]:
+    return -wanted.rate, wanted.model
 
 
 def schedule(draft: DraftPlan, session: Iterable[RateDemand], order: DemandOrder = light_first) -> bool:
@@ -27,7 +55,7 @@ def schedule(draft: DraftPlan, session: Iterable[RateDemand], order: DemandOrder
         return _schedule_all(draft, sorted(session, key=order))
     session, retried = sorted(session, key=order), set[int]()
     while True:
-        if not all(place_model(draft, open_demand(wanted)) for wanted in session):
+        if not all(place_model(draft, wanted.open_demand()) for wanted in session):
             return False
         if not draft.rules.interference:
             return True
@@ -43,13 +71,13 @@ def schedule(draft: DraftPlan, session: Iterable[RateDemand], order: DemandOrder
 
 def _schedule_all(draft: DraftPlan, session: list[RateDemand]) -> bool:
     for wanted in session:
-        place_model(draft, open_demand(wanted))
+        place_model(draft, wanted.open_demand())
     for _ in range(_TOP_UPS):
         short = [wanted for wanted in session if unserved_rate(draft, wanted) > 0]
         if not short:
             return True
         for wanted in short:
-            place_remainder(draft, open_demand(wanted, unserved_rate(draft, wanted)))
+            place_remainder(draft, wanted.open_demand(unserved_rate(draft, wanted)))
     return not any(unserved_rate(draft, wanted) > 0 for wanted in session)
 
 

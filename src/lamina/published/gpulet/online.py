@@ -27,12 +27,12 @@ from lamina.planner.function_goals import NO_GOAL_US, function_goals_us
 from lamina.planner.interference import interference_of
 from lamina.planner.partitioning.catalogue import PlannerRules, PlanTask
 from lamina.planner.partitioning.device_catalogue import PairwiseInterference, build_catalogue, halving_cuts
+from lamina.planner.partitioning.plan import GpuletPlanner, PartitionPlan
 from lamina.planner.partitioning.plan_rollout import PlanRollout
 from lamina.planner.partitioning.round_dispatch import RoundDispatcher
-from lamina.planner.partitioning.slice_placement import SliceAssignment, plan_inputs, slice_assignments
+from lamina.planner.partitioning.slice_placement import SliceAssignment, TurnAssignment, plan_inputs
 from lamina.planner.partitioning.unplanned import UnplannedFunctions
 from lamina.published.gpulet.device_plan import device_labels, plan_on_devices, select_functions
-from lamina.published.gpulet.planner import GpuletPlanner
 from lamina.published.gpulet.quirks import REPAIRED
 from lamina.types import DeviceSpec, FunctionSpec
 
@@ -247,3 +247,19 @@ class OnlineGpulet:
 
 def _rounded(value: float) -> int:
     return round(log(value) / log(RATE_GRAIN)) if value > 0 else -1_000_000
+
+
+def slice_assignments(plan: PartitionPlan) -> list[SliceAssignment]:
+    """Slice assignments of a plan, for the policies that carry it out."""
+    return [
+        SliceAssignment(
+            cut.gpu,
+            cut.kind,
+            cut.units,
+            int(cut.duty_ms * 1000),
+            int(sum(share.run_ms for share in cut.shares) * 1000),
+            tuple(TurnAssignment(share.model, share.batch, share.throughput) for share in cut.shares),
+        )
+        for cut in plan.slices
+        if cut.shares
+    ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from lamina.planner.partitioning.catalogue import WHOLE
-from lamina.planner.partitioning.plan import RateDemand
 from lamina.published.gpulet.draft import DraftPlan, Gpulet, PlacedModel
+from lamina.published.gpulet.elastic_partitioning import RateDemand
 from lamina.published.gpulet.network import gbits
 
 _CLOSE = 1e-6

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from lamina.planner.partitioning.plan import RateDemand
 from lamina.published.gpulet.draft import DraftPlan
-from lamina.published.gpulet.elastic_partitioning import schedule
+from lamina.published.gpulet.elastic_partitioning import RateDemand, schedule
 
 ReplanMode = Literal["inc", "full"]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from lamina.planner.partitioning.capacity import BatchLatency
-from lamina.planner.partitioning.catalogue import PARTS, WHOLE, Catalogue
+from lamina.planner.partitioning.batch_latency import BatchLatency
+from lamina.planner.partitioning.catalogue import PARTS, WHOLE, Catalogue, PlannerRules
 from lamina.predict.interference import LinearInterference, MemoryUse
 from lamina.predict.profile import Point, Profile
+from lamina.published.gpulet.quirks import REPAIRED
 from lamina.types import DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits, Slo
 
 BATCHES = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
@@ -45,7 +46,7 @@ def device_specs(catalogue: Catalogue, kinds: Sequence[str]) -> list[DeviceSpec]
 
 def latency_profiles(catalogue: Catalogue, names: Iterable[str], kinds: Iterable[str]) -> list[Profile]:
     """Latency of the model plus the time to gather its batch."""
-    latency = BatchLatency(catalogue, 1.0)
+    latency = BatchLatency(catalogue, PlannerRules(latency_ratio=1.0), REPAIRED)
     found = []
     for name in names:
         number = _number(catalogue, name)

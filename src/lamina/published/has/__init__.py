@@ -1,1 +1,1 @@
-"""HAS-GPU (Euro-Par 2025) and FaST-GShare (ICPP 2023): autoscaling of pods with a slice and a quota."""
+"""HAS-GPU and FaST-GShare: pods with a slice and a time quota, scaled up and out."""

@@ -1,1 +1,1 @@
-"""KNIX MicroFunctions (HiPS 2021): fixed shares of GPUs, checked before deployment."""
+"""KNIX with shared GPUs: fractions of a device sized by the user, lent while they are idle."""

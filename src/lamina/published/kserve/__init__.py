@@ -1,1 +1,1 @@
-"""KServe on the Knative autoscaler: pods on whole GPUs, by requests in flight."""
+"""KServe: whole GPUs behind an autoscaler that follows concurrency."""

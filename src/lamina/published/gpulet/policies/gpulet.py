@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lamina.planner.partitioning.catalogue import PlannerRules
+from lamina.planner.partitioning.catalogue import RULES_BY_POLICY, PlannerRules
 from lamina.published.gpulet.online import OnlineGpulet
-from lamina.published.gpulet.planner import RULES_BY_POLICY
 
 
 @dataclass(slots=True)

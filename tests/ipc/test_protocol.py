@@ -4,11 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.ipc import framing
-from lamina.ipc.framing import FrameError, StopProcess
-from lamina.values.references import ErrorInfo, ReleaseSlots, ShmRef
-from lamina.worker import protocol
-from lamina.worker.protocol import BatchDone, JobFrame, RunBatch, WorkerLoadFailed, WorkerReady
+from lamina.ipc import protocol
+from lamina.ipc.protocol import (
+    BatchDone,
+    ErrorInfo,
+    FrameError,
+    JobFrame,
+    ReleaseSlots,
+    RunBatch,
+    ShmRef,
+    StopProcess,
+    WorkerLoadFailed,
+    WorkerReady,
+)
 
 TO_WORKER = [
     RunBatch(7, 0b1100, [JobFrame(1, "c1", {"x": ["input", "x", 0]}, [(("input", "x"), b"abc")], 99)]),
@@ -30,29 +38,29 @@ def bare(size: int, body: bytes = b"") -> bytes:
 
 @pytest.mark.parametrize("piece", [1, 3, 64, 10_000])
 def test_frames_to_a_worker_arrive_whatever_the_pieces(piece: int) -> None:
-    wire, reader = framing.pack(*TO_WORKER), protocol.to_worker_reader()
+    wire, reader = protocol.pack(*TO_WORKER), protocol.to_worker_reader()
     got = [frame for at in range(0, len(wire), piece) for frame in reader.feed(bytes(wire[at : at + piece]))]
     assert got == TO_WORKER
 
 
 def test_frames_from_a_worker_arrive_together() -> None:
-    assert list(protocol.from_worker_reader().feed(bytes(framing.pack(*FROM_WORKER)))) == FROM_WORKER
+    assert list(protocol.from_worker_reader().feed(bytes(protocol.pack(*FROM_WORKER)))) == FROM_WORKER
 
 
 def test_a_truncated_frame_gives_nothing_and_is_remembered() -> None:
     reader = protocol.from_worker_reader()
-    wire = framing.pack(FROM_WORKER[2])
+    wire = protocol.pack(FROM_WORKER[2])
     assert list(reader.feed(bytes(wire[:-1]))) == []
     assert reader.pending == len(wire) - 1
 
 
 def test_an_oversized_length_is_refused_before_its_body_comes() -> None:
     with pytest.raises(FrameError, match="67108865 bytes was announced"):
-        list(protocol.from_worker_reader().feed(bare(framing.MAX_FRAME_BYTES + 1)))
+        list(protocol.from_worker_reader().feed(bare(protocol.MAX_FRAME_BYTES + 1)))
 
 
 def test_frames_before_a_bad_one_are_still_delivered() -> None:
-    feed = protocol.from_worker_reader().feed(bytes(framing.pack(FROM_WORKER[0])) + bare(1, b"\xc1"))
+    feed = protocol.from_worker_reader().feed(bytes(protocol.pack(FROM_WORKER[0])) + bare(1, b"\xc1"))
     assert next(feed) == FROM_WORKER[0]
     with pytest.raises(FrameError):
         next(feed)
@@ -78,22 +86,22 @@ def test_a_frame_of_the_wrong_shape_is_refused(wrong: bytes) -> None:
 @pytest.mark.parametrize("ref", [ShmRef("../etc", 0, 1), ShmRef("w1\n", 0, 1), ShmRef("w1", -1, 1), ShmRef("w1", 0, -1)])
 def test_a_reference_out_of_bounds_is_refused(ref: ShmRef) -> None:
     with pytest.raises(FrameError):
-        list(protocol.from_worker_reader().feed(bytes(framing.pack(BatchDone(1, 1, [ref])))))
+        list(protocol.from_worker_reader().feed(bytes(protocol.pack(BatchDone(1, 1, [ref])))))
 
 
 def test_a_worker_cannot_speak_for_the_gateway() -> None:
     with pytest.raises(FrameError):
-        list(protocol.from_worker_reader().feed(bytes(framing.pack(ReleaseSlots([1])))))
+        list(protocol.from_worker_reader().feed(bytes(protocol.pack(ReleaseSlots([1])))))
 
 
 def test_a_frame_that_is_too_big_is_not_sent() -> None:
-    with pytest.raises(framing.FrameTooBig, match="at most 67108864"):
-        framing.pack(BatchDone(1, 1, [bytes(framing.MAX_FRAME_BYTES)]))
+    with pytest.raises(protocol.FrameTooBig, match="at most 67108864"):
+        protocol.pack(BatchDone(1, 1, [bytes(protocol.MAX_FRAME_BYTES)]))
 
 
 def test_a_constant_that_cannot_travel_is_not_sent() -> None:
     with pytest.raises(FrameError, match="cannot be sent"):
-        framing.pack(RunBatch(1, 1, [JobFrame(1, "c", {"x": ["value", 2**70]}, [])]))
+        protocol.pack(RunBatch(1, 1, [JobFrame(1, "c", {"x": ["value", 2**70]}, [])]))
 
 
 @given(st.lists(st.binary(max_size=64), max_size=8))
@@ -109,7 +117,7 @@ def test_garbage_never_does_worse_than_a_frame_error(pieces: list[bytes]) -> Non
 
 @given(st.integers(0, 3), st.binary(min_size=1, max_size=4), st.data())
 def test_a_damaged_frame_is_refused_or_still_a_frame(which: int, noise: bytes, data: st.DataObject) -> None:
-    wire = framing.pack(TO_WORKER[which])
+    wire = protocol.pack(TO_WORKER[which])
     at = data.draw(st.integers(4, len(wire) - 1))
     wire[at : at + len(noise)] = noise[: len(wire) - at]
     try:

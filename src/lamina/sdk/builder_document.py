@@ -1,17 +1,16 @@
-"""States Language writer: from builder states that refer to each other to a document in which they have names."""
+"""States Language documents of the builder: written from states that refer to each other, and read back into such.
+
+A document that was read can be changed and extended like one written here.
+"""
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from lamina.sdk.builder import StateBuilder
+from lamina.asl.document import inner_machines
+from lamina.sdk.builder import ChoiceBuilder, StateBuilder
 
-
-def short_name(resource: str) -> str:
-    """Default name of a state: the last part of the resource it calls."""
-    return re.split(r"[/:]", resource)[-1] or resource
+_LINKS = ("Next", "Choices", "Default", "Catch", "Branches", "Iterator", "ItemProcessor", "Type")
 
 
 def document_of(first: StateBuilder) -> dict[str, Any]:
@@ -61,8 +60,6 @@ class _Writer:
         self._names[state] = name
 
     def _state(self, state: StateBuilder) -> dict[str, Any]:
-        from lamina.sdk.builder import ChoiceBuilder
-
         written = {"Type": state.kind, **state.fields}
         if isinstance(state, ChoiceBuilder):
             written["Choices"] = [{**rule, "Next": self._names[then.first]} for rule, then in state.rules]
@@ -77,3 +74,32 @@ class _Writer:
         if state.kind in ("Succeed", "Fail"):
             return written
         return written | ({"Next": self._names[state.next]} if state.next is not None else {"End": True})
+
+
+def builder_of(document: dict[str, Any]) -> StateBuilder:
+    """The first state of a valid document; `build` of it gives the document again."""
+    states = {name: _state(name, state) for name, state in document["States"].items()}
+    for name, written in document["States"].items():
+        state = states[name]
+        if isinstance(state, ChoiceBuilder):
+            for rule in written["Choices"]:
+                state.when({key: value for key, value in rule.items() if key != "Next"}, states[rule["Next"]])
+            if "Default" in written:
+                state.otherwise(states[written["Default"]])
+        elif "Next" in written:
+            state.next = states[written["Next"]]
+        for entry in written.get("Catch", ()):
+            state.catchers.append(({key: value for key, value in entry.items() if key != "Next"}, states[entry["Next"]]))
+        state.potential_next = [states[name] for name in written.get("PotentialNext", ())]
+    first = states[document["StartAt"]]
+    first.machine_fields = {key: value for key, value in document.items() if key not in ("States", "StartAt")}
+    return first
+
+
+def _state(name: str, written: dict[str, Any]) -> StateBuilder:
+    kept = {key: value for key, value in written.items() if key not in _LINKS and not (key == "End" and value is True)}
+    state = ChoiceBuilder(name, kept) if written["Type"] == "Choice" else StateBuilder(written["Type"], name, kept)
+    for inner in inner_machines(written):
+        state.branches.append(builder_of(inner))
+    state.body_field = "Iterator" if "Iterator" in written else "ItemProcessor"
+    return state

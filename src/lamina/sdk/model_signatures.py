@@ -1,21 +1,27 @@
-"""Signature of an ONNX file: names, dtypes and shapes of its inputs and outputs, read without loading the model.
+"""Signatures of model files: names, dtypes and shapes of inputs and outputs, read without loading the model.
 
-The file is a protobuf message; five of its message types have what is needed, and everything else, weights above all, is stepped
-over. So the gateway knows a model without onnxruntime, and without its memory.
+An ONNX file is a protobuf message; five of its message types have what is needed, and everything else, weights above all, is
+stepped over. So the gateway knows a model without onnxruntime, and without its memory.
+
+A .pt2 file (`torch.export.save`) is a zip archive with the graph as JSON, read without torch. Files with a pickle among their
+weights or constants are refused: a pickle runs code when it is opened.
 """
 
 from __future__ import annotations
 
 import mmap
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from lamina.errors import BadValue
 from lamina.sdk.tensors import Port, Signature, Tensor
 
-_DTYPES = {
+_ONNX_DTYPES = {
     1: "FP32",
     2: "UINT8",
     3: "INT8",
@@ -45,18 +51,25 @@ class ModelFileSignature(Struct, frozen=True):
     most: int = 0  #: 0: any number
 
 
+class _Value(Struct, frozen=True):
+    """An input or output of a model."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]  #: a name stands for a length that is not known; "" if it has none
+
+
+def _ports(found: list[_Value], batched: bool) -> tuple[Port, ...]:
+    shapes = [[size if isinstance(size, int) else -1 for size in one.shape] for one in found]
+    return tuple(Port(one.name, Tensor(one.dtype, shape[int(batched) :])) for one, shape in zip(found, shapes, strict=True))
+
+
 def read_onnx(path: Path) -> ModelFileSignature:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole, memoryview(whole) as view:
             return _model(view, path.name)
     except (OSError, ValueError, IndexError) as error:  # an empty file cannot be mapped either
         raise BadValue(f"{path}: no ONNX model: {error}", hint="give the path of an .onnx file") from None
-
-
-class _Value(Struct, frozen=True):
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...]  #: a name stands for a length that is not known; "" if it has none
 
 
 def _model(view: memoryview, name: str) -> ModelFileSignature:
@@ -77,18 +90,11 @@ def _model(view: memoryview, name: str) -> ModelFileSignature:
     inputs = [one for one in inputs if one.name not in constants]
     firsts = {one.shape[0] if one.shape else 0 for one in (*inputs, *outputs)}
     batched = bool(inputs) and len(firsts - {""}) <= 1 and all(isinstance(first, str) for first in firsts)
-    signature = Signature(_ports(inputs, batched, name), _ports(outputs, batched, name), "onnxruntime_onnx")
-    return ModelFileSignature(signature, batched)
-
-
-def _ports(found: list[_Value], batched: bool, name: str) -> tuple[Port, ...]:
-    ports = []
-    for one in found:
-        if one.dtype not in _DTYPES.values():
+    for one in (*inputs, *outputs):
+        if one.dtype not in _ONNX_DTYPES.values():
             raise BadValue(f"{name}: {one.name!r} is of ONNX type {one.dtype}, which cannot be served")
-        shape = [size if isinstance(size, int) else -1 for size in one.shape]
-        ports.append(Port(one.name, Tensor(one.dtype, shape[1:] if batched else shape)))
-    return tuple(ports)
+    signature = Signature(_ports(inputs, batched), _ports(outputs, batched), "onnxruntime_onnx")
+    return ModelFileSignature(signature, batched)
 
 
 def _value(info: memoryview) -> _Value:
@@ -110,7 +116,7 @@ def _tensor(tensor: memoryview) -> tuple[str, list[int | str]]:
     shape: list[int | str] = []
     for number, value in _fields(tensor):
         if number == 1 and isinstance(value, int):
-            dtype = _DTYPES.get(value, str(value))
+            dtype = _ONNX_DTYPES.get(value, str(value))
         elif number == 2 and isinstance(value, memoryview):
             shape = [_length(one) for kind, one in _fields(value) if kind == 1 and isinstance(one, memoryview)]
     return dtype, shape
@@ -164,3 +170,77 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
         shift += 7
         if shift > 63:
             raise ValueError("not protobuf")
+
+
+_PT2_DTYPES = {
+    1: "UINT8",
+    2: "INT8",
+    3: "INT16",
+    4: "INT32",
+    5: "INT64",
+    6: "FP16",
+    7: "FP32",
+    8: "FP64",
+    12: "BOOL",
+    13: "BF16",
+}
+_MAX_JSON_BYTES = 256 * 2**20
+
+
+def read_pt2(path: Path) -> ModelFileSignature:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                if name.endswith("_config.json") and _has_pickle(_json(archive, name)):
+                    raise BadValue(f"{path}: {name} names a pickle", hint="export the model again, without custom objects")
+            names = [name for name in archive.namelist() if name.endswith("/models/model.json")]
+            if len(names) != 1:
+                raise BadValue(f"{path}: {len(names)} models in it", hint="save one with torch.export.save")
+            return _signature(_json(archive, names[0]), path.name)
+    except (zipfile.BadZipFile, OSError, msgspec.MsgspecError, KeyError, TypeError, IndexError) as error:
+        raise BadValue(
+            f"{path}: no exported model: {type(error).__name__}: {error}", hint="make it with torch.export.save"
+        ) from None
+
+
+def _json(archive: zipfile.ZipFile, name: str) -> Any:
+    if archive.getinfo(name).file_size > _MAX_JSON_BYTES:
+        raise BadValue(f"{name}: larger than a graph can be")
+    return msgspec.json.decode(archive.read(name))
+
+
+def _has_pickle(config: Any) -> bool:
+    entries = config.get("config", {}) if isinstance(config, dict) else {}
+    return any(entry.get("use_pickle") or "custom_obj" in str(entry.get("path_name")) for entry in entries.values())
+
+
+def _signature(model: Any, name: str) -> ModelFileSignature:
+    graph, signature = model["graph_module"]["graph"], model["graph_module"]["signature"]
+    inputs = [_pt2_value(spec["user_input"], graph, name) for spec in signature["input_specs"] if "user_input" in spec]
+    outputs = [_pt2_value(spec["user_output"], graph, name) for spec in signature["output_specs"] if "user_output" in spec]
+    firsts = {one.shape[0] if one.shape else 0 for one in (*inputs, *outputs)}
+    batched = bool(inputs) and len(firsts) == 1 and isinstance(next(iter(firsts)), str)
+    limits = next((model["range_constraints"].get(symbol) for symbol in map(str, firsts)), None) if batched else None
+    return ModelFileSignature(
+        Signature(_ports(inputs, batched), _ports(outputs, batched), "pytorch_pt2"),
+        batched,
+        least=(limits or {}).get("min_val") or 1,
+        most=(limits or {}).get("max_val") or 0,
+    )
+
+
+def _pt2_value(spec: Any, graph: Any, name: str) -> _Value:
+    if "as_tensor" not in spec["arg"]:
+        raise BadValue(f"{name}: an input or output that is no tensor", hint="export a module that takes and gives tensors alone")
+    own = spec["arg"]["as_tensor"]["name"]
+    about = graph["tensor_values"][own]
+    if about["dtype"] not in _PT2_DTYPES:
+        raise BadValue(f"{name}: {own!r} has a dtype that cannot be served")
+    shape = tuple(size["as_int"] if "as_int" in size else _symbol(size) for size in about["sizes"])
+    return _Value(own, _PT2_DTYPES[about["dtype"]], shape)
+
+
+def _symbol(size: Any) -> str:
+    """Name of a symbolic size: `Symbol('s40', positive=True)`; an expression stays as it is, and equals no other."""
+    text = str(size["as_expr"]["expr_str"])
+    return text.split("'")[1] if text.startswith("Symbol('") and text.count("(") == 1 else text
