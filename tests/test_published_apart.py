@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,10 @@ def test_every_paper_has_a_readme_that_cites_it_and_says_what_was_changed() -> N
             "## Which tests hold published facts",
         ):
             assert heading in text, f"{paper.name}: no {heading!r}"
+        named = re.findall(r"`([\w./]+\.(?:py|md))`", text)
+        lost = [name for name in named if not any((base / name).exists() for base in (paper, SRC, SRC.parent.parent))]
+        there = [name for name in lost if not list((SRC.parent.parent / "tests" / "published" / paper.name).glob(name))]
+        assert not there, f"{paper.name}: its README names what is not there"
 
 
 def test_policies_are_product_or_of_a_paper() -> None:

@@ -8,8 +8,8 @@ import pytest
 from lamina.core.workflow.flow import Flow, Task
 from lamina.planner.configs import ConfigArrays, ResourcePrices, config_grid
 from lamina.planner.deadline_split import series_parallel_runs
-from lamina.published.esg.latency_distribution import LatencyDistribution, run_time
-from lamina.published.esg.steepest_descent import ConfigGrid, descend
+from lamina.published.esg.policies.orion import ConfigGrid, descend
+from lamina.published.esg.preplanned_policy import LatencyDistribution, run_time
 
 
 def table(base: float) -> ConfigArrays:

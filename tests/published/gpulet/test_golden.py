@@ -10,10 +10,9 @@ import pytest
 from lamina.lab.experiments._glet_world import differing, gpulets, same
 from lamina.planner.partitioning.catalogue import PlanTask
 from lamina.planner.partitioning.plan import RateDemand, rate_with_headroom
-from lamina.published.gpulet.elastic_partitioning import schedule
+from lamina.published.gpulet.elastic_partitioning import replan, schedule
 from lamina.published.gpulet.planner import SLACK_RPS, GpuletPlanner
 from lamina.published.gpulet.quirks import COMPAT, Quirks
-from lamina.published.gpulet.replan import replan
 
 from .sweeps import CATALOGUE, CONFIGS, GOLDEN, ORIGINAL, compat, scenarios
 

@@ -11,8 +11,8 @@ import pytest
 from lamina.errors import BadValue
 from lamina.planner.partitioning.catalogue import Catalogue, PlannerRules, PlanTask
 from lamina.planner.partitioning.plan import RateDemand, heavy_first, rate_with_headroom
+from lamina.published.gpulet.draft import violations
 from lamina.published.gpulet.elastic_partitioning import schedule
-from lamina.published.gpulet.plan_check import violations
 from lamina.published.gpulet.planner import RULES_BY_POLICY, GpuletPlanner
 from lamina.published.gpulet.quirks import REPAIRED
 

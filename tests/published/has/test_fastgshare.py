@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from lamina.core.controller import Controller
 from lamina.core.workflow.flow import Flow, Task
-from lamina.published.has.pod_capacity import PodCapacity, PodShape
+from lamina.published.has.pods import PodCapacity, PodShape, budgets_us
 from lamina.published.has.policies.fastgshare import QUOTAS, Policy, current_packing
-from lamina.published.has.slo_budgets import budgets_us
 from lamina.types import FunctionSpec, ScaleSpec
 from tests.policies.gpus import MS, S, a_model, called, goal, gpus, loads, resizes, shapes, simulated, takes, unloads
 from tests.script import Script

@@ -6,8 +6,7 @@ import pytest
 
 from lamina.core.controller import Controller
 from lamina.core.policy import ResizeInstance
-from lamina.published.has.pod_capacity import PodCapacity, PodShape
-from lamina.published.has.pod_rows import device_rows, occupancy
+from lamina.published.has.pods import PodCapacity, PodShape, device_rows, occupancy
 from lamina.published.has.policies.has import Policy
 from lamina.types import ScaleSpec
 from tests.policies.gpus import MS, UNITS, S, a_model, called, goal, gpus, loads, resizes, shapes, simulated, takes, unloads

@@ -10,7 +10,7 @@ from lamina.core.policy import View
 from lamina.core.scheduling.jobs import Queue
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import ControllerState, FunctionState
-from lamina.published.has.pod_capacity import PodCapacity, PodShape
+from lamina.published.has.pods import PodCapacity, PodShape
 from lamina.types import DeviceSpec, FunctionSpec
 from tests.script import Known
 

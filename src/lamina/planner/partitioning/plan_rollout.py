@@ -172,8 +172,8 @@ class PlanRollout:
     def _must_stay(self, view: View, instance: Instance, place: PlacedTurn) -> bool:
         """Is it the only one to serve a function that has waited for longer than those this place is for?
 
-        Who has been loaded for somebody runs once at least, and a guest outstays its last job by a moment if nobody waits for
-        the place: else two who need the same room would only ever load.
+        An instance that was loaded for a job runs once at least, and an unplanned one outstays its last job by a moment if none
+        waits for the place: else two that need the same room would only ever load.
         """
         function = view.functions[instance.function]
         mine = view.functions[place.turn.function]
@@ -181,8 +181,8 @@ class PlanRollout:
             return False
         if len(function.queue):
             return is_unused(instance) or waiting_since_us(function) < waiting_since_us(mine)
-        guest = instance.id not in self.turn_of
-        return guest and not len(mine.queue) and view.now_us - max(instance.last_used_us, instance.created_us) < MIN_STAY_US
+        unplanned = instance.id not in self.turn_of
+        return unplanned and not len(mine.queue) and view.now_us - max(instance.last_used_us, instance.created_us) < MIN_STAY_US
 
     # ------------------------------------------------------------- the old ones
 

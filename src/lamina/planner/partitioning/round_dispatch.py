@@ -25,16 +25,16 @@ from lamina.types import NEVER_US
 class RoundDispatcher:
     _served: dict[str, float] = field(default_factory=dict)  #: instance -> requests served, over its planned rate
 
-    def dispatch(self, view: View, standing: PlanRollout) -> Iterator[Decision]:
+    def dispatch(self, view: View, rollout: PlanRollout) -> Iterator[Decision]:
         for function in sorted(view.waiting.values(), key=lambda f: (f.queue.head().due_us, f.queue.head().id)):
             while len(function.queue):
                 ready_us = function.bucket.ready_at_us(view.now_us) if function.bucket else 0
                 if ready_us > view.now_us:
                     yield Defer(function.spec.name, ready_us, NEVER_US)
                     break
-                idle = self._idle(view, function, standing)
+                idle = self._idle(view, function, rollout)
                 if not idle:
-                    yield from serve_unplanned(view, function, standing.turn_of)
+                    yield from serve_unplanned(view, function, rollout.turn_of)
                     break
                 held = yield from self._serve(view, function, idle)
                 if held:
@@ -44,10 +44,10 @@ class RoundDispatcher:
         """A new plan: shares are counted anew."""
         self._served.clear()
 
-    def _idle(self, view: View, function: FunctionState, standing: PlanRollout) -> list[tuple[Instance, PlacedTurn]]:
+    def _idle(self, view: View, function: FunctionState, rollout: PlanRollout) -> list[tuple[Instance, PlacedTurn]]:
         found = []
         for instance in function.instances.values():
-            place = standing.turn_of.get(instance.id)
+            place = rollout.turn_of.get(instance.id)
             if place is None or instance.phase is not InstancePhase.WARM:
                 continue
             device = view.devices[instance.device]

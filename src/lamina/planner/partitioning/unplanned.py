@@ -23,20 +23,20 @@ from lamina.types import NEVER_US
 class UnplannedFunctions:
     waiting: bool = False  #: a function has no instance that could serve it, nor one that loads
 
-    def advance(self, view: View, housed: Callable[[FunctionState], bool]) -> Iterator[Decision]:
-        """An instance for every function that has work and is not `housed`; to be called again while one is `waiting`."""
+    def advance(self, view: View, is_served: Callable[[FunctionState], bool]) -> Iterator[Decision]:
+        """An instance for every function that has work and is not `is_served`; to be called again while one is `waiting`."""
         self.waiting = False
-        guests = [view.functions[name] for name in (*view.waiting, *view.deferred)]
-        guests = [function for function in guests if not housed(function)]
-        for function in sorted(guests, key=lambda one: (waiting_since_us(one), one.spec.name)):
+        unplanned = [view.functions[name] for name in (*view.waiting, *view.deferred)]
+        unplanned = [function for function in unplanned if not is_served(function)]
+        for function in sorted(unplanned, key=lambda one: (waiting_since_us(one), one.spec.name)):
             yield from self._load(view, function)
             if not any(_can_serve(view, function, one) for one in function.instances.values()):
                 self.waiting = True
 
-    def has_unserved(self, view: View, housed: Callable[[FunctionState], bool]) -> bool:
+    def has_unserved(self, view: View, is_served: Callable[[FunctionState], bool]) -> bool:
         """Is there a new function that `advance` could do something for?"""
         return any(
-            not housed(function) and not any(_can_serve(view, function, one) for one in function.instances.values())
+            not is_served(function) and not any(_can_serve(view, function, one) for one in function.instances.values())
             for function in view.waiting.values()
         )
 

@@ -1,19 +1,28 @@
 """Placements of a workflow: a kind of device for each function, with the latency and cost of the whole.
 
-A placement gives every function of a workflow a kind of device. With r kinds and n functions there are r^n of them; each
-is a point (latency, cost) of a run that has the devices to itself. No placement is thrown away: one that is beaten in both
-may be the only one that has room.
+`CandidatePlacements` keeps those of every workflow: worked out when asked for, and anew as predictions move.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from math import ceil, prod
 
+from lamina.core.policy import View
+from lamina.core.scheduling.leases import Device
+from lamina.core.scheduling.state import FunctionState
 from lamina.core.workflow.flow import Choice, Each, Flow, Task, inner_flows
 from lamina.planner.task_graph import TaskGraph
+from lamina.published.admission.reservation_table import ReservedSlot
+from lamina.types import DeviceSpec, FunctionSpec
+
+DEFAULT_BATCH_US = 1_000
+"""Assumed time of a batch that was never measured: slots of no time would follow each other in no time."""
+
+GRACE_US = 1
+"""Part of every slot: events of one instant come one after another, and the last of them may be the one waited for."""
 
 MAX_OUTCOMES = 64
 """Ways a run can go that are told apart; beyond that all branches are counted."""
@@ -134,3 +143,74 @@ def _fastest_to_cheapest(names: list[str], options: KindOptions) -> list[dict[st
     for name in sorted((name for name in names if fastest[name] != cheapest[name]), key=loses):
         path.append(path[-1] | {name: cheapest[name]})
     return path
+
+
+def batch_us(view: View, function: FunctionState, device: Device, batch: int) -> int:
+    """How long a slot for so many jobs is, their inputs brought over from wherever they are."""
+    spec = function.spec
+    moving_us = 0
+    if device.spec.link_mib_per_s:
+        moving_us = device.spec.link_latency_us + int(spec.input_kib / 1024 / device.spec.link_mib_per_s * 1e6)
+    took_us = (
+        view.latency_us(spec.name, device, batch, spec.units_on(device.spec), spec.cores_on(device.spec)) or DEFAULT_BATCH_US
+    )
+    return took_us + batch * moving_us + GRACE_US
+
+
+def price_per_us(function: FunctionState, device: Device) -> float:
+    """Of one microsecond of its slice."""
+    return device.spec.lease_price(function.spec.units_on(device.spec), function.spec.cores_on(device.spec))
+
+
+@dataclass(slots=True)
+class CandidatePlacements:
+    can_host: Callable[[FunctionSpec, DeviceSpec], bool]  #: may it be booked there at all?
+    max_placements: int  #: placements of one workflow
+    _shapes: dict[str, WorkflowShape] = field(default_factory=dict)
+    _known: dict[str, list[DevicePlacement]] = field(default_factory=dict)
+    _costs: dict[tuple[str, str], float] = field(default_factory=dict)  #: (function, kind) -> one job alone
+
+    def invalidate(self) -> None:
+        self._known.clear()
+
+    def shape_of(self, flow: Flow) -> WorkflowShape:
+        shape = self._shapes.get(flow.name)
+        if shape is None or shape.flow is not flow:
+            shape = self._shapes[flow.name] = WorkflowShape(flow)
+            self._known.pop(flow.name, None)
+        return shape
+
+    def placements_for(self, view: View, flow: Flow) -> list[DevicePlacement]:
+        shape = self.shape_of(flow)
+        if flow.name not in self._known:
+            options = {name: self._options(view, view.functions[name]) for name in flow.functions}
+            self._known[flow.name] = enumerate_placements(shape, options, self.max_placements)
+        return self._known[flow.name]
+
+    def affordable(
+        self, view: View, flow: Flow, able: list[DevicePlacement], limit: float, waiting: Iterable[ReservedSlot]
+    ) -> list[DevicePlacement]:
+        """Those that could keep to the limit: alone, or by joining batches that wait with room."""
+        if not any(placement.cost > limit for placement in able):
+            return able
+        rooms = set()
+        for slot in waiting:
+            if not slot.batch_id and len(slot.members) < view.functions[slot.function].spec.max_batch:
+                rooms.add((slot.function, view.devices[slot.device].spec.kind))
+        shape = self.shape_of(flow)
+
+        def least(placement: DevicePlacement) -> float:
+            return shape.cost(
+                lambda name: 0.0 if (name, placement.kinds[name]) in rooms else self._costs[name, placement.kinds[name]]
+            )
+
+        return [placement for placement in able if placement.cost <= limit or (rooms and least(placement) <= limit)]
+
+    def _options(self, view: View, function: FunctionState) -> dict[str, tuple[int, float]]:
+        found: dict[str, tuple[int, float]] = {}
+        for device in view.devices.values():
+            if self.can_host(function.spec, device.spec):
+                took_us = batch_us(view, function, device, 1)
+                found.setdefault(device.spec.kind, (took_us, took_us * price_per_us(function, device)))
+                self._costs[function.spec.name, device.spec.kind] = found[device.spec.kind][1]
+        return found

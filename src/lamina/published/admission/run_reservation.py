@@ -15,40 +15,9 @@ from lamina.core.policy import View
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState
 from lamina.core.workflow.flow import Each, Task, Wait
-from lamina.published.admission.placements import DevicePlacement, WorkflowShape
-from lamina.published.admission.reservation_table import ReservationTable, ReservedSlot
+from lamina.published.admission.placements import GRACE_US, DevicePlacement, WorkflowShape, batch_us, price_per_us
+from lamina.published.admission.reservation_table import MAX_DELAY_US, ReservationTable, ReservedSlot, expected_end_us
 from lamina.types import NEVER_US
-
-MAX_DELAY_US = 1_000_000
-"""The most a step is put off so that its batch can grow, however much time its call has."""
-
-DEFAULT_BATCH_US = 1_000
-"""Assumed time of a batch that was never measured: slots of no time would follow each other in no time."""
-
-GRACE_US = 1
-"""Part of every slot: events of one instant come one after another, and the last of them may be the one waited for."""
-
-
-def expected_end_us(since_us: int, now_us: int) -> int:
-    """When to expect what should have ended by now: the longer it has taken, the longer it may still take."""
-    return now_us + 1 + min(MAX_DELAY_US, (now_us - since_us) // 8)
-
-
-def batch_us(view: View, function: FunctionState, device: Device, batch: int) -> int:
-    """How long a slot for so many jobs is, their inputs brought over from wherever they are."""
-    spec = function.spec
-    moving_us = 0
-    if device.spec.link_mib_per_s:
-        moving_us = device.spec.link_latency_us + int(spec.input_kib / 1024 / device.spec.link_mib_per_s * 1e6)
-    took_us = (
-        view.latency_us(spec.name, device, batch, spec.units_on(device.spec), spec.cores_on(device.spec)) or DEFAULT_BATCH_US
-    )
-    return took_us + batch * moving_us + GRACE_US
-
-
-def price_per_us(function: FunctionState, device: Device) -> float:
-    """Of one microsecond of its slice."""
-    return device.spec.lease_price(function.spec.units_on(device.spec), function.spec.cores_on(device.spec))
 
 
 @dataclass(slots=True)

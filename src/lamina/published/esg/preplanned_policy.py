@@ -6,21 +6,91 @@ and those whose configuration was missed in either way.
 
 Calls of one workflow with the same time to spend share a plan. Times that are not the workflow's own goal are rounded down
 a little first: a caller may name any, and a plan for each would keep the controller busy with nothing else.
+
+Both look at end-to-end latency as a distribution. Every step is a fixed sample of its possible times, one draw per scenario; in
+series samples add, side by side the later counts. That is convolution and maximum without a formula, and the same for every
+plan that is compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from statistics import NormalDist
+from typing import TYPE_CHECKING, NamedTuple
 
 from lamina.core.policy import View
 from lamina.core.scheduling.jobs import Job
-from lamina.core.workflow.flow import Flow
+from lamina.core.workflow.flow import Each, Flow, Task, inner_flows
 from lamina.planner.configs import ProfiledConfig
 from lamina.planner.cost_to_go import NodePath
-from lamina.published.esg.queue_policy import StepQueuePolicy
-from lamina.published.esg.step_queues import MAX_CACHED, StepQueue, round_down
+from lamina.planner.deadline_split import ParallelBranches, SeriesRun, scope_name
+from lamina.published.esg.queue_policy import MAX_CACHED, StepQueue, StepQueuePolicy, round_down
+
+if TYPE_CHECKING:
+    from lamina.planner.configs import Floats
+
+
+P99 = 2.326
+"""Standard deviations from the median to the 99th percentile."""
+
+
+def run_time(run: SeriesRun, times: Mapping[NodePath, Floats]) -> Floats:
+    """Time of a run, element by element: a sum over its steps, the longest branch of its blocks."""
+    import numpy as np
+
+    total: Floats = np.zeros(1)
+    for item in run:
+        if isinstance(item, ParallelBranches):
+            branches = [run_time(branch, times) for branch in item.branches]
+            longest = branches[0]
+            for other in branches[1:]:
+                longest = np.maximum(longest, other)
+            total = total + longest
+        else:
+            total = total + times[item]
+    return total
+
+
+@dataclass(frozen=True, eq=False)
+class LatencyDistribution:
+    """`draws[step]`: factors on the planned time of a step, its 99th percentile being 1."""
+
+    run: SeriesRun
+    draws: dict[NodePath, Floats]
+
+    @classmethod
+    def log_normal(cls, run: SeriesRun, steps: Sequence[NodePath], sigma: float, samples: int, seed: int) -> LatencyDistribution:
+        """Log-normal with this sigma. Evenly spaced quantiles in an order of their own per step: little noise from few."""
+        import numpy as np
+
+        rng = np.random.default_rng(seed)
+        normal = NormalDist()
+        factors = np.array([math.exp(sigma * (normal.inv_cdf((at + 0.5) / samples) - P99)) for at in range(samples)])
+        return cls(run, {step: rng.permutation(factors) for step in steps})
+
+    def quantile_us(self, times_us: Mapping[NodePath, float], part: float) -> float:
+        """Of the whole, when steps are planned to take so long."""
+        total = run_time(self.run, {step: times_us[step] * factors for step, factors in self.draws.items()})
+        total.sort()
+        return float(total[min(len(total) - 1, int(part * len(total)))])
+
+
+def runs_per_call(flow: Flow, path: NodePath = ()) -> dict[NodePath, float]:
+    """How often each task runs in one run of the flow, as far as items of eaches go."""
+    found: dict[NodePath, float] = {}
+    for name, node in flow.nodes.items():
+        if isinstance(node, Task):
+            found[*path, name] = 1.0
+        often = node.expected_items if isinstance(node, Each) else 1.0
+        for place, inner in enumerate(inner_flows(node)):
+            found |= {task: often * count for task, count in runs_per_call(inner, (*path, scope_name(node, place))).items()}
+    return found
+
+
+# --------------------------------------------------------------------------------------- the policy
+
 
 GRAIN = 0.02
 
@@ -50,28 +120,28 @@ class PreplannedPolicy(StepQueuePolicy):
     def on_profiles_changed(self) -> None:
         self._plans.clear()
 
-    def rank_configs(self, view: View, line: StepQueue, jobs: list[Job]) -> Sequence[ProfiledConfig]:
-        config = self._config(view, line, jobs[0])
+    def rank_configs(self, view: View, queue: StepQueue, jobs: list[Job]) -> Sequence[ProfiledConfig]:
+        config = self._config(view, queue, jobs[0])
         if len(jobs) < config.batch:
             config = config._replace(batch=len(jobs), time_us=0)  # faster than planned; how fast is seen where it starts
         return [config]
 
-    def on_start(self, view: View, line: StepQueue, jobs: list[Job], config: ProfiledConfig) -> None:
+    def on_start(self, view: View, queue: StepQueue, jobs: list[Job], config: ProfiledConfig) -> None:
         head = jobs[0]
-        known = self._plans.get(_key(line.flow, head))
-        if known is not None and known.flow is line.flow:
+        known = self._plans.get(_key(queue.flow, head))
+        if known is not None and known.flow is queue.flow:
             self._count("planned")
-            if view.now_us > head.enqueued_us or known.steps[line.path][:3] != config[:3]:
+            if view.now_us > head.enqueued_us or known.steps[queue.path][:3] != config[:3]:
                 self._count("missed")
 
-    def _config(self, view: View, line: StepQueue, job: Job) -> ProfiledConfig:
-        key = _key(line.flow, job)
+    def _config(self, view: View, queue: StepQueue, job: Job) -> ProfiledConfig:
+        key = _key(queue.flow, job)
         known = self._plans.get(key)
-        if known is None or known.flow is not line.flow or (known.rough and self.may_replan(view)):
+        if known is None or known.flow is not queue.flow or (known.rough and self.may_replan(view)):
             if len(self._plans) >= MAX_CACHED:
                 self._plans.clear()
-            known = self._plans[key] = self.plan_steps(view, line.flow, key[1])
-        return known.steps[line.path]
+            known = self._plans[key] = self.plan_steps(view, queue.flow, key[1])
+        return known.steps[queue.path]
 
     def _count(self, what: str) -> None:
         self.stats[what] = self.stats.get(what, 0) + 1

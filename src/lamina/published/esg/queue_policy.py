@@ -1,15 +1,19 @@
 """Base of ESG and its rivals: queues per step of a workflow, invokers, and configurations tried in turn.
 
 Every queue that is not empty is visited in turn. A visit asks the policy for configurations, best first, and starts the
-first one that some invoker has room for. If none fits, the queue is put aside; after a few such rounds the smallest
+first one that some invoker has room for. If none fits, the queue is deferred; after a few such rounds the smallest
 configurations that are still in time are tried, so that nothing starves while there is any room at all.
 
 A late answer is worth nothing unless the call says otherwise, and no published planner says what to do with it. Here all
 of them let a job go once even the fastest configuration is too late for it.
+
+Step queues are ESG's application-function-wise queues: jobs of one step of one workflow, apart from those of others that call the
+same function. A batch is made of one of them, because its jobs have the same work before and after them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -19,12 +23,81 @@ from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Decision, Defer, Drop, LoadInstance, Slot, Start, View
 from lamina.core.scheduling.jobs import Job, Order
 from lamina.core.scheduling.state import FunctionState
+from lamina.core.workflow.flow import Flow
+from lamina.core.workflow.runs import ROOT
 from lamina.planner.batching import batchable_prefix
 from lamina.planner.configs import ProfiledConfig
+from lamina.planner.cost_to_go import NodePath
+from lamina.planner.deadline_split import scope_name
 from lamina.published.esg.config_tables import ConfigKnobs, PredictedConfigs
-from lamina.published.esg.invokers import WarmPlaces, device_to_load, home_device, home_units, make_room
-from lamina.published.esg.keep_alive import keep_alive, load_instance
-from lamina.published.esg.step_queues import StepKey, StepQueue, step_queues
+from lamina.published.esg.invokers import (
+    WarmPlaces,
+    device_to_load,
+    home_device,
+    home_units,
+    keep_alive,
+    load_instance,
+    make_room,
+)
+
+MAX_JOBS_SEEN = 1_024
+"""Jobs of one function that are looked at in one visit: more than can be started at once on any machine we know."""
+
+MAX_CACHED = 4_096
+"""Answers that are kept by goal: callers may ask for any time they like, and memory is not theirs to spend."""
+
+StepKey = tuple[str, NodePath]
+
+
+@dataclass(slots=True)
+class StepQueue:
+    """Jobs of one step of one workflow, in the order of its function's queue."""
+
+    function: FunctionState
+    flow: Flow
+    path: NodePath
+    jobs: list[Job] = field(default_factory=list)
+
+    @property
+    def key(self) -> StepKey:
+        return self.flow.name, self.path
+
+    def drop_started(self) -> None:
+        """Drop jobs that have been started or have gone."""
+        self.jobs = [job for job in self.jobs if not job.batch_id and job.id in job.run.jobs]
+
+
+def step_path(job: Job) -> NodePath:
+    """Where its step is in the workflow: the names of what it is inside of, then its own."""
+    if job.scope == ROOT:
+        return (job.node,)
+    scope = job.run.scopes[job.scope]
+    names = [job.node]
+    while scope.parent is not None:
+        names.append(scope_name(scope.parent.flow.nodes[scope.node], scope.id - scope.fan_out_id))
+        scope = scope.parent
+    return tuple(reversed(names))
+
+
+def round_down(goal_us: int, grain: float) -> int:
+    """Down to steps of this factor, so that goals nearly the same have one answer; 0: as it is."""
+    if not grain or goal_us < 1:
+        return goal_us
+    base = math.log1p(grain)
+    return min(goal_us, int(math.exp(base * math.floor(math.log(goal_us) / base))))
+
+
+def step_queues(function: FunctionState) -> list[StepQueue]:
+    """Queues of one function that are not empty, in the order of their first jobs."""
+    found: dict[tuple[int, NodePath], StepQueue] = {}
+    for job in function.queue.first(MAX_JOBS_SEEN):
+        path, flow = step_path(job), job.run.flow
+        queue = found.get((id(flow), path))
+        if queue is None:
+            queue = found[id(flow), path] = StepQueue(function, flow, path)
+        queue.jobs.append(job)
+    return list(found.values())
+
 
 ROUND_US = 10_000
 """A round over all queues takes the published controller about that long: nothing is tried again sooner for nothing."""
@@ -62,18 +135,18 @@ class StepQueuePolicy:
 
     # ------------------------------------------------- what a policy of this family says
 
-    def rank_configs(self, view: View, line: StepQueue, jobs: list[Job]) -> Sequence[ProfiledConfig]:
+    def rank_configs(self, view: View, queue: StepQueue, jobs: list[Job]) -> Sequence[ProfiledConfig]:
         """Configurations for the first of these jobs, best first. All tables of the workflow's functions are known."""
         raise NotImplementedError
 
     def on_profiles_changed(self) -> None:
         """Profiles have moved, so whatever was worked out from them is void."""
 
-    def prefers_locality(self, line: StepQueue) -> bool:
+    def prefers_locality(self, queue: StepQueue) -> bool:
         """Does a job go where its input is, and a call's first step to its home?"""
         return True
 
-    def on_start(self, view: View, line: StepQueue, jobs: list[Job], config: ProfiledConfig) -> None:
+    def on_start(self, view: View, queue: StepQueue, jobs: list[Job], config: ProfiledConfig) -> None:
         """These are about to start with that."""
 
     # ----------------------------------------------------------------------- the roles
@@ -86,57 +159,57 @@ class StepQueuePolicy:
 
     def dispatch(self, view: View) -> Iterator[Decision]:
         open_to = {name: self._places(view, function) for name, function in view.waiting.items()}
-        todo = [line for name, function in view.waiting.items() if open_to[name].open for line in step_queues(function)]
+        todo = [queue for name, function in view.waiting.items() if open_to[name].open for queue in step_queues(function)]
         while todo:
             again = []
-            for line in todo:
-                name = line.function.spec.name
+            for queue in todo:
+                name = queue.function.spec.name
                 if name not in open_to:
-                    open_to[name] = self._places(view, line.function)
-                placed = yield from self._visit(view, line, open_to[name])
+                    open_to[name] = self._places(view, queue.function)
+                placed = yield from self._visit(view, queue, open_to[name])
                 if placed:
                     open_to.clear()
-                    if line.jobs:
-                        again.append(line)
+                    if queue.jobs:
+                        again.append(queue)
             todo = again
         for name, function in list(view.waiting.items()):
             until_us = yield from self._defer(view, function)
             yield Defer(name, until_us, len(function.queue) + 1)
 
-    def _visit(self, view: View, line: StepQueue, places: WarmPlaces) -> Generator[Decision, None, bool]:
+    def _visit(self, view: View, queue: StepQueue, places: WarmPlaces) -> Generator[Decision, None, bool]:
         """One batch of this queue, if there is a place for one."""
-        yield from self._drop_lost(view, line)
-        function, key = line.function, line.key
-        jobs = batchable_prefix(line.jobs[: function.spec.max_batch])
+        yield from self._drop_lost(view, queue)
+        function, key = queue.function, queue.key
+        jobs = batchable_prefix(queue.jobs[: function.spec.max_batch])
         if not jobs:
             self._deferred.pop(key, None)
             return False
-        aside = self._deferred.get(key, DeferredQueue())
+        deferred = self._deferred.get(key, DeferredQueue())
         if places.open:
-            found = self._find(view, line, jobs, places, aside.rounds >= self.patience)
+            found = self._find(view, queue, jobs, places, deferred.rounds >= self.patience)
             if found is not None:
                 config, opening, why = found
                 self._deferred.pop(key, None)
-                self.on_start(view, line, jobs[: config.batch], config)
+                self.on_start(view, queue, jobs[: config.batch], config)
                 yield Start(jobs[: config.batch], opening, why)
-                line.drop_started()
+                queue.drop_started()
                 return True
-        self._deferred[key] = aside.next_round(view.now_us)
+        self._deferred[key] = deferred.next_round(view.now_us)
         return False
 
     def _find(
-        self, view: View, line: StepQueue, jobs: list[Job], places: WarmPlaces, force: bool
+        self, view: View, queue: StepQueue, jobs: list[Job], places: WarmPlaces, force: bool
     ) -> tuple[ProfiledConfig, Slot, str] | None:
         """The first configuration that is in time for a job and has a place."""
-        known = [self._tables.table_for(view, view.functions[name]) for name in line.flow.functions]
+        known = [self._tables.table_for(view, view.functions[name]) for name in queue.flow.functions]
         ranked = (
-            self.rank_configs(view, line, jobs)
+            self.rank_configs(view, queue, jobs)
             if all(table is not None for table in known)
-            else requested_configs(view, line, jobs)
+            else requested_configs(view, queue, jobs)
         )
-        first = self._first_invoker(view, line)
+        first = self._first_invoker(view, queue)
         latest_us = max(job.expires_us for job in jobs) - view.now_us
-        for config in chain(ranked, self._fallback(view, line, jobs) if force else ()):
+        for config in chain(ranked, self._fallback(view, queue, jobs) if force else ()):
             opening = places.find(config, first) if config.time_us <= latest_us else None
             if opening is not None and _in_time(view, jobs[: config.batch], opening):
                 return config, opening, _why(ranked, config) if view.explain else ""
@@ -145,28 +218,28 @@ class StepQueuePolicy:
     def _places(self, view: View, function: FunctionState) -> WarmPlaces:
         return WarmPlaces(view, function, self._tables.kinds.get(function.spec.name, ""))
 
-    def _drop_lost(self, view: View, line: StepQueue) -> Iterator[Decision]:
-        line.drop_started()
-        table = self._tables.table_for(view, line.function)
+    def _drop_lost(self, view: View, queue: StepQueue) -> Iterator[Decision]:
+        queue.drop_started()
+        table = self._tables.table_for(view, queue.function)
         fastest_us = int(table.time_us.min()) if table is not None else 0
-        lost = [job for job in line.jobs if view.now_us + fastest_us > job.expires_us]
+        lost = [job for job in queue.jobs if view.now_us + fastest_us > job.expires_us]
         for job in lost:
             if job.id in job.run.jobs:  # dropping one may have ended the run of another
                 yield Drop(job)
         if lost:
-            line.drop_started()
+            queue.drop_started()
 
-    def _first_invoker(self, view: View, line: StepQueue) -> str:
+    def _first_invoker(self, view: View, queue: StepQueue) -> str:
         """The invoker that is asked first: where the input is, else the function's home."""
-        if not self.prefers_locality(line):
+        if not self.prefers_locality(queue):
             return ""
-        name = line.function.spec.name
-        return line.jobs[0].input_device or home_device(view, name, self._tables.kinds.get(name, ""))
+        name = queue.function.spec.name
+        return queue.jobs[0].input_device or home_device(view, name, self._tables.kinds.get(name, ""))
 
-    def _fallback(self, view: View, line: StepQueue, jobs: list[Job]) -> Iterator[ProfiledConfig]:
+    def _fallback(self, view: View, queue: StepQueue, jobs: list[Job]) -> Iterator[ProfiledConfig]:
         """Fallback configurations after too many rounds; at last what no table knows, on devices without a plan."""
-        yield from self._smallest(view, line.function, jobs)
-        asked = requested_configs(view, line, jobs)
+        yield from self._smallest(view, queue.function, jobs)
+        asked = requested_configs(view, queue, jobs)
         yield from asked
         yield ProfiledConfig(len(jobs), min(config.cpus for config in asked), 1, 0, 0.0)
 
@@ -221,9 +294,9 @@ def _in_time(view: View, jobs: list[Job], opening: Slot) -> bool:
     return view.now_us + took_us + view.transfer_us(jobs, device) <= max(job.expires_us for job in jobs)
 
 
-def requested_configs(view: View, line: StepQueue, jobs: list[Job]) -> list[ProfiledConfig]:
+def requested_configs(view: View, queue: StepQueue, jobs: list[Job]) -> list[ProfiledConfig]:
     """The configuration its author asked for, where the batch time is unknown."""
-    spec = line.function.spec
+    spec = queue.function.spec
     sizes = dict.fromkeys((spec.cores_on(device.spec), spec.units_on(device.spec)) for device in view.devices.values())
     return [ProfiledConfig(len(jobs), cores, units, 0, 0.0) for cores, units in sizes]
 

@@ -1,6 +1,7 @@
 """Draft of a plan while it is being made: GPUs cut into gpulets, models on them, and what a step must look up.
 
-A GPU is whole or cut in two. Only the functions of this package change a draft; what leaves the package is frozen.
+A GPU is whole or cut in two. Only the functions of this package change a draft; what leaves the package is frozen. `violations`
+checks a finished draft from what is on the GPUs alone, not from how it came to be.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lamina.planner.partitioning.catalogue import WHOLE, Catalogue, PlannerRules
+from lamina.planner.partitioning.plan import RateDemand
 from lamina.published.gpulet.capacity import GpuletCapacity
 from lamina.published.gpulet.quirks import Quirks
 
@@ -213,3 +215,56 @@ class DraftPlan:
                     gpulet.tasks, gpulet.duty_ms, gpulet.occupancy = copy.tasks, copy.duty_ms, copy.occupancy
 
         return restore
+
+
+_CLOSE = 1e-6
+
+
+def gbits(draft: DraftPlan, gpu: DraftGpu) -> float:
+    """Per second; a gpulet that runs more often than requests come still receives only those."""
+    single, total = draft.quirks.single, 0.0
+    for gpulet in gpu.gpulets:
+        for task in gpulet.tasks:
+            rate = task.throughput if draft.quirks.checks_network_once else min(task.rate, task.throughput)
+            total = single(total + single(rate * draft.catalogue.models[task.model].gbits_per_request))
+    return total
+
+
+def violations(draft: DraftPlan, session: Iterable[RateDemand]) -> Iterator[str]:
+    """Violations of a plan, one sentence each; none for a sound plan."""
+    for wanted in session:
+        served = sum(min(task.rate, task.throughput) for task in _tasks(draft, wanted.model))
+        if served < wanted.rate - wanted.slack - _CLOSE:
+            yield f"{_name(draft, wanted.model)}: {wanted.rate - served:.3g} requests/s are not served"
+    for gpu in draft.gpus:
+        if sum(gpulet.part for gpulet in gpu.gpulets) > WHOLE:
+            yield f"GPU {gpu.index}: more than all of it is given away"
+        kind = draft.catalogue.kinds[gpu.kind]
+        if draft.used_mb(gpu) > kind.usable_memory * kind.memory_mb:
+            yield f"GPU {gpu.index}: {draft.used_mb(gpu):,.0f} MB do not fit"
+        if gbits(draft, gpu) > draft.rules.network_gbits * (1 + _CLOSE):
+            yield f"GPU {gpu.index}: {gbits(draft, gpu):.3g} Gbit/s of input"
+        for gpulet in gpu.gpulets:
+            yield from _late(draft, gpulet)
+
+
+def _late(draft: DraftPlan, gpulet: Gpulet) -> Iterator[str]:
+    place, busy_ms = f"GPU {gpulet.gpu}, {gpulet.part} %", draft.busy_ms(gpulet)
+    if busy_ms > gpulet.duty_ms * (1 + _CLOSE):
+        yield f"{place}: runs {busy_ms:.3g} ms in a round of {gpulet.duty_ms:.3g} ms"
+    if len(gpulet.tasks) > draft.rules.max_models:
+        yield f"{place}: {len(gpulet.tasks)} models take turns"
+    for task in gpulet.tasks:
+        end_ms = busy_ms + gpulet.duty_ms
+        if end_ms > task.slo_ms * (1 + _CLOSE):
+            yield f"{place}: {_name(draft, task.model)} takes {end_ms:.4g} ms, allowed are {task.slo_ms:g}"
+        if task.rate * gpulet.duty_ms / 1000 > task.batch + _CLOSE:
+            yield f"{place}: {_name(draft, task.model)} gathers more than its batch of {task.batch}"
+
+
+def _tasks(draft: DraftPlan, model: int) -> Iterator[PlacedModel]:
+    return (task for gpulet in draft.gpulets() for task in gpulet.tasks if task.model == model)
+
+
+def _name(draft: DraftPlan, model: int) -> str:
+    return draft.catalogue.models[model].name

@@ -1,15 +1,13 @@
-"""Elastic partitioning: model by model onto gpulets, then again for those that came out short."""
+"""Elastic partitioning: model by model onto gpulets, then again for those that came out short; incremental re-planning."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 from lamina.planner.partitioning.plan import DemandOrder, RateDemand, light_first
-from lamina.published.gpulet.best_fit import allocate, has_room_for_all
 from lamina.published.gpulet.draft import DraftPlan, Gpulet, OpenDemand
-from lamina.published.gpulet.fill_free import fill_free
-from lamina.published.gpulet.merge_residues import merge_residues
-from lamina.published.gpulet.time_sharing import share_time
+from lamina.published.gpulet.placement import allocate, fill_free, has_room_for_all, merge_residues, share_time
 from lamina.published.gpulet.wanted_gpulets import cheapest_kind, require_wanted_gpulets
 
 _TOP_UPS = 4
@@ -92,3 +90,22 @@ def _place_again(draft: DraftPlan, demand: OpenDemand) -> bool:
             free.append(gpulet)
         gpulet.occupancy = single(draft.busy_ms(gpulet) / gpulet.duty_ms) if gpulet.tasks else 0.0
     return place_remainder(draft, demand, free, touched)
+
+
+ReplanMode = Literal["inc", "full"]
+
+
+def replan(
+    draft: DraftPlan, changed: Sequence[RateDemand], everything: Sequence[RateDemand], fresh: Callable[[], DraftPlan]
+) -> tuple[ReplanMode, bool, DraftPlan]:
+    """How it was done, whether it worked, and the draft that holds now: the old one, unchanged, if nothing works."""
+    undo = draft.snapshot(range(len(draft.gpus)))
+    draft.recount_memory()
+    draft.may_split = False
+    if schedule(draft, changed):
+        return "inc", True, draft
+    undo()
+    anew = fresh()
+    if schedule(anew, sorted(everything, key=lambda wanted: -wanted.rate)):
+        return "full", True, anew
+    return "full", False, draft

@@ -27,11 +27,11 @@ from lamina.planner.function_goals import NO_GOAL_US, function_goals_us
 from lamina.planner.interference import interference_of
 from lamina.planner.partitioning.catalogue import PlannerRules, PlanTask
 from lamina.planner.partitioning.device_catalogue import PairwiseInterference, build_catalogue, halving_cuts
+from lamina.planner.partitioning.plan import HEADROOMS, PartitionPlan
 from lamina.planner.partitioning.plan_rollout import PlanRollout
 from lamina.planner.partitioning.round_dispatch import RoundDispatcher
 from lamina.planner.partitioning.slice_placement import SliceAssignment, plan_inputs, slice_assignments
 from lamina.planner.partitioning.unplanned import UnplannedFunctions
-from lamina.published.gpulet.device_plan import device_labels, plan_on_devices, select_functions
 from lamina.published.gpulet.planner import GpuletPlanner
 from lamina.published.gpulet.quirks import REPAIRED
 from lamina.types import DeviceSpec, FunctionSpec
@@ -85,12 +85,12 @@ class OnlineGpulet:
     def dispatch(self, view: View) -> Iterator[Decision]:
         if self._first_us < 0 and view.waiting:
             self._on_first_call(view)
-        guests = self._unplanned
+        unplanned = self._unplanned
         if (
             self._rollout.changing
             or view.now_us >= self._next_us
-            or guests.waiting
-            or guests.has_unserved(view, self._is_served(view))
+            or unplanned.waiting
+            or unplanned.has_unserved(view, self._is_served(view))
         ):
             yield from self._advance(view)
         yield from self._rounds.dispatch(view, self._rollout)
@@ -247,3 +247,77 @@ class OnlineGpulet:
 
 def _rounded(value: float) -> int:
     return round(log(value) / log(RATE_GRAIN)) if value > 0 else -1_000_000
+
+
+# ------------------------------------------------------------------ the planner on the devices there are
+
+
+KEEP_FACTOR = 1.5  #: how much more others must be called to take the turn of a function that stands
+SCALE_STEPS = 5  #: steps of the search for the largest part of all rates that fits
+
+
+def device_labels(view: View) -> dict[str, str]:
+    """Labels of the devices in a plan: their kind, with a number where devices of one kind are not of one make."""
+    makes: dict[tuple[object, ...], str] = {}
+    numbers: dict[str, int] = {}
+    labels = {}
+    for name, device in view.devices.items():
+        spec = device.spec
+        make = (spec.kind, spec.units, spec.memory_mib, spec.family, spec.limits, spec.cores)
+        if make not in makes:
+            number = numbers[spec.kind] = numbers.get(spec.kind, 0) + 1
+            makes[make] = spec.kind if number == 1 else f"{spec.kind} #{number}"
+        labels[name] = makes[make]
+    return labels
+
+
+def select_functions(view: View, rates: dict[str, float], kinds: Sequence[DeviceSpec], turns: int) -> list[FunctionSpec]:
+    """Functions to plan for: as many as there are turns and memory for: the ones called most, in the order of `rates`."""
+    memory_mib = sum(device.spec.memory_mib for device in view.devices.values())
+    taken: set[str] = set()
+    stays = {name: KEEP_FACTOR if view.functions[name].instances else 1.0 for name in rates}
+    for name in sorted(rates, key=lambda one: (-rates[one] * stays[one], one)):
+        spec = view.functions[name].spec
+        able = any(spec.fits_family(kind.family) and spec.memory_mib <= kind.memory_mib for kind in kinds)
+        if able and len(taken) < turns and spec.memory_mib <= memory_mib:
+            taken.add(name)
+            memory_mib -= spec.memory_mib
+    return [view.functions[name].spec for name in rates if name in taken]
+
+
+def plan_on_devices(planner: GpuletPlanner, tasks: Sequence[PlanTask], kinds: Sequence[str]) -> PartitionPlan:
+    """On as few devices as will do; on all of them with less headroom; on all of them at a part of every rate."""
+    least, every = min(len(kinds), planner.gpus_at_least(tasks, kinds)), len(kinds)
+    plan = planner.plan(tasks, kinds[:least], HEADROOMS[:1], thorough=False)
+    if plan.schedulable:
+        return plan
+    whole = planner.plan(tasks, kinds, HEADROOMS[:1], thorough=False)
+    count = least
+    while whole.schedulable:  # if not even all will do, those in between need no look
+        count += max(1, min(count // 8, every - count))
+        plan = planner.plan(tasks, kinds[:count], HEADROOMS[:1], thorough=False) if count < every else whole
+        if plan.schedulable:
+            return plan
+    plan = planner.plan(tasks, kinds, HEADROOMS[1:], thorough=False)
+    if plan.schedulable:
+        return plan
+    scale = largest_scale(planner, tasks, kinds)
+    less = planner.plan([replace(task, rate=task.rate * scale) for task in tasks], kinds, thorough=False) if scale else plan
+    return less if less.schedulable else plan
+
+
+def largest_scale(planner: GpuletPlanner, tasks: Sequence[PlanTask], kinds: Sequence[str]) -> float:
+    """The largest part of all rates that fits with the least headroom; 0 where next to nothing does not fit either."""
+
+    def fits(scale: float) -> bool:
+        less = [replace(task, rate=task.rate * scale) for task in tasks]
+        return planner.plan(less, kinds, HEADROOMS[-1:], thorough=False).schedulable
+
+    high = min(1.0, len(kinds) / max(1, planner.gpus_at_least(tasks, kinds) - 1))
+    low = high * 0.5**SCALE_STEPS
+    if not fits(low):
+        return 0.0
+    for _ in range(SCALE_STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

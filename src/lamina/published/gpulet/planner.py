@@ -29,9 +29,8 @@ from lamina.planner.partitioning.plan import (
     with_headroom,
 )
 from lamina.published.gpulet.capacity import GpuletCapacity, OriginalAborted
-from lamina.published.gpulet.draft import DraftPlan
+from lamina.published.gpulet.draft import DraftPlan, violations
 from lamina.published.gpulet.elastic_partitioning import schedule, unserved_rate
-from lamina.published.gpulet.plan_check import violations
 from lamina.published.gpulet.quirks import Quirks
 
 RULES_BY_POLICY: dict[str, PlannerRules] = {

@@ -22,8 +22,17 @@ from lamina.core.policy import Decision, LoadInstance, ResizeInstance, UnloadIns
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState, Instance
 from lamina.published.has.kalman_filter import KalmanFilter
-from lamina.published.has.pod_capacity import FULL_QUOTA, PodShape
-from lamina.published.has.pod_rows import WindowedRates, device_rows, has_memory, live_pods, pod_quota, pod_shape, row_of_pod
+from lamina.published.has.pods import (
+    FULL_QUOTA,
+    PodShape,
+    WindowedRates,
+    device_rows,
+    has_memory,
+    live_pods,
+    pod_quota,
+    pod_shape,
+    row_of_pod,
+)
 
 UP, DOWN, STEP = 0.9, 0.3, 10
 HOST_MS = 70.0  #: reckoned for pre-processing and HTTP

@@ -26,12 +26,10 @@ from lamina.core.scheduling.leases import Device, find_block
 from lamina.core.scheduling.state import FunctionState, Instance
 from lamina.core.workflow.flow import Flow
 from lamina.planner.batching import batchable_prefix
-from lamina.published.admission.candidate_placements import CandidatePlacements
-from lamina.published.admission.placements import DevicePlacement
-from lamina.published.admission.reservation_table import ReservedSlot
+from lamina.published.admission.placements import CandidatePlacements, DevicePlacement, batch_us
+from lamina.published.admission.reservation_table import ReservedSlot, SlotAssignment
 from lamina.published.admission.reserved_instances import ReservedInstances
-from lamina.published.admission.run_reservation import ReservationContext, RunReservation, batch_us
-from lamina.published.admission.slot_assignment import SlotAssignment
+from lamina.published.admission.run_reservation import ReservationContext, RunReservation
 from lamina.published.kaas.whole_gpu_policy import over_quota_until_us
 from lamina.types import NEVER_US, Call
 

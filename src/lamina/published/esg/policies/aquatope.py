@@ -1,10 +1,10 @@
-"""Aquatope (ASPLOS 2023), as ESG's authors compare with it: one configuration per step for ever, found off line.
+"""Aquatope (ASPLOS 2023), as ESG's authors compare with it: one configuration per step for ever, found offline.
 
 When a workflow is first seen, constrained Bayesian optimisation (`bayesian_optimization.py`) tries 10 random plans and then 20
 rounds of 3, each trial a run with the profiled times and their spread, and keeps the cheapest that was in time. Nothing
 moves after that. Its warm pool (a neural forecast of arrivals) is not here: keep-alive and `prewarm` are.
 
-Off line means here: while the controller waits, for a quarter of a second. So only the first few workflows are planned with
+Offline means here: while the controller waits, for a quarter of a second. So only the first few workflows are planned with
 all trials at once. Any others get the best of the random plans, and their turn later, one after another.
 """
 
@@ -21,13 +21,12 @@ from lamina.planner.cost_to_go import NodePath
 from lamina.planner.deadline_split import SeriesRun, series_parallel_runs, step_functions
 from lamina.published.esg.bayesian_optimization import minimise
 from lamina.published.esg.config_tables import nearest_config
-from lamina.published.esg.latency_distribution import P99, run_time, runs_per_call
-from lamina.published.esg.preplanned_policy import FixedPlan, PreplannedPolicy
+from lamina.published.esg.preplanned_policy import P99, FixedPlan, PreplannedPolicy, run_time, runs_per_call
 
 
 @dataclass(slots=True)
 class Policy(PreplannedPolicy):
-    """One configuration per step, the same for every call: the best that 70 trials off line have found."""
+    """One configuration per step, the same for every call: the best that 70 offline trials have found."""
 
     starts: int = 10  #: random plans that are tried first
     rounds: int = 20  #: of optimisation

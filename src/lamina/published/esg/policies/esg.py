@@ -22,8 +22,7 @@ from lamina.planner.configs import ConfigArrays, ProfiledConfig
 from lamina.planner.cost_to_go import NodePath
 from lamina.planner.deadline_split import DeadlineSplit, split_deadline, step_functions
 from lamina.published.esg.path_search import esg_1q
-from lamina.published.esg.queue_policy import StepQueuePolicy
-from lamina.published.esg.step_queues import MAX_CACHED, StepQueue, round_down
+from lamina.published.esg.queue_policy import MAX_CACHED, StepQueue, StepQueuePolicy, round_down
 
 FEASIBLE_PART = 0.9
 """Of the least time needed: with so much of it left a call may still make it."""
@@ -44,15 +43,15 @@ class Policy(StepQueuePolicy):
         self._splits.clear()
         self._cache.clear()
 
-    def rank_configs(self, view: View, line: StepQueue, jobs: list[Job]) -> Sequence[ProfiledConfig]:
-        shares, functions = self._split(line.flow)
+    def rank_configs(self, view: View, queue: StepQueue, jobs: list[Job]) -> Sequence[ProfiledConfig]:
+        shares, functions = self._split(queue.flow)
         remaining_us = jobs[0].run.call.deadline_us - view.now_us
-        stages = [self._tables.tables[functions[path]] for path in shares.groups[line.path]]
+        stages = [self._tables.tables[functions[path]] for path in shares.groups[queue.path]]
         slowest_us = sum(int(stage.time_us.max()) for stage in stages)
-        budget_us = shares.budget_us(line.path, remaining_us)
+        budget_us = shares.budget_us(queue.path, remaining_us)
         goal_us = slowest_us if budget_us >= slowest_us else round_down(budget_us, self.grain)  # more time changes nothing
-        own = self._tables.up_to(functions[line.path], len(jobs))
-        key = (line.flow.name, line.path, goal_us, len(own))
+        own = self._tables.up_to(functions[queue.path], len(jobs))
+        key = (queue.flow.name, queue.path, goal_us, len(own))
         found = self._cache.get(key)
         if found is None:
             if len(self._cache) >= MAX_CACHED:

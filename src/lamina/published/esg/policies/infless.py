@@ -17,8 +17,7 @@ from lamina.planner.configs import ConfigArrays, ProfiledConfig
 from lamina.planner.cost_to_go import NodePath
 from lamina.planner.deadline_split import split_deadline, step_functions
 from lamina.published.esg.config_tables import sample_device
-from lamina.published.esg.queue_policy import StepQueuePolicy
-from lamina.published.esg.step_queues import MAX_CACHED, StepQueue
+from lamina.published.esg.queue_policy import MAX_CACHED, StepQueue, StepQueuePolicy
 
 
 @dataclass(slots=True)
@@ -32,24 +31,24 @@ class Policy(StepQueuePolicy):
         self._shares.clear()
         self._cache.clear()
 
-    def prefers_locality(self, line: StepQueue) -> bool:
+    def prefers_locality(self, queue: StepQueue) -> bool:
         return False
 
-    def rank_configs(self, view: View, line: StepQueue, jobs: list[Job]) -> Sequence[ProfiledConfig]:
+    def rank_configs(self, view: View, queue: StepQueue, jobs: list[Job]) -> Sequence[ProfiledConfig]:
         call = jobs[0].run.call
-        share_us = int((call.deadline_us - call.arrived_us) * self._share(line))
-        name = line.function.spec.name
+        share_us = int((call.deadline_us - call.arrived_us) * self._share(queue))
+        name = queue.function.spec.name
         own = self._tables.up_to(name, len(jobs))
-        key = (line.flow.name, line.path, share_us, len(own))
+        key = (queue.flow.name, queue.path, share_us, len(own))
         found = self._cache.get(key)
         if found is None:
             if len(self._cache) >= MAX_CACHED:
                 self._cache.clear()
-            found = self._cache[key] = self._rank(view, line, own, share_us)
+            found = self._cache[key] = self._rank(view, queue, own, share_us)
         return found
 
-    def _rank(self, view: View, line: StepQueue, own: ConfigArrays, share_us: int) -> list[ProfiledConfig]:
-        node = sample_device(view, line.function.spec)
+    def _rank(self, view: View, queue: StepQueue, own: ConfigArrays, share_us: int) -> list[ProfiledConfig]:
+        node = sample_device(view, queue.function.spec)
         rows = [own[place] for place in range(len(own))]
         fits = [row for row in rows if row.time_us <= share_us]
 
@@ -62,12 +61,12 @@ class Policy(StepQueuePolicy):
             return sorted(fits, key=lambda row: (-row.batch, -per_resource(row), row.units, row.cpus))
         return sorted(rows, key=lambda row: (row.time_us, row.units, row.cpus))
 
-    def _share(self, line: StepQueue) -> float:
-        known = self._shares.get(line.flow.name)
-        if known is None or known[0] is not line.flow:
+    def _share(self, queue: StepQueue) -> float:
+        known = self._shares.get(queue.flow.name)
+        if known is None or known[0] is not queue.flow:
             tables = self._tables.tables
-            means = {path: float(tables[name].time_us.mean()) for path, name in step_functions(line.flow).items()}
-            shares = split_deadline(line.flow, tables, 1, means).share
-            known = self._shares[line.flow.name] = (line.flow, shares)
-            self._cache = {key: found for key, found in self._cache.items() if key[0] != line.flow.name}
-        return known[1][line.path]
+            means = {path: float(tables[name].time_us.mean()) for path, name in step_functions(queue.flow).items()}
+            shares = split_deadline(queue.flow, tables, 1, means).share
+            known = self._shares[queue.flow.name] = (queue.flow, shares)
+            self._cache = {key: found for key, found in self._cache.items() if key[0] != queue.flow.name}
+        return known[1][queue.path]

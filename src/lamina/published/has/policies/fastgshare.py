@@ -19,12 +19,21 @@ from lamina.core.policy import Decision, LoadInstance, UnloadInstance, View
 from lamina.core.scheduling.jobs import Order
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState, Instance
-from lamina.planner.pods import serve
-from lamina.published.has.fallback_pod import load_fallback_pod
-from lamina.published.has.pod_capacity import FULL_QUOTA, PodCapacity, PodShape
-from lamina.published.has.pod_rows import WindowedRates, candidate_devices, device_rows, live_pods, pod_shape, slice_sizes
+from lamina.published.has.pods import (
+    FULL_QUOTA,
+    PodCapacity,
+    PodShape,
+    WindowedRates,
+    budgets_us,
+    candidate_devices,
+    device_rows,
+    live_pods,
+    load_fallback_pod,
+    pod_shape,
+    slice_sizes,
+)
 from lamina.published.has.rectangle_packing import Rectangle, RectanglePacking
-from lamina.published.has.slo_budgets import budgets_us
+from lamina.published.reserved_slices import serve_on_slices
 
 SHARES = (0.06, 0.12, 0.24, 0.5, 0.6, 0.8, 1.0)
 """Of a GPU, as the published profiles have them."""
@@ -46,7 +55,7 @@ class Policy:
         self._rates = WindowedRates(self.period_us)
 
     def dispatch(self, view: View) -> Iterator[Decision]:
-        yield from serve(view)
+        yield from serve_on_slices(view)
 
     def scale(self, view: View) -> Iterator[Decision]:
         turn = view.now_us >= self._next_us

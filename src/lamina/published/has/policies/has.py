@@ -20,23 +20,26 @@ from lamina.core.policy import Decision, LoadInstance, ResizeInstance, UnloadIns
 from lamina.core.scheduling.jobs import Order
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState, Instance
-from lamina.planner.pods import serve
-from lamina.published.has.fallback_pod import PodSite, load_fallback_pod
 from lamina.published.has.kalman_filter import KalmanFilter
-from lamina.published.has.pod_capacity import FULL_QUOTA, PodCapacity, PodShape
-from lamina.published.has.pod_rows import (
+from lamina.published.has.pods import (
+    FULL_QUOTA,
+    PodCapacity,
+    PodShape,
+    PodSite,
     WindowedRates,
+    budgets_us,
     candidate_devices,
     device_rows,
     free_sizes,
     live_pods,
+    load_fallback_pod,
     occupancy,
     pod_shape,
     row_of_pod,
     slice_sizes,
 )
 from lamina.published.has.published_autoscaler import PublishedAutoscaler
-from lamina.published.has.slo_budgets import budgets_us
+from lamina.published.reserved_slices import serve_on_slices
 
 
 @dataclass(slots=True)
@@ -65,7 +68,7 @@ class Policy:
         self._original = PublishedAutoscaler(self.cooldown_us)
 
     def dispatch(self, view: View) -> Iterator[Decision]:
-        yield from serve(view)
+        yield from serve_on_slices(view)
 
     def scale(self, view: View) -> Iterator[Decision]:
         turn = view.now_us >= self._next_us

@@ -27,8 +27,8 @@ from lamina.core.scheduling.leases import Device, find_block
 from lamina.core.scheduling.state import FunctionState, Instance
 from lamina.core.workflow.flow import Flow
 from lamina.errors import NoCapacity
-from lamina.planner.pods import fill, own_slices
-from lamina.planner.shares import Group, Placement, Room, place_some, room_on
+from lamina.published.knix.share_placement import FreeSpace, FunctionGroup, PlacementStrategy, free_space, place_most
+from lamina.published.reserved_slices import fill_slice, idle_own_slices
 from lamina.types import NEVER_US, Call, FunctionSpec
 
 
@@ -38,7 +38,7 @@ class Policy:
 
     elastic: bool = True  #: may a batch use more than its share?
     limit: float = 1.0  #: of a device, for one elastic batch
-    placement: Placement = "binpack"
+    placement: PlacementStrategy = "binpack"
     patience_us: int = 60_000_000  #: how long work waits for a place when its share has been lost
     period_us: int = 1_000_000
     order: Order = "arrival"
@@ -76,13 +76,13 @@ class Policy:
         """Functions without a place, were these deployed."""
         rooms, standing = self._rooms(view, changed)
         known = {flow.name: flow for flow in (*view.flows.values(), *flows)}
-        return place_some(_groups(specs, known, standing), rooms, self.placement)[1]
+        return place_most(_groups(specs, known, standing), rooms, self.placement)[1]
 
-    def _rooms(self, view: View, changed: set[str]) -> tuple[dict[str, Room], set[str]]:
+    def _rooms(self, view: View, changed: set[str]) -> tuple[dict[str, FreeSpace], set[str]]:
         """Free space and shares in use; without functions that are about to change or have lost their share."""
         owners = [one for one in view.instances.values() if one.id in view.devices[one.device].homes]
         gone = [one for one in view.instances.values() if one.function in changed or one not in owners]
-        rooms = {name: room_on(device, [one.id for one in gone]) for name, device in view.devices.items()}
+        rooms = {name: free_space(device, [one.id for one in gone]) for name, device in view.devices.items()}
         for instance in gone:
             rooms[instance.device].memory_mib += instance.memory_mib
         return rooms, {one.function for one in owners} - changed
@@ -94,10 +94,10 @@ class Policy:
         specs = {name: function.spec for name, function in view.functions.items()}
         rooms, standing = self._rooms(view, set())
         groups = _groups(specs, view.flows, standing)
-        places, lacking = place_some(groups, rooms, self.placement)
+        places, lacking = place_most(groups, rooms, self.placement)
         if lacking:  # it was there when this was deployed, and has been lost since: each for itself, as far as it goes
-            alone = [Group(name, (specs[name],)) for name in lacking]
-            places |= place_some(alone, rooms, "mixed")[0]
+            alone = [FunctionGroup(name, (specs[name],)) for name in lacking]
+            places |= place_most(alone, rooms, "mixed")[0]
         for name, device in places.items():
             yield from self._settle(view, view.functions[name], view.devices[device])
         for name in lacking:
@@ -162,7 +162,7 @@ class Policy:
             if not len(function.queue):
                 continue
             for opening in self._slots(view, function):
-                yield from fill(view, function, opening)
+                yield from fill_slice(view, function, opening)
                 if function.spec.name not in view.waiting:
                     break
             else:
@@ -183,7 +183,7 @@ class Policy:
         """Its own slice, grown by what is idle around it; then, own slice busy, what others lend."""
         if function.bucket and function.bucket.ready_at_us(view.now_us) > view.now_us:
             return
-        for own in own_slices(view, function):
+        for own in idle_own_slices(view, function):
             yield self._grown_slice(view, function, own) if self.elastic else own
         for instance in list(function.instances.values()):
             device = view.devices[instance.device]
@@ -234,12 +234,12 @@ def _requested_share(spec: FunctionSpec) -> tuple[str, float, int, int]:
     return spec.gpu, spec.share, spec.cores, spec.memory_mib
 
 
-def _groups(specs: dict[str, FunctionSpec], flows: dict[str, Flow], standing: set[str]) -> list[Group]:
+def _groups(specs: dict[str, FunctionSpec], flows: dict[str, Flow], standing: set[str]) -> list[FunctionGroup]:
     """What is to be placed, each function once: with the first workflow that uses it, else alone."""
-    groups: list[Group] = []
+    groups: list[FunctionGroup] = []
     todo = {name: spec for name, spec in specs.items() if name not in standing}
     for flow in sorted(flows.values(), key=lambda flow: flow.sole_task is not None):
         members = tuple(todo.pop(name) for name in flow.functions if name in todo)
         if members:
-            groups.append(Group(flow.name, members))
-    return groups + [Group(name, (spec,)) for name, spec in todo.items()]
+            groups.append(FunctionGroup(flow.name, members))
+    return groups + [FunctionGroup(name, (spec,)) for name, spec in todo.items()]

@@ -20,7 +20,7 @@ from lamina.core.policy import Decision, LoadInstance, RequestDevice, ReturnDevi
 from lamina.core.scheduling.jobs import Order
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState, Instance
-from lamina.planner.pods import serve
+from lamina.published.reserved_slices import serve_on_slices
 from lamina.types import NEVER_US
 
 RETRY_US = 60_000_000
@@ -76,7 +76,7 @@ class Policy:
     _asked_us: list[int] = field(default_factory=list, init=False)  #: for devices that have not come yet
 
     def dispatch(self, view: View) -> Iterator[Decision]:
-        yield from serve(view)
+        yield from serve_on_slices(view)
 
     def scale(self, view: View) -> Iterator[Decision]:
         now_us = view.now_us

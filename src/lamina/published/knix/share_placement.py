@@ -1,4 +1,4 @@
-"""Placement of fixed device shares: where does a group of functions fit, and if nowhere, what is missing?
+"""PlacementStrategy of fixed device shares: where does a group of functions fit, and if nowhere, what is missing?
 
 Functions that belong together (one workflow) are summed up and go onto one device. Sums are of units and of memory, each
 checked on single devices, against what is free there in one piece: a cluster that has enough in all may still have no place.
@@ -14,13 +14,13 @@ from lamina.core.scheduling.leases import Device, find_block
 from lamina.errors import NoCapacity
 from lamina.types import DeviceSpec, FunctionSpec
 
-Placement = Literal["binpack", "spread", "mixed"]
+PlacementStrategy = Literal["binpack", "spread", "mixed"]
 """`binpack`: a group on the device with least room that takes all of it. `spread`: each function for itself, where there is
 most room. `mixed`: as binpack, and function by function where no device takes the whole group."""
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FunctionGroup:
     """Functions that belong together, named after their workflow."""
 
     name: str
@@ -36,7 +36,7 @@ class Group:
 
 
 @dataclass(slots=True)
-class Room:
+class FreeSpace:
     """Free capacity of one device while a placement is made."""
 
     device: DeviceSpec
@@ -48,14 +48,14 @@ class Room:
         return self.free.bit_count()
 
     @property
-    def largest(self) -> int:
+    def largest_block(self) -> int:
         """Units in one piece."""
         limits = self.device.limits
         sizes = limits.sizes or range(1, self.device.units + 1)
         fits = [size for size in sizes if find_block(self.free, size, limits.aligned, self.device.units)]
         return max(fits, default=0)
 
-    def takes(self, functions: Iterable[FunctionSpec]) -> Room | None:
+    def after_placing(self, functions: Iterable[FunctionSpec]) -> FreeSpace | None:
         """Capacity left with all of them placed here; None if they do not fit."""
         free, memory_mib = self.free, self.memory_mib
         for spec in functions:
@@ -64,29 +64,29 @@ class Room:
             if not mask or memory_mib < 0 or not spec.fits_family(self.device.family):
                 return None
             free &= ~mask
-        return Room(self.device, free, memory_mib)
+        return FreeSpace(self.device, free, memory_mib)
 
 
-def room_on(device: Device, without: Iterable[str] = ()) -> Room:
+def free_space(device: Device, without: Iterable[str] = ()) -> FreeSpace:
     """Free capacity of the device, not counting the instances `without`, which are about to go or to change."""
     going = set(without)
     taken = 0
     for owner, mask in device.homes.items():
         if owner not in going:
             taken |= mask
-    return Room(device.spec, device.all_units & ~taken, device.spec.memory_mib - device.memory_used_mib)
+    return FreeSpace(device.spec, device.all_units & ~taken, device.spec.memory_mib - device.memory_used_mib)
 
 
-def place(groups: Iterable[Group], rooms: dict[str, Room], placement: Placement) -> dict[str, str]:
+def place_all(groups: Iterable[FunctionGroup], rooms: dict[str, FreeSpace], placement: PlacementStrategy) -> dict[str, str]:
     """Function -> device for all of them, largest group first; takes from `rooms`, or raises NoCapacity."""
-    found, lacking = place_some(groups, rooms, placement)
+    found, lacking = place_most(groups, rooms, placement)
     for refusal in lacking.values():
         raise refusal
     return found
 
 
-def place_some(
-    groups: Iterable[Group], rooms: dict[str, Room], placement: Placement
+def place_most(
+    groups: Iterable[FunctionGroup], rooms: dict[str, FreeSpace], placement: PlacementStrategy
 ) -> tuple[dict[str, str], dict[str, NoCapacity]]:
     """The same for those that fit, and for each function of the others what is missing."""
     found: dict[str, str] = {}
@@ -98,24 +98,24 @@ def place_some(
             parts = [group.functions]
         for part in parts:
             device = _choose(part, rooms, placement)
-            left = rooms[device].takes(part) if device is not None else None
+            left = rooms[device].after_placing(part) if device is not None else None
             if device is None or left is None:
-                lacking |= dict.fromkeys((spec.name for spec in part), _refusal(group, part, rooms))
+                lacking |= dict.fromkeys((spec.name for spec in part), _no_capacity(group, part, rooms))
                 continue
             rooms[device] = left
             found.update((spec.name, device) for spec in part)
     return found, lacking
 
 
-def _choose(functions: tuple[FunctionSpec, ...], rooms: dict[str, Room], placement: Placement) -> str | None:
+def _choose(functions: tuple[FunctionSpec, ...], rooms: dict[str, FreeSpace], placement: PlacementStrategy) -> str | None:
     """The device with fewest free units that fits, or with most to spread; one of the family they rather run on."""
-    able = [(name, room) for name, room in rooms.items() if room.takes(functions) is not None]
+    able = [(name, room) for name, room in rooms.items() if room.after_placing(functions) is not None]
     if not able:
         return None
     rather = "gpu" if any(spec.share or spec.gpu == "must" for spec in functions) else "cpu"
     sign = -1 if placement == "spread" else 1
 
-    def rank(entry: tuple[str, Room]) -> tuple[bool, float, str]:
+    def rank(entry: tuple[str, FreeSpace]) -> tuple[bool, float, str]:
         name, room = entry
         return room.device.family != rather, sign * room.units / room.device.units, name
 
@@ -126,21 +126,21 @@ def _weight(spec: FunctionSpec) -> float:
     return spec.share or (1.0 if spec.gpu == "must" else 0.0)
 
 
-def _refusal(group: Group, part: tuple[FunctionSpec, ...], rooms: dict[str, Room]) -> NoCapacity:
+def _no_capacity(group: FunctionGroup, part: tuple[FunctionSpec, ...], rooms: dict[str, FreeSpace]) -> NoCapacity:
     """What is asked for, how much of it is missing where it comes closest, and what could be had there."""
-    wanted = Group(group.name, part)
+    wanted = FunctionGroup(group.name, part)
     hosts = [room for room in rooms.values() if all(spec.fits_family(room.device.family) for spec in part)]
     each = ", ".join(f"{spec.name} {_weight(spec):.0%}" for spec in part)
     if not hosts:
         return NoCapacity(f"{group.name}: no device can run {each}", hint="add a device of the right family")
-    closest = min(hosts, key=lambda room: (_lack(wanted, room), room.device.id))
+    closest = min(hosts, key=lambda room: (_shortfall(wanted, room), room.device.id))
     device, units = closest.device, wanted.units_on(closest.device)
     missing = []
-    if units > closest.largest:
-        missing.append(f"{(units - closest.largest) / device.units:.0%} of a device in one piece")
+    if units > closest.largest_block:
+        missing.append(f"{(units - closest.largest_block) / device.units:.0%} of a device in one piece")
     if wanted.memory_mib > closest.memory_mib:
         missing.append(f"{wanted.memory_mib - closest.memory_mib} MiB of memory")
-    offer = f"{closest.largest / device.units:.0%} and {closest.memory_mib} MiB on {device.id}"
+    offer = f"{closest.largest_block / device.units:.0%} and {closest.memory_mib} MiB on {device.id}"
     return NoCapacity(
         f"{group.name} asks for {units / device.units:.0%} of a device and {wanted.memory_mib} MiB ({each}): "
         f"{' and '.join(missing) or 'neighbouring units'} missing",
@@ -148,8 +148,8 @@ def _refusal(group: Group, part: tuple[FunctionSpec, ...], rooms: dict[str, Room
     )
 
 
-def _lack(wanted: Group, room: Room) -> float:
+def _shortfall(wanted: FunctionGroup, room: FreeSpace) -> float:
     """How far it is from fitting, as parts of a device and of its memory."""
-    units = max(0, wanted.units_on(room.device) - room.largest) / room.device.units
+    units = max(0, wanted.units_on(room.device) - room.largest_block) / room.device.units
     memory = max(0, wanted.memory_mib - room.memory_mib) / max(1, room.device.memory_mib)
     return units + memory

@@ -16,18 +16,18 @@ from lamina.planner.batching import batchable_prefix, largest_batch_within
 from lamina.types import NEVER_US
 
 
-def serve(view: View) -> Iterator[Decision]:
+def serve_on_slices(view: View) -> Iterator[Decision]:
     """Longest wait first; each function on its own idle slices."""
     for function in sorted(view.waiting.values(), key=lambda f: (f.queue.head().enqueued_us, f.queue.head().id)):
-        for opening in own_slices(view, function):
-            yield from fill(view, function, opening)
+        for opening in idle_own_slices(view, function):
+            yield from fill_slice(view, function, opening)
             if function.spec.name not in view.waiting:
                 break
         else:
             yield Defer(function.spec.name, view.next_slot_us(function), NEVER_US)
 
 
-def own_slices(view: View, function: FunctionState) -> Iterator[Slot]:
+def idle_own_slices(view: View, function: FunctionState) -> Iterator[Slot]:
     """Idle reserved slices of the function, the largest first; none of an instance that has used up its time quota."""
     now_us = view.now_us
     if function.bucket and function.bucket.ready_at_us(now_us) > now_us:
@@ -45,7 +45,7 @@ def own_slices(view: View, function: FunctionState) -> Iterator[Slot]:
             yield Slot(instance, device, home, None, now_us, cores)
 
 
-def fill(view: View, function: FunctionState, opening: Slot) -> Iterator[Decision]:
+def fill_slice(view: View, function: FunctionState, opening: Slot) -> Iterator[Decision]:
     """One batch for this slice, the oldest first. A job that nothing can save is dropped.
 
     A few waiting jobs go in a batch that leaves the oldest in time. When more wait than go into one batch, it is as large as is
