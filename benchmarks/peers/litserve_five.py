@@ -53,12 +53,12 @@ class FromBytes:
         return graph, rows, out
 
     def __call__(self, rows: list[Any]) -> list[float]:
-        torch = self.torch
         size = next(size for size in self.graphs if size >= len(rows))
         graph, inputs, out = self.graphs[size]
-        inputs[: len(rows)].copy_(torch.from_numpy(np.stack(rows)), non_blocking=True)
-        graph.replay()
-        host = out[: len(rows)].flatten(1)[:, :1000].float().cpu().numpy()
+        with self.torch.inference_mode():
+            inputs[: len(rows)].copy_(self.torch.from_numpy(np.stack(rows)), non_blocking=True)
+            graph.replay()
+            host = out[: len(rows)].flatten(1)[:, :1000].float().cpu().numpy()
         return [float(row[0]) if self.is_text else float(row.argmax()) for row in host]
 
 
