@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.figures import use_style
 from benchmarks.prediction.own import GOAL, RAPP
 from benchmarks.prediction.v100 import SHARES, load
 from benchmarks.train_predictor import records, times
@@ -16,9 +17,7 @@ PLOTS = Path("docs/img")
 
 
 def plots(found: dict[str, Any]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
+    use_style()
     PLOTS.mkdir(exist_ok=True)
     if "h200" in found:
         _h200(found["h200"]["errors_last_seed"])
