@@ -19,7 +19,8 @@ from lamina import encoding, policies
 from lamina.bootstrap import open_local
 from lamina.core.actions import Reply
 from lamina.core.controller import Controller
-from lamina.drivers.realtime import Ending, RealtimeDriver
+from lamina.drivers.driver import Ending
+from lamina.drivers.realtime import RealtimeDriver
 from lamina.engines.cpu import CpuEngine
 from lamina.engines.process_engine import WorkerLimits
 from lamina.gateway.bootstrap import open_gateway

@@ -20,7 +20,7 @@ import lamina
 from benchmarks.report import Report
 from lamina.bootstrap import ServingRuntime, open_emulated
 from lamina.core.events import BatchFinished, Event, Journaled
-from lamina.drivers.realtime import Ending
+from lamina.drivers.driver import Ending
 from lamina.gateway.bootstrap import open_gateway
 from lamina.predict.profile import Point, Profile
 from lamina.sdk.async_client import AsyncClient

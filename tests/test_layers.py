@@ -15,7 +15,7 @@ LAYERS = (
     ("lab",),
     ("cli",),
     ("gateway", "testing", "load"),
-    ("bootstrap", "run_once", "asl_local_run"),
+    ("bootstrap", "asl_local_run"),
     ("profiler",),
     ("engines",),
     ("sim", "durable", "state", "gpu", "published"),
@@ -31,8 +31,6 @@ LAYERS = (
 TO_MEND = {
     "lamina.core.controller must not import lamina.policies.defaults.AdmitAll",
     "lamina.core.controller must not import lamina.policies.defaults.ReactiveAutoscaler",
-    "lamina.drivers.realtime must not import lamina.engines.shadow_batches.ShadowRunner",
-    "lamina.run_once must not import lamina.bootstrap.ServingRuntime",
     "lamina.state.triggers must not import lamina.durable.runs.DurableRuns",
 }
 """Imports that still point up; the list only shrinks."""

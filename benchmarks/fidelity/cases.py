@@ -13,7 +13,8 @@ from lamina import policies
 from lamina.core.actions import Reply
 from lamina.core.controller import Controller
 from lamina.core.events import Deployed, DeviceJoined, Event
-from lamina.drivers.virtual import Ending, simulate
+from lamina.drivers.driver import Ending
+from lamina.drivers.virtual import simulate
 from lamina.planner.interference import InterferenceModel
 from lamina.predict import online
 from lamina.predict.profile import Profile

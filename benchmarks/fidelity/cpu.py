@@ -19,9 +19,8 @@ from msgspec.structs import replace
 from benchmarks.fidelity.cases import SEED, Case, off, poisson, simulated, together, told
 from benchmarks.fidelity.live import Batch, Found, Runs, handovers, known, measured, profile_of, served
 from lamina import encoding, policies
-from lamina.bootstrap import open_local
+from lamina.bootstrap import ServingRuntime, open_local
 from lamina.core.events import Deployed
-from lamina.engines.shadow_batches import ShadowRunner
 
 APP = "benchmarks/apps/digest.py"
 WORDS = {"clocked": "by the clock", "digest": "computing"}
@@ -43,10 +42,9 @@ class Part(NamedTuple):
 
 async def live(name: str, loads: tuple[float, ...] = LOADS) -> list[Part]:
     """All that needs a quiet machine."""
-    started = open_local(APP, policy=policies.build("edf"))
+    started = open_local(APP, policy=policies.build("edf"), shadow_batches=True)
     loop, function = started.loop, started.app.functions[name].spec
     deployed = Deployed((function,))
-    loop.shadow_runner = ShadowRunner(loop.engine)
     inputs = {name: {key: encoding.encode(value) for key, value in SAMPLE.items()}}
     cores = sorted(os.sched_getaffinity(0))
     await loop.start(deployed)
@@ -54,18 +52,18 @@ async def live(name: str, loads: tuple[float, ...] = LOADS) -> list[Part]:
         await asyncio.sleep(0.05)
     os.sched_setaffinity(0, cores[-1:])  # the worker has the first
     try:
-        await measured(loop, {name: SAMPLE}, function.max_batch, 0.2)  # a sleepy machine wakes first
+        await measured(started, {name: SAMPLE}, function.max_batch, 0.2)  # a sleepy machine wakes first
         await served(loop, poisson({name: WARM_RATE}, {name: function.slo.latency_us}, WARM_S, SEED + 1), inputs)
         parts = []
         for load in loads:
-            rounds = [await _measured(loop, name)]
+            rounds = [await _measured(started, name)]
             for part in range(PARTS):
                 believed = profile_of(name, "cpu", rounds[-1:])
                 full_us = believed.points[-1].p50_us
                 calls = poisson({name: load * function.max_batch * 1e6 / full_us}, {name: function.slo.latency_us}, SECONDS, part)
                 known(loop, [believed])
                 found = await served(loop, calls, inputs)
-                rounds.append(await _measured(loop, name))
+                rounds.append(await _measured(started, name))
                 world = profile_of(name, "cpu", rounds[-2:])
                 case = Case(deployed, loop.engine.devices[0], [world], found.calls, "edf", None, [believed], found.host)
                 parts.append(Part(load, case, found))
@@ -75,8 +73,8 @@ async def live(name: str, loads: tuple[float, ...] = LOADS) -> list[Part]:
         await loop.stop()
 
 
-async def _measured(loop: Any, name: str) -> Runs:
-    return (await measured(loop, {name: SAMPLE}, 8, ROUND_S))[name]
+async def _measured(live: ServingRuntime, name: str) -> Runs:
+    return (await measured(live, {name: SAMPLE}, 8, ROUND_S))[name]
 
 
 def rows(name: str, parts: list[Part]) -> list[dict[str, Any]]:

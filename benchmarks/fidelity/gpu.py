@@ -23,7 +23,6 @@ from lamina import encoding, policies
 from lamina.bootstrap import open_local
 from lamina.core.events import Deployed
 from lamina.core.lifecycle import InstancePhase
-from lamina.engines.shadow_batches import ShadowRunner
 from lamina.gpu.slice_mode import SliceMode
 
 APP = "benchmarks/apps/three.py"
@@ -43,9 +42,8 @@ SIZES = (1, 2, 4, three.MOST)
 
 async def measure(slicer: str, slices: SliceMode, out: Path, seconds: float, round_s: float) -> None:
     """Writes after each part: what there is counts, should the time run out."""
-    started = open_local(APP, policy=policies.build("edf"), gpu=slicer, slices=slices)
+    started = open_local(APP, policy=policies.build("edf"), gpu=slicer, slices=slices, shadow_batches=True)
     loop, begin_s = started.loop, time.monotonic()
-    loop.shadow_runner = ShadowRunner(loop.engine)
     for gpu in loop.engine.gpus:  # type: ignore[attr-defined]  # one batch at a time, on its own slice: graphs for others are not made
         gpu.device = replace(gpu.device, limits=replace(gpu.device.limits, batches_per_instance=1))
     functions = tuple(replace(spec, home=True, lend=False) for spec in started.app.deployed().functions)
@@ -56,13 +54,13 @@ async def measure(slicer: str, slices: SliceMode, out: Path, seconds: float, rou
     samples = {name: three.item(name) for name in three.NAMES}
     inputs = {name: {key: encoding.encode(value) for key, value in body.items()} for name, body in samples.items()}
     [device] = [one for one in loop.engine.devices if one.family == "gpu"][-1:]
-    await measured(loop, samples, three.MOST, round_s)  # the first seconds of a server have more to do than batches
-    rounds = [await measured(loop, samples, three.MOST, round_s)]
+    await measured(started, samples, three.MOST, round_s)  # the first seconds of a server have more to do than batches
+    rounds = [await measured(started, samples, three.MOST, round_s)]
     profiles = [profile_of(name, device.kind, [runs]) for name, runs in rounds[0].items()]
     full_us = {profile.function: max(point.p50_us for point in profile.points) for profile in profiles}
     print({name: round(us) for name, us in full_us.items()}, [profile.handover for profile in profiles], flush=True)
     slos_us = {name: round(GOAL * us) for name, us in full_us.items()}
-    company = await in_company(loop, samples, SIZES, 15)
+    company = await in_company(started, samples, SIZES, 15)
     print(company, flush=True)
     about = (machine() if slicer != "null" else {}) | {"seed": SEED, "ready_s": round(ready_s, 1)}
     run = Recording(about, device, functions, company, [], rounds, [])
@@ -79,7 +77,7 @@ async def measure(slicer: str, slices: SliceMode, out: Path, seconds: float, rou
             run.phases.append(phase_of(who, load, found))
             write(out, run)
             print(who, load, found.told, flush=True)
-        rounds.append(await measured(loop, samples, three.MOST, round_s))
+        rounds.append(await measured(started, samples, three.MOST, round_s))
         write(out, run)
     print(f"{time.monotonic() - begin_s:.1f} s", flush=True)
     await loop.stop()

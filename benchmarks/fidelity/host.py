@@ -16,7 +16,7 @@ from typing import NamedTuple
 from lamina.core.actions import Action
 from lamina.core.events import BatchFinished, Event
 from lamina.drivers.timer import Timer, clock_us
-from lamina.drivers.virtual import DeviceChange, VirtualExecutor
+from lamina.drivers.virtual import DeviceChange, Due, VirtualExecutor
 
 BEAT_US = 1_000
 NOTICED_US = 300
@@ -79,18 +79,18 @@ class Seen:
     timed: bool  #: it is told by timers: batches are emulated
     tell: Callable[[int], None] | None = None  #: whoever wants to know how late it is, before anything is done
 
-    def perform(self, now_us: int, action: Action) -> list[tuple[int, Event | DeviceChange]]:
+    def perform(self, now_us: int, action: Action) -> list[tuple[int, Due]]:
         if self.tell is not None:
             self.tell(now_us - self.offset_us)
         return [self._seen(at_us, event) for at_us, event in self.executor.perform(now_us, action)]
 
-    def before_event(self, now_us: int, event: Event | DeviceChange) -> list[tuple[int, Event | DeviceChange]]:
+    def before_event(self, now_us: int, event: Event | DeviceChange) -> list[tuple[int, Due]]:
         return [self._seen(at_us, event) for at_us, event in self.executor.before_event(now_us, event)]
 
     def wakes_us(self, at_us: int) -> int:
         return self.host.wakes_us(at_us - self.offset_us) + self.offset_us
 
-    def _seen(self, at_us: int, event: Event | DeviceChange) -> tuple[int, Event | DeviceChange]:
+    def _seen(self, at_us: int, event: Due) -> tuple[int, Due]:
         if not isinstance(event, BatchFinished):
             return at_us, event
         when = self.host.wakes_us if self.timed else self.host.back_us

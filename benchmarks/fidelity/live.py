@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 from benchmarks.fidelity.cases import moved, told
 from benchmarks.fidelity.host import Beat, Host
 from lamina import encoding
+from lamina.bootstrap import ServingRuntime
 from lamina.core.actions import Action, StartBatch
 from lamina.core.events import BatchFinished, Event
 from lamina.core.lifecycle import InstancePhase
-from lamina.drivers.realtime import Ending, RealtimeDriver
+from lamina.drivers.driver import Ending
+from lamina.drivers.realtime import RealtimeDriver
 from lamina.drivers.timer import Timer, clock_us
 from lamina.engines.shadow_batches import BatchTiming, Leaves
 from lamina.predict import online
@@ -69,7 +71,7 @@ async def served(loop: RealtimeDriver, calls: list[Call], inputs: Mapping[str, d
             if isinstance(action, StartBatch):
                 open_[action.batch_id] = (now_us, action)
 
-    loop.observer = watch
+    loop.add_observer(watch)
     timer = Timer(asyncio.get_running_loop())
     begin_us, offset_us = clock_us() + 10_000, loop.now_us() + 10_000
 
@@ -84,7 +86,7 @@ async def served(loop: RealtimeDriver, calls: list[Call], inputs: Mapping[str, d
     beat.start()
     await asyncio.wait_for(done.wait(), 90)
     timer.close()
-    loop.observer = None
+    loop.remove_observer(watch)
     host = beat.host()
     about = {
         "timers_late_p99_ms": sorted(late_us)[int(0.99 * len(late_us))] / 1000,
@@ -96,11 +98,11 @@ async def served(loop: RealtimeDriver, calls: list[Call], inputs: Mapping[str, d
     return Found(told(came, ends) | about, came, ends, batches, host)
 
 
-async def measured(loop: RealtimeDriver, samples: Mapping[str, dict[str, Any]], largest: int, seconds: float) -> dict[str, Runs]:
+async def measured(live: ServingRuntime, samples: Mapping[str, dict[str, Any]], largest: int, seconds: float) -> dict[str, Runs]:
     """Every batch size of every function that stands, in turns, so that a slow moment is not one size's alone."""
     found: dict[str, Runs] = {}
     for name, body in samples.items():
-        place, runs, ends_us = _Place(loop, name, body), found.setdefault(name, {}), 0
+        place, runs, ends_us = _Place(live, name, body), found.setdefault(name, {}), 0
         while not ends_us or clock_us() < ends_us or len(runs) < largest:
             for size in range(1, largest + 1):
                 took = await place.run(size)
@@ -111,12 +113,12 @@ async def measured(loop: RealtimeDriver, samples: Mapping[str, dict[str, Any]], 
 
 
 async def in_company(
-    loop: RealtimeDriver, samples: Mapping[str, dict[str, Any]], sizes: Sequence[int], count: int
+    live: ServingRuntime, samples: Mapping[str, dict[str, Any]], sizes: Sequence[int], count: int
 ) -> dict[str, dict[int, list[float]]]:
     """How many times longer a batch takes beside one busy neighbour, beside two, and so on, by its size: medians over those
     alone. Neighbours are not felt while they hand over between their batches of the largest size; as if they never did.
     """
-    stands = {name: _Place(loop, name, body) for name, body in samples.items()}
+    stands = {name: _Place(live, name, body) for name, body in samples.items()}
     found: dict[str, dict[int, list[float]]] = {}
     for name, place in stands.items():
         others = [other for other in stands if other != name]
@@ -137,17 +139,17 @@ async def in_company(
 class _Place:
     """An instance, where it stands."""
 
-    def __init__(self, loop: RealtimeDriver, name: str, body: dict[str, Any]) -> None:
-        assert loop.shadow_runner is not None
-        state = loop.controller.state
-        self.rehearsal = loop.shadow_runner
+    def __init__(self, live: ServingRuntime, name: str, body: dict[str, Any]) -> None:
+        assert live.shadow_runner is not None
+        state = live.loop.controller.state
+        self.shadow_runner = live.shadow_runner
         self.instance = next(one for one in state.instances.values() if one.function == name and one.phase is InstancePhase.WARM)
         self.mask = state.devices[self.instance.device].homes.get(self.instance.id) or (1 << self.instance.units) - 1
         self.leaves: Leaves = [(("input", key), encoding.encode(value)) for key, value in body.items()]
 
     async def run(self, size: int) -> BatchTiming:
         one = self.instance
-        return await self.rehearsal.run(one.id, one.function, one.device, self.mask, [self.leaves] * size)
+        return await self.shadow_runner.run(one.id, one.function, one.device, self.mask, [self.leaves] * size)
 
     async def median_us(self, size: int, count: int) -> float:
         await self.run(size)

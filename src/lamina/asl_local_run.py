@@ -6,22 +6,26 @@ In virtual time nothing is waited for: the clock leaps from one event to the nex
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-import queue
 import random
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from functools import partial
 from typing import Any
 
 from lamina import encoding, policies
 from lamina.asl.errors import StateError
-from lamina.core import actions as do
-from lamina.core import events as ev
+from lamina.core.actions import Action, JobRef, Kill, Load, Reject, Reply, StartBatch
 from lamina.core.controller import Controller
+from lamina.core.events import BatchFinished, Deployed, DeviceJoined, Event, Heartbeat, InstanceLost, InstanceReady, JobOutcome
 from lamina.core.workflow.flow import Flow
+from lamina.drivers.driver import Ending
+from lamina.drivers.realtime import RealtimeDriver
+from lamina.drivers.virtual import DeviceChange, Scheduled, VirtualDriver
 from lamina.errors import FunctionFailed, LaminaError
 from lamina.types import NEVER_US, Call, DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits
 from lamina.values.asl_values import INPUT
@@ -89,177 +93,197 @@ class LocalStateMachine:
         self._virtual = virtual
         self._began_us = time.time_ns() // 1000 if began_us is None else began_us
         self._rng = random.Random(seed)
-        self.history: list[tuple[int, ev.Event, list[do.Action]]] = []
+        self.history: list[tuple[int, Event, list[Action]]] = []
 
     def run(self, given: Any, name: str = "run") -> ExecutionOutcome:
-        execution = _Execution(self._flow, self._tasks, self._virtual, self._began_us, self._rng, self.history)
-        return execution.run(name, given)
+        inputs = {INPUT: encoding.encode(given)}
+        return self._run_virtual(inputs, name) if self._virtual else asyncio.run(self._run_realtime(inputs, name))
+
+    def _run_virtual(self, inputs: dict[str, bytes], name: str) -> ExecutionOutcome:
+        controller = local_controller()
+        data = RunValues(None, None, wall_us=lambda: self._began_us + driver.now_us(), rng=self._rng)
+        executor = VirtualTasks(self._tasks, controller, data)
+        driver = VirtualDriver(controller, executor, data, observers=[self._observe], skips_idle_ticks=True)
+        for event in local_setup(self._flow):
+            driver.post(event)
+        outcomes: list[ExecutionOutcome] = []
+        call = Call(name, self._flow.name, driver.now_us())
+        driver.submit(call, inputs, lambda ending: outcomes.append(outcome_of(ending, data, driver.now_us())))
+        driver.run(until=lambda: bool(outcomes))
+        return outcomes[0]
+
+    async def _run_realtime(self, inputs: dict[str, bytes], name: str) -> ExecutionOutcome:
+        controller = local_controller()
+        data = RunValues(None, None, wall_us=lambda: self._began_us + driver.now_us(), rng=self._rng)
+        driver = RealtimeDriver(controller, _ThreadEngine(self._tasks, controller), data, observers=[self._observe])
+        outcome: asyncio.Future[ExecutionOutcome] = asyncio.get_running_loop().create_future()
+        await driver.start(local_deployment(self._flow))
+        try:
+            call = Call(name, self._flow.name, driver.now_us())
+            driver.submit(
+                call,
+                inputs,
+                lambda ending: outcome.set_result(outcome_of(ending, data, driver.now_us() - call.arrived_us)),
+            )
+            return await outcome
+        finally:
+            await driver.stop()
+
+    def _observe(self, now_us: int, event: Event, actions: list[Action]) -> None:
+        self.history.append((now_us, event, actions))
 
 
-class _Execution:
-    def __init__(
-        self,
-        flow: Flow,
-        tasks: Mapping[str, Task],
-        virtual: bool,
-        began_us: int,
-        rng: random.Random,
-        history: list[tuple[int, ev.Event, list[do.Action]]],
-    ) -> None:
-        self._flow = flow
+def outcome_of(ending: Ending, data: RunValues, took_us: int) -> ExecutionOutcome:
+    if isinstance(ending, Reply):
+        return ExecutionOutcome(True, encoding.decode(data.result(ending.call_id)), took_us=took_us)
+    if isinstance(ending, Reject):
+        return ExecutionOutcome(False, None, "States.Runtime", f"refused: {ending.reason}", took_us)
+    said = data.error(ending.call_id, ending)
+    error, cause = (said.type, said.message) if said is not None else (ending.error, "")
+    return ExecutionOutcome(False, None, error, cause, took_us)
+
+
+# ------------------------------------------------------------- what there is to run on
+
+
+def local_controller() -> Controller:
+    return Controller(policies.build("fifo"), _UnknownLatency(), hang_floor_us=NEVER_US)
+
+
+def local_setup(flow: Flow) -> list[Event]:
+    """One device with a unit for every task that runs at a time, and the tasks of the flow as functions."""
+    return [DeviceJoined(_device(MAX_CONCURRENT_VIRTUAL)), local_deployment(flow)]
+
+
+def local_deployment(flow: Flow) -> Deployed:
+    specs = [FunctionSpec(name=task, idempotent=False, max_queue=10**9, scale=ScaleSpec(max=1)) for task in flow.functions]
+    return Deployed(tuple(specs), (flow,))
+
+
+def _device(units: int) -> DeviceSpec:
+    limits = SliceLimits(batches_per_instance=0)
+    return DeviceSpec(id="here", kind="here", family="cpu", units=units, memory_mib=10**6, limits=limits)
+
+
+# --------------------------------------------------------------------------------- tasks
+
+
+class VirtualTasks:
+    """Executor of tasks in virtual time. A task is called when its batch starts; its result is there when that has ended."""
+
+    def __init__(self, tasks: Mapping[str, Task], controller: Controller, data: RunValues) -> None:
         self._tasks = tasks
-        self._virtual = virtual
-        self._history = history
-        self.now_us = 0
-        self._origin_ns = time.monotonic_ns()
-        self._data = RunValues(None, None, wall_us=lambda: began_us + self.now_us, rng=rng)
-        self._controller = Controller(policies.build("fifo"), _UnknownLatency(), hang_floor_us=NEVER_US)
-        self._heap: list[tuple[int, int, Callable[[], ev.Event | None]]] = []
-        self._ticks: list[int] = []
-        self._order = 0
-        self._inbox: queue.SimpleQueue[Callable[[], ev.Event | None]] = queue.SimpleQueue()
-        self._outcome: ExecutionOutcome | None = None
-        self._booked: dict[int, do.StartBatch] = {}  #: by the batch they are behind
+        self._controller = controller
+        self._data = data
+        self._booked: dict[int, StartBatch] = {}  #: by the batch they are behind
 
-    def run(self, name: str, given: Any) -> ExecutionOutcome:
-        units = MAX_CONCURRENT_VIRTUAL if self._virtual else MAX_CONCURRENT
-        limits = SliceLimits(batches_per_instance=0)
-        device = DeviceSpec(id="here", kind="here", family="cpu", units=units, memory_mib=10**6, limits=limits)
-        specs = tuple(
-            FunctionSpec(name=task, idempotent=False, max_queue=10**9, scale=ScaleSpec(max=1)) for task in self._flow.functions
-        )
-        self._tell(ev.DeviceJoined(device))
-        self._tell(ev.Deployed(specs, (self._flow,)))
-        self._data.open(name, self._flow, {INPUT: encoding.encode(given)})
-        self._tell(ev.CallArrived(Call(name, self._flow.name, self.now_us)))
-        while self._outcome is None:
-            self._next()
-        return self._outcome
-
-    # ------------------------------------------------------------------------ the world
-
-    def _next(self) -> None:
-        """Handle the next event."""
-        due_us = self._heap[0][0] if self._heap else NEVER_US
-        tick_us = self._ticks[0] if self._ticks else NEVER_US
-        if not self._virtual and due_us > self._clock_us():
-            wait_s = (min(due_us, tick_us) - self._clock_us()) / 1e6
-            try:
-                event = self._inbox.get(timeout=max(0.0, min(wait_s, 3600.0)))()
-            except queue.Empty:
-                event = None
-            self.now_us = self._clock_us()
-            if event is not None:
-                self._tell(event)
-            elif tick_us <= self.now_us:
-                heappop(self._ticks)
-                self._tell(ev.Tick())
-        elif due_us <= tick_us:
-            self.now_us, _, happens = heappop(self._heap)
-            event = happens()
-            if event is not None:
-                self._tell(event)
-        else:
-            self._tick(tick_us)
-
-    def _tick(self, tick_us: int) -> None:
-        """Handle due ticks. While no job waits for a slot, ticks that would only look around are skipped."""
-        state = self._controller.state
-        if self._virtual and not state.waiting and not state.deferred:
-            next_us = self._heap[0][0] if self._heap else NEVER_US
-            tick_us = max(tick_us, min(next_us, self._controller.next_run_timer_us))
-        self.now_us = max(self.now_us, tick_us)
-        while self._ticks and self._ticks[0] <= self.now_us:
-            heappop(self._ticks)
-            self._tell(ev.Tick())
-
-    def _clock_us(self) -> int:
-        return (time.monotonic_ns() - self._origin_ns) // 1000
-
-    def _tell(self, event: ev.Event) -> None:
-        if self._outcome is not None:
-            return
-        actions = self._controller.handle(self.now_us, event)
-        self._history.append((self.now_us, event, actions))
-        for action in actions:
-            self._perform(action)
-        if isinstance(event, ev.BatchFinished) and event.batch_id in self._booked:
-            self._start(self._booked.pop(event.batch_id))
-
-    def _later(self, at_us: int, happens: Callable[[], ev.Event | None]) -> None:
-        self._order += 1
-        heappush(self._heap, (at_us, self._order, happens))
-
-    def _perform(self, action: do.Action) -> None:
+    def perform(self, now_us: int, action: Action) -> Scheduled:
         match action:
-            case do.StartBatch():
-                if action.behind:  # it has the place of that one, and so begins when that one ends
-                    self._booked[action.behind] = action
-                else:
-                    self._start(action)
-            case do.Load():
-                self._later(self.now_us, lambda: ev.InstanceReady(action.instance))
-            case do.WakeAt():
-                heappush(self._ticks, action.at_us)
-            case do.ResolveData():
-                self._later(self.now_us, lambda: self._answer(action))
-            case do.Kill():
-                self._later(self.now_us, lambda: ev.InstanceLost(action.instance, action.reason))
-            case do.Reply():
-                self._outcome = ExecutionOutcome(True, encoding.decode(self._data.result(action.call_id)), took_us=self.now_us)
-            case do.FailCall():
-                said = self._data.error(action.call_id, action)
-                error, cause = (said.type, said.message) if said is not None else (action.error, "")
-                self._outcome = ExecutionOutcome(False, None, error, cause, self.now_us)
-            case do.Reject():
-                self._outcome = ExecutionOutcome(False, None, "States.Runtime", f"refused: {action.reason}", self.now_us)
+            case StartBatch() if action.behind:  # it has the slice of that one, and so begins when that one ends
+                self._booked[action.behind] = action
+                return ()
+            case StartBatch():
+                return self._start(now_us, action)
+            case Load():
+                return [(now_us, InstanceReady(action.instance))]
+            case Kill():
+                return [(now_us, InstanceLost(action.instance, action.reason))]
             case _:
-                pass
+                return ()
 
-    def _answer(self, question: do.ResolveData) -> ev.Event | None:
-        run = self._controller.state.runs.get(question.call_id)
-        return None if run is None else self._data.resolve(question, run.next_scope)
+    def before_event(self, now_us: int, event: Event | DeviceChange) -> Scheduled:
+        if isinstance(event, BatchFinished) and event.batch_id in self._booked:
+            return self._start(now_us, self._booked.pop(event.batch_id))
+        return ()
 
-    # ---------------------------------------------------------------------------- tasks
-
-    def _start(self, action: do.StartBatch) -> None:
-        [job] = action.jobs  # functions of a machine do not batch
-        task = self._tasks[action.function]
-        given = self._data.inputs(job)
-        arguments = {name: encoding.decode(stored) for (_, name), stored in given.leaves if isinstance(stored, bytes)}
-        context = TaskContext(job.call_id, job.node, job.id, lambda: self._inbox.put(lambda: ev.Heartbeat(job.call_id, job.id)))
-        if not self._virtual:
-
-            def work() -> None:
-                begin_ns = time.monotonic_ns()
-                result = call_task(task, arguments, context)
-                took_us = (time.monotonic_ns() - begin_ns) // 1000
-                self._inbox.put(lambda: self._finish(action, job, result, took_us))
-
-            threading.Thread(target=work, name=f"task {job.node}", daemon=True).start()  # one that is given up may go on
-            return
+    def _start(self, now_us: int, action: StartBatch) -> Scheduled:
+        [job] = action.jobs
+        task, beat = self._tasks[action.function], Heartbeat(job.call_id, job.id)
         begin_s = time.perf_counter()
-        result = call_task(task, arguments, context)
+        result = call_task(task, _arguments(self._data, job), TaskContext(job.call_id, job.node, job.id, lambda: None))
         really_s = time.perf_counter() - begin_s
         took_s = getattr(task, "takes_s", really_s if really_s >= MIN_COUNTED_S else 0.0)
         took_us = round(took_s * 1_000_000)
-        beats_us = round(getattr(task, "beats_s", 0.0) * 1_000_000)
-        for beat_us in range(beats_us, took_us, beats_us) if beats_us else ():
-            self._later(self.now_us + beat_us, lambda: ev.Heartbeat(job.call_id, job.id))
-        self._later(self.now_us + took_us, lambda: self._finish(action, job, result, took_us))
+        every_us = round(getattr(task, "beats_s", 0.0) * 1_000_000)
+        beats = [(now_us + at_us, beat) for at_us in range(every_us, took_us, every_us)] if every_us else []
+        return [*beats, (now_us + took_us, partial(_finish, self._controller, self._data, action, result, took_us))]
 
-    def _finish(self, action: do.StartBatch, job: do.JobRef, result: bytes | ErrorInfo, took_us: int) -> ev.Event | None:
-        run = self._controller.state.runs.get(job.call_id)
-        wanted = run is not None and job.id in run.jobs
-        if isinstance(result, ErrorInfo):
-            if wanted:
-                self._data.put_error(job, result)
-            outcome = ev.JobOutcome(False, "function-failed", result.type)
-        else:
-            if wanted:
-                self._data.put(job, result)
-            outcome = ev.JobOutcome()
-        return ev.BatchFinished(action.batch_id, took_us, (outcome,))
+
+class _ThreadEngine:
+    """Engine that calls tasks in threads, in real time."""
+
+    shared: Any = None  #: no processes, and so nothing that they share
+    references: Any = None
+
+    def __init__(self, tasks: Mapping[str, Task], controller: Controller) -> None:
+        self.devices = [_device(MAX_CONCURRENT)]
+        self.load_errors: dict[str, ErrorInfo] = {}
+        self._tasks = tasks
+        self._controller = controller
+        self._booked: dict[int, StartBatch] = {}  #: by the batch they are behind
+
+    async def start(self, post: Callable[[Event], None], values: RunValues, deadline_us: Callable[[str], int]) -> None:
+        self._post = post
+        self._data = values
+        self._loop = asyncio.get_running_loop()
+
+    async def stop(self, grace_s: float) -> None:
+        """A task that was given up may go on in its thread."""
+
+    def perform(self, action: Action) -> None:
+        match action:
+            case StartBatch() if action.behind:
+                self._booked[action.behind] = action
+            case StartBatch():
+                self._start(action)
+            case Load():
+                self._post(InstanceReady(action.instance))
+            case Kill():
+                self._post(InstanceLost(action.instance, action.reason))
+            case _:
+                pass
+
+    def _start(self, action: StartBatch) -> None:
+        [job] = action.jobs
+        arguments = _arguments(self._data, job)
+        beat = partial(self._from_thread, self._post, Heartbeat(job.call_id, job.id))
+        context = TaskContext(job.call_id, job.node, job.id, beat)
+
+        def work() -> None:
+            begin_ns = time.monotonic_ns()
+            result = call_task(self._tasks[action.function], arguments, context)
+            self._from_thread(self._finish, action, result, (time.monotonic_ns() - begin_ns) // 1000)
+
+        threading.Thread(target=work, name=f"task {job.node}", daemon=True).start()
+
+    def _from_thread(self, callback: Callable[..., object], *arguments: Any) -> None:
+        with suppress(RuntimeError):  # the run has ended, and its loop is closed
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+    def _finish(self, action: StartBatch, result: bytes | ErrorInfo, took_us: int) -> None:
+        self._post(_finish(self._controller, self._data, action, result, took_us))
+        follower = self._booked.pop(action.batch_id, None)
+        if follower is not None:
+            self._start(follower)
+
+
+def _arguments(data: RunValues, job: JobRef) -> dict[str, Any]:
+    return {name: encoding.decode(stored) for (_, name), stored in data.inputs(job).leaves if isinstance(stored, bytes)}
+
+
+def _finish(
+    controller: Controller, data: RunValues, action: StartBatch, result: bytes | ErrorInfo, took_us: int
+) -> BatchFinished:
+    [job] = action.jobs  # functions of a state machine do not batch
+    run = controller.state.runs.get(job.call_id)
+    is_wanted = run is not None and job.id in run.jobs
+    if isinstance(result, ErrorInfo):
+        if is_wanted:
+            data.put_error(job, result)
+        return BatchFinished(action.batch_id, took_us, (JobOutcome(False, "function-failed", result.type),))
+    if is_wanted:
+        data.put(job, result)
+    return BatchFinished(action.batch_id, took_us, (JobOutcome(),))
 
 
 def call_task(task: Task, arguments: dict[str, Any], context: TaskContext) -> bytes | ErrorInfo:

@@ -54,6 +54,7 @@ class ServingRuntime:
     loop: RealtimeDriver
     state: StateTable = field(default_factory=lambda: StateTable(""))  #: of the state that functions keep
     reprofiler: IdleReprofiler | None = None  #: looks after profiles that no longer hold
+    shadow_runner: ShadowRunner | None = None  #: for batches of measurements
 
     async def start(self) -> None:
         await self.loop.start(self.app.deployed())
@@ -67,6 +68,7 @@ def open_local(
     policy: DispatchRole | None = None,
     profiles: Path | None = None,
     probe: bool = False,
+    shadow_batches: bool = False,
     gpu: str = "no",
     slices: SliceMode = "auto",
 ) -> ServingRuntime:
@@ -74,23 +76,25 @@ def open_local(
     that have SMs of their own or share all of them (see `Slices`).
 
     With `probe`, what has no profile is timed on its sample inputs when it is loaded, and what has one that no longer holds is
-    measured again while the server is idle.
+    measured again while the server is idle. `shadow_batches`: measurements may run batches of their own (with `probe`, they do).
     """
     app = load_app(app_path)
     known = read_profiles(app_path, profiles)
     table = ProfileTable(known, interference=bandwidth_interference(known))
     cores, gpus = cpu_device(), _find_gpus(app, gpu, slices)
     soft = frozenset(device.kind for _, _, device in gpus if device.limits.soft)
-    controller = Controller(policy or policies.build(DEFAULT_POLICY), online.OnlinePredictor(table, soft))
+    predictor = online.OnlinePredictor(table, soft)
+    controller = Controller(policy or policies.build(DEFAULT_POLICY), predictor)
     state = StateTable(app.name, call_lookup(controller))
     engine = _open_engines(app, app_path, cores, gpus, state, table if probe else None)
     slots = engine.references
-    loop = RealtimeDriver(controller, engine, RunValues(slots.pool, slots.reader, slots.release))
-    remeasure = None
-    if probe:
-        loop.shadow_runner = ShadowRunner(engine)
-        remeasure = IdleReprofiler(loop, lambda: samples_of(app, app_path))
-    return ServingRuntime(app, loop, state, remeasure)
+    shadow_runner = ShadowRunner(engine) if probe or shadow_batches else None
+    data = RunValues(slots.pool, slots.reader, slots.release)
+    loop = RealtimeDriver(controller, engine, data, interceptor=shadow_runner)
+    reprofiler = None
+    if probe and shadow_runner is not None:
+        reprofiler = IdleReprofiler(loop, predictor, shadow_runner, lambda: samples_of(app, app_path))
+    return ServingRuntime(app, loop, state, reprofiler, shadow_runner)
 
 
 def call_lookup(controller: Controller) -> Callable[[str], Call | None]:

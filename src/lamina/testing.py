@@ -12,29 +12,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from heapq import heappop, heappush
 from typing import Any
 
 from lamina import encoding, policies
-from lamina.core.actions import Action, FailCall, Kill, Load, Reject, Reply, ResolveData, StartBatch, WakeAt
+from lamina.core.actions import Action, FailCall, Kill, Load, Reply, StartBatch
 from lamina.core.controller import Controller
-from lamina.core.events import (
-    BatchFinished,
-    CallArrived,
-    CallCancelled,
-    DeviceJoined,
-    Event,
-    InstanceLost,
-    InstanceReady,
-    JobOutcome,
-    Tick,
-)
+from lamina.core.events import BatchFinished, CallCancelled, DeviceJoined, Event, InstanceLost, InstanceReady, JobOutcome
 from lamina.core.policy import DispatchRole
+from lamina.drivers.driver import Ending, exception_for
+from lamina.drivers.virtual import DeviceChange, Scheduled, VirtualDriver
 from lamina.errors import BadValue, Cancelled
 from lamina.expr import evaluate
 from lamina.predict.profile import Point, Profile
 from lamina.predict.profile_table import ProfileTable
-from lamina.run_once import exception_for
 from lamina.sdk.app import App
 from lamina.sdk.binding import bind_arguments
 from lamina.sdk.context import BatchContext, active_context
@@ -57,6 +47,15 @@ class Pending:
         self.reply: Reply | None = None
         self._value: Any = None
         self._error: Exception | None = None
+
+    def _on_end(self, ending: Ending) -> None:
+        data = self._runtime._data
+        if isinstance(ending, Reply):
+            self.reply = ending
+            self._value = encoding.decode(data.result(ending.call_id))
+        else:
+            failure = ending if isinstance(ending, FailCall) else None
+            self._error = exception_for(ending, data.error(ending.call_id, failure))
 
     @property
     def done(self) -> bool:
@@ -94,8 +93,7 @@ class Runtime:
         seed: int = 0,
     ) -> None:
         self._app = app
-        self._mocks = dict(mocks or {})
-        for name in (*self._mocks, *(takes or {})):
+        for name in (*(mocks or {}), *(takes or {})):
             if name not in app.functions:
                 raise BadValue(f"{name!r} is no function of this app", hint=f"there are {', '.join(app.functions)}")
         self.devices = devices or [
@@ -110,20 +108,26 @@ class Runtime:
             for family in (("cpu",) if all(f.spec.gpu != "must" for f in app.functions.values()) else ("gpu",))
         ]
         table = ProfileTable(self._profiles(takes or {}, default_takes, parse_us(load_takes, "load_takes")), margin=2 * noise)
-        self._world = HardwareModel(table, random.Random(seed), noise, 0.0)
         self.controller = Controller(policies.build(policy) if isinstance(policy, str) else policy, table)
         self._data = RunValues(None, None)
-        self._runners: dict[str, Runner] = {}
-        self._heap: list[tuple[int, int, Event | Callable[[], Event]]] = []
-        self._order = 0
-        self._calls: dict[str, Pending] = {}
-        self._ends_us: dict[int, int] = {}
-        self._kinds = {device.id: device.kind for device in self.devices}
-        self.now_us = 0
-        self.batches: list[StartBatch] = []  #: every batch so far, in order
+        hardware = HardwareModel(table, random.Random(seed), noise, 0.0)
+        self._executor = _InProcessExecutor(app, self.controller, hardware, self._data, dict(mocks or {}), self.devices)
+        self._driver = VirtualDriver(
+            self.controller, self._executor, self._data, observers=[lambda *_: self.controller.state.check()]
+        )
+        self._count = 0
         for device in self.devices:
             self.post(DeviceJoined(device))
         self.post(app.deployed())
+
+    @property
+    def now_us(self) -> int:
+        return self._driver.now_us()
+
+    @property
+    def batches(self) -> list[StartBatch]:
+        """Every batch so far, in order."""
+        return self._executor.batches
 
     @property
     def now_ms(self) -> float:
@@ -136,10 +140,10 @@ class Runtime:
     def submit(self, name: str, /, *args: Any, **inputs: Any) -> Pending:
         target = self._app.target(name)
         named = bind_arguments(target.params, args, inputs)
-        pending = Pending(self, f"call-{len(self._calls) + 1}")
-        self._calls[pending.id] = pending
-        self._data.open(pending.id, self.controller.state.flows[name], {k: encoding.encode(v) for k, v in named.items()})
-        self.post(CallArrived(call_for(pending.id, name, self.now_us, self.controller.state.flows[name].slo)))
+        self._count += 1
+        pending = Pending(self, f"call-{self._count}")
+        call = call_for(pending.id, name, self.now_us, self.controller.state.flows[name].slo)
+        self._driver.submit(call, {key: encoding.encode(value) for key, value in named.items()}, pending._on_end)
         return pending
 
     def advance(self, time: str) -> None:
@@ -147,67 +151,83 @@ class Runtime:
         self.run_until(lambda: False, self.now_us + parse_us(time))
 
     def run_until(self, reached: Callable[[], bool], limit_us: int | None = None) -> None:
-        while not reached():
-            if not self._heap or (limit_us is not None and self._heap[0][0] > limit_us):
-                break
-            if limit_us is None and not self.controller.state.runs:
-                break
-            self.now_us, _, due = heappop(self._heap)
-            self.post(due() if callable(due) else due)
-        else:
-            return
+        """Move the clock until this holds, or to the limit."""
         if limit_us is not None:
-            self.now_us = limit_us
-        elif not reached():
+            self._driver.run(until=reached, until_us=limit_us)
+            return
+        self._driver.run(until=lambda: reached() or not self.controller.state.runs)
+        if not reached():
             raise Cancelled("nothing is left that could happen, and this has not")
 
     def post(self, event: Event) -> None:
         """Let something happen now: a fault, for instance."""
-        for action in self.controller.handle(self.now_us, event):
-            self._perform(action)
-        self.controller.state.check()
+        self._driver.post(event)
 
-    # ----------------------------------------------------------------- the world
+    def _profiles(self, takes: Mapping[str, str | Callable[[int], float]], default: str, load_us: int) -> list[Profile]:
+        found = []
+        for name, function in self._app.functions.items():
+            time = takes.get(name, default)
+            sizes = sorted({1, 2, 4, 8, 16, 32, 64, function.spec.max_batch})
+            points = [
+                Point(batch=n, units=1, p50_us=time(n) * 1000 if callable(time) else float(parse_us(time, f"takes[{name}]")))
+                for n in sizes
+                if n <= function.spec.max_batch
+            ]
+            kinds = {device.kind for device in self.devices}
+            found += [Profile(function=name, device=kind, points=points, load_us=load_us) for kind in sorted(kinds)]
+        return found
 
-    def _later(self, at_us: int, due: Event | Callable[[], Event]) -> None:
-        self._order += 1
-        heappush(self._heap, (at_us, self._order, due))
 
-    def _perform(self, action: Action) -> None:
+class _InProcessExecutor:
+    """Functions run in this process, when their batch ends."""
+
+    def __init__(
+        self,
+        app: App,
+        controller: Controller,
+        hardware: HardwareModel,
+        data: RunValues,
+        mocks: Mapping[str, Step],
+        devices: list[DeviceSpec],
+    ) -> None:
+        self._app = app
+        self._controller = controller
+        self._hardware = hardware
+        self._data = data
+        self._mocks = mocks
+        self._kinds = {device.id: device.kind for device in devices}
+        self._runners: dict[str, Runner] = {}
+        self._ends_us: dict[int, int] = {}
+        self.batches: list[StartBatch] = []
+
+    def before_event(self, now_us: int, event: Event | DeviceChange) -> Scheduled:
+        return ()
+
+    def perform(self, now_us: int, action: Action) -> Scheduled:
         match action:
             case StartBatch():
-                self._start(action)
+                return self._start(now_us, action)
             case Load():
-                load_us = self._world.load_us(action.function, self._kinds[action.device])
-                self._later(self.now_us + load_us, InstanceReady(action.instance, load_us))
-            case WakeAt():
-                self._later(action.at_us, Tick())
-            case ResolveData():
-                self._later(self.now_us, lambda: self._answer(action))
+                load_us = self._hardware.load_us(action.function, self._kinds[action.device])
+                return ((now_us + load_us, InstanceReady(action.instance, load_us)),)
             case Kill():
-                self._later(self.now_us, InstanceLost(action.instance, action.reason))
-            case Reply() | FailCall() | Reject():
-                self._end(action)
+                return ((now_us, InstanceLost(action.instance, action.reason)),)
             case _:
-                pass
+                return ()
 
-    def _answer(self, question: ResolveData) -> Event:
-        """Only when its turn has come: the answers before it decide which numbers its items get."""
-        run = self.controller.state.runs.get(question.call_id)
-        return Tick() if run is None else self._data.resolve(question, run.next_scope)
-
-    def _start(self, action: StartBatch) -> None:
+    def _start(self, now_us: int, action: StartBatch) -> Scheduled:
         self.batches.append(action)
-        took_us = self._world.batch_us(action.function, self._kinds[action.device], len(action.jobs), action.mask.bit_count())
-        start_us = max(self.now_us, self._ends_us.pop(action.behind, 0))
-        self._ends_us[action.batch_id] = start_us + took_us
+        units = action.mask.bit_count()
+        took_us = self._hardware.batch_us(action.function, self._kinds[action.device], len(action.jobs), units)
+        end_us = max(now_us, self._ends_us.pop(action.behind, 0)) + took_us
+        self._ends_us[action.batch_id] = end_us
 
-        def finish() -> Event:
-            if action.batch_id not in self.controller.state.batches:
-                return Tick()
+        def finish() -> Event | None:
+            if action.batch_id not in self._controller.state.batches:
+                return None
             return BatchFinished(action.batch_id, took_us, tuple(self._run(action)))
 
-        self._later(start_us + took_us, finish)
+        return ((end_us, finish),)
 
     def _run(self, action: StartBatch) -> list[JobOutcome]:
         calls = []
@@ -256,28 +276,3 @@ class Runtime:
                 return result
         except Exception as error:
             return error
-
-    def _end(self, ending: Reply | FailCall | Reject) -> None:
-        pending = self._calls.get(ending.call_id)
-        if pending is not None:
-            if isinstance(ending, Reply):
-                pending.reply = ending
-                pending._value = encoding.decode(self._data.result(ending.call_id))
-            else:
-                failure = ending if isinstance(ending, FailCall) else None
-                pending._error = exception_for(ending, self._data.error(ending.call_id, failure))
-        self._data.close(ending.call_id)
-
-    def _profiles(self, takes: Mapping[str, str | Callable[[int], float]], default: str, load_us: int) -> list[Profile]:
-        found = []
-        for name, function in self._app.functions.items():
-            time = takes.get(name, default)
-            sizes = sorted({1, 2, 4, 8, 16, 32, 64, function.spec.max_batch})
-            points = [
-                Point(batch=n, units=1, p50_us=time(n) * 1000 if callable(time) else float(parse_us(time, f"takes[{name}]")))
-                for n in sizes
-                if n <= function.spec.max_batch
-            ]
-            kinds = {device.kind for device in self.devices}
-            found += [Profile(function=name, device=kind, points=points, load_us=load_us) for kind in sorted(kinds)]
-        return found

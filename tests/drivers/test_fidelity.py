@@ -12,7 +12,8 @@ import pytest
 from lamina.core.actions import Reply
 from lamina.core.controller import Controller
 from lamina.core.events import Deployed
-from lamina.drivers.realtime import Ending, RealtimeDriver
+from lamina.drivers.driver import Ending
+from lamina.drivers.realtime import RealtimeDriver
 from lamina.drivers.timer import Timer, clock_us
 from lamina.drivers.virtual import simulate
 from lamina.engines.emulated import EmulatedEngine, EmulatedValues

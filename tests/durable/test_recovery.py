@@ -1,12 +1,13 @@
 """Recovery of durable runs: cut off at any moment and replayed from the journal, a run ends as if nothing had happened.
 
-Every document of the conformance suite is executed as a durable run, in virtual time, and cut off after each of its notes.
+Every document of the conformance suite is executed as a durable run, in virtual time, and cut off after each of its entries.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,14 +15,17 @@ import pytest
 from lamina import encoding
 from lamina.asl.compile import compile_flow
 from lamina.asl.document import resolve_resource, resources_of
-from lamina.asl_local_run import ExecutionOutcome, _Execution
+from lamina.asl_local_run import ExecutionOutcome, VirtualTasks, local_controller, local_setup, outcome_of
 from lamina.core import actions as do
 from lamina.core import events as ev
+from lamina.core.controller import Controller
 from lamina.core.workflow import engine
 from lamina.core.workflow.flow import Flow
 from lamina.core.workflow.journal_entry import JournalEntry
-from lamina.types import Call, DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits
+from lamina.drivers.virtual import Scheduled, VirtualDriver
+from lamina.types import Call
 from lamina.values.asl_values import INPUT
+from lamina.values.run_values import RunValues
 from tests.asl.conformance_case import BEGAN_US, Case, tasks
 from tests.asl.test_conformance import CASES
 
@@ -40,79 +44,72 @@ class Cut(Exception):
     """The power is gone."""
 
 
-class Durable(_Execution):
-    """`log` is what was kept of the run before; it is cut off when the log is `cut` long."""
+class JournaledTasks(VirtualTasks):
+    """Tasks that remember what they were started with, and a journal that is on disk at once."""
 
-    def __init__(self, flow: Flow, functions: dict[str, Callable[..., Any]], log: Log, now_us: int, cut: int) -> None:
-        import random
-
-        super().__init__(flow, functions, True, BEGAN_US, random.Random(7), [])
+    def __init__(self, tasks: dict[str, Callable[..., Any]], controller: Controller, data: RunValues, log: Log, cut: int) -> None:
+        super().__init__(tasks, controller, data)
         self.log = log
         self.cut = cut
-        self.now_us = now_us
         self.started: dict[int, tuple[str, dict[str, Any]]] = {}
-        self._questions: deque[do.ResolveData] = deque()
-        self._asking = False
 
-    def run(self, name: str, given: Any) -> ExecutionOutcome:
-        limits = SliceLimits(batches_per_instance=0)
-        device = DeviceSpec(id="here", kind="here", family="cpu", units=1024, memory_mib=10**6, limits=limits)
-        names = self._flow.functions
-        specs = tuple(FunctionSpec(name=one, idempotent=False, max_queue=10**9, scale=ScaleSpec(max=1)) for one in names)
-        self._tell(ev.DeviceJoined(device))
-        self._tell(ev.Deployed(specs, (self._flow,)))
-        self._data.open(name, self._flow, {INPUT: encoding.encode(given)}, BEGAN_US)
-        call = Call(name, self._flow.name, 0, durable=True)
-        if not self.log and not self.now_us:
-            self._tell(ev.CallArrived(call))
-        else:
-            self._tell(ev.CallRecovered(call))
-            for note, value in list(self.log):
-                self._data.replay_outcome(name, note, value)
-                self._hear(name, note)
-            self._tell(ev.ReplayDone(name))
-        while self._outcome is None:
-            self._next()
-        return self._outcome
-
-    def _hear(self, name: str, note: JournalEntry) -> None:
-        self._data.set_replay_time(name, BEGAN_US + note.at_us)
-        self._tell(ev.Journaled(name, note))
-
-    def _tell(self, event: ev.Event) -> None:
-        """As the server's loop: what is asked is answered before anything else is told."""
-        super()._tell(event)
-        self._controller.state.check()
-        if self._asking:
-            return
-        self._asking = True
-        while self._questions:
-            answer = self._answer(self._questions.popleft())
-            if answer is not None:
-                self._tell(answer)
-        self._asking = False
-
-    def _perform(self, action: do.Action) -> None:
-        if isinstance(action, do.ResolveData):
-            self._questions.append(action)
-        elif isinstance(action, do.AppendJournal):
+    def perform(self, now_us: int, action: do.Action) -> Scheduled:
+        if isinstance(action, do.AppendJournal):
             self.log.append((action.entry, self._data.journal_value(action.call_id, action.entry)))
             if len(self.log) == self.cut:
                 raise Cut
-            self._later(self.now_us, lambda: self._hear(action.call_id, action.entry))
+            return [(now_us, partial(self.journaled, action.call_id, action.entry))]
+        if isinstance(action, do.StartBatch):
+            given = self._data.inputs(action.jobs[0])
+            arguments = {name: encoding.decode(stored) for (_, name), stored in given.leaves if isinstance(stored, bytes)}
+            self.started[action.jobs[0].id] = (action.function, arguments)
+        return super().perform(now_us, action)
+
+    def journaled(self, name: str, entry: JournalEntry) -> ev.Journaled:
+        self._data.set_replay_time(name, BEGAN_US + entry.at_us)
+        return ev.Journaled(name, entry)
+
+
+class DurableRun:
+    """`log` is the journal of the run before, which ended at `now_us`; the power goes when the log is `cut` long."""
+
+    def __init__(self, flow: Flow, functions: dict[str, Callable[..., Any]], log: Log, now_us: int, cut: int) -> None:
+        self.flow = flow
+        self.log = log
+        self.controller = local_controller()
+        self.data = RunValues(None, None, wall_us=lambda: BEGAN_US + self.driver.now_us(), rng=random.Random(7))
+        self.tasks = JournaledTasks(functions, self.controller, self.data, log, cut)
+        self.outcomes: list[ExecutionOutcome] = []
+        self.driver = VirtualDriver(
+            self.controller,
+            self.tasks,
+            self.data,
+            on_end=lambda at_us, ending: self.outcomes.append(outcome_of(ending, self.data, at_us)),
+            observers=[lambda *_: self.controller.state.check()],
+            skips_idle_ticks=True,
+        )
+        self.driver.run(until_us=now_us)
+
+    def run(self, name: str, given: Any) -> ExecutionOutcome:
+        for event in local_setup(self.flow):
+            self.driver.post(event)
+        self.data.open(name, self.flow, {INPUT: encoding.encode(given)}, BEGAN_US)
+        call = Call(name, self.flow.name, 0, durable=True)
+        if not self.log and not self.driver.now_us():
+            self.driver.post(ev.CallArrived(call))
         else:
-            super()._perform(action)
+            self.driver.post(ev.CallRecovered(call))
+            for entry, value in list(self.log):
+                self.data.replay_outcome(name, entry, value)
+                self.driver.post(self.tasks.journaled(name, entry))
+            self.driver.post(ev.ReplayDone(name))
+        self.driver.run(until=lambda: bool(self.outcomes))
+        return self.outcomes[0]
 
-    def _start(self, action: do.StartBatch) -> None:
-        given = self._data.inputs(action.jobs[0])
-        arguments = {name: encoding.decode(stored) for (_, name), stored in given.leaves if isinstance(stored, bytes)}
-        self.started[action.jobs[0].id] = (action.function, arguments)
-        super()._start(action)
-
-    def under_way(self) -> set[int]:
-        """Jobs the power went for: they are done again."""
-        runs = self._controller.state.runs.values()
-        return {id for run in runs for id in run.jobs} - {note.job_id for note, _ in self.log}
+    def in_flight(self) -> set[int]:
+        """Jobs that were lost with the power: they are done again."""
+        runs = self.controller.state.runs.values()
+        return {id for run in runs for id in run.jobs} - {entry.job_id for entry, _ in self.log}
 
 
 def flow_of(case: Case) -> Flow:
@@ -126,21 +123,21 @@ def execute(case: Case, cut: int = 0) -> tuple[ExecutionOutcome, Log, bool]:
         known = tasks()
         return {resource: resolve_resource(resource, known) for resource in resources_of(case.document)}
 
-    first = Durable(flow_of(case), functions(), [], 0, cut)
+    first = DurableRun(flow_of(case), functions(), [], 0, cut)
     try:
         return first.run("execution-1", case.given), first.log, False
     except Cut:
         pass
     world = functions()
-    lost = first.under_way()
-    for id, (function, arguments) in first.started.items():  # the world outside remembers what was done to it
+    lost = first.in_flight()
+    for id, (function, arguments) in first.tasks.started.items():  # the world outside remembers what was done to it
         if id in lost:
             continue
         try:
             world[function](*arguments.values())
         except Exception:
             continue
-    second = Durable(flow_of(case), world, first.log, first.now_us, 0)
+    second = DurableRun(flow_of(case), world, first.log, first.driver.now_us(), 0)
     return second.run("execution-1", case.given), second.log, bool(lost)
 
 

@@ -11,7 +11,8 @@ import pytest
 from lamina.core.actions import Action, Kill, Reply
 from lamina.core.controller import Controller
 from lamina.core.events import BatchFinished, Deployed, Event
-from lamina.drivers.realtime import Ending, RealtimeDriver
+from lamina.drivers.driver import Ending
+from lamina.drivers.realtime import RealtimeDriver
 from lamina.engines.emulated import EmulatedEngine, EmulatedValues
 from lamina.planner.interference import ColocatedBatch
 from lamina.policies import fifo
@@ -43,7 +44,7 @@ async def worked_us(names: Sequence[str], kill: str = "") -> list[int]:
         if isinstance(event, BatchFinished):
             took_us.append(event.device_us)
 
-    loop = RealtimeDriver(Controller(fifo.Policy(), ProfileTable(profiles)), engine, EmulatedValues(world), watch)
+    loop = RealtimeDriver(Controller(fifo.Policy(), ProfileTable(profiles)), engine, EmulatedValues(world), observers=[watch])
     await loop.start(
         Deployed(tuple(FunctionSpec(name=name, gpu="must", share=0.5, scale=ScaleSpec(min=1, max=1)) for name in "ab"))
     )

@@ -13,7 +13,7 @@ from lamina.core.events import Event
 from lamina.core.scheduling.jobs import Queue
 from lamina.core.scheduling.state import FunctionState
 from lamina.core.workflow.flow import Flow, Task
-from lamina.drivers.virtual import EventObserver
+from lamina.drivers.driver import EventObserver
 from lamina.lab.experiments._call_player import PlayedCalls, play_calls
 from lamina.planner.arrival_rates import FIRST_WINDOW_US, ArrivalRates
 from lamina.predict.profile import Point, Profile

@@ -74,22 +74,24 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
 
 async def story(live: ServingRuntime) -> Facts:
     loop, predictor = live.loop, live.loop.controller.predictor
-    assert isinstance(predictor, online.OnlinePredictor)
+    assert isinstance(predictor, online.OnlinePredictor) and live.shadow_runner is not None
     await loop.start(live.app.deployed())
     try:
         async with asyncio.timeout(90):
             while not all(instance.phase is InstancePhase.WARM for instance in loop.controller.state.instances.values()):
                 await asyncio.sleep(0.01)
-            await rehearsed(loop, "slow", 2)
+            await rehearsed(live, "slow", 2)
             learnt_us = predictor.latency_us("slow", "cpu", 4, 1)
             with pytest.raises(FunctionFailed) as failed:
-                await rehearsed(loop, "fussy", 0)
-            await rehearsed(loop, "keeps", 5)
+                await rehearsed(live, "fussy", 0)
+            await rehearsed(live, "keeps", 5)
             for _ in range(10):
                 await call(loop, "once")
                 await call(loop, "slow")
             before = [one.function for one in predictor.stale_profiles()]
-            IdleReprofiler(loop, lambda: {"slow": [{"x": 1}, {"x": 2}], "once": [{"x": 1}]}, quiet_s=0.03).begin()
+            IdleReprofiler(
+                loop, predictor, live.shadow_runner, lambda: {"slow": [{"x": 1}, {"x": 2}], "once": [{"x": 1}]}, quiet_s=0.03
+            ).begin()
             while any(one.function == "slow" for one in predictor.stale_profiles()):
                 await asyncio.sleep(0.01)
             after = [one.function for one in predictor.stale_profiles()]
@@ -106,10 +108,10 @@ async def call(loop: RealtimeDriver, name: str) -> None:
     await ended.wait()
 
 
-async def rehearsed(loop: RealtimeDriver, name: str, body: Any) -> None:
-    assert loop.shadow_runner is not None
-    instance = next(one for one in loop.controller.state.instances.values() if one.function == name)
-    await loop.shadow_runner.run(instance.id, name, instance.device, 1, [[(("input", "x"), encoding.encode(body))]])
+async def rehearsed(live: ServingRuntime, name: str, body: Any) -> None:
+    assert live.shadow_runner is not None
+    instance = next(one for one in live.loop.controller.state.instances.values() if one.function == name)
+    await live.shadow_runner.run(instance.id, name, instance.device, 1, [[(("input", "x"), encoding.encode(body))]])
 
 
 def test_a_batch_for_nobody_is_not_learnt_from(facts: Facts) -> None:

@@ -9,7 +9,8 @@ from lamina.core.actions import AddDevice, JobRef, Reply, ResolveData, StartBatc
 from lamina.core.controller import Controller
 from lamina.core.events import BatchFinished, CallArrived, DataResolved, Deployed, DeviceJoined, DeviceLost, Event, InstanceLost
 from lamina.core.workflow.flow import Choice, Each, Flow, Task
-from lamina.drivers.virtual import Ending, simulate
+from lamina.drivers.driver import Ending
+from lamina.drivers.virtual import simulate
 from lamina.policies import fifo
 from lamina.predict.device_presets import preset
 from lamina.predict.profile import Point, Profile

@@ -7,7 +7,8 @@ import random
 from lamina.core.actions import Reply
 from lamina.core.controller import Controller
 from lamina.core.events import Deployed, DeviceJoined
-from lamina.drivers.virtual import Ending, simulate
+from lamina.drivers.driver import Ending
+from lamina.drivers.virtual import simulate
 from lamina.policies import fifo
 from lamina.predict.profile import Handover, Point, Profile
 from lamina.predict.profile_table import ProfileTable

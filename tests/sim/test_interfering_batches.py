@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from lamina.core.actions import Reply
 from lamina.core.controller import Controller
 from lamina.core.events import Deployed, DeviceJoined, DeviceLost, Event, InstanceLost
-from lamina.drivers.virtual import Ending, simulate
+from lamina.drivers.driver import Ending
+from lamina.drivers.virtual import simulate
 from lamina.planner.interference import ColocatedBatch
 from lamina.policies import fifo
 from lamina.predict.profile import Handover, Point, Profile

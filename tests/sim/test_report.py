@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lamina.core.actions import FailCall, Reject, Reply
-from lamina.drivers.virtual import Ending
+from lamina.drivers.driver import Ending
 from lamina.predict.device_presets import preset
 from lamina.sim.cost_accounting import CostAccounting
 from lamina.sim.report import Report

@@ -124,7 +124,7 @@ def test_a_server_looks_once_if_it_is_told_to(app: Path, wanted: bool) -> None:
     async def known() -> dict[str, bool]:
         live = open_local(str(app), probe=wanted)
         ready: asyncio.Queue[Event] = asyncio.Queue()
-        live.loop.observer = lambda _, event, __: ready.put_nowait(event) if isinstance(event, InstanceReady) else None
+        live.loop.add_observer(lambda _, event, __: ready.put_nowait(event) if isinstance(event, InstanceReady) else None)
         await live.start()
         try:
             for _ in ("double", "once"):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lamina.cli._shared import InputFile, parse_inputs, policy_options, show_value
 from lamina.plugins import DEFAULT_POLICY
+
+if TYPE_CHECKING:
+    from lamina.bootstrap import ServingRuntime
 
 
 @click.command()
@@ -38,12 +41,36 @@ def command(
     """
     from lamina import policies
     from lamina.bootstrap import open_local
-    from lamina.run_once import call_once
     from lamina.sdk.binding import bind, bind_named
 
     given, by_name = parse_inputs(body, input_file, named)
     live = open_local(file, policy=policies.build(policy, policy_options(options)))
     target = live.app.target(name)
     inputs: dict[str, Any] = bind_named(target.params, given) if by_name else bind(target.params, given)
-    show_value(asyncio.run(call_once(live, name, inputs)))
+    show_value(asyncio.run(_call_once(live, name, inputs)))
     return 0
+
+
+async def _call_once(live: ServingRuntime, name: str, inputs: dict[str, Any]) -> Any:
+    """Start, call, stop. The SLO is not enforced: no other call waits behind it."""
+    from lamina import encoding
+    from lamina.core.actions import FailCall, Reply
+    from lamina.drivers.driver import Ending, exception_for
+    from lamina.types import Slo, call_for
+
+    loop = live.loop
+    await live.start()
+    try:
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def on_end(ending: Ending) -> None:
+            if isinstance(ending, Reply):
+                done.set_result(encoding.decode(bytes(loop.data.result(ending.call_id))))
+            else:
+                done.set_exception(exception_for(ending, loop.error_info(ending) if isinstance(ending, FailCall) else None))
+
+        call = call_for("run", name, loop.now_us(), Slo(timeout_us=24 * 3_600_000_000))
+        loop.submit(call, {key: encoding.encode(value) for key, value in inputs.items()}, on_end)
+        return await done
+    finally:
+        await loop.stop()

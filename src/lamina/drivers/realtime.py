@@ -11,34 +11,21 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from lamina.core.actions import Action, AppendJournal, FailCall, Reject, Reply, ResolveData, StartBatch, WakeAt
 from lamina.core.controller import Controller
-from lamina.core.events import (
-    ArrivalsDrained,
-    CallArrived,
-    CallCancelled,
-    CallRecovered,
-    DataResolved,
-    Deployed,
-    DeviceJoined,
-    Event,
-    Tick,
-)
+from lamina.core.events import ArrivalsDrained, CallArrived, CallRecovered, Deployed, DeviceJoined, Event, Tick
 from lamina.core.workflow.flow import Flow
+from lamina.drivers.driver import Driver, Ending, EventObserver, OnEnd
 from lamina.drivers.timer import Timer, clock_us
-from lamina.engines.shadow_batches import ShadowRunner
 from lamina.errors import PolicyError
 from lamina.types import NEVER_US, Call, DeviceSpec
 from lamina.values.references import ErrorInfo
 from lamina.values.run_values import RunValues
 
 log = logging.getLogger("lamina")
-
-Ending = Reply | FailCall | Reject
-EventObserver = Callable[[int, Event, list[Action]], None]
 
 
 class Engine(Protocol):
@@ -62,21 +49,37 @@ class Engine(Protocol):
     async def stop(self, grace_s: float) -> None: ...
 
 
-class RealtimeDriver:
-    def __init__(self, controller: Controller, engine: Engine, data: RunValues, watch: EventObserver | None = None) -> None:
-        self.controller = controller
+class Interceptor(Protocol):
+    """Stands between a driver and its engine, and keeps some events to itself (shadow batches)."""
+
+    def intercept(self, post: Callable[[Event], None], data: Any) -> tuple[Callable[[Event], None], Any]:
+        """What the engine is to be started with."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class RealtimeDriver(Driver):
+    """Driver on the machine's monotonic clock."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        engine: Engine,
+        data: RunValues,
+        *,
+        interceptor: Interceptor | None = None,
+        observers: Iterable[EventObserver] = (),
+    ) -> None:
+        super().__init__(controller, *observers)
         self.engine = engine
         self.data = data
-        self.observer = watch
-        self._append_journal: Callable[[AppendJournal], None] = _no_journal  #: writes the journal of durable runs
-        self.shadow_runner: ShadowRunner | None = None  #: runs shadow batches for measurement; to be set before the start
-        self._pending: dict[str, Callable[[Ending], None]] = {}
+        self.decision_us = 0  #: how long the last decision took
+        self.capacity_generation = 0  #: of events that may let more be admitted: no arrivals, nor events that led to nothing
+        self._interceptor = interceptor
+        self._append_journal: Callable[[AppendJournal], None] = _no_journal
         self._inbox: deque[Event | ResolveData] = deque()
         self._is_handling = False
-        self.decision_us = 0  #: how long the last decision took
-        self.capacity_generation = (
-            0  #: counts events after which more may be admitted: not arrivals, nor events that led to nothing
-        )
         self._origin_us = clock_us()
         self._timer: Timer | None = None
         self._idle: asyncio.Event | None = None
@@ -87,10 +90,11 @@ class RealtimeDriver:
     async def start(self, deployed: Deployed) -> None:
         self._call_soon = asyncio.get_running_loop().call_soon
         self._timer = Timer(asyncio.get_running_loop())
-        post, values = (
-            self.shadow_runner.intercept(self.post, self.data) if self.shadow_runner is not None else (self.post, self.data)
-        )
-        await self.engine.start(post, values, self.deadline_us)
+        post: Callable[[Event], None] = self.post
+        data = self.data
+        if self._interceptor is not None:
+            post, data = self._interceptor.intercept(post, data)
+        await self.engine.start(post, data, self.deadline_us)
         for device in self.engine.devices:
             self.post(DeviceJoined(device))
         self.post(deployed)
@@ -116,10 +120,9 @@ class RealtimeDriver:
         run_error = self.data.error(failure.call_id, failure)
         return run_error or self.engine.load_errors.get(failure.step)
 
-    def submit(self, call: Call, inputs: dict[str, bytes], on_end: Callable[[Ending], None], began_us: int = 0) -> None:
-        """Hand in a call; `on_end` is called once, with `data` still holding its result. `began_us`: see `Data.open`."""
-        self.data.open(call.id, self.controller.state.flows[call.target], inputs, began_us)
-        self._pending[call.id] = on_end
+    def submit(self, call: Call, inputs: dict[str, bytes], on_end: OnEnd, began_us: int = 0) -> None:
+        """Hand in a call; `on_end` is called once, with `data` still holding its result. `began_us`: see `RunValues.open`."""
+        self._open(self.data, call, inputs, on_end, began_us)
         call_soon = self._call_soon
         self.post(CallArrived(call, call_soon is not None))
         if call_soon is not None and not self._drain_is_scheduled and self.controller.state.waiting:
@@ -131,18 +134,12 @@ class RealtimeDriver:
         self._drain_is_scheduled = False
         self.post(ArrivalsDrained())
 
-    def recover(
-        self, resumed: CallRecovered, flow: Flow, inputs: dict[str, bytes], on_end: Callable[[Ending], None], began_us: int
-    ) -> None:
+    def recover(self, recovered: CallRecovered, flow: Flow, inputs: dict[str, bytes], on_end: OnEnd, began_us: int) -> None:
         """Restart a durable call, to replay its journal."""
-        assert not self._is_handling, "what it is told must not overtake what it asks"
-        self.data.open(resumed.call.id, flow, inputs, began_us)
-        self._pending[resumed.call.id] = on_end
-        self.post(resumed)
-
-    def cancel(self, call_id: str) -> None:
-        if call_id in self._pending:
-            self.post(CallCancelled(call_id))
+        assert not self._is_handling, "the journal must not overtake the questions of the run"
+        self.data.open(recovered.call.id, flow, inputs, began_us)
+        self._pending[recovered.call.id] = on_end
+        self.post(recovered)
 
     def post(self, event: Event) -> None:
         self._inbox.append(event)
@@ -153,7 +150,7 @@ class RealtimeDriver:
             while self._inbox:
                 next_event = self._inbox.popleft()
                 if isinstance(next_event, ResolveData):
-                    answer = self._resolve_data(next_event)
+                    answer = self._resolve_data(self.data, next_event)
                     if answer is None:
                         continue
                     next_event = answer
@@ -165,8 +162,8 @@ class RealtimeDriver:
                     self.capacity_generation += 1
                 for action in actions:
                     self._perform(action)
-                if self.observer is not None:
-                    self.observer(now_us, next_event, actions)
+                for observer in self._observers:
+                    observer(now_us, next_event, actions)
         finally:
             self._is_handling = False
 
@@ -181,7 +178,7 @@ class RealtimeDriver:
     def _perform(self, action: Action) -> None:
         kind = type(action)
         if kind is Reply or kind is FailCall or kind is Reject:
-            self._end(action)  # type: ignore[arg-type]
+            self._end(self.data, action)  # type: ignore[arg-type]
         elif kind is StartBatch:
             self.engine.perform(action)
         elif kind is WakeAt:
@@ -194,25 +191,13 @@ class RealtimeDriver:
         else:
             self.engine.perform(action)
 
-    def _resolve_data(self, question: ResolveData) -> DataResolved | None:
-        """Only when its turn has come: the answers before it decide which numbers its items get."""
-        run = self.controller.state.runs.get(question.call_id)
-        return None if run is None else self.data.resolve(question, run.next_scope)
-
     def _tick(self) -> None:
         self.post(Tick())
 
-    def _end(self, ending: Ending) -> None:
-        on_end = self._pending.pop(ending.call_id, None)
-        try:
-            if on_end is not None:
-                on_end(ending)
-        except Exception:
-            log.exception("the answer to %s could not be delivered", ending.call_id)
-        finally:
-            self.data.close(ending.call_id)
-            if not self._pending and self._idle is not None:
-                self._idle.set()
+    def _end(self, data: RunValues, ending: Ending) -> None:
+        super()._end(data, ending)
+        if not self._pending and self._idle is not None:
+            self._idle.set()
 
     async def drain(self, grace_s: float) -> int:
         """Wait for calls in flight; returns how many had to be given up."""
@@ -230,8 +215,8 @@ class RealtimeDriver:
         if self._is_stopped:
             return
         self._is_stopped = True
-        if self.shadow_runner is not None:
-            self.shadow_runner.close()
+        if self._interceptor is not None:
+            self._interceptor.close()
         await self.engine.stop(grace_s)
         if self._timer is not None:
             self._timer.close()
@@ -239,4 +224,4 @@ class RealtimeDriver:
 
 
 def _no_journal(action: AppendJournal) -> None:
-    raise AssertionError(f"{action.call_id} is durable, and nobody keeps it")
+    raise AssertionError(f"{action.call_id} is durable, and there is no journal")

@@ -17,7 +17,8 @@ from lamina.core.actions import FailCall, Reject
 from lamina.core.events import CallRecovered, ReplayDone
 from lamina.core.workflow.flow import Flow
 from lamina.core.workflow.journal_entry import JournalEntry
-from lamina.drivers.realtime import Ending, RealtimeDriver
+from lamina.drivers.driver import Ending
+from lamina.drivers.realtime import RealtimeDriver
 from lamina.errors import LaminaError
 from lamina.store import runs as stored
 from lamina.store.base import Store

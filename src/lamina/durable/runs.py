@@ -24,7 +24,8 @@ from lamina.core.actions import AppendJournal, FailCall, Reject, Reply
 from lamina.core.events import Journaled
 from lamina.core.scheduling.state import ControllerState
 from lamina.core.workflow.journal_entry import JournalEntry
-from lamina.drivers.realtime import Ending, RealtimeDriver
+from lamina.drivers.driver import Ending
+from lamina.drivers.realtime import RealtimeDriver
 from lamina.durable.loader import RunLoader
 from lamina.durable.recovery import RunRecovery, shift_times
 from lamina.errors import Conflict, LaminaError

@@ -8,7 +8,7 @@ finds, and no longer. Their results are not wanted, so what they would change of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -73,11 +73,15 @@ class ShadowRunner:
         default_factory=dict
     )  #: by batch: whose, its end
     _next: int = FIRST_SHADOW_ID
-    task: asyncio.Task[None] | None = None  #: of whoever rehearses in idle moments
+    _task: asyncio.Task[None] | None = None  #: that runs batches in idle moments
+
+    def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Until `close`."""
+        self._task = asyncio.get_running_loop().create_task(work)
 
     def close(self) -> None:
-        if self.task is not None:
-            self.task.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
     def intercept(self, post: Callable[[Event], None], data: Any) -> tuple[Callable[[Event], None], Any]:
         def take(event: Event) -> None:

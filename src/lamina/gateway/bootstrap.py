@@ -12,7 +12,8 @@ from lamina.access.access_control import AccessControl
 from lamina.bootstrap import ServingRuntime
 from lamina.core.controller import Controller
 from lamina.core.lifecycle import InstancePhase
-from lamina.drivers.realtime import Ending, EventObserver, RealtimeDriver
+from lamina.drivers.driver import Ending, EventObserver
+from lamina.drivers.realtime import RealtimeDriver
 from lamina.durable.runs import RETENTION_US, DurableRuns
 from lamina.gateway.auth import Authenticator, sync_tenant_limits
 from lamina.gateway.auth import check_host as check_host
@@ -128,9 +129,9 @@ async def open_gateway(
     api, oip = _make_routes(app, loop, metrics, door, limits, full_errors)
     set_emulated_outputs(loop, api.targets)
     api.tracer = traces
-    loop.observer = _combine(
-        metrics.on_event, oip.inference.statistics.on_event, traces.on_event if traces is not None else None, watch
-    )
+    for observer in (metrics.on_event, oip.inference.statistics.on_event, traces.on_event if traces is not None else None, watch):
+        if observer is not None:
+            loop.add_observer(observer)
     attach_call_context(loop, traces, has_tenants=access is not None)
     if access is not None:
         access.give_secrets(loop.engine.shared)
@@ -193,16 +194,6 @@ def _open_durable_runs(api: Router, live: ServingRuntime, metrics: Metrics, stor
     if store.exists:
         durable.start()
     return durable
-
-
-def _combine(*watches: EventObserver | None) -> EventObserver:
-    wanted = [watch for watch in watches if watch is not None]
-
-    def follow(now_us: int, event: Any, actions: Any) -> None:
-        for watch in wanted:
-            watch(now_us, event, actions)
-
-    return follow
 
 
 def has_required_instances(controller: Controller, needless: set[str]) -> bool:

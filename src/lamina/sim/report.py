@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from lamina.core.actions import Reject, Reply
-from lamina.drivers.virtual import Ending
+from lamina.drivers.driver import Ending
 from lamina.sim.cost_accounting import CostAccounting, DeviceUsage
 from lamina.sim.histogram import LatencyHistogram, TimeSeries
 from lamina.sim.summary import Curves, DeviceRow, FunctionRow, Summary, TargetRow, TotalRow

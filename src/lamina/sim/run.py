@@ -15,7 +15,8 @@ from lamina.core.actions import Action
 from lamina.core.controller import Controller
 from lamina.core.events import Deployed, DeviceJoined, Event, TenantUpdated
 from lamina.core.policy import DispatchRole, Predictor
-from lamina.drivers.virtual import EventObserver, simulate
+from lamina.drivers.driver import EventObserver
+from lamina.drivers.virtual import simulate
 from lamina.predict.online import OnlinePredictor as Online
 from lamina.predict.profile_table import ProfileTable
 from lamina.sim.executor import SimulatedExecutor

@@ -19,7 +19,8 @@ import msgspec
 
 from lamina import encoding
 from lamina.core.actions import FailCall, Reply
-from lamina.drivers.realtime import Ending, RealtimeDriver
+from lamina.drivers.driver import Ending
+from lamina.drivers.realtime import RealtimeDriver
 from lamina.durable.runs import DurableRuns
 from lamina.errors import LaminaError
 from lamina.sdk.app import App

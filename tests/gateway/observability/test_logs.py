@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from lamina.core.actions import FailCall, Reject, Reply
-from lamina.drivers.realtime import Ending
+from lamina.drivers.driver import Ending
 from lamina.gateway.observability.logs import JsonFormatter, access, log_call
 
 

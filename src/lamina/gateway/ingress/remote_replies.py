@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lamina.core.actions import Reply
-from lamina.drivers.realtime import Ending
+from lamina.drivers.driver import Ending
 from lamina.gateway.ingress.messages import (
     HttpResponse,
     InferChunk,

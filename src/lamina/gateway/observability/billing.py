@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from lamina.core.actions import Reject, Reply
-from lamina.drivers.realtime import Ending
+from lamina.drivers.driver import Ending
 from lamina.errors import BadValue, Forbidden, LaminaError
 from lamina.gateway.routes import http_codec
 from lamina.gateway.routes.router import Router

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from lamina.core.actions import FailCall, Reject, Reply
-from lamina.drivers.realtime import Ending
+from lamina.drivers.driver import Ending
 from lamina.gateway.observability.rate_limiter import RateLimiter
 
 if TYPE_CHECKING:

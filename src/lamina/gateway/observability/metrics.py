@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from lamina.core.actions import Action, Load, Reject, Reply, StartBatch
 from lamina.core.controller import Controller
 from lamina.core.events import BatchFinished, Event
-from lamina.drivers.realtime import Ending
+from lamina.drivers.driver import Ending
 from lamina.gateway.observability.fast_metrics import CounterCell, CounterFamily, HistogramFamily
 from lamina.gateway.observability.rolling_stats import BatchUsage, RollingStats
 from lamina.predict.online import OnlinePredictor

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from lamina.core.actions import Reject, Reply
-from lamina.drivers.realtime import Ending, RealtimeDriver
+from lamina.drivers.driver import Ending
+from lamina.drivers.realtime import RealtimeDriver
 from lamina.errors import LaminaError, StoreDown
 from lamina.gateway.caller_identity import CallerIdentity
 from lamina.gateway.observability.metrics import Metrics

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from lamina.core.actions import Action, Load, Reject, Reply, StartBatch
 from lamina.core.events import BatchFinished, Event
-from lamina.drivers.virtual import Ending, EventObserver, simulate
+from lamina.drivers.driver import Ending, EventObserver
+from lamina.drivers.virtual import simulate
 from lamina.predict.profile_table import ProfileTable
 from lamina.sim.cost_accounting import CostAccounting
 from lamina.sim.executor import SimulatedExecutor

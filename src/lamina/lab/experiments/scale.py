@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from lamina.core.actions import Reply
 from lamina.core.controller import Controller
 from lamina.core.policy import Decision, LoadInstance, View
-from lamina.drivers.virtual import Ending, simulate
+from lamina.drivers.driver import Ending
+from lamina.drivers.virtual import simulate
 from lamina.lab.decision_times import MeasurementDone, TimedController
 from lamina.lab.experiment import Cell, Reported, Row, installed_policies
 from lamina.lab.experiments import _scale_show

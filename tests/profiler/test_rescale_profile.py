@@ -6,7 +6,7 @@ import pytest
 
 from lamina.predict.profile import Point, Profile
 from lamina.predict.profile_table import ProfileTable
-from lamina.predict.reprofile import rescale_profile
+from lamina.profiler.idle_reprofile import rescale_profile
 
 PROFILE = Profile(
     function="f",
