@@ -136,7 +136,7 @@ class Policy:
 
     def warm_up(self) -> None:
         """Import what workflow plans are made with. At the first plan that would take longer than most calls have."""
-        import numpy  # noqa: F401, ICN001
+        import numpy  # noqa: F401
 
     def scale(self, view: View) -> Iterator[Decision]:
         return self._autoscaler.scale(view)
