@@ -19,7 +19,7 @@ from lamina.planner.configs import ConfigArrays, ProfiledConfig
 from lamina.planner.cost_to_go import CostToGo
 from lamina.planner.frontier import point
 from lamina.policies.frontier.backlog import BacklogModel
-from lamina.policies.frontier.batch_planner import cheaper_upcoming_slots, select_batch
+from lamina.policies.frontier.batch_planner import NextBatch, cheaper_upcoming_slots, select_batch
 from lamina.policies.frontier.candidate_slots import CandidateSlot, free_candidates, upcoming_candidates
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, ConfigTables, DeviceKinds
 from lamina.policies.frontier.optimizer import ConfigOptimizer, WaitBudget, allowed_configs, cheapest_slot, least_busy
@@ -108,9 +108,8 @@ def test_a_slice_elsewhere_is_waited_for_if_it_saves_more_than_three_percent(che
     [slot] = free_candidates(view, tables, function)
     config = slot.cheapest_within(1, 100 * MS)
     assert config is not None
-    found = cheaper_upcoming_slots(
-        view, tables, function, [a_job(1, 100 * MS)], slot, config, None, spare=0.0, cost_limit=math.inf
-    )
+    batch = NextBatch(function, [a_job(1, 100 * MS)], in_time=True, has_goal=True, plan=None, fastest_us=0)
+    found = cheaper_upcoming_slots(view, tables, batch, slot, config, spare=0.0, cost_limit=math.inf)
     assert len(found) == places
 
 

@@ -32,6 +32,7 @@ from lamina.policies.frontier.backlog import BacklogModel
 from lamina.policies.frontier.batch_planner import (
     BatchingFeedback,
     BatchPlanner,
+    NextBatch,
     RunFeasibility,
     cheaper_upcoming_slots,
     select_batch,
@@ -41,7 +42,7 @@ from lamina.policies.frontier.config_table import BatchConfig, ConfigTables, Dev
 from lamina.policies.frontier.estimate import CompletionEstimator
 from lamina.policies.frontier.load_shedding import LoadShedder
 from lamina.policies.frontier.optimizer import CONGESTION_SLACK, NOTHING, ConfigOptimizer, states_goal
-from lamina.policies.frontier.workflow_plans import PlanCache, StepPlan
+from lamina.policies.frontier.workflow_plans import PlanCache
 from lamina.types import NEVER_US, Call
 
 SILENCE = 8
@@ -161,6 +162,8 @@ class Policy:
     def _decide(self, view: View, function: FunctionState) -> Decision:
         """Next decision for a function with waiting jobs: drop its head, start a batch, or defer the function."""
         name, queue, now_us = function.spec.name, function.queue, view.now_us
+
+        # what cannot be in time any more
         fastest_us = self._fastest_us(view, function)
         if fastest_us < 0:  # it is loaded nowhere; when it is, it is asked about again
             return Defer(name, NEVER_US, NEVER_US)
@@ -169,6 +172,8 @@ class Policy:
             return Drop(head)
         if len(head.run.jobs) > 1 and self._feasibility.is_infeasible(view, function, head):
             return Drop(head)
+
+        # slots that are free now, and the jobs of the next batch
         slots = free_candidates(view, self._tables, function)
         waiting = len(queue)
         if waiting == 1:
@@ -185,71 +190,55 @@ class Policy:
         for slot in slots:
             if not (slot.table.is_known and has_goal and not slot.is_exact) and _is_unprofiled(function, slot):
                 return _probe(function, jobs, slot)
+
+        # what comes after this step, which kinds of devices pay, and what the step may cost
         plan = None
-        if in_time and has_goal and (slots or len(function.instances) > 1):
-            plan = self._plans.step_plan(view, head) if head.run.flow.sole_task is None else None
-            if len(function.instances) > 1:
-                slots = self._on_paying_kinds(view, function, head, plan, slots)
+        if in_time and has_goal and head.run.flow.sole_task is None and (slots or len(function.instances) > 1):
+            plan = self._plans.step_plan(view, head)
+        batch = NextBatch(function, jobs, in_time, has_goal, plan, fastest_us)
+        slots = self._on_paying_kinds(view, batch, slots) if len(function.instances) > 1 else slots
         cost_limit = self._budget.step_budget(view, head) if in_time and head.run.call.cost_limit else math.inf
-        decision = NOTHING
-        if slots:
-            decision = self._planner.decide(view, function, jobs, slots, in_time, has_goal, plan, cost_limit)
+
+        # the cheapest configuration in time: now, later with more jobs, or behind a running batch
+        decision = self._planner.decide(view, batch, slots, cost_limit) if slots else NOTHING
         if decision.until_us > now_us:
             self._feedback.wait_began(name, len(jobs))
             return Defer(name, decision.until_us, decision.at_count, ignore_devices=True)
         chosen, config = decision.slot, decision.config
         if chosen is None or config is None:
-            upcoming = upcoming_candidates(view, self._tables, function, _end_us(head, in_time) - fastest_us)
-            return self._commit(view, function, jobs, upcoming, in_time, has_goal, plan, fastest_us)
+            return self._commit(view, batch, upcoming_candidates(view, self._tables, function, batch.end_us - fastest_us))
         if in_time and has_goal and (len(function.instances) > 1 or config.cost > cost_limit):
-            cheaper = cheaper_upcoming_slots(view, self._tables, function, jobs, chosen, config, plan, self.spare, cost_limit)
+            cheaper = cheaper_upcoming_slots(view, self._tables, batch, chosen, config, self.spare, cost_limit)
             if cheaper:
-                return self._commit(view, function, jobs, cheaper, in_time, has_goal, plan, fastest_us)
-        return self._start(view, function, jobs, chosen, config, slots)
+                return self._commit(view, batch, cheaper)
+        return self._start(view, batch, chosen, config, slots)
 
-    def _commit(
-        self,
-        view: View,
-        function: FunctionState,
-        jobs: list[Job],
-        slots: list[CandidateSlot],
-        in_time: bool,
-        has_goal: bool,
-        plan: StepPlan | None,
-        fastest_us: int,
-    ) -> Decision:
+    def _commit(self, view: View, batch: NextBatch, slots: list[CandidateSlot]) -> Decision:
         """Nothing that is free would do: a slot behind a running batch, committed just before that one ends."""
-        now_us, head = view.now_us, jobs[0]
-        end_us = _end_us(head, in_time)
-        again_us = min(view.next_slot_us(function), end_us - fastest_us + 1)
-        if in_time and has_goal and len(function.instances) > 1:
-            slots = self._on_paying_kinds(view, function, head, plan, slots)
+        function, jobs, now_us = batch.function, batch.jobs, view.now_us
+        again_us = min(view.next_slot_us(function), batch.end_us - batch.fastest_us + 1)
+        slots = self._on_paying_kinds(view, batch, slots) if len(function.instances) > 1 else slots
         for slot in sorted(slots, key=lambda slot: slot.at_us):
             slot = _with_transfers(view, jobs, [slot])[0]
-            config = slot.cheapest_within(len(jobs), end_us - slot.at_us)
+            config = slot.cheapest_within(len(jobs), batch.end_us - slot.at_us)
             if config is None:
                 continue
-            config = self._planner.avoid_split(function, head, len(jobs), slot, config)
+            config = self._planner.avoid_split(function, jobs[0], len(jobs), slot, config)
             if _waits_for_resubmits(function, slot, config):
                 continue
-            is_full = in_time and config.batch == function.spec.max_batch and _follows_own_batch(function, slot)
+            is_full = batch.in_time and config.batch == function.spec.max_batch and _follows_own_batch(function, slot)
             commit_us = slot.at_us - self.lead_us
             if commit_us <= now_us or (is_full and is_most_urgent(view, function, slot.device)):
-                return self._start(view, function, jobs, slot, config, [slot])
+                return self._start(view, batch, slot, config, [slot])
             again_us = min(again_us, commit_us)
         return Defer(function.spec.name, max(now_us + 1, again_us), NEVER_US)
 
     def _start(
-        self,
-        view: View,
-        function: FunctionState,
-        jobs: list[Job],
-        slot: CandidateSlot,
-        config: BatchConfig,
-        slots: list[CandidateSlot],
+        self, view: View, batch: NextBatch, slot: CandidateSlot, config: BatchConfig, slots: list[CandidateSlot]
     ) -> Decision:
         """Start the batch, unless its runs cannot pay for it, or predictions have moved since its table was built."""
-        name, now_us, chosen, where = function.spec.name, view.now_us, jobs[: config.batch], slot.slot_for(config)
+        function, jobs, now_us = batch.function, batch.jobs, view.now_us
+        name, chosen, where = function.spec.name, jobs[: config.batch], slot.slot_for(config)
         units = where.mask.bit_count()
         for job in chosen:
             if job.run.call.cost_limit:
@@ -294,13 +283,13 @@ class Policy:
                 return Defer(function.spec.name, until_us, len(jobs) + 1)
         return next((Drop(job, "cost") for job in poor if not can_afford(view, job, slot, config, units, most)), None)
 
-    def _on_paying_kinds(
-        self, view: View, function: FunctionState, head: Job, plan: StepPlan | None, slots: list[CandidateSlot]
-    ) -> list[CandidateSlot]:
-        """Slots without the kinds of devices that do not pay at this arrival rate."""
-        call, after = head.run.call, plan.step.after if plan is not None else None
-        slo_us = call.deadline_us - call.arrived_us
-        dominated = self._kinds.dominated(view, function, head.run.flow, slo_us, after, self._shedder.is_overloaded)
+    def _on_paying_kinds(self, view: View, batch: NextBatch, slots: list[CandidateSlot]) -> list[CandidateSlot]:
+        """Slots without the kinds of devices that do not pay at this arrival rate. Late jobs take what there is."""
+        if not batch.in_time or not batch.has_goal:
+            return slots
+        run, after = batch.jobs[0].run, batch.plan.step.after if batch.plan is not None else None
+        slo_us = run.call.deadline_us - run.call.arrived_us
+        dominated = self._kinds.dominated(view, batch.function, run.flow, slo_us, after, self._shedder.is_overloaded)
         return [slot for slot in slots if slot.device.spec.kind not in dominated] if dominated else slots
 
     def _fastest_us(self, view: View, function: FunctionState) -> int:
@@ -317,10 +306,6 @@ class Policy:
 def _urgency(function: FunctionState) -> tuple[int, int]:
     head = function.queue.head()
     return head.due_us, head.id
-
-
-def _end_us(head: Job, in_time: bool) -> int:
-    return head.due_us if in_time else head.expires_us
 
 
 def _with_transfers(view: View, jobs: list[Job], slots: list[CandidateSlot]) -> list[CandidateSlot]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import View
@@ -86,6 +87,22 @@ def _splits(function: FunctionState, late: int, slots: list[CandidateSlot], now_
 # ------------------------------------------------------------------------ configuration and delay
 
 
+class NextBatch(NamedTuple):
+    """The next batch of a function, before its configuration is chosen."""
+
+    function: FunctionState
+    jobs: list[Job]  #: its head first
+    in_time: bool  #: its head can be in time
+    has_goal: bool  #: its head has a latency goal
+    plan: StepPlan | None  #: of the step, where others follow
+    fastest_us: int  #: of one job, on the best slice
+
+    @property
+    def end_us(self) -> int:
+        """When its head must be done."""
+        return self.jobs[0].due_us if self.in_time else self.jobs[0].expires_us
+
+
 @dataclass(slots=True)
 class BatchPlanner:
     """Decides for one batch at a time: start it now, and how, or wait for more jobs."""
@@ -95,17 +112,9 @@ class BatchPlanner:
     doubt: float  #: on an owned device, what smaller batches must promise to save before a batch is split
     _splits: dict[str, int] = field(default_factory=dict)  #: batches that left jobs behind
 
-    def decide(
-        self,
-        view: View,
-        function: FunctionState,
-        jobs: list[Job],
-        slots: list[CandidateSlot],
-        in_time: bool,
-        has_goal: bool,
-        plan: StepPlan | None,
-        cost_limit: float,
-    ) -> BatchDecision:
+    def decide(self, view: View, batch: NextBatch, slots: list[CandidateSlot], cost_limit: float) -> BatchDecision:
+        """The cheapest configuration in time, or how long to wait for more jobs; `cost_limit` is what a job should cost."""
+        function, jobs, in_time, has_goal, plan, _ = batch
         now_us, head, count = view.now_us, jobs[0], len(jobs)
         if not has_goal:
             return self._as_wished(view, function, head, slots, count)
@@ -191,11 +200,9 @@ class BatchPlanner:
 def cheaper_upcoming_slots(
     view: View,
     tables: ConfigTables,
-    function: FunctionState,
-    jobs: list[Job],
+    batch: NextBatch,
     slot: CandidateSlot,
     config: BatchConfig,
-    plan: StepPlan | None,
     spare: float,
     cost_limit: float,
 ) -> list[CandidateSlot]:
@@ -205,7 +212,7 @@ def cheaper_upcoming_slots(
     Where a function is on several kinds of devices, the cheap kind is busy more often. Taking what is free at the moment ends up
     on the dear one although the other has a slice to spare a millisecond later, and blocks functions that have no choice.
     """
-    now_us, head = view.now_us, jobs[0]
+    function, jobs, plan, now_us, head = batch.function, batch.jobs, batch.plan, view.now_us, batch.jobs[0]
 
     def total(config: BatchConfig, wait_us: int) -> float:
         us = wait_us + int(config.time_us * (1 + spare))
