@@ -56,9 +56,9 @@ class Bench:
         return zoo.build(name)
 
     def executor(self, weights_mib: int = 0) -> Any:
-        from lamina.gpu.executor import open_gpu_executor
+        from lamina.gpu.executor import open_executor
 
-        return open_gpu_executor(self.slicer, weights_mib=weights_mib)
+        return open_executor(self.slicer, weights_mib=weights_mib)
 
     def graph(self, name: str, batch: int, stream: Any) -> tuple[Any, Any]:
         """(graph, what it needs kept alive)"""

@@ -26,7 +26,7 @@ class Tenants:
     """All five, started at once. A trial begins at the same moment in each."""
 
     def __init__(self) -> None:
-        from lamina.gpu.slicers.mps import MpsSlicer
+        from lamina.gpu.mps import MpsSlicer
 
         self._slicer = MpsSlicer()
         fifth = (1 << self._slicer.device.units // 5) - 1

@@ -33,7 +33,7 @@ print("times", " ".join(f"{at:.4f}:{ms:.4f}" for at, ms in times))
 
 def run(bench: Bench) -> None:
     """Told apart by what happened at that time: a kill, the import of torch in the next client, its context, or nothing."""
-    from lamina.gpu.slicers.mps import MpsSlicer
+    from lamina.gpu.mps import MpsSlicer
 
     slicer = MpsSlicer()
     try:

@@ -30,7 +30,8 @@ def main() -> None:
     import torch
 
     mark("import torch")
-    from lamina.gpu.opened import open_executor, open_slicer
+    from lamina.gpu.executor import open_executor
+    from lamina.gpu.slicers import open_slicer
     from lamina.sdk.app_loader import load_app
 
     app = load_app("benchmarks/gpu/app.py")
@@ -52,9 +53,7 @@ def main() -> None:
         model = app.functions[name].open().model
         assert model is not None
         mark(f"{name}: make the module")
-        executor.load(
-            name, model.module, model.example, buckets=(1, 16), staged=executor.models.stage(model.module), made_elsewhere=True
-        )
+        executor.load(name, model.module, model.example, buckets=(1, 16), staged=executor.models.stage(model.module))
         executor.models.pin(name)
         mark(f"{name}: weights")
         for bucket in (16, 1):

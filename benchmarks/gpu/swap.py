@@ -31,15 +31,15 @@ def run(bench: Bench) -> None:
         ("14 GB of layers", None, torch.zeros(1, 8192, dtype=torch.half, device="cuda"), 3),
     ]:
         module = module if module is not None else large()
-        executor.load(name, module, example, buckets=(1,), staged=executor.functions.stage(module, name))
+        executor.load(name, module, example, buckets=(1,), staged=executor.models.stage(module, name))
         executor.prepare(name, [WHOLE])
         executor.submit(name, [example[0]], WHOLE)
         warm = drain(executor, 1)[0]
-        block = executor.functions[name].block
+        block = executor.models[name].block
         found, maps, drops = [], [], []
         for _ in range(times):
             begin = time.perf_counter()
-            executor.functions._weights.evict(block)
+            executor.models._weights.evict(block)
             drops.append(time.perf_counter() - begin)
             begin = time.perf_counter()
             executor.submit(name, [example[0]], WHOLE)

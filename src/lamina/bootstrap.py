@@ -24,9 +24,9 @@ from lamina.engines.gpu import GpuEngine
 from lamina.engines.shadow_batches import ShadowRunner
 from lamina.errors import BadValue
 from lamina.gpu import discovery
-from lamina.gpu.opened import open_slicer
+from lamina.gpu.mps import MpsSlicer
 from lamina.gpu.slice_mode import SliceMode, uses_soft_slices
-from lamina.gpu.slicers.mps import MpsSlicer
+from lamina.gpu.slicers import back_end, open_slicer
 from lamina.plugins import DEFAULT_POLICY
 from lamina.predict import device_presets, online, profile
 from lamina.predict.interference import bandwidth_interference
@@ -177,7 +177,7 @@ def _isolate(app: App, found: list[FoundGpu]) -> tuple[dict[str, dict[str, str]]
     if not alone or not found:
         return {}, None
     name, _, device = found[0]
-    mps = MpsSlicer(device) if name in ("green", "mig") else None
+    mps = MpsSlicer(device) if back_end(name).supports_mps else None
     environments: dict[str, dict[str, str]] = {}
     for function in alone:
         mask = (1 << function.spec.units_on(device)) - 1

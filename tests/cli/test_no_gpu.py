@@ -9,7 +9,7 @@ import pytest
 import lamina
 from lamina.cli._serve_output import introduce
 from lamina.gpu.driver import NoGpu
-from lamina.gpu.opened import open_slicer
+from lamina.gpu.slicers import open_slicer
 from lamina.types import DeviceSpec
 
 CPU = DeviceSpec(id="cpu0", kind="cpu", family="cpu", units=2, memory_mib=1_000)

@@ -7,19 +7,15 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from lamina.gpu.driver import NoGpu, open_driver
+from lamina.gpu.mps import MpsSlicer
 from lamina.gpu.slicer import Slicer
 from lamina.gpu.slicers.cpu import CpuSlicer
 from lamina.gpu.slicers.green import GreenSlicer
 from lamina.gpu.slicers.mig import MigSlicer
-from lamina.gpu.slicers.mps import MpsSlicer
 from lamina.gpu.slicers.null import NullSlicer, null_device
 from lamina.types import SliceLimits
 
 SOFT = SliceLimits(batches_per_instance=0, soft=True)
-
-
-def green_by(kind: str) -> Callable[[], Slicer]:
-    return lambda: GreenSlicer(driver=open_driver(0, kind))
 
 
 def mps() -> Slicer:
@@ -34,8 +30,7 @@ EVERYWHERE: dict[str, Callable[[], Slicer]] = {
     "cpu-soft": lambda: CpuSlicer(soft=True),
 }
 ON_A_GPU: dict[str, Callable[[], Slicer]] = {
-    "green-bindings": green_by("bindings"),
-    "green-ctypes": green_by("ctypes"),
+    "green": GreenSlicer,
     "green-soft": lambda: GreenSlicer(limits=SOFT),
     "mps": mps,
     "mig": MigSlicer,
@@ -70,10 +65,10 @@ def soft_green() -> Iterator[GreenSlicer]:
     slicer.close()
 
 
-@pytest.fixture(params=["green-bindings", "green-ctypes"])
-def green(request: pytest.FixtureRequest) -> Iterator[GreenSlicer]:
+@pytest.fixture
+def green() -> Iterator[GreenSlicer]:
     pytest.importorskip("torch")
-    slicer = made(request.param)
+    slicer = made("green")
     assert isinstance(slicer, GreenSlicer)
     yield slicer
     slicer.close()

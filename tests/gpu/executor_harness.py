@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lamina.gpu.executor import SliceExecutor
+from lamina.gpu.executor import SliceExecutor, open_executor
 from lamina.gpu.executor_loop import ExecutorLoop
-from lamina.gpu.opened import open_executor, open_slicer
 from lamina.gpu.protocol import ExecutorSetup, from_executor_reader, to_executor_reader
 from lamina.gpu.runtime import DeviceRuntime
+from lamina.gpu.slicers import open_slicer
 from lamina.ipc.framing import FrameChannel, StopProcess, pack
 from lamina.values.shm_directory import ShmDirectory
 

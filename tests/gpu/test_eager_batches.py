@@ -256,7 +256,7 @@ def test_a_graph_that_finds_no_memory_on_a_further_slice_makes_batches_no_smalle
     stage.hear(BatchDone)
     stage.runtime.gate.set()
     stage.settle()
-    assert stage.worker._executor.functions["same#1"].largest == LARGEST
+    assert stage.worker._executor.models["same#1"].largest_fit == LARGEST
 
 
 def test_without_room_for_its_weights_a_batch_waits_until_others_have_ended(stages: Any):
@@ -283,7 +283,7 @@ def test_without_anybody_to_wait_for_it_says_that_there_is_no_room(stages: Any):
     stage.runtime.fail_launch.append(never := NoDeviceMemory("no room"))
     never.is_permanent = True
     stage.start(mask=HOME)
-    assert stage.hear(BatchDone).results[0].type == "NoRoom"
+    assert stage.hear(BatchDone).results[0].type == "NoDeviceMemory"
 
 
 class Stuck(HostRuntime):
@@ -391,7 +391,7 @@ def test_a_function_unloaded_while_it_is_loading_is_not_kept(stages: Any):
     stage.runtime.gate.set()
     assert (
         isinstance(stage.hear(FunctionUnloaded, FunctionLoaded), FunctionUnloaded)
-        and "same#1" not in stage.worker._executor.functions
+        and "same#1" not in stage.worker._executor.models
     )
 
 
@@ -401,7 +401,7 @@ def test_a_load_that_fails_in_its_first_run_leaves_nothing_behind(stages: Any):
     stage.tell(LoadFunction("same#1", "same", 0, 0))
     assert stage.hear(FunctionLoadFailed).error.type == "ArithmeticError"
     stage.hear(FunctionUnloaded)
-    assert "same#1" not in stage.worker._executor.functions
+    assert "same#1" not in stage.worker._executor.models
 
 
 def test_where_a_function_is_to_stand_from_now_on_graphs_are_made_before_it_runs_there(stages: Any):

@@ -102,36 +102,21 @@ def test_one_item_that_does_not_fit_is_an_error(executor: SliceExecutor):
     assert isinstance(only(executor.poll()).error, MemoryError)
 
 
-def test_pre_and_post_see_one_item_at_a_time(executor: SliceExecutor):
-    executor.load("text", double, ONE, buckets=(4,), pre=lambda text: np.full(3, float(text)), post=lambda row: f"{row[0]:g}")
-    executor.submit("text", ["1", "2"], 1)
-    assert only(executor.poll()).outputs == ["2", "4"]
-
-
-def test_a_bad_item_in_pre_is_an_error_of_its_batch(executor: SliceExecutor):
-    executor.load("text", double, ONE, buckets=(4,), pre=float)
-    executor.submit("text", ["one"], 1)
-    assert isinstance(only(executor.poll()).error, ValueError)
-
-
-def test_it_captures_while_nothing_else_is_to_be_done(executor: SliceExecutor):
-    executor.submit("double", rows(1), 1)
-    executor.poll()
-    plan = executor.models["double"].plans[1, 1]
-    assert not plan.is_captured
-    executor.poll()
-    assert plan.is_captured
-
-
-def test_under_load_it_captures_at_the_third_run(executor: SliceExecutor):
+def test_a_batch_without_a_graph_runs_eagerly_and_captures_nothing(executor: SliceExecutor):
     for _ in range(3):
         executor.submit("double", rows(1), 1)
-    assert executor.models["double"].plans[1, 1].is_captured
+        executor.poll()
+    assert not executor.models["double"].plans[1, 1].is_captured and not executor.has_work
 
 
 def test_a_slice_can_be_prepared_before_a_function_moves_there(executor: SliceExecutor):
-    executor.prepare("double", [0b1100], [2])
-    assert executor.models["double"].plans[2, 0b1100].is_captured
+    executor.models.prepare("double", [0b1100], [2])
+    assert executor.models["double"].has_graph(2, 0b1100)
+
+
+def test_a_batch_takes_the_next_larger_graph_rather_than_none(executor: SliceExecutor):
+    executor.models.prepare("double", [1], [8])
+    assert executor.models["double"].bucket_for(1, 1) == 8 and executor.models["double"].bucket_for(1, 2) == 1
 
 
 @pytest.mark.parametrize("count", [0, 9])
@@ -192,7 +177,7 @@ def test_what_does_not_fit_is_halved_where_no_graph_could_be_made(executor: Slic
             raise MemoryError
         return batch * 2
 
-    executor.load("hungry", hungry, ONE, buckets=(1, 2, 4, 8, 16), made_elsewhere=True)
+    executor.load("hungry", hungry, ONE, buckets=(1, 2, 4, 8, 16))
     executor.models.install_graph("hungry", 16, 1, MemoryError())
     executor.submit("hungry", rows(*range(16)), 1)
     done = only(executor.poll())
@@ -200,9 +185,8 @@ def test_what_does_not_fit_is_halved_where_no_graph_could_be_made(executor: Slic
 
 
 def test_a_plan_without_a_graph_is_not_ready(executor: SliceExecutor):
-    executor.load("eager", double, ONE, buckets=(1, 4), made_elsewhere=True)
+    executor.load("eager", double, ONE, buckets=(1, 4))
     executor.submit("eager", rows(1, 2), 1)
-    executor.models["eager"].plans[4, 1].is_captured = False
     assert not executor.models.is_ready("eager", 2, 1)
 
 
@@ -231,7 +215,7 @@ class Spoilt(HostRuntime):
 
 def made_by(runtime: Spoilt) -> Any:
     executor = SliceExecutor(NullSlicer(), runtime)
-    executor.load("double", double, ONE, buckets=(1, 4), made_elsewhere=True)
+    executor.load("double", double, ONE, buckets=(1, 4))
     return executor.models.capture("double", 4, 1)
 
 

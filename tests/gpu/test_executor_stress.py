@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakSet
 
 import pytest
 
 from lamina import encoding
-from lamina.gpu import executor_loop
 from lamina.gpu.protocol import FunctionLoaded, FunctionLoadFailed, LoadFunction, MoveSlice, RunOnSlice, UnloadFunction
 from lamina.gpu.runtime import CaptureLock, HostPlan, HostRuntime
 from lamina.gpu.slicers.null import NullSlicer
@@ -168,32 +167,15 @@ class Unreliable(HostRuntime):
         return flight
 
 
-class Driver:
-    def memory_bytes(self) -> tuple[int, int]:
-        return 1 << 30, 2 << 30
-
-
 @dataclass(slots=True)
 class Device(NullSlicer):
-    driver: Driver = field(default_factory=Driver)
+    has_device: ClassVar[bool] = True
     fails: Callable[[], bool] = lambda: False
 
     def slice(self, mask: int) -> Any:
         if mask not in self._catalogue.slices and self.fails():
             raise RuntimeError("no memory for a context")
         return NullSlicer.slice(self, mask)
-
-
-class Uncounted:
-    """The traffic of this memory is not counted."""
-
-    share = -1.0
-
-    def begin(self) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
 
 
 class Gateway:
@@ -272,10 +254,7 @@ class Gateway:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_batch_is_answered_once_and_rightly_and_nothing_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    monkeypatch.setattr(executor_loop, "traffic_of", lambda ordinal: Uncounted())
+def test_every_batch_is_answered_once_and_rightly_and_nothing_is_left(tmp_path: Path, seed: int) -> None:
     before = set(threading.enumerate())
     gateway = Gateway(tmp_path, seed)
     try:
@@ -290,10 +269,10 @@ def test_every_batch_is_answered_once_and_rightly_and_nothing_is_left(
         left = {
             "functions": [*executor.models._loaded],
             "weights": [*gateway.sets.blocks, gateway.sets.shelf.used],
-            "batches": [*worker._open, *worker._tickets, *worker._waiting_for_memory, *worker._hang_detector._slices],
+            "batches": [*worker._open, *worker._waiting_for_memory, *worker._hang_detector._slices],
             "graphs": [making._under_way, *making._unrequested, making.missing],
             "loads": [*loading._loading, *loading._unloading, *loading.functions],
-            "runs": [*executor._slice_queues, *executor.models._warmups, *executor.models._uncaptured],
+            "runs": [*executor._slice_queues, *executor.models._warmups],
         }
     finally:
         gateway.stage.close()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lamina.gpu.driver import NoGpu
-from lamina.gpu.slicers.mig import MigSlicer, given_instance
+from lamina.gpu.driver import NoGpu, given_mig_instance
+from lamina.gpu.slicers.mig import MigSlicer
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from lamina.gpu.slicers.mig import MigSlicer, given_instance
     ],
 )
 def test_an_instance_counts_only_if_it_is_the_only_one(visible: str, instance: str):
-    assert given_instance({"CUDA_VISIBLE_DEVICES": visible}) == instance
+    assert given_mig_instance({"CUDA_VISIBLE_DEVICES": visible}) == instance
 
 
 def test_without_an_instance_it_says_how_to_give_one(monkeypatch: pytest.MonkeyPatch):

@@ -9,8 +9,8 @@ import pytest
 
 import lamina
 from lamina.bootstrap import open_local
-from lamina.gpu.opened import open_slicer
 from lamina.gpu.slice_mode import SliceMode, uses_soft_slices
+from lamina.gpu.slicers import open_slicer
 from lamina.gpu.supervisor import ExecutorProcess
 from tests.serving import write_app
 
@@ -29,7 +29,7 @@ def f(x):
 @pytest.mark.parametrize(("slices", "soft"), [("soft", True), ("hard", False), ("auto", False)])
 def test_planner_and_executor_are_told_the_same(tmp_path: Path, slices: SliceMode, soft: bool):
     (gpu,) = open_local(str(write_app(tmp_path, APP)), gpu="null", slices=slices).loop.engine.gpus
-    life = ExecutorProcess(gpu._ledger.add_worker(), gpu._ledger.add_device(lambda slot: None))
+    life = ExecutorProcess(gpu.references.add_worker(), gpu.references.add_device(lambda slot: None))
     assert gpu.device.limits.soft is gpu._setup(life).soft is soft
 
 

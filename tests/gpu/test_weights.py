@@ -86,7 +86,7 @@ def standing(capacity: int, *names: str) -> tuple[SliceExecutor, Slow, WeightCac
     runtime, shelf = Slow(), WeightCache(capacity)
     executor = SliceExecutor(NullSlicer(), runtime, Names(shelf))
     for name in names:
-        executor.load(name, Module(), ONE, buckets=(1,), made_elsewhere=True)
+        executor.load(name, Module(), ONE, buckets=(1,))
     return executor, runtime, shelf
 
 

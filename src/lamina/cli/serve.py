@@ -8,11 +8,20 @@ from typing import Any
 
 import click
 
+from lamina import plugins
 from lamina.cli._management import management_options
 from lamina.cli._shared import PORT, FiniteFloat
 from lamina.plugins import DEFAULT_POLICY
 
-GPUS = ("auto", "no", "green", "mig", "cpu", "null")
+
+class Gpus(click.Choice):  # type: ignore[type-arg]
+    """How GPUs are sliced: by a back end of `gpu/slicers`, or one in a file of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(["auto", "no", *plugins.names("gpu.slicers")])
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if str(value).endswith(".py") else super().convert(value, param, ctx)
 
 
 @click.command()
@@ -26,7 +35,7 @@ GPUS = ("auto", "no", "green", "mig", "cpu", "null")
 @click.option("--profiles", type=click.Path(path_type=Path), help="Folder of profiles; default: `profiles` beside the app.")
 @click.option(
     "--gpu",
-    type=click.Choice(GPUS),
+    type=Gpus(),
     default="auto",
     show_default=True,
     help="Slices of GPUs: auto looks for some, no: none; green, mig; cpu, null: twins for trying it without one.",

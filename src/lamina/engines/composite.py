@@ -10,7 +10,7 @@ from lamina.core.events import Event, InstanceLost
 from lamina.engines.cpu import CpuEngine
 from lamina.engines.gpu import GpuEngine
 from lamina.engines.inflight import JobValues
-from lamina.gpu.slicers.mps import MpsSlicer
+from lamina.gpu.mps import MpsSlicer
 from lamina.types import DeviceSpec
 from lamina.values.references import ErrorInfo
 

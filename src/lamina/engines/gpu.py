@@ -37,6 +37,7 @@ from lamina.gpu.protocol import (
     ValueFetched,
     from_executor_reader,
 )
+from lamina.gpu.slicers import back_end
 from lamina.gpu.supervisor import ExecutorProcess, ExecutorSupervisor
 from lamina.ipc.child_process import ProcessSpec, exit_reason
 from lamina.ipc.framing import FrameError
@@ -52,9 +53,6 @@ EXECUTOR = "lamina.gpu.executor_main"
 
 STANDBY_MIB = 4096
 """A standby that has the device open takes up to so much of it, and does where that is a tenth at most."""
-
-TWINS = ("null", "cpu")
-"""Slicers without a device."""
 
 HANG_FLOOR_US, HANG_TIMES = 1_000_000, 5
 """When does a batch hang? A second is hundreds of times what one takes; or so many times what was predicted. The executor counts
@@ -124,7 +122,7 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
         self._output = self._log_pipe(self.device.id)
         if self._output is not None:
             self._spec = replace(self._spec, output=self._output.fd)
-        has_room = self._slicer in TWINS or self.device.memory_mib >= 10 * STANDBY_MIB
+        has_room = not back_end(self._slicer).has_device or self.device.memory_mib >= 10 * STANDBY_MIB
         opens_ahead = has_room and not self._spec.environment  # of MPS
         self._supervisor = ExecutorSupervisor(
             self._setup, self._spec, self.references, self._on_frame, self._on_executor_lost, opens_ahead=opens_ahead

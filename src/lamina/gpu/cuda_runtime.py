@@ -142,15 +142,10 @@ class CudaRuntime:
         if self._raw_stream(slice_.torch_stream.device_index) != slice_.stream:
             self._torch.cuda.set_stream(slice_.torch_stream)
 
-    def capture(self, plan: CudaPlan, block: Any = None) -> None:
-        """Capture the graph of a plan. Costs as much host time as an eager run.
+    def _capture(self, plan: CudaPlan, block: Any, stream: Any) -> None:
+        """Capture on `stream`, which is current. The driver is asked which slice that is: a graph stays where it was captured.
 
         With the block its weights are in, the graph itself waits for them, layer by layer."""
-        self._use(plan.slice)
-        self._capture(plan, block, plan.slice.torch_stream)
-
-    def _capture(self, plan: CudaPlan, block: Any, stream: Any) -> None:
-        """Capture on `stream`. The driver is asked which slice it belongs to: a graph stays where it was captured."""
         torch = self._torch
         assert plan.slice.owns(torch.cuda.current_stream().cuda_stream), "a graph would be captured outside its slice"
         pool, users = self._pool(plan.slice.mask)

@@ -5,7 +5,7 @@
     for finished in executor.poll(): ...                what has come to its end, with the device time it took
 
 A batch is padded to the next bucket and runs by the plan of (model, bucket, slice), which `gpu/models.py` keeps. Moving a
-model to another slice is nothing but the next `submit` with another mask; `prepare` captures there first, while the old
+model to another slice is nothing but the next `submit` with another mask; its graphs are captured there first, while the old
 slice serves. Items of a batch must not depend on each other: the rows of a bucket that a batch leaves free hold what was
 there before.
 """
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lamina.errors import BadValue, LaminaError, LoadFailed
+from lamina.errors import BadValue, LaminaError
 from lamina.gpu.models import LoadedModel, ModelTable
 from lamina.gpu.runtime import DeviceRuntime, HostRuntime
 from lamina.gpu.slicer import Slicer
@@ -39,6 +39,7 @@ class FinishedBatch:
     device_us: int
     outputs: list[Any] | None
     error: BaseException | None = None
+    then: Callable[[FinishedBatch], None] | None = None  #: as it was submitted with
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +48,7 @@ class _Ticket:
 
     id: int
     outputs: list[Any]
+    then: Callable[[FinishedBatch], None] | None
     open_parts: int = 0
     device_us: int = 0
     error: BaseException | None = None
@@ -81,33 +83,17 @@ class SliceExecutor:
         name: str,
         module: Callable[..., Any],
         example: Any,
-        cap_mib: int = 0,
         *,
         buckets: Sequence[int] = BUCKETS,
         graphs: bool = True,
-        pre: Callable[[Any], Any] | None = None,
-        post: Callable[[Any], Any] | None = None,
         staged: Any = None,
-        made_elsewhere: bool = False,
-    ) -> int:
-        """Load a model; returns the memory it needs in MiB. `example` is a batch of one, or a tuple of such.
+    ) -> None:
+        """Load a model. `example` is a batch of one, or a tuple of such.
 
-        With a cap, the largest bucket is tried at once, and a model that needs more than it declared is rejected.
         `staged` is what `models.stage` made of the module's weights; without it, that is done here.
         """
         parts = example if isinstance(example, tuple | list) else (example,)
-        function = LoadedModel(name, module, parts, tuple(sorted(buckets)), graphs, pre, post, made_elsewhere)
-        self.models.add(function, staged)
-        need_mib = self._need_mib(function) if cap_mib else 0
-        if need_mib > cap_mib:
-            while self.models.reap_warmups():
-                pass
-            self.unload(name)
-            raise LoadFailed(
-                f"{name!r} needs {need_mib} MiB at {function.buckets[-1]} items, and declared {cap_mib}",
-                hint="declare more memory, or a smaller max_batch",
-            )
-        return need_mib
+        self.models.add(LoadedModel(name, module, parts, tuple(sorted(buckets)), graphs), staged)
 
     def unload(self, name: str) -> None:
         """Unload a model. What it has running ends first, by poll()."""
@@ -124,29 +110,33 @@ class SliceExecutor:
 
     # ---------------------------------------------------------------- batches
 
-    def submit(self, function: str, inputs: list[Any], mask: int, *, keep: bool = False) -> int:
-        """Launch a batch. Items as `example` shows them, without its first dimension. `keep` leaves the results on the device."""
+    def submit(
+        self,
+        function: str,
+        inputs: list[Any],
+        mask: int,
+        *,
+        keep: bool = False,
+        then: Callable[[FinishedBatch], None] | None = None,
+    ) -> int:
+        """Launch a batch. Items as `example` shows them, without its first dimension. `keep` leaves the results
+        on the device; `then` comes back with what has ended."""
         if self._lost:
             raise ExecutorLost(self._lost)
         target = self.models[function]
         if not inputs or len(inputs) > target.buckets[-1]:
             raise BadValue(f"{len(inputs)} items for {function!r}", hint=f"1 to {target.buckets[-1]} at a time")
         self._tickets += 1
-        ticket = _Ticket(self._tickets, [None] * len(inputs))
+        ticket = _Ticket(self._tickets, [None] * len(inputs), then)
         self.slicer.slice(mask)  # a mask that is none is the caller's mistake, and raised here
-        try:
-            items = [target.pre(item) for item in inputs] if target.pre else inputs
-        except Exception as error:
-            self._finished_early.append(FinishedBatch(ticket.id, 0, None, error))
-            return ticket.id
         most = target.largest_fit  # as of now: a piece that does not fit makes it smaller
-        ticket.open_parts = -(-len(items) // most)  # all of them: one that fails at once must not end the others
-        for first in range(0, len(items), most):
-            self._start(_Part(ticket, target, first, items[first : first + most], mask, keep))
+        ticket.open_parts = -(-len(inputs) // most)  # all of them: one that fails at once must not end the others
+        for first in range(0, len(inputs), most):
+            self._start(_Part(ticket, target, first, inputs[first : first + most], mask, keep))
         return ticket.id
 
     def poll(self) -> list[FinishedBatch]:
-        """Batches that have ended since the last time. With nothing to report, it captures one graph that is still missing."""
+        """Batches that have ended since the last time."""
         done, self._finished_early = self._finished_early, []
         if self._lost and not done:
             raise ExecutorLost(self._lost)
@@ -160,8 +150,6 @@ class SliceExecutor:
             self.models.reap_warmups()
         except Exception as error:
             self._fail_all(error, done)
-        if not done and self.models.has_uncaptured and not self._slice_queues:
-            self.models.capture_one()
         return done
 
     @property
@@ -171,7 +159,7 @@ class SliceExecutor:
     @property
     def has_work(self) -> bool:
         """Is there a reason to poll?"""
-        return bool(self._slice_queues or self._finished_early or self.models.has_warmups() or self.models.has_uncaptured)
+        return bool(self._slice_queues or self._finished_early or self.models.has_warmups())
 
     def is_broken(self, error: BaseException) -> bool:
         """Is it the device that failed, and not the code on it?"""
@@ -216,8 +204,6 @@ class SliceExecutor:
             try:
                 device_us, outputs = piece.flight.result()
                 ticket.device_us += device_us
-                if function.post is not None:
-                    outputs = [function.post(output) for output in outputs]
                 ticket.outputs[piece.first : piece.first + len(piece.items)] = outputs
             except Exception as error:
                 ticket.error = ticket.error or error
@@ -229,7 +215,7 @@ class SliceExecutor:
         ticket.open_parts -= 1
         if ticket.open_parts == 0:
             outputs = ticket.outputs if ticket.error is None else None
-            done.append(FinishedBatch(ticket.id, ticket.device_us, outputs, ticket.error))
+            done.append(FinishedBatch(ticket.id, ticket.device_us, outputs, ticket.error, ticket.then))
 
     def _fail_all(self, error: Exception, done: list[FinishedBatch]) -> None:
         """End all batches: errors of the device are permanent, and affect every model."""
@@ -239,27 +225,12 @@ class SliceExecutor:
                 self._finish(piece, done)
         self._slice_queues.clear()
 
-    def _need_mib(self, function: LoadedModel) -> int:
-        """Memory of a model: weights and the peak of one run of the largest bucket on the whole device."""
-        import torch
-
-        mask = (1 << self.slicer.device.units) - 1
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        plan = self.models.plan(function, function.buckets[-1], mask)
-        self.models.launch_warmup(function, plan, function.buckets[-1])
-        peak = int(torch.cuda.max_memory_allocated()) - int(before)
-        return peak + (int(function.block.room) if function.block else 0) >> 20
-
     @staticmethod
     def _tuples(items: list[Any]) -> list[Any]:
         return [item if isinstance(item, tuple | list) else (item,) for item in items]
 
 
-def open_gpu_executor(slicer: Any, *, weights_mib: int = 0) -> SliceExecutor:
-    """Open an executor on green slices; `weights_mib` is how much of the device may hold weights (0: four fifths)."""
-    from lamina.gpu.cuda_runtime import CudaRuntime
-    from lamina.gpu.weights import WeightStore
-
-    capacity = weights_mib << 20 or slicer.driver.memory_bytes()[1] * 4 // 5
-    return SliceExecutor(slicer, CudaRuntime(), WeightStore(slicer.driver, capacity))
+def open_executor(slicer: Slicer, weights_mib: int = 0) -> SliceExecutor:
+    """Open an executor with the slicer's own runtime; `weights_mib` is how much of the device may hold weights (0: most)."""
+    runtime, weights = slicer.open_runtime(weights_mib)
+    return SliceExecutor(slicer, runtime, weights)

@@ -26,7 +26,7 @@ from lamina.gpu.gc_schedule import GcSchedule
 from lamina.gpu.hang_detector import HangDetector
 from lamina.gpu.hot_standby import import_all
 from lamina.gpu.loaded_function import CallableBatch, LoadedFunction, SliceThread
-from lamina.gpu.memory_traffic import MemoryTraffic, traffic_of
+from lamina.gpu.memory_traffic import MemoryTraffic
 from lamina.gpu.model_loader import ModelLoader
 from lamina.gpu.protocol import (
     BatchHung,
@@ -43,6 +43,7 @@ from lamina.gpu.protocol import (
     RunOnSlice,
     UnloadFunction,
 )
+from lamina.gpu.slicer import Slicer
 from lamina.gpu.weight_cache import NoDeviceMemory
 from lamina.ipc.framing import FrameChannel, StopProcess
 from lamina.sdk.app_state import RefusedTransaction
@@ -79,14 +80,13 @@ class _Batch:
 
 class ExecutorLoop:
     def __init__(
-        self, setup: ExecutorSetup, channel: FrameChannel, slicer: Any, executor: SliceExecutor, app: Any = None
+        self, setup: ExecutorSetup, channel: FrameChannel, slicer: Slicer, executor: SliceExecutor, app: Any = None
     ) -> None:
         self.leaving = False
         self._is_standby = True  #: until it is told to go
         self.wake, self.woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._setup, self._channel = setup, channel
         self._slicer, self._executor = slicer, executor
-        self._is_gpu = hasattr(slicer, "driver")
         self._pool = ShmPool(setup.folder, setup.owner, setup.pool_bytes)
         self._reader = ShmReader(setup.folder)
         self._values = DeviceValues(setup.values_owner, self._pool, self._reader)
@@ -105,7 +105,6 @@ class ExecutorLoop:
         if app is not None:
             self._loader.apps[setup.app] = app
         self._open: dict[int, _Batch] = {}
-        self._tickets: dict[int, Callable[[FinishedBatch], None]] = {}  #: who is to be told of the end
         self._waiting_for_memory: list[tuple[_Batch, list[Any]]] = []  #: batches whose weights find no room beside those in use
         self._slice_threads: dict[int, SliceThread] = {}
         self._callbacks: queue.SimpleQueue[Any] = queue.SimpleQueue()  #: from other threads, to be called here
@@ -155,8 +154,8 @@ class ExecutorLoop:
         """Begin to serve: the device is ours."""
         self._is_standby = False
         self._loader.standby.on_promoted()
-        if self._is_gpu:
-            self._traffic = traffic_of(self._setup.ordinal)
+        self._traffic = self._slicer.memory_traffic()
+        if self._traffic is not None:
             self._traffic.begin()
         self._channel.send(ExecutorReady(os.getpid(), self._slicer.device.memory_mib))
 
@@ -267,7 +266,7 @@ class ExecutorLoop:
     def _submit(
         self, instance: str, items: list[Any], mask: int, then: Callable[[FinishedBatch], None], *, keep: bool = False
     ) -> None:
-        self._tickets[self._executor.submit(instance, items, mask, keep=keep)] = then
+        self._executor.submit(instance, items, mask, keep=keep, then=then)
 
     def _begin(self, batch: _Batch) -> None:
         """Start its hang clock: it has its slice to itself, or waits only for batches before it there."""
@@ -349,7 +348,8 @@ class ExecutorLoop:
         for done in self._executor.poll():
             if isinstance(done.error, ExecutorLost):
                 raise done.error
-            self._tickets.pop(done.ticket)(done)
+            assert done.then is not None
+            done.then(done)
 
     def _model_outputs(self, batch: _Batch, done: FinishedBatch) -> list[Any]:
         if done.error is not None or done.outputs is None:
@@ -384,13 +384,9 @@ class ExecutorLoop:
         if now_s - self._said_usage_s < USAGE_EVERY_S:
             return
         self._said_usage_s = now_s
-        used_mib = 0
-        if self._is_gpu:
-            free, total = self._slicer.driver.memory_bytes()
-            used_mib = (total - free) >> 20
         functions = self._executor.models
         bandwidth = self._traffic.share if self._traffic is not None else -1.0
-        said = (functions.weights_mib, used_mib, functions.graphs, functions.evictions, bandwidth)
+        said = (functions.weights_mib, self._slicer.memory_used_mib(), functions.graphs, functions.evictions, bandwidth)
         self._channel.send(ExecutorUsage(*said, self._loader.captures.missing, self._loader.captures.eager_batches))
         for batch in self._open.values():
             if batch.is_waiting and not _is_late(batch.frame, STUCK_US):  # and alive, however long that takes

@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
-from lamina.gpu.executor import ExecutorLost
+from lamina.gpu.executor import ExecutorLost, open_executor
 from lamina.gpu.executor_loop import ExecutorLoop
 from lamina.gpu.gc_schedule import disable_full_collections
 from lamina.gpu.hot_standby import import_all
-from lamina.gpu.opened import open_executor, open_slicer
 from lamina.gpu.protocol import ExecutorSetup, ImportModules, Promote, to_executor_reader
+from lamina.gpu.slicers import open_slicer
 from lamina.ipc.framing import FrameChannel
 from lamina.worker.main import die_with_parent
 from lamina.worker.output_tags import tag_output

@@ -174,16 +174,10 @@ class SliceThread:
             try:
                 with self._slice, active_context(piece.context), attach_trace(piece.context):
                     outputs = [on_host(output) for output in piece.runner.run(list(piece.calls))]
-                    self._settle()
+                    self._slice.synchronize()  # what it started and did not wait for is part of its time
             except BaseException as error:  # SystemExit too: a function may end its call, not its executor
                 outputs = [error] * len(piece.calls)
             self._done(piece.batch_id, (time.perf_counter_ns() - started_ns) // 1000, outputs)
-
-    def _settle(self) -> None:
-        """Wait for the stream: what a callable started and did not wait for is part of its time."""
-        stream = getattr(self._slice, "torch_stream", None)
-        if stream is not None:
-            stream.synchronize()
 
 
 def on_host(value: Any) -> Any:

@@ -27,6 +27,7 @@ from lamina.gpu.graph_capture import GraphCaptureQueue
 from lamina.gpu.hot_standby import HotStandby
 from lamina.gpu.loaded_function import LoadedFunction, host_forward, likely_masks, usual_mask
 from lamina.gpu.protocol import FunctionLoaded, FunctionLoadFailed, FunctionUnloaded, LoadFunction, ModulesImported
+from lamina.gpu.slicer import Slicer
 from lamina.gpu.weights import clone_module
 from lamina.sdk.torch_model import to_numpy
 from lamina.worker.job_codec import error_info
@@ -43,7 +44,7 @@ class ModelLoader:
     def __init__(
         self,
         app: str,
-        slicer: Any,
+        slicer: Slicer,
         executor: SliceExecutor,
         garbage: GcSchedule,
         *,
@@ -57,7 +58,7 @@ class ModelLoader:
         self.apps: dict[str, Any] = {}  #: by path: new versions come beside old ones
         self._app, self._slicer, self._executor, self._gc_schedule = app, slicer, executor, garbage
         self._send, self._call_soon, self._submit = send, call_soon, submit
-        self._is_gpu = hasattr(slicer, "driver")
+        self._has_device = slicer.has_device
         self._user_code_lock = threading.Lock()
         self._reported_modules = set(sys.modules)
         self._loading: set[str] = set()  #: instances on their way that are still wanted
@@ -131,8 +132,8 @@ class ModelLoader:
         held = LoadedFunction(instance, function, runner, usual_mask(function, self._slicer, home), maker)
         try:
             if runner.model is not None:
-                held.staged = functions.stage(runner.model.module) if self._is_gpu else None
-                held.clone = clone_module(runner.model.module) if self._is_gpu else host_forward(runner.model)
+                held.staged = functions.stage(runner.model.module) if self._has_device else None
+                held.clone = clone_module(runner.model.module) if self._has_device else host_forward(runner.model)
         except BaseException:
             held.close_runner()
             raise
@@ -145,8 +146,8 @@ class ModelLoader:
         model, executor = held.model, self._executor
         assert model is not None
         self._slicer.slice(held.mask)
-        work = model.module if self._is_gpu else host_forward(model)
-        executor.load(held.instance, work, model.example, buckets=held.buckets, staged=held.staged, made_elsewhere=True)
+        work = model.module if self._has_device else host_forward(model)
+        executor.load(held.instance, work, model.example, buckets=held.buckets, staged=held.staged)
         executor.models.pin(held.instance)
 
     def _function(self, name: str, app: str) -> Any:
@@ -200,7 +201,7 @@ class ModelLoader:
         if failure is not None and self._executor.is_broken(failure):
             raise ExecutorLost(f"{frame.function} broke the device: {failure}")
         need_mib = took_mib + functions.model_weights_mib(frame.instance)
-        if failure is None and self._is_gpu and 0 < declared_mib < need_mib:
+        if failure is None and self._has_device and 0 < declared_mib < need_mib:
             failure = LoadFailed(
                 f"{frame.function!r} needs {need_mib} MiB at its largest batch, and declared {declared_mib}",
                 hint="declare more memory, or a smaller batch",

@@ -1,9 +1,10 @@
 """Models on one device: their weights, and their graph plans by batch size and slice. Owner of both.
 
-A plan runs eagerly until its graph is captured: when there is nothing else to do, after two runs at the latest, or elsewhere. A
-library chooses and compiles its kernels when a shape is first met, which takes seconds, and cuDNN remembers them for each thread
-by itself. So a server gives each function a thread that warms up, captures and hands over (`warmup_run`, `capture`,
-`install_graph`); the serving thread only replays. What cannot be captured runs in that other thread too (`run_eager`).
+A graph comes to be in one way: `warmup_run`, `capture`, `install_graph`. A library chooses and compiles its kernels when a shape
+is first met, which takes seconds, and cuDNN remembers them for each thread by itself. So a server gives each function a thread
+that warms up, captures and hands over; the serving thread only replays, and what cannot be captured runs in that other thread
+too (`run_eager`). `prepare` does all three in the calling thread, for benchmarks and the profiler, which have nothing else to do.
+A batch that finds no graph when it is launched runs eagerly.
 """
 
 from __future__ import annotations
@@ -17,9 +18,6 @@ from lamina.errors import BadValue, UnknownTarget
 from lamina.gpu.runtime import CaptureBusy, DeviceRuntime, PinnedBuffers, Work
 from lamina.gpu.slicer import Slicer
 
-CAPTURE_AT_LATEST = 2
-"""Eager runs before a graph is captured even though others have to wait for it."""
-
 
 @dataclass(slots=True, eq=False)
 class LoadedModel:
@@ -30,9 +28,6 @@ class LoadedModel:
     example: Sequence[Any]
     buckets: tuple[int, ...]
     uses_graphs: bool
-    pre: Callable[[Any], Any] | None = None
-    post: Callable[[Any], Any] | None = None
-    is_made_elsewhere: bool = False  #: its graphs come by `adopt`
     block: Any = None  #: its weights, if they are ours to move
     plans: dict[tuple[int, int], Any] = field(default_factory=dict)  #: by (bucket, mask)
     buffers: dict[int, PinnedBuffers] = field(init=False)  #: by bucket
@@ -43,11 +38,9 @@ class LoadedModel:
         self.buffers = {bucket: PinnedBuffers() for bucket in self.buckets}
 
     def bucket_for(self, count: int, mask: int) -> int:
-        """The smallest bucket that holds so many items; where graphs are captured elsewhere, the smallest that has one."""
+        """The smallest bucket that holds so many items and has a graph; without one, the smallest that holds them."""
         sizes = [size for size in self.buckets if size >= count]
-        if self.is_made_elsewhere:
-            return next((size for size in sizes if self.has_graph(size, mask)), sizes[0])
-        return sizes[0]
+        return next((size for size in sizes if self.has_graph(size, mask)), sizes[0])
 
     def has_graph(self, bucket: int, mask: int) -> bool:
         """Is there a graph? A plan without one may be all that is left of a batch that did not fit."""
@@ -63,7 +56,6 @@ class ModelTable:
     def __init__(self, slicer: Slicer, runtime: DeviceRuntime, weights: Any) -> None:
         self._slicer, self._runtime, self._weights = slicer, runtime, weights
         self._loaded: dict[str, LoadedModel] = {}
-        self._uncaptured: dict[tuple[str, int, int], tuple[LoadedModel, Any]] = {}
         self._warmups: list[tuple[LoadedModel, Any]] = []  #: runs for nobody, before or after a graph is captured
 
     def __contains__(self, name: str) -> bool:
@@ -85,8 +77,6 @@ class ModelTable:
     def remove(self, name: str) -> None:
         """Remove a model; nothing of it may be under way."""
         function = self._loaded.pop(name)
-        for key in [key for key in self._uncaptured if key[0] == name]:
-            del self._uncaptured[key]
         function.plans.clear()
         if function.block is not None:
             self._weights.remove(name, function.block)
@@ -132,7 +122,7 @@ class ModelTable:
     def evictions(self) -> int:
         return self._weights.shelf.evictions if self._weights is not None else 0
 
-    # --------------------------------------------------------- graphs made elsewhere
+    # ----------------------------------------------------------------- graph capture
 
     def no_capture(self) -> AbstractContextManager[Any]:
         """Exclude captures in all threads: random numbers of the device, say, cannot be drawn meanwhile."""
@@ -194,8 +184,7 @@ class ModelTable:
 
     def is_eager_only(self, name: str) -> bool:
         """Must it run in its own thread, because there are no graphs of it?"""
-        function = self[name]
-        return function.is_made_elsewhere and not function.uses_graphs
+        return not self[name].uses_graphs
 
     def run_eager(
         self, name: str, items: list[Any], mask: int, known: Container[int], *, keep: bool = False
@@ -240,18 +229,21 @@ class ModelTable:
         """Can a batch of this size fit, so that its graph is of use?"""
         return bucket <= self[name].largest_fit
 
-    # -------------------------------------------------------------- graphs made here
-
     def prepare(self, name: str, masks: Iterable[int], buckets: Iterable[int] = ()) -> None:
+        """Capture graphs of these sizes on these slices, in the calling thread, and wait for them."""
         function = self[name]
         for mask in masks:
             for bucket in buckets or function.buckets:
-                plan = self.plan(function, bucket, mask)
-                if function.uses_graphs and not plan.is_captured:
-                    if not plan.runs:
-                        self.launch_warmup(function, plan, bucket)
-                    self._capture(function, plan, bucket, mask)
-                    self.launch_warmup(function, plan, bucket)  # the first replay uploads the graph, which takes a millisecond
+                if function.uses_graphs and not function.has_graph(bucket, mask):
+                    self.pin(name)
+                    try:
+                        self.warmup_run(name, bucket, mask)
+                        plan = self.capture(name, bucket, mask)
+                    finally:
+                        self.unpin(name)
+                    self.install_graph(name, bucket, mask, plan)
+
+    # ------------------------------------------------------------------------ batches
 
     def plan(self, function: LoadedModel, bucket: int, mask: int) -> Any:
         plan = function.plans.get((bucket, mask))
@@ -262,39 +254,14 @@ class ModelTable:
         return plan
 
     def launch(self, function: LoadedModel, items: list[Any], mask: int, *, keep: bool) -> Any:
-        """Launch a batch; captured first, if it has run eagerly often enough. Its weights stay until `release_weights`."""
+        """Launch a batch by its graph, or eagerly where there is none. Its weights stay until `release_weights`."""
         self.ensure_resident(function)
         try:
-            bucket = function.bucket_for(len(items), mask)
-            plan = self.plan(function, bucket, mask)
-            captures = function.uses_graphs and not function.is_made_elsewhere
-            if captures and not plan.is_captured and plan.runs >= CAPTURE_AT_LATEST:
-                self._capture(function, plan, bucket, mask)
-            flight = self._runtime.launch(plan, items, after=self.weights_event(function), keep=keep)
+            plan = self.plan(function, function.bucket_for(len(items), mask), mask)
+            return self._runtime.launch(plan, items, after=self.weights_event(function), keep=keep)
         except BaseException:
             self.release_weights(function)
             raise
-        if captures and not plan.is_captured:
-            self._uncaptured[function.name, bucket, mask] = (function, plan)
-        return flight
-
-    @property
-    def has_uncaptured(self) -> bool:
-        return bool(self._uncaptured)
-
-    def capture_one(self) -> None:
-        (_, bucket, mask), (function, plan) = next(iter(self._uncaptured.items()))
-        self._capture(function, plan, bucket, mask)
-
-    def _capture(self, function: LoadedModel, plan: Any, bucket: int, mask: int) -> None:
-        """Capture. A model that cannot be captured (it waits for the device, say) stays eager, and serves all the same."""
-        self._uncaptured.pop((function.name, bucket, mask), None)
-        try:
-            self._runtime.capture(plan, function.block)
-        except Exception as error:
-            function.uses_graphs = False
-            if self._runtime.is_out_of_memory(error):
-                function.on_out_of_memory(bucket)
 
     @property
     def graphs(self) -> int:

@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lamina.errors import LoadFailed
-from lamina.gpu.slicer import DeviceSlice
+
+if TYPE_CHECKING:
+    from lamina.gpu.slicer import DeviceSlice
 
 Work = Callable[..., Any]
 
@@ -98,7 +100,6 @@ class InFlightRun(Protocol):
 class DeviceRuntime(Protocol):
     def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, buffers: PinnedBuffers) -> GraphPlan: ...
     def launch(self, plan: Any, items: list[Any], *, after: Any = None, keep: bool = False) -> InFlightRun: ...
-    def capture(self, plan: Any, block: Any = None) -> None: ...
     def warm(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, after: Any = None) -> int: ...
     def make(
         self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, buffers: PinnedBuffers, block: Any = None
@@ -154,9 +155,6 @@ class HostRuntime:
                     buffer[row] = part
             outputs = split_rows(plan.work(*plan.inputs), len(items))
         return HostFlight((time.perf_counter_ns() - begin_ns) // 1000, outputs)
-
-    def capture(self, plan: HostPlan, block: Any = None) -> None:
-        plan.is_captured = True
 
     def warm(self, work: Work, example: Sequence[Any], bucket: int, slice_: DeviceSlice, after: Any = None) -> int:
         return 0

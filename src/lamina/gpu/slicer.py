@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from lamina.core.scheduling.leases import Device, aligned_starts
 from lamina.errors import BadValue, LaminaError
 from lamina.types import DeviceSpec
+
+if TYPE_CHECKING:
+    from lamina.gpu.memory_traffic import MemoryTraffic
+    from lamina.gpu.runtime import DeviceRuntime
+    from lamina.gpu.weights import WeightStore
 
 
 class SlicerClosed(LaminaError):
@@ -26,13 +31,37 @@ class DeviceSlice(Protocol):
 
     def __exit__(self, *error: object) -> None: ...
 
+    def synchronize(self) -> None:
+        """Wait for everything that was started there."""
+        ...
+
 
 class Slicer(Protocol):
-    """Slices one device. What it can do is data of `device`, so that the core never asks which kind it is."""
+    """Slices one device. What it can do is data, so that nothing above asks which back end it is.
+
+    A back end is one file in `gpu/slicers`, with such a class as `BACK_END`. One without a device of its own derives from
+    `HostSlicer`."""
 
     name: str
     device: DeviceSpec
-    in_process: bool  #: slices of this process; else a process is held to one slice for its life, by its environment
+    in_process: ClassVar[bool]  #: slices of this process; else a process is held to one slice for its life, by its environment
+    has_device: ClassVar[bool]  #: modules, weights and graphs are on a device; else the host stands in for one
+    supports_mps: ClassVar[bool]  #: processes may share the device under MPS
+
+    @classmethod
+    def open(cls, ordinal: int, *, soft: bool) -> Slicer:
+        """Open it in this process. Raises `NoGpu`, with the reason, where it cannot be."""
+        ...
+
+    @classmethod
+    def find(cls) -> list[DeviceSpec]:
+        """Devices to use on this machine where the user names no back end, by ordinal. Those that stand in for one are none."""
+        ...
+
+    @classmethod
+    def check(cls) -> SlicerCheck | None:
+        """Does it work here? By trying it; nothing is kept. None: not worth mentioning."""
+        ...
 
     def slice(self, mask: int) -> DeviceSlice:
         """The slice of these units: always the same one for the same units. Only if `in_process`."""
@@ -42,9 +71,62 @@ class Slicer(Protocol):
         """What to add to the environment of a process that is to be held to these units and to this much memory."""
         ...
 
+    def open_runtime(self, weights_mib: int) -> tuple[DeviceRuntime, WeightStore | None]:
+        """What an executor runs batches with, and what moves their weights; so much of the device may hold weights (0: most)."""
+        ...
+
+    def memory_used_mib(self) -> int: ...
+
+    def memory_traffic(self) -> MemoryTraffic | None:
+        """Sampler of its memory bandwidth, where that is counted."""
+        ...
+
+    def describe(self) -> dict[str, str]:
+        """Machine and driver, for profiles."""
+        ...
+
     def close(self) -> None:
         """Gives everything back; again is harmless. Nothing may run any more."""
         ...
+
+
+class HostSlicer:
+    """Base of slicers without a device of their own: modules run on arrays of the host, and everything is there already."""
+
+    device: DeviceSpec
+    in_process: ClassVar[bool] = True
+    has_device: ClassVar[bool] = False
+    supports_mps: ClassVar[bool] = False
+
+    @classmethod
+    def find(cls) -> list[DeviceSpec]:
+        return []
+
+    @classmethod
+    def check(cls) -> SlicerCheck | None:
+        return None
+
+    def open_runtime(self, weights_mib: int) -> tuple[DeviceRuntime, WeightStore | None]:
+        from lamina.gpu.runtime import HostRuntime
+
+        return HostRuntime(), None
+
+    def memory_used_mib(self) -> int:
+        return 0
+
+    def memory_traffic(self) -> MemoryTraffic | None:
+        return None
+
+    def describe(self) -> dict[str, str]:
+        return {"machine": self.device.id, "driver": "none"}
+
+
+@dataclass(frozen=True, slots=True)
+class SlicerCheck:
+    name: str
+    works: bool
+    what: str  #: what there is, or what is missing
+    hint: str = ""
 
 
 def check_mask(device: DeviceSpec, mask: int) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from lamina.gpu.driver import OUT_OF_MEMORY, CudaError, Driver
+from lamina.gpu.driver import OUT_OF_MEMORY, CudaDriver, CudaError
 from lamina.gpu.weight_cache import NoDeviceMemory, WeightCache
 
 _ALIGN = 512
@@ -89,7 +89,7 @@ class StagedWeights:
 class WeightStore:
     """Store of all weight blocks of one device."""
 
-    def __init__(self, driver: Driver, capacity_bytes: int) -> None:
+    def __init__(self, driver: CudaDriver, capacity_bytes: int) -> None:
         import torch
 
         self._torch: Any = torch

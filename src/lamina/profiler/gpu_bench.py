@@ -33,7 +33,7 @@ class GpuBench:
         self._samples = samples
         self._items: list[Any] = []  #: of a model: samples as its `pre` makes them
         self._buckets = buckets_for(function.spec.max_batch)
-        self._on_gpu = getattr(executor.slicer, "driver", None) is not None
+        self._on_gpu = executor.slicer.has_device
         self._prepared: set[tuple[int, int]] = set()
         self._runner: Runner | None = None
         self._lanes: dict[int, SliceThread] = {}
@@ -110,11 +110,8 @@ class GpuBench:
             return None
 
     def device_info(self) -> dict[str, Any]:
-        driver = getattr(self._executor.slicer, "driver", None)
-        if driver is None:
-            return {"machine": self.device.id, "driver": "none"}
-        cuda = f"CUDA {driver.version // 1000}.{driver.version % 1000 // 10}"
-        return {"machine": driver.name(), "units": f"{self.device.units} of 8 SMs", "driver": f"{_driver_version()}{cuda}"}
+        about = self._executor.slicer.describe()
+        return {**about, "driver": f"{_driver_version()}{about['driver']}"} if self._on_gpu else about
 
     def close(self) -> None:
         """Slices of a GPU stay until the process ends: memory that was used on one is freed later, by libraries that then still
@@ -141,7 +138,7 @@ def _driver_version() -> str:
 
 def open_gpu(function: Function[..., Any], samples: list[dict[str, Any]]) -> GpuBench:
     """On the first GPU. Raises `NoGpu`, with the reason, where there is none."""
-    from lamina.gpu.executor import open_gpu_executor
+    from lamina.gpu.executor import open_executor
     from lamina.gpu.slicers.green import GreenSlicer
 
-    return GpuBench(function, samples, open_gpu_executor(GreenSlicer()))
+    return GpuBench(function, samples, open_executor(GreenSlicer()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from lamina.gpu.slicer import SliceCatalogue, check_mask
+from lamina.gpu.slicer import HostSlicer, SliceCatalogue, SlicerCheck, check_mask
 from lamina.types import DeviceSpec, SliceLimits
 
 
@@ -28,10 +28,12 @@ class CpuSlice:
     def __exit__(self, *error: object) -> None:
         os.sched_setaffinity(0, self._before.pop())
 
+    def synchronize(self) -> None:
+        pass
 
-class CpuSlicer:
+
+class CpuSlicer(HostSlicer):
     name = "cpu"
-    in_process = True
 
     def __init__(self, *, soft: bool = False) -> None:
         self._cores = sorted(os.sched_getaffinity(0))
@@ -45,10 +47,18 @@ class CpuSlicer:
         )
         self._catalogue = SliceCatalogue(self.device)
 
+    @classmethod
+    def open(cls, ordinal: int, *, soft: bool) -> CpuSlicer:
+        return cls(soft=soft)
+
+    @classmethod
+    def check(cls) -> SlicerCheck:
+        return SlicerCheck("cpu", True, f"{len(os.sched_getaffinity(0))} cores")
+
     def slice(self, mask: int) -> CpuSlice:
         found: CpuSlice | None = self._catalogue.lookup(mask)
         if found is None:
-            found = self._catalogue.slices[mask] = CpuSlice(mask, frozenset(self._of(mask)))
+            found = self._catalogue.slices[mask] = CpuSlice(mask, frozenset(self._cores_of(mask)))
         return found
 
     def environment(self, mask: int, memory_mib: int = 0) -> dict[str, str]:
@@ -60,5 +70,8 @@ class CpuSlicer:
     def close(self) -> None:
         self._catalogue.drain()
 
-    def _of(self, mask: int) -> list[int]:
+    def _cores_of(self, mask: int) -> list[int]:
         return [core for index, core in enumerate(self._cores) if self.device.limits.soft or mask >> index & 1]
+
+
+BACK_END = CpuSlicer

@@ -19,15 +19,28 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from lamina.gpu.driver import CudaError, Driver, NoGpu, open_driver
-from lamina.gpu.slicer import SliceCatalogue, all_masks, check_mask
+from msgspec.structs import replace
+
+from lamina.gpu.driver import CPU_FALLBACK_HINT, CudaDriver, CudaError, NoGpu, given_mig_instance, open_driver
+from lamina.gpu.slicer import SliceCatalogue, SlicerCheck, all_masks, check_mask
 from lamina.types import DeviceSpec, SliceLimits
 from lamina.units import MIB
 
+if TYPE_CHECKING:
+    from lamina.gpu.memory_traffic import MemoryTraffic
+    from lamina.gpu.runtime import DeviceRuntime
+    from lamina.gpu.weights import WeightStore
+
 ATOM_SMS = 8
 """The smallest group whose SMs may run a thread-block cluster together."""
+
+CATALOGUE = SliceLimits(aligned=True, batches_per_instance=0)
+"""Slices of any size that start at a multiple of it, from either end: 66 on an H200 instead of 120, so that graphs for them can
+be had."""
+
+MAX_GPUS = 16
 
 
 class GreenSlice:
@@ -37,7 +50,7 @@ class GreenSlice:
     doing without us.
     """
 
-    def __init__(self, driver: Driver, mask: int, parts: list[Any], ordinal: int) -> None:
+    def __init__(self, driver: CudaDriver, mask: int, parts: list[Any], ordinal: int) -> None:
         self.mask = mask
         self.sms = sum(part.sms for part in parts) if parts else driver.whole().sms
         self.context = driver.green_context(parts) if parts else 0
@@ -77,6 +90,9 @@ class GreenSlice:
     def __exit__(self, *error: object) -> None:
         self._entered.pop().__exit__(*error)
 
+    def synchronize(self) -> None:
+        self.torch_stream.synchronize()
+
     def destroy(self) -> None:
         for stream in self._streams:
             self._driver.destroy_stream(stream)
@@ -86,13 +102,15 @@ class GreenSlice:
 
 class GreenSlicer:
     name = "green"
-    in_process = True
+    in_process: ClassVar[bool] = True
+    has_device: ClassVar[bool] = True
+    supports_mps: ClassVar[bool] = True
 
     def __init__(
         self,
         ordinal: int = 0,
         *,
-        driver: Driver | None = None,
+        driver: CudaDriver | None = None,
         limits: SliceLimits | None = None,
         rest: Literal["whole", "unit"] = "whole",
         prepare: bool = False,
@@ -118,6 +136,53 @@ class GreenSlicer:
         if prepare:
             for mask in all_masks(self.device):
                 self.slice(mask)
+
+    @classmethod
+    def open(cls, ordinal: int, *, soft: bool) -> GreenSlicer:
+        return cls(ordinal, limits=replace(CATALOGUE, soft=soft))
+
+    @classmethod
+    def find(cls) -> list[DeviceSpec]:
+        found: list[DeviceSpec] = []
+        while len(found) < MAX_GPUS and not given_mig_instance(os.environ):  # that is for the MIG slicer
+            try:
+                slicer = cls.open(len(found), soft=False)
+            except (NoGpu, CudaError):
+                break
+            found.append(slicer.device)
+            slicer.close()
+        return found
+
+    @classmethod
+    def check(cls) -> SlicerCheck:
+        try:
+            slicer = cls()
+        except (NoGpu, CudaError) as error:
+            return SlicerCheck(cls.name, False, error.message, error.hint or CPU_FALLBACK_HINT)
+        device, driver = slicer.device, slicer.driver
+        slicer.close()
+        cut = f"{device.units} units of {ATOM_SMS} of its {driver.whole().sms} SMs, hard or soft"
+        return SlicerCheck(cls.name, True, f"{driver.name()}: {cut}, {device.memory_mib} MiB, {driver.cuda}")
+
+    def open_runtime(self, weights_mib: int) -> tuple[DeviceRuntime, WeightStore | None]:
+        """Graphs, and weights that move; by default they may have four fifths of the device."""
+        from lamina.gpu.cuda_runtime import CudaRuntime
+        from lamina.gpu.weights import WeightStore
+
+        capacity = weights_mib << 20 or self.driver.memory_bytes()[1] * 4 // 5
+        return CudaRuntime(), WeightStore(self.driver, capacity)
+
+    def memory_used_mib(self) -> int:
+        free, total = self.driver.memory_bytes()
+        return (total - free) >> 20
+
+    def memory_traffic(self) -> MemoryTraffic | None:
+        from lamina.gpu.memory_traffic import traffic_of
+
+        return traffic_of(self._ordinal)
+
+    def describe(self) -> dict[str, str]:
+        return {"machine": self.driver.name(), "units": f"{self.device.units} of {ATOM_SMS} SMs", "driver": self.driver.cuda}
 
     @property
     def made(self) -> int:
@@ -150,3 +215,6 @@ def kind_of(name: str) -> str:
     """Device kind, by which profiles are found: "NVIDIA H200" is h200, "NVIDIA A100-SXM4-80GB" is a100."""
     words = [word for word in name.replace("-", " ").split() if word not in ("NVIDIA", "Tesla", "GeForce", "RTX", "GTX")]
     return words[0].lower() if words else "gpu"
+
+
+BACK_END = GreenSlicer

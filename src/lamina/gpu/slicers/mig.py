@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping
 
-from lamina.gpu.driver import Driver, NoGpu
-from lamina.gpu.slicers.green import GreenSlicer
-from lamina.types import SliceLimits
+from msgspec.structs import replace
 
-_INSTANCE = re.compile(r"MIG-[0-9A-Za-z/-]+")
-
-
-def given_instance(environment: Mapping[str, str]) -> str:
-    """The MIG instance given to this process, "" if none. Several are one too many: CUDA uses only the first."""
-    names = [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    return names[0] if len(names) == 1 and _INSTANCE.fullmatch(names[0]) else ""
+from lamina.gpu.driver import CudaDriver, CudaError, NoGpu, given_mig_instance
+from lamina.gpu.slicer import SlicerCheck
+from lamina.gpu.slicers.green import CATALOGUE, GreenSlicer
+from lamina.types import DeviceSpec, SliceLimits
 
 
 class MigSlicer(GreenSlicer):
@@ -24,11 +17,34 @@ class MigSlicer(GreenSlicer):
 
     name = "mig"
 
-    def __init__(self, *, driver: Driver | None = None, limits: SliceLimits | None = None) -> None:
-        self.instance = given_instance(os.environ)
+    def __init__(self, *, driver: CudaDriver | None = None, limits: SliceLimits | None = None) -> None:
+        self.instance = given_mig_instance(os.environ)
         if not self.instance:
             raise NoGpu("no MIG instance was given", hint="set CUDA_VISIBLE_DEVICES=MIG-<uuid>, one instance")
         super().__init__(0, driver=driver, limits=limits)
 
+    @classmethod
+    def open(cls, ordinal: int, *, soft: bool) -> MigSlicer:
+        return cls(limits=replace(CATALOGUE, soft=soft))
+
+    @classmethod
+    def find(cls) -> list[DeviceSpec]:
+        try:
+            slicer = cls.open(0, soft=False)
+        except (NoGpu, CudaError):
+            return []
+        slicer.close()
+        return [slicer.device]
+
+    @classmethod
+    def check(cls) -> SlicerCheck:
+        instance = given_mig_instance(os.environ)
+        if not instance:
+            return SlicerCheck("mig", False, "no MIG instance was given", "set CUDA_VISIBLE_DEVICES=MIG-<uuid> if there is one")
+        return SlicerCheck("mig", True, instance)
+
     def environment(self, mask: int, memory_mib: int = 0) -> dict[str, str]:
         return {**super().environment(mask, memory_mib), "CUDA_VISIBLE_DEVICES": self.instance}
+
+
+BACK_END = MigSlicer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lamina.gpu.slicer import SliceCatalogue, check_mask
+from lamina.gpu.slicer import HostSlicer, SliceCatalogue, check_mask
 from lamina.types import DeviceSpec, SliceLimits
 
 
@@ -19,6 +19,9 @@ class NullSlice:
     def __exit__(self, *error: object) -> None:
         pass
 
+    def synchronize(self) -> None:
+        pass
+
 
 def null_device(units: int = 16, *, soft: bool = False) -> DeviceSpec:
     limits = SliceLimits(batches_per_instance=0, soft=soft)
@@ -26,14 +29,17 @@ def null_device(units: int = 16, *, soft: bool = False) -> DeviceSpec:
 
 
 @dataclass(slots=True)
-class NullSlicer:
+class NullSlicer(HostSlicer):
     device: DeviceSpec = field(default_factory=null_device)
     name: str = "null"
-    in_process: bool = True
     _catalogue: SliceCatalogue = field(init=False)
 
     def __post_init__(self) -> None:
         self._catalogue = SliceCatalogue(self.device)
+
+    @classmethod
+    def open(cls, ordinal: int, *, soft: bool) -> NullSlicer:
+        return cls(null_device(soft=soft))
 
     def slice(self, mask: int) -> NullSlice:
         found: NullSlice | None = self._catalogue.lookup(mask)
@@ -47,3 +53,6 @@ class NullSlicer:
 
     def close(self) -> None:
         self._catalogue.drain()
+
+
+BACK_END = NullSlicer

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from lamina.errors import BadValue, LaminaError
-from lamina.gpu.driver import NoGpu
-from lamina.gpu.slicer import SlicerClosed, check_mask
+from lamina.gpu.driver import CudaError, NoGpu, open_driver
+from lamina.gpu.slicer import SlicerCheck, SlicerClosed, check_mask
 from lamina.types import DeviceSpec, SliceLimits
 
 BINARY = "nvidia-cuda-mps-control"
@@ -130,6 +130,8 @@ class MpsDaemon:
 
 
 class MpsSlicer:
+    """Not a back end of the executor: it slices a device for other processes."""
+
     name = "mps"
     in_process = False
 
@@ -148,6 +150,18 @@ class MpsSlicer:
         if self._daemon is None:
             raise SlicerClosed(f"{self.device.id} has been let go")
         return self._daemon
+
+    @classmethod
+    def check(cls) -> SlicerCheck:
+        binary = find_binary()
+        if binary is None:
+            hint = "it comes with the NVIDIA driver; only isolated workers need it"
+            return SlicerCheck("mps", False, f"{BINARY} is not installed", hint)
+        try:
+            open_driver()
+        except (NoGpu, CudaError) as error:
+            return SlicerCheck("mps", False, error.message)
+        return SlicerCheck("mps", True, f"{binary}; a private daemon is started when a worker needs one")
 
     def slice(self, mask: int) -> NoReturn:
         raise BadValue("mps makes no slices inside a process", hint="start a process with environment(mask)")
