@@ -71,12 +71,14 @@ def open_local(
     shadow_batches: bool = False,
     gpu: str = "no",
     slices: SliceMode = "auto",
+    explain: bool = False,
 ) -> ServingRuntime:
     """Runtime on this machine: CPU cores in worker processes, and the GPUs that `gpu` names ("auto": those there are), in slices
     that have SMs of their own or share all of them (see `Slices`).
 
     With `probe`, what has no profile is timed on its sample inputs when it is loaded, and what has one that no longer holds is
     measured again while the server is idle. `shadow_batches`: measurements may run batches of their own (with `probe`, they do).
+    With `explain`, the policy records what it weighed.
     """
     app = load_app(app_path)
     known = read_profiles(app_path, profiles)
@@ -84,7 +86,7 @@ def open_local(
     cores, gpus = cpu_device(), _find_gpus(app, gpu, slices)
     soft = frozenset(device.kind for _, _, device in gpus if device.limits.soft)
     predictor = online.OnlinePredictor(table, soft)
-    controller = Controller(policy or policies.build(DEFAULT_POLICY), predictor)
+    controller = Controller(policy or policies.build(DEFAULT_POLICY), predictor, explain=explain)
     state = StateTable(app.name, call_lookup(controller))
     engine = _open_engines(app, app_path, cores, gpus, state, table if probe else None)
     slots = engine.references
@@ -193,6 +195,7 @@ def open_emulated(
     *,
     policy: DispatchRole | None = None,
     seed: int = 0,
+    explain: bool = False,
 ) -> ServingRuntime:
     """Runtime on emulated devices, which take as long as the profiles say."""
     made = [replace(device, owned=True) for device in device_presets.parse_devices(kinds)]
@@ -207,7 +210,7 @@ def open_emulated(
                 hint="`lamina profile` makes one, in `profiles` beside the app; or name a folder that has it with --profiles",
             )
     world = HardwareModel(table, random.Random(seed), NOISE)
-    controller = Controller(policy or policies.build(DEFAULT_POLICY), online.OnlinePredictor(table))
+    controller = Controller(policy or policies.build(DEFAULT_POLICY), online.OnlinePredictor(table), explain=explain)
     return ServingRuntime(app, RealtimeDriver(controller, EmulatedEngine(made, world), EmulatedValues(world)))
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import lamina
-from lamina.cli._serve_output import introduce
+from lamina.cli._serve_command import introduce
 from lamina.gpu.driver import NoGpu
 from lamina.gpu.slicers import open_slicer
 from lamina.types import DeviceSpec
@@ -23,7 +23,7 @@ def said(capsys: pytest.CaptureFixture[str], *devices: DeviceSpec) -> str:
     gateway = SimpleNamespace(
         app=app,
         loop=SimpleNamespace(engine=SimpleNamespace(devices=list(devices))),
-        api=SimpleNamespace(targets=[]),
+        router=SimpleNamespace(targets=[]),
         durable=None,
         oip=SimpleNamespace(grpc_port=0),
         url="http://here",

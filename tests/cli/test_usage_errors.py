@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lamina.cli import main
-from lamina.cli._unplaceable import unplaceable
+from lamina.cli._serve_command import unplaceable
 from lamina.errors import BadValue
 from lamina.load.load_plan import check_trace, parse_stages
 from lamina.types import DeviceSpec, FunctionSpec

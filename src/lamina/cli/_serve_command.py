@@ -1,25 +1,36 @@
-"""Execution of `lamina serve`: from its options to a running server and back."""
+"""Execution of `lamina serve`: from its configuration to a running server and back."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import logging
 import os
 import signal
 import sys
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from lamina.cli._management import ManagementServer
-from lamina.cli._serve_output import introduce, status_line
+from lamina.cli._server_config import EngineConfig, ListenConfig, ObserveConfig, ServerConfig, SourceConfig
 from lamina.cli._shared import policy_options
 from lamina.errors import BadValue, LaminaError
-from lamina.units import parse_us
+from lamina.types import DeviceSpec, FunctionSpec
+from lamina.units import show_bytes, show_us
+
+if TYPE_CHECKING:
+    from lamina.access.access_control import AccessControl
+    from lamina.bootstrap import ServingRuntime
+    from lamina.gateway.bootstrap import Gateway
+    from lamina.gateway.deploy.admin_server import AdminServer
+    from lamina.gateway.observability.otel_exporter import OtelExporter
+    from lamina.store.base import Store
 
 log = logging.getLogger("lamina")
 
@@ -27,184 +38,192 @@ GC_AT = (20_000, 50, 100)
 """Thresholds of the garbage collector: calls in flight are many and leave no cycles, so frequent collections find nothing."""
 
 
-@dataclass
-class ServeCommand:
-    """Options of the command, and what it does with them."""
+def serve(config: ServerConfig) -> int:
+    """Serve until a signal; the exit code of the command."""
+    from lamina.gateway.observability import logs
+    from lamina.server.async_stderr import async_stderr
+    from lamina.server.http1 import event_loop_factory
+    from lamina.store.open import default_location, open_store
 
-    file: str | None
-    models: tuple[str, ...]
-    model_repository: Path | None
-    policy: str
-    options: tuple[str, ...]
-    engine: str
-    emulate: str | None
-    profiles: Path | None
-    gpu: str
-    slices: str
-    no_probe: bool
-    host: str
-    port: int
-    grpc_port: int | None
-    ingress: int
-    otlp: str | None
-    trace_ratio: float
-    log_format: Literal["text", "json"]
-    log_calls: bool
-    grace: str
-    place: str | None
-    keep: str
-    plain_errors: bool
-    log_file: Path | None
-    explain: bool
-    as_json: bool
-    managed: dict[str, Any] = field(default_factory=dict)  #: for `Management`
+    if config.engine.explain and config.observe.log_file is None:
+        raise click.UsageError("--explain says more in the log: give --log FILE as well")
+    with async_stderr():
+        logs.configure(config.observe.log_format, calls=config.observe.log_calls)
+        if config.listen.url:
+            os.environ.setdefault("LAMINA_URL", config.listen.url)
+        app_path = _app_path(config.source)
+        runtime = _open_runtime(config.engine, app_path)
+        place = config.store.place
+        store = None if place == "none" else open_store(place or default_location(app_path, runtime.app.name))
+        with _otel_exporter(config.observe, runtime) as otel, asyncio.Runner(loop_factory=event_loop_factory()) as runner:
+            return runner.run(_Server(config, app_path, runtime, store, otel).serve())
 
-    def run(self) -> int:
-        from lamina.server.async_stderr import async_stderr
 
-        with async_stderr():
-            return self._run()
+# ------------------------------------------------------------------------ app, runtime, traces
 
-    def _run(self) -> int:
-        from lamina.gateway.observability import logs
-        from lamina.server.http1 import event_loop_factory
-        from lamina.store.open import default_location, open_store
 
-        if self.explain and self.log_file is None:
-            raise click.UsageError("--explain says more in the log: give --log FILE as well")
-        logs.configure(self.log_format, calls=self.log_calls)
-        self._say_where()
-        target, keep_us, grace_s = self._target(), parse_us(self.keep, "--keep"), parse_us(self.grace, "--grace") / 1e6
-        live, label = self._live(target)
-        live.loop.controller.explain = self.explain
-        store = None if self.place == "none" else open_store(self.place or default_location(target, live.app.name))
-        otel = self._otel(live)
-        ways: dict[str, Any] = {"store": store, "keep_us": keep_us, "grpc_port": self.grpc_port, "ingress": self.ingress}
-        ways |= self._watched(live, otel)
-        try:
-            with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
-                return runner.run(self._serve(live, label, ManagementServer(target, store, **self.managed), grace_s, ways))
-        finally:
-            if otel is not None:
-                otel.close()
+def _app_path(source: SourceConfig) -> str:
+    """App to load: its file, or a bundle of it and the models."""
+    file, repository = source.file, source.model_repository
+    if not source.models and repository is None:
+        if file is None:
+            raise click.UsageError("nothing to serve: give the FILE of an app, --model or --model-repository")
+        return file
+    from lamina.sdk.model_bundle import ModelBundle, parse_model_option
+    from lamina.sdk.model_repository import read_repository
 
-    # -------------------------------------------------------------------- before it runs
+    entries = [parse_model_option(text) for text in source.models]
+    entries += read_repository(repository.resolve()) if repository is not None else []
+    folder = Path(file.partition(":")[0]).parent if file else repository.resolve() if repository is not None else Path()
+    return ModelBundle(entries, file or "").target(folder)
 
-    def _say_where(self) -> None:
-        """Set LAMINA_URL, so that functions that call others over HTTP find this server."""
-        if self.port:
-            host = self.host
-            at = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-            os.environ.setdefault("LAMINA_URL", f"{'https' if self.managed.get('tls_cert') else 'http'}://{at}:{self.port}")
 
-    def _target(self) -> str:
-        """App to load: its file, or a bundle of it and the models."""
-        file, repository = self.file, self.model_repository
-        if not self.models and repository is None:
-            if file is None:
-                raise click.UsageError("nothing to serve: give the FILE of an app, --model or --model-repository")
-            return file
-        from lamina.sdk.model_bundle import ModelBundle, parse_model_option
-        from lamina.sdk.model_repository import read_repository
+def _open_runtime(config: EngineConfig, app_path: str) -> ServingRuntime:
+    """Runtime with app, policy and engine."""
+    from lamina import bootstrap, policies
 
-        entries = [parse_model_option(text) for text in self.models]
-        entries += read_repository(repository.resolve()) if repository is not None else []
-        folder = Path(file.partition(":")[0]).parent if file else repository.resolve() if repository is not None else Path()
-        return ModelBundle(entries, file or "").target(folder)
+    policy = policies.build(config.policy, policy_options(config.options))
+    if not config.emulated_devices:
+        return bootstrap.open_local(
+            app_path,
+            policy=policy,
+            profiles=config.profiles,
+            probe=not config.no_probe,
+            gpu=config.gpu,
+            slices=config.slices,
+            explain=config.explain,
+        )
+    from lamina.sdk.app_loader import load_app
 
-    def _live(self, target: str) -> tuple[Any, str]:
-        """Runtime with app, policy and engine, and a label for the engine."""
-        from lamina import bootstrap, policies
+    profiles = bootstrap.read_profiles(app_path, config.profiles)
+    app, devices = load_app(app_path), config.emulated_devices
+    return bootstrap.open_emulated(app, devices, profiles, policy=policy, explain=config.explain)
 
-        policy = policies.build(self.policy, policy_options(self.options))
-        if not self.emulate and self.engine != "emulated":
-            cut: dict[str, Any] = {"gpu": self.gpu, "slices": self.slices}
-            live = bootstrap.open_local(target, policy=policy, profiles=self.profiles, probe=not self.no_probe, **cut)
-            return live, "local"
-        from lamina.sdk.app_loader import load_app
 
-        kinds = self.emulate or "h200"
-        profiles = bootstrap.read_profiles(target, self.profiles)
-        return bootstrap.open_emulated(load_app(target), kinds, profiles, policy=policy), f"emulated {kinds}"
+@contextlib.contextmanager
+def _otel_exporter(config: ObserveConfig, runtime: ServingRuntime) -> Iterator[OtelExporter | None]:
+    """Exporter of traces, if there is a collector for them."""
+    if not config.otlp:
+        yield None
+        return
+    from lamina.gateway.observability.otel_exporter import OtelExporter
 
-    def _otel(self, live: Any) -> Any:
-        if not self.otlp:
-            return None
-        from lamina.gateway.observability.otel_exporter import OtelExporter
+    if not config.otlp.startswith(("http://", "https://")):
+        raise BadValue(f"--otlp: {config.otlp!r} is no address", hint="write http://HOST:4318/v1/traces")
+    with contextlib.closing(OtelExporter(config.otlp, runtime.app.name, runtime.loop.now_us())) as exporter:
+        yield exporter
 
-        if not self.otlp.startswith(("http://", "https://")):
-            raise BadValue(f"--otlp: {self.otlp!r} is no address", hint="write http://HOST:4318/v1/traces")
-        return OtelExporter(self.otlp, live.app.name, live.loop.now_us())
 
-    def _watched(self, live: Any, otel: Any) -> dict[str, Any]:
-        """Observers of calls and events: logs and traces."""
-        from lamina.gateway.observability import logs
-        from lamina.gateway.observability.tracer import Tracer
+# ------------------------------------------------------------------------------- the server
 
-        if self.log_format == "json":  # what functions print is on stderr too, and one line of it is one object
-            live.loop.engine.shared.subscribe_output(logs.log_function_output, echo=False)
-        watched: dict[str, Any] = {"on_ended": [logs.log_call]} if self.log_calls else {}
-        return {**watched, "traces": Tracer(otel.emit, ratio=self.trace_ratio)} if otel is not None else watched
 
-    # --------------------------------------------------------------------- while it runs
+class _Server:
+    """A gateway and, with `--admin-port`, the admin server beside it; started, announced and stopped in order."""
 
-    async def _serve(self, live: Any, label: str, management: ManagementServer, grace_s: float, ways: dict[str, Any]) -> int:
+    def __init__(
+        self, config: ServerConfig, app_path: str, runtime: ServingRuntime, store: Store | None, otel: OtelExporter | None
+    ) -> None:
+        self._config = config
+        self._app_path = app_path
+        self._runtime = runtime
+        self._store = store
+        self._otel = otel
+
+    async def serve(self) -> int:
         from lamina.core.eventlog import EventLogWriter
 
-        writer = EventLogWriter(self.log_file) if self.log_file else None
+        config, log_file = self._config, self._config.observe.log_file
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        gateway = await self._open(live, management, {**ways, "watch": writer.write if writer else None})
-        if gateway is None:
-            return 2
-        gc.collect()
-        gc.freeze()  # what is here now stays: looking through it again and again would stop the loop for milliseconds
-        gc.set_threshold(*GC_AT)
-        if gateway.durable is not None:
-            if self.place:
-                gateway.durable.start()  # an explicit --store: if it cannot be used, that is an error now
-            await gateway.durable.store.opened()
-        self._tell(gateway, management, label)
-        status = asyncio.create_task(status_line(gateway)) if sys.stderr.isatty() and not self.as_json else None
-        await stop.wait()
-        if status is not None:
-            status.cancel()
-            click.echo("\r\033[K", err=True, nl=False)
-        self._note("stopping: no new calls, finishing those in flight")
-        await management.stop()
-        left = await gateway.stop(grace_s)
-        if writer is not None:
-            writer.close()
+        with contextlib.closing(EventLogWriter(log_file)) if log_file else contextlib.nullcontext() as writer:
+            try:
+                gateway, admin = await self._open(writer.write if writer is not None else None)
+            except OSError as error:
+                hint = "stop what listens there, or choose another port; 0 lets the system choose"
+                where = error.filename or f"{config.listen.host}:{config.listen.port}"
+                click.echo(f"error: cannot listen on {where}: {error.strerror}\n  hint: {hint}", err=True)
+                await self._runtime.loop.stop()
+                return 2
+            except LaminaError:
+                await self._runtime.loop.stop()
+                raise
+            gc.collect()
+            gc.freeze()  # what is here now stays: looking through it again and again would stop the loop for milliseconds
+            gc.set_threshold(*GC_AT)
+            if gateway.durable is not None:
+                if config.store.place:
+                    gateway.durable.start()  # an explicit --store: if it cannot be used, that is an error now
+                await gateway.durable.store.opened()
+            self._announce(gateway, _admin_url(admin, config.listen))
+            await self._until(stop, gateway)
+            self._note("stopping: no new calls, finishing those in flight")
+            if admin is not None:
+                await admin.stop()
+            left = await gateway.stop(config.grace_s)
         if left:
-            self._note(f"gave up {left} calls after {grace_s:g}s")
+            self._note(f"gave up {left} calls after {config.grace_s:g}s")
         return 0
 
-    async def _open(self, live: Any, management: ManagementServer, ways: dict[str, Any]) -> Any:
-        """Open the gateway, and management beside it; None if an address cannot be listened on, which is printed."""
+    async def _open(self, observer: Any) -> tuple[Gateway, AdminServer | None]:
+        """Open the gateway, and the admin server beside it. Invalid options fail before anything is started."""
+        from lamina.gateway.auth import check_host
         from lamina.gateway.bootstrap import open_gateway
+        from lamina.gateway.deploy.admin_server import collect_function_logs, open_access, open_admin
+        from lamina.gateway.observability import logs
+        from lamina.gateway.observability.tracer import Tracer
+        from lamina.server.tls import server_context
 
-        try:
-            await self._look_at_ports(management)
-            ways |= await management.before(live, self.host)
-            gateway = await open_gateway(live, host=self.host, port=self.port, full_errors=not self.plain_errors, **ways)
-            await management.beside(gateway)
-        except OSError as error:
-            hint = "stop what listens there, or choose another port; 0 lets the system choose"
-            where = error.filename or f"{self.host}:{self.port}"
-            click.echo(f"error: cannot listen on {where}: {error.strerror}\n  hint: {hint}", err=True)
-            await live.loop.stop()
-            return None
-        except LaminaError:
-            await live.loop.stop()
-            raise
-        return gateway
+        listen, management, observe = self._config.listen, self._config.access, self._config.observe
+        await self._check_ports()
+        if management.admin_port is not None and self._store is None:
+            raise BadValue("--admin-port: management needs a store", hint="give a --store")
+        access = await open_access(self._store) if self._store is not None else None
+        check_host(listen.host, access)
+        check_host(management.admin_host, access)
+        if listen.tls is not None:
+            server_context(*listen.tls)
+        engine = self._runtime.loop.engine
+        if observe.log_format == "json":  # what functions print is on stderr too, and one line of it is one object
+            engine.shared.subscribe_output(logs.log_function_output, echo=False)
+        deployments = self._deployments(access) if management.admin_port is not None else None
+        output = collect_function_logs(engine) if deployments is not None else None
+        gateway = await open_gateway(
+            self._runtime,
+            host=listen.host,
+            port=listen.port,
+            grpc_port=listen.grpc_port,
+            ingress=listen.ingress,
+            tls=listen.tls,
+            store=self._store,
+            keep_us=self._config.store.retention_us,
+            access=access,
+            prepare=deployments,
+            full_errors=not observe.plain_errors,
+            watch=observer,
+            traces=Tracer(self._otel.export, ratio=observe.trace_ratio) if self._otel is not None else None,
+            on_ended=[logs.log_call] if observe.log_calls else [],
+        )
+        if deployments is None or management.admin_port is None:
+            return gateway, None
+        where: dict[str, Any] = {"host": management.admin_host, "port": management.admin_port}
+        return gateway, await open_admin(gateway, deployments, **where, tls=listen.tls, output=output)
 
-    async def _look_at_ports(self, management: ManagementServer) -> None:
+    def _deployments(self, access: AccessControl | None) -> Any:
+        from lamina.gateway.deploy.admin_server import DeploymentSetup
+
+        assert access is not None and self._store is not None
+        folder = self._config.access.apps
+        if folder is None and self._store.folder is not None:
+            folder = self._store.folder / "apps"
+        return DeploymentSetup(access, folder, self._app_path)
+
+    async def _check_ports(self) -> None:
         """Check that ports are free before anything is started: most often another server of the same app has them."""
         from lamina.server.listener import listen
 
-        places = [(self.host, self.port), (self.host, self.grpc_port), (management.admin_host, management.admin_port)]
+        config, management = self._config.listen, self._config.access
+        places = [(config.host, config.port), (config.host, config.grpc_port), (management.admin_host, management.admin_port)]
         for host, port in places:
             try:
                 if port:
@@ -213,22 +232,114 @@ class ServeCommand:
                 if error.errno == errno.EADDRINUSE:  # the others may have a better reason
                     raise
 
+    async def _until(self, stop: asyncio.Event, gateway: Gateway) -> None:
+        """Wait for a signal, with a status line on a terminal."""
+        has_status = sys.stderr.isatty() and not self._config.observe.as_json
+        status = asyncio.create_task(status_line(gateway)) if has_status else None
+        await stop.wait()
+        if status is not None:
+            status.cancel()
+            click.echo("\r\033[K", err=True, nl=False)
+
     def _note(self, text: str) -> None:
         """Print a note on stderr, in the chosen log format."""
-        if self.log_format == "json":
+        if self._config.observe.log_format == "json":
             log.info(text)
         else:
             click.echo(text, err=True)
 
-    def _tell(self, gateway: Any, management: ManagementServer, label: str) -> None:
-        if not self.as_json:
-            introduce(gateway, self.policy, label)
-            if management.url:
-                click.echo(f"management on {management.url}")
+    def _announce(self, gateway: Gateway, admin_url: str) -> None:
+        """Tell the terminal, or with `--json` the program that started it, that the server is ready."""
+        if self._config.observe.as_json:
+            names = [target.name for target in gateway.router.targets]
+            told = {"url": gateway.url, "admin_url": admin_url, "grpc_port": gateway.oip.grpc_port, "targets": names}
+            click.echo(msgspec.json.encode(told).decode())
+            sys.stdout.flush()
             return
-        import msgspec
+        devices = self._config.engine.emulated_devices
+        introduce(gateway, self._config.engine.policy, f"emulated {devices}" if devices else "local")
+        if admin_url:
+            click.echo(f"management on {admin_url}")
 
-        names = [target.name for target in gateway.router.targets]
-        told = {"url": gateway.url, "admin_url": management.url, "grpc_port": gateway.oip.grpc_port, "targets": names}
-        click.echo(msgspec.json.encode(told).decode())
-        sys.stdout.flush()
+
+def _admin_url(admin: AdminServer | None, listen: ListenConfig) -> str:
+    if admin is None:
+        return ""
+    host = f"[{admin.host}]" if ":" in admin.host else admin.host
+    return f"{'https' if listen.tls else 'http'}://{host}:{admin.port}"
+
+
+# --------------------------------------------------------------------------- terminal output
+
+
+def introduce(gateway: Gateway, policy: str, label: str) -> None:
+    click.echo(f"app {gateway.app.name}   policy {policy}   engine {label}")
+    for device in gateway.loop.engine.devices:
+        soft = ", soft slices" if device.limits.soft else ""
+        click.echo(f"  device    {device.id}: {device.units} units{soft}, {device.memory_mib} MiB")
+    wish = [name for name, function in gateway.app.functions.items() if function.spec.gpu == "may"]
+    if wish and all(device.family == "cpu" for device in gateway.loop.engine.devices):
+        click.echo(f"  no GPU    on cores instead: {', '.join(wish)}; `lamina doctor` says what this machine has")
+    for target in gateway.router.targets:
+        goal = show_us(target.slo.latency_us) if target.slo.latency_us else "none"
+        inputs = ", ".join(param.name for param in target.params)
+        click.echo(f"  {target.kind:9} {target.name}({inputs})   SLO {goal}")
+    if not gateway.router.targets:
+        click.echo("  nothing   yet: decorate a function with @app.function(), or deploy an app")
+    for line in unplaceable([function.spec for function in gateway.app.functions.values()], gateway.loop.engine.devices):
+        click.echo(f"  warning   {line}")
+    if gateway.durable is not None:
+        _say_where_runs_are(gateway.durable.store)
+    if gateway.oip.grpc_port:
+        click.echo(f"  gRPC      {gateway.host}:{gateway.oip.grpc_port}")
+    click.echo(f"listening on {gateway.url}   (Ctrl-C stops)")
+
+
+def _say_where_runs_are(store: Store) -> None:
+    if store.down is None:
+        click.echo(f"  runs      kept in {store.name}")
+        return
+    click.echo(f"  runs      not kept now: {store.down.message}")
+    click.echo(f"            hint: {store.down.hint}; it is tried again all the time")
+
+
+async def status_line(gateway: Gateway) -> None:
+    """Status line, rewritten every second: throughput, attainment, load."""
+    seen = met = 0.0
+    before = time.monotonic()
+    while True:
+        await asyncio.sleep(1.0)
+        totals = gateway.metrics.totals()
+        now = time.monotonic()
+        answered, good = totals["answered"] - seen, totals["met"] - met
+        seen, met, span, before = totals["answered"], totals["met"], now - before, now
+        state = gateway.loop.controller.state
+        queued = sum(len(function.queue) for function in state.functions.values())
+        leased = sum(device.busy.bit_count() for device in state.devices.values())
+        units = sum(device.spec.units for device in state.devices.values())
+        share = f"{100 * good / answered:.1f}%" if answered else "-"
+        click.echo(
+            f"\r\033[K{answered / span:7.1f} answers/s   in time {share}   refused {totals['refused']:.0f}   "
+            f"in flight {len(state.runs)}   queued {queued}   units {leased}/{units}",
+            err=True,
+            nl=False,
+        )
+
+
+def unplaceable(functions: Iterable[FunctionSpec], devices: Sequence[DeviceSpec]) -> list[str]:
+    """One line for each unplaceable function."""
+    return [line for function in functions if (line := _why_unplaceable(function, devices))]
+
+
+def _why_unplaceable(function: FunctionSpec, devices: Sequence[DeviceSpec]) -> str:
+    fitting = [device for device in devices if function.fits_family(device.family)]
+    if not fitting:
+        return f"{function.name} needs a {'GPU' if function.gpu == 'must' else 'CPU'}, and there is none: its calls are refused"
+    most_mib = max(device.memory_mib for device in fitting)
+    if function.memory_mib > most_mib:
+        wish, most = show_bytes(function.memory_mib * 2**20), show_bytes(most_mib * 2**20)
+        return f"{function.name} asks for {wish} where there are {most}: its calls are refused"
+    most_units = max(device.units for device in fitting)
+    if all(device.family == "cpu" for device in fitting) and function.cores > most_units:
+        return f"{function.name} asks for {function.cores} cores where there are {most_units}: it gets those"
+    return ""

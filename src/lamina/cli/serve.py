@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
 from lamina import plugins
-from lamina.cli._management import management_options
 from lamina.cli._shared import PORT, FiniteFloat
 from lamina.plugins import DEFAULT_POLICY
+
+_PEM = click.Path(readable=False, path_type=Path)
 
 
 class Gpus(click.Choice):  # type: ignore[type-arg]
@@ -74,8 +74,12 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
 @click.option("--log", "log_file", type=click.Path(path_type=Path), help="Write every event and action as JSON lines.")
 @click.option("--explain", is_flag=True, help="The log also says what was weighed, for `lamina explain`; slower.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line when ready, and no status line.")
-@management_options
-def command(**given: Any) -> int:
+@click.option("--admin-port", type=PORT, help="Management on this port (tokens, deploy, logs); default: none.")
+@click.option("--admin-host", default="127.0.0.1", show_default=True, help="Address of management.")
+@click.option("--apps", type=click.Path(path_type=Path), help="Where deployed apps are kept; default: beside the store.")
+@click.option("--tls-cert", type=_PEM, help="Serve over TLS with this certificate (PEM)")
+@click.option("--tls-key", type=_PEM, help="and this key.")
+def command(**options: Any) -> int:
     """Serve the functions and workflows of an app over HTTP.
 
     \b
@@ -85,8 +89,7 @@ def command(**given: Any) -> int:
       lamina serve app.py --emulate h200x2 --port 0
       lamina serve --model classify=resnet50.onnx
     """
-    from lamina.cli._serve_command import ServeCommand
+    from lamina.cli._serve_command import serve
+    from lamina.cli._server_config import server_config
 
-    own = {field.name for field in fields(ServeCommand)}
-    managed = {name: given.pop(name) for name in list(given) if name not in own}
-    return ServeCommand(**given, managed=managed).run()
+    return serve(server_config(options))

@@ -61,7 +61,9 @@ HOUSEKEEPING_US = 1_000_000
 
 
 class Controller:
-    def __init__(self, policy: DispatchRole, predictor: Predictor, *, hang_floor_us: int = 5_000_000) -> None:
+    def __init__(
+        self, policy: DispatchRole, predictor: Predictor, *, hang_floor_us: int = 5_000_000, explain: bool = False
+    ) -> None:
         self.policy = policy
         self.predictor = predictor
         self._scale: ScaleRole = policy if isinstance(policy, ScaleRole) else ReactiveAutoscaler()
@@ -72,6 +74,7 @@ class Controller:
         self.state = state = ControllerState()
         self._margin = promises = AdmissionMargin()
         self.view = view = View(state, predictor, promises)
+        view.explain = explain
         view.picks_slice_size = getattr(policy, "picks_slice_size", False)
         self._dispatch_queue = lines = DispatchQueue(state)
         self._wakeups = alarm = Wakeups(state.runs)

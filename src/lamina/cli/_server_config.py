@@ -1,0 +1,133 @@
+"""Server configuration: the options of `lamina serve`, in groups by what they configure.
+
+The names of fields are those of the command's parameters, so an option is added in two places: there, and in its group here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from lamina.errors import BadValue
+from lamina.units import parse_us
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceConfig:
+    """What is served: an app, model files, a model repository."""
+
+    file: str | None
+    models: tuple[str, ...]
+    model_repository: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Where batches run, and by which policy."""
+
+    policy: str
+    options: tuple[str, ...]  #: of the policy
+    engine: str
+    emulate: str | None
+    profiles: Path | None
+    gpu: str
+    slices: Literal["auto", "hard", "soft"]
+    no_probe: bool
+    explain: bool
+
+    @property
+    def emulated_devices(self) -> str:
+        """Devices to emulate; "": batches run on this machine."""
+        return self.emulate or ("h200" if self.engine == "emulated" else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenConfig:
+    """Addresses of HTTP and gRPC, and how they are served."""
+
+    host: str
+    port: int
+    grpc_port: int | None
+    ingress: int
+    tls_cert: Path | None
+    tls_key: Path | None
+
+    @property
+    def tls(self) -> tuple[str, str] | None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise BadValue("TLS takes a certificate and its key", hint="give both --tls-cert and --tls-key")
+        return (str(self.tls_cert), str(self.tls_key)) if self.tls_cert and self.tls_key else None
+
+    @property
+    def url(self) -> str:
+        """Where functions that call others over HTTP find this server; "": the port is not known yet."""
+        if not self.port:
+            return ""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls_cert else 'http'}://{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """Where durable runs and state are kept, and for how long."""
+
+    place: str | None  #: None: beside the app; "none": nowhere
+    keep: str
+
+    @property
+    def retention_us(self) -> int:
+        return parse_us(self.keep, "--keep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessConfig:
+    """Management of a server: its address, and the folder of deployed apps."""
+
+    admin_port: int | None
+    admin_host: str
+    apps: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserveConfig:
+    """Logs, traces, and what clients and the terminal are told."""
+
+    otlp: str | None
+    trace_ratio: float
+    log_format: Literal["text", "json"]
+    log_calls: bool
+    log_file: Path | None
+    plain_errors: bool
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    source: SourceConfig
+    engine: EngineConfig
+    listen: ListenConfig
+    store: StoreConfig
+    access: AccessConfig
+    observe: ObserveConfig
+    grace_s: float
+
+
+def server_config(options: Mapping[str, Any]) -> ServerConfig:
+    """Groups of the options of `lamina serve`."""
+    return ServerConfig(
+        source=_group(SourceConfig, options),
+        engine=_group(EngineConfig, options),
+        listen=_group(ListenConfig, options),
+        store=_group(StoreConfig, options),
+        access=_group(AccessConfig, options),
+        observe=_group(ObserveConfig, options),
+        grace_s=parse_us(options["grace"], "--grace") / 1e6,
+    )
+
+
+def _group(kind: type[T], options: Mapping[str, Any]) -> T:
+    return kind(**{field.name: options[field.name] for field in fields(kind)})  # type: ignore[arg-type]
