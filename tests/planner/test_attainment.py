@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from lamina.planner.fleet.attainment import expected_attainment, served_share
-from lamina.planner.partitioning.plan import PartitionPlan, PlannedSlice, SliceShare
+from lamina.planner.partitioning.plan import PartitionPlan, PlannedSlice, SliceShare, expected_attainment, served_share
 
 
 def by_hand(mean: float, room: int) -> float:

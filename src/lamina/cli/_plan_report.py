@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs, to_builtins
 
 from lamina.cli._plan_input import PlanInput
-from lamina.planner.fleet.attainment import expected_attainment
-from lamina.planner.partitioning.plan import PartitionPlan, PlannedSlice, SliceShare
+from lamina.planner.partitioning.plan import PartitionPlan, PlannedSlice, SliceShare, expected_attainment
 from lamina.planner.partitioning.slice_placement import slice_assignments
 from lamina.sim.scenario import Scenario
 from lamina.types import NEVER_US, DeviceSpec

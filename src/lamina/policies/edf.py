@@ -60,22 +60,22 @@ class Policy:
     def dispatch(self, view: View) -> Iterator[Decision]:
         urgent = sorted(view.waiting.values(), key=lambda f: (f.queue.head().due_us, f.queue.head().id))
         for function in urgent:
-            for opening in view.slots(function):
-                yield from self._fill(view, function, opening)
+            for slot in view.slots(function):
+                yield from self._fill(view, function, slot)
                 if function.spec.name not in view.waiting:
                     break
             else:
                 yield Defer(function.spec.name, view.next_slot_us(function), NEVER_US)
 
-    def _fill(self, view: View, function: FunctionState, opening: Slot) -> Iterator[Decision]:
+    def _fill(self, view: View, function: FunctionState, slot: Slot) -> Iterator[Decision]:
         """One batch for this slot: drop hopeless jobs, delay the rest if it pays, else start."""
         spec, queue, now_us = function.spec, function.queue, view.now_us
 
         def latency_us(batch: int) -> int:
-            us = view.latency_us(spec.name, opening.device, batch, opening.units, opening.cores)
-            return us + view.transfer_us(queue.first(batch), opening.device) if opening.device.spec.link_mib_per_s else us
+            us = view.latency_us(spec.name, slot.device, batch, slot.units, slot.cores)
+            return us + view.transfer_us(queue.first(batch), slot.device) if slot.device.spec.link_mib_per_s else us
 
-        while lost := self._lost(function, opening, latency_us):
+        while lost := self._lost(function, slot, latency_us):
             for job in lost:
                 if job.id in job.run.jobs:  # dropping one may have ended the run of another
                     yield Drop(job)
@@ -83,20 +83,20 @@ class Policy:
             return
         jobs = batchable_prefix(queue.first(spec.max_batch))
         head = jobs[0]
-        count = largest_batch_within(len(jobs), head.expires_us - opening.at_us, latency_us)
+        count = largest_batch_within(len(jobs), head.expires_us - slot.at_us, latency_us)
         start_by_us = min(head.due_us, head.expires_us) - latency_us(min(count + 1, spec.max_batch))
         if self.wait and count == len(queue):
-            hold_us = wait_for_upstream_us(view, function, count, opening.at_us, latency_us, start_by_us)
+            hold_us = wait_for_upstream_us(view, function, count, slot.at_us, latency_us, start_by_us)
             if hold_us > now_us:
                 yield Defer(spec.name, hold_us, count + 1)
                 return
-        if opening.behind is not None:
-            if self.wait and should_wait_for_resubmits(function, opening.behind, count, latency_us):
+        if slot.behind is not None:
+            if self.wait and should_wait_for_resubmits(function, slot.behind, count, latency_us):
                 again_us = start_by_us if start_by_us > now_us else NEVER_US  # late anyway: when that batch ends
                 yield Defer(spec.name, min(again_us, NEVER_US), spec.max_batch)
                 return
-            full = count == spec.max_batch and is_most_urgent(view, function, opening.device)
-            at_us = min(0 if full else opening.at_us - self.lead_us, start_by_us)
+            full = count == spec.max_batch and is_most_urgent(view, function, slot.device)
+            at_us = min(0 if full else slot.at_us - self.lead_us, start_by_us)
             if at_us > now_us:
                 yield Defer(spec.name, at_us, spec.max_batch)
                 return
@@ -105,9 +105,9 @@ class Policy:
             if hold_us > now_us:
                 yield Defer(spec.name, hold_us, recheck_at_count(now_us, function, count))
                 return
-        yield Start(jobs[:count], opening)
+        yield Start(jobs[:count], slot)
 
-    def _lost(self, function: FunctionState, opening: Slot, latency_us: Callable[[int], int]) -> list[Job]:
+    def _lost(self, function: FunctionState, slot: Slot, latency_us: Callable[[int], int]) -> list[Job]:
         """Leading jobs to drop: too late even alone; or, while more wait than fit into one batch, so urgent that the batch
         would have to shrink for them until it serves fewer, in its time, than a larger one without them."""
         most = function.spec.max_batch
@@ -116,7 +116,7 @@ class Policy:
         best, best_rate, given_up = len(jobs), 0.0, 0
         for skipped, job in enumerate(jobs):
             room = min(len(jobs) - skipped, most)
-            count = largest_batch_within(room, job.expires_us - opening.at_us, latency_us)
+            count = largest_batch_within(room, job.expires_us - slot.at_us, latency_us)
             if not count:
                 continue
             rate = (count - given_up) / max(1, latency_us(count))

@@ -21,33 +21,33 @@ class Policy:
 
     def dispatch(self, view: View) -> Iterator[Decision]:
         for function in list(view.waiting.values()):
-            for opening in view.slots(function):
-                yield from self._fill(view, function, opening)
+            for slot in view.slots(function):
+                yield from self._fill(view, function, slot)
                 if function.spec.name not in view.waiting:
                     break
             else:
                 yield Defer(function.spec.name, view.next_slot_us(function), NEVER_US)
 
-    def _fill(self, view: View, function: FunctionState, opening: Slot) -> Iterator[Decision]:
+    def _fill(self, view: View, function: FunctionState, slot: Slot) -> Iterator[Decision]:
         """One batch for this slot, or a time to decide again."""
         spec, queue = function.spec, function.queue
-        if opening.behind is not None:
-            at_us = commit_at_us(opening.at_us, len(queue), spec.max_batch, self.lead_us)
+        if slot.behind is not None:
+            at_us = commit_at_us(slot.at_us, len(queue), spec.max_batch, self.lead_us)
             if at_us > view.now_us:
                 yield Defer(spec.name, at_us, spec.max_batch)
                 return
 
         def latency_us(batch: int) -> int:
-            us = view.latency_us(spec.name, opening.device, batch, opening.units, opening.cores)
-            return us + view.transfer_us(queue.first(batch), opening.device) if opening.device.spec.link_mib_per_s else us
+            us = view.latency_us(spec.name, slot.device, batch, slot.units, slot.cores)
+            return us + view.transfer_us(queue.first(batch), slot.device) if slot.device.spec.link_mib_per_s else us
 
         while len(queue):
             jobs = batchable_prefix(queue.first(spec.max_batch))
-            count = largest_batch_within(len(jobs), jobs[0].expires_us - opening.at_us, latency_us)
+            count = largest_batch_within(len(jobs), jobs[0].expires_us - slot.at_us, latency_us)
             if not count:
                 yield Drop(jobs[0])  # not even alone; those behind it move up
                 continue
-            ends_us = opening.at_us + latency_us(count)
-            # who has less time than the first must wait for a smaller batch, where it will be first
-            yield Start([job for job in jobs[:count] if job.expires_us >= ends_us], opening)
+            ends_us = slot.at_us + latency_us(count)
+            # a job with less time than the first must wait for a smaller batch, where it will be first
+            yield Start([job for job in jobs[:count] if job.expires_us >= ends_us], slot)
             return

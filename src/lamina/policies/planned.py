@@ -1,7 +1,7 @@
 """Static plan: the slices, batches and rounds that `lamina plan` printed, and nothing else.
 
 What the plan does not name is rejected. It is how a plan is tried out (`lamina plan --check`), and how one is put to work on
-purpose. Calls that were accepted are served even when the device their slice was on is gone: as guests, on what is free.
+purpose. Calls that were accepted are served even when the device their slice was on is gone: on what is free.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ class Policy:
     slices: list[SliceAssignment] = field(default_factory=list)
     period_us: int = 1_000_000
     order: Order = "due"
-    _standing: PlanRollout = field(default_factory=PlanRollout, init=False)
+    _rollout: PlanRollout = field(default_factory=PlanRollout, init=False)
     _rounds: RoundDispatcher = field(default_factory=RoundDispatcher, init=False)
-    _guests: UnplannedFunctions = field(default_factory=UnplannedFunctions, init=False)
-    _there: tuple[DeviceSpec | FunctionSpec, ...] = field(default=(), init=False)  #: what the plan was laid over
+    _unplanned: UnplannedFunctions = field(default_factory=UnplannedFunctions, init=False)
+    _inputs: tuple[DeviceSpec | FunctionSpec, ...] = field(default=(), init=False)  #: what the plan was laid over
 
-    _wake_us: int = field(default=-1, init=False)
+    _recheck_us: int = field(default=-1, init=False)
 
     def admit(self, view: View, call: Call) -> Reject | None:
         named = {turn.function for cut in self.slices for turn in cut.turns}
         return None if named.issuperset(view.flows[call.target].functions) else Reject(call.id, "no-capacity")
 
     def scale(self, view: View) -> Iterator[Decision]:
-        there = plan_inputs(view)
-        if there != self._there:
-            self._there = there
+        inputs = plan_inputs(view)
+        if inputs != self._inputs:
+            self._inputs = inputs
             known = [cut for cut in self.slices if all(turn.function in view.functions for turn in cut.turns)]
-            self._standing.set_plan(view, known, {name: device.spec.kind for name, device in view.devices.items()})
-        yield from self._steps(view)
+            self._rollout.set_plan(view, known, {name: device.spec.kind for name, device in view.devices.items()})
+        yield from self._advance(view)
 
     def dispatch(self, view: View) -> Iterator[Decision]:
-        if self._standing.changing or self._guests.waiting or self._guests.has_unserved(view, self._housed(view)):
-            yield from self._steps(view)
-        yield from self._rounds.dispatch(view, self._standing)
+        if self._rollout.changing or self._unplanned.waiting or self._unplanned.has_unserved(view, self._is_served(view)):
+            yield from self._advance(view)
+        yield from self._rounds.dispatch(view, self._rollout)
 
-    def _steps(self, view: View) -> Iterator[Decision]:
-        yield from self._standing.advance(view)
-        yield from self._guests.advance(view, self._housed(view))
-        if (self._standing.changing or self._guests.waiting) and self._wake_us <= view.now_us:
-            self._wake_us = view.now_us + RETRY_US
-            yield RecheckAt(self._wake_us)
+    def _advance(self, view: View) -> Iterator[Decision]:
+        yield from self._rollout.advance(view)
+        yield from self._unplanned.advance(view, self._is_served(view))
+        if (self._rollout.changing or self._unplanned.waiting) and self._recheck_us <= view.now_us:
+            self._recheck_us = view.now_us + RETRY_US
+            yield RecheckAt(self._recheck_us)
 
-    def _housed(self, view: View) -> Callable[[FunctionState], bool]:
-        return lambda function: self._standing.is_served(view, function)
+    def _is_served(self, view: View) -> Callable[[FunctionState], bool]:
+        return lambda function: self._rollout.is_served(view, function)

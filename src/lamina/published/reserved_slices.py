@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lamina.core.lifecycle import InstancePhase
-from lamina.core.policy import Decision, Defer, Drop, Slot, Start, View
+from lamina.core.policy import Decision, Defer, Drop, Start, View
+from lamina.core.scheduling.slots import Slot, free_slots
 from lamina.core.scheduling.state import FunctionState
 from lamina.planner.batching import batchable_prefix, largest_batch_within
 from lamina.types import NEVER_US
@@ -19,8 +19,8 @@ from lamina.types import NEVER_US
 def serve_on_slices(view: View) -> Iterator[Decision]:
     """Longest wait first; each function on its own idle slices."""
     for function in sorted(view.waiting.values(), key=lambda f: (f.queue.head().enqueued_us, f.queue.head().id)):
-        for opening in idle_own_slices(view, function):
-            yield from fill_slice(view, function, opening)
+        for slot in idle_own_slices(view, function):
+            yield from fill_slice(view, function, slot)
             if function.spec.name not in view.waiting:
                 break
         else:
@@ -29,23 +29,16 @@ def serve_on_slices(view: View) -> Iterator[Decision]:
 
 def idle_own_slices(view: View, function: FunctionState) -> Iterator[Slot]:
     """Idle reserved slices of the function, the largest first; none of an instance that has used up its time quota."""
-    now_us = view.now_us
-    if function.bucket and function.bucket.ready_at_us(now_us) > now_us:
-        return
-    for instance in sorted(function.instances.values(), key=lambda i: (-i.units, -i.quota, i.created_us, i.id)):
-        device = view.devices[instance.device]
-        home = device.homes.get(instance.id, 0)
-        if not home or home & device.busy or instance.phase is not InstancePhase.WARM:
-            continue
-        if instance.bucket and instance.bucket.ready_at_us(now_us) > now_us:
-            continue
+    idle = [(instance, device, home) for instance, device, home, _, is_home in free_slots(view, function) if is_home]
+    idle.sort(key=lambda found: (-found[0].units, -found[0].quota, found[0].created_us, found[0].id))
+    for instance, device, home in idle:
         cores = function.spec.cores_on(device.spec) if device.spec.cores else 0
-        able = cores <= device.cores_free and instance.has_capacity(function.batches_at_once(device))
+        able = not home & device.busy and cores <= device.cores_free  # a batch that has started since may share the slice
         if able and home.bit_count() <= view.max_units_by_bandwidth(function, device):
-            yield Slot(instance, device, home, None, now_us, cores)
+            yield Slot(instance, device, home, None, view.now_us, cores)
 
 
-def fill_slice(view: View, function: FunctionState, opening: Slot) -> Iterator[Decision]:
+def fill_slice(view: View, function: FunctionState, slot: Slot) -> Iterator[Decision]:
     """One batch for this slice, the oldest first. A job that nothing can save is dropped.
 
     A few waiting jobs go in a batch that leaves the oldest in time. When more wait than go into one batch, it is as large as is
@@ -54,12 +47,12 @@ def fill_slice(view: View, function: FunctionState, opening: Slot) -> Iterator[D
     spec, queue = function.spec, function.queue
 
     def latency_us(batch: int) -> int:
-        return view.latency_us(spec.name, opening.device, batch, opening.units, opening.cores)
+        return view.latency_us(spec.name, slot.device, batch, slot.units, slot.cores)
 
     while len(queue):
         jobs = batchable_prefix(queue.first(spec.max_batch))
         head = jobs[0]
-        start_us = opening.at_us + view.transfer_us(jobs, opening.device)
+        start_us = slot.at_us + view.transfer_us(jobs, slot.device)
         since_us = head.enqueued_us if len(queue) > spec.max_batch else start_us
         in_time = largest_batch_within(len(jobs), head.due_us - since_us, latency_us)
         useful = largest_batch_within(len(jobs), head.expires_us - start_us, latency_us)
@@ -68,5 +61,5 @@ def fill_slice(view: View, function: FunctionState, opening: Slot) -> Iterator[D
             continue
         count = min(in_time or useful, useful)
         ends_us = start_us + latency_us(count)
-        yield Start([job for job in jobs[:count] if job.expires_us >= ends_us], opening)
+        yield Start([job for job in jobs[:count] if job.expires_us >= ends_us], slot)
         return
