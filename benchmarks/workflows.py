@@ -20,6 +20,7 @@ import lamina
 from benchmarks.report import Report
 from lamina.bootstrap import ServingRuntime, open_emulated
 from lamina.core.events import BatchFinished, Event, Journaled
+from lamina.core.workflow.runs import workflow_run
 from lamina.drivers.driver import Ending
 from lamina.gateway.bootstrap import open_gateway
 from lamina.predict.profile import Point, Profile
@@ -97,7 +98,7 @@ class Meter:
         if isinstance(event, Journaled):
             return 1
         batch = self._state.batches.get(event.batch_id) if isinstance(event, BatchFinished) else None
-        return sum(not job.run.durable for job in batch.jobs) if batch is not None else 0
+        return sum(not workflow_run(job.run).durable for job in batch.jobs) if batch is not None else 0
 
 
 async def waited_for(runs: int) -> tuple[Meter, float]:

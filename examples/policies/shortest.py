@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lamina.core.policy import Decision, Defer, Drop, Start, View
-from lamina.core.scheduling.jobs import Order
+from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState
 from lamina.types import NEVER_US
 

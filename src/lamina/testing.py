@@ -142,7 +142,7 @@ class Runtime:
         named = bind_arguments(target.params, args, inputs)
         self._count += 1
         pending = Pending(self, f"call-{self._count}")
-        call = call_for(pending.id, name, self.now_us, self.controller.state.flows[name].slo)
+        call = call_for(pending.id, name, self.now_us, self.controller.flows[name].slo)
         self._driver.submit(call, {key: encoding.encode(value) for key, value in named.items()}, pending._on_end)
         return pending
 

@@ -422,13 +422,13 @@ class Chaos:
     def deploy(self, event: ev.Deployed) -> None:
         """A policy may refuse it for want of room. Then it has not happened: nothing has changed, and a replay that does
         not know of it goes on as this one does."""
-        specs, flows = dict(self.ledger.functions), dict(self.controller.state.flows)
+        specs, flows = dict(self.ledger.functions), dict(self.controller.flows)
         try:
             self.tell(event)
         except NoCapacity:
             self.log.pop()
             assert {name: function.spec for name, function in self.controller.state.functions.items()} == specs
-            assert self.controller.state.flows == flows
+            assert self.controller.flows == flows
             self.controller.state.check()
             self.tell(ev.Tick())
 

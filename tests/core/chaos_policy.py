@@ -25,8 +25,8 @@ from lamina.core.policy import (
     UnloadInstance,
     View,
 )
-from lamina.core.scheduling.jobs import Order
 from lamina.core.scheduling.leases import Device, find_block
+from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState
 from lamina.policies import fifo
 from lamina.policies.defaults import ReactiveAutoscaler

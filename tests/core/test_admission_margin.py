@@ -23,8 +23,8 @@ CASCADE = Flow(
 
 def falls_at(node: str) -> int:
     """The margin after a run failed there, of the 40 ms it had."""
-    promises, run = AdmissionMargin(), WorkflowRun(Call("c", "cascade", 0, 40_000, 40_000), CASCADE)
-    run.jobs[1] = Job(1, run, 0, node, node, 0, 40_000, 40_000)
+    promises, run = AdmissionMargin(), WorkflowRun(Call("c", "cascade", 0, 40_000, 40_000), CASCADE, None)
+    run.add_job(Job(1, run, 0, node, node, 0, 40_000, 40_000))
     promises.on_call_ended(run, in_time=False)
     return promises.margin_us("cascade")
 
@@ -42,7 +42,7 @@ def after(*ends: bool, flow: Flow = ONE) -> int:
     """The margin after calls that ended in time or not."""
     promises = AdmissionMargin()
     for in_time in ends:
-        promises.on_call_ended(WorkflowRun(Call("c", flow.name, 0, ALLOWED_US, ALLOWED_US), flow), in_time)
+        promises.on_call_ended(WorkflowRun(Call("c", flow.name, 0, ALLOWED_US, ALLOWED_US), flow, None), in_time)
     return promises.margin_us(flow.name)
 
 

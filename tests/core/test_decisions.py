@@ -22,7 +22,8 @@ from lamina.core.policy import (
     UnloadInstance,
     View,
 )
-from lamina.core.scheduling.jobs import Job, Order
+from lamina.core.scheduling.jobs import Job
+from lamina.core.scheduling.queues import Order
 from lamina.errors import PolicyError
 from lamina.types import Call, DeviceSpec, SliceLimits
 from tests.script import Script, a_function

@@ -169,7 +169,7 @@ class Model:
 
 def run_all(net: Flow, rng: random.Random) -> list[str]:
     """The same through `Run`, with everything that may go on ending in random order."""
-    run = WorkflowRun(Call("c", "w", 0), net)
+    run = WorkflowRun(Call("c", "w", 0), net, None)
     paths = {ROOT: ""}
     done: list[str] = []
     live = run.begin()

@@ -116,7 +116,7 @@ def test_forgetting_an_instance_forgets_its_home():
     it = device()
     it.instances["i"] = None
     it.reserve("i", 0b11, lend=True)
-    it.remove_instance("i")
+    it.remove_instance("i", 0)
     it.check()
     assert (it.homes, it.lent, it.instances) == ({}, set(), {})
 

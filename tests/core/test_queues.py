@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.core.scheduling.jobs import Job, Order, Queue
+from lamina.core.scheduling.jobs import ActiveCall, Job
+from lamina.core.scheduling.queues import Order, Queue
 from lamina.core.workflow.flow import function_flow
-from lamina.core.workflow.runs import WorkflowRun
 from lamina.types import Call, Slo
 
-RUN = WorkflowRun(Call("c", "f", 0), function_flow("f", Slo()))
+RUN = ActiveCall(Call("c", "f", 0), function_flow("f", Slo()), None)
 
 
 def job(id: int, due_us: int = 0) -> Job:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from lamina.core.actions import Reply, WakeAt
 from lamina.core.events import CallArrived, Tick
 from lamina.core.policy import Decision, Defer, RecheckAt, Start, View
-from lamina.core.scheduling.jobs import Order
+from lamina.core.scheduling.queues import Order
 from lamina.types import Call
 from tests.script import BIG_GPU, Script, a_function
 

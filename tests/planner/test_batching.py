@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lamina.core.scheduling.jobs import Job, Queue
+from lamina.core.scheduling.jobs import ActiveCall, Job
+from lamina.core.scheduling.queues import Queue
 from lamina.core.scheduling.state import ArrivalStats, FunctionState
 from lamina.core.workflow.flow import function_flow
-from lamina.core.workflow.runs import WorkflowRun
 from lamina.planner.batching import QUIET_GAPS, batchable_prefix, commit_at_us, largest_batch_within, wait_until_us
 from lamina.types import NEVER_US, Call, FunctionSpec, Slo
 
-RUN = WorkflowRun(Call("c", "f", 0), function_flow("f", Slo()))
+RUN = ActiveCall(Call("c", "f", 0), function_flow("f", Slo()), None)
 rising = st.lists(st.integers(0, 1_000), min_size=1, max_size=40).map(lambda steps: list(accumulate(steps)))
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from lamina.core.events import InstanceReady, Tick
 from lamina.core.policy import Decision, LoadInstance, Start, View
-from lamina.core.scheduling.jobs import Order
+from lamina.core.scheduling.queues import Order
 from lamina.policies.frontier.estimate import FixedSliceEstimator
 from lamina.types import DeviceSpec, SliceLimits
 from tests.script import GPU, Script, a_function

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lamina.core.actions import Action, FailCall, Reject, Reply, StartBatch
 from lamina.core.events import Event
-from lamina.core.scheduling.jobs import Queue
+from lamina.core.scheduling.queues import Queue
 from lamina.core.scheduling.state import FunctionState
 from lamina.core.workflow.flow import Flow, Task
 from lamina.drivers.driver import EventObserver

@@ -9,11 +9,11 @@ import pytest
 
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import View
-from lamina.core.scheduling.jobs import Job, Queue
+from lamina.core.scheduling.jobs import ActiveCall, Job
 from lamina.core.scheduling.leases import Device
+from lamina.core.scheduling.queues import Queue
 from lamina.core.scheduling.state import Batch, ControllerState, FunctionState, Instance
 from lamina.core.workflow.flow import Flow, Task
-from lamina.core.workflow.runs import WorkflowRun
 from lamina.planner.arrival_rates import ArrivalRates
 from lamina.planner.configs import ConfigArrays, ProfiledConfig
 from lamina.planner.cost_to_go import CostToGo
@@ -43,7 +43,7 @@ def a_slot(device: Device, table: ConfigTable) -> CandidateSlot:
 
 
 def a_job(number: int, due_us: int) -> Job:
-    run = WorkflowRun(Call(f"c{number}", "f", 0, due_us, due_us), ALONE)
+    run = ActiveCall(Call(f"c{number}", "f", 0, due_us, due_us), ALONE, None)
     return Job(number, run, 0, "f", "f", enqueued_us=0, due_us=due_us, expires_us=due_us)
 
 
@@ -58,12 +58,12 @@ def a_world(*devices: Device, takes_us: int = 10 * MS, max_batch: int = 1, waiti
     """`f` stands on all of them."""
     spec = FunctionSpec(name="f", max_batch=max_batch, slo=ALONE.slo)
     function = FunctionState(spec, a_queue([100 * MS] * waiting))
-    state = ControllerState({"f": function}, {"f": ALONE}, {device.spec.id: device for device in devices})
+    state = ControllerState({"f": function}, {device.spec.id: device for device in devices})
     for number, device in enumerate(devices):
         instance = Instance(f"f-{number}", "f", device.spec.id, InstancePhase.WARM, 0)
         state.instances[instance.id] = function.instances[instance.id] = instance
         device.instances[instance.id] = None
-    return View(state, Known({"f": takes_us}, {}))
+    return View(state, Known({"f": takes_us}, {}), {"f": ALONE})
 
 
 def runs(view: View, instance: str, mask: int, ends_us: int) -> None:

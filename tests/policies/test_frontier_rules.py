@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lamina.core.policy import View
-from lamina.core.scheduling.jobs import Queue
+from lamina.core.scheduling.queues import Queue
 from lamina.core.scheduling.state import ControllerState, FunctionState
 from lamina.policies.frontier.admission import RejectionMemory
 from lamina.policies.frontier.optimizer import MAX_WAIT_BATCHES, WaitBudget

@@ -41,7 +41,7 @@ class Loops(Runtime):
         name = f"loop-{self._made}"
 
         def arrive() -> Event:
-            flow = self.controller.state.flows["net"]
+            flow = self.controller.flows["net"]
             self._data.open(name, flow, {"x": encoding.encode(1)})
             return CallArrived(call_for(name, "net", self.now_us, flow.slo))
 

@@ -58,7 +58,7 @@ class Values:
 
 def interpret(flow: Flow, functions: Functions, inputs: dict[str, Any], seed: int = 0) -> Any:
     rng = random.Random(seed)
-    run = WorkflowRun(Call("c", flow.name, 0), flow)
+    run = WorkflowRun(Call("c", flow.name, 0), flow, None)
     scopes = {ROOT: Values(flow, inputs)}
     ready = run.begin()
     while ready:

@@ -1,11 +1,41 @@
-"""The controller, the only writer of state: `handle(now_us, event) -> [action]`.
+"""The controller: `handle(now_us, event) -> [action]`. A pure function of its state; the heart of the platform.
 
-An event goes to the part it concerns; then the policy is asked, and what it decides is checked and applied. Whatever it says:
-- A call is in one place until it ends, and it ends once. What comes back for an unknown batch is ignored.
-- Time never runs backwards: a late clock is read as "no time has passed".
+**One event.** `handle` does four things, always in this order:
 
-Each part owns its state: admission, the call registry, the workflow engine, the dispatch queue, the cluster (devices, instances,
-leases), completions, failures, wakeups, the critical path of workflows and the forecast of jobs to come.
+1. *Clock.* The view's clock moves to the time of the event; a clock that is behind reads as "no time has passed".
+2. *Event.* The table at the end of `__init__` names one `on_<event>` method per event. It changes the state: a call is admitted
+   or rejected, a batch ends, a worker is lost, a step of a workflow moves on. No decision of dispatching is made here.
+3. *Autoscale*, if a function lacks an instance or the period of the scale role is over: the policy loads and unloads.
+4. *Dispatch*, if functions wait: the policy starts batches, defers functions, drops jobs. Its decisions are checked and applied
+   one by one, so a generator sees what its last `yield` did. An arrival that says `more_coming` is dispatched with the next ones.
+
+Then the next tick is requested, unless one that early is on its way, and the actions of all phases are returned. If a policy
+raises a `PolicyError`, nothing of the decision at fault has changed; what was decided before it stands (`take_actions`).
+
+**Two clocks.** `view.now_us` is event time: queues, leases, deadlines and policies live by it, and it never runs backwards.
+`view.run_us` is run time, and only the workflow engine and its journal read it. They are equal, but while a durable run is
+recovered: it begins at the time it began before the restart, each journal entry takes effect at the time written on it, and so
+the run sets the same timers and makes the same entries as in its first life.
+
+**Parts, and what each may write.** A field is assigned by the module of its class alone (`tests/test_ownership.py`); a register
+of the state by one module:
+
+    scheduling/queues.py          waiting, deferred, the queues                workflow/engine.py    when runs move on
+    scheduling/calls.py           runs: begin, jobs, end of calls              workflow/runs.py      scopes and executions
+    scheduling/admission.py       admits or rejects; writes nothing            workflow/journal.py   outcomes before they count
+    scheduling/cluster.py         devices, instances, batches, leases          workflow/timers.py    waits, pauses, timeouts
+    scheduling/completions.py     outcomes of batches, what they teach         tenancy/fair_share.py usage of tenants, fair queues
+    scheduling/failures.py        retries, quarantine, back-off, hangs         policy.py             what policies see and decide
+    scheduling/rolling_update.py  functions, new versions of instances         lifecycle.py          states, as tables
+    scheduling/wakeups.py         deadlines, rechecks, ticks
+
+**How they fit.** `scheduling/` is whole without the other two: a call is jobs, and their `JobOwner` is told how they end. The
+owner of a plain function's job is the call registry, which replies; that of a workflow's jobs is the engine, which moves tokens
+and queues the next ones through the same registry. Fair sharing is a `Tenancy` that is asked at admission and told of starts and
+ends; while there is one tenant without limits it is off, and costs one comparison a call.
+
+Two guarantees hold whatever happens: a call is in one place until it ends, and it ends once; what comes back for an unknown batch
+is ignored. `state.check()` verifies the first after every event of every test.
 """
 
 from __future__ import annotations
@@ -34,24 +64,24 @@ from lamina.core.policy import (
     View,
     WarmUpRole,
 )
-from lamina.core.scheduling import deployment
 from lamina.core.scheduling.admission import Admission
 from lamina.core.scheduling.admission_margin import AdmissionMargin
-from lamina.core.scheduling.call_registry import CallRegistry
+from lamina.core.scheduling.calls import CallRegistry
 from lamina.core.scheduling.cluster import Cluster
 from lamina.core.scheduling.completions import Completions
-from lamina.core.scheduling.dispatch_queue import DispatchQueue
 from lamina.core.scheduling.failures import Failures
-from lamina.core.scheduling.leases import Device
+from lamina.core.scheduling.queues import DispatchQueue
 from lamina.core.scheduling.rolling_update import RollingUpdate
 from lamina.core.scheduling.state import ControllerState
 from lamina.core.scheduling.wakeups import Wakeups
 from lamina.core.tenancy.fair_share import FairShare
 from lamina.core.tenancy.usage import TenantUsage
-from lamina.core.workflow.critical_path import CriticalPath
 from lamina.core.workflow.engine import WorkflowEngine
+from lamina.core.workflow.flow import Flow, function_flow
+from lamina.core.workflow.flow_check import check_deployment
+from lamina.core.workflow.runs import WorkflowRun
 from lamina.errors import PolicyError
-from lamina.policies.defaults import AdmitAll, ReactiveAutoscaler
+from lamina.policies.defaults import ReactiveAutoscaler
 
 SCALE_RETRY_US = 10_000
 """Autoscaling is retried this soon while work waits for a function that could not be loaded."""
@@ -66,44 +96,42 @@ class Controller:
     ) -> None:
         self.policy = policy
         self.predictor = predictor
-        self._scale: ScaleRole = policy if isinstance(policy, ScaleRole) else ReactiveAutoscaler()
-        self._recheck_due = False  #: a recheck that the policy asked for is due
-        self._housekeeping_at_us = HOUSEKEEPING_US  #: when to look for hung batches again
-        self._scale_at_us = 0
-        self._out = out = list[Action]()
         self.state = state = ControllerState()
-        self._margin = promises = AdmissionMargin()
-        self.view = view = View(state, predictor, promises)
-        view.explain = explain
-        view.picks_slice_size = getattr(policy, "picks_slice_size", False)
-        self._dispatch_queue = lines = DispatchQueue(state)
-        self._wakeups = alarm = Wakeups(state.runs)
-        self._fair_share = fair = FairShare(state, view, promises, policy.order)
-        self._critical_path = slack = CriticalPath(state, predictor, any_size=getattr(policy, "picks_slice_size", False))
-        self._cluster = fleet = Cluster(state, view, lines, out)
-        self._call_registry = calls = CallRegistry(state, view, lines, alarm, fair, promises, slack, out)
-        self._engine = course = WorkflowEngine(state, calls, out)
-        self._admission = Admission(
-            policy if isinstance(policy, AdmitRole) else AdmitAll(), state, view, lines, fair, calls, course, out
-        )
-        self.rolling_update = renewal = RollingUpdate(state, fleet)
-        self._failures = Failures(state, view, lines, fleet, renewal, slack, calls, course, hang_floor_us)
-        successes = Completions(state, view, lines, fleet, fair, renewal, calls, course)
+        self.flows: dict[str, Flow] = {}  #: by target: what is deployed; a function is a flow of one step
+        self._out = out = list[Action]()
+        self._scale: ScaleRole = policy if isinstance(policy, ScaleRole) else ReactiveAutoscaler()
+        self._scale_at_us = 0
+        self._recheck_due = False  #: a recheck that the policy asked for is due
+        self._housekeeping_at_us = HOUSEKEEPING_US
+        self._margin = margin = AdmissionMargin(self.flows)
+        picks_slice_size = getattr(policy, "picks_slice_size", False)
+        self.view = view = View(state, predictor, self.flows, margin, picks_slice_size=picks_slice_size, explain=explain)
+        self._dispatch_queue = queue = DispatchQueue(state)
+        self._wakeups = wakeups = Wakeups(state.runs)
+        self._fair_share = tenancy = FairShare(state, margin, policy.order)
+        self._cluster = cluster = Cluster(state, view, queue, out)
+        self._calls = calls = CallRegistry(state, view, queue, wakeups, tenancy, margin, out)
+        self._engine = engine = WorkflowEngine(state, self.flows, view, calls, tenancy, out)
+        role = policy if isinstance(policy, AdmitRole) else None
+        self._admission = admission = Admission(role, state, self.flows, view, queue, tenancy, calls, engine, out)
+        self.rolling_update = update = RollingUpdate(state, view, queue, cluster, policy.order)
+        self._failures = failures = Failures(state, view, queue, cluster, update, calls, hang_floor_us)
+        completions = Completions(state, view, cluster, tenancy, update)
         self._handlers: dict[type, Callable[[Any], None]] = {
-            ev.CallArrived: self._admission.on_call_arrived,
-            ev.CallRecovered: self._admission.on_call_recovered,
+            ev.CallArrived: admission.on_call_arrived,
+            ev.CallRecovered: engine.on_call_recovered,
             ev.CallCancelled: calls.on_call_cancelled,
             ev.ArrivalsDrained: self._on_arrivals_drained,
-            ev.DataResolved: course.on_data_resolved,
-            ev.Heartbeat: course.on_heartbeat,
-            ev.Journaled: course.journal.on_journaled,
-            ev.ReplayDone: course.journal.on_replay_done,
-            ev.BatchFinished: successes.on_batch_finished,
-            ev.BatchFailed: self._failures.on_batch_failed,
-            ev.InstanceReady: successes.on_instance_ready,
-            ev.InstanceLost: self._failures.on_instance_lost,
+            ev.DataResolved: engine.on_data_resolved,
+            ev.Heartbeat: engine.on_heartbeat,
+            ev.Journaled: engine.journal.on_journaled,
+            ev.ReplayDone: engine.journal.on_replay_done,
+            ev.BatchFinished: completions.on_batch_finished,
+            ev.BatchFailed: failures.on_batch_failed,
+            ev.InstanceReady: completions.on_instance_ready,
+            ev.InstanceLost: failures.on_instance_lost,
             ev.DeviceJoined: self._on_device_joined,
-            ev.DeviceLost: self._failures.on_device_lost,
+            ev.DeviceLost: self._on_device_lost,
             ev.Deployed: self._on_deployed,
             ev.TenantUpdated: self._on_tenant_updated,
             ev.Tick: self._on_tick,
@@ -111,11 +139,9 @@ class Controller:
 
     def handle(self, now_us: int, event: ev.Event) -> list[Action]:
         view = self.view
-        if now_us < view.now_us:
-            now_us = view.now_us
-        view.now_us = self._engine.now_us = now_us
+        view.advance(now_us)
         self._handlers[type(event)](event)
-        if self._dispatch_queue.needs_instance or now_us >= self._scale_at_us:
+        if self._dispatch_queue.has_starved or view.now_us >= self._scale_at_us:
             self._autoscale()
         if (self.state.waiting or self._recheck_due) and not (type(event) is ev.CallArrived and event.more_coming):
             self._dispatch()
@@ -127,9 +153,9 @@ class Controller:
         tick_us = self._wakeups.next_tick_us(self.view.now_us, self._engine.timers.next_us)
         if tick_us:
             out.append(WakeAt(tick_us))
-        said = out[:]
+        actions = out[:]
         out.clear()
-        return said
+        return actions
 
     @property
     def now_us(self) -> int:
@@ -143,17 +169,28 @@ class Controller:
 
     @explain.setter
     def explain(self, wanted: bool) -> None:
-        self.view.explain = wanted
+        self.view.set_explain(wanted)
 
     @property
     def usage(self) -> TenantUsage:
         """Usage of tenants."""
         return self._fair_share.usage
 
+    def workflow_run(self, call_id: str) -> WorkflowRun | None:
+        """The run of a call of a workflow, while it is in flight."""
+        run = self.state.runs.get(call_id)
+        return run if isinstance(run, WorkflowRun) else None
+
     @property
     def next_run_timer_us(self) -> int:
         """When the first wait, pause or timeout of a run is due. A simulator with nothing else to do may skip to it."""
         return self._engine.timers.next_us
+
+    def wrap_roles(self, wrap: Callable[[str, Any], Any]) -> None:
+        """Put something around each role of the policy, by name: a stopwatch, say."""
+        self.policy = wrap("dispatch", self.policy)
+        self._scale = wrap("scale", self._scale)
+        self._admission.wrap_role(wrap)
 
     # ----------------------------------------------------------------- events
 
@@ -162,61 +199,67 @@ class Controller:
 
     def _on_device_joined(self, event: ev.DeviceJoined) -> None:
         if event.device.id not in self.state.devices:
-            self.state.devices[event.device.id] = Device(event.device)
-            self._critical_path.invalidate()
-            self._dispatch_queue.needs_instance.update(dict.fromkeys(self.state.functions))
+            self._cluster.add_device(event.device)
+            self._engine.critical_path.invalidate()
+
+    def _on_device_lost(self, event: ev.DeviceLost) -> None:
+        if event.device in self.state.devices:
+            self._failures.on_device_lost(event)
+            self._engine.critical_path.invalidate()
 
     def _on_deployed(self, event: ev.Deployed) -> None:
-        deployment.check_deployment(self.state, event)
+        check_deployment(event, self.state.functions.keys(), self.flows)
         if isinstance(self.policy, DeployRole):
             self.policy.deploy(self.view, event.functions, event.flows)
         if event.flows and isinstance(self.policy, WarmUpRole):
             self.policy.warm_up()
-        self.rolling_update.remember_specs(event.functions)
-        deployment.apply_deployment(self.view.now_us, self.state, self._dispatch_queue, self.policy.order, event)
+        self.rolling_update.deploy(event.functions)
+        self.flows.update({spec.name: function_flow(spec.name, spec.slo) for spec in event.functions})
+        self.flows.update({flow.name: flow for flow in event.flows})
         if self._fair_share.enabled:
             self._fair_share.wrap_queues()
-        self.rolling_update.begin(event.functions)
-        self._critical_path.invalidate()
+        self.rolling_update.replace_outdated(event.functions)
+        self._engine.critical_path.invalidate()
 
     def _on_tenant_updated(self, event: ev.TenantUpdated) -> None:
         self._fair_share.update_tenant(self.view.now_us, event.tenant, event.spent_unit_us)
 
     def _on_tick(self, event: ev.Tick) -> None:
-        now_us = self.view.now_us
-        self._wakeups.on_tick(now_us)
+        now_us, wakeups = self.view.now_us, self._wakeups
+        wakeups.on_tick(now_us)
         if self._engine.timers.next_us <= now_us:
             self._engine.fire_timers()
-        for run in self._wakeups.expired(now_us):
-            self._call_registry.fail(run, FailCall(run.call.id, "deadline", next((job.node for job in run.jobs.values()), "")))
-        self._wakeups.request(self._dispatch_queue.undefer_due(now_us))
-        self._recheck_due = self._wakeups.pop_rechecks_due(now_us) or self._recheck_due
+        for run in wakeups.expired(now_us):
+            self._calls.fail(run, FailCall(run.call.id, "deadline", next((job.node for job in run.jobs.values()), "")))
+        wakeups.request(self._dispatch_queue.undefer_due(now_us))
+        self._recheck_due = wakeups.pop_rechecks_due(now_us) or self._recheck_due
         if now_us >= self._housekeeping_at_us:
             self._housekeeping_at_us = now_us + HOUSEKEEPING_US
             self._failures.kill_hung()
-            self._margin.decay(now_us, self.state, self.predictor)
-            self._wakeups.compact()
+            self._margin.decay(now_us, self.state.functions.values(), self.predictor)
+            wakeups.compact()
             if self._fair_share.enabled:
                 self._fair_share.expire(now_us)
-        self._wakeups.rearm()  # a tick serves the earliest request; the others' must still come
-        self._wakeups.request(self._housekeeping_at_us)
+        wakeups.rearm()  # a tick serves the earliest request; the others' must still come
+        wakeups.request(self._housekeeping_at_us)
         if self._scale_at_us > now_us:
-            self._wakeups.request(self._scale_at_us)
+            wakeups.request(self._scale_at_us)
 
     # -------------------------------------------------------------- decisions
 
     def _autoscale(self) -> None:
         """Ask the scale role which instances to load, unload and resize."""
         view = self.view
-        view.needs_instance, self._dispatch_queue.needs_instance = self._dispatch_queue.needs_instance, {}
+        view.show_starved(self._dispatch_queue.take_starved())
         self._scale_at_us = view.now_us + self._scale.period_us
-        self._critical_path.invalidate()  # predictions have moved on, and so has what was made of them
+        self._engine.critical_path.invalidate()  # predictions have moved on, and so has what was made of them
         for decision in self._scale.scale(view):
             self._apply(decision)
         for name in (*self.state.waiting, *self.state.deferred):
             function = self.state.functions[name]
             if not function.instances:  # no room, or backing off: look again soon
-                self._scale_at_us = min(self._scale_at_us, max(function.load_not_before_us, view.now_us + SCALE_RETRY_US))
+                retry_us = max(function.load_not_before_us, view.now_us + SCALE_RETRY_US)
+                self._scale_at_us = min(self._scale_at_us, retry_us)
         self._wakeups.request(self._scale_at_us)
 
     def _dispatch(self) -> None:
@@ -229,15 +272,16 @@ class Controller:
 
     def _dispatch_by_service_order(self) -> None:
         """Ask about functions in groups: tenants with the least usage first, the rest hidden until their group comes."""
-        waiting = self.state.waiting
-        turns = self._fair_share.service_order()
-        for number in range(len(turns)):
-            unseen = {name: waiting.pop(name) for turn in turns[number + 1 :] for name in turn if name in waiting}
+        groups = self._fair_share.service_order()
+        for number in range(len(groups)):
+            later = dict.fromkeys(name for group in groups[number + 1 :] for name in group)
+            self.view.hide(later)
             try:
                 for decision in self.policy.dispatch(self.view):
                     self._apply(decision)
             finally:
-                waiting.update({name: one for name, one in unseen.items() if len(one.queue) and name not in self.state.deferred})
+                self.view.hide(())
+                self._dispatch_queue.move_to_end(later)
 
     def _apply(self, decision: Decision) -> None:
         match decision:
@@ -252,9 +296,9 @@ class Controller:
                 self._wakeups.request_recheck(decision.at_us)
             case Drop():
                 job = decision.job
-                if job.id not in job.run.jobs or job.batch_id:
+                if job.id not in job.run.jobs or not job.is_queued:
                     raise PolicyError(f"job {job.id} does not wait and cannot be dropped")
-                self._call_registry.fail(job.run, FailCall(job.run.call.id, decision.reason, job.node, job.id))
+                self._calls.fail(job.run, FailCall(job.run.call.id, decision.reason, job.node, job.id))
             case LoadInstance():
                 self._cluster.load_instance(decision)
             case UnloadInstance():
@@ -266,4 +310,4 @@ class Controller:
                 self._out.append(AddDevice(decision.kind))
             case ReturnDevice():
                 self._cluster.release_device(decision)
-                self._critical_path.invalidate()
+                self._engine.critical_path.invalidate()

@@ -14,19 +14,20 @@ applies it before asking for the next, so a generator sees what its last `yield`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import product
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from msgspec import Struct
 
 from lamina.core.actions import Reject
-from lamina.core.scheduling.bandwidth import BandwidthRule, bandwidth_rule
-from lamina.core.scheduling.jobs import Job, Order
+from lamina.core.scheduling.bandwidth import bandwidth_rule
+from lamina.core.scheduling.jobs import Job, Target
+from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.slots import Slot as Slot
 from lamina.core.scheduling.slots import next_slot_us, reserved_units, slots
-from lamina.types import NEVER_US, Call, FunctionSpec
+from lamina.core.scheduling.state import Clock
+from lamina.types import Call, FunctionSpec
 
 if TYPE_CHECKING:
     from lamina.core.scheduling.admission_margin import AdmissionMargin
@@ -171,57 +172,67 @@ class ScaleRole(Protocol):
     def scale(self, view: View) -> Iterable[Decision]: ...
 
 
-@dataclass(slots=True, eq=False)
-class View:
-    """Read-only view of the state and the time, with the questions policies ask most."""
+class View(Clock):
+    """Read-only view of the state and the time, with the questions policies ask most.
 
-    _state: ControllerState
-    predictor: Predictor
-    _margin: AdmissionMargin | None = None
-    now_us: int = 0
-    picks_slice_size: bool = False  #: the policy may give a batch other slices than its function asks for
-    explain: bool = False  #: `Start.why` will be read
-    booking_horizon_us: int = NEVER_US  #: no booking earlier than this before a slice is free: another tenant's turn may come
-    bandwidth: BandwidthRule | None = field(init=False)  #: limits what may run side by side; None: demands are not known
-    needs_instance: dict[str, None] = field(default_factory=dict)
-    """For the scale role: functions that lack an instance, or on whose account it is asked."""
-    memo: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By workflow: a cached result and until when it holds."""
-    recent_estimates: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By target: the last estimate, and until when it is recent."""
-    _least_costs: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """By workflow: what it costs at least, and until when that is believed."""
+    A policy keeps what it has worked out itself; nothing here is written but by the controller, through the methods at the end.
+    """
 
-    def __post_init__(self) -> None:
-        self.bandwidth = bandwidth_rule(self.predictor)
+    __slots__ = (
+        "_least_costs", "_margin", "_state", "bandwidth", "batches", "deferred", "devices", "explain", "flows", "functions",
+        "instances", "needs_instance", "picks_slice_size", "predictor", "waiting",
+    )  # fmt: skip
 
-    @property
-    def functions(self) -> dict[str, FunctionState]:
-        return self._state.functions
-
-    @property
-    def waiting(self) -> dict[str, FunctionState]:
-        """Functions with jobs in their queue that are not on hold."""
-        return self._state.waiting
-
-    @property
-    def devices(self) -> dict[str, Device]:
-        return self._state.devices
-
-    @property
-    def instances(self) -> dict[str, Instance]:
-        return self._state.instances
+    def __init__(
+        self,
+        state: ControllerState,
+        predictor: Predictor,
+        flows: Mapping[str, Flow] | None = None,
+        margin: AdmissionMargin | None = None,
+        *,
+        picks_slice_size: bool = False,
+        explain: bool = False,
+    ) -> None:
+        super().__init__()
+        self._state = state
+        self._margin = margin
+        self._least_costs: dict[str, tuple[int, float]] = {}  #: by target, and until when it is believed
+        self.predictor = predictor
+        self.picks_slice_size = picks_slice_size  #: the policy may give a batch other slices than its function asks for
+        self.explain = explain  #: `Start.why` will be read
+        self.bandwidth = bandwidth_rule(predictor)  #: limits what may run side by side; None: demands are not known
+        self.functions = state.functions
+        self.flows: Mapping[str, Flow] = flows if flows is not None else {}
+        self.devices = state.devices
+        self.instances = state.instances
+        self.batches = state.batches
+        self.waiting: Mapping[str, FunctionState] = state.waiting  #: functions with jobs to be asked about: what is not deferred
+        self.deferred = state.deferred  #: functions with jobs that this policy has deferred
+        self.needs_instance: Mapping[str, None] = {}  #: for the scale role: functions that lack an instance
 
     @property
-    def flows(self) -> dict[str, Flow]:
-        return self._state.flows
+    def booking_horizon_us(self) -> int:
+        """No booking earlier than this before a slice is free: another tenant's turn may come."""
+        return self._state.booking_horizon_us
 
-    @property
-    def batches(self) -> dict[int, Batch]:
-        return self._state.batches
+    # ------------------------------------------------------------- predictions
 
     def latency_us(self, function: str, device: Device, batch: int, units: int, cores: int = 0) -> int:
         return self.predictor.latency_us(function, device.spec.kind, batch, units, cores)
+
+    def fastest_us(self, function: str) -> int:
+        """Latency of a job alone on the device that suits it best; 0 while not known."""
+        spec, latency_us = self.functions[function].spec, self.predictor.latency_us
+        times: dict[tuple[str, int], int] = {}
+        for device in self.devices.values():
+            where = device.spec
+            if spec.fits_family(where.family) and (where.kind, where.units) not in times:
+                us = 0
+                if self.picks_slice_size and where.limits.per_batch:
+                    us = latency_us(function, where.kind, 1, max(where.limits.sizes, default=where.units), where.cores)
+                us = us or latency_us(function, where.kind, 1, spec.units_on(where), spec.cores_on(where))
+                times[where.kind, where.units] = us
+        return min(times.values(), default=0)
 
     def transfer_us(self, jobs: Iterable[Job], device: Device) -> int:
         """Time to bring the inputs of these jobs to the device, one after another."""
@@ -229,33 +240,24 @@ class View:
             return 0
         total_us = 0
         for job in jobs:
-            source = self._state.devices.get(job.input_device)
+            source = self.devices.get(job.input_device)
             if source is not None:
-                total_us += device.spec.transfer_us(source.spec, self._state.functions[job.function].spec.input_kib)
+                total_us += device.spec.transfer_us(source.spec, self.functions[job.function].spec.input_kib)
         return total_us
 
-    @property
-    def deferred(self) -> dict[str, Defer]:
-        """Functions with jobs that this policy has deferred."""
-        return self._state.deferred
-
-    def least_cost(self, flow: Flow) -> float:
+    def least_cost(self, target: Target) -> float:
         """Least cost of its jobs in full batches where they are cheapest, on slices the policy may give them; 0 for what is
         not known, and for what a choice may leave out. Worked out anew every so often, as predictions move."""
-        until_us, least = self._least_costs.get(flow.name, (0, 0.0))
+        until_us, least = self._least_costs.get(target.name, (0, 0.0))
         if until_us <= self.now_us:
-            least = sum(
-                [
-                    int(times) * self._least_function_cost(self._state.functions[name].spec)
-                    for name, times in flow.expected_jobs.items()
-                ]
-            )
-            self._least_costs[flow.name] = (self.now_us + LEAST_COST_TTL_US, least)
+            jobs = target.expected_jobs.items()
+            least = sum([int(times) * self._least_function_cost(self.functions[name].spec) for name, times in jobs])
+            self._least_costs[target.name] = (self.now_us + LEAST_COST_TTL_US, least)
         return least
 
     def _least_function_cost(self, spec: FunctionSpec) -> float:
         prices = []
-        for device in self._state.devices.values():
+        for device in self.devices.values():
             where = device.spec
             if spec.fits_family(where.family):
                 units: Iterable[int] = (spec.units_on(where),)
@@ -263,39 +265,20 @@ class View:
                 if self.picks_slice_size:
                     units = (where.limits.sizes or range(1, where.units + 1)) if where.limits.per_batch else units
                     cores = range(1, where.cores + 1) if where.cores else cores
-                for size, hands in product(units, cores):
-                    batch_us = self.latency_us(spec.name, device, spec.max_batch, size, hands)
-                    prices.append(batch_us * where.lease_price(size, hands) / spec.max_batch)
+                for size, core_count in product(units, cores):
+                    batch_us = self.latency_us(spec.name, device, spec.max_batch, size, core_count)
+                    prices.append(batch_us * where.lease_price(size, core_count) / spec.max_batch)
         return min(prices, default=0.0)
 
     def admission_margin_us(self, target: str) -> int:
         """Margin to add to an estimate so that as many calls of this target are in time as its SLO asks for."""
         return self._margin.margin_us(target) if self._margin is not None else 0
 
-    def can_host(self, function: FunctionState) -> bool:
-        """Whether there is a device it could ever be loaded on."""
-        spec = function.spec
-        return bool(function.instances) or any(
-            spec.fits_family(device.spec.family) and spec.memory_mib <= device.spec.memory_mib
-            for device in self._state.devices.values()
-        )
+    # ------------------------------------------------------------------- slots
 
     def slots(self, function: FunctionState, units: int = 0, cores: int = 0) -> Iterator[Slot]:
         """Slots for one more batch, soonest kinds first: see `scheduling/slots.py`."""
         return slots(self, function, units, cores)
-
-    def max_units_by_bandwidth(self, function: FunctionState, device: Device, after: Batch | None = None) -> int:
-        """The largest slice within the bandwidth limit for one more batch; with `after`, once that one has ended."""
-        if self.bandwidth is None:
-            return device.spec.units
-        return self.bandwidth.max_units(function.spec.name, device, self._state.batches, after)
-
-    def can_colocate(self, function: FunctionState, device: Device) -> bool:
-        """Whether the bandwidth limit lets it run beside the instances there at any time."""
-        if self.bandwidth is None:
-            return True
-        others = [self._state.instances[name] for name in device.instances]
-        return self.bandwidth.can_colocate(function, device, [one for one in others if one.function != function.spec.name])
 
     def next_slot_us(self, function: FunctionState) -> int:
         """When a function without a slot may have one again: a quota refills by itself, all else takes an event."""
@@ -304,3 +287,55 @@ class View:
     def reserved_units(self, instance: Instance, device: Device) -> int:
         """Units reserved for others: not lent at all, or wanted by their owner at this moment."""
         return reserved_units(self, instance, device)
+
+    def max_units_by_bandwidth(self, function: FunctionState, device: Device, after: Batch | None = None) -> int:
+        """The largest slice within the bandwidth limit for one more batch; with `after`, once that one has ended."""
+        if self.bandwidth is None:
+            return device.spec.units
+        return self.bandwidth.max_units(function.spec.name, device, self.batches, after)
+
+    def can_colocate(self, function: FunctionState, device: Device) -> bool:
+        """Whether the bandwidth limit lets it run beside the instances there at any time."""
+        if self.bandwidth is None:
+            return True
+        others = [self.instances[name] for name in device.instances]
+        return self.bandwidth.can_colocate(function, device, [one for one in others if one.function != function.spec.name])
+
+    def can_host(self, function: FunctionState) -> bool:
+        """Whether there is a device it could ever be loaded on."""
+        spec = function.spec
+        return bool(function.instances) or any(
+            spec.fits_family(device.spec.family) and spec.memory_mib <= device.spec.memory_mib for device in self.devices.values()
+        )
+
+    # ---------------------------------------------------------- the controller
+
+    def set_explain(self, explain: bool) -> None:
+        self.explain = explain
+
+    def show_starved(self, functions: Mapping[str, None]) -> None:
+        self.needs_instance = functions
+
+    def hide(self, functions: Collection[str]) -> None:
+        """Leave these out of `waiting`: it is the turn of others. None of them: show all."""
+        waiting = self._state.waiting
+        self.waiting = _Visible(waiting, functions) if functions else waiting
+
+
+class _Visible(Mapping[str, "FunctionState"]):
+    """Waiting functions without some, as they come and go."""
+
+    def __init__(self, waiting: Mapping[str, FunctionState], hidden: Collection[str]) -> None:
+        self._waiting = waiting
+        self._hidden = hidden
+
+    def __getitem__(self, name: str) -> FunctionState:
+        if name in self._hidden:
+            raise KeyError(name)
+        return self._waiting[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._waiting if name not in self._hidden)
+
+    def __len__(self) -> int:
+        return sum(name not in self._hidden for name in self._waiting)

@@ -71,11 +71,11 @@ class Driver:
             self.post(CallCancelled(call_id))
 
     def _open(self, data: RunValues, call: Call, inputs: dict[str, bytes], on_end: OnEnd, began_us: int = 0) -> None:
-        data.open(call.id, self.controller.state.flows[call.target], inputs, began_us)
+        data.open(call.id, self.controller.flows[call.target], inputs, began_us)
         self._pending[call.id] = on_end
 
     def _resolve_data(self, data: RunValues, question: ResolveData) -> DataResolved | None:
-        run = self.controller.state.runs.get(question.call_id)
+        run = self.controller.workflow_run(question.call_id)
         return None if run is None else data.resolve(question, run.next_scope)
 
     def _end(self, data: RunValues, ending: Ending) -> None:

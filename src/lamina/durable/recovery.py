@@ -50,7 +50,7 @@ class RunRecovery:
 
     def flow_digest(self, target: str) -> tuple[str, bytes]:
         """Digest and encoding of a workflow as it is deployed now."""
-        flow = self._driver.controller.state.flows[target]
+        flow = self._driver.controller.flows[target]
         known = self._digests.get(target)
         if known is None or known[0] is not flow:
             body = encoding.encode(flow)
@@ -59,7 +59,7 @@ class RunRecovery:
 
     def start(self, loaded: LoadedRun, now_us: int) -> None:
         row = loaded.row
-        current = self._driver.controller.state.flows.get(row.target)
+        current = self._driver.controller.flows.get(row.target)
         if row.deadline_us and row.deadline_us <= now_us:
             self._on_ended(FailCall(row.id, "deadline"))
         elif not row.began_us or row.kind == "function":

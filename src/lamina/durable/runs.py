@@ -15,7 +15,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -23,6 +23,7 @@ import msgspec
 from lamina.core.actions import AppendJournal, FailCall, Reject, Reply
 from lamina.core.events import Journaled
 from lamina.core.scheduling.state import ControllerState
+from lamina.core.workflow.flow import Flow
 from lamina.core.workflow.journal_entry import JournalEntry
 from lamina.drivers.driver import Ending
 from lamina.drivers.realtime import RealtimeDriver
@@ -83,8 +84,9 @@ class ResidentRun:
 class ResidentRuns:
     """Durable runs in memory. Limits how many there are (count, jobs, bytes); runs that only wait do not count."""
 
-    def __init__(self, state: ControllerState) -> None:
+    def __init__(self, state: ControllerState, flows: Mapping[str, Flow]) -> None:
         self._state = state
+        self._flows = flows
         self.runs: dict[str, ResidentRun] = {}
         self.deferred = 0  #: runs rejected for the moment: as long as there are many, no others are loaded
         self._jobs, self._bytes = 0.0, 0
@@ -100,7 +102,7 @@ class ResidentRuns:
         return False
 
     def add(self, row: RunRow, number: int) -> None:
-        flow = self._state.flows.get(row.target)
+        flow = self._flows.get(row.target)
         weight = max([1.0, *flow.expected_jobs.values()]) if flow is not None else 1.0
         self.runs[row.id] = ResidentRun(row, number, weight)
         self._jobs += weight
@@ -134,7 +136,7 @@ class DurableRuns:
         self._describe = describe
         self._on_end = on_end
         self._same_transaction = same_transaction
-        self._resident = ResidentRuns(driver.controller.state)
+        self._resident = ResidentRuns(driver.controller.state, driver.controller.flows)
         self.loader = RunLoader(store, self._start_run, self._resident.has_room)
         self._listeners: dict[str, list[Callable[[], None]]] = {}  #: by run: called when its end is on disk
         self._is_started = self._is_closing = False

@@ -51,9 +51,7 @@ class TimedController:
         self.event, self.dispatch, self.scale, self.admit = Stopwatch(), Stopwatch(), Stopwatch(), Stopwatch()
         self.calls = 0
         self._recording = self._over = False
-        controller.policy = _Roles(controller.policy, dispatch=self)
-        controller._scale = _Roles(controller._scale, scale=self)
-        controller._admission.admit = _Roles(controller._admission.admit, admit=self)
+        controller.wrap_roles(lambda name, role: _Roles(role, **{name: self}))
 
     def begin(self) -> None:
         self._recording = True

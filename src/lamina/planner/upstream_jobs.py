@@ -12,6 +12,7 @@ from lamina.core.policy import View
 from lamina.core.scheduling.jobs import Job
 from lamina.core.scheduling.state import FunctionState
 from lamina.core.workflow.flow import Node, Task
+from lamina.core.workflow.runs import workflow_run
 
 LATENESS_ALLOWED = 1.25
 """Of the time they are expected in: so long are they waited for."""
@@ -68,16 +69,16 @@ def _upstream_batches(view: View, function: FunctionState) -> list[tuple[int, in
 def _predecessors(function: FunctionState) -> set[str]:
     """Functions that feed this one directly, in the workflow of the job at the head of its queue."""
     job = function.queue.head()
-    if job.run.flow.sole_task is not None:
+    if not job.run.is_workflow:
         return set()
-    nodes = job.run.scopes[job.scope].flow.nodes
+    nodes = workflow_run(job.run).scopes[job.scope].flow.nodes
     return {node.function for node in nodes.values() if isinstance(node, Task) and _feeds(node, nodes, function.spec.name)}
 
 
 def _leads_to(job: Job, name: str) -> bool:
-    if job.run.flow.sole_task is not None or not job.run.expected_jobs.get(name) or job.id not in job.run.jobs:
+    if not job.run.is_workflow or not job.run.expected_jobs.get(name) or job.id not in job.run.jobs:
         return False  # the last: it was cancelled, and leads nowhere any more
-    nodes = job.run.scopes[job.scope].flow.nodes
+    nodes = workflow_run(job.run).scopes[job.scope].flow.nodes
     node = nodes[job.node]
     return isinstance(node, Task) and _feeds(node, nodes, name)
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from lamina.core.actions import Reject
 from lamina.core.policy import Admitted, Decision, Defer, Drop, Slot, Start, View
-from lamina.core.scheduling.jobs import Job, Order
+from lamina.core.scheduling.jobs import Job
+from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState
 from lamina.planner.batching import (
     LEAD_US,

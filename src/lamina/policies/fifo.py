@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lamina.core.policy import Decision, Defer, Drop, Slot, Start, View
-from lamina.core.scheduling.jobs import Order
+from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState
 from lamina.planner.batching import LEAD_US, batchable_prefix, commit_at_us, largest_batch_within
 from lamina.types import NEVER_US

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from lamina.core.actions import Reject
 from lamina.core.policy import Decision, RecheckAt, View
-from lamina.core.scheduling.jobs import Order
+from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState
 from lamina.planner.partitioning.plan_rollout import PlanRollout
 from lamina.planner.partitioning.round_dispatch import RoundDispatcher

@@ -19,7 +19,7 @@ from lamina.core.actions import Action, AddDevice, Kill, Load, ReleaseDevice, Re
 from lamina.core.controller import Controller
 from lamina.core.events import BatchFailed, DataResolved, DeviceJoined, DeviceLost, Event, InstanceLost, InstanceReady
 from lamina.core.scheduling.state import Instance
-from lamina.core.workflow.scopes import Scope
+from lamina.core.workflow.runs import Scope
 from lamina.drivers.virtual import DeviceChange
 from lamina.sim.cost_accounting import CostAccounting
 from lamina.sim.hardware_model import HardwareModel
@@ -129,7 +129,7 @@ class SimulatedExecutor:
     # -------------------------------------------------------------- questions
 
     def _resolve(self, now_us: int, action: ResolveData) -> Scheduled:
-        run = self.controller.state.runs.get(action.call_id)
+        run = self.controller.workflow_run(action.call_id)
         if run is None:
             return ()  # it was asked, and then dropped, while the controller handled one and the same event
         scope = run.scopes.get(action.scope)

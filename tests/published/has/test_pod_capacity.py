@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lamina.core.policy import View
-from lamina.core.scheduling.jobs import Queue
 from lamina.core.scheduling.leases import Device
+from lamina.core.scheduling.queues import Queue
 from lamina.core.scheduling.state import ControllerState, FunctionState
 from lamina.published.has.pods import PodCapacity, PodShape
 from lamina.types import DeviceSpec, FunctionSpec

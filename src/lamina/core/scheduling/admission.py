@@ -2,99 +2,96 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
 from lamina.core.actions import Action, Reject
-from lamina.core.events import CallArrived, CallRecovered
+from lamina.core.events import CallArrived
 from lamina.core.policy import AdmitRole, Admitted, View
-from lamina.core.scheduling.call_registry import CallRegistry
-from lamina.core.scheduling.dispatch_queue import DispatchQueue
+from lamina.core.scheduling.calls import CallRegistry, Tenancy
+from lamina.core.scheduling.jobs import Target
+from lamina.core.scheduling.queues import DispatchQueue
 from lamina.core.scheduling.state import ControllerState
-from lamina.core.tenancy.fair_share import FairShare
-from lamina.core.workflow.engine import WorkflowEngine
-from lamina.core.workflow.flow import Flow
 from lamina.types import Call
+
+
+class Workflows(Protocol):
+    """Where admitted calls go that are more than one job."""
+
+    def start_run(self, call: Call, estimated_us: int) -> None: ...
 
 
 class Admission:
     def __init__(
         self,
-        admit: AdmitRole,
+        role: AdmitRole | None,
         state: ControllerState,
+        flows: Mapping[str, Target],
         view: View,
-        lines: DispatchQueue,
-        fair: FairShare,
+        dispatch_queue: DispatchQueue,
+        tenancy: Tenancy,
         calls: CallRegistry,
-        course: WorkflowEngine,
+        workflows: Workflows,
         out: list[Action],
     ) -> None:
-        self.admit = admit
+        self._role = role
         self._state = state
+        self._flows = flows
         self._view = view
-        self._dispatch_queue = lines
-        self._fair_share = fair
-        self._call_registry = calls
-        self._engine = course
+        self._dispatch_queue = dispatch_queue
+        self._tenancy = tenancy
+        self._calls = calls
+        self._workflows = workflows
         self._out = out
+
+    def wrap_role(self, wrap: Callable[[str, Any], Any]) -> None:
+        if self._role is not None:
+            self._role = wrap("admit", self._role)
 
     def on_call_arrived(self, event: CallArrived) -> None:
         call = event.call
-        state = self._state
-        flow = state.flows.get(call.target)
+        flow = self._flows.get(call.target)
         if flow is None:
             self._out.append(Reject(call.id, "unknown"))
             return
-        if call.id in state.runs:
+        if call.id in self._state.runs:
             self._out.append(Reject(call.id, "duplicate"))
             return
-        fair, now_us = self._fair_share, self._view.now_us
-        watched = fair.enabled or call.tenant != fair.sole_tenant or call.priority != 0
-        verdict = (fair.on_call_arrived(now_us, call) if watched else None) or self._decide(call, flow)
+        tenancy, now_us = self._tenancy, self._view.now_us
+        watched = tenancy.enabled or call.tenant != tenancy.sole_tenant or call.priority != 0
+        verdict = (tenancy.on_call_arrived(now_us, call) if watched else None) or self._decide(call, flow)
         if watched:
-            fair.on_admission_decided(now_us, not isinstance(verdict, Reject))
+            tenancy.on_admission_decided(now_us, not isinstance(verdict, Reject))
         if isinstance(verdict, Reject):
             self._out.append(verdict)
             return
-        run = self._call_registry.open_call(call, flow)
-        if verdict is not None:
-            run.estimated_us = verdict.estimate_us
-        if flow.sole_task is not None:
-            self._call_registry.enqueue_job(run, 0, flow.sole_task)
+        estimated_us = verdict.estimate_us if verdict is not None else 0
+        task = flow.sole_task
+        if task is not None:
+            self._calls.start_call(call, flow, task, estimated_us)
         else:
-            self._engine.start_run(run)
+            self._workflows.start_run(call, estimated_us)
 
-    def on_call_recovered(self, event: CallRecovered) -> None:
-        """Admit a recovered call: it was accepted once, and that holds."""
-        call, state = event.call, self._state
-        flow = event.flow or state.flows.get(call.target)
-        if flow is None or call.id in state.runs or any(name not in state.functions for name in flow.functions):
-            self._out.append(Reject(call.id, "duplicate" if call.id in state.runs else "unknown"))
-            return
-        fair, now_us = self._fair_share, self._view.now_us
-        if fair.enabled or call.tenant != fair.sole_tenant or call.priority != 0:
-            fair.on_call_arrived(now_us, call)
-            fair.on_admission_decided(now_us, True)
-        run = self._call_registry.open_call(call, flow)
-        run.replay_jobs = {}
-        self._engine.now_us = call.arrived_us
-        self._engine.start_run(run, event.redriven_us)
-
-    def _decide(self, call: Call, flow: Flow) -> Admitted | Reject | None:
-        state = self._state
+    def _decide(self, call: Call, flow: Target) -> Admitted | Reject | None:
+        functions = self._state.functions
         for name in flow.functions:
-            function = state.functions[name]
+            function = functions[name]
             if len(function.queue) >= function.spec.max_queue:
                 return Reject(call.id, "queue-full", retry_after_us=1_000_000)
         if call.cost_limit and self._view.least_cost(flow) > call.cost_limit:
             return Reject(call.id, "cost")
-        verdict = self.admit.admit(self._view, call)
+        if self._role is None:
+            return None
+        verdict = self._role.admit(self._view, call)
         if isinstance(verdict, Reject):
             self._on_rejected(flow)
         return verdict
 
-    def _on_rejected(self, flow: Flow) -> None:
+    def _on_rejected(self, flow: Target) -> None:
         """Count a rejection as demand: what it lacked is worth loading, and the prediction behind it may be wrong."""
         for name in flow.functions:
             function = self._state.functions[name]
-            self._call_registry.record_rejection(function)
+            self._calls.record_rejection(function)
             if not function.instances:
                 function.arrivals.on_arrival(self._view.now_us)
-                self._dispatch_queue.needs_instance[name] = None
+                self._dispatch_queue.needs_instance(name)

@@ -8,14 +8,15 @@ late is needed, so one stall of the machine cannot stop admission, and calls mad
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lamina.core.workflow.runs import WorkflowRun
+from lamina.core.scheduling.jobs import ActiveCall, Target
 
 if TYPE_CHECKING:
     from lamina.core.policy import Predictor
-    from lamina.core.scheduling.state import ControllerState, FunctionState
+    from lamina.core.scheduling.state import FunctionState
 
 STEP = 0.01  #: of the time a call has
 WORKFLOW_STEP = 0.05  #: likewise where several steps follow: what later ones will wait for is reckoned, and for all alike
@@ -26,55 +27,63 @@ QUIET_SLOS = 5  #: or for so many times the goal of its calls, if that is less
 
 @dataclass(slots=True)
 class AdmissionMargin:
+    flows: Mapping[str, Target] = field(default_factory=dict)  #: what is deployed
     _margin_us: dict[str, float] = field(default_factory=dict)  #: by target, and by tenant where they are kept apart
     _decayed_us: dict[str, int] = field(default_factory=dict)  #: by function: when its predictions were last believed less
-    per_tenant: bool = False  #: a tenant that is served after the others must not widen their margin
-    tenant: str = ""  #: the tenant whose call is being admitted, where they are kept apart
+    _per_tenant: bool = False  #: a tenant that is served after the others must not widen their margin
+    _tenant: str = ""  #: the tenant whose call is being admitted, where they are kept apart
+
+    def keep_per_tenant(self, per_tenant: bool) -> None:
+        self._per_tenant = per_tenant
+        if not per_tenant:
+            self._tenant = ""
+
+    def on_tenant_asks(self, tenant: str) -> None:
+        """The next estimates are for a call of this tenant."""
+        self._tenant = tenant
 
     def margin_us(self, target: str) -> int:
         """Margin to add to an estimate."""
-        return int(self._margin_us.get(f"{target}/{self.tenant}" if self.per_tenant else target, 0.0))
+        return int(self._margin_us.get(f"{target}/{self._tenant}" if self._per_tenant else target, 0.0))
 
-    def on_call_ended(self, run: WorkflowRun, in_time: bool) -> None:
+    def on_call_ended(self, run: ActiveCall, in_time: bool) -> None:
         """Learn from an ended call. A run that fails at a step only some runs come to had no estimate for it: to reject others
         for that would mostly hit runs that do not come there."""
         call = run.call
         if not in_time and any(run.flow.expected_jobs.get(job.function, 1.0) < 1 for job in run.jobs.values()):
             return
-        key = f"{call.target}/{call.tenant}" if self.per_tenant else call.target
+        key = f"{call.target}/{call.tenant}" if self._per_tenant else call.target
         before_us = self._margin_us.get(key, 0.0)
         if in_time and not before_us:  # as nearly all of them
             return
         allowed_us = call.expires_us - call.arrived_us
         target = run.flow.slo.target
-        step_us = allowed_us * (STEP if run.flow.sole_task is not None else WORKFLOW_STEP)
+        step_us = allowed_us * (WORKFLOW_STEP if run.is_workflow else STEP)
         change = -(1 - target) if in_time else target
         self._margin_us[key] = max(0.0, min(MAX_MARGIN * allowed_us, before_us + step_us * change))
 
-    def on_rejection(self, now_us: int, function: FunctionState, state: ControllerState, predictor: Predictor) -> None:
+    def on_rejection(self, now_us: int, function: FunctionState, predictor: Predictor) -> None:
         """Count a call rejected, or dropped as hopeless. Where SLOs are milliseconds, a second is hundreds of calls."""
-        function.rejections += 1
+        function.on_rejection()
         quiet_us = QUIET_SLOS * function.spec.slo.latency_us
         if 0 < quiet_us < QUIET_US and now_us - self._decayed_us.get(function.spec.name, 0) >= quiet_us:
-            self._decay_function(now_us, quiet_us, function, state, predictor)
+            self._decay_function(now_us, quiet_us, function, predictor)
 
-    def decay(self, now_us: int, state: ControllerState, predictor: Predictor) -> None:
+    def decay(self, now_us: int, functions: Iterable[FunctionState], predictor: Predictor) -> None:
         """Decay predictions and margins of idle functions that reject: nothing runs that could prove the prediction wrong or
         the margin too wide, so both are believed a little less every second. What closes by itself must open by itself."""
-        for function in state.functions.values():
+        for function in functions:
             if function.rejections:
-                self._decay_function(now_us, QUIET_US, function, state, predictor)
+                self._decay_function(now_us, QUIET_US, function, predictor)
 
-    def _decay_function(
-        self, now_us: int, quiet_us: int, function: FunctionState, state: ControllerState, predictor: Predictor
-    ) -> None:
+    def _decay_function(self, now_us: int, quiet_us: int, function: FunctionState, predictor: Predictor) -> None:
         if any(i.batches or now_us - i.last_used_us < quiet_us for i in function.instances.values()):
             return
         name = function.spec.name
         predictor.relax(name)
         for key in self._margin_us:
-            flow = state.flows.get(key.partition("/")[0])
+            flow = self.flows.get(key.partition("/")[0])
             if flow is not None and name in flow.functions:
                 self._margin_us[key] *= 0.7
-        function.rejections = 0
+        function.forget_rejections()
         self._decayed_us[name] = now_us

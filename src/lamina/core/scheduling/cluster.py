@@ -11,127 +11,124 @@ from collections.abc import Container
 from typing import TypeVar
 
 from lamina.core.actions import Action, JobRef, Kill, Load, ReleaseDevice, Resize, StartBatch, Unload
-from lamina.core.lifecycle import InstancePhase, next_phase
+from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import LoadInstance, ResizeInstance, ReturnDevice, Start, UnloadInstance, View
-from lamina.core.scheduling.dispatch_queue import DispatchQueue
+from lamina.core.scheduling.jobs import QUEUED
 from lamina.core.scheduling.leases import Device, slice_label
+from lamina.core.scheduling.queues import DispatchQueue
 from lamina.core.scheduling.state import Batch, ControllerState, Instance
 from lamina.core.scheduling.token_bucket import time_share_bucket
 from lamina.errors import PolicyError
+from lamina.types import DeviceSpec, FunctionSpec
 
 Thing = TypeVar("Thing")
 
 
 class Cluster:
-    def __init__(self, state: ControllerState, view: View, lines: DispatchQueue, out: list[Action]) -> None:
+    """Writer of `devices`, `instances` and `batches` of the state."""
+
+    def __init__(self, state: ControllerState, view: View, dispatch_queue: DispatchQueue, out: list[Action]) -> None:
         self._state = state
         self._view = view
-        self._dispatch_queue = lines
+        self._dispatch_queue = dispatch_queue
         self._out = out
 
     # ---------------------------------------------------------------- batches
 
     def start_batch(self, decision: Start) -> Batch:
-        jobs, opening = decision.jobs, decision.slot
-        instance, device, after = opening.instance, opening.device, opening.behind
+        jobs, slot = decision.jobs, decision.slot
+        instance, device, behind = slot.instance, slot.device, slot.behind
         function = self._state.functions[instance.function]
         self._check_start(decision)
-        predicted_us = self._view.latency_us(function.spec.name, device, len(jobs), opening.units, opening.cores)
+        predicted_us = self._view.latency_us(function.spec.name, device, len(jobs), slot.units, slot.cores)
         transfer_us = self._view.transfer_us(jobs, device)
         if predicted_us:
             predicted_us += transfer_us
-        if predicted_us and opening.at_us + predicted_us > max([job.expires_us for job in jobs]):
+        if predicted_us and slot.at_us + predicted_us > max([job.expires_us for job in jobs]):
             raise PolicyError(f"every job of this batch of {function.spec.name} would be too late")
-        state = self._state
-        state.last_batch += 1
         batch = Batch(
-            state.last_batch,
+            self._state.next_batch_id(),
             instance,
             device,
-            opening.mask,
+            slot.mask,
             jobs,
             predicted_us,
-            planned_start_us=opening.at_us,
-            cores=opening.cores,
+            planned_start_us=slot.at_us,
+            cores=slot.cores,
             transfer_us=transfer_us,
         )
-        if after is not None:
-            batch.behind = after
-            after.follower = batch
+        if behind is not None:
+            batch.book_behind(behind)
         else:
             self._begin_batch(batch)
-        state.batches[batch.id] = batch
-        instance.batches[batch.id] = batch
+        self._state.batches[batch.id] = batch
+        instance.add_batch(batch)
         self._dispatch_queue.dequeue(function, jobs)
         for job in jobs:
-            job.batch_id = batch.id
+            job.start(batch.id)
         self._out.append(
             StartBatch(
                 batch.id,
                 function.spec.name,
                 instance.id,
                 device.spec.id,
-                opening.mask,
+                slot.mask,
                 tuple([JobRef(job.id, job.run.call.id, job.scope, job.node) for job in jobs]),
                 predicted_us,
-                after.id if after is not None else 0,
+                behind.id if behind is not None else 0,
                 decision.why,
-                opening.cores,
+                slot.cores,
                 transfer_us,
             )
         )
         return batch
 
     def _check_start(self, decision: Start) -> None:
-        jobs, opening = decision.jobs, decision.slot
-        instance, device, mask, after = opening.instance, opening.device, opening.mask, opening.behind
+        jobs, slot = decision.jobs, decision.slot
+        instance, device, mask, behind = slot.instance, slot.device, slot.mask, slot.behind
         name = instance.function
         function = self._state.functions[name]
         if not jobs:
             raise PolicyError("a batch needs at least one job")
         if len(jobs) > function.spec.max_batch:
             raise PolicyError(f"{name} takes {function.spec.max_batch} jobs at once, not {len(jobs)}")
-        ids = {job.id for job in jobs if not job.batch_id and job.function == name and job.id in job.run.jobs}
+        ids = {job.id for job in jobs if job.state is QUEUED and job.function == name and job.id in job.run.jobs}
         if len(ids) != len(jobs):
             raise PolicyError(f"a batch is made of waiting jobs of one function, each once; this one is for {name}")
         if instance.phase is not InstancePhase.WARM or instance.device != device.spec.id:
             raise PolicyError(f"{instance.id} is {instance.phase.value} on {instance.device}")
         if not device.is_valid_slice(mask) or not (device.spec.limits.per_batch or mask == device.homes.get(instance.id)):
             raise PolicyError(f"{device.spec.id} has no slice {mask:b} for {instance.id}")
-        own = after is not None and after.instance is instance
+        own = behind is not None and behind.instance is instance
         if not own and not instance.has_capacity(function.batches_at_once(device)):
             raise PolicyError(f"{instance.id} has all the batches it may run at once")
-        if opening.cores < 0 or opening.cores > (device.cores_free if after is None else after.cores):
-            raise PolicyError(f"{device.spec.id} has no {opening.cores} cores to spare")
-        if after is None:
+        if slot.cores < 0 or slot.cores > (device.cores_free if behind is None else behind.cores):
+            raise PolicyError(f"{device.spec.id} has no {slot.cores} cores to spare")
+        if behind is None:
             if mask & (device.busy | device.reserved_units(instance.id)):
-                raise PolicyError(f"{slice_label(device.spec.id, mask)} is busy, or kept for somebody else")
-        elif after.follower is not None or after.started_us < 0 or after.id not in self._state.batches:
-            raise PolicyError(f"nothing can be booked behind batch {after.id}")
-        elif after.device is not device or mask & ~after.mask:
-            raise PolicyError(f"{slice_label(device.spec.id, mask)} is not what batch {after.id} leaves behind")
+                raise PolicyError(f"{slice_label(device.spec.id, mask)} is busy, or reserved for another")
+        elif behind.follower is not None or behind.started_us < 0 or behind.id not in self._state.batches:
+            raise PolicyError(f"nothing can be booked behind batch {behind.id}")
+        elif behind.device is not device or mask & ~behind.mask:
+            raise PolicyError(f"{slice_label(device.spec.id, mask)} is not what batch {behind.id} leaves behind")
 
     def _begin_batch(self, batch: Batch) -> None:
-        batch.started_us = self._view.now_us
+        batch.begin(self._view.now_us)
         batch.device.lease(batch.id, batch.mask, batch.cores)
-        batch.instance.running += 1
+        batch.instance.on_batch_began()
 
     def release_batch(self, batch: Batch) -> None:
         """End the lease of a batch; the booked batch behind it takes the slice over at once."""
         instance = batch.instance
         del self._state.batches[batch.id]
-        del instance.batches[batch.id]
+        instance.remove_batch(batch, self._view.now_us)
         self._dispatch_queue.device_changed(batch.device)
         if batch.started_us >= 0:
             batch.device.release(batch.id)
-            instance.running -= 1
-            instance.last_used_us = self._view.now_us
-        elif batch.behind is not None:
-            batch.behind.follower = None
-        follower = batch.follower
+        else:
+            batch.call_off()
+        follower = batch.pass_on()
         if follower is not None:
-            batch.follower = None
-            follower.behind = None
             self._begin_batch(follower)
         if instance.phase is InstancePhase.DRAINING and not instance.batches:
             self._finish_unload(instance)
@@ -148,9 +145,8 @@ class Cluster:
             raise PolicyError(f"{spec.name} needs {spec.memory_mib} MiB; {device.spec.id} has no room for it")
         mask = self._shared_slice(device, decision) if decision.beside else _reserved_slice(device, decision.home_units)
         quota = _time_share(device, mask, decision.quota)
-        function.loads_started += 1
         instance = Instance(
-            f"{spec.name}-{function.loads_started}",
+            function.next_instance_id(),
             spec.name,
             device.spec.id,
             InstancePhase.LOADING,
@@ -161,12 +157,10 @@ class Cluster:
             bucket=time_share_bucket(quota, None, self._view.now_us),
             version=spec.version,
         )
-        device.memory_used_mib += spec.memory_mib
-        device.instances[instance.id] = None
+        device.add_instance(instance.id, spec.memory_mib)
         if mask:
             device.reserve(instance.id, mask, spec.lend, quota)
-        function.instances[instance.id] = instance
-        function.instances_by_device[device.spec.id] = function.instances_by_device.get(device.spec.id, 0) + 1
+        function.add_instance(instance)
         self._state.instances[instance.id] = instance
         self._out.append(Load(instance.id, spec.name, device.spec.id, mask, quota))
         return instance
@@ -183,7 +177,21 @@ class Cluster:
         if not instance.batches:
             self._finish_unload(instance)
         elif instance.phase is InstancePhase.WARM:
-            instance.phase = next_phase(instance.phase, "drain")
+            instance.move("drain")
+
+    def on_ready(self, instance: Instance) -> None:
+        """It has been loaded, and takes batches from now on."""
+        instance.move("ready")
+        self._dispatch_queue.device_changed(self._state.devices[instance.device])
+
+    def redeploy_instance(self, instance: Instance, spec: FunctionSpec) -> None:
+        """Put an instance under a new spec of its function: the terms of its home, or the units its batches ask for."""
+        device = self._state.devices[instance.device]
+        if instance.id in device.homes:
+            device.reserve(instance.id, device.homes[instance.id], spec.lend, instance.quota)
+        else:
+            instance.resize(spec.units_on(device.spec), instance.quota, instance.bucket)
+        self._dispatch_queue.device_changed(device)
 
     def resize_instance(self, decision: ResizeInstance) -> None:
         instance = _known(self._state.instances, decision.instance)
@@ -194,29 +202,27 @@ class Cluster:
         if stays and decision.quota == instance.quota:
             return
         mask = now if stays else _reserved_slice(device, decision.home_units, (instance.id,))
-        instance.quota = _time_share(device, mask, decision.quota, instance.id)
-        instance.bucket = time_share_bucket(instance.quota, instance.bucket, self._view.now_us)
+        quota = _time_share(device, mask, decision.quota, instance.id)
+        bucket = time_share_bucket(quota, instance.bucket, self._view.now_us)
         if mask:
-            device.reserve(instance.id, mask, spec.lend, instance.quota)
+            device.reserve(instance.id, mask, spec.lend, quota)
         else:
             device.unreserve(instance.id)
-        instance.units = mask.bit_count() or spec.units_on(device.spec)
+        instance.resize(mask.bit_count() or spec.units_on(device.spec), quota, bucket)
         self._dispatch_queue.device_changed(device)
-        self._out.append(Resize(instance.id, mask, instance.quota))
+        self._out.append(Resize(instance.id, mask, quota))
 
     def kill_instance(self, instance: Instance, reason: str) -> None:
         """Request its forced end, once; until its loss is reported it gets nothing more to do."""
         if not instance.killed:
-            instance.killed = True
-            if instance.phase is InstancePhase.WARM:
-                instance.phase = next_phase(instance.phase, "drain")
-            self._dispatch_queue.needs_instance[instance.function] = None
+            instance.kill()
+            self._dispatch_queue.needs_instance(instance.function)
             self._out.append(Kill(instance.id, reason))
 
     def remove_lost(self, instances: list[Instance]) -> tuple[list[Batch], list[Batch]]:
         """Remove lost instances, all at once; returns the batches begun on them and those only booked."""
         for instance in instances:
-            instance.phase = next_phase(instance.phase, "lost")
+            instance.move("lost")
         batches = [batch for instance in instances for batch in instance.batches.values()]
         booked = [batch for batch in batches if batch.started_us < 0]
         begun = [batch for batch in batches if batch.started_us >= 0]
@@ -228,7 +234,7 @@ class Cluster:
 
     def _finish_unload(self, instance: Instance) -> None:
         """Unload a drained or idle instance."""
-        instance.phase = next_phase(instance.phase, "unload")
+        instance.move("unload")
         self._remove_instance(instance)
         self._out.append(Unload(instance.id))
 
@@ -236,17 +242,23 @@ class Cluster:
         device = self._state.devices[instance.device]
         function = self._state.functions[instance.function]
         self._dispatch_queue.device_changed(device)  # its memory and its home are free for others
-        device.memory_used_mib -= instance.memory_mib
-        device.remove_instance(instance.id)
-        del function.instances[instance.id]
-        function.instances_by_device[instance.device] -= 1
-        if not function.instances_by_device[instance.device]:
-            del function.instances_by_device[instance.device]
+        device.remove_instance(instance.id, instance.memory_mib)
+        function.remove_instance(instance)
         del self._state.instances[instance.id]
         if len(function.queue) and not function.instances:
-            self._dispatch_queue.needs_instance[function.spec.name] = None
+            self._dispatch_queue.needs_instance(function.spec.name)
 
     # ---------------------------------------------------------------- devices
+
+    def add_device(self, spec: DeviceSpec) -> None:
+        """A device has joined: functions without an instance may have room now."""
+        self._state.devices[spec.id] = Device(spec)
+        self._dispatch_queue.needs_instance(*self._state.functions)
+
+    def remove_device(self, device: Device) -> None:
+        """A lost device, whose instances have been removed."""
+        del self._state.devices[device.spec.id]
+        self._dispatch_queue.needs_instance(*self._state.functions)
 
     def release_device(self, decision: ReturnDevice) -> None:
         device = _known(self._state.devices, decision.device)

@@ -13,13 +13,11 @@ from lamina.core.actions import FailCall
 from lamina.core.events import BatchFailed, DeviceLost, InstanceLost
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import View
-from lamina.core.scheduling.call_registry import CallRegistry
+from lamina.core.scheduling.calls import CallRegistry
 from lamina.core.scheduling.cluster import Cluster
-from lamina.core.scheduling.dispatch_queue import DispatchQueue
+from lamina.core.scheduling.queues import DispatchQueue
 from lamina.core.scheduling.rolling_update import RollingUpdate
 from lamina.core.scheduling.state import Batch, ControllerState, Instance
-from lamina.core.workflow.critical_path import CriticalPath
-from lamina.core.workflow.engine import WorkflowEngine
 
 BACKOFF_US = (0, 100_000, 200_000, 400_000, 800_000, 1_600_000, 3_200_000, 6_400_000, 12_800_000, 30_000_000)
 
@@ -35,22 +33,18 @@ class Failures:
         self,
         state: ControllerState,
         view: View,
-        lines: DispatchQueue,
-        fleet: Cluster,
-        renewal: RollingUpdate,
-        slack: CriticalPath,
+        dispatch_queue: DispatchQueue,
+        cluster: Cluster,
+        rolling_update: RollingUpdate,
         calls: CallRegistry,
-        course: WorkflowEngine,
         hang_floor_us: int,
     ) -> None:
         self._state = state
         self._view = view
-        self._dispatch_queue = lines
-        self._cluster = fleet
-        self._rolling_update = renewal
-        self._critical_path = slack
-        self._call_registry = calls
-        self._engine = course
+        self._dispatch_queue = dispatch_queue
+        self._cluster = cluster
+        self._rolling_update = rolling_update
+        self._calls = calls
         self._hang_floor_us = hang_floor_us
 
     def on_batch_failed(self, event: BatchFailed) -> None:
@@ -64,17 +58,16 @@ class Failures:
         if instance is None:
             return
         function = self._state.functions[instance.function]
-        function.consecutive_crashes += 1
-        function.load_not_before_us = self._view.now_us + BACKOFF_US[min(function.consecutive_crashes, len(BACKOFF_US)) - 1]
+        function.on_crash(self._view.now_us, BACKOFF_US)
         lost_loading = instance.phase is InstancePhase.LOADING
         self._remove_lost([instance], event.reason)
         if lost_loading and function.consecutive_crashes >= MAX_CRASHES and not function.instances:
             for job in function.queue.jobs():
                 if job.id in job.run.jobs:
-                    self._call_registry.drop_job(job.run, job)
-                    self._engine.on_job_failed(job.run, job, "load-failed")
+                    self._calls.drop_job(job.run, job)
+                    job.run.owner.on_job_failed(job.run, job, "load-failed")
         elif len(function.queue) or function.spec.scale.min:
-            self._dispatch_queue.needs_instance[function.spec.name] = None
+            self._dispatch_queue.needs_instance(function.spec.name)
 
     def on_device_lost(self, event: DeviceLost) -> None:
         state = self._state
@@ -82,9 +75,7 @@ class Failures:
         if device is None:
             return
         self._remove_lost([state.instances[instance_id] for instance_id in device.instances], "device-lost")
-        del state.devices[event.device]
-        self._critical_path.invalidate()
-        self._dispatch_queue.needs_instance.update(dict.fromkeys(state.functions))
+        self._cluster.remove_device(device)
 
     def _remove_lost(self, instances: list[Instance], reason: str) -> None:
         for instance in instances:
@@ -94,7 +85,7 @@ class Failures:
         for batch in begun:
             alone = crowd[batch.instance.id] == 1
             if not alone:  # which of them was it? One at a time now, until all have been tried
-                self._state.functions[batch.instance.function].jobs_in_quarantine += len(batch.jobs)
+                self._state.functions[batch.instance.function].quarantine(len(batch.jobs))
             self._retry_jobs(batch, reason, blamed=alone)
         for batch in booked:
             self._requeue_unstarted(batch)
@@ -114,24 +105,20 @@ class Failures:
     def _retry_jobs(self, batch: Batch, reason: str, *, blamed: bool) -> None:
         """Retry the jobs of a failed batch: in batches half as large; alone, once more; then no more."""
         function = self._state.functions[batch.instance.function]
-        company = len(batch.jobs)
-        fastest_us = self._critical_path.fastest_us(function.spec.name)
+        fastest_us = self._view.fastest_us(function.spec.name)
         for job in batch.jobs:
             run = job.run
             if job.id not in run.jobs:
                 continue
-            job.batch_id = 0
-            if company > 1:
-                job.batch_limit = max(1, company // 2)
-            elif blamed:
-                job.solo_crashes += 1
-            run.retries += 1
+            job.requeue()
+            job.blame(len(batch.jobs), alone=blamed)
+            run.on_retry()
             if not function.spec.idempotent or job.solo_crashes > 1:
-                function.jobs_in_quarantine = max(0, function.jobs_in_quarantine - 1)
-                self._engine.on_job_failed(run, job, reason)
+                function.release_quarantine(1)
+                run.owner.on_job_failed(run, job, reason)
             elif self._view.now_us + fastest_us > job.expires_us:
-                del run.jobs[job.id]
-                self._call_registry.fail(run, FailCall(run.call.id, "deadline", job.node, job.id))
+                run.remove_job(job)
+                self._calls.fail(run, FailCall(run.call.id, "deadline", job.node, job.id))
             else:
                 self._dispatch_queue.enqueue(function, job)
 
@@ -139,5 +126,5 @@ class Failures:
         """Requeue the jobs of a batch that never began: they are not to blame."""
         for job in batch.jobs:
             if job.id in job.run.jobs:
-                job.batch_id = 0
+                job.requeue()
                 self._dispatch_queue.enqueue(self._state.functions[job.function], job)

@@ -1,84 +1,176 @@
-"""Jobs, and the queue of one function, always in the order its policy serves them."""
+"""Jobs and the calls they belong to: all that scheduling knows of a call is that it brings jobs and is told how they end.
+
+A call of a function is one job, and its owner is the call registry. A call of a workflow is a sequence of jobs, and its owner is
+the workflow engine, which queues the next ones when some have ended. Scheduling knows either only as a `JobOwner`.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
+from lamina.core.lifecycle import JobState, RunState
+from lamina.types import Call, Slo
+
 if TYPE_CHECKING:
-    from lamina.core.workflow.runs import WorkflowRun
+    from lamina.core.scheduling.state import Batch
 
-PARKED = -1
-"""Of a durable run: the outcome is being written down, or the run has not been told yet all that was."""
+NONE_EXPECTED: Mapping[str, float] = {}
 
-Order = Literal["arrival", "due"]
+QUEUED, IN_BATCH, PARKED = JobState.QUEUED, JobState.IN_BATCH, JobState.PARKED
+
+
+class SoleTask(Protocol):
+    """The one step of a call that needs no workflow engine."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def function(self) -> str: ...
+
+
+class Target(Protocol):
+    """What a call asks for: a function, or a workflow of several; as much of it as scheduling looks at."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def slo(self) -> Slo: ...
+
+    @property
+    def functions(self) -> tuple[str, ...]: ...
+
+    @property
+    def expected_jobs(self) -> Mapping[str, float]: ...
+
+    @property
+    def sole_task(self) -> SoleTask | None: ...
+
+
+class JobOwner(Protocol):
+    """Receiver of the outcomes of jobs. Each job has left its queue or batch, but not yet its call."""
+
+    def on_job_succeeded(self, run: ActiveCall, job: Job, batch: Batch) -> None: ...
+
+    def on_job_failed(self, run: ActiveCall, job: Job, error: str, name: str = "", batch: Batch | None = None) -> None: ...
+
+    def on_call_ended(self, run: ActiveCall) -> None:
+        """However it ended, it brings no more jobs."""
+        ...
 
 
 class Job(Struct, eq=False):
-    """A job: one step of one run."""
+    """A job: one step of one call."""
 
     id: int
-    run: WorkflowRun
+    run: ActiveCall
     scope: int
     node: str
     function: str
     enqueued_us: int
-    due_us: int  #: when this step must end for the run to meet its deadline
+    due_us: int  #: when this step must end for the call to meet its deadline
     expires_us: int  #: when its result has no use any more
     input_device: str = ""  #: device where its input lies; "": it came with the call
     execution_id: int = 0  #: node execution of its run that it is done for; 0: a plain step
     batch_limit: int = 0  #: at most so many together: it was in a batch that killed its worker; 0: no such limit
     solo_crashes: int = 0  #: workers that died under it alone
-    batch_id: int = 0  #: the batch it is in; 0 while it waits, `PARKED` while it does neither
+    batch_id: int = 0  #: of the batch it is in
+    state: JobState = QUEUED
+
+    @property
+    def is_queued(self) -> bool:
+        return self.state is QUEUED
+
+    def start(self, batch_id: int) -> None:
+        """Enter a batch."""
+        self.state = IN_BATCH
+        self.batch_id = batch_id
+
+    def requeue(self) -> None:
+        """Wait again: its batch came to nothing, or it is parked no longer."""
+        self.state = QUEUED
+        self.batch_id = 0
+
+    def park(self) -> None:
+        """Neither wait nor run, until the journal of its run is up to date."""
+        self.state = PARKED
+        self.batch_id = 0
+
+    def blame(self, batch_size: int, *, alone: bool) -> None:
+        """Its batch killed a worker: half as many together next time. `alone`: there was no other job it could have been."""
+        if batch_size > 1:
+            self.batch_limit = max(1, batch_size // 2)
+        elif alone:
+            self.solo_crashes += 1
 
 
-@dataclass(slots=True)
-class Queue:
-    """A sorted list: jobs mostly arrive in order, so adding is appending; taking the first n is one slice."""
+class ActiveCall:
+    """A call in flight: its open jobs, and what those that have ended took and cost.
 
-    function: str
-    order: Order = "arrival"
-    _entries: list[tuple[int, int, Job]] = field(default_factory=list)
+    Written out rather than generated: one is made for every call.
+    """
 
-    def __len__(self) -> int:
-        return len(self._entries)
+    __slots__ = (
+        "batch", "call", "cold_us", "cost", "estimated_us", "expected_jobs", "flow", "is_workflow", "jobs", "last_device",
+        "owner", "queue_us", "retries", "slice", "state",
+    )  # fmt: skip
 
-    def add(self, job: Job) -> None:
-        entry = (job.due_us if self.order == "due" else job.id, job.id, job)
-        entries = self._entries
-        if not entries or entries[-1] < entry:
-            entries.append(entry)
-        else:
-            insort(entries, entry)
+    def __init__(self, call: Call, flow: Target, owner: JobOwner, estimated_us: int = 0) -> None:
+        self.call = call
+        self.flow = flow
+        self.owner = owner
+        self.estimated_us = estimated_us  #: latency expected at admission; 0: no estimate
+        self.is_workflow = False  #: of several steps
+        self.expected_jobs: Mapping[str, float] = NONE_EXPECTED  #: jobs it is yet to bring, per function
+        self.state = RunState.ACTIVE
+        self.jobs: dict[int, Job] = {}  #: queued, booked, running or parked
+        self.queue_us = 0
+        self.batch = 0
+        self.slice = ""
+        self.cost = 0.0
+        self.cold_us = 0
+        self.last_device = ""  #: of the step that ended last: where the next one finds its input
+        self.retries = 0
 
-    def remove(self, job: Job) -> None:
-        at = bisect_left(self._entries, (job.due_us if self.order == "due" else job.id, job.id))
-        assert self._entries[at : at + 1] and self._entries[at][2] is job, f"job {job.id} is not waiting"
-        del self._entries[at]
+    @property
+    def is_ended(self) -> bool:
+        return self.state is RunState.ENDED
 
-    def remove_all(self, jobs: list[Job]) -> None:
-        """Take these jobs out; when they are the first ones, as they nearly always are, in one stroke."""
-        if self.first(len(jobs)) == jobs:
-            del self._entries[: len(jobs)]
-            return
-        for job in jobs:
-            self.remove(job)
+    def add_job(self, job: Job) -> None:
+        self.jobs[job.id] = job
 
-    def head(self) -> Job:
-        return self._entries[0][2]
+    def remove_job(self, job: Job) -> bool:
+        """Whether it was there: its run may have ended meanwhile, or given it up."""
+        return self.jobs.pop(job.id, None) is not None
 
-    def first(self, count: int) -> list[Job]:
-        return [entry[2] for entry in self._entries[:count]]
+    def on_job_finished(self, waited_us: int, batch_size: int, label: str, device: str, cost: float) -> None:
+        """Account for a job whose batch has finished."""
+        self.queue_us += waited_us
+        if batch_size > self.batch:
+            self.batch = batch_size
+        self.slice = label
+        self.cost += cost
+        self.last_device = device
 
-    def count_due_before(self, due_us: int) -> int:
-        """Number of jobs due sooner than that; of a queue kept by due time."""
-        return bisect_left(self._entries, (due_us,))
+    def on_cold_start(self, waited_us: int) -> None:
+        """One of its jobs has waited for a load."""
+        self.cold_us = max(self.cold_us, waited_us)
 
-    def slice(self, start: int, count: int) -> list[Job]:
-        return [entry[2] for entry in self._entries[start : start + count]]
+    def on_retry(self) -> None:
+        self.retries += 1
 
-    def jobs(self) -> list[Job]:
-        return [entry[2] for entry in self._entries]
+    def end(self) -> None:
+        """Its ending has been said."""
+        self.state = RunState.ENDED
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether anything is still to be done for it."""
+        return bool(self.jobs)
+
+    def check(self) -> None:
+        assert self.is_pending, f"{self.call.id} is nowhere: it has no job"

@@ -152,8 +152,13 @@ class Device:
             self.cores_busy -= self.cores.pop(batch_id, 0)
         return mask
 
-    def remove_instance(self, instance: str) -> None:
-        self.instances.pop(instance, None)
+    def add_instance(self, instance: str, memory_mib: int) -> None:
+        self.instances[instance] = None
+        self.memory_used_mib += memory_mib
+
+    def remove_instance(self, instance: str, memory_mib: int) -> None:
+        del self.instances[instance]
+        self.memory_used_mib -= memory_mib
         self.unreserve(instance)
 
     def check(self) -> None:

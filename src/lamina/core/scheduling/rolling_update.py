@@ -1,4 +1,4 @@
-"""Rolling update: instances of a new version replace those of the old one without a call noticing.
+"""Rolling update: functions are deployed, and instances of a new version replace those of the old one without a call noticing.
 
 One instance of a function at a time: its successor is loaded beside it, or on another device that has the room, and only when
 that one is ready does the old one finish what it has and leave. Where there is no room for both, the old one leaves first, and
@@ -12,27 +12,44 @@ from collections.abc import Iterable
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import LoadInstance, UnloadInstance
 from lamina.core.scheduling.cluster import Cluster
-from lamina.core.scheduling.state import ControllerState, FunctionState, Instance
+from lamina.core.scheduling.queues import DispatchQueue, Order, Queue
+from lamina.core.scheduling.state import Clock, ControllerState, FunctionState, Instance
+from lamina.core.scheduling.token_bucket import quota_bucket
 from lamina.errors import PolicyError
 from lamina.types import FunctionSpec
 
 
 class RollingUpdate:
-    def __init__(self, state: ControllerState, fleet: Cluster) -> None:
+    """Writer of `functions` of the state."""
+
+    def __init__(
+        self, state: ControllerState, clock: Clock, dispatch_queue: DispatchQueue, cluster: Cluster, order: Order
+    ) -> None:
         self._state = state
-        self._cluster = fleet
+        self._clock = clock
+        self._dispatch_queue = dispatch_queue
+        self._cluster = cluster
+        self._order: Order = order
         self._replaces: dict[str, str] = {}  #: instances being loaded, and the old ones that will leave for them
         self._previous_specs: dict[str, FunctionSpec] = {}  #: what functions were before their last deployment
         self.halted: dict[str, str] = {}  #: functions whose new version cannot be loaded, and which that is
 
-    def remember_specs(self, specs: Iterable[FunctionSpec]) -> None:
-        """Remember the specs that a deployment is about to replace."""
+    def deploy(self, specs: Iterable[FunctionSpec]) -> None:
+        """Functions exist from now on, or under a new spec: instances go on under its terms."""
         for spec in specs:
             known = self._state.functions.get(spec.name)
-            if known is not None:
+            if known is None:
+                known = self._state.functions[spec.name] = FunctionState(spec, Queue(spec.name, self._order))
+            else:
                 self._previous_specs[spec.name] = known.spec
+                known.redeploy(spec)
+                for instance in known.instances.values():
+                    self._cluster.redeploy_instance(instance, spec)
+            known.set_quota(quota_bucket(spec.quota, known.bucket, self._clock.now_us))
+            if spec.scale.min:
+                self._dispatch_queue.needs_instance(spec.name)
 
-    def begin(self, specs: Iterable[FunctionSpec]) -> None:
+    def replace_outdated(self, specs: Iterable[FunctionSpec]) -> None:
         for spec in specs:
             self.halted.pop(spec.name, None)
             self._continue(self._state.functions[spec.name])

@@ -1,4 +1,8 @@
-"""State of the controller: functions, instances, batches and their registers; `check()` verifies its invariants."""
+"""State of the controller: the clock, functions, instances and batches; `check()` verifies the invariants.
+
+Fields are written by methods of the class that has them, here; the registers of `ControllerState` by one module each: functions
+by `deployment.py`, devices, instances and batches by `cluster.py`, runs by `calls.py`, waiting and deferred by `queues.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,33 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from lamina.core.lifecycle import InstancePhase
-from lamina.core.scheduling.jobs import PARKED, Job, Queue
+from lamina.core.lifecycle import INSTANCE_TRANSITIONS, InstancePhase
+from lamina.core.scheduling.jobs import ActiveCall, Job
 from lamina.core.scheduling.leases import Device
+from lamina.core.scheduling.queues import Queue
 from lamina.core.scheduling.token_bucket import TokenBucket
-from lamina.core.workflow.flow import Flow
-from lamina.core.workflow.runs import WorkflowRun
 from lamina.types import NEVER_US, FunctionSpec
 
 if TYPE_CHECKING:
     from lamina.core.policy import Defer
+
+
+@dataclass(slots=True, eq=False)
+class Clock:
+    """The two times of an event. They differ only while a durable run is recovered: see `controller.py`."""
+
+    now_us: int = 0  #: event time: never runs backwards
+    run_us: int = 0  #: run time: when what is being replayed happened first; else the event time
+
+    def advance(self, now_us: int) -> None:
+        """The next event. A clock that is behind is read as "no time has passed"."""
+        if now_us > self.now_us:
+            self.now_us = now_us
+        self.run_us = self.now_us
+
+    def replay_at(self, run_us: int) -> None:
+        """For the rest of this event, runs move as they did at that time."""
+        self.run_us = run_us
 
 
 @dataclass(slots=True, eq=False)
@@ -30,11 +51,11 @@ class Instance:
     phase: InstancePhase
     created_us: int
     memory_mib: int = 0
-    units: int = 1  #: of a batch, unless the policy says otherwise: its standing slice, else what its function wants
+    units: int = 1  #: of a batch, unless the policy says otherwise: its reserved slice, else what its function wants
     batches: dict[int, Batch] = field(default_factory=dict)  #: running and booked
     running: int = 0
     last_used_us: int = 0  #: when its last batch ended
-    quota: float = 1.0  #: part of the time on its standing slice that is its own
+    quota: float = 1.0  #: share of the time on its reserved slice that is its own
     bucket: TokenBucket | None = None  #: keeps it to that
     killed: bool = False  #: its end has been asked for and will be reported
     version: str = ""  #: of the code it was loaded with
@@ -48,8 +69,40 @@ class Instance:
             taken += sum(batch.behind is not None and batch.behind.instance is not self for batch in self.batches.values())
         return taken < limit
 
+    def move(self, event: str) -> None:
+        """To the next phase: ready, drain, lost or unload."""
+        to = INSTANCE_TRANSITIONS[self.phase].get(event)
+        assert to is not None, f"a {self.phase.value} instance cannot {event}"
+        self.phase = to
+
+    def kill(self) -> None:
+        """Its end is asked for; until it is reported it takes no more batches."""
+        self.killed = True
+        if self.phase is InstancePhase.WARM:
+            self.move("drain")
+
+    def resize(self, units: int, quota: float, bucket: TokenBucket | None) -> None:
+        self.units = units
+        self.quota = quota
+        self.bucket = bucket
+
+    def add_batch(self, batch: Batch) -> None:
+        self.batches[batch.id] = batch
+
+    def on_batch_began(self) -> None:
+        self.running += 1
+
+    def remove_batch(self, batch: Batch, now_us: int) -> None:
+        """A batch has ended, or what was booked has been called off."""
+        del self.batches[batch.id]
+        if batch.started_us >= 0:
+            self.running -= 1
+            self.last_used_us = now_us
+
 
 class Batch(Struct, eq=False):
+    """Jobs of one function that run together: on a lease, or booked behind the batch whose slice they will have."""
+
     id: int
     instance: Instance
     device: Device
@@ -68,6 +121,29 @@ class Batch(Struct, eq=False):
     def expected_end_us(self) -> int:
         """When it is expected to end."""
         return (self.started_us if self.started_us >= 0 else self.planned_start_us) + self.predicted_us
+
+    def begin(self, now_us: int) -> None:
+        self.started_us = now_us
+
+    def book_behind(self, other: Batch) -> None:
+        self.behind = other
+        other.follower = self
+
+    def call_off(self) -> None:
+        """Give up the place behind another."""
+        if self.behind is not None:
+            self.behind.follower = None
+
+    def pass_on(self) -> Batch | None:
+        """The batch booked behind it, which inherits its slice now."""
+        follower = self.follower
+        if follower is not None:
+            self.follower = None
+            follower.behind = None
+        return follower
+
+    def on_heartbeat(self, now_us: int) -> None:
+        self.heartbeat_us = now_us
 
 
 def resubmit_window_us(device_us: int, direct: bool = True) -> int:
@@ -89,7 +165,7 @@ class ArrivalStats:
     interarrival_us: float = float(NEVER_US)
     resubmit_share: float = 0.0
     resubmit_until_us: int = -1  #: until then an arrival counts as a resubmission after the last batch
-    last_batch_size: int = 0  #: size of that batch
+    last_batch_size: int = 0
     resubmitted: int = 0  #: arrivals since
 
     def on_arrival(self, now_us: int) -> None:
@@ -112,36 +188,107 @@ class ArrivalStats:
 
 @dataclass(slots=True)
 class FunctionState:
+    """A deployed function: its queue, instances, and what has been learnt about it."""
+
     spec: FunctionSpec
     queue: Queue
     instances: dict[str, Instance] = field(default_factory=dict)
     instances_by_device: dict[str, int] = field(default_factory=dict)  #: how many of them on which device
     arrivals: ArrivalStats = field(default_factory=ArrivalStats)
     bucket: TokenBucket | None = None
-    consecutive_crashes: int = 0  #: in a row; a finished batch ends the row
-    load_not_before_us: int = 0  #: no loading until then: it crashed too often
+    consecutive_crashes: int = 0  #: a finished batch ends the row
+    load_not_before_us: int = 0  #: it crashed too often
     loads_started: int = 0  #: for instance names
-    expected_jobs: float = 0.0  #: jobs that runs in flight are yet to bring
-    rejections: int = 0  #: calls turned away since its last batch ended
-    jobs_in_quarantine: int = 0  #: jobs that ran beside others on a worker that died, and have not been tried since
+    expected_jobs: float = 0.0  #: that runs in flight are yet to bring
+    rejections: int = 0  #: since its last batch ended
+    jobs_in_quarantine: int = 0  #: ran beside others on a worker that died, and have not been tried since
 
     def batches_at_once(self, device: Device) -> int:
         """Batches one instance may run at once; 0: no limit. One at a time while it is not known which job kills."""
         return 1 if self.jobs_in_quarantine else device.spec.limits.batches_per_instance
 
+    def redeploy(self, spec: FunctionSpec) -> None:
+        """A new version, and a second chance if it kept crashing."""
+        self.spec = spec
+        self.consecutive_crashes = self.load_not_before_us = 0
+
+    def set_quota(self, bucket: TokenBucket | None) -> None:
+        self.bucket = bucket
+
+    def replace_queue(self, queue: Queue) -> None:
+        """With one of another kind, that has the same jobs."""
+        self.queue = queue
+
+    def next_instance_id(self) -> str:
+        self.loads_started += 1
+        return f"{self.spec.name}-{self.loads_started}"
+
+    def add_instance(self, instance: Instance) -> None:
+        self.instances[instance.id] = instance
+        self.instances_by_device[instance.device] = self.instances_by_device.get(instance.device, 0) + 1
+
+    def remove_instance(self, instance: Instance) -> None:
+        del self.instances[instance.id]
+        self.instances_by_device[instance.device] -= 1
+        if not self.instances_by_device[instance.device]:
+            del self.instances_by_device[instance.device]
+
+    def on_batch_finished(self, now_us: int, size: int, device_us: int, direct: bool) -> None:
+        self.consecutive_crashes = self.rejections = 0
+        if self.jobs_in_quarantine:
+            self.release_quarantine(size)
+        self.arrivals.on_batch_ended(now_us, size, device_us, direct)
+        if self.bucket:
+            self.bucket.charge(now_us, device_us)
+
+    def on_crash(self, now_us: int, backoff_us: tuple[int, ...]) -> None:
+        """An instance was lost: the next load waits longer, the more were lost in a row."""
+        self.consecutive_crashes += 1
+        self.load_not_before_us = now_us + backoff_us[min(self.consecutive_crashes, len(backoff_us)) - 1]
+
+    def quarantine(self, jobs: int) -> None:
+        """One of these killed a worker that ran several batches: one at a time, until all have been tried."""
+        self.jobs_in_quarantine += jobs
+
+    def release_quarantine(self, jobs: int) -> None:
+        self.jobs_in_quarantine = max(0, self.jobs_in_quarantine - jobs)
+
+    def on_rejection(self) -> None:
+        self.rejections += 1
+
+    def forget_rejections(self) -> None:
+        self.rejections = 0
+
+    def expect_jobs(self, change: float) -> None:
+        """So many more, or fewer, are to come from runs in flight."""
+        self.expected_jobs += change
+
 
 @dataclass(slots=True)
 class ControllerState:
+    """All that the controller remembers."""
+
     functions: dict[str, FunctionState] = field(default_factory=dict)
-    flows: dict[str, Flow] = field(default_factory=dict)
     devices: dict[str, Device] = field(default_factory=dict)
     instances: dict[str, Instance] = field(default_factory=dict)
-    runs: dict[str, WorkflowRun] = field(default_factory=dict)
+    runs: dict[str, ActiveCall] = field(default_factory=dict)
     batches: dict[int, Batch] = field(default_factory=dict)
     waiting: dict[str, FunctionState] = field(default_factory=dict)  #: functions with jobs, to be asked about
-    deferred: dict[str, Defer] = field(default_factory=dict)  #: functions with jobs the policy has put off
+    deferred: dict[str, Defer] = field(default_factory=dict)  #: functions with jobs the policy has deferred
+    booking_horizon_us: int = NEVER_US  #: no booking earlier than this before a slice is free: another tenant's turn may come
     last_job: int = 0
     last_batch: int = 0
+
+    def next_job_id(self) -> int:
+        self.last_job += 1
+        return self.last_job
+
+    def next_batch_id(self) -> int:
+        self.last_batch += 1
+        return self.last_batch
+
+    def limit_booking(self, horizon_us: int) -> None:
+        self.booking_horizon_us = horizon_us
 
     def check(self) -> None:
         """Check every invariant that a single moment can show."""
@@ -150,36 +297,48 @@ class ControllerState:
             assert device.memory_used_mib == sum(self.instances[i].memory_mib for i in device.instances)
         in_batch = {job.id: batch for batch in self.batches.values() for job in batch.jobs}
         assert len(in_batch) == sum(len(batch.jobs) for batch in self.batches.values()), "a job is in two batches"
+        queued = self._check_functions()
+        assert not in_batch.keys() & queued.keys(), "a job is queued or in a batch, never both"
+        for call_id, run in self.runs.items():
+            assert run.call.id == call_id
+            assert not run.is_ended, f"{call_id} has ended and is still here"
+            run.check()
+            for job in run.jobs.values():
+                assert job.is_queued == (job.id in queued), f"job {job.id} of {call_id} is {job.state} and its queue disagrees"
+                assert bool(job.batch_id) == (job.id in in_batch), f"job {job.id} of {call_id} is in no batch, or not in its own"
+        for job in queued.values():
+            assert self.runs.get(job.run.call.id) is job.run, "a queued job has no run"
+            assert job.id in job.run.jobs, "a queued job its run does not know"
+        self._check_batches()
+        for instance in self.instances.values():
+            assert instance.running == sum(batch.started_us >= 0 for batch in instance.batches.values())
+            limit = self.devices[instance.device].spec.limits.batches_per_instance
+            assert not limit or instance.running <= limit, f"{instance.id} runs {instance.running} batches at once"
+            serves = instance.phase in (InstancePhase.WARM, InstancePhase.DRAINING)
+            assert not instance.batches or serves, "it cannot run batches yet"
+            assert self.functions[instance.function].instances.get(instance.id) is instance
+            assert instance.id in self.devices[instance.device].instances, f"{instance.id} is on no device"
+        if not self.runs:
+            assert not self.waiting, "quiet, and jobs still wait"
+            assert not self.deferred, "quiet, and jobs are still put off"
+
+    def _check_functions(self) -> dict[int, Job]:
         queued: dict[int, Job] = {}
         for name, function in self.functions.items():
             assert not (name in self.waiting and name in self.deferred), f"{name} is to be asked about and put off"
             assert (len(function.queue) > 0) == (name in self.waiting or name in self.deferred), f"{name} is not listed right"
-            assert function.instances_by_device == Counter(i.device for i in function.instances.values()), (
-                f"{name} is not where it is said to be"
-            )
+            hosts = Counter(i.device for i in function.instances.values())
+            assert function.instances_by_device == hosts, f"{name} is not where it is said to be"
             jobs = function.queue.jobs()
             assert len({job.id for job in jobs}) == len(jobs), f"{name} queues a job twice"
             queued |= {job.id: job for job in jobs}
             if function.bucket:
                 assert function.bucket.level_us <= function.bucket.burst_us, f"{name} has saved more than its bucket holds"
             expected = sum(run.expected_jobs.get(name, 0.0) for run in self.runs.values())
-            assert abs(function.expected_jobs - expected) < 1e-6 * (1 + expected), f"{name} expects jobs nobody will bring"
-        assert not in_batch.keys() & queued.keys(), "a job is queued or in a batch, never both"
-        for call_id, run in self.runs.items():
-            assert run.call.id == call_id
-            assert not run.is_complete, f"{call_id} has ended and is still here"
-            assert not run.is_answered, f"{call_id} has been answered and is still here"
-            assert run.jobs or run.pending_data or run.executions, f"{call_id} is nowhere: no job, no question, no wait"
-            run.check()
-            for job in run.jobs.values():
-                if job.batch_id == PARKED:
-                    assert run.durable, f"job {job.id} of {call_id} is put aside, and nobody remembers it"
-                    continue
-                assert job.id in queued or job.id in in_batch, f"job {job.id} of {call_id} is nowhere"
-                assert bool(job.batch_id) == (job.id in in_batch)
-        for job in queued.values():
-            assert self.runs.get(job.run.call.id) is job.run, "a queued job has no run"
-            assert job.id in job.run.jobs, "a queued job its run does not know"
+            assert abs(function.expected_jobs - expected) < 1e-6 * (1 + expected), f"{name} expects jobs no run will bring"
+        return queued
+
+    def _check_batches(self) -> None:
         for batch in self.batches.values():
             assert batch.instance.batches.get(batch.id) is batch, "a batch its instance does not know"
             assert self.instances.get(batch.instance.id) is batch.instance, "a batch on an instance that is gone"
@@ -192,18 +351,6 @@ class ControllerState:
                 assert self.batches.get(batch.behind.id) is batch.behind, "booked behind a batch that is over"
                 assert batch.behind.started_us >= 0, "booked behind a booked batch"
                 assert batch.mask & ~batch.behind.mask == 0, "booked for units it will not inherit"
-        for instance in self.instances.values():
-            assert instance.running == sum(batch.started_us >= 0 for batch in instance.batches.values())
-            limit = self.devices[instance.device].spec.limits.batches_per_instance
-            assert not limit or instance.running <= limit, f"{instance.id} runs {instance.running} batches at once"
-            assert not instance.batches or instance.phase in (InstancePhase.WARM, InstancePhase.DRAINING), (
-                "it cannot run batches yet"
-            )
-            assert self.functions[instance.function].instances.get(instance.id) is instance
-            assert instance.id in self.devices[instance.device].instances, f"{instance.id} is on no device"
-        if not self.runs:
-            assert not self.waiting, "quiet, and jobs still wait"
-            assert not self.deferred, "quiet, and jobs are still put off"
 
     def check_quiet(self) -> None:
         """Check that with nothing left to do, everything is given back."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
-from lamina.core.workflow.runs import WorkflowRun
+from lamina.core.scheduling.jobs import ActiveCall
 from lamina.types import NEVER_US, Call
 
 DEADLINE_GRACE_US = 90_000
@@ -18,7 +18,7 @@ caller that is less than a tenth of a second."""
 
 
 class Wakeups:
-    def __init__(self, runs: dict[str, WorkflowRun]) -> None:
+    def __init__(self, runs: dict[str, ActiveCall]) -> None:
         self._runs = runs
         self._deadlines: list[tuple[int, str]] = []  #: (when, call), a heap; entries of ended calls are skipped
         self._rechecks: list[int] = []  #: times the policy wants to be asked at, a heap
@@ -47,7 +47,7 @@ class Wakeups:
             heappop(self._ticks)
         self._tick_us = self._ticks[0] if self._ticks else NEVER_US
 
-    def expired(self, now_us: int) -> Iterator[WorkflowRun]:
+    def expired(self, now_us: int) -> Iterator[ActiveCall]:
         """Runs past their deadline and grace, in order; each must be ended before the next is asked for."""
         while self._deadlines and self._deadlines[0][0] <= now_us:
             _, call_id = heappop(self._deadlines)

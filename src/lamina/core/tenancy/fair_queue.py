@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heapify, heappop, heapreplace
 
-from lamina.core.scheduling.jobs import Job, Order, Queue
+from lamina.core.scheduling.jobs import Job
+from lamina.core.scheduling.queues import Order, Queue
 from lamina.core.tenancy.usage import TenantUsage
 
 
@@ -24,6 +25,10 @@ class FairQueue(Queue):
         self._merged_generation = -1
         for job in jobs:
             self.add(job)
+
+    def observe(self, job_us: float) -> None:
+        """What one of its jobs has taken of a whole device."""
+        self.job_device_us += 0.2 * (job_us - self.job_device_us)
 
     def __len__(self) -> int:
         if self._usage.admitting is None or not self._count:

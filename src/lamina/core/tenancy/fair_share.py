@@ -16,9 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from lamina.core.actions import Reject
-from lamina.core.policy import View
 from lamina.core.scheduling.admission_margin import AdmissionMargin
-from lamina.core.scheduling.jobs import Order, Queue
+from lamina.core.scheduling.queues import Order, Queue
 from lamina.core.scheduling.state import Batch, ControllerState
 from lamina.core.tenancy.fair_queue import FairQueue
 from lamina.core.tenancy.usage import TenantAccount, TenantUsage
@@ -41,7 +40,6 @@ MAX_GROUPS = 4
 @dataclass(slots=True)
 class FairShare:
     state: ControllerState
-    view: View
     margin: AdmissionMargin
     order: Order
     enabled: bool = False
@@ -64,16 +62,16 @@ class FairShare:
         account = self.usage.account(call.tenant)
         if call.priority:
             self._priority_seen_us = now_us
-        account.last_seen_us = now_us
+        account.on_call_arrived(now_us)
         why, retry_after_us = account.exceeded_limit(now_us)
         if why:
             return Reject(call.id, "quota", retry_after_us, why=why)
         if now_us < self._backpressure_until_us and account.weighted_in_flight > self.usage.mean_in_flight():
             return Reject(call.id, "share", retry_after_us=self._backpressure_until_us - now_us)
         if not account.in_flight:
-            account.weighted_used_us = max(account.weighted_used_us, self.usage.virtual_time_us)
-        self.usage.admitting, self.usage.admitting_priority = account, call.priority
-        self.margin.tenant = call.tenant
+            account.catch_up(self.usage.virtual_time_us)
+        self.usage.admit_for(account, call.priority)
+        self.margin.on_tenant_asks(call.tenant)
         return None
 
     def on_admission_decided(self, now_us: int, admitted: bool) -> None:
@@ -81,7 +79,7 @@ class FairShare:
         account = self.usage.admitting
         if account is None:
             return
-        self.usage.admitting = None
+        self.usage.admit_for(None)
         if admitted:
             self._count_in_flight(account, 1)
             account.charge_call(now_us)
@@ -95,10 +93,10 @@ class FairShare:
 
     def _count_in_flight(self, account: TenantAccount, more: int) -> None:
         before = account.in_flight
-        account.in_flight += more
+        account.count_in_flight(more)
         if not before or not account.in_flight:
             self._active_tenants += 1 if account.in_flight else -1
-            self.view.booking_horizon_us = BOOKING_HORIZON_US if self._active_tenants > 1 else NEVER_US
+            self.state.limit_booking(BOOKING_HORIZON_US if self._active_tenants > 1 else NEVER_US)
 
     # ------------------------------------------------------------------- batches
 
@@ -109,11 +107,11 @@ class FairShare:
         part = batch.mask.bit_count() / batch.device.spec.units / len(batch.jobs)
         job_us = batch.predicted_us * part or queue.job_device_us
         accounts = [self.usage.account(job.run.call.tenant) for job in batch.jobs]
-        self.usage.virtual_time_us = max(self.usage.virtual_time_us, min(account.weighted_used_us for account in accounts))
+        self.usage.on_served(accounts)
         for account in accounts:
-            account.weighted_used_us += job_us / account.spec.weight
+            account.charge(job_us)
         self._charged[batch.id] = job_us
-        self.usage.generation += 1
+        self.usage.on_charged()
 
     def on_batch_finished(self, now_us: int, batch: Batch, device_us: int) -> None:
         """Correct the charge to what was measured."""
@@ -123,12 +121,12 @@ class FairShare:
         owed_us = job_us - self._charged.pop(batch.id, 0.0)
         for job in batch.jobs:
             account = self.usage.account(job.run.call.tenant)
-            account.weighted_used_us += owed_us / account.spec.weight
+            account.charge(owed_us)
             account.day.add(now_us, units * device_us / count)
         queue = self.state.functions[batch.instance.function].queue
         assert isinstance(queue, FairQueue)
-        queue.job_device_us += 0.2 * (job_us - queue.job_device_us)
-        self.usage.generation += 1
+        queue.observe(job_us)
+        self.usage.on_charged()
 
     def service_order(self) -> list[list[str]]:
         """Waiting functions in groups: first those whose head job belongs to the tenant with the least usage."""
@@ -146,7 +144,7 @@ class FairShare:
 
     def update_tenant(self, now_us: int, tenant: Tenant, spent_unit_us: float = 0.0) -> None:
         """Set the limits of a tenant; `spent_unit_us` is its usage of today before a restart."""
-        self.usage.specs[tenant.name] = tenant
+        self.usage.set_limits(tenant)
         if not self.enabled:
             self._enable(now_us)
         account = self.usage.account(tenant.name)
@@ -158,14 +156,15 @@ class FairShare:
         """Give every function a fair queue, those deployed meanwhile too."""
         for function in self.state.functions.values():
             if not isinstance(function.queue, FairQueue):
-                function.queue = FairQueue(function.spec.name, self.order, self.usage, function.queue.jobs())
+                function.replace_queue(FairQueue(function.spec.name, self.order, self.usage, function.queue.jobs()))
 
     def _enable(self, now_us: int) -> None:
-        self.enabled = self.margin.per_tenant = True
+        self.enabled = True
+        self.margin.keep_per_tenant(True)
         for run in self.state.runs.values():
             account = self.usage.account(run.call.tenant)
             self._count_in_flight(account, 1)
-            account.last_seen_us = now_us
+            account.on_call_arrived(now_us)
         self.wrap_queues()
 
     def expire(self, now_us: int) -> None:
@@ -173,19 +172,20 @@ class FairShare:
         for batch_id in [one for one in self._charged if one not in self.state.batches]:
             del self._charged[batch_id]
         for name in [one.spec.name for one in self._expired_accounts(now_us)]:
-            del self.usage.accounts[name]
+            self.usage.remove(name)
         if self.usage.specs or len(self.usage.accounts) > 1 or now_us - self._priority_seen_us < TENANT_EXPIRY_US:
             return
         self.sole_tenant = next(iter(self.usage.accounts), self.sole_tenant)
-        self.enabled = self.margin.per_tenant = False
-        self.margin.tenant = ""
-        self.usage.accounts.clear()
-        self._active_tenants, self.view.booking_horizon_us = 0, NEVER_US
+        self.enabled = False
+        self.margin.keep_per_tenant(False)
+        self.usage.clear()
+        self._active_tenants = 0
+        self.state.limit_booking(NEVER_US)
         for function in self.state.functions.values():
-            jobs = function.queue.jobs()
-            function.queue = Queue(function.spec.name, self.order)
-            for job in jobs:
-                function.queue.add(job)
+            queue = Queue(function.spec.name, self.order)
+            for job in function.queue.jobs():
+                queue.add(job)
+            function.replace_queue(queue)
 
     def _expired_accounts(self, now_us: int) -> Iterator[TenantAccount]:
         for account in self.usage.accounts.values():

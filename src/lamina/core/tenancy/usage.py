@@ -78,6 +78,20 @@ class TenantAccount:
                 return f"{spec.unit_s_per_day:g} units x seconds a day", until_us - now_us
         return "", 0
 
+    def on_call_arrived(self, now_us: int) -> None:
+        self.last_seen_us = now_us
+
+    def count_in_flight(self, more: int) -> None:
+        self.in_flight += more
+
+    def charge(self, device_us: float) -> None:
+        """Time of a whole device."""
+        self.weighted_used_us += device_us / self.spec.weight
+
+    def catch_up(self, virtual_time_us: float) -> None:
+        """Back after a silence: level with the others, so that it neither saves up nor has to catch up."""
+        self.weighted_used_us = max(self.weighted_used_us, virtual_time_us)
+
     def charge_call(self, now_us: int) -> None:
         if self._rate_limiter is not None:
             self._rate_limiter.charge(now_us, 1)
@@ -101,6 +115,26 @@ class TenantUsage:
             spec = self.specs.get(tenant) or Tenant(name=tenant)
             account = self.accounts[tenant] = TenantAccount(spec, weighted_used_us=self.virtual_time_us)
         return account
+
+    def set_limits(self, tenant: Tenant) -> None:
+        self.specs[tenant.name] = tenant
+
+    def remove(self, tenant: str) -> None:
+        del self.accounts[tenant]
+
+    def clear(self) -> None:
+        self.accounts.clear()
+
+    def admit_for(self, account: TenantAccount | None, priority: int = 0) -> None:
+        """A call of this tenant is being admitted; None: the decision has been made."""
+        self.admitting, self.admitting_priority = account, priority
+
+    def on_served(self, accounts: list[TenantAccount]) -> None:
+        """Jobs of these tenants start: the least of them is the time of fair queueing now."""
+        self.virtual_time_us = max(self.virtual_time_us, min(account.weighted_used_us for account in accounts))
+
+    def on_charged(self) -> None:
+        self.generation += 1
 
     def mean_in_flight(self) -> float:
         """Mean number of calls in flight per weight, over the tenants that have any."""

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from graphlib import CycleError, TopologicalSorter
 
+from lamina.core.events import Deployed
 from lamina.core.workflow.flow import Choice, Each, FallibleNode, Flow, Node, Parallel, Task, Wait, inner_flows, successors
 from lamina.errors import BadFlow
+
+
+def check_deployment(event: Deployed, functions: Collection[str], flows: Collection[str]) -> None:
+    """Raise what is wrong with a deployment before anything is changed: all of it is deployed, or nothing."""
+    known = {*functions, *(spec.name for spec in event.functions)}
+    for flow in event.flows:
+        check_flow(flow)
+        if flow.name in known:
+            raise BadFlow(f"{flow.name!r} is a function and a workflow", hint="give one of them another name")
+        for name in flow.functions:
+            if name not in known:
+                raise BadFlow(f"workflow {flow.name!r} calls {name!r}, which is not deployed")
+    for spec in event.functions:
+        if spec.name in flows and spec.name not in functions:
+            raise BadFlow(f"{spec.name!r} is a workflow already", hint="give the function another name")
 
 
 def check_flow(flow: Flow) -> None:

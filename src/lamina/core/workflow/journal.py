@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 from lamina.core.actions import Action, AppendJournal
 from lamina.core.events import Journaled, ReplayDone
-from lamina.core.scheduling.call_registry import CallRegistry
-from lamina.core.scheduling.jobs import PARKED, Job
-from lamina.core.scheduling.state import Batch, ControllerState
+from lamina.core.scheduling.calls import CallRegistry
+from lamina.core.scheduling.jobs import Job
+from lamina.core.scheduling.state import Batch, Clock, ControllerState
 from lamina.core.workflow.journal_entry import JournalEntry
-from lamina.core.workflow.runs import WorkflowRun
-from lamina.core.workflow.scopes import NodeExecution
+from lamina.core.workflow.runs import NodeExecution, WorkflowRun
 from lamina.core.workflow.timers import TimerPurpose
 
 if TYPE_CHECKING:
@@ -25,24 +24,27 @@ if TYPE_CHECKING:
 
 
 class RunJournal:
-    def __init__(self, course: WorkflowEngine, state: ControllerState, calls: CallRegistry, out: list[Action]) -> None:
-        self._engine = course
+    def __init__(
+        self, engine: WorkflowEngine, state: ControllerState, clock: Clock, calls: CallRegistry, out: list[Action]
+    ) -> None:
+        self._engine = engine
         self._state = state
-        self._call_registry = calls
+        self._clock = clock
+        self._calls = calls
         self._out = out
 
     def record_outcome(self, run: WorkflowRun, job: Job, batch: Batch | None, error: str = "", name: str = "") -> None:
         """Journal the outcome of a job."""
-        run.jobs[job.id] = job
-        job.batch_id = PARKED
-        visit = run.executions.get(job.execution_id)
-        note = JournalEntry(
+        run.add_job(job)
+        job.park()
+        execution = run.executions.get(job.execution_id)
+        entry = JournalEntry(
             "failed" if error else "done",
-            self._engine.now_us,
+            self._clock.run_us,
             job.scope,
             job.node,
             job.execution_id,
-            visit.attempt if visit is not None else 0,
+            execution.attempt if execution is not None else 0,
             job.id,
             error,
             name,
@@ -52,68 +54,59 @@ class RunJournal:
             slice=run.slice,
             batch=len(batch.jobs) if batch is not None else 0,
         )
-        self._out.append(AppendJournal(run.call.id, note))
+        self._out.append(AppendJournal(run.call.id, entry))
 
-    def record_timer(self, run: WorkflowRun, visit: NodeExecution, purpose: TimerPurpose) -> None:
-        course = self._engine
-        if run.replay_jobs is not None:  # its entry has been replayed already, or will be after the replay
-            course.timers.arm(course.now_us + 10_000, run, visit, purpose)
+    def record_timer(self, run: WorkflowRun, execution: NodeExecution, purpose: TimerPurpose) -> None:
+        engine, now_us = self._engine, self._clock.run_us
+        if run.is_replaying:  # its entry has been replayed already, or will be after the replay
+            engine.timers.arm(now_us + 10_000, run, execution, purpose)
             return
-        if purpose == "heartbeat" and not course.has_begun(run, visit):
-            course.timers.arm(course.now_us + visit.heartbeat_us, run, visit, purpose)
+        if purpose == "heartbeat" and not engine.has_begun(run, execution):
+            engine.timers.arm(now_us + execution.heartbeat_us, run, execution, purpose)
             return
-        visit.timers[purpose] = 0  # still under way, and no entry of the heap is for it
-        place = (visit.scope.id, visit.node.name, visit.id, visit.attempt)
-        self._out.append(
-            AppendJournal(
-                run.call.id, JournalEntry("due", course.now_us, *place, purpose=purpose, queued_us=visit.attempt_started_us)
-            )
-        )
+        execution.set_timer(purpose, 0)  # still under way, and no entry of the heap is for it
+        key = (execution.scope.id, execution.node.name, execution.id, execution.attempt)
+        entry = JournalEntry("due", now_us, *key, purpose=purpose, queued_us=execution.attempt_started_us)
+        self._out.append(AppendJournal(run.call.id, entry))
 
     def on_journaled(self, event: Journaled) -> None:
         """Apply a journaled entry, unless one before it has made it pointless."""
-        run, note = self._state.runs.get(event.call_id), event.entry
-        if run is None:
+        run, entry = self._state.runs.get(event.call_id), event.entry
+        if not isinstance(run, WorkflowRun):
             return
-        course = self._engine
-        course.now_us = note.at_us
-        if note.kind == "due":
-            visit = run.executions.get(note.execution_id)
-            if visit is None or visit.attempt != note.attempt or visit.timers.pop(note.purpose, None) is None:
-                return
-            if note.purpose == "resume":
-                course.resume(run, visit)
-            else:
-                course.timed_out(run, visit, note.purpose)
+        self._clock.replay_at(entry.at_us)
+        if entry.kind == "due":
+            self._apply_timer(run, entry)
             return
-        job = self._find_job(run, note)
+        job = run.take_replay_job(entry.execution_key) if run.is_replaying else run.jobs.get(entry.job_id)
         if job is None:
             return
-        del run.jobs[job.id]
-        if note.kind == "done":
-            course.apply_success(run, job)
+        run.remove_job(job)
+        if entry.kind == "done":
+            self._engine.apply_success(run, job)
         else:
-            course.apply_failure(run, job, note.error, note.name)
+            self._engine.apply_failure(run, job, entry.error, entry.name)
 
-    def _find_job(self, run: WorkflowRun, note: JournalEntry) -> Job | None:
-        if run.replay_jobs is None:
-            return run.jobs.get(note.job_id)
-        waiting = run.replay_jobs.get(note.execution_key, [])
-        while waiting:  # of two that are alike it does not matter which
-            job = waiting.pop()
-            if job.id in run.jobs:
-                return job
-        return None
+    def _apply_timer(self, run: WorkflowRun, entry: JournalEntry) -> None:
+        execution = run.executions.get(entry.execution_id)
+        if execution is None or execution.attempt != entry.attempt or not execution.take_timer(entry.purpose):
+            return
+        if entry.purpose == "resume":
+            self._engine.resume(run, execution)
+        else:
+            self._engine.timed_out(run, execution, entry.purpose)
 
     def on_replay_done(self, event: ReplayDone) -> None:
         """Begin what is open after a replay. Timeouts that ran while the run lay failed count from its redrive."""
-        run, again_us = self._state.runs.get(event.call_id), event.redriven_us
-        if run is None or run.replay_jobs is None:
+        run, redriven_us = self._state.runs.get(event.call_id), event.redriven_us
+        if not isinstance(run, WorkflowRun) or not run.is_replaying:
             return
-        self._call_registry.requeue_after_replay(run)
-        for visit in run.executions.values():
-            if visit.attempt_started_us < again_us:
-                limits_us: dict[TimerPurpose, int] = {"timeout": visit.timeout_us, "heartbeat": visit.heartbeat_us}
+        run.replay_done()
+        for job in run.jobs.values():
+            self._calls.unpark(job)
+        for execution in run.executions.values():
+            if execution.attempt_started_us < redriven_us:
+                limits_us: dict[TimerPurpose, int] = {"timeout": execution.timeout_us, "heartbeat": execution.heartbeat_us}
                 for purpose, limit_us in limits_us.items():
-                    if purpose in visit.timers:
-                        self._engine.timers.arm(again_us + limit_us, run, visit, purpose)
+                    if purpose in execution.timers:
+                        self._engine.timers.arm(redriven_us + limit_us, run, execution, purpose)

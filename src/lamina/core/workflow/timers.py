@@ -9,27 +9,27 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
-from lamina.core.workflow.runs import WorkflowRun
-from lamina.core.workflow.scopes import NodeExecution
+from lamina.core.scheduling.jobs import ActiveCall
+from lamina.core.workflow.runs import NodeExecution, WorkflowRun
 from lamina.types import NEVER_US
 
 TimerPurpose = Literal["resume", "timeout", "heartbeat", "flow"]
-_Entry = tuple[int, int, WorkflowRun, int, TimerPurpose]  # when, serial number, run, visit, what for
+_Entry = tuple[int, int, WorkflowRun, int, TimerPurpose]  # when, serial number, run, execution, what for
 
 
 class RunTimers:
-    def __init__(self, runs: dict[str, WorkflowRun]) -> None:
+    def __init__(self, runs: dict[str, ActiveCall]) -> None:
         self._runs = runs
         self._heap: list[_Entry] = []
         self._serial = 0
         self._compacted_size = 1024  #: entries after the last sweep, at least
         self.next_us = NEVER_US  #: when the first is due; perhaps one that is forgotten
 
-    def arm(self, at_us: int, run: WorkflowRun, visit: NodeExecution, purpose: TimerPurpose) -> None:
+    def arm(self, at_us: int, run: WorkflowRun, execution: NodeExecution, purpose: TimerPurpose) -> None:
         """Set a timer, in place of one that this execution has for the same purpose."""
         self._serial += 1
-        visit.timers[purpose] = self._serial
-        self._push((at_us, self._serial, run, visit.id, purpose))
+        execution.set_timer(purpose, self._serial)
+        self._push((at_us, self._serial, run, execution.id, purpose))
 
     def arm_run_timeout(self, at_us: int, run: WorkflowRun) -> None:
         """Set the timeout of the run as a whole."""
@@ -41,12 +41,12 @@ class RunTimers:
         heap = self._heap
         while heap and heap[0][0] <= now_us:
             entry = heappop(heap)
-            _, _, run, visit_id, purpose = entry
+            _, _, run, execution_id, purpose = entry
             if self._is_live(entry):
-                visit = run.executions.get(visit_id)
-                if visit is not None:
-                    del visit.timers[purpose]
-                yield run, visit, purpose
+                execution = run.executions.get(execution_id)
+                if execution is not None:
+                    execution.take_timer(purpose)
+                yield run, execution, purpose
         while heap and not self._is_live(heap[0]):
             heappop(heap)
         self.next_us = heap[0][0] if heap else NEVER_US
@@ -61,10 +61,10 @@ class RunTimers:
             self._compacted_size = max(1024, len(self._heap))
 
     def _is_live(self, entry: _Entry) -> bool:
-        _, serial, run, visit_id, purpose = entry
+        _, serial, run, execution_id, purpose = entry
         if self._runs.get(run.call.id) is not run:
             return False
-        if not visit_id:
+        if not execution_id:
             return True
-        visit = run.executions.get(visit_id)
-        return visit is not None and visit.timers.get(purpose) == serial
+        execution = run.executions.get(execution_id)
+        return execution is not None and execution.timers.get(purpose) == serial

@@ -28,7 +28,7 @@ class ColdStartGrace:
         if target in self._observed or slo.on_miss == "serve":
             return slo
         state = self._loop.controller.state
-        flow = state.flows.get(target)
+        flow = self._loop.controller.flows.get(target)
         if flow is None or all(self._has_observed_load(state.functions[name]) for name in flow.functions):
             self._observed.add(target)
             return slo

@@ -21,8 +21,10 @@ from functools import partial
 from lamina.core.actions import Reject
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Admitted, Decision, Defer, Drop, Start, View
-from lamina.core.scheduling.jobs import Job, Order
+from lamina.core.scheduling.jobs import Job
+from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState
+from lamina.core.workflow.runs import flow_of
 from lamina.planner.arrival_rates import ArrivalRates
 from lamina.planner.batching import LEAD_US, is_most_urgent, should_wait_for_resubmits
 from lamina.policies.frontier import explain
@@ -193,7 +195,7 @@ class Policy:
 
         # what comes after this step, which kinds of devices pay, and what the step may cost
         plan = None
-        if in_time and has_goal and head.run.flow.sole_task is None and (slots or len(function.instances) > 1):
+        if in_time and has_goal and head.run.is_workflow and (slots or len(function.instances) > 1):
             plan = self._plans.step_plan(view, head)
         batch = NextBatch(function, jobs, in_time, has_goal, plan, fastest_us)
         slots = self._on_paying_kinds(view, batch, slots) if len(function.instances) > 1 else slots
@@ -259,7 +261,7 @@ class Policy:
         silent = (
             len(chosen) < function.spec.max_batch
             and now_us - arrivals.last_us > SILENCE * arrivals.interarrival_us
-            and chosen[0].run.flow.sole_task is not None
+            and not chosen[0].run.is_workflow
         )
         self._feedback.batch_started(name, len(chosen), silent)
         why = ""
@@ -289,7 +291,7 @@ class Policy:
             return slots
         run, after = batch.jobs[0].run, batch.plan.step.after if batch.plan is not None else None
         slo_us = run.call.deadline_us - run.call.arrived_us
-        dominated = self._kinds.dominated(view, batch.function, run.flow, slo_us, after, self._shedder.is_overloaded)
+        dominated = self._kinds.dominated(view, batch.function, flow_of(run), slo_us, after, self._shedder.is_overloaded)
         return [slot for slot in slots if slot.device.spec.kind not in dominated] if dominated else slots
 
     def _fastest_us(self, view: View, function: FunctionState) -> int:

@@ -21,6 +21,7 @@ from lamina.core.policy import Admitted, View
 from lamina.core.scheduling.jobs import Job
 from lamina.core.scheduling.state import FunctionState
 from lamina.core.workflow.flow import Flow
+from lamina.core.workflow.runs import flow_of
 from lamina.planner.arrival_rates import ArrivalRates
 from lamina.policies.frontier.candidate_slots import CandidateSlot
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTables, usual_cost
@@ -198,7 +199,7 @@ class CostBudget:
         limit = run.call.cost_limit * (1 + ROUNDING)
         gap_us = self.rates.interarrival_us(view.now_us, view.functions[job.function])
         for more in [size for size in dict.fromkeys([*GROUP_SIZES, count + 1, most]) if count < size <= most]:
-            found = self.plans.group_frontier(view, run.flow, more)
+            found = self.plans.group_frontier(view, flow_of(run), more)
             if found is not None and found.cost[-1] <= limit:
                 needed_us = int(found.time_us[(found.cost > limit).sum()])
                 latest_us = max(latest_us, run.call.deadline_us - needed_us - int((more - count - 1) * gap_us))

@@ -75,7 +75,7 @@ def _splits(function: FunctionState, late: int, slots: list[CandidateSlot], now_
     """There is room for one batch, and in time for the most urgent job it would leave others behind. (A step of a workflow
     may be late without the whole being so.)"""
     head = function.queue.slice(late, 1)[0]
-    if len(slots) > 1 or head.run.flow.sole_task is None:
+    if len(slots) > 1 or head.run.is_workflow:
         return False
     slot, waiting = slots[0], len(function.queue) - late
     config = slot.cheapest_within(waiting, head.due_us - now_us)
@@ -161,7 +161,7 @@ class BatchPlanner:
         most = function.spec.max_batch
         if config.batch < count or count >= most:
             return decision
-        arrivals, is_function = function.arrivals, head.run.flow.sole_task is not None
+        arrivals, is_function = function.arrivals, not head.run.is_workflow
         latency_us = partial(slot.table.latency_us, units=config.units, cores=config.cores)
         start_by_us = min(head.due_us, head.expires_us) - int(latency_us(count + 1) * (1 + self.optimizer.spare)) - 1
         if is_function:  # a batch that waits to the last moment is late as often as batches are
@@ -323,7 +323,7 @@ class RunFeasibility:
         return False
 
     def _too_many(self, view: View, function: FunctionState, head: Job) -> bool:
-        missing = sum(not job.batch_id and job.function == head.function for job in head.run.jobs.values())
+        missing = sum(job.is_queued and job.function == head.function for job in head.run.jobs.values())
         if missing < 2:
             return False
         instances: dict[str, int] = {}  #: by device

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from lamina.core.policy import View
 from lamina.core.scheduling.jobs import Job
 from lamina.core.workflow.flow import Each, Flow, Task, inner_flows
+from lamina.core.workflow.runs import flow_of, workflow_run
 from lamina.planner.arrival_rates import ArrivalRates
 from lamina.planner.configs import ConfigArrays, ProfiledConfig
 from lamina.planner.cost_to_go import CostToGo, NodePath
@@ -66,10 +67,9 @@ class PlanCache:
 
     def step_plan(self, view: View, job: Job) -> StepPlan | None:
         """Plan of the step this job is at; None for a function alone, and while the latency of another step is unknown."""
-        flow = job.run.flow
-        if flow.sole_task is not None:
+        if not job.run.is_workflow:
             return None
-        return self._current(view, flow).steps.get(node_path_of(job))
+        return self._current(view, flow_of(job.run)).steps.get(node_path_of(job))
 
     def whole_frontier(self, view: View, flow: Flow) -> Frontier | None:
         """Pareto front of all of it, from its start."""
@@ -110,7 +110,7 @@ def _rate_class(gap_us: float) -> int:
 
 
 def node_path_of(job: Job) -> NodePath:
-    scope = job.run.scopes[job.scope]
+    scope = workflow_run(job.run).scopes[job.scope]
     path: NodePath = (job.node,)
     while scope.parent is not None:
         path = (scope.node, *path)

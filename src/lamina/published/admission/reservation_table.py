@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from lamina.core.policy import View
-from lamina.core.scheduling.jobs import Job
+from lamina.core.scheduling.jobs import ActiveCall, Job
 from lamina.core.scheduling.leases import find_block
-from lamina.core.workflow.runs import WorkflowRun
 from lamina.types import NEVER_US, DeviceSpec
 
 MAX_DELAY_US = 1_000_000
@@ -148,7 +147,7 @@ _NO_SLOT = ReservedSlot("", "", 0, 0, 0)
 class SlotAssignment:
     table: ReservationTable = field(default_factory=ReservationTable)
     _plans: dict[str, dict[str, list[ReservedSlot]]] = field(default_factory=dict)  #: call -> function -> slots
-    _runs: dict[str, WorkflowRun] = field(default_factory=dict)  #: calls whose first job has been seen
+    _runs: dict[str, ActiveCall] = field(default_factory=dict)  #: calls whose first job has been seen
     _slots: dict[int, tuple[Job, ReservedSlot]] = field(default_factory=dict)  #: jobs that wait, and where they will run
 
     def set_slots(self, call: str, slots: dict[str, list[ReservedSlot]]) -> None:
@@ -185,9 +184,7 @@ class SlotAssignment:
 
     def expire(self, view: View) -> None:
         """Remove slots that are over or will not be used: so it is with runs that went another way than the most expensive."""
-        for call in [
-            call for call, run in self._runs.items() if run.is_answered or not (run.jobs or run.pending_data or run.executions)
-        ]:
+        for call in [call for call, run in self._runs.items() if run.is_ended or not run.is_pending]:
             self._on_call_ended(call)
         expected = set()
         for job, slot in list(self._slots.values()):

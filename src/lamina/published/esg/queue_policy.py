@@ -21,10 +21,11 @@ from typing import NamedTuple
 
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Decision, Defer, Drop, LoadInstance, Slot, Start, View
-from lamina.core.scheduling.jobs import Job, Order
+from lamina.core.scheduling.jobs import Job
+from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState
 from lamina.core.workflow.flow import Flow
-from lamina.core.workflow.runs import ROOT
+from lamina.core.workflow.runs import ROOT, flow_of, workflow_run
 from lamina.planner.batching import batchable_prefix
 from lamina.planner.configs import ProfiledConfig
 from lamina.planner.cost_to_go import NodePath
@@ -64,14 +65,14 @@ class StepQueue:
 
     def drop_started(self) -> None:
         """Drop jobs that have been started or have gone."""
-        self.jobs = [job for job in self.jobs if not job.batch_id and job.id in job.run.jobs]
+        self.jobs = [job for job in self.jobs if job.is_queued and job.id in job.run.jobs]
 
 
 def step_path(job: Job) -> NodePath:
     """Where its step is in the workflow: the names of what it is inside of, then its own."""
     if job.scope == ROOT:
         return (job.node,)
-    scope = job.run.scopes[job.scope]
+    scope = workflow_run(job.run).scopes[job.scope]
     names = [job.node]
     while scope.parent is not None:
         names.append(scope_name(scope.parent.flow.nodes[scope.node], scope.id - scope.fan_out_id))
@@ -91,7 +92,7 @@ def step_queues(function: FunctionState) -> list[StepQueue]:
     """Queues of one function that are not empty, in the order of their first jobs."""
     found: dict[tuple[int, NodePath], StepQueue] = {}
     for job in function.queue.first(MAX_JOBS_SEEN):
-        path, flow = step_path(job), job.run.flow
+        path, flow = step_path(job), flow_of(job.run)
         queue = found.get((id(flow), path))
         if queue is None:
             queue = found[id(flow), path] = StepQueue(function, flow, path)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from math import log, sqrt
 
 from lamina.core.policy import Decision, RecheckAt, View
-from lamina.core.scheduling.jobs import Order
+from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState
 from lamina.planner.function_goals import NO_GOAL_US, function_goals_us
 from lamina.planner.interference import interference_of

@@ -17,8 +17,9 @@ from typing import Literal
 from lamina.core.actions import Reject
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Admitted, Decision, Drop, LoadInstance, RecheckAt, Slot, Start, UnloadInstance, View
-from lamina.core.scheduling.jobs import Job, Order
+from lamina.core.scheduling.jobs import Job
 from lamina.core.scheduling.leases import Device
+from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState, Instance
 from lamina.types import Call, DeviceSpec, FunctionSpec
 

@@ -12,17 +12,16 @@ The thesis models it naively: a whole workflow on one device, one run at a time,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from lamina.core.actions import Reject
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Admitted, Decision, Drop, RecheckAt, Slot, Start, View
-from lamina.core.scheduling.jobs import Job, Order
+from lamina.core.scheduling.jobs import ActiveCall, Job
 from lamina.core.scheduling.leases import Device, find_block
+from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import Batch, FunctionState, Instance
-from lamina.core.workflow.flow import Flow
-from lamina.core.workflow.runs import WorkflowRun
 from lamina.planner.batching import batchable_prefix, largest_batch_within
 from lamina.published.admission.reservation_table import ReservationTable, ReservedSlot
 from lamina.published.admission.reserved_instances import ReservedInstances
@@ -46,7 +45,7 @@ class Policy:
     _table: ReservationTable = field(
         default_factory=ReservationTable, init=False
     )  #: empty: nothing is booked ahead of its window
-    _run_of_device: dict[str, WorkflowRun] = field(
+    _run_of_device: dict[str, ActiveCall] = field(
         default_factory=dict, init=False
     )  #: as the thesis has it: device -> the run that has it
 
@@ -56,7 +55,7 @@ class Policy:
             if not any(self._instances.can_host(view.functions[name].spec, device.spec) for device in view.devices.values()):
                 return Reject(call.id, "no-capacity")
         if self.compat:
-            hosted = any(self._can_host_all(view, flow, device) for device in view.devices.values())
+            hosted = any(self._can_host_all(view, flow.functions, device) for device in view.devices.values())
             return None if hosted else Reject(call.id, "no-capacity")
         least_us = max(flow.path_us(first, lambda name: self._fastest_us(view, name)) for first in flow.start)
         late_us = view.now_us + least_us - call.deadline_us
@@ -162,9 +161,9 @@ class Policy:
     def _dispatch_one_by_one(self, view: View) -> Iterator[Decision]:
         for name, device in view.devices.items():
             run = self._run_of_device.get(name)
-            if run is None or run.is_complete or not (run.jobs or run.pending_data or run.executions):
+            if run is None or not run.is_pending:
                 run = self._claim_run(view, device)
-            job = next((job for job in run.jobs.values() if not job.batch_id), None) if run is not None else None
+            job = next((job for job in run.jobs.values() if job.is_queued), None) if run is not None else None
             if job is None or device.busy:
                 continue
             instance = resident_instance(view, device, job.function)
@@ -178,10 +177,10 @@ class Policy:
                     mask = (1 << whole_units(device.spec)) - 1
                     yield Start([job], Slot(instance, device, mask, None, view.now_us))
 
-    def _can_host_all(self, view: View, flow: Flow, device: Device) -> bool:
-        return all(self._instances.can_host(view.functions[name].spec, device.spec) for name in flow.functions)
+    def _can_host_all(self, view: View, functions: Iterable[str], device: Device) -> bool:
+        return all(self._instances.can_host(view.functions[name].spec, device.spec) for name in functions)
 
-    def _claim_run(self, view: View, device: Device) -> WorkflowRun | None:
+    def _claim_run(self, view: View, device: Device) -> ActiveCall | None:
         """The oldest run not begun yet that this device can do all of."""
         self._run_of_device.pop(device.spec.id, None)
         taken = {id(run) for run in self._run_of_device.values()}
@@ -191,7 +190,7 @@ class Policy:
                 if (
                     id(job.run) not in taken
                     and (oldest is None or job.id < oldest.id)
-                    and self._can_host_all(view, job.run.flow, device)
+                    and self._can_host_all(view, job.run.flow.functions, device)
                 ):
                     oldest = job
         if oldest is not None:

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from lamina.core.policy import Decision, LoadInstance, ResizeInstance, UnloadInstance, View
-from lamina.core.scheduling.jobs import Order
 from lamina.core.scheduling.leases import Device
+from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState, Instance
 from lamina.published.has.kalman_filter import KalmanFilter
 from lamina.published.has.pods import (

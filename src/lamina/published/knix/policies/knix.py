@@ -16,14 +16,14 @@ that fits). Repaired here: sums are checked against what is free on single devic
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from lamina.core.actions import Reject
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Admitted, Decision, Defer, Drop, LoadInstance, ResizeInstance, Slot, UnloadInstance, View
-from lamina.core.scheduling.jobs import Order
 from lamina.core.scheduling.leases import Device, find_block
+from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState, Instance
 from lamina.core.workflow.flow import Flow
 from lamina.errors import NoCapacity
@@ -234,7 +234,7 @@ def _requested_share(spec: FunctionSpec) -> tuple[str, float, int, int]:
     return spec.gpu, spec.share, spec.cores, spec.memory_mib
 
 
-def _groups(specs: dict[str, FunctionSpec], flows: dict[str, Flow], standing: set[str]) -> list[FunctionGroup]:
+def _groups(specs: dict[str, FunctionSpec], flows: Mapping[str, Flow], standing: set[str]) -> list[FunctionGroup]:
     """What is to be placed, each function once: with the first workflow that uses it, else alone."""
     groups: list[FunctionGroup] = []
     todo = {name: spec for name, spec in specs.items() if name not in standing}

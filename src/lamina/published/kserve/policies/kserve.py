@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Decision, LoadInstance, RequestDevice, ReturnDevice, UnloadInstance, View
-from lamina.core.scheduling.jobs import Order
 from lamina.core.scheduling.leases import Device
+from lamina.core.scheduling.queues import Order
 from lamina.core.scheduling.state import FunctionState, Instance
 from lamina.published.reserved_slices import serve_on_slices
 from lamina.types import NEVER_US
