@@ -175,7 +175,7 @@ def _isolate(app: App, found: list[FoundGpu]) -> tuple[dict[str, dict[str, str]]
     alone = [function for function in app.functions.values() if function.isolated]
     if not found:  # on cores every instance has a process of its own, and needs no fixed slice for that
         for function in alone:
-            function.spec = replace(function.spec, home=function.home, lend=True)
+            function.update_spec(home=function.home, lend=True)
     if not alone or not found:
         return {}, None
     name, _, device = found[0]

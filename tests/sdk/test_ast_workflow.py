@@ -226,6 +226,17 @@ def plain(x):
 
 
 @app.workflow()
+def plain_choice(x):
+    return lamina.when(inc(x) > 3, lambda: double(x), lambda: inc(x))
+
+
+@app.workflow()
+async def holding_a_plain_choice(x):
+    y = await plain_choice(x)
+    return await add(y, x)
+
+
+@app.workflow()
 async def holding_a_plain_one(x):
     y = await plain(x)
     return await inc(y)
@@ -254,7 +265,7 @@ def runtime() -> Runtime:
         ("an_expression", 4), ("an_expression", 0), ("an_expression", 2), ("caught", 1), ("caught_by_a_base", 1),
         ("returned_from_a_try", 1), ("with_else", 2), ("with_else", 3), ("tried_twice", 1), ("raising", 1), ("around", 1),
         ("around", 9), ("loops", 3), ("loops", 0), ("tolerant", 4), ("tried_in_an_each", 3), ("quorum", 5),
-        ("holding_a_plain_one", 4), ("helped", 1),
+        ("holding_a_plain_one", 4), ("holding_a_plain_choice", 1), ("holding_a_plain_choice", 5), ("helped", 1),
     ],
 )  # fmt: skip
 def test_what_is_read_computes_what_python_computes(runtime: Runtime, name: str, given: int):

@@ -107,9 +107,8 @@ def test_what_it_yields_is_a_list():
 def test_what_nobody_wants_any_more_is_closed():
     runner = words.open()
     taken: list[str] = []
-    runner.emit = lambda piece: taken.append(piece) or False  # type: ignore[func-returns-value]
     EVENTS.clear()
-    runner.run([{"text": "a b c"}])
+    runner.run([{"text": "a b c"}], lambda item: taken.append(item) or False)  # type: ignore[func-returns-value]
     assert (taken, EVENTS) == (["a"], ["words closed"])
 
 

@@ -122,15 +122,34 @@ class App:
         """
         if bare:
             raise BadValue(f"{user_place()}: @app.function without parentheses", hint="write @app.function()")
-        spec = _function_spec(slo, cpu, gpu, batch, scale, quota, home, lend, idempotent, max_queue)
+        if not isinstance(cpu, CPU):
+            cpu = CPU(1 if cpu is None else cpu)
+        if gpu is not None and not isinstance(gpu, GPU):
+            gpu = GPU(gpu)
+        isolated = gpu is not None and gpu.isolated
+        spec = FunctionSpec(
+            name="",
+            max_batch=checked_int(batch, "batch", 1),
+            cores=cpu.cores,
+            share=gpu.part if gpu else 0.0,
+            gpu="no" if gpu is None else "must" if gpu.required else "may",
+            memory_mib=max(cpu.memory_mib, gpu.memory_mib if gpu else 0),
+            home=checked_bool(home, "home") or isolated,  # the share of a process is fixed when it starts
+            lend=checked_bool(lend, "lend") and not isolated,
+            quota=_quota(quota, gpu).spec(),
+            scale=_scale(scale).spec(),
+            slo=_slo(slo).spec(),
+            idempotent=checked_bool(idempotent, "idempotent"),
+            max_queue=checked_int(max_queue, "max_queue", 1),
+        )
 
         def decorate(target: Any) -> Any:
             place = user_place()
             target_name = name or (_snake(target.__name__) if isinstance(target, type) else target.__name__)
             self.claim_name(target_name, place)
-            function: Function[..., Any] = Function(self, target, spec(target_name), place)
-            function.isolated = isinstance(gpu, GPU) and gpu.isolated
-            function.home = home
+            function: Function[..., Any] = Function(
+                self, target, replace(spec, name=target_name), place, isolated=isolated, home=home
+            )
             self.functions[target_name] = function
             return function
 
@@ -279,42 +298,15 @@ def _slo(slo: SLO | str | None) -> SLO:
     return slo if isinstance(slo, SLO) else SLO(slo)
 
 
-def _function_spec(
-    slo: SLO | str | None,
-    cpu: CPU | int | None,
-    gpu: GPU | str | float | None,
-    batch: int,
-    scale: Scale | None,
-    quota: Quota | None,
-    home: bool,
-    lend: bool,
-    idempotent: bool,
-    max_queue: int,
-) -> Callable[[str], FunctionSpec]:
-    if not isinstance(cpu, CPU):
-        cpu = CPU(1 if cpu is None else cpu)
-    if gpu is not None and not isinstance(gpu, GPU):
-        gpu = GPU(gpu)
+def _scale(scale: Any) -> Scale:
     if scale is not None and not isinstance(scale, Scale):
         raise BadValue(f"scale: {scale!r} is not a Scale", hint="write scale=lamina.Scale(min=1, max=4)")
+    return scale or Scale()
+
+
+def _quota(quota: Any, gpu: GPU | None) -> Quota:
     if quota is not None and not isinstance(quota, Quota):
         raise BadValue(f"quota: {quota!r} is not a Quota", hint="write quota=lamina.Quota(limit=0.5)")
     if quota is not None and gpu is not None and gpu.limit is not None:
         raise BadValue("gpu.limit: given beside quota", hint="put the limit into one of them")
-    time_limit = gpu.time_limit if gpu else 1.0
-    known = FunctionSpec(
-        name="",
-        max_batch=checked_int(batch, "batch", 1),
-        cores=cpu.cores,
-        share=gpu.part if gpu else 0.0,
-        gpu="no" if gpu is None else "must" if gpu.required else "may",
-        memory_mib=max(cpu.memory_mib, gpu.memory_mib if gpu else 0),
-        home=checked_bool(home, "home") or (gpu is not None and gpu.isolated),  # its share is fixed when its process starts
-        lend=checked_bool(lend, "lend") and not (gpu is not None and gpu.isolated),
-        quota=(quota or Quota(limit=time_limit)).spec(),
-        scale=(scale or Scale()).spec(),
-        slo=_slo(slo).spec(),
-        idempotent=checked_bool(idempotent, "idempotent"),
-        max_queue=checked_int(max_queue, "max_queue", 1),
-    )
-    return lambda name: replace(known, name=name)
+    return quota or Quota(limit=gpu.time_limit if gpu else 1.0)

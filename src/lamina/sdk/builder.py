@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lamina.errors import BadFlow
 from lamina.sdk.function import Function
+from lamina.sdk.symbols import Comparisons
 
 if TYPE_CHECKING:
     from lamina.sdk.app import App
@@ -57,18 +58,27 @@ class FragmentChain(Fragment):
 class StateBuilder(Fragment):
     """Builder of one state. `fields` are those of the document; states it refers to are named when the whole is known."""
 
-    def __init__(self, kind: str, wish: str, fields: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        preferred_name: str,
+        fields: dict[str, Any],
+        *,
+        branches: Iterable[Fragment | Function[..., Any]] = (),
+        function: Function[..., Any] | None = None,
+        body_field: str = "ItemProcessor",
+    ) -> None:
         self.first = self
         self.kind = kind
-        self.preferred_name = wish
+        self.preferred_name = preferred_name
         self.fields = fields
+        self.function = function
+        self.branches = [as_fragment(branch).first for branch in branches]  #: first states of the machines inside
+        self.body_field = body_field  #: of a Map, the field its machine is in
         self.next: StateBuilder | None = None
         self.catchers: list[tuple[dict[str, Any], StateBuilder]] = []
-        self.functions: dict[str, Function[..., Any]] = {}
-        self.branches: list[StateBuilder] = []  #: first states of the machines inside
-        self.machine_fields: dict[str, Any] = {}  #: of the machine that begins here: its fields besides its states
-        self.body_field = "ItemProcessor"
         self.potential_next: list[StateBuilder] = []  #: where else its function may send it
+        self.machine_fields: dict[str, Any] = {}  #: of the machine that begins here: its fields besides its states
 
     def open_ends(self) -> list[StateBuilder]:
         return [] if self.kind in ("Succeed", "Fail") else [self]
@@ -143,8 +153,8 @@ class StateBuilder(Fragment):
 class ChoiceBuilder(StateBuilder):
     """Builder of a Choice state: `choice().when(condition, then)...otherwise(then)`. What follows it follows every branch."""
 
-    def __init__(self, wish: str, fields: dict[str, Any]) -> None:
-        super().__init__("Choice", wish, fields)
+    def __init__(self, preferred_name: str, fields: dict[str, Any]) -> None:
+        super().__init__("Choice", preferred_name, fields)
         self.rules: list[tuple[dict[str, Any], Fragment]] = []
         self.default: Fragment | None = None
 
@@ -181,12 +191,9 @@ def step(
 ) -> StateBuilder:
     """Task state: calls a function. `input` is a path or a template, `select` reshapes the result, `result` is where it goes."""
     resource = function if isinstance(function, str) else function.name
-    state = StateBuilder(
-        "Task", name or _short_name(resource), {"Resource": resource, **_data_fields(input, select, result, output)}
-    )
-    if isinstance(function, Function):
-        state.functions[resource] = function
-    return state
+    fields = {"Resource": resource, **_data_fields(input, select, result, output)}
+    bound = function if isinstance(function, Function) else None
+    return StateBuilder("Task", name or _short_name(resource), fields, function=bound)
 
 
 def pass_(
@@ -236,9 +243,7 @@ def parallel(
     fields = _data_fields(input, select, result, output)
     if wait_for is not None:
         fields["WaitForNumBranches"] = wait_for
-    state = StateBuilder("Parallel", name, fields)
-    state.branches = [as_fragment(branch).first for branch in branches]
-    return state
+    return StateBuilder("Parallel", name, fields, branches=branches)
 
 
 def each(
@@ -264,9 +269,7 @@ def each(
         fields["ToleratedFailurePercentage"] = tolerate * 100
     elif tolerate is not None:
         fields["ToleratedFailureCount"] = tolerate
-    state = StateBuilder("Map", name, fields)
-    state.branches = [as_fragment(body).first]
-    return state
+    return StateBuilder("Map", name, fields, branches=[body])
 
 
 def build(first: Fragment | Function[..., Any], *, comment: str = "", timeout_s: int = 0) -> dict[str, Any]:
@@ -292,9 +295,7 @@ def workflow(
     from lamina.sdk.states_workflow import add_workflow
 
     begin = as_fragment(first).first
-    functions: dict[str, Function[..., Any]] = {}
-    for state in states_of(begin):
-        functions |= state.functions
+    functions = {state.function.name: state.function for state in states_of(begin) if state.function is not None}
     return add_workflow(app, build(begin, comment=comment, timeout_s=timeout_s), name, slo=slo, bind=functions)
 
 
@@ -335,32 +336,13 @@ class Condition:
         return list(self.rule[head]) if head in self.rule else [self.rule]
 
 
-class Var:
+class Var(Comparisons[Condition]):
     """Left side of a comparison: a path into the value of the workflow."""
 
     __slots__ = ("path",)
-    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, path: str) -> None:
         self.path = path
-
-    def __lt__(self, other: Any) -> Condition:
-        return self._compare("<", other)
-
-    def __le__(self, other: Any) -> Condition:
-        return self._compare("<=", other)
-
-    def __gt__(self, other: Any) -> Condition:
-        return self._compare(">", other)
-
-    def __ge__(self, other: Any) -> Condition:
-        return self._compare(">=", other)
-
-    def __eq__(self, other: Any) -> Condition:  # type: ignore[override]
-        return self._compare("==", other)
-
-    def __ne__(self, other: Any) -> Condition:  # type: ignore[override]
-        return ~self._compare("==", other)
 
     def matches(self, pattern: str) -> Condition:
         """String match; `*` matches anything."""
@@ -389,6 +371,8 @@ class Var:
 
     def _compare(self, sign: str, other: Any) -> Condition:
         """A comparison; its type follows from the type of the right side."""
+        if sign == "!=":
+            return ~self._compare("==", other)
         if isinstance(other, Var):
             kinds = ["Numeric", "String"] + (["Boolean"] if sign == "==" else [])
             return Condition({"Or": [{"Variable": self.path, f"{kind}{_NAMES[sign]}Path": other.path} for kind in kinds]})

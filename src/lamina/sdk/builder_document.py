@@ -87,19 +87,19 @@ def builder_of(document: dict[str, Any]) -> StateBuilder:
             if "Default" in written:
                 state.otherwise(states[written["Default"]])
         elif "Next" in written:
-            state.next = states[written["Next"]]
+            state.set_next(states[written["Next"]])
         for entry in written.get("Catch", ()):
             state.catchers.append(({key: value for key, value in entry.items() if key != "Next"}, states[entry["Next"]]))
-        state.potential_next = [states[name] for name in written.get("PotentialNext", ())]
+        state.potential_next.extend(states[name] for name in written.get("PotentialNext", ()))
     first = states[document["StartAt"]]
-    first.machine_fields = {key: value for key, value in document.items() if key not in ("States", "StartAt")}
+    first.machine_fields.update({key: value for key, value in document.items() if key not in ("States", "StartAt")})
     return first
 
 
 def _state(name: str, written: dict[str, Any]) -> StateBuilder:
     kept = {key: value for key, value in written.items() if key not in _LINKS and not (key == "End" and value is True)}
-    state = ChoiceBuilder(name, kept) if written["Type"] == "Choice" else StateBuilder(written["Type"], name, kept)
-    for inner in inner_machines(written):
-        state.branches.append(builder_of(inner))
-    state.body_field = "Iterator" if "Iterator" in written else "ItemProcessor"
-    return state
+    if written["Type"] == "Choice":
+        return ChoiceBuilder(name, kept)
+    branches = [builder_of(inner) for inner in inner_machines(written)]
+    body_field = "Iterator" if "Iterator" in written else "ItemProcessor"
+    return StateBuilder(written["Type"], name, kept, branches=branches, body_field=body_field)

@@ -48,14 +48,16 @@ class Function(RemoteTarget[P, R]):
 
     kind = "functions"
 
-    def __init__(self, app: App, target: Any, spec: FunctionSpec, place: str) -> None:
+    def __init__(
+        self, app: App, target: Any, spec: FunctionSpec, place: str, *, isolated: bool = False, home: bool | None = None
+    ) -> None:
         self.app = app
         self.target = target
         self.spec = spec
         self.name = spec.name
         self.place = place
-        self.isolated = False  #: a process of its own on the GPU
-        self.home = spec.home  #: as it was asked for; an isolated function has one on its GPU in any case
+        self.isolated = isolated  #: a process of its own on the GPU
+        self.home = spec.home if home is None else home  #: as asked for; an isolated function has one on its GPU in any case
         self.is_class = inspect.isclass(target)
         if self.is_class:
             _check_class(target, place)
@@ -80,6 +82,10 @@ class Function(RemoteTarget[P, R]):
     def signature(self) -> Signature:
         """Inputs and outputs as tensors, as far as the annotations tell."""
         return signature_of(self._body, self.params, wrapped=self.spec.max_batch > 1, streams=self.streams)
+
+    def update_spec(self, **fields: Any) -> None:
+        """Replace fields of the spec, before it is deployed."""
+        self.spec = replace(self.spec, **fields)
 
     @property
     def doc(self) -> str:

@@ -80,7 +80,8 @@ class Recorder(WorkflowTracer):
             result = target()
         finally:
             self.eager = eager
-        self._after = dict.fromkeys(self._region.steps[known:]) or self._after
+        made = [step for step in self._region.steps[known:] if not step.inner]  # tokens of a choice go to its branches alone
+        self._after = dict.fromkeys(made) or self._after
         return result
 
     def _then(self, symbol: Symbol) -> Symbol:
@@ -128,7 +129,9 @@ class Recorder(WorkflowTracer):
     def choose(self, condition: Symbol, bodies: tuple[Body, Body], names: Iterable[str]) -> BlockOutcome:
         """Record a choice of two branches; `names` are the variables that are read later."""
         step, guards = self._choice("if", condition)
-        return self._join(step, [self._path(step, guard, body) for guard, body in zip(guards, bodies, strict=True)], names)
+        return self._join(
+            step, [self._path(self._branch(step), guard, body) for guard, body in zip(guards, bodies, strict=True)], names
+        )
 
     def block(
         self,
@@ -166,7 +169,7 @@ class Recorder(WorkflowTracer):
             self._after = {step: None}
             return then(shown)
         paths = [self._caught(step, handle) for _, handle in handlers]
-        paths.append(self._path(step, None, (lambda: shown) if outcome.status == "raise" else lambda: then(shown)))
+        paths.append(self._path(self._branch(step), None, (lambda: shown) if outcome.status == "raise" else lambda: then(shown)))
         return self._join(step, paths, names)
 
     def _outward(self, step: TracedStep, region: TracedRegion, outcome: BlockOutcome, names: list[str]) -> BlockOutcome:
@@ -187,21 +190,16 @@ class Recorder(WorkflowTracer):
         return BlockOutcome(outcome.status, value, env)
 
     def _caught(self, owner: TracedStep, handle: Callable[[Symbol], BlockOutcome]) -> BranchPath:
+        region = self._branch(owner)
+        caught = self._pass("caught", None, region)  # what was said about the error: there only if it was caught
+
         def body() -> BlockOutcome:
-            caught = self._pass("caught", ["value", None], self._region)
-            caught.data = {}  # what was said about the error: there only if it was caught
-            found.append(caught)
             self._after = {caught: None}
             return handle(Symbol(["node", caught]))
 
-        found: list[TracedStep] = []
-        path = self._path(owner, None, body)
-        path.guard = ["node", found[0]]
-        return path
+        return self._path(region, ["node", caught], body)
 
-    def _path(self, owner: TracedStep, guard: Expr | None, body: Body) -> BranchPath:
-        region = self._branch(owner)
-
+    def _path(self, region: TracedRegion, guard: Expr | None, body: Body) -> BranchPath:
         def run() -> tuple[BlockOutcome, dict[TracedStep, None]]:
             outcome = body()
             return outcome, self._after

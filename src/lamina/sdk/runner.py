@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lamina.sdk.function import Function
 
 Inputs = dict[str, Any]
+Emit = Callable[[Any], bool]
 
 
 class Runner:
@@ -36,7 +37,6 @@ class Runner:
         self._coroutines: CoroutineRunner | None = None
         self._converters = function.converters
         self._tensors = {port.name: port.tensor for port in function.signature.inputs if port.tensor is not None}
-        self.emit: Callable[[Any], bool] | None = None  #: takes what is yielded as it comes; false when no more is wanted
         self._instance: Any = None
         self.model: LoadedTorchModel | None = (
             None  #: of a `TorchModel`: the GPU executor runs its module there instead of on the host
@@ -52,10 +52,13 @@ class Runner:
             except (Exception, SystemExit) as error:
                 raise LoadFailed(f"function {self.name!r} cannot be loaded: {message_of(error)}") from user_frames_only(error)
 
-    def run(self, calls: list[Inputs]) -> list[Any]:
-        """Run a batch: one entry per call, its result or the exception that it ended with."""
+    def run(self, calls: list[Inputs], emit: Emit | None = None) -> list[Any]:
+        """Run a batch: one entry per call, its result or the exception that it ended with.
+
+        `emit` takes what is yielded as it comes, and returns false when no more is wanted.
+        """
         if not self._batched and self.model is None:
-            return [self._convert_inputs(inputs) or self._call_safely(inputs) for inputs in calls]
+            return [self._convert_inputs(inputs) or self._call_safely(inputs, emit) for inputs in calls]
         results: list[Any] = [self._missing_parameter(inputs) or self._convert_inputs(inputs) for inputs in calls]
         whole = [index for index, wrong in enumerate(results) if wrong is None]
         if whole:
@@ -104,12 +107,12 @@ class Runner:
         half = len(calls) // 2
         return self._run_batch(calls[:half]) + self._run_batch(calls[half:])
 
-    def _call_safely(self, inputs: Inputs) -> Any:
+    def _call_safely(self, inputs: Inputs, emit: Emit | None = None) -> Any:
         try:
             result = self._call(**inputs)
             if self._is_async:
                 result = self._coroutine_runner().iterate(result) if self._streams else self._coroutine_runner().run(result)
-            return self._collect_items(result) if self._streams else result
+            return _collect_items(result, emit) if self._streams else result
         except SystemExit as error:
             return RuntimeError(f"function {self.name!r} called sys.exit({error.code!r})")
         except Exception as error:
@@ -126,16 +129,6 @@ class Runner:
         """Await the result of a hook: `load` and `close` may be `async def` as well."""
         return self._coroutine_runner().run(result) if inspect.iscoroutine(result) else result
 
-    def _collect_items(self, pieces: Generator[Any, Any, Any]) -> list[Any] | None:
-        """The yielded items as a list, unless `emit` takes each as it comes."""
-        emit = self.emit
-        if emit is None:
-            return list(pieces)
-        for piece in pieces:
-            if not emit(piece):
-                pieces.close()
-        return None
-
     def _split_results(self, result: Any, count: int) -> list[Any]:
         if isinstance(result, str | bytes | dict) or not hasattr(result, "__len__"):
             wrong: Exception = TypeError(
@@ -150,3 +143,13 @@ class Runner:
         else:
             return list(result)
         return [wrong] * count
+
+
+def _collect_items(items: Generator[Any, Any, Any], emit: Emit | None) -> list[Any] | None:
+    """The yielded items as a list, unless `emit` takes each as it comes."""
+    if emit is None:
+        return list(items)
+    for item in items:
+        if not emit(item):
+            items.close()
+    return None

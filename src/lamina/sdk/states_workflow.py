@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
-
 from lamina.asl.compile import DEFAULT_SLO, compile_flow
 from lamina.asl.document import parse_document, resolve_resource
 from lamina.asl.errors import LintProblem
@@ -135,5 +133,4 @@ def _apply_sidecar(made: StatesWorkflow, side: Source) -> None:
     found = read_sidecar(text, made.document, "" if isinstance(side, Mapping) else str(side))
     for state, fields in found.items():
         task = next(task for task in made.flow.tasks() if task.name == state)
-        function = made.app.functions[task.function]
-        function.spec = replace(function.spec, **fields)
+        made.app.functions[task.function].update_spec(**fields)

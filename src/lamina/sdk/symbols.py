@@ -7,13 +7,15 @@ loop, arithmetic) says so and names the way to do it.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from lamina.errors import BadFlow
 from lamina.expr import Expr
 from lamina.sdk.annotation_conversion import field_hint, has_field
 from lamina.sdk.user_errors import user_place
 from lamina.units import parse_us
+
+C = TypeVar("C")
 
 _LEAVES = ("input", "node", "item", "inside")
 
@@ -35,12 +37,39 @@ class UnawaitedCall:
         return self.make()
 
 
-class Symbol:
+class Comparisons(Generic[C]):
+    """Comparison operators that make something of type C instead of a truth."""
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
+
+    def _compare(self, sign: str, other: Any) -> C:
+        raise NotImplementedError
+
+    def __lt__(self, other: Any) -> C:
+        return self._compare("<", other)
+
+    def __le__(self, other: Any) -> C:
+        return self._compare("<=", other)
+
+    def __gt__(self, other: Any) -> C:
+        return self._compare(">", other)
+
+    def __ge__(self, other: Any) -> C:
+        return self._compare(">=", other)
+
+    def __eq__(self, other: Any) -> C:  # type: ignore[override]
+        return self._compare("==", other)
+
+    def __ne__(self, other: Any) -> C:  # type: ignore[override]
+        return self._compare("!=", other)
+
+
+class Symbol(Comparisons["Symbol"]):
     """Placeholder of a value. `form` is an expression in the making: steps and regions in it are objects that get their names
     at the end."""
 
     __slots__ = ("form", "hint")
-    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, form: Expr, hint: Any = None) -> None:
         self.form = form
@@ -62,29 +91,11 @@ class Symbol:
             raise BadFlow(f"{user_place()}: a condition has nothing to index", hint="index the result of a step")
         return Symbol([*self.form, key], field_hint(self.hint, key) if self.hint is not None else None)
 
-    def __lt__(self, other: Any) -> Symbol:
-        return self._with("<", other)
-
-    def __le__(self, other: Any) -> Symbol:
-        return self._with("<=", other)
-
-    def __gt__(self, other: Any) -> Symbol:
-        return self._with(">", other)
-
-    def __ge__(self, other: Any) -> Symbol:
-        return self._with(">=", other)
-
-    def __eq__(self, other: Any) -> Symbol:  # type: ignore[override]
-        return self._with("==", other)
-
-    def __ne__(self, other: Any) -> Symbol:  # type: ignore[override]
-        return self._with("!=", other)
-
     def __and__(self, other: Any) -> Symbol:
-        return self._with("and", other)
+        return self._compare("and", other)
 
     def __or__(self, other: Any) -> Symbol:
-        return self._with("or", other)
+        return self._compare("or", other)
 
     def __rand__(self, other: Any) -> Symbol:
         return Symbol(["and", form_of(other), self.form])
@@ -95,8 +106,8 @@ class Symbol:
     def __invert__(self) -> Symbol:
         return Symbol(["not", self.form])
 
-    def _with(self, operator: str, other: Any) -> Symbol:
-        return Symbol([operator, self.form, form_of(other)])
+    def _compare(self, sign: str, other: Any) -> Symbol:
+        return Symbol([sign, self.form, form_of(other)])
 
     def __bool__(self) -> bool:
         raise _cannot("decide on", "use when(condition, then, otherwise), with & | ~; or async def, where if can be recorded")

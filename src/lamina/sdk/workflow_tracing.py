@@ -178,11 +178,10 @@ class WorkflowTracer:
 
     def _merge_step(self, name: str, ends: list[TracedStep], region: TracedRegion, *, has_value: bool = True) -> TracedStep:
         """A step that starts when one of the branches has ended; its value, if it has one, is that of the one that was taken."""
-        merged = self._pass(name, ["value", None], region)
+        merged = self._pass(name, ["value", None], region, any_of=True)
+        merged.waits_for.update(dict.fromkeys(ends))
         if has_value:
             merged.data["value"] = ["first", *(["node", end.name] for end in ends)]
-        merged.waits_for = dict.fromkeys(ends)
-        merged.any_of = True
         return merged
 
     # ------------------------------------------------------------- regions
@@ -196,7 +195,12 @@ class WorkflowTracer:
             self._region, self._after = outside, after
 
     def _step(
-        self, name: str, make: Callable[[TracedStep, tuple[str, ...], int], Node], region: TracedRegion | None = None
+        self,
+        name: str,
+        make: Callable[[TracedStep, tuple[str, ...], int], Node],
+        region: TracedRegion | None = None,
+        *,
+        any_of: bool = False,
     ) -> TracedStep:
         """A new step. Names are unique over all regions: an expression finds a step outside its own by name alone."""
         count = self._used.get(name, 0) + 1
@@ -205,18 +209,21 @@ class WorkflowTracer:
         self._used[name] = count
         unique = name if count == 1 else f"{name}-{count}"
         self._used.setdefault(unique, 1)
-        step = TracedStep(unique, region or self._region, make)
+        step = TracedStep(unique, region or self._region, make, any_of=any_of)
         if region is None:
             step.waits_for.update(self._after)
         step.region.steps.append(step)
         return step
 
-    def _pass(self, name: str, form: Expr, region: TracedRegion) -> TracedStep:
+    def _pass(self, name: str, form: Expr | None, region: TracedRegion, *, any_of: bool = False) -> TracedStep:
+        """A step that only passes a value on, if it has one. `any_of`: the first token is enough."""
+
         def make(step: TracedStep, next: tuple[str, ...], needs: int) -> Node:
             return Pass(step.name, next, needs, step.data)
 
-        step = self._step(name, make, region)
-        step.data["value"] = self._expression(form, step)
+        step = self._step(name, make, region, any_of=any_of)
+        if form is not None:
+            step.data["value"] = self._expression(form, step)
         return step
 
     def _flow(self, region: TracedRegion, name: str, slo: Slo, result: Any) -> Flow:

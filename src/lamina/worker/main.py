@@ -207,13 +207,13 @@ class FunctionWorker:
                 outputs[index] = error
         ends_s = min((job.deadline_us for job in batch.jobs if job.deadline_us), default=math.inf) / 1e6
         call_ids = tuple([job.call_id for job in batch.jobs])
-        self._runner.emit = self._emit_for(batch) if batch.jobs[0].is_streaming else None
+        emit = self._emit_for(batch) if batch.jobs[0].is_streaming else None
         context = BatchContext(
             *(units, len(calls), call_ids, self._device, 0, ends_s, link.heartbeat, link.transaction),
             *(batch.jobs, self._spans, self._function),
         )
         with active_context(context), attach_trace(context):
-            for index, output in zip(calls, self._outputs(list(calls.values())), strict=True):
+            for index, output in zip(calls, self._outputs(list(calls.values()), emit), strict=True):
                 outputs[index] = output
         return encode_results(self._pool, outputs)
 
@@ -230,17 +230,17 @@ class FunctionWorker:
     def _open(self, stored: Stored) -> Any:
         return encoding.decode(self._reader.view(stored) if isinstance(stored, ShmRef) else stored)
 
-    def _outputs(self, calls: list[dict[str, Any]]) -> list[Any]:
+    def _outputs(self, calls: list[dict[str, Any]], emit: Callable[[Any], bool] | None) -> list[Any]:
         """Run the calls. The runner finds the failing call when the user's code raises; what gets past it ends a batch of one."""
         try:
-            outputs = self._runner.run(calls) if calls else []
+            outputs = self._runner.run(calls, emit) if calls else []
             if len(outputs) != len(calls):
                 raise LaminaError(f"{len(outputs)} results came back for {len(calls)} calls")
             return outputs
         except BaseException as error:  # KeyboardInterrupt too: a function may end its call, not its worker
             if len(calls) == 1 or not self._can_rerun:
                 return [error] * len(calls)
-        return [output for call in calls for output in self._outputs([call])]
+        return [output for call in calls for output in self._outputs([call], emit)]
 
 
 def load(setup: WorkerSetup) -> tuple[Function[..., Any], Runner]:
