@@ -179,7 +179,7 @@ def test_changes_do_not_pile_up_for_a_store_that_is_down(monkeypatch: pytest.Mon
     waiting: list[Any] = []
 
     class Down:
-        def write(self, work: Any, done: Any = None, *, must: bool = False) -> None:
+        def write(self, work: Any, done: Any = None, *, required: bool = False) -> None:
             waiting.append(done)
 
     table = StateTable("a")

@@ -24,9 +24,9 @@ def within(place: str | Store, work: Callable[[Store], Coroutine[Any, Any, T]], 
     return asyncio.run(bounded())
 
 
-def written(store: Store, work: Work[T], *, must: bool = False) -> Awaitable[Any]:
+def written(store: Store, work: Work[T], *, required: bool = False) -> Awaitable[Any]:
     done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    store.write(work, done.set_result, must=must)
+    store.write(work, done.set_result, required=required)
     return done
 
 

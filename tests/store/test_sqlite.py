@@ -34,7 +34,7 @@ def test_on_a_full_disk_new_work_is_refused_and_what_must_be_kept_waits(tmp_path
     backend = Sqlite(tmp_path / "s.db", max_pages=40)
 
     async def work(store: Store) -> tuple[object, list[str], object]:
-        kept = written(store, put("big", 400_000), must=True)
+        kept = written(store, put("big", 400_000), required=True)
         await until(lambda: store.down is not None)
         refused = await written(store, put("new"))
         readable = await read(store, values_of)
@@ -75,7 +75,7 @@ def test_a_locked_file_never_stops_the_loop(tmp_path: Path):
 
 def test_what_must_be_kept_and_cannot_be_is_told_so_when_the_store_closes(tmp_path: Path):
     async def work(store: Store) -> object:
-        kept = written(store, put("big", 400_000), must=True)
+        kept = written(store, put("big", 400_000), required=True)
         await until(lambda: store.down is not None)
         await store.close()
         return await kept

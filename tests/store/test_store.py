@@ -92,7 +92,7 @@ def test_a_second_server_is_kept_out_until_the_first_has_gone(place: str):
         try:
             refused = await written(second, put("other"))
             await first.close()
-            return refused, await written(second, put("other"), must=True)
+            return refused, await written(second, put("other"), required=True)
         finally:
             await second.close()
 
@@ -112,7 +112,7 @@ def test_what_comes_while_it_is_being_closed_is_written_or_refused_and_the_close
         during, too_late = written(store, put("during")), read(store, keys)
         may_end.set()
         await closing
-        return await slow, (await during, await too_late), (await written(store, put("late"), must=True), await read(store, keys))
+        return await slow, (await during, await too_late), (await written(store, put("late"), required=True), await read(store, keys))
 
     async def after(store: Store) -> list[str]:
         return await read(store, keys)

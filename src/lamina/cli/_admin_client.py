@@ -49,8 +49,7 @@ def administer(what: str, given: Mapping[str, Any], url: str, place: str | None)
         try:
             return ask("POST", f"/v1/admin/{what}", url, msgspec.json.encode(given))
         except Unreachable as error:
-            error.hint += "; without a server: --store .lamina/APP.db"
-            raise
+            raise Unreachable(error.message, hint=f"{error.hint}; without a server: --store .lamina/APP.db") from None
     if place == "none":
         raise BadValue("--store: 'none' keeps nothing", hint="give the server's: .lamina/APP.db beside the app")
     if what.endswith("/list") and "://" not in place and not Path(place).exists():
@@ -71,8 +70,8 @@ def administer(what: str, given: Mapping[str, Any], url: str, place: str | None)
             await access.load()
             return await AdminService(access).perform(Identity(), what, given)
         except StoreDown as error:
-            error.hint += "; of a server that runs, leave --store out: its management does it (lamina serve --admin-port)"
-            raise
+            hint = "of a server that runs, leave --store out: its management does it (lamina serve --admin-port)"
+            raise StoreDown(error.message, hint=f"{error.hint}; {hint}") from None
         finally:
             await store.close()
 

@@ -120,7 +120,7 @@ class RunRecovery:
 
     def _write_started(self, now_us: int) -> None:
         ids, self._started = self._started, []
-        self._store.write(lambda db: stored.mark_running(db, ids, now_us), must=True)
+        self._store.write(lambda db: stored.mark_running(db, ids, now_us), required=True)
 
 
 def _decode_inputs(loaded: LoadedRun) -> dict[str, bytes]:

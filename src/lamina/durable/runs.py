@@ -152,7 +152,7 @@ class DurableRuns:
         if self._is_started:
             return
         self._is_started = True
-        self.store.write(stored.recover, self._on_recovered, must=True)
+        self.store.write(stored.recover, self._on_recovered, required=True)
         self._check_room()
         self._delete_expired()
 
@@ -262,7 +262,7 @@ class DurableRuns:
             elif not self._is_closing:
                 self._apply(id, number, entry)
 
-        self.store.write(work, on_disk, must=True)
+        self.store.write(work, on_disk, required=True)
 
     def _apply(self, id: str, number: int, entry: JournalEntry) -> None:
         self._applying = (id, number)
@@ -298,7 +298,7 @@ class DurableRuns:
             then()
             self._notify(id)
 
-        self.store.write(stored.end_statement(id, record) if is_plain else work, on_disk, must=True)
+        self.store.write(stored.end_statement(id, record) if is_plain else work, on_disk, required=True)
         self.loader.load_more()
 
     def _defer(self, row: RunRow, refusal: Reject) -> None:

@@ -220,7 +220,7 @@ class StateTable:
             self._on_committed(writes)
         elif writes:
             self._unwritten += len(writes)
-            self._store.write(lambda db: write_changes(db, writes), lambda _: self._on_written(writes), must=True)
+            self._store.write(lambda db: write_changes(db, writes), lambda _: self._on_written(writes), required=True)
 
     def _on_written(self, writes: list[StateWrite]) -> None:
         self._unwritten -= len(writes)

@@ -126,7 +126,7 @@ class Triggers:
         def done(error: LaminaError | None) -> None:
             self._log_failure(trigger, error)
             if error is None and self._store is not None:
-                self._store.write(lambda db: _save_due_time(db, trigger.name, due_us), must=True)
+                self._store.write(lambda db: _save_due_time(db, trigger.name, due_us), required=True)
 
         self._last_us[trigger.name] = max(due_us, now_us)
         self._schedule(trigger, max(due_us, now_us))  # missed times are made up for once
@@ -147,7 +147,7 @@ class Triggers:
                 if error is not None:
                     log.error("triggers: a change of %r starts nothing: %s", write.key, error)
                 if waiting <= 0 and self._store is not None:
-                    self._store.write(lambda db: outbox.delete(db, CHANGES, write.outbox_key), must=True)
+                    self._store.write(lambda db: outbox.delete(db, CHANGES, write.outbox_key), required=True)
 
             for trigger in left:
                 self._start_target(trigger, told, write.at_us, done)

@@ -83,8 +83,8 @@ class Store(Protocol):
         """Start its threads, from the loop that `done` is to be called on. A store that cannot be opened is down, for now."""
         ...
 
-    def write(self, work: Work[T], done: Done[T] | None = None, *, must: bool = False) -> None:
-        """Write. `must`: not refused when the store is down, but kept until it is up again."""
+    def write(self, work: Work[T], done: Done[T] | None = None, *, required: bool = False) -> None:
+        """Write. `required`: not refused when the store is down, but kept until it is up again."""
         ...
 
     def read(self, work: Work[T], done: Done[T]) -> None:

@@ -34,20 +34,20 @@ class BillTotals(Struct):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-def add(db: Session, book: str, spent: dict[BillKey, BillTotals], now_us: int) -> None:
+def add(db: Session, scope: str, spent: dict[BillKey, BillTotals], now_us: int) -> None:
     for key, more in spent.items():
-        found = kv.get(db, book, key.text())
+        found = kv.get(db, scope, key.text())
         total = msgspec.json.decode(found.value, type=BillTotals) if found else BillTotals()
         total.add(more)
-        kv.put(db, book, key.text(), "spent", msgspec.json.encode(total), now_us)
+        kv.put(db, scope, key.text(), "spent", msgspec.json.encode(total), now_us)
 
 
-def read(db: Session, book: str, first: str, last: str, tenant: str | None = None) -> list[tuple[BillKey, BillTotals]]:
+def read(db: Session, scope: str, first: str, last: str, tenant: str | None = None) -> list[tuple[BillKey, BillTotals]]:
     """Totals of the days from `first` to `last`, both included; of one tenant, or of all."""
     found: list[tuple[BillKey, BillTotals]] = []
     after = first
     while True:
-        page = kv.entries(db, book, after=after, limit=1_000)
+        page = kv.entries(db, scope, after=after, limit=1_000)
         for entry in page:
             key = BillKey(*entry.key.split("/", 2))
             if key.day > last:

@@ -26,16 +26,16 @@ class CallbackQueue:
         self._first: deque[Callback] = deque()
         self._others: deque[Callback] = deque()
 
-    def post(self, told: list[Callback]) -> None:
+    def post(self, callbacks: list[Callback]) -> None:
         """Queue callbacks, from any thread."""
-        if told:
+        if callbacks:
             with contextlib.suppress(RuntimeError):  # the loop has gone: there is nothing left to call
-                self._loop.call_soon_threadsafe(self._enqueue, told)
+                self._loop.call_soon_threadsafe(self._enqueue, callbacks)
 
-    def _enqueue(self, told: list[Callback]) -> None:
+    def _enqueue(self, callbacks: list[Callback]) -> None:
         if not self._others and not self._first:
             self._loop.call_soon(self._run_some)
-        for one in told:
+        for one in callbacks:
             (self._others if one[2] else self._first).append(one)
 
     def _run_some(self) -> None:

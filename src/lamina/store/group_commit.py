@@ -130,16 +130,16 @@ class GroupCommitStore:
         threading.Thread(target=all_of_it, name=f"lamina-store-{work.__name__.strip('_')}", daemon=True).start()
         return ended
 
-    def write(self, work: Work[T], done: Done[T] | None = None, *, must: bool = False) -> None:
+    def write(self, work: Work[T], done: Done[T] | None = None, *, required: bool = False) -> None:
         self.start()
-        refusal = (None if must else self._down) if self._writing else self._closed_error()
+        refusal = (None if required else self._down) if self._writing else self._closed_error()
         if refusal is not None:
             self._call_back([(done, refusal, False)] if done is not None else [])
             return
         if not self._gathered:  # once per turn of the loop: waking another thread costs more than most works
             assert self._loop is not None
             self._loop.call_soon(self._send)
-        self._gathered.append((work, done, must))
+        self._gathered.append((work, done, required))
 
     def _send(self) -> None:
         if self._gathered:
@@ -221,7 +221,7 @@ class GroupCommitStore:
         """Commit one group. Works leave `pending` when they are on disk, so that a failure finds them there."""
         group = [pending[i] for i in range(min(MAX_GROUP, len(pending)))]
         try:
-            told = self._run_group(connection, group)
+            callbacks = self._run_group(connection, group)
         except Exception as error:
             if self._backend.classify_error(error) is not None:
                 raise
@@ -232,7 +232,7 @@ class GroupCommitStore:
             return
         for _ in group:
             pending.popleft()
-        self._call_back(told)
+        self._call_back(callbacks)
 
     def _commit_alone(self, connection: StoreConnection, entry: _Entry) -> None:
         try:
@@ -246,21 +246,21 @@ class GroupCommitStore:
 
     def _run_group(self, connection: StoreConnection, group: list[_Entry]) -> list[Callback]:
         connection.begin()
-        told: list[tuple[Done[Any] | None, Any, bool]] = []
+        callbacks: list[tuple[Done[Any] | None, Any, bool]] = []
         statements: dict[str, list[tuple[Value, ...]]] = {}
-        for work, done, must in group:
+        for work, done, required in group:
             if isinstance(work, Statement):
                 statements.setdefault(work.sql, []).append(work.values)
-                told.append((done, None, must))
+                callbacks.append((done, None, required))
             else:
                 _run_all(connection, statements)
-                told.append((done, work(connection), must))
+                callbacks.append((done, work(connection), required))
         _run_all(connection, statements)
         connection.commit()
         self._mark_up()  # before the callbacks: what is sent after them is not refused
         self.transactions += 1
         self.works += len(group)
-        return [(done, result, must) for done, result, must in told if done is not None]
+        return [(done, result, required) for done, result, required in callbacks if done is not None]
 
     def _mark_up(self) -> None:
         if self._down is not None:
@@ -268,15 +268,15 @@ class GroupCommitStore:
             self._down = None
 
     def _mark_down(self, error: Exception, pending: deque[_Entry]) -> None:
-        ailment = self._backend.classify_error(error)
-        if ailment is None:
+        down = self._backend.classify_error(error)
+        if down is None:
             log.error("store %s: a defect", self.name, exc_info=error)
-            ailment = StoreDown("store: it cannot be used", hint="see the server's log")
+            down = StoreDown("store: it cannot be used", hint="see the server's log")
         if self._down is None:
-            log.warning("%s", ailment)
-        self._down = ailment
+            log.warning("%s", down)
+        self._down = down
         self._opened.set()
-        refused = [(done, ailment, False) for _, done, must in pending if not must and done is not None]
+        refused = [(done, down, False) for _, done, required in pending if not required and done is not None]
         kept = [entry for entry in pending if entry[2]]
         pending.clear()
         pending.extend(kept)
@@ -295,16 +295,16 @@ class GroupCommitStore:
                     connection = self._backend.reader()
                 self._call_back([(done, work(connection), False)])
             except Exception as error:
-                ailment = self._backend.classify_error(error)
-                if ailment is not None or not _roll_back(connection):
+                down = self._backend.classify_error(error)
+                if down is not None or not _roll_back(connection):
                     _close(connection)
                     connection = None
-                self._call_back([(done, ailment or _to_lamina_error(error), False)])
+                self._call_back([(done, down or _to_lamina_error(error), False)])
         _close(connection)
 
-    def _call_back(self, told: list[Callback]) -> None:
+    def _call_back(self, callbacks: list[Callback]) -> None:
         if self._callbacks is not None:
-            self._callbacks.post(told)
+            self._callbacks.post(callbacks)
 
 
 def _run_all(db: Session, statements: dict[str, list[tuple[Value, ...]]]) -> None:

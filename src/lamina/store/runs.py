@@ -168,10 +168,10 @@ def mark_running(db: Session, ids: Sequence[str], now_us: int) -> None:
 # ------------------------------------------------------------------------ on the way
 
 
-def append_journal(id: str, number: int, note: JournalEntry, value: bytes | None) -> Statement:
+def append_journal(id: str, number: int, entry: JournalEntry, value: bytes | None) -> Statement:
     return Statement(
         "INSERT INTO notes (run, number, body, value, undone) VALUES (?, ?, ?, ?, 0) ON CONFLICT (run, number) DO NOTHING",
-        *(id, number, _encode(note), value),
+        *(id, number, _encode(entry), value),
     )
 
 
