@@ -34,9 +34,16 @@ class PlainSlice:
 
         self.mask, self.torch_stream = mask, torch.cuda.Stream()
         self.stream = self.torch_stream.cuda_stream
+        self._streams = [self.torch_stream]
+
+    def extra_stream(self) -> int:
+        import torch
+
+        self._streams.append(torch.cuda.Stream())
+        return self._streams[-1].cuda_stream
 
     def owns(self, stream: int) -> bool:
-        return stream == self.stream
+        return stream in [one.cuda_stream for one in self._streams]
 
 
 class PlainSlicer:

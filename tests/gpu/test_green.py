@@ -13,7 +13,7 @@ on_gpu = pytest.mark.gpu
 
 
 def probe() -> Any:
-    from lamina.gpu.sm_probe import SmProbe
+    from tests.gpu.sm_probe import SmProbe
 
     return SmProbe()
 

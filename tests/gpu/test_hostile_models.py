@@ -201,6 +201,10 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 # ---------------------------------------------------------------------------------------------------- users' code
 
 
+def graphs_of(stage: Any, instance: str) -> Any:
+    return stage.worker._loader.captures.graphs_of(stage.worker._loader.functions[instance])
+
+
 def test_a_module_that_ends_its_thread_ends_its_batch_alone(stage: Stage):
     stage.load("exits")
     stage.run("exits", 7, mask=FAR)
@@ -422,4 +426,4 @@ def test_what_the_second_thread_cannot_capture_the_maker_tries(stage: Stage):
     while not function.has_graph(2, HOME) and time.monotonic() < ends_s:
         stage.run("same", 1)
         stage.hear(BatchDone)
-    assert function.has_graph(2, HOME) and stage.worker._loader.functions["same#1"].clone is None
+    assert function.has_graph(2, HOME) and graphs_of(stage, "same#1").clone is None

@@ -17,8 +17,7 @@ from lamina.core.events import Event, InstanceLost
 from lamina.drivers.timer import clock_us
 from lamina.engines.base import EngineShared
 from lamina.engines.inflight import InFlightBatch, JobValues
-from lamina.engines.log_pipe import LogPipe
-from lamina.engines.process_engine import InstanceHandle, ProcessEngine, WorkerLimits
+from lamina.engines.process_engine import InstanceHandle, LogPipe, ProcessEngine, WorkerLimits
 from lamina.gpu.protocol import (
     BatchHung,
     ExecutorReady,

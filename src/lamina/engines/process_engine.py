@@ -8,7 +8,10 @@ nothing here is locked and nothing waits.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -20,14 +23,21 @@ from lamina.core.actions import Action, DropJob, Kill, Load, Resize, StartBatch,
 from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, InstanceReady
 from lamina.engines.base import EngineShared
 from lamina.engines.inflight import BatchT, InFlightBatches, JobValues, deliver_results, encode_jobs
-from lamina.engines.log_pipe import LogPipe
 from lamina.ipc.framing import FrameError
 from lamina.units import MIB
 from lamina.values.references import DeviceRef, ErrorInfo, ShmRef
 from lamina.values.slot_refs import DeviceSlots, SlotReferences, WorkerSlots
+from lamina.worker.output_tags import split_tag
 from lamina.worker.protocol import BatchDone, JobFrame
 
 log = logging.getLogger("lamina")
+
+_READ_BYTES = 65_536
+_LINE_BYTES = 16_384
+"""A longer line is cut: a function that prints without an end must not fill our memory."""
+
+OnLine = Callable[[str, tuple[str, ...], str], None]
+"""Function and calls, where that is known, and what was printed."""
 
 
 class WorkerLimits(Struct, frozen=True, kw_only=True):
@@ -231,6 +241,59 @@ class ProcessEngine(Generic[InstanceT, BatchT]):
             self.shared.on_spans(done.batch_id, done.spans)
         outcomes = deliver_results(self._values, batch.action.jobs, wanted, done.results, free)
         self._post(BatchFinished(done.batch_id, done.device_us, outcomes))
+
+
+class LogPipe:
+    """A pipe: give `fd` to the child, then call `close_child_end`. It ends by itself when its last writer has gone.
+
+    `on_line` gets every line; with `echo` it also goes to stderr, as it would without a pipe in between.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_line: OnLine, *, echo: bool = True) -> None:
+        self._loop = loop
+        self._on_line = on_line
+        self._echo = echo
+        self._rest = b""
+        self._ours, self.fd = os.pipe()
+        os.set_blocking(self._ours, False)
+        loop.add_reader(self._ours, self._read)
+
+    def close_child_end(self) -> None:
+        os.close(self.fd)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._ours, _READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self.close()
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _LINE_BYTES:
+            lines.append(self._rest)
+            self._rest = b""
+        self._deliver(lines)
+
+    def _deliver(self, lines: list[bytes]) -> None:
+        found = [split_tag(line[:_LINE_BYTES].decode("utf-8", "replace")) for line in lines]
+        if self._echo:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write("".join(f"{text}\n" for _, _, text in found))
+                sys.stderr.flush()
+        for function, calls, text in found:
+            self._on_line(function, calls, text)
+
+    def close(self) -> None:
+        """Deliver what is still in it, and close."""
+        if self._ours < 0:
+            return
+        self._loop.remove_reader(self._ours)
+        os.close(self._ours)
+        self._ours = -1
+        if self._rest:
+            self._deliver([self._rest])
+            self._rest = b""
 
 
 def _ignore(event: Event) -> None:

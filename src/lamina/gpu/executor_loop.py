@@ -196,28 +196,28 @@ class ExecutorLoop:
     # ------------------------------------------------------------------- batches
 
     def _run(self, frame: RunOnSlice) -> None:
-        held = self._loader.functions.get(frame.instance)
+        loaded = self._loader.functions.get(frame.instance)
         before = self._open.get(frame.after)
-        if before is not None and not _is_ordered_by_slice(before, frame, held):
+        if before is not None and not _is_ordered_by_slice(before, frame, loaded):
             before.followers.append(lambda: self._run(frame))
             return
-        if held is None:
+        if loaded is None:
             lost = ErrorInfo("UnknownTarget", f"{frame.instance} is not loaded here")
             self._channel.send(BatchDone(frame.batch_id, 0, [lost] * len(frame.jobs)))
             return
-        outputs, calls = self._calls(frame, held)
+        outputs, calls = self._calls(frame, loaded)
         reads = [stored for job in frame.jobs for _, stored in job.leaves if type(stored) is ShmRef]
-        batch = self._open[frame.batch_id] = _Batch(frame, held, outputs, list(calls), reads)
-        held.batches.add(frame.batch_id)
-        if held.model is None:
+        batch = self._open[frame.batch_id] = _Batch(frame, loaded, outputs, list(calls), reads)
+        loaded.on_batch_started(frame.batch_id)
+        if loaded.model is None:
             self._run_callable(batch, list(calls.values()))
         else:
-            self._run_model(batch, held.model, list(calls.values()))
+            self._run_model(batch, loaded.model, list(calls.values()))
 
-    def _calls(self, frame: RunOnSlice, held: LoadedFunction) -> tuple[list[Any], dict[int, dict[str, Any]]]:
+    def _calls(self, frame: RunOnSlice, loaded: LoadedFunction) -> tuple[list[Any], dict[int, dict[str, Any]]]:
         outputs: list[Any] = [None] * len(frame.jobs)
         calls: dict[int, dict[str, Any]] = {}
-        open_value = self._values.open if held.takes_device_values else self._values.open_on_host
+        open_value = self._values.open if loaded.takes_device_values else self._values.open_on_host
         for index, job in enumerate(frame.jobs):
             try:
                 if job.error is None:
@@ -247,20 +247,20 @@ class ExecutorLoop:
     def _launch(self, batch: _Batch, items: list[Any]) -> None:
         """Launch a batch by its graph, or eagerly in its primary thread, where libraries know its size."""
         instance, mask = batch.frame.instance, batch.frame.mask
-        functions = self._executor.models
-        if functions.is_ready(instance, len(items), mask) and not functions.is_eager_only(instance):
+        models = self._executor.models
+        if models.is_ready(instance, len(items), mask) and not models.is_eager_only(instance):
             self._begin(batch)
             batch.is_ordered_by_slice = True
             self._submit(instance, items, mask, lambda done: self._on_model_done(batch, items, done), keep=batch.keeps)
             return
         try:
             self._slicer.slice(mask)
-            functions.pin(instance)
+            models.pin(instance)
         except Exception as error:
             self._on_model_done(batch, items, FinishedBatch(0, 0, None, error))
             return
         batch.is_waiting = True
-        batch.function.eager_batches += 1
+        batch.function.on_eager_started()
         batch.function.threads.submit(self._run_eager, batch, items)
 
     def _submit(
@@ -280,15 +280,15 @@ class ExecutorLoop:
         try:
             if _is_late(frame):
                 raise TimeoutError("past its deadline before it began")
-            known, functions = batch.function.warm_primary, self._executor.models
-            done = FinishedBatch(0, *functions.run_eager(frame.instance, items, frame.mask, known, keep=batch.keeps))
+            known, models = batch.function.warm_buckets, self._executor.models
+            done = FinishedBatch(0, *models.run_eager(frame.instance, items, frame.mask, known, keep=batch.keeps))
         except BaseException as error:  # SystemExit too
             traceback.clear_frames(error.__traceback__)  # which would keep what it had on the device
             done = FinishedBatch(0, 0, None, error)
         self.call_soon(lambda: self._on_eager_done(batch, items, done))
 
     def _on_eager_done(self, batch: _Batch, items: list[Any], done: FinishedBatch) -> None:
-        batch.function.eager_batches -= 1
+        batch.function.on_eager_ended()
         self._executor.models.unpin(batch.frame.instance)
         if done.error is not None and self._executor.is_broken(done.error):
             raise ExecutorLost(f"{batch.function.function.name} broke the device: {done.error}")
@@ -356,18 +356,17 @@ class ExecutorLoop:
             return [done.error] * len(batch.places)
         if batch.keeps:
             return [self._values.keep(output) for output in done.outputs]
-        if done.outputs:
-            batch.function.row_bytes = getattr(done.outputs[0], "nbytes", 0)
+        batch.function.on_outputs(done.outputs)
         assert batch.function.model is not None
         return batch.function.model.answers(done.outputs)
 
     def _on_batch_done(self, batch: _Batch, device_us: int, outputs: list[Any]) -> None:
-        frame, held = batch.frame, batch.function
+        frame, loaded = batch.frame, batch.function
         self._hang_detector.on_batch_ended(frame.batch_id, frame.mask)
         for place, output in zip(batch.places, outputs, strict=True):
             batch.outputs[place] = output
         del self._open[frame.batch_id]
-        held.batches.discard(frame.batch_id)
+        loaded.on_batch_ended(frame.batch_id)
         results = encode_results(self._pool, batch.outputs)
         batch.outputs = []
         kept = [ref for ref in batch.reads if self._reader.is_viewed(ref)]
@@ -384,9 +383,9 @@ class ExecutorLoop:
         if now_s - self._said_usage_s < USAGE_EVERY_S:
             return
         self._said_usage_s = now_s
-        functions = self._executor.models
+        models = self._executor.models
         bandwidth = self._traffic.share if self._traffic is not None else -1.0
-        said = (functions.weights_mib, self._slicer.memory_used_mib(), functions.graphs, functions.evictions, bandwidth)
+        said = (models.weights_mib, self._slicer.memory_used_mib(), models.graphs, models.evictions, bandwidth)
         self._channel.send(ExecutorUsage(*said, self._loader.captures.missing, self._loader.captures.eager_batches))
         for batch in self._open.values():
             if batch.is_waiting and not _is_late(batch.frame, STUCK_US):  # and alive, however long that takes
@@ -400,7 +399,7 @@ def _is_late(frame: RunOnSlice, by_us: int = 2 * DEADLINE_GRACE_US) -> bool:
     return all(0 < job.deadline_us < late_us for job in frame.jobs)
 
 
-def _is_ordered_by_slice(before: _Batch, frame: RunOnSlice, held: LoadedFunction | None) -> bool:
+def _is_ordered_by_slice(before: _Batch, frame: RunOnSlice, loaded: LoadedFunction | None) -> bool:
     """Does the slice itself keep the order of the two? Batches of modules share its stream, callables its thread."""
-    same_kind = held is not None and (held.model is None) == (before.function.model is None)
+    same_kind = loaded is not None and (loaded.model is None) == (before.function.model is None)
     return same_kind and before.is_ordered_by_slice and before.frame.mask == frame.mask

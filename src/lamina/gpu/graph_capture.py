@@ -17,36 +17,61 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from lamina.gpu.executor import ExecutorLost, SliceExecutor
 from lamina.gpu.loaded_function import LoadedFunction
 from lamina.gpu.runtime import CaptureBusy
+from lamina.gpu.slicer import Slicer
 
 MAX_EAGER_BATCHES = 2
-"""Batches without a graph in one place before the maker makes it, even though others wait for it."""
+"""Batches without a graph in one place before the primary captures it, even though others wait for it."""
 
 PAUSE_FACTOR = 9
-"""Times what a capture took, until the next one that nobody waits for: a tenth of the time at most."""
+"""Times what a capture took, until the next one that no batch waits for: a tenth of the time at most."""
 
 MAX_COUNTED_S = 0.1
 """Of that time: what is longer was spent waiting for others."""
 
 STEP_S = 0.005
-"""How often somebody looks whether a rest is over."""
+"""How often it is checked whether a pause is over."""
 
 BUSY_RETRY_S = 0.1
-"""Somebody's code is being opened: until it is tried again. Opening takes seconds, and asking all the time takes the interpreter
-from whoever serves."""
+"""Users' code is being opened: until a capture is tried again. Opening takes seconds, and asking all the time takes the
+interpreter from the serving thread."""
 
 GraphKey = tuple[int, int]
 """Batch size, slice."""
 
 
+@dataclass(slots=True, eq=False)
+class FunctionGraphs:
+    """What the capture queue knows of one function. It alone writes here."""
+
+    clone: Any  #: the function's module once more, for the secondary thread; None: the primary captures all
+    likely: set[GraphKey] = field(default_factory=set)  #: which the primary captures
+    to_capture: list[GraphKey] = field(default_factory=list)  #: when there is time
+    capturing: dict[GraphKey, bool] = field(default_factory=dict)  #: by the primary, or by the secondary?
+    missed: dict[GraphKey, int] = field(default_factory=dict)  #: batches that found no graph there
+    uncapturable: set[GraphKey] = field(default_factory=set)
+    retry_on_primary: set[GraphKey] = field(default_factory=set)  #: the secondary failed: was it its clone?
+    warm_secondary: set[int] = field(default_factory=set)  #: sizes the secondary thread has run
+    has_logged_failure: bool = False
+    needed_for_ready: set[GraphKey] = field(default_factory=set)
+    on_ready: Callable[[], None] | None = None  #: to be called when these are there, or cannot be
+
+    def is_for_primary(self, key: GraphKey) -> bool:
+        """Is this graph captured in the primary thread?"""
+        return key in self.likely or key in self.retry_on_primary or self.clone is None
+
+
 class GraphCaptureQueue:
+    """`call_soon` brings work to the serving thread; `freed` is called when weights may have become free to go."""
+
     def __init__(
         self,
-        slicer: Any,
+        slicer: Slicer,
         executor: SliceExecutor,
         call_soon: Callable[[Callable[[], None]], None],
         is_idle: Callable[[], bool],
@@ -55,174 +80,196 @@ class GraphCaptureQueue:
         self._slicer, self._executor = slicer, executor
         self._call_soon, self._is_idle, self._on_weights_freed = call_soon, is_idle, freed
         self.eager_batches = 0  #: that found no graph, so far
+        self._graphs: dict[LoadedFunction, FunctionGraphs] = {}
         self._under_way = 0
-        self._unrequested: set[tuple[str, GraphKey]] = set()  #: those under way that nobody waits for yet
-        self._rest_until_s = 0.0
-        self._not_before_s = 0.0
-        self._looked_s = 0.0
-        self._pending: dict[LoadedFunction, None] = {}  #: those who lack some, in the order in which they came
+        self._unrequested: set[tuple[str, GraphKey]] = set()  #: those under way that no batch waits for yet
+        self._pause_until_s = 0.0
+        self._busy_until_s = 0.0
+        self._last_step_s = 0.0
+        self._pending: dict[LoadedFunction, None] = {}  #: functions that lack some, in the order in which they came
 
     @property
     def missing(self) -> int:
         """Graphs still to capture, or under way."""
-        return self._under_way + sum(len(held.to_capture) for held in self._pending)
+        return self._under_way + sum(len(self._graphs[loaded].to_capture) for loaded in self._pending)
 
     @property
     def has_work(self) -> bool:
         """Is there anything left to capture?"""
         return bool(self._pending)
 
-    # -------------------------------------------------------------- what is to be made
+    def graphs_of(self, loaded: LoadedFunction) -> FunctionGraphs:
+        found = self._graphs.get(loaded)
+        if found is None:
+            found = self._graphs[loaded] = FunctionGraphs(loaded.take_clone())
+        return found
 
-    def request(self, held: LoadedFunction, masks: Iterable[int], then: Callable[[], None] | None = None) -> None:
+    # -------------------------------------------------------------- what is to be captured
+
+    def request(self, loaded: LoadedFunction, masks: Iterable[int], then: Callable[[], None] | None = None) -> None:
         """Request graphs for the slices a function is likely to run on.
 
         `then` is called when there are graphs of its first sizes on all of them, or when there can be none."""
-        masks = list(masks)
-        first = [(bucket, mask) for bucket in reversed(held.first_buckets) for mask in masks]
-        others = [(bucket, mask) for bucket in held.buckets for mask in masks if bucket not in held.first_buckets]
-        places = [place for place in first + others if place not in held.capturing and not self._is_settled(held, place)]
-        held.to_capture = [*places, *(place for place in held.to_capture if place not in places)]
-        held.likely |= set(first)
+        masks, graphs = list(masks), self.graphs_of(loaded)
+        first = [(bucket, mask) for bucket in reversed(loaded.first_buckets) for mask in masks]
+        others = [(bucket, mask) for bucket in loaded.buckets for mask in masks if bucket not in loaded.first_buckets]
+        keys = [key for key in first + others if key not in graphs.capturing and not self._is_settled(loaded, graphs, key)]
+        graphs.to_capture = [*keys, *(key for key in graphs.to_capture if key not in keys)]
+        graphs.likely |= set(first)
         if then is not None:
-            held.needed_for_ready, held.on_ready = set(first), then
-        self.capture_next(held)
+            graphs.needed_for_ready, graphs.on_ready = set(first), then
+        self._capture_next(loaded)
 
-    def on_graph_missing(self, held: LoadedFunction, count: int, mask: int) -> None:
+    def on_graph_missing(self, loaded: LoadedFunction, count: int, mask: int) -> None:
         """A batch found no graph: capture it for the next one."""
         self.eager_batches += 1
-        place = (self._executor.models.bucket_for(held.instance, count, held.warm_primary), mask)
-        held.missed[place] = held.missed.get(place, 0) + 1
-        if not held.is_leaving and place not in held.capturing and not self._is_settled(held, place):
-            held.to_capture = [place, *(other for other in held.to_capture if other != place)]
-        self.capture_next(held)
+        graphs = self.graphs_of(loaded)
+        key = (self._executor.models.bucket_for(loaded.instance, count, loaded.warm_buckets), mask)
+        graphs.missed[key] = graphs.missed.get(key, 0) + 1
+        if not loaded.is_unloading and key not in graphs.capturing and not self._is_settled(loaded, graphs, key):
+            graphs.to_capture = [key, *(other for other in graphs.to_capture if other != key)]
+        self._capture_next(loaded)
+
+    def cancel(self, loaded: LoadedFunction) -> None:
+        """Capture no more for it; what is under way ends first (`is_capturing`)."""
+        if loaded in self._graphs:
+            self._graphs[loaded].to_capture.clear()
+
+    def is_capturing(self, loaded: LoadedFunction) -> bool:
+        graphs = self._graphs.get(loaded)
+        return graphs is not None and bool(graphs.capturing)
+
+    def forget(self, loaded: LoadedFunction) -> None:
+        """It has left."""
+        self._graphs.pop(loaded, None)
+        self._pending.pop(loaded, None)
 
     def step(self) -> None:
         """Start the captures whose time has come; called at every turn."""
         now_s = time.monotonic()
-        if self._pending and now_s - self._looked_s >= STEP_S:
-            self._looked_s = now_s
-            for held in list(self._pending):
-                self.capture_next(held)
+        if self._pending and now_s - self._last_step_s >= STEP_S:
+            self._last_step_s = now_s
+            for loaded in list(self._pending):
+                self._capture_next(loaded)
 
-    def _is_settled(self, held: LoadedFunction, place: GraphKey) -> bool:
+    def _is_settled(self, loaded: LoadedFunction, graphs: FunctionGraphs, key: GraphKey) -> bool:
         """Is it captured, or known to be impossible?"""
-        return place in held.uncapturable or self._executor.models[held.instance].has_graph(*place)
+        return key in graphs.uncapturable or self._executor.models[loaded.instance].has_graph(*key)
 
-    def capture_next(self, held: LoadedFunction) -> None:
+    def _capture_next(self, loaded: LoadedFunction) -> None:
         """Start the next capture in each thread of the function that has nothing else to do."""
-        functions = self._executor.models
-        self._pending.pop(held, None)
-        if held.is_leaving or functions.is_eager_only(held.instance):
-            held.to_capture.clear()
-        held.to_capture = [place for place in held.to_capture if functions.can_fit(held.instance, place[0])]
-        for by_maker in (True, False):
-            if by_maker not in held.capturing.values():
-                place = next((place for place in held.to_capture if held.is_for_primary(place) is by_maker), None)
-                if place is not None and self._can_begin(held, place):
-                    self._begin(held, place, by_maker)
-        if held.to_capture:
-            self._pending[held] = None
-        held.needed_for_ready = {place for place in held.needed_for_ready if place in held.capturing or place in held.to_capture}
-        if held.on_ready is not None and not held.needed_for_ready:
-            then, held.on_ready = held.on_ready, None
+        models, graphs = self._executor.models, self.graphs_of(loaded)
+        self._pending.pop(loaded, None)
+        if loaded.is_unloading or models.is_eager_only(loaded.instance):
+            graphs.to_capture.clear()
+        graphs.to_capture = [key for key in graphs.to_capture if models.can_fit(loaded.instance, key[0])]
+        for by_primary in (True, False):
+            if by_primary not in graphs.capturing.values():
+                key = next((key for key in graphs.to_capture if graphs.is_for_primary(key) is by_primary), None)
+                if key is not None and self._can_begin(loaded, graphs, key):
+                    self._begin(loaded, graphs, key, by_primary)
+        if graphs.to_capture:
+            self._pending[loaded] = None
+        graphs.needed_for_ready = {key for key in graphs.needed_for_ready if key in graphs.capturing or key in graphs.to_capture}
+        if graphs.on_ready is not None and not graphs.needed_for_ready:
+            then, graphs.on_ready = graphs.on_ready, None
             then()
 
-    def _can_begin(self, held: LoadedFunction, place: GraphKey) -> bool:
-        if held.on_ready is None and time.monotonic() < self._not_before_s:
+    def _can_begin(self, loaded: LoadedFunction, graphs: FunctionGraphs, key: GraphKey) -> bool:
+        if graphs.on_ready is None and time.monotonic() < self._busy_until_s:
             return False
-        missed = held.missed.get(place, 0)
-        if held.is_for_primary(place) and held.eager_batches and missed < MAX_EAGER_BATCHES:
+        missed = graphs.missed.get(key, 0)
+        if graphs.is_for_primary(key) and loaded.eager_batches and missed < MAX_EAGER_BATCHES:
             return False
-        is_wanted = place in held.likely or missed > 0
-        return is_wanted or self._is_idle() or (not self._unrequested and time.monotonic() >= self._rest_until_s)
+        is_wanted = key in graphs.likely or missed > 0
+        return is_wanted or self._is_idle() or (not self._unrequested and time.monotonic() >= self._pause_until_s)
 
     # ---------------------------------------------------------------------- one of them
 
-    def _begin(self, held: LoadedFunction, place: GraphKey, by_maker: bool) -> None:
+    def _begin(self, loaded: LoadedFunction, graphs: FunctionGraphs, key: GraphKey, by_primary: bool) -> None:
         try:
-            self._slicer.slice(place[1])
+            self._slicer.slice(key[1])
         except Exception as error:
-            self._raise_if_broken(held, error)
-            held.to_capture.remove(place)
-            self._give_up(held, place, error)
+            self._raise_if_broken(loaded, error)
+            graphs.to_capture.remove(key)
+            self._give_up(loaded, graphs, key, error)
             return
         try:
-            self._executor.models.pin(held.instance)
+            self._executor.models.pin(loaded.instance)
         except Exception as error:
-            self._raise_if_broken(held, error)
-            return  # no room for its weights at this moment: it is looked at again
-        held.to_capture.remove(place)
-        held.capturing[place] = by_maker
+            self._raise_if_broken(loaded, error)
+            return  # no room for its weights at this moment: it is tried again
+        graphs.to_capture.remove(key)
+        graphs.capturing[key] = by_primary
         self._under_way += 1
-        if place not in held.likely:
-            self._unrequested.add((held.instance, place))
-        warm, work = (held.warm_primary, None) if by_maker else (held.warm_secondary, held.clone)
-        held.threads.submit(self._capture, held, place, warm, work, held.on_ready is not None, further=not by_maker)
+        if key not in graphs.likely:
+            self._unrequested.add((loaded.instance, key))
+        work = None if by_primary else graphs.clone
+        waits = graphs.on_ready is not None
+        loaded.threads.submit(self._capture, loaded, graphs, key, work, waits, further=not by_primary)
 
-    def _capture(self, held: LoadedFunction, place: GraphKey, warm: set[int], work: Any, waits: bool) -> None:
+    def _capture(self, loaded: LoadedFunction, graphs: FunctionGraphs, key: GraphKey, work: Any, waits: bool) -> None:
         """Capture in one of its threads, with this thread's module. Once it serves, it waits for no other function's code."""
-        functions = self._executor.models
+        models = self._executor.models
         plan: Any = None
         took_s = 0.0
         try:
-            if place[0] not in warm:
-                functions.warmup_run(held.instance, *place, work)
-                warm.add(place[0])
+            if key[0] not in (loaded.warm_buckets if work is None else graphs.warm_secondary):
+                models.warmup_run(loaded.instance, *key, work)
+                (loaded.on_warm if work is None else graphs.warm_secondary.add)(key[0])
             begin_s = time.monotonic()
-            plan = functions.capture(held.instance, *place, work, waits=waits)
+            plan = models.capture(loaded.instance, *key, work, waits=waits)
             took_s = time.monotonic() - begin_s
         except BaseException as error:  # SystemExit too: a module may end its graph, not its thread
             traceback.clear_frames(error.__traceback__)  # which would keep what it had on the device
             plan = error if isinstance(error, Exception) else RuntimeError(repr(error))
-        self._call_soon(lambda: self._on_captured(held, place, plan, took_s))
+        self._call_soon(lambda: self._on_captured(loaded, key, plan, took_s))
 
-    def _on_captured(self, held: LoadedFunction, place: GraphKey, plan: Any, took_s: float) -> None:
-        by_maker = held.capturing.pop(place)
+    def _on_captured(self, loaded: LoadedFunction, key: GraphKey, plan: Any, took_s: float) -> None:
+        graphs = self.graphs_of(loaded)
+        by_primary = graphs.capturing.pop(key)
         self._under_way -= 1
-        self._executor.models.unpin(held.instance)
+        self._executor.models.unpin(loaded.instance)
         if isinstance(plan, Exception):
-            self._raise_if_broken(held, plan)
-        if (held.instance, place) in self._unrequested:
-            self._unrequested.remove((held.instance, place))
-            self._rest_until_s = time.monotonic() + PAUSE_FACTOR * min(took_s, MAX_COUNTED_S)
-        if held.is_leaving:
+            self._raise_if_broken(loaded, plan)
+        if (loaded.instance, key) in self._unrequested:
+            self._unrequested.remove((loaded.instance, key))
+            self._pause_until_s = time.monotonic() + PAUSE_FACTOR * min(took_s, MAX_COUNTED_S)
+        if loaded.is_unloading:
             pass
-        elif isinstance(plan, CaptureBusy):  # it is looked at again
-            self._not_before_s = time.monotonic() + BUSY_RETRY_S
-            held.to_capture.insert(0, place)
-            self._pending[held] = None
+        elif isinstance(plan, CaptureBusy):  # it is tried again
+            self._busy_until_s = time.monotonic() + BUSY_RETRY_S
+            graphs.to_capture.insert(0, key)
+            self._pending[loaded] = None
             self._on_weights_freed()
             return
-        elif isinstance(plan, Exception) and not by_maker and not self._executor.is_out_of_memory(plan):
-            held.retry_on_primary.add(place)  # the maker tries
-            held.to_capture.insert(0, place)
+        elif isinstance(plan, Exception) and not by_primary and not self._executor.is_out_of_memory(plan):
+            graphs.retry_on_primary.add(key)
+            graphs.to_capture.insert(0, key)
         else:
-            self.install(held, *place, plan)
-            if place in held.retry_on_primary and place not in held.uncapturable:
-                held.clone = None  # its copy is not what the module is
-        self.capture_next(held)
+            self.install(loaded, *key, plan)
+            if key in graphs.retry_on_primary and key not in graphs.uncapturable:
+                graphs.clone = None  # it is not what the module is
+        self._capture_next(loaded)
         self._on_weights_freed()
 
-    def _raise_if_broken(self, held: LoadedFunction, error: Exception) -> None:
+    def _raise_if_broken(self, loaded: LoadedFunction, error: Exception) -> None:
         if self._executor.is_broken(error):
-            raise ExecutorLost(f"{held.function.name} broke the device: {error}") from error
+            raise ExecutorLost(f"{loaded.name} broke the device: {error}") from error
 
-    def install(self, held: LoadedFunction, bucket: int, mask: int, plan: Any) -> None:
-        functions, had_graphs = self._executor.models, not self._executor.models.is_eager_only(held.instance)
-        functions.install_graph(held.instance, bucket, mask, plan)
-        if not functions[held.instance].has_graph(bucket, mask):
-            self._give_up(held, (bucket, mask), plan)
-        if had_graphs and functions.is_eager_only(held.instance):
-            os.write(2, f"lamina: {held.function.name} runs without graphs, in a thread of its own: {plan}\n".encode())
+    def install(self, loaded: LoadedFunction, bucket: int, mask: int, plan: Any) -> None:
+        """Serve with a captured plan from now on, or without one if there is none."""
+        models, had_graphs = self._executor.models, not self._executor.models.is_eager_only(loaded.instance)
+        models.install_graph(loaded.instance, bucket, mask, plan)
+        if not models[loaded.instance].has_graph(bucket, mask):
+            self._give_up(loaded, self.graphs_of(loaded), (bucket, mask), plan)
+        if had_graphs and models.is_eager_only(loaded.instance):
+            os.write(2, f"lamina: {loaded.name} runs without graphs, in a thread of its own: {plan}\n".encode())
 
-    def _give_up(self, held: LoadedFunction, place: GraphKey, error: Any) -> None:
-        held.uncapturable.add(place)
-        self._log_failure(held, error, f"of {place[0]} items on slice {place[1]:#x}")
-
-    def _log_failure(self, held: LoadedFunction, error: Any, where: str) -> None:
-        """Log the failure once for each function: what failed for one graph mostly fails for all."""
-        if not held.has_logged_failure:
-            held.has_logged_failure = True
-            said = f"{type(error).__name__}: {error}"[:200]
-            os.write(2, f"lamina: {held.function.name}: no graph {where}: {said}\n".encode())
+    def _give_up(self, loaded: LoadedFunction, graphs: FunctionGraphs, key: GraphKey, error: Any) -> None:
+        """Note the failure, and log it once for each function: what failed for one graph mostly fails for all."""
+        graphs.uncapturable.add(key)
+        if not graphs.has_logged_failure:
+            graphs.has_logged_failure = True
+            what = f"{type(error).__name__}: {error}"[:200]
+            os.write(2, f"lamina: {loaded.name}: no graph of {key[0]} items on slice {key[1]:#x}: {what}\n".encode())

@@ -78,56 +78,56 @@ class HotStandby:
         self._preparing = key = next(iter(self._wanted))
         mask = self._wanted.pop(key)
         self._tried.add(key)
-        maker = self._loading.thread_cache.acquire(key)
-        maker.submit(self._open, key, mask, maker)
+        threads = self._loading.thread_cache.acquire(key)
+        threads.submit(self._open, key, mask, threads)
 
-    def _open(self, key: FunctionKey, mask: int, maker: FunctionThreads) -> None:
+    def _open(self, key: FunctionKey, mask: int, threads: FunctionThreads) -> None:
         """Open the function, in its primary thread."""
         try:
-            held = self._loading.open(f"spare {key[0]}", *key, mask, maker)
+            loaded = self._loading.open(f"spare {key[0]}", *key, mask, threads)
         except BaseException:  # whoever loads it says what is wrong
-            maker.end()
+            threads.end()
             self._call_soon(self._over)
             return
-        self._call_soon(lambda: self._bring(key, held))
+        self._call_soon(lambda: self._bring(key, loaded))
 
-    def _bring(self, key: FunctionKey, held: LoadedFunction) -> None:
+    def _bring(self, key: FunctionKey, loaded: LoadedFunction) -> None:
         held_bytes = sum(other.weights_bytes for other in self._ready.values())
-        if held.model is not None and held_bytes + held.weights_bytes <= MAX_STANDBY_BYTES:
+        if loaded.model is not None and held_bytes + loaded.weights_bytes <= MAX_STANDBY_BYTES:
             try:
-                self._loading.place(held)
+                self._loading.place(loaded)
             except Exception:  # whoever loads it says what is wrong
                 pass
             else:
-                held.threads.submit(self._warm_up, key, held)
+                loaded.threads.submit(self._warm_up, key, loaded)
                 return
-        self._loading.close_function(held)
+        self._loading.close_function(loaded)
         self._over()
 
-    def _warm_up(self, key: FunctionKey, held: LoadedFunction) -> None:
+    def _warm_up(self, key: FunctionKey, loaded: LoadedFunction) -> None:
         """Run its first sizes, in its primary thread: libraries choose kernels."""
         failure: BaseException | None = None
         try:
-            for bucket in reversed(held.first_buckets):
-                self._executor.models.warmup_run(held.instance, bucket, held.mask)
-                held.warm_primary.add(bucket)
+            for bucket in reversed(loaded.first_buckets):
+                self._executor.models.warmup_run(loaded.instance, bucket, loaded.mask)
+                loaded.on_warm(bucket)
         except BaseException as error:
             failure = error
-        self._call_soon(lambda: self._on_warmed_up(key, held, failure))
+        self._call_soon(lambda: self._on_warmed_up(key, loaded, failure))
 
-    def _on_warmed_up(self, key: FunctionKey, held: LoadedFunction, failure: BaseException | None) -> None:
+    def _on_warmed_up(self, key: FunctionKey, loaded: LoadedFunction, failure: BaseException | None) -> None:
         if failure is not None and self._executor.is_broken(failure):
             raise ExecutorLost(f"{key[0]} broke the device: {failure}")
-        functions = self._executor.models
-        functions.unpin(held.instance)
-        self._executor.unload(held.instance)
+        models = self._executor.models
+        models.unpin(loaded.instance)
+        self._executor.unload(loaded.instance)
         if not self._is_promoted:  # else somebody is served
-            functions.trim()
+            models.trim()
         if failure is None and key in self._tried:  # else it is not wanted any more
-            self._ready[key] = held
+            self._ready[key] = loaded
             self._send(StandbyPrepared([name for name, _ in self._ready]))
         else:
-            self._loading.close_function(held)
+            self._loading.close_function(loaded)
         self._over()
 
     def _over(self) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lamina.gpu.function_threads import FunctionThreads
+from lamina.gpu.slicer import DeviceSlice, Slicer, all_masks
 from lamina.sdk.context import BatchContext, active_context
 from lamina.sdk.function import Function
 from lamina.sdk.runner import Runner
@@ -24,68 +25,42 @@ from lamina.sdk.torch_model import LoadedTorchModel, TorchModel, to_numpy
 from lamina.worker.otel_context import attach_trace
 
 PREPARED_BLOCKS = 16
-"""Slices of its usual size for which graphs are made before anybody asks; further ones when they are used."""
+"""Slices of its usual size for which graphs are captured in advance; further ones when they are used."""
 
 
 @dataclass(slots=True, eq=False)
 class LoadedFunction:
-    """A function that is loaded in this executor."""
+    """A function that is loaded in this executor. Written by its own methods alone.
+
+    What is known of its graphs, and of those still to be captured, is the capture queue's (`graph_capture.FunctionGraphs`)."""
 
     instance: str
     function: Function[..., Any]
     runner: Runner
     mask: int  #: a slice as it will usually get: its home, or the first of its size
     threads: FunctionThreads
-    staged: Any = None  #: its weights in pinned memory
-    took_us: dict[str, int] = field(default_factory=dict)  #: where the time of its load went
-    was_standby: bool = False  #: it was opened in a spare, before anybody asked for it
+    staged: Any = None  #: its weights in pinned memory, until they have a block
     clone: Any = None  #: its module once more, for a second thread
-    likely: set[tuple[int, int]] = field(default_factory=set)  #: places (bucket, mask) whose graphs the maker makes
-    to_capture: list[tuple[int, int]] = field(default_factory=list)  #: when there is time
-    capturing: dict[tuple[int, int], bool] = field(default_factory=dict)  #: by the maker, or by the other thread?
-    missed: dict[tuple[int, int], int] = field(default_factory=dict)  #: batches that found no graph there
-    uncapturable: set[tuple[int, int]] = field(default_factory=set)  #: places where there can be none
-    retry_on_primary: set[tuple[int, int]] = field(
-        default_factory=set
-    )  #: places the other thread tried in vain: was it its module?
-    has_logged_failure: bool = False
-    needed_for_ready: set[tuple[int, int]] = field(default_factory=set)  #: places without which it is not ready
-    on_ready: Callable[[], None] | None = None  #: to be called when they are there
-    eager_batches: int = 0  #: batches without a graph, with the maker
-    warm_primary: set[int] = field(default_factory=set)  #: buckets the maker has met; its own
-    warm_secondary: set[int] = field(default_factory=set)  #: and the other thread
+    took_us: dict[str, int] = field(default_factory=dict)  #: where the time of its load went
+    was_standby: bool = False  #: it was opened in a standby, before it was needed
+    warm_buckets: set[int] = field(default_factory=set)  #: sizes its primary thread has run
     row_bytes: int = 0  #: of one result, once one has been seen
-    is_leaving: bool = False
-    batches: set[int] = field(default_factory=set)
+    is_unloading: bool = False
+    batches: set[int] = field(default_factory=set)  #: in flight
+    eager_batches: int = 0  #: of these, those with its primary thread, for want of a graph
     buckets: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.buckets = buckets_for(self.function.spec.max_batch)
 
     @property
+    def name(self) -> str:
+        return self.function.name
+
+    @property
     def first_buckets(self) -> tuple[int, ...]:
         """The smallest and the largest batch size: enough to serve any batch, padded."""
         return tuple(dict.fromkeys((1, self.buckets[-1])))
-
-    def is_for_primary(self, place: tuple[int, int]) -> bool:
-        """Is this graph captured in the primary thread?"""
-        return place in self.likely or place in self.retry_on_primary or self.clone is None
-
-    @property
-    def is_busy(self) -> bool:
-        """Is any batch or capture of it under way?"""
-        return bool(self.batches or self.capturing or self.eager_batches)
-
-    def close(self, then: Callable[[], None]) -> None:
-        """Close its runner and retire its threads; `then` is called in its primary thread, when it has left."""
-        self.threads.retire(self.close_runner, then)
-
-    def close_runner(self) -> None:
-        """Close the user's code, in the primary thread: it may take long, or fail."""
-        try:
-            self.runner.close()
-        except BaseException as error:
-            os.write(2, f"lamina: {self.function.name} could not be closed: {error!r}\n".encode(errors="replace"))
 
     @property
     def model(self) -> LoadedTorchModel | None:
@@ -95,18 +70,78 @@ class LoadedFunction:
     def weights_bytes(self) -> int:
         return int(self.staged.size) if self.staged is not None else 0
 
+    @property
+    def takes_device_values(self) -> bool:
+        """Can it read values on the device? A user's own `pre` wants arrays of the host."""
+        return self.model is not None and type(self.model.model).pre is TorchModel.pre
+
+    # --------------------------------------------------------------------- its life
+
+    def take_over(self, instance: str, mask: int) -> None:
+        """It stood by: from now on it is this instance, with this usual slice."""
+        self.instance, self.mask, self.was_standby = instance, mask, True
+        self.took_us.clear()
+
+    def move(self, mask: int) -> None:
+        self.mask = mask
+
+    def take_clone(self) -> Any:
+        """Hand the clone over to the capture queue, which may give it up."""
+        clone, self.clone = self.clone, None
+        return clone
+
+    def on_weights_placed(self) -> None:
+        """Its block has them; of equal ones there is one."""
+        self.staged = None
+
+    def begin_unload(self) -> None:
+        self.is_unloading = True
+
+    def close(self, then: Callable[[], None]) -> None:
+        """Close its runner and retire its threads; `then` is called in its primary thread, when it has left."""
+        self.threads.retire(lambda: close_runner(self.name, self.runner), then)
+
     @contextmanager
     def timing(self, part: str) -> Iterator[None]:
         begin_ns = time.monotonic_ns()
         try:
             yield
         finally:
-            self.took_us[part] = self.took_us.get(part, 0) + (time.monotonic_ns() - begin_ns) // 1000
+            self.add_time(part, (time.monotonic_ns() - begin_ns) // 1000)
 
-    @property
-    def takes_device_values(self) -> bool:
-        """Can it read values on the device? A user's own `pre` wants arrays of the host."""
-        return self.model is not None and type(self.model.model).pre is TorchModel.pre
+    def add_time(self, part: str, took_us: int) -> None:
+        self.took_us[part] = self.took_us.get(part, 0) + took_us
+
+    # ------------------------------------------------------------------- its batches
+
+    def on_warm(self, bucket: int) -> None:
+        """Its primary thread has run this size: libraries have chosen their kernels."""
+        self.warm_buckets.add(bucket)
+
+    def on_batch_started(self, batch_id: int) -> None:
+        self.batches.add(batch_id)
+
+    def on_batch_ended(self, batch_id: int) -> None:
+        self.batches.discard(batch_id)
+
+    def on_eager_started(self) -> None:
+        self.eager_batches += 1
+
+    def on_eager_ended(self) -> None:
+        self.eager_batches -= 1
+
+    def on_outputs(self, outputs: Sequence[Any] | None) -> None:
+        """Remember how large a result is."""
+        if outputs:
+            self.row_bytes = getattr(outputs[0], "nbytes", 0)
+
+
+def close_runner(name: str, runner: Runner) -> None:
+    """Close the user's code, in the primary thread: it may take long, or fail."""
+    try:
+        runner.close()
+    except BaseException as error:
+        os.write(2, f"lamina: {name} could not be closed: {error!r}\n".encode(errors="replace"))
 
 
 def buckets_for(most: int) -> tuple[int, ...]:
@@ -131,14 +166,12 @@ def host_forward(model: LoadedTorchModel) -> Callable[..., Any]:
     return work
 
 
-def usual_mask(function: Function[..., Any], slicer: Any, home: int) -> int:
+def usual_mask(function: Function[..., Any], slicer: Slicer, home: int) -> int:
     return home or (1 << function.spec.units_on(slicer.device)) - 1
 
 
-def likely_masks(slicer: Any, mask: int, home: int) -> list[int]:
+def likely_masks(slicer: Slicer, mask: int, home: int) -> list[int]:
     """The slices a function is likely to run on: its home, or the blocks of its usual size."""
-    from lamina.gpu.slicer import all_masks
-
     if home:
         return [home]
     same = [block for block in all_masks(slicer.device) if block.bit_count() == mask.bit_count()]
@@ -158,7 +191,7 @@ class CallableBatch:
 class SliceThread:
     """Thread of one slice, for callables. Results come back by `done(batch_id, device_us, outputs)`, called in this thread."""
 
-    def __init__(self, slice_: Any, done: Callable[[int, int, list[Any]], None]) -> None:
+    def __init__(self, slice_: DeviceSlice, done: Callable[[int, int, list[Any]], None]) -> None:
         self._slice = slice_
         self._done = done
         self._todo: queue.SimpleQueue[CallableBatch] = queue.SimpleQueue()
