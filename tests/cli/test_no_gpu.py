@@ -23,9 +23,9 @@ def said(capsys: pytest.CaptureFixture[str], *devices: DeviceSpec) -> str:
     gateway = SimpleNamespace(
         app=app,
         loop=SimpleNamespace(engine=SimpleNamespace(devices=list(devices))),
-        router=SimpleNamespace(targets=[]),
+        targets=SimpleNamespace(all=[]),
         durable=None,
-        oip=SimpleNamespace(grpc_port=0),
+        grpc_port=0,
         url="http://here",
     )
     introduce(gateway, "frontier", "local")

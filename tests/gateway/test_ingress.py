@@ -234,7 +234,7 @@ def test_an_ingress_is_told_no_secret_on_its_command_line() -> None:
         "owner",
         "pool_bytes",
         "limits",
-        "log_form",
+        "log_format",
         "tls",
         "fd",
     }
@@ -271,7 +271,7 @@ def test_tokens_are_asked_for_by_the_controller_whatever_the_protocol(tmp_path: 
                     await server.call("/v1/functions/echo", 5, token),
                     await server.call("/v2/models/echo/infer", infer, token),
                 ]
-                port, body = server.gateway.oip.grpc_port, grpc.framed(grpc.request())
+                port, body = server.gateway.grpc_port, grpc.framed(grpc.request())
                 said = await grpc.call(port, body, authorization=f"Bearer {token}".encode())
                 found[name] = [*(call.status for call in calls), int(said[b"grpc-status"])]
         return found

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from lamina.server.exchange import Exchange
+from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.http1 import HttpLimits, HttpServer
-from lamina.server.request import HttpRequest
 from tests.server.test_http1 import serve
 from tests.serving import hang_up, request
 

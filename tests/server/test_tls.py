@@ -13,7 +13,7 @@ import pytest
 from lamina.bootstrap import open_local
 from lamina.errors import BadValue
 from lamina.gateway.bootstrap import open_gateway
-from lamina.server.tls import server_context
+from lamina.server.listener import server_context
 from tests.serving import read_answer, request, run, write_app
 
 pytestmark = [pytest.mark.live, pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")]

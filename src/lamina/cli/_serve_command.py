@@ -172,7 +172,7 @@ class _Server:
         from lamina.gateway.deploy.admin_server import collect_function_logs, open_access, open_admin
         from lamina.gateway.observability import logs
         from lamina.gateway.observability.tracer import Tracer
-        from lamina.server.tls import server_context
+        from lamina.server.listener import server_context
 
         listen, management, observe = self._config.listen, self._config.access, self._config.observe
         await self._check_ports()
@@ -251,8 +251,8 @@ class _Server:
     def _announce(self, gateway: Gateway, admin_url: str) -> None:
         """Tell the terminal, or with `--json` the program that started it, that the server is ready."""
         if self._config.observe.as_json:
-            names = [target.name for target in gateway.router.targets]
-            told = {"url": gateway.url, "admin_url": admin_url, "grpc_port": gateway.oip.grpc_port, "targets": names}
+            names = [target.name for target in gateway.targets.all]
+            told = {"url": gateway.url, "admin_url": admin_url, "grpc_port": gateway.grpc_port, "targets": names}
             click.echo(msgspec.json.encode(told).decode())
             sys.stdout.flush()
             return
@@ -280,18 +280,18 @@ def introduce(gateway: Gateway, policy: str, label: str) -> None:
     wish = [name for name, function in gateway.app.functions.items() if function.spec.gpu == "may"]
     if wish and all(device.family == "cpu" for device in gateway.loop.engine.devices):
         click.echo(f"  no GPU    on cores instead: {', '.join(wish)}; `lamina doctor` says what this machine has")
-    for target in gateway.router.targets:
+    for target in gateway.targets.all:
         goal = show_us(target.slo.latency_us) if target.slo.latency_us else "none"
         inputs = ", ".join(param.name for param in target.params)
         click.echo(f"  {target.kind:9} {target.name}({inputs})   SLO {goal}")
-    if not gateway.router.targets:
+    if not gateway.targets.all:
         click.echo("  nothing   yet: decorate a function with @app.function(), or deploy an app")
     for line in unplaceable([function.spec for function in gateway.app.functions.values()], gateway.loop.engine.devices):
         click.echo(f"  warning   {line}")
     if gateway.durable is not None:
         _say_where_runs_are(gateway.durable.store)
-    if gateway.oip.grpc_port:
-        click.echo(f"  gRPC      {gateway.host}:{gateway.oip.grpc_port}")
+    if gateway.grpc_port:
+        click.echo(f"  gRPC      {gateway.host}:{gateway.grpc_port}")
     click.echo(f"listening on {gateway.url}   (Ctrl-C stops)")
 
 

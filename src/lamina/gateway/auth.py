@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from collections.abc import Callable
 
 from lamina.access.access_control import AccessControl
-from lamina.access.records import Identity
+from lamina.access.records import Identity, Scope
 from lamina.core.events import TenantUpdated
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.errors import BadValue, Forbidden, Unauthorized
-from lamina.gateway.caller_identity import LOCAL_CALLER, CallerIdentity, Scope
-from lamina.server.request import HttpRequest
+from lamina.server.exchange import HttpRequest
 from lamina.types import Tenant
+
+Authorize = Callable[[HttpRequest, Scope], Identity]
+"""The identity behind a request, if it has this scope; raises `Unauthorized` or `Forbidden`."""
+
+LOCAL = Identity()
+"""The local user of a server that needs no token."""
 
 _BEARER = b"bearer "
 MAX_TOKEN_BYTES = 512
@@ -24,15 +30,17 @@ MAX_TOKEN_BYTES = 512
 class Authenticator:
     """Authenticates requests and checks scopes.
 
-    `guarded`: a token is required. `wary`: requests that a web page of another origin makes are rejected as well.
+    `reject_cross_site`: requests that a web page of another origin makes are rejected even without a token.
     """
 
-    def __init__(self, access: AccessControl | None = None, *, guarded: bool = False, wary: bool = False) -> None:
+    def __init__(
+        self, access: AccessControl | None = None, *, requires_token: bool = False, reject_cross_site: bool = False
+    ) -> None:
         self._access = access
-        self.requires_token = guarded
-        self._reject_cross_site = wary
+        self.requires_token = requires_token
+        self._reject_cross_site = reject_cross_site
 
-    def authorize(self, request: HttpRequest, scope: Scope) -> CallerIdentity:
+    def authorize(self, request: HttpRequest, scope: Scope) -> Identity:
         """The identity behind a request, if it has this scope; raises `Unauthorized` or `Forbidden`."""
         header = request.headers.get(b"authorization")
         if header is None and not self.requires_token:
@@ -41,11 +49,11 @@ class Authenticator:
                 self._reject_cross_site and not _is_for_loopback(request)
             ):
                 raise Forbidden("this was sent by a page from somewhere else", hint="send Authorization: Bearer TOKEN")
-            return LOCAL_CALLER
-        who = self.authenticate(header)
-        if scope not in who.scopes:
-            raise Forbidden(f"this token may not {scope}", hint=f"it may {', '.join(sorted(who.scopes)) or 'nothing'}")
-        return CallerIdentity(who.tenant, who.name, who.scopes)
+            return LOCAL
+        identity = self.authenticate(header)
+        if scope not in identity.scopes:
+            raise Forbidden(f"this token may not {scope}", hint=f"it may {', '.join(sorted(identity.scopes)) or 'nothing'}")
+        return identity
 
     def authenticate(self, header: bytes | None) -> Identity:
         """The identity of a token."""
@@ -54,7 +62,7 @@ class Authenticator:
         if header[:7].lower() != _BEARER or len(header) > MAX_TOKEN_BYTES:
             raise Unauthorized("authorization: not a bearer token", hint="send Authorization: Bearer TOKEN")
         if self._access is None:
-            raise Unauthorized("nobody has this token", hint="this server has none: start it with --store")
+            raise Unauthorized("unknown token", hint="this server has none: start it with --store")
         return self._access.authenticate(header[7:].strip().decode("latin-1"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lamina.access.access_control import AccessControl
@@ -19,55 +19,161 @@ from lamina.gateway.auth import Authenticator, sync_tenant_limits
 from lamina.gateway.auth import check_host as check_host
 from lamina.gateway.ingress.supervisor import IngressSupervisor
 from lamina.gateway.observability.billing import Billing
-from lamina.gateway.observability.call_context import attach_call_context
-from lamina.gateway.observability.metrics import Metrics
-from lamina.gateway.observability.run_metrics import RunGauges
-from lamina.gateway.observability.tracer import Tracer
+from lamina.gateway.observability.metrics import Metrics, RunGauges
+from lamina.gateway.observability.tracer import Tracer, attach_call_context
+from lamina.gateway.oip.inference_service import InferenceService
+from lamina.gateway.oip.model_catalog import ModelCatalog
 from lamina.gateway.oip.openapi import paths as v2_paths
-from lamina.gateway.oip.setup import OpenInference, mount_open_inference
-from lamina.gateway.routes import http_codec
+from lamina.gateway.oip.setup import PREFIX as V2_PREFIX
+from lamina.gateway.oip.setup import OpenInference
+from lamina.gateway.oip.statistics import ModelStatistics
+from lamina.gateway.routes import runs, state
+from lamina.gateway.routes.calls import CallHandler
+from lamina.gateway.routes.cold_start_grace import ColdStartGrace
 from lamina.gateway.routes.emulated_outputs import set_emulated_outputs
 from lamina.gateway.routes.openapi import document
-from lamina.gateway.routes.router import CallTarget, Router
-from lamina.gateway.routes.runs import RunRoutes
-from lamina.gateway.routes.state import StateRoutes
+from lamina.gateway.routes.problems import ending_problem, parse_error_body
+from lamina.gateway.routes.request_options import OWN_HEADERS
+from lamina.gateway.routes.router import Router
+from lamina.gateway.routes.targets import TargetRegistry, call_targets
 from lamina.planner.capacity_check import check_capacity
 from lamina.sdk.app import App
-from lamina.server.http1 import HttpLimits, HttpServer
-from lamina.server.loop_lag import track_loop_lag
-from lamina.server.tls import server_context
+from lamina.server.http1 import Handler, HttpLimits, HttpServer
+from lamina.server.listener import server_context
+from lamina.server.process_status import ProcessStatus
 from lamina.state.triggers import Triggers, open_triggers
 from lamina.store.base import Store
 
+Prepare = Callable[[App, RealtimeDriver, TargetRegistry], Awaitable[None]]
+"""Deploys what an earlier server had deployed, before any call comes, new or left over."""
 
-@dataclass(slots=True)
+
 class Gateway:
-    """A running server."""
+    """A server: its routes and what they stand on. Built complete; `start` opens its ports."""
 
-    app: App
-    loop: RealtimeDriver
-    router: Router
-    server: HttpServer
-    metrics: Metrics
-    billing: Billing
-    host: str
-    port: int
-    oip: OpenInference
-    durable: DurableRuns | None = None
-    triggers: Triggers | None = None
-    ingress: IngressSupervisor | None = None  #: of the processes that speak HTTP and gRPC, if this one does not
-    is_secure: bool = False  #: over TLS
+    def __init__(
+        self,
+        runtime: ServingRuntime,
+        host: str,
+        *,
+        limits: HttpLimits,
+        full_errors: bool,
+        tracer: Tracer | None,
+        store: Store | None,
+        keep_us: int,
+        access: AccessControl | None,
+        call_listeners: Sequence[Callable[[str, Ending, str], None]],
+        observer: EventObserver | None,
+        ingress: int,
+        tls: tuple[str, str] | None,
+    ) -> None:
+        auth = Authenticator(access, requires_token=check_host(host, access))
+        self.app, self.loop = app, loop = runtime.app, runtime.loop
+        check_capacity(loop.engine.devices, (), [spec for spec in app.deployed().functions if spec.scale.min])
+        self.host = host
+        self.port = self.grpc_port = 0
+        self.process = ProcessStatus()
+        self.targets = TargetRegistry(call_targets(app))
+        self.billing = Billing(auth.authorize, store, time.time)
+        statistics = ModelStatistics()
+        self.metrics = Metrics(
+            loop.controller,
+            last_decision_us=lambda: loop.decision_us,
+            call_listeners=(*call_listeners, self.billing.on_call_ended),
+            batch_listeners=(self.billing.on_batch_finished, statistics.on_batch_finished),
+        )
+        for observe in (self.metrics.on_event, tracer.on_event if tracer is not None else None, observer):
+            if observe is not None:
+                loop.add_observer(observe)
+        set_emulated_outputs(loop, self.targets.all)
+        attach_call_context(loop, tracer, has_tenants=access is not None)
+        if access is not None:
+            access.give_secrets(loop.engine.shared)
+        explain = partial(ending_problem, loop, full=full_errors)
+        self.durable: DurableRuns | None = None
+        if store is not None:
+            self.durable = DurableRuns(
+                *(loop, store, lambda ending: explain(ending).body()),
+                retention_us=keep_us,
+                on_end=self.metrics.on_call_ended,
+                same_transaction=runtime.state.same_transaction,
+            )
+            self.metrics.registry.register(RunGauges(self.durable))
+        grace = ColdStartGrace(loop)
+        functions = loop.controller.state.functions
+        catalogue = ModelCatalog(self.targets, lambda name: functions[name].spec if name in functions else None)
+        inference = InferenceService(loop, catalogue, self.metrics, statistics, self.process, explain, grace, tracer)
+        self.oip = OpenInference(inference, auth.authorize, self.is_ready, body_limit=limits.body_bytes)
+        run_routes = runs.RunRoutes(auth.authorize, self.durable) if self.durable is not None else None
+        mounts: dict[bytes, Handler] = {
+            b"/v1/bill": self.billing.handle,
+            V2_PREFIX: self.oip.rest.handle,
+            state.PREFIX: state.StateRoutes(auth.authorize, runtime.state).handle,
+        }
+        if run_routes is not None:
+            mounts[runs.PREFIX] = run_routes.handle
+        self.router = Router(
+            loop,
+            self.targets,
+            self.metrics,
+            CallHandler(loop, self.metrics, self.process, explain, grace, tracer=tracer, runs=run_routes),
+            auth.authorize,
+            self.process,
+            is_ready=self.is_ready,
+            openapi=lambda: document(self.targets.all, v2_paths(catalogue)),
+            mounts=mounts,
+        )
+        self.server = HttpServer(self.router.handle, parse_error_body, limits, OWN_HEADERS)
+        self.ingress: IngressSupervisor | None = None  #: of the processes that speak HTTP and gRPC, if this one does not
+        if ingress:
+            slot_refs = loop.engine.references
+            self.ingress = IngressSupervisor(
+                self.router, self.oip, slot_refs, limits, tls, count=ingress, requires_token=auth.requires_token
+            )
+        self.triggers: Triggers | None = None
+        self._runtime = runtime
+        self._access = access
+        self._tls = tls
 
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.is_secure else 'http'}://{host}:{self.port}"
+        return f"{'https' if self._tls is not None else 'http'}://{host}:{self.port}"
+
+    def is_ready(self) -> bool:
+        return not self.process.is_closing and has_required_instances(self.loop.controller, self.targets.optional_functions())
+
+    async def start(self, port: int, grpc_port: int | None, prepare: Prepare | None, **options: Any) -> None:
+        """Start the runtime, recover what an earlier server left, then listen."""
+        await self._runtime.start()
+        try:
+            if self._access is not None:
+                sync_tenant_limits(self._access, self.loop)
+            if prepare is not None:
+                await prepare(self.app, self.loop, self.targets)
+            if self.durable is not None:
+                await self._runtime.state.open(self.durable.store)
+                if self.durable.store.exists:
+                    self.durable.start()
+            self.triggers = open_triggers(self.app, self._runtime.state, self.loop, self.durable)
+            self.process.track_lag()
+            if self.ingress is not None:
+                ready = await self.ingress.start(self.host, port, grpc_port)
+                self.port, self.grpc_port = ready.port, ready.grpc_port
+            else:
+                secured = {"ssl": server_context(*self._tls)} if self._tls is not None else {}
+                self.port = await self.server.start(self.host, port, **secured, **options)
+                if grpc_port is not None:
+                    self.grpc_port = await self.oip.open_grpc(self.host, grpc_port, self._tls)
+        except BaseException:  # no caller knows what has been started by now
+            await self.stop(0.0)
+            raise
 
     async def stop(self, grace_s: float = 30.0) -> int:
         """Accept nothing new, finish what was accepted, then end the workers; returns how many calls were cancelled."""
-        if self.router.is_closing:
+        if self.process.is_closing:
             return 0
-        self.router.is_closing = True
+        self.process.close()
         if self.triggers is not None:
             self.triggers.close()
         await self.server.stop_accepting()
@@ -89,12 +195,6 @@ class Gateway:
         return left
 
 
-def call_targets(app: App) -> list[CallTarget]:
-    functions = [CallTarget(f.name, "function", f.params, f.spec.slo, f.doc, "", f.signature) for f in app.functions.values()]
-    workflows = [CallTarget(w.name, "workflow", w.params, w.flow.slo, w.doc, "", w.signature) for w in app.workflows.values()]
-    return functions + workflows
-
-
 async def open_gateway(
     live: ServingRuntime,
     *,
@@ -108,7 +208,7 @@ async def open_gateway(
     store: Store | None = None,
     keep_us: int = RETENTION_US,
     access: AccessControl | None = None,
-    prepare: Callable[[App, RealtimeDriver, Router], Awaitable[None]] | None = None,
+    prepare: Prepare | None = None,
     on_ended: Sequence[Callable[[str, Ending, str], None]] = (),
     ingress: int = 0,
     tls: tuple[str, str] | None = None,
@@ -119,86 +219,27 @@ async def open_gateway(
     `store` is for durable runs; without one, there are none. They are kept for `keep_us` after their end. With `ingress`, so many
     processes of their own speak HTTP and gRPC. `tls` names the files of certificate and key.
     """
-    door = Authenticator(access, guarded=check_host(host, access))
-    app, loop = live.app, live.loop
-    check_capacity(loop.engine.devices, (), [spec for spec in app.deployed().functions if spec.scale.min])
-    limits = limits or HttpLimits()
-    metrics = Metrics(loop.controller)
-    metrics.last_decision_us = lambda: loop.decision_us
-    metrics.call_listeners.extend(on_ended)
-    api, oip = _make_routes(app, loop, metrics, door, limits, full_errors)
-    set_emulated_outputs(loop, api.targets)
-    api.tracer = traces
-    for observer in (metrics.on_event, oip.inference.statistics.on_event, traces.on_event if traces is not None else None, watch):
-        if observer is not None:
-            loop.add_observer(observer)
-    attach_call_context(loop, traces, has_tenants=access is not None)
-    if access is not None:
-        access.give_secrets(loop.engine.shared)
-    server, bill = HttpServer(api.handle, http_codec.parse_error_body, limits), Billing(api, store, time.time)
-    metrics.call_listeners.append(bill.on_call_ended)
-    metrics.batch_listeners.append(bill.on_batch_finished)
-    gateway = Gateway(app, loop, api, server, metrics, bill, host, port, oip, is_secure=tls is not None)
-    await live.start()
-    try:
-        if access is not None:
-            sync_tenant_limits(access, loop)
-        if prepare is not None:  # before any call comes, new or left over
-            await prepare(app, loop, api)
-        if store is not None:
-            await live.state.open(store)
-            gateway.durable = _open_durable_runs(api, live, metrics, store, keep_us)
-        gateway.triggers = open_triggers(app, live.state, loop, gateway.durable)
-        StateRoutes(api, live.state)
-        track_loop_lag(api)
-        if ingress:
-            gateway.ingress = IngressSupervisor(api, oip, loop.engine.references, limits, tls, guarded=door.requires_token)
-            up = await gateway.ingress.start(ingress, host, port, grpc_port)
-            gateway.port, oip.grpc_port = up.port, up.grpc_port
-        else:
-            secured = {"ssl": server_context(*tls)} if tls is not None else {}
-            gateway.port = await server.start(host, port, **secured, **options)
-            if grpc_port is not None:
-                await oip.open_grpc(host, grpc_port, tls)
-    except BaseException:  # no caller knows what has been started by now
-        await gateway.stop(0.0)
-        raise
+    gateway = Gateway(
+        live,
+        host,
+        limits=limits or HttpLimits(),
+        full_errors=full_errors,
+        tracer=traces,
+        store=store,
+        keep_us=keep_us,
+        access=access,
+        call_listeners=on_ended,
+        observer=watch,
+        ingress=ingress,
+        tls=tls,
+    )
+    await gateway.start(port, grpc_port, prepare, **options)
     return gateway
 
 
-def _make_routes(
-    app: App, loop: RealtimeDriver, metrics: Metrics, door: Authenticator, limits: HttpLimits, full_errors: bool
-) -> tuple[Router, OpenInference]:
-    """The routes, with their authorization."""
-    api = Router(
-        *(loop, call_targets(app), metrics),
-        lambda: document(api.targets, v2_paths(oip.inference.catalogue)),
-        full_errors=full_errors,
-    )
-    api.is_ready = lambda: has_required_instances(loop.controller, api.not_required_for_ready())
-    api.authorize = door.authorize
-    oip = mount_open_inference(api, loop, metrics, body_limit=limits.body_bytes)
-    return api, oip
-
-
-def _open_durable_runs(api: Router, live: ServingRuntime, metrics: Metrics, store: Store, keep_us: int) -> DurableRuns:
-    """Open durable runs; those that an earlier server left are recovered."""
-    durable = DurableRuns(
-        *(live.loop, store, lambda ending: api.ending_problem(ending).body()),
-        retention_us=keep_us,
-        on_end=metrics.on_call_ended,
-        same_transaction=live.state.same_transaction,
-    )
-    api.runs = RunRoutes(api, durable)
-    metrics.registry.register(RunGauges(durable))
-    if store.exists:
-        durable.start()
-    return durable
-
-
-def has_required_instances(controller: Controller, needless: set[str]) -> bool:
+def has_required_instances(controller: Controller, optional: set[str]) -> bool:
     """Every function has its minimum of warm instances."""
     return all(
-        name in needless or sum(one.phase is InstancePhase.WARM for one in function.instances.values()) >= function.spec.scale.min
+        name in optional or sum(one.phase is InstancePhase.WARM for one in function.instances.values()) >= function.spec.scale.min
         for name, function in controller.state.functions.items()
     )

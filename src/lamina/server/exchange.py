@@ -1,4 +1,4 @@
-"""One HTTP request waiting for its response, which comes now or later, whole or as a stream."""
+"""One HTTP request, and the exchange that waits for its response, which comes now or later, whole or as a stream."""
 
 from __future__ import annotations
 
@@ -6,10 +6,26 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from msgspec import Struct
+
 if TYPE_CHECKING:
     from lamina.server.http1 import HttpConnection
 
 STATUS_LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+
+class HttpRequest(Struct, frozen=True):
+    """A parsed HTTP request."""
+
+    method: str
+    path: bytes
+    query: bytes
+    headers: dict[bytes, bytes]
+    body: bytes
+    keep_alive: bool
+
+    def header(self, name: bytes) -> bytes:
+        return self.headers.get(name, b"")
 
 
 class Exchange:

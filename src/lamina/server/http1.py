@@ -21,11 +21,9 @@ from typing import Any, cast
 from msgspec import Struct
 
 from lamina.ipc.immediate_writer import ImmediateWriter
-from lamina.server.exchange import Exchange
-from lamina.server.header_names import unknown_header
+from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.listener import Listener, listen
-from lamina.server.request import CachedHead, HeadCache, HttpRequest
-from lamina.server.request_parser import RequestParser
+from lamina.server.request_parser import HeaderNames, OwnHeaders, RequestParser
 
 log = logging.getLogger("lamina")
 
@@ -39,13 +37,13 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     url_bytes: int = 8 * 2**10
     connections: int = 1_000
     pipelined_requests: int = 64
-    pipelined_body_bytes: int = 64 * 2**10  #: of bodies that wait for their answers: with more, no other body is read
+    pipelined_body_bytes: int = 64 * 2**10  #: of bodies that wait for their responses: with more, no other body is read
     head_s: float = 10.0  #: to send a whole header
     body_idle_s: float = 30.0  #: between two pieces of a body
     body_bytes_per_s: int = 512  #: a body that comes in drops may take that long in all, and what this rate allows besides
     idle_s: float = 75.0  #: between two requests
     write_s: float = 30.0  #: for a reader that takes nothing
-    small_chunks: int = 1_000  #: after so many, chunks must hold `tiny_bytes` on average
+    small_chunks: int = 1_000  #: after so many, chunks must hold `small_chunk_bytes` on average
     small_chunk_bytes: int = 64
 
 
@@ -81,7 +79,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_write_blocked = False  #: more is to be sent than it takes
         self._is_closed = False
         self._discarded_bytes = 0
-        self._is_failing = False  #: the answer under way is the last: nothing after it on this connection has a meaning
+        self._is_failing = False  #: the response under way is the last
 
     # ------------------------------------------------------------ asyncio's side
 
@@ -109,40 +107,19 @@ class HttpConnection(asyncio.Protocol):
             if self._discarded_bytes > self.limits.body_bytes and self.transport is not None:
                 self.transport.abort()
             return
-        incoming = self._parser
-        fresh = incoming.is_between_requests
-        if fresh:
-            request = self.server.heads.lookup(data)
-            if request is not None:
-                head = request.head
-                if head is None or head.shortcut is None or not self._cut_short(head):
-                    self.on_request(request)
-                return
+        parser = self._parser
         if self.phase == "idle":
             self.enter_phase("head")
         elif self.phase == "body":
             self.phase_since = self.server.now_s
-        fault = incoming.feed(data)
+        fault = parser.feed(data)
         if fault is not None:
             self._reject(*fault)
-        elif self.phase == "head" and incoming.is_head_too_long:
-            self._reject(431, "header too large")
-        elif fresh and incoming.is_between_requests and incoming.last_request is not None:
-            self.server.heads.store(data, incoming.last_request)
-        incoming.last_request = None  # a connection that waits for its next request holds nothing of the last
-
-    def _cut_short(self, head: CachedHead) -> bool:
-        """Respond without an exchange, if possible: under overload most requests get one and the same response."""
-        if self._exchanges or self.server.is_closing or not head.first.keep_alive or self.transport is None:
-            return False
-        assert head.shortcut is not None
-        answer = head.shortcut(self.server.date_line)
-        if answer is None:
-            head.shortcut = None
-            return False
-        self.phase_since = self.server.now_s
-        self._writer.write(answer)
-        return True
+        elif parser.is_in_head:
+            if self.phase != "head":
+                self.enter_phase("head")
+            if parser.is_head_too_long:
+                self._reject(431, "header too large")
 
     def eof_received(self) -> bool:
         return False
@@ -162,9 +139,8 @@ class HttpConnection(asyncio.Protocol):
     @property
     def _is_pipeline_full(self) -> bool:
         """Enough requests are waiting; read no more of them for now."""
-        return bool(self._exchanges) and (
-            len(self._exchanges) > self.limits.pipelined_requests or self._pipelined_bytes > self.limits.pipelined_body_bytes
-        )
+        waiting, limits = len(self._exchanges), self.limits
+        return waiting > limits.pipelined_requests or (waiting > 0 and self._pipelined_bytes > limits.pipelined_body_bytes)
 
     def _pause_reading(self) -> None:
         if self._is_reading and self.transport is not None:
@@ -184,7 +160,7 @@ class HttpConnection(asyncio.Protocol):
         """The head is complete. With `expects` the client waits for 100 Continue before it sends the body."""
         if expects and self.transport is not None and not self._exchanges:
             self._writer.write(_CONTINUE)
-        if self._is_pipeline_full:
+        if self._exchanges and self._is_pipeline_full:
             self._pause_reading()
         self.enter_phase("body")
 
@@ -193,24 +169,27 @@ class HttpConnection(asyncio.Protocol):
         try:
             self.server.handler(request, exchange)
         except Exception:
-            log.exception("no answer could be made for %s", request.path[:200])
+            log.exception("no response could be made for %s", request.path[:200])
             exchange.respond(500, b'{"title":"internal error","status":500}', b"application/problem+json")
 
     def on_bad_header(self, header: bytes, keep_alive: bool, is_head: bool) -> None:
-        """Reject a request with an unknown `lamina-` header: the rest of it is not carried out."""
-        self._start_exchange(keep_alive, is_head, 0).respond(400, *self.server.error_body(400, *unknown_header(header)))
+        """Reject a request with an unknown header of the service's own: the rest of it is not carried out."""
+        server = self.server
+        assert server.own_headers is not None
+        error = server.error_body(400, *server.own_headers.explain(header))
+        self._start_exchange(keep_alive, is_head, 0).respond(400, *error)
 
-    def _start_exchange(self, keep_alive: bool, is_head: bool, ahead_bytes: int) -> Exchange:
+    def _start_exchange(self, keep_alive: bool, is_head: bool, body_bytes: int) -> Exchange:
         """The exchange of a request that has arrived in full."""
         exchange = Exchange(self, keep_alive, is_head)
-        self._pipelined_bytes = ahead_bytes + (self._pipelined_bytes if self._exchanges else 0)
+        self._pipelined_bytes = body_bytes + (self._pipelined_bytes if self._exchanges else 0)
         self._exchanges.append(exchange)
         if len(self._exchanges) > self.limits.pipelined_requests:
             self._pause_reading()
         self.enter_phase("wait")
         return exchange
 
-    # -------------------------------------------------------------------- answers
+    # ------------------------------------------------------------------ responses
 
     def flush_responses(self) -> None:
         """Send finished responses, in the order of their requests."""
@@ -234,8 +213,10 @@ class HttpConnection(asyncio.Protocol):
                 self._is_closed = True
                 transport.close()
         elif not self._exchanges and not self._is_write_blocked:  # if it is, it has yet to take what it was given
-            self.enter_phase("idle")
-            self._resume_reading()
+            self.phase = "idle"
+            self.phase_since = self.server.now_s
+            if not self._is_reading:
+                self._resume_reading()
 
     def limit_unsent(self, waiting: int) -> None:
         """Abort a client that does not read its stream: unread chunks are not buffered without bound."""
@@ -293,12 +274,19 @@ class HttpConnection(asyncio.Protocol):
 class HttpServer:
     """The listener, its connections and their timeouts."""
 
-    def __init__(self, handler: Handler, problem: Callable[..., tuple[bytes, bytes]], limits: HttpLimits | None = None) -> None:
-        """`problem` makes body and content type for a status, an error text and, where known, a hint."""
+    def __init__(
+        self,
+        handler: Handler,
+        error_body: Callable[..., tuple[bytes, bytes]],
+        limits: HttpLimits | None = None,
+        own_headers: OwnHeaders | None = None,
+    ) -> None:
+        """`error_body` makes body and content type for a status, an error text and, where known, a hint."""
         self.handler = handler
-        self.error_body = problem
+        self.error_body = error_body
         self.limits = limits or HttpLimits()
-        self.heads = HeadCache()
+        self.own_headers = own_headers
+        self.header_names = HeaderNames(own_headers)
         self.connections: set[HttpConnection] = set()
         self.is_closing = False
         self._listener: Listener | None = None

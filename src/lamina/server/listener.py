@@ -1,4 +1,4 @@
-"""Listener that accepts many connections at a time.
+"""Listener that accepts many connections at a time, in plain text or over TLS.
 
 Event loops accept one connection per turn, or not many more. Under load a turn takes as long as everything that came in during
 the last one, so new clients would wait for seconds, one by one, while connected ones are served.
@@ -15,6 +15,9 @@ import socket
 import ssl
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+
+from lamina.errors import BadValue, read_user_file
 
 log = logging.getLogger("lamina")
 
@@ -134,3 +137,18 @@ async def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, s
         return [(socket.AF_INET if address.version == 4 else socket.AF_INET6, host)]
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))
+
+
+def server_context(cert: str | Path, key: str | Path) -> ssl.SSLContext:
+    """Server context for a certificate and its key; raises `BadValue` if they cannot be used."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    for field, file in (("--tls-cert", cert), ("--tls-key", key)):
+        read_user_file(file, "a PEM file", field=field)
+    try:
+        made.load_cert_chain(cert, key)
+    except (OSError, ssl.SSLError) as error:
+        why = getattr(error, "reason", None) or error
+        hint = "PEM files that belong together, no password"
+        raise BadValue(f"--tls-cert {cert}, --tls-key {key}: they cannot be used: {why}", hint=hint) from None
+    return made

@@ -7,11 +7,13 @@ for the response.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import httptools
 
-from lamina.server.request import HttpRequest
+from lamina.server.exchange import HttpRequest
 
 if TYPE_CHECKING:
     from lamina.server.http1 import HttpConnection
@@ -24,8 +26,46 @@ Fault = tuple[int, str]
 SINGLE_HEADERS = frozenset((b"host", b"content-length", b"transfer-encoding", b"content-type", b"authorization"))
 """Headers that must not be given twice: a proxy may read the other one."""
 
+MAX_NAMES = 512
+MAX_NAME_BYTES = 64
+
 _UPGRADE = (400, "upgrades are not served")
 _MALFORMED = (400, "malformed request")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnHeaders:
+    """The headers of a service: those that begin with its prefix and are not in its list are rejected.
+
+    An unknown header means nothing, and most may. One with the service's own prefix was meant for it: to ignore it would serve a
+    request without the deadline its client thinks it has.
+    """
+
+    prefix: bytes
+    names: frozenset[bytes]
+    explain: Callable[[bytes], tuple[str, str]]  #: error text and hint for an unknown one
+
+
+class HeaderNames(dict[bytes, bytes]):
+    """Cache of header names in lower case; empty for an unknown one of the service's own. Bounded.
+
+    The check costs requests nothing: it is made where a name is put into lower case for the first time.
+    """
+
+    def __init__(self, own: OwnHeaders | None) -> None:
+        super().__init__()
+        self._own = own
+
+    def __missing__(self, name: bytes) -> bytes:
+        lower = name.lower()
+        own = self._own
+        if own is not None and lower.startswith(own.prefix) and lower not in own.names:
+            return b""
+        if len(name) <= MAX_NAME_BYTES:
+            if len(self) >= MAX_NAMES:
+                self.clear()
+            self[name] = lower
+        return lower
 
 
 class RequestParser:
@@ -34,24 +74,10 @@ class RequestParser:
     def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection
         self._limits = connection.limits
-        self._names = connection.server.heads.names
+        self._names = connection.server.header_names
         self._parser: Any = httptools.HttpRequestParser(self)
-        self.is_between_requests = True  #: the end of a request has been seen, and nothing of the next
-        self.last_request: HttpRequest | None = None  #: what was made of the data just fed
-        self._reset()
-
-    def _reset(self) -> None:
-        self._url = b""
-        self._headers: dict[bytes, bytes] = {}
-        self._unknown_header = b""  #: a header that begins as ours do and is none of them
-        self._count = 0
-        self._head_bytes = 0
-        self._fed_bytes = 0
-        self._chunks = 0
-        self._body = bytearray()
-        self._is_in_body = False
-        self._body_start_s = 0.0
-        self._fault: Fault | None = None
+        self.on_message_begin()
+        self.is_between_requests = True
 
     def feed(self, data: bytes) -> Fault | None:
         """Parse; complete requests have been handed on when this returns. Returns the fault of the current one, if any."""
@@ -68,6 +94,10 @@ class RequestParser:
         except httptools.HttpParserError:
             return self._fault or _MALFORMED
         return None
+
+    @property
+    def is_in_head(self) -> bool:
+        return not self.is_between_requests and not self._is_in_body
 
     @property
     def is_head_too_long(self) -> bool:
@@ -88,8 +118,17 @@ class RequestParser:
 
     def on_message_begin(self) -> None:
         self.is_between_requests = False
-        self._reset()
-        self._connection.enter_phase("head")
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._unknown_header = b""  #: one with the service's own prefix
+        self._count = 0
+        self._head_bytes = 0
+        self._fed_bytes = 0
+        self._chunks = 0
+        self._body = bytearray()
+        self._is_in_body = False
+        self._body_start_s = 0.0
+        self._fault: Fault | None = None
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -155,7 +194,7 @@ class RequestParser:
         if self._unknown_header:
             self._connection.on_bad_header(self._unknown_header, keep_alive, method == "HEAD")
             return
-        request = self.last_request = HttpRequest(method, path, query, self._headers, body, keep_alive)
+        request = HttpRequest(method, path, query, self._headers, body, keep_alive)
         self._connection.on_request(request)
 
     def _fail(self, status: int, what: str) -> None:

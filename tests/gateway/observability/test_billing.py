@@ -9,17 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from lamina import policies
+from lamina.access.records import Identity
 from lamina.core.actions import FailCall, Reject, Reply
-from lamina.core.controller import Controller
 from lamina.errors import BadValue, Forbidden
-from lamina.gateway.caller_identity import CallerIdentity
+from lamina.gateway.auth import LOCAL
 from lamina.gateway.observability.billing import Billing
-from lamina.gateway.observability.metrics import Metrics
-from lamina.gateway.routes.router import Router
-from lamina.predict.profile_table import ProfileTable
-from lamina.server.exchange import Exchange
-from lamina.server.request import HttpRequest
+from lamina.gateway.observability.rolling_stats import BatchUsage
+from lamina.server.exchange import Exchange, HttpRequest
 from lamina.store.base import Store
 from lamina.store.open import open_store
 from tests.store.kit import written
@@ -39,10 +35,9 @@ class Counter:
     """A bill and the clock on its wall."""
 
     def __init__(self, store: Store | None) -> None:
-        controller = Controller(policies.build("edf"), ProfileTable([]))
-        self.api = Router(None, [], Metrics(controller), dict)  # type: ignore[arg-type]
+        self.identity = LOCAL
         self.now_s = NOON_S
-        self.bill = Billing(self.api, store, lambda: self.now_s)
+        self.bill = Billing(lambda request, scope: self.identity, store, lambda: self.now_s)
 
     async def ask(self, query: str = "") -> Any:
         exchange = Answered()
@@ -62,13 +57,13 @@ def test_functions_are_billed_by_themselves_whatever_they_were_part_of(tmp_path:
         store = open_store(str(tmp_path / "store.db"))
         await written(store, lambda db: None)  # somebody uses it
         counter = Counter(store)
-        counter.bill.on_batch_finished("resize", 3, 0.5)
+        counter.bill.on_batch_finished(BatchUsage("resize", "gpu0", 3, 0, 0, 1, 0, 0), 0.5)
         counter.bill.flush()
         await written(store, lambda db: None)
-        counter.bill.on_batch_finished("resize", 1, 0.25)
+        counter.bill.on_batch_finished(BatchUsage("resize", "gpu0", 1, 0, 0, 1, 0, 0), 0.25)
         three_calls(counter.bill)
         rows = await counter.ask("by=function")
-        counter.api.authorize = lambda request, scope: CallerIdentity("acme", "ada")
+        counter.identity = Identity("acme", "ada")
         with pytest.raises(Forbidden):
             await counter.ask("by=function")
         counter.bill.flush()
@@ -145,7 +140,7 @@ def test_a_tenant_sees_its_own_and_no_other() -> None:
         counter = Counter(None)
         three_calls(counter.bill, "acme")
         three_calls(counter.bill, "other")
-        counter.api.authorize = lambda request, scope: CallerIdentity("acme", "token", frozenset({"read"}))
+        counter.identity = Identity("acme", "token", frozenset({"read"}))
         return await counter.ask("by=tenant")
 
     assert [row["tenant"] for row in asyncio.run(work())] == ["acme"]

@@ -47,10 +47,10 @@ def test_a_batch_nobody_started_counts_for_nothing():
 def test_p99_and_the_part_in_time_are_those_of_the_last_minute():
     recent = RollingStats()
     recent.now_us = 1
-    recent.on_reply("see", 9_000_000, False)
+    recent.replies_of("see").append((recent.now_us, 9_000_000, False))
     recent.now_us = 100 * SECOND
     for latency_us in range(1, 101):
-        recent.on_reply("see", latency_us * 1_000, latency_us <= 90)
+        recent.replies_of("see").append((recent.now_us, latency_us * 1_000, latency_us <= 90))
     found = recent.call_stats(101 * SECOND, "see")
     assert (found["answers"], found["p50_ms"], found["p99_ms"], found["met"]) == (100, 51.0, 100.0, pytest.approx(0.9))
 

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("google.protobuf", reason="pip install 'lamina[grpc]'")
 
 from lamina.gateway.bootstrap import Gateway
-from lamina.gateway.oip.grpc_server import _timeout_us
 from lamina.gateway.oip.schema import load_schema
+from lamina.server.grpc import _timeout_us
 from lamina.server.http2.frames import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, RST_STREAM, SETTINGS, frame
 from lamina.server.http2.hpack import HpackDecoder, encode
 from tests.gateway.oip.test_rest import serve
@@ -69,8 +69,8 @@ async def call(port: int, body: bytes, path: bytes = INFER, kind: bytes = b"appl
 
 def answers(folder: Path, *asked: dict[str, Any]) -> list[dict[bytes, Any]]:
     async def script(browser: Browser, gateway: Gateway) -> list[dict[bytes, Any]]:
-        await gateway.oip.open_grpc("127.0.0.1", 0)
-        return [await call(gateway.oip.grpc_port, **one) for one in asked]
+        port = await gateway.oip.open_grpc("127.0.0.1", 0)
+        return [await call(port, **one) for one in asked]
 
     found: list[dict[bytes, Any]] = serve(folder, script, APP)
     return found

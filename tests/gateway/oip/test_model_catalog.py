@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from lamina.errors import BadValue, UnknownTarget
 from lamina.gateway.oip.inference import timeout_and_priority
-from lamina.gateway.oip.metadata import model_config, model_metadata, repository_index
-from lamina.gateway.oip.model_catalog import ModelCatalog
-from lamina.gateway.routes.router import CallTarget
+from lamina.gateway.oip.model_catalog import ModelCatalog, model_config, model_metadata, repository_index
+from lamina.gateway.routes.targets import CallTarget, TargetRegistry
 from lamina.sdk.tensors import Port, Signature, Tensor
 from lamina.types import FunctionSpec, ScaleSpec, Slo
 
@@ -23,9 +21,9 @@ def target(name: str, *, model: str = "", version: str = "1", tenant: str = "") 
     return CallTarget(name, "function", (), Slo(latency_us=50_000), "", tenant, signature)
 
 
-def catalogue(*targets: CallTarget) -> tuple[ModelCatalog, Any]:
-    api: Any = SimpleNamespace(targets=list(targets))
-    return ModelCatalog(api, lambda name: FunctionSpec(name=name, max_batch=8, scale=ScaleSpec(max=3))), api
+def catalogue(*targets: CallTarget) -> tuple[ModelCatalog, TargetRegistry]:
+    registry = TargetRegistry(targets)
+    return ModelCatalog(registry, lambda name: FunctionSpec(name=name, max_batch=8, scale=ScaleSpec(max=3))), registry
 
 
 def test_the_newest_version_is_meant_where_none_is_named() -> None:
@@ -49,9 +47,9 @@ def test_a_tenants_models_are_its_own() -> None:
 
 
 def test_what_is_deployed_later_is_there_at_once() -> None:
-    found, api = catalogue(target("m"))
+    found, registry = catalogue(target("m"))
     assert list(found.models) == ["m"]
-    api.targets = [target("n")]
+    registry.replace([target("n")])
     assert list(found.models) == ["n"]
 
 

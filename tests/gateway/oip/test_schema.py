@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +14,13 @@ import pytest
 pytest.importorskip("google.protobuf", reason="pip install 'lamina[grpc]'")
 
 from lamina.errors import BadValue
-from lamina.gateway.oip.protobuf_tensors import decode_tensors
-from lamina.gateway.oip.schema import load_schema
+from lamina.gateway.oip.grpc_methods import decode_tensors
+from lamina.gateway.oip.schema import DESCRIPTOR, load_schema
 from tests.gateway.oip.test_foreign_clients import needs
 
 COMPARE = """
 from tritonclient.grpc import model_config_pb2, service_pb2
-from lamina.gateway.oip.schema import schema
+from lamina.gateway.oip.schema import load_schema
 
 public = {**service_pb2.DESCRIPTOR.message_types_by_name, **model_config_pb2.DESCRIPTOR.message_types_by_name}
 
@@ -33,10 +35,10 @@ def same(ours, theirs):
             same(field.message_type, other.message_type)
 
 
-for name, kind in schema()._classes.items():
+for name, kind in load_schema()._classes.items():
     same(kind.DESCRIPTOR, public[name])
 methods = {m.name: m for m in service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods}
-for name, asks, answers, *_ in schema().methods:
+for name, asks, answers, *_ in load_schema().methods:
     assert (methods[name].input_type.name, methods[name].output_type.name) == (asks, answers)
 """
 
@@ -45,6 +47,15 @@ for name, asks, answers, *_ in schema().methods:
 def test_names_numbers_and_types_are_the_public_ones_and_both_fit_into_one_process() -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", COMPARE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_descriptor_is_what_protoc_makes_of_the_schema(tmp_path: Path) -> None:
+    protoc = pytest.importorskip("grpc_tools.protoc", reason="pip install grpcio-tools")
+    folder = Path(str(resources.files("lamina.gateway.oip")))
+    made = tmp_path / DESCRIPTOR
+    assert protoc.main(["protoc", f"-I{folder}", f"--descriptor_set_out={made}", "open_inference.proto"]) == 0
+    kind = pytest.importorskip("google.protobuf.descriptor_pb2").FileDescriptorSet
+    assert kind.FromString(made.read_bytes()) == kind.FromString((folder / DESCRIPTOR).read_bytes())
 
 
 TYPED = {

@@ -15,7 +15,7 @@ import pytest
 from lamina import encoding
 from lamina.core.actions import FailCall
 from lamina.errors import NoCapacity
-from lamina.gateway.routes import http_codec
+from lamina.gateway.routes.problems import failure_problem
 from tests.serving import Answer, Browser, run, served, shared, write_app
 
 pytestmark = pytest.mark.live
@@ -281,7 +281,7 @@ def test_a_cost_limit_that_cannot_be_kept_is_refused(port: int) -> None:
 
 
 def test_a_cost_limit_that_is_found_too_low_when_its_turn_has_come_is_a_refusal_as_well() -> None:
-    problem = http_codec.failure_problem(FailCall("c1", "cost", "echo"), None, full=True)
+    problem = failure_problem(FailCall("c1", "cost", "echo"), None, full=True)
     assert (problem.status, problem.code, problem.reason) == (429, "refused", "cost")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lamina.core.actions import Reply
-from lamina.gateway.routes.run_history import run_events
+from lamina.gateway.routes.runs import run_events
 from lamina.store.runs import RunRow
 
 

@@ -73,13 +73,13 @@ class Request:
         self.body = b""
         self.is_whole = self.is_gone = False
 
-    def data(self, piece: bytes) -> None:
+    def on_data(self, piece: bytes) -> None:
         self.body += piece
 
-    def ended(self) -> None:
+    def on_end(self) -> None:
         self.is_whole = True
 
-    def gone(self) -> None:
+    def on_reset(self) -> None:
         self.is_gone = True
 
 
@@ -324,7 +324,7 @@ def test_pieces_nobody_reads_are_not_kept_without_end() -> None:
     request.stream.begin(HEAD)
     for _ in range(100):
         request.stream.send(bytes(2_000))
-    assert request.stream.is_over and request.is_gone
+    assert request.stream.is_closed and request.is_gone
 
 
 def dripped(talk: Talk, piece: bytes, seconds: int, then: Callable[[Http2Stream], None] = lambda stream: None) -> bool:

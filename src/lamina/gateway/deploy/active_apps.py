@@ -17,7 +17,7 @@ from lamina.gateway.deploy import app_versions
 from lamina.gateway.deploy.app_versions import AppVersion
 from lamina.gateway.deploy.overrides import FunctionOverrides
 from lamina.gateway.deploy.rollout import Rollout
-from lamina.gateway.routes.router import Router
+from lamina.gateway.routes.targets import TargetRegistry
 from lamina.planner.capacity_check import check_capacity
 from lamina.state.triggers import Triggers
 from lamina.types import DeviceSpec, FunctionSpec, Tenant
@@ -31,18 +31,18 @@ class RolloutFailure(Struct, frozen=True):
 
 
 class ActiveApps:
-    """The active version of every app. `first` is the app the server was started with."""
+    """The active version of every app. `initial` is the app the server was started with."""
 
-    def __init__(self, loop: RealtimeDriver, api: Router, first: AppVersion) -> None:
+    def __init__(self, loop: RealtimeDriver, targets: TargetRegistry, initial: AppVersion) -> None:
         self._loop = loop
-        self._router = api
+        self._targets = targets
         self._triggers: Triggers | None = None
-        self.initial = first
-        self.apps: dict[str, AppVersion] = {first.app: first}
+        self.initial = initial
+        self.apps: dict[str, AppVersion] = {initial.app: initial}
         self.overrides: dict[str, FunctionOverrides] = {}
         self.failures: dict[str, RolloutFailure] = {}  #: by app: why the last version was taken back
         self.rollouts: dict[str, Rollout] = {}  #: by app: of a version that is not known to stand yet
-        api.not_required_for_ready = lambda: {name for trial in self.rollouts.values() for name in trial.scaled_up}
+        targets.add_optional(lambda: {name for rollout in self.rollouts.values() for name in rollout.scaled_up})
 
     # ------------------------------------------------------------------ permissions
 
@@ -106,7 +106,7 @@ class ActiveApps:
         self._set_triggers(served)
         self.apps[served.app] = served
         self.failures.pop(served.app, None)
-        self._router.set_targets([target for one in self.apps.values() for target in one.call_targets()])
+        self._targets.replace([target for one in self.apps.values() for target in one.call_targets()])
 
     def start_rollout(self, served: AppVersion) -> Rollout:
         """Serve this version, and watch whether it can be loaded."""

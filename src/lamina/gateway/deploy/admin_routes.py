@@ -14,16 +14,14 @@ import msgspec
 
 from lamina.access.access_control import AccessControl
 from lamina.access.admin_service import AdminService
-from lamina.access.records import Identity
+from lamina.access.records import Identity, Scope
 from lamina.errors import BadValue, LaminaError, NotFound, Refused, Unauthorized
 from lamina.gateway.auth import Authenticator
-from lamina.gateway.caller_identity import Scope
 from lamina.gateway.deploy.deployments import Deployments
-from lamina.gateway.observability import logs
 from lamina.gateway.observability.function_logs import FunctionLogs
-from lamina.gateway.routes import http_codec
-from lamina.server.exchange import Exchange
-from lamina.server.request import HttpRequest
+from lamina.gateway.routes.http_codec import check_encoding
+from lamina.gateway.routes.problems import error_problem, make_problem, respond_problem
+from lamina.server.exchange import Exchange, HttpRequest
 
 log = logging.getLogger("lamina")
 
@@ -35,9 +33,13 @@ class AdminRoutes:
     """Admin routes: log-in, users and tokens, deployments, function logs."""
 
     def __init__(
-        self, access: AccessControl, door: Authenticator, desk: AdminService, deploys: Deployments, output: FunctionLogs
+        self, access: AccessControl, auth: Authenticator, admin: AdminService, deployments: Deployments, logs: FunctionLogs
     ) -> None:
-        self._access, self._auth, self._admin, self._deployments, self._function_logs = access, door, desk, deploys, output
+        self._access = access
+        self._auth = auth
+        self._admin = admin
+        self._deployments = deployments
+        self._function_logs = logs
         self._tasks: set[asyncio.Task[None]] = set()
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
@@ -53,7 +55,7 @@ class AdminRoutes:
 
     def _route(self, request: HttpRequest, exchange: Exchange) -> Work | None:
         """The work for a request. The path is not percent-decoded: no name has a character that needs it."""
-        http_codec.check_encoding(request)
+        check_encoding(request)
         parts = request.path.decode("latin-1").split("/")[1:]
         match (request.method, *parts):
             case ("GET", "healthz"):
@@ -98,8 +100,7 @@ class AdminRoutes:
                 )
 
     def _identify(self, request: HttpRequest, scope: Scope) -> Identity:
-        caller = self._auth.authorize(request, scope)
-        return Identity(caller.tenant, caller.name, caller.scopes)
+        return self._auth.authorize(request, scope)
 
     def _functions_of(self, who: Identity) -> set[str]:
         """Functions whose logs this identity may read."""
@@ -127,16 +128,15 @@ class AdminRoutes:
         except LaminaError as error:
             self._problem(exchange, error)
         except Exception:
-            problem = http_codec.make_problem(500, "it failed; the log says why, under this id", code="internal")
+            problem = make_problem(500, "it failed; the log says why, under this id", code="internal")
             log.exception("management request %s failed", problem.id)
-            exchange.respond(500, problem.body(), http_codec.PROBLEM, problem.headers())
+            respond_problem(exchange, problem)
 
     def _problem(self, exchange: Exchange, error: LaminaError) -> None:
-        problem = http_codec.error_problem(error)
+        problem = error_problem(error)
         if isinstance(error, Refused):
             problem.reason, problem.retry_after_s = error.reason, error.retry_after_s
-        logs.log_rejection(problem)
-        exchange.respond(problem.status, problem.body(), http_codec.PROBLEM, problem.headers())
+        respond_problem(exchange, problem)
 
     async def stop(self) -> None:
         for task in list(self._tasks):

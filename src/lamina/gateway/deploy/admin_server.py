@@ -16,11 +16,12 @@ from lamina.gateway.bootstrap import Gateway
 from lamina.gateway.deploy.admin_routes import AdminRoutes
 from lamina.gateway.deploy.deployments import Deployments
 from lamina.gateway.observability.function_logs import FunctionLogs
-from lamina.gateway.routes import http_codec
-from lamina.gateway.routes.router import Router
+from lamina.gateway.routes.problems import parse_error_body
+from lamina.gateway.routes.request_options import OWN_HEADERS
+from lamina.gateway.routes.targets import TargetRegistry
 from lamina.sdk.app import App
 from lamina.server.http1 import HttpLimits, HttpServer
-from lamina.server.tls import server_context
+from lamina.server.listener import server_context
 from lamina.store.base import Store
 
 LIMITS = HttpLimits(body_bytes=64 * 2**20, connections=100)
@@ -76,8 +77,8 @@ class DeploymentSetup:
         self._file = file
         self.deployments: Deployments | None = None
 
-    async def __call__(self, app: App, loop: RealtimeDriver, api: Router) -> None:
-        self.deployments = Deployments(app, loop, api, self.access, self._folder, self._file)
+    async def __call__(self, app: App, loop: RealtimeDriver, targets: TargetRegistry) -> None:
+        self.deployments = Deployments(app, loop, targets, self.access, self._folder, self._file)
         self.access.give_secrets(loop.engine.shared, self.deployments.active.tenant_of)
         await self.deployments.restore()
 
@@ -94,9 +95,9 @@ async def open_admin(
     access, deploys = prepared.access, prepared.deployments
     assert deploys is not None, "open_gateway was not given what was prepared"
     deploys.active.open_triggers(gateway.triggers)
-    door = Authenticator(access, guarded=check_host(host, access), wary=True)
+    auth = Authenticator(access, requires_token=check_host(host, access), reject_cross_site=True)
     output = output or collect_function_logs(gateway.loop.engine)
-    manage = AdminRoutes(access, door, AdminService(access), deploys, output)
-    server = HttpServer(manage.handle, http_codec.parse_error_body, LIMITS)
+    manage = AdminRoutes(access, auth, AdminService(access), deploys, output)
+    server = HttpServer(manage.handle, parse_error_body, LIMITS, OWN_HEADERS)
     bound = await server.start(host, port, ssl=server_context(*tls) if tls is not None else None)
     return AdminServer(host, bound, access, deploys, output, manage, server, prepared.temporary_folder)

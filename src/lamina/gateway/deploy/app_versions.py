@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from lamina.errors import BadValue, NoCapacity
 from lamina.gateway.deploy.overrides import FunctionOverrides
-from lamina.gateway.routes.router import CallTarget
+from lamina.gateway.routes.targets import CallTarget
 from lamina.sdk.app import NAME_PATTERN
 from lamina.store import kv
 from lamina.store.base import Session

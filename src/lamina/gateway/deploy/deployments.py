@@ -25,7 +25,7 @@ from lamina.gateway.deploy.active_apps import ActiveApps, RolloutFailure
 from lamina.gateway.deploy.app_versions import AppVersion, VersionRecord
 from lamina.gateway.deploy.overrides import FunctionOverrides
 from lamina.gateway.deploy.rollout import Rollout
-from lamina.gateway.routes.router import Router
+from lamina.gateway.routes.targets import TargetRegistry
 from lamina.sdk.app import NAME_PATTERN, App
 from lamina.worker.app_manifest import AppManifest, TargetDescription, describe_app
 
@@ -41,11 +41,13 @@ RESTORE_S = 30.0
 class Deployments:
     """Deploys, rolls back and overrides apps, one at a time."""
 
-    def __init__(self, app: App, loop: RealtimeDriver, api: Router, access: AccessControl, folder: Path, file: str = "") -> None:
+    def __init__(
+        self, app: App, loop: RealtimeDriver, targets: TargetRegistry, access: AccessControl, folder: Path, file: str = ""
+    ) -> None:
         deployed = app.deployed()
-        about = [TargetDescription(target.name, target.params, target.doc, target.signature) for target in api.targets]
+        about = [TargetDescription(target.name, target.params, target.doc, target.signature) for target in targets.all]
         first = AppManifest(app.name, deployed.functions, deployed.flows, tuple(about), triggers=tuple(app.triggers))
-        self.active = ActiveApps(loop, api, AppVersion(app=app.name, number=0, tenant="", path=file, manifest=first))
+        self.active = ActiveApps(loop, targets, AppVersion(app=app.name, number=0, tenant="", path=file, manifest=first))
         self._load_errors = loop.engine.load_errors
         self._access = access
         self._folder = folder

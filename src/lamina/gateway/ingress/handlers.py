@@ -3,23 +3,45 @@ is forwarded as it is, so that every response and every error is the controller'
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from lamina.access.records import Identity
 from lamina.drivers.timer import clock_us
 from lamina.errors import LaminaError, UnknownTarget
-from lamina.gateway.caller_identity import LOCAL_CALLER, CallerIdentity
-from lamina.gateway.ingress.controller_link import ControllerLink
-from lamina.gateway.ingress.messages import CallRequest, ForwardedRequest, ModelInfo, RouteTable
-from lamina.gateway.ingress.pending import PendingHttp, PendingRpc, RemoteBackend, forward_rpc
-from lamina.gateway.oip.grpc_methods import InferenceMethods, OnMessage, RpcContext
+from lamina.gateway.auth import LOCAL
+from lamina.gateway.ingress.controller_link import ControllerLink, OnReply
+from lamina.gateway.ingress.messages import (
+    CallRequest,
+    ForwardedRequest,
+    HttpResponse,
+    InferChunk,
+    InferError,
+    InferRequest,
+    ModelInfo,
+    Payload,
+    ReplyMessage,
+    ResponseChunk,
+    ResponseEnd,
+    ResponseStart,
+    ResultValue,
+    RouteTable,
+    RpcReply,
+    RpcRequest,
+)
+from lamina.gateway.oip.grpc_methods import InferenceMethods
+from lamina.gateway.oip.inference import InferenceRequest, InferenceResponse, OnChunk, OnResponse, invalid_output_problem
 from lamina.gateway.oip.model_catalog import ServedModel, latest_version
 from lamina.gateway.oip.rest_infer import handle_infer
-from lamina.gateway.routes import http_codec
+from lamina.gateway.oip.row_conversion import InvalidOutput, join_rows, split_rows
+from lamina.gateway.oip.tensors import OutputTensor
+from lamina.gateway.oip.validation import validate_request
+from lamina.gateway.routes.http_codec import decode_inputs, encode_result, reply_headers
+from lamina.gateway.routes.problems import PROBLEM, HttpProblem, error_problem
 from lamina.sdk.binding import Param
-from lamina.server.exchange import Exchange
-from lamina.server.loop_lag import LoopLag
-from lamina.server.request import HttpRequest
+from lamina.server.exchange import Exchange, HttpRequest
+from lamina.server.grpc import OnMessage, RpcContext, RpcError
+from lamina.server.process_status import ProcessStatus
 
 
 class KnownRoutes:
@@ -71,55 +93,161 @@ class _NamedTarget:
 class IngressHttpHandler:
     """Handler of HTTP requests."""
 
-    def __init__(self, line: ControllerLink, known: KnownRoutes, lag: LoopLag) -> None:
-        self._link = line
-        self._routes = known
-        self._lag = lag
+    def __init__(self, link: ControllerLink, routes: KnownRoutes, process: ProcessStatus) -> None:
+        self._link = link
+        self._routes = routes
+        self._process = process
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
-        known = self._routes
-        if request.method == "POST" and not (known.requires_token and b"authorization" not in request.headers):
+        routes, headers = self._routes, request.headers
+        if request.method == "POST" and not (routes.requires_token and b"authorization" not in headers):
             try:
-                params = known.params.get(request.path)
+                params = routes.params.get(request.path)
                 if params is not None:
-                    if b"prefer" not in request.headers:
+                    if b"prefer" not in headers:
                         self._call(request, exchange, params)
                         return
-                elif request.headers.get(b"content-encoding", b"identity") == b"identity":
-                    model = known.model_at_path(request.path)
+                elif headers.get(b"content-encoding", b"identity") == b"identity":
+                    model = routes.model_at_path(request.path)
                     if model is not None:
-                        head = self._link.call_head(request.path, request.headers, shared=True)
-                        handle_infer(
-                            RemoteBackend(self._link, head, clock_us() - self._lag.lag_us), model, LOCAL_CALLER, request, exchange
-                        )
+                        head = self._link.call_head(request.path, headers)
+                        backend = RemoteBackend(self._link, head, clock_us() - self._process.lag_us)
+                        handle_infer(backend, model, LOCAL, request, exchange)
                         return
             except LaminaError:
                 pass
         self._forward(request, exchange)
 
     def _call(self, request: HttpRequest, exchange: Exchange, params: tuple[Param, ...]) -> None:
-        line = self._link
-        at_us = clock_us() - self._lag.lag_us
-        inputs = {name: line.store_payload(blob) for name, blob in http_codec.decode_inputs(request, params).items()}
-        head = line.call_head(request.path, request.headers, shared=True)
-        wait = PendingHttp(line, exchange, request.header(b"accept"))
-        line.send(CallRequest(wait.number, head, at_us, len(request.body), inputs))
+        link = self._link
+        at_us = clock_us() - self._process.lag_us
+        inputs = {name: link.store_payload(blob) for name, blob in decode_inputs(request, params).items()}
+        head = link.call_head(request.path, request.headers)
+        number = link.register(_http_reply(link, exchange, request.header(b"accept")))
+        exchange.on_disconnect = link.canceller(number)
+        link.send(CallRequest(number, head, at_us, len(request.body), inputs))
 
     def _forward(self, request: HttpRequest, exchange: Exchange) -> None:
-        line = self._link
-        head = line.full_head(request)
-        wait = PendingHttp(line, exchange, request.header(b"accept"))
-        line.send(ForwardedRequest(wait.number, head, line.store_payload(request.body)))
+        link = self._link
+        head = link.full_head(request)
+        number = link.register(_http_reply(link, exchange, request.header(b"accept")))
+        exchange.on_disconnect = link.canceller(number)
+        link.send(ForwardedRequest(number, head, link.store_payload(request.body)))
+
+
+def _http_reply(link: ControllerLink, exchange: Exchange, accept: bytes) -> OnReply:
+    """Reply to a call, or to a forwarded request."""
+
+    def on_message(message: ReplyMessage) -> bool:
+        match message:
+            case ResultValue():
+                _respond_value(exchange, link.view(message.value), accept, message)
+            case HttpResponse():
+                exchange.respond(message.status, message.body, message.content_type, message.extra)
+            case ResponseStart():
+                exchange.start_stream(message.status, message.content_type, message.extra)
+                return False
+            case ResponseChunk():
+                exchange.send_chunk(message.chunk)
+                return False
+            case ResponseEnd():
+                exchange.end_stream()
+        return True
+
+    return on_message
+
+
+def _respond_value(exchange: Exchange, blob: bytes, accept: bytes, message: ResultValue) -> None:
+    try:
+        body, kind = encode_result(blob, accept)
+        exchange.respond(200, body, kind, reply_headers(message.reply))
+    except LaminaError as error:
+        problem = error_problem(error, message.reply.call_id)
+        exchange.respond(problem.status, problem.body(), PROBLEM, problem.headers())
+
+
+class RemoteBackend:
+    """Inference backend that asks the controller. `head` names the client's headers, `at_us` is the arrival time."""
+
+    __slots__ = ("_at_us", "_head", "_link")
+
+    def __init__(self, link: ControllerLink, head: int, at_us: int) -> None:
+        self._link = link
+        self._head = head
+        self._at_us = at_us
+
+    def infer(self, request: InferenceRequest, on_response: OnResponse, on_chunk: OnChunk | None = None) -> Callable[[], None]:
+        link, model = self._link, request.model
+        rows = validate_request(model, request.inputs, request.requested_outputs)
+        calls = split_rows(model, request.inputs, rows)
+        size = sum([len(given.data) for given in request.inputs])
+        stored = [{name: link.store_payload(blob) for name, blob in call.items()} for call in calls]
+        number = link.register(_InferReply(link, request, len(calls), on_response, on_chunk).on_message)
+        options = (request.timeout_us, request.priority, on_chunk is not None)
+        link.send(InferRequest(number, self._head, self._at_us, size, model.name, model.version, stored, *options))
+        return link.canceller(number)
+
+
+class _InferReply:
+    """Reply to an inference request: a value for each row, in any order, or chunks."""
+
+    __slots__ = ("_link", "_on_chunk", "_on_response", "_request", "_rows_left", "_values")
+
+    def __init__(
+        self, link: ControllerLink, request: InferenceRequest, rows: int, on_response: OnResponse, on_chunk: OnChunk | None
+    ) -> None:
+        self._link = link
+        self._request = request
+        self._rows_left = rows
+        self._values: list[Payload] = [b""] * rows
+        self._on_response = on_response
+        self._on_chunk = on_chunk
+
+    def on_message(self, message: ReplyMessage) -> bool:
+        match message:
+            case ResultValue():
+                return self._on_value(message)
+            case InferChunk():
+                return self._on_infer_chunk(message)
+            case InferError():
+                self._on_response(message.problem)
+        return True
+
+    def _on_value(self, message: ResultValue) -> bool:
+        self._values[message.row] = message.value
+        self._rows_left -= 1
+        if self._rows_left:
+            return False
+        views = [] if self._on_chunk is not None else [self._link.view(value) for value in self._values]
+        outputs = self._outputs(views, message.reply.call_id) if views else []
+        self._on_response(outputs if isinstance(outputs, HttpProblem) else InferenceResponse(outputs, message.reply))
+        return True
+
+    def _on_infer_chunk(self, message: InferChunk) -> bool:
+        outputs = self._outputs([message.value], "")
+        if isinstance(outputs, HttpProblem):
+            self._on_response(outputs)
+            self._link.cancel(message.number)
+        elif self._on_chunk is not None:
+            self._on_chunk(outputs)
+        return False
+
+    def _outputs(self, blobs: Sequence[bytes], call_id: str) -> list[OutputTensor] | HttpProblem:
+        request = self._request
+        try:
+            return join_rows(request.model, blobs, request.requested_outputs)
+        except (InvalidOutput, LaminaError) as error:
+            return invalid_output_problem(request.model, error, call_id)
 
 
 class IngressGrpcMethods(InferenceMethods):
     """Handler of gRPC calls."""
 
-    def __init__(self, line: ControllerLink, known: KnownRoutes, lag: LoopLag) -> None:
+    def __init__(self, link: ControllerLink, routes: KnownRoutes, process: ProcessStatus) -> None:
         super().__init__()
-        self._link = line
-        self._routes = known
-        self._lag = lag
+        self._link = link
+        self._routes = routes
+        self._process = process
 
     def unary(self, name: str, message: Any, context: RpcContext, then: OnMessage) -> Callable[[], None] | None:
         if name == "ModelInfer" and self._has_token(context):
@@ -138,10 +266,11 @@ class IngressGrpcMethods(InferenceMethods):
         return self._forward("ModelStreamInfer", message, context, then, done)
 
     def backend(self, context: RpcContext) -> RemoteBackend:
-        return RemoteBackend(self._link, self._link.call_head(b"", dict(context.headers)), clock_us() - self._lag.lag_us)
+        head = self._link.call_head(b"", dict(context.headers))
+        return RemoteBackend(self._link, head, clock_us() - self._process.lag_us)
 
-    def find(self, name: str, version: str, context: RpcContext) -> tuple[ServedModel, CallerIdentity]:
-        return self._routes.find(name, version), LOCAL_CALLER
+    def find(self, name: str, version: str, context: RpcContext) -> tuple[ServedModel, Identity]:
+        return self._routes.find(name, version), LOCAL
 
     def _has_token(self, context: RpcContext) -> bool:
         return not self._routes.requires_token or b"authorization" in context.headers
@@ -149,5 +278,30 @@ class IngressGrpcMethods(InferenceMethods):
     def _forward(
         self, name: str, message: Any, context: RpcContext, then: OnMessage, done: Callable[[], None] | None
     ) -> Callable[[], None]:
-        head = self._link.full_head(HttpRequest("POST", b"/", b"", dict(context.headers), b"", True))
-        return forward_rpc(self._link, head, name, message, context.timeout_us, PendingRpc(then, done))
+        """Pass a message on as it is; with `done` it is one of a stream, and may have several replies."""
+
+        def on_message(reply: ReplyMessage) -> bool:
+            if isinstance(reply, RpcReply):
+                then(RpcError(reply.code, reply.text) if reply.code else _Encoded(reply.message))
+                return done is None
+            if done is not None:
+                done()
+            return True
+
+        link = self._link
+        head = link.full_head(HttpRequest("POST", b"/", b"", dict(context.headers), b"", True))
+        number = link.register(on_message)
+        link.send(RpcRequest(number, head, name, link.store_payload(message.SerializeToString()), context.timeout_us))
+        return link.canceller(number)
+
+
+class _Encoded:
+    """A message that the controller has serialised."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self, data: bytes) -> None:
+        self._bytes = data
+
+    def SerializeToString(self) -> bytes:
+        return self._bytes

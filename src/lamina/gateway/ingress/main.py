@@ -17,15 +17,17 @@ from lamina.gateway.ingress.controller_link import ControllerLink
 from lamina.gateway.ingress.handlers import IngressGrpcMethods, IngressHttpHandler, KnownRoutes
 from lamina.gateway.ingress.messages import IngressReady, IngressSetup
 from lamina.gateway.observability import logs
-from lamina.gateway.routes import http_codec
+from lamina.gateway.oip.inference import GRPC_HEADERS
+from lamina.gateway.routes.problems import parse_error_body
+from lamina.gateway.routes.request_options import OWN_HEADERS
 from lamina.server.async_stderr import async_stderr
 from lamina.server.http1 import HttpServer, event_loop_factory
-from lamina.server.loop_lag import LoopLag, track_loop_lag
-from lamina.server.tls import server_context
+from lamina.server.listener import server_context
+from lamina.server.process_status import ProcessStatus
 from lamina.values.shm import ShmPool, ShmReader
 
 if TYPE_CHECKING:
-    from lamina.gateway.oip.grpc_server import GrpcServer
+    from lamina.server.grpc import GrpcServer
 
 GRACE_S = 0.5
 
@@ -36,30 +38,28 @@ class IngressProcess:
     def __init__(self, setup: IngressSetup) -> None:
         self._setup = setup
         self._pool = ShmPool(setup.folder, setup.owner, setup.pool_bytes) if setup.folder else None
-        self._link = line = ControllerLink(self._pool, ShmReader(setup.folder) if setup.folder else None)
         self._routes = KnownRoutes()
-        self._lag = LoopLag()
-        self._server = HttpServer(
-            IngressHttpHandler(line, self._routes, self._lag).handle, http_codec.parse_error_body, setup.limits
-        )
+        reader = ShmReader(setup.folder) if setup.folder else None
+        self._link = ControllerLink(self._pool, reader, self._routes.update, self._stop_accepting)
+        self._process = ProcessStatus()
+        handler = IngressHttpHandler(self._link, self._routes, self._process)
+        self._server = HttpServer(handler.handle, parse_error_body, setup.limits, OWN_HEADERS)
         self._grpc: GrpcServer | None = None
-        line.on_routes = self._routes.update
-        line.on_stop_accepting = self._close
 
     async def serve(self) -> None:
-        setup, line = self._setup, self._link
+        setup, link = self._setup, self._link
         loop = asyncio.get_running_loop()
         sock = socket.socket(fileno=setup.fd)
         sock.setblocking(False)
-        await loop.create_unix_connection(lambda: line, sock=sock)
-        track_loop_lag(self._lag)
+        await loop.create_unix_connection(lambda: link, sock=sock)
+        self._process.track_lag()
         port = await self._server.start(setup.host, setup.port, reuse_port=True, **self._tls_options())
         grpc_port = await self._start_grpc() if setup.grpc_port >= 0 else 0
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 50, 100)  # requests leave no cycles behind
-        line.send(IngressReady(port, grpc_port))
-        await line.closed.wait()
+        link.send(IngressReady(port, grpc_port))
+        await link.closed.wait()
         if self._grpc is not None:
             await self._grpc.stop(GRACE_S)
         await self._server.stop()
@@ -75,15 +75,16 @@ class IngressProcess:
         return {"ssl": secured}
 
     async def _start_grpc(self) -> int:
-        from lamina.gateway.oip.grpc_server import GrpcServer
+        from lamina.server.grpc import GrpcServer
 
         setup = self._setup
-        self._grpc = GrpcServer(IngressGrpcMethods(self._link, self._routes, self._lag), setup.limits.body_bytes)
+        methods = IngressGrpcMethods(self._link, self._routes, self._process)
+        self._grpc = GrpcServer(methods, setup.limits.body_bytes, GRPC_HEADERS)
         secured = self._tls_options("h2").get("ssl")
         return await self._grpc.start(setup.host, setup.grpc_port, secured, reuse_port=True)
 
-    def _close(self) -> None:
-        """Stop accepting; what is open is still answered."""
+    def _stop_accepting(self) -> None:
+        """What is open is still answered."""
         asyncio.get_running_loop().create_task(self._server.stop_accepting())
         if self._grpc is not None:
             self._grpc.stop_accepting()

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from lamina.core.actions import Reply
 from lamina.gateway.observability.logs import LogFormat
-from lamina.gateway.routes.http_codec import HttpProblem
+from lamina.gateway.routes.problems import HttpProblem
 from lamina.ipc.framing import FrameReader, FrameTooBig, Natural, StopProcess, pack
 from lamina.sdk.binding import Param
 from lamina.sdk.tensors import Signature
@@ -141,7 +141,7 @@ class ModelInfo(Struct, frozen=True, array_like=True):
 
 
 class RouteTable(Struct, frozen=True, array_like=True, tag=10):
-    """Paths whose bodies are inputs, with their parameters; and all models. `guarded`: a token is required."""
+    """Paths whose bodies are inputs, with their parameters; and all models. `requires_token`: a token is required."""
 
     params: dict[bytes, list[Param]]
     models: list[ModelInfo]
@@ -217,19 +217,10 @@ class RpcReply(Struct, frozen=True, array_like=True, tag=19):
 
 
 FromIngress = CallRequest | RequestHead | InferRequest | ReplyConsumed | ClientGone | ForwardedRequest | RpcRequest | IngressReady
-ToIngress = (
-    ResultValue
-    | ReleaseSlots
-    | HttpResponse
-    | RouteTable
-    | ResponseStart
-    | ResponseChunk
-    | ResponseEnd
-    | InferError
-    | InferChunk
-    | RpcReply
-    | StopAccepting
-)
+ReplyMessage = ResultValue | HttpResponse | ResponseStart | ResponseChunk | ResponseEnd | InferError | InferChunk | RpcReply
+"""Of the reply to a request."""
+
+ToIngress = ReplyMessage | ReleaseSlots | RouteTable | StopAccepting
 
 
 class IngressMessages(Struct, frozen=True, array_like=True, tag=1):

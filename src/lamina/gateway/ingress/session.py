@@ -4,71 +4,173 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 
 from lamina.core.actions import Reply
-from lamina.drivers.timer import clock_us
-from lamina.errors import LaminaError, UnknownTarget
+from lamina.errors import LaminaError
 from lamina.gateway.ingress.messages import (
     MAX_HEADS,
     CallRequest,
     ClientGone,
     ForwardedRequest,
+    HttpResponse,
+    InferChunk,
     InferError,
     InferRequest,
     IngressMessages,
     IngressPayload,
     IngressReady,
+    IngressSetup,
     ReplyConsumed,
     RequestHead,
+    ResponseChunk,
+    ResponseEnd,
+    ResponseStart,
     ResultValue,
+    RouteTable,
+    RpcReply,
     RpcRequest,
     SlotPayload,
+    ingress_reader,
     pack_messages,
 )
-from lamina.gateway.ingress.remote_replies import RemoteCall, RemoteExchange, RemoteInference, RemoteRpc
-from lamina.gateway.oip.grpc_methods import RpcContext
+from lamina.gateway.oip.grpc_service import GrpcMethods
 from lamina.gateway.oip.inference import InferenceRequest
-from lamina.gateway.routes import http_codec, request_options, streaming
+from lamina.gateway.oip.inference_service import InferenceService, PendingInference
+from lamina.gateway.routes.calls import DecodedBody
+from lamina.gateway.routes.problems import HttpProblem, error_problem
+from lamina.gateway.routes.router import Router
+from lamina.ipc.child_process import ChildProcess, ProcessSpec
 from lamina.ipc.framing import FrameError
-from lamina.server.request import DecodedBody, HttpRequest
-from lamina.types import call_for
+from lamina.server.exchange import Exchange, HttpRequest
+from lamina.server.grpc import RpcContext, RpcError
 from lamina.values.references import ShmRef, Stored
 from lamina.values.slot_refs import SlotReferences, WorkerSlots
 
-if TYPE_CHECKING:
-    from lamina.gateway.ingress.supervisor import IngressSupervisor
-    from lamina.ipc.child_process import ChildProcess
+PROCESS_SPEC = ProcessSpec("lamina.gateway.ingress.main", ingress_reader)
 
 
-class _KnownHead:
-    """A request head this ingress has sent."""
+class RemoteReply(Exchange):
+    """The reply to one request of an ingress process, by any protocol: an HTTP response, rows of an inference, gRPC messages.
 
-    __slots__ = ("has_options", "request")
+    Text is made of results where they leave: here they go out as they are, and what is in shared memory stays there until the
+    other side has read it.
+    """
 
-    def __init__(self, head: RequestHead) -> None:
-        self.request = HttpRequest(head.method, head.path, head.query, head.headers, b"", head.keep_alive)
-        in_pieces = streaming.stream_type(head.headers.get(b"accept", b""))
-        self.has_options = in_pieces is not None or not request_options.OPTION_HEADERS.isdisjoint(head.headers)
+    __slots__ = ("_number", "_session")
+
+    accepts_values = True
+
+    def __init__(self, session: IngressSession, number: int, keep_alive: bool = True) -> None:
+        self.keep_alive = keep_alive
+        self.head_only = False
+        self.response = None
+        self.is_streaming = False
+        self.on_disconnect = None
+        self._number = number
+        self._session = session
+        session.pending[number] = self
+
+    # ------------------------------------------------------------------------- HTTP
+
+    def respond(self, status: int, body: bytes = b"", content_type: bytes = b"application/json", extra: bytes = b"") -> None:
+        if self.response is None:
+            self._finish()
+            self._session.send(HttpResponse(self._number, status, body, content_type, extra))
+
+    def respond_value(self, stored: Stored, reply: Reply) -> None:
+        if self.response is None:
+            self._finish()
+            self._session.send_value(self._number, 0, stored, reply)
+
+    def start_stream(self, status: int, content_type: bytes, extra: bytes = b"") -> None:
+        if self.response is None:
+            self.response = b""
+            self.is_streaming = True
+            self._session.send(ResponseStart(self._number, status, content_type, extra))
+
+    def send_chunk(self, piece: bytes) -> None:
+        if self.is_streaming and piece:
+            self._session.send(ResponseChunk(self._number, piece))
+
+    def end_stream(self) -> None:
+        """The end of a streamed response, or of the messages of a gRPC stream."""
+        if self.is_streaming:
+            self._finish()
+            self._session.send(ResponseEnd(self._number))
+
+    # -------------------------------------------------------------------- inference
+
+    def on_row(self, row: int, reply: Reply, *, is_last: bool) -> None:
+        session = self._session
+        stored = b"" if self.is_streaming else session.stored_result(reply.call_id)
+        if is_last:
+            self._finish()
+        session.send_value(self._number, row, stored, reply)
+
+    def on_chunk(self, blob: Any) -> None:
+        self._session.send(InferChunk(self._number, bytes(blob)))
+
+    def on_error(self, problem: HttpProblem) -> None:
+        self._finish()
+        self._session.send(InferError(self._number, problem))
+
+    # ------------------------------------------------------------------------- gRPC
+
+    def send_message(self, said: Any) -> None:
+        """A message or an error; of a stream there may be more."""
+        if self.response is not None and not self.is_streaming:
+            return
+        if not self.is_streaming:
+            self._finish()
+        if isinstance(said, RpcError):
+            self._session.send(RpcReply(self._number, b"", said.code, said.text))
+        else:
+            self._session.send(RpcReply(self._number, said.SerializeToString()))
+
+    # ---------------------------------------------------------------------- the end
+
+    def on_client_gone(self) -> None:
+        left, self.on_disconnect = self.on_disconnect, None
+        self.response = b""
+        self.is_streaming = False
+        if left is not None:
+            left()
+
+    def _finish(self) -> None:
+        self.response = b""
+        self.is_streaming = False
+        self.on_disconnect = None
+        self._session.pending.pop(self._number, None)
 
 
 class IngressSession:
-    """Messages from and to one ingress process."""
+    """Messages from and to one ingress process. `route_table` makes what it is told of routes and models."""
 
-    def __init__(self, hub: IngressSupervisor, ledger: SlotReferences | None) -> None:
-        self._supervisor = hub
-        self._router = hub.router
-        self.call_handler = hub.router.call_handler
-        self._ledger = ledger
-        self.slots: WorkerSlots | None = ledger.add_worker() if ledger is not None else None
+    def __init__(
+        self,
+        router: Router,
+        inference: InferenceService,
+        grpc_methods: GrpcMethods | None,
+        slot_refs: SlotReferences | None,
+        route_table: Callable[[], RouteTable],
+    ) -> None:
+        self._router = router
+        self._inference = inference
+        self._grpc_methods = grpc_methods
+        self._slot_refs = slot_refs
+        self._route_table = route_table
+        self._driver = router.call_handler.driver
+        self._loop = asyncio.get_running_loop()
+        self.slots: WorkerSlots | None = slot_refs.add_worker() if slot_refs is not None else None
         self._sizes: dict[int, int] = {}  #: of its slots, which never change
-        self._heads: dict[int, _KnownHead] = {}
-        self._pinned: dict[int, list[ShmRef]] = {}  #: answers it is looking at
+        self._heads: dict[int, HttpRequest] = {}
+        self._pinned: dict[int, list[ShmRef]] = {}  #: results it is reading
         self._out: list[Struct] = []
-        self.pending: dict[int, RemoteExchange | RemoteCall | RemoteInference | RemoteRpc] = {}
-        self.ready: asyncio.Future[IngressReady] = hub.loop.create_future()
+        self.pending: dict[int, RemoteReply] = {}
+        self.ready: asyncio.Future[IngressReady] = self._loop.create_future()
         self.process: ChildProcess | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             CallRequest: self._on_call,
@@ -81,112 +183,91 @@ class IngressSession:
             IngressReady: self._on_ready,
         }
 
+    def spawn(self, setup: IngressSetup, on_lost: Callable[[], None]) -> None:
+        self.process = ChildProcess(self._loop, setup, self.on_messages, on_lost, PROCESS_SPEC)
+
     def on_messages(self, frame: IngressMessages) -> None:
         handlers = self._handlers
-        for said in frame.messages:
-            handlers[type(said)](said)
+        for message in frame.messages:
+            handlers[type(message)](message)
 
-    # ----------------------------------------------------------------------- asked
+    # -------------------------------------------------------------------- requests
 
-    def _on_call(self, ask: CallRequest) -> None:
-        known, api = self._known_head(ask.head), self._router
-        inputs = self._resolve_inputs(ask.inputs)
-        target = api.targets_by_path().get(known.request.path)
-        if target is None or known.has_options or api.is_closing or self.call_handler.rejections or api.tracer is not None:
-            self._on_special_call(ask, inputs, known.request)
-            return
+    def _on_call(self, asked: CallRequest) -> None:
+        """As any other request, but for its body, which has been decoded. Its time counts from its arrival there."""
+        head = self._known_head(asked.head)
+        inputs = self._resolve_inputs(asked.inputs)
+        decoded = DecodedBody(inputs, asked.size, self._driver.from_clock_us(asked.at_us))
         try:
-            caller = api.authorize(known.request, "invoke")
-            if not target.is_visible_to(caller.tenant):
-                raise UnknownTarget("nothing at this address")
-        except LaminaError:
-            self._on_special_call(ask, inputs, known.request)
-            return
-        calls = self.call_handler
-        loop = calls.loop
-        arrived_us = loop.from_clock_us(ask.at_us)
-        slo = calls.cold_start_grace.effective_slo(target.name, target.slo)
-        call = call_for(calls.next_id(), target.name, arrived_us, slo, tenant=caller.tenant, size_bytes=ask.size)
-        waiting = RemoteCall(self, ask.number, call.id, target, caller.tenant, known.request, arrived_us)
-        self.pending[ask.number] = waiting
-        loop.submit(call, inputs, waiting.on_ended)
-
-    def _on_special_call(self, ask: CallRequest, inputs: dict[str, Any], head: HttpRequest) -> None:
-        """Handle as any other request, but for its body, which has been decoded."""
-        # what lies here unread counts from when it came there; so the lag of this process is not to be counted again
-        parsed = DecodedBody(inputs, ask.size, clock_us() - ask.at_us - self._router.lag_us)
-        exchange = RemoteExchange(self, ask.number, head.keep_alive)
-        self.pending[ask.number] = exchange
-        try:
-            self._router.handle(HttpRequest("POST", head.path, head.query, head.headers, b"", head.keep_alive, parsed), exchange)
+            self._router.handle(head, RemoteReply(self, asked.number, head.keep_alive), decoded)
         finally:
-            if parsed.inputs is not None:  # it did not come to that
+            if decoded.inputs is not None:  # it did not come to that
                 self._release(inputs)
 
-    def _on_infer(self, ask: InferRequest) -> None:
-        head = self._known_head(ask.head).request
-        rows = [self._resolve_inputs(row) for row in ask.rows]
-        serving = self._supervisor.inference
-        taken = 0
+    def _on_infer(self, asked: InferRequest) -> None:
+        head = self._known_head(asked.head)
+        rows = [self._resolve_inputs(row) for row in asked.rows]
+        inference = self._inference
+        submitted = 0
         try:
             caller = self._router.authorize(head, "invoke")
-            model = serving.catalogue.find(ask.model, ask.version, caller.tenant)
-            serving.check_available(model)
-            asked = RemoteInference(self, ask.number, serving, model, len(rows), caller.tenant, in_pieces=ask.is_streamed)
-            self.pending[ask.number] = asked
+            model = inference.catalogue.find(asked.model, asked.version, caller.tenant)
+            inference.check_available(model)
             trace = head.headers.get(b"traceparent", b"")
-            question = InferenceRequest(model, (), (), ask.timeout_us, ask.priority, caller, trace)
-            arrived_us = serving.loop.from_clock_us(ask.at_us)
-            serving.submit(question, rows, ask.size, arrived_us, asked, asked.send_chunk if ask.is_streamed else None)
-            taken = len(asked.call_ids)
+            request = InferenceRequest(model, (), (), asked.timeout_us, asked.priority, caller, trace)
+            pending = PendingInference(inference, request, len(rows), is_streamed=asked.is_streamed)
+            reply = RemoteReply(self, asked.number)
+            reply.is_streaming = asked.is_streamed
+            reply.on_disconnect = pending.cancel
+            inference.submit(pending, reply, rows, asked.size, self._driver.from_clock_us(asked.at_us))
+            submitted = len(pending.call_ids)
         except LaminaError as error:
-            self.pending.pop(ask.number, None)
-            self.send(InferError(ask.number, http_codec.error_problem(error)))
-        for row in rows[taken:]:
+            self.pending.pop(asked.number, None)
+            self.send(InferError(asked.number, error_problem(error)))
+        for row in rows[submitted:]:
             self._release(row)
 
-    def _on_forwarded(self, ask: ForwardedRequest) -> None:
-        head = self._known_head(ask.head).request
-        exchange = RemoteExchange(self, ask.number, head.keep_alive)
-        self.pending[ask.number] = exchange
-        request = HttpRequest(head.method, head.path, head.query, head.headers, self._read_payload(ask.body), head.keep_alive)
-        self._router.handle(request, exchange)
+    def _on_forwarded(self, asked: ForwardedRequest) -> None:
+        head = self._known_head(asked.head)
+        request = HttpRequest(head.method, head.path, head.query, head.headers, self._read_payload(asked.body), head.keep_alive)
+        self._router.handle(request, RemoteReply(self, asked.number, head.keep_alive))
 
-    def _on_rpc(self, ask: RpcRequest) -> None:
-        rpc = self._supervisor.grpc_methods
-        kind = rpc.request_types.get(ask.method) if rpc is not None else None
-        if rpc is None or kind is None:
-            raise FrameError(f"no method {ask.method[:80]!r}")
-        message = kind.FromString(self._read_payload(ask.message))
-        context = RpcContext(self._known_head(ask.head).request.headers, ask.timeout_us)
-        streams = ask.method == "ModelStreamInfer"
-        waiting = RemoteRpc(self, ask.number, streams=streams)
-        self.pending[ask.number] = waiting
-        if streams:
-            waiting.cancel = rpc.stream(message, context, waiting.send_reply, waiting.end_stream)
+    def _on_rpc(self, asked: RpcRequest) -> None:
+        methods = self._grpc_methods
+        kind = methods.request_types.get(asked.method) if methods is not None else None
+        if methods is None or kind is None:
+            raise FrameError(f"no method {asked.method[:80]!r}")
+        message = kind.FromString(self._read_payload(asked.message))
+        context = RpcContext(self._known_head(asked.head).headers, asked.timeout_us)
+        reply = RemoteReply(self, asked.number)
+        if asked.method == "ModelStreamInfer":
+            reply.is_streaming = True
+            cancel = methods.stream(message, context, reply.send_message, reply.end_stream)
         else:
-            waiting.cancel = rpc.unary(ask.method, message, context, waiting.send_reply)
+            cancel = methods.unary(asked.method, message, context, reply.send_message)
+        if asked.number in self.pending:
+            reply.on_disconnect = cancel
 
     def _on_head(self, head: RequestHead) -> None:
         if head.number >= MAX_HEADS:
             raise FrameError(f"head {head.number}: at most {MAX_HEADS} are kept")
-        self._heads[head.number] = _KnownHead(head)
+        self._heads[head.number] = HttpRequest(head.method, head.path, head.query, head.headers, b"", head.keep_alive)
 
-    def _known_head(self, number: int) -> _KnownHead:
-        known = self._heads.get(number)
-        if known is None:
-            raise FrameError(f"head {number} was never told")
-        return known
+    def _known_head(self, number: int) -> HttpRequest:
+        head = self._heads.get(number)
+        if head is None:
+            raise FrameError(f"head {number} was never sent")
+        return head
 
     def _on_client_gone(self, gone: ClientGone) -> None:
-        waiting = self.pending.pop(gone.number, None)
-        if waiting is not None:
-            waiting.on_client_gone()
+        reply = self.pending.pop(gone.number, None)
+        if reply is not None:
+            reply.on_client_gone()
 
-    def _on_ready(self, up: IngressReady) -> None:
-        self.send(self._supervisor.route_table())
+    def _on_ready(self, ready: IngressReady) -> None:
+        self.send(self._route_table())
         if not self.ready.done():
-            self.ready.set_result(up)
+            self.ready.set_result(ready)
 
     # --------------------------------------------------------------- shared memory
 
@@ -201,11 +282,11 @@ class IngressSession:
         """A checked reference: slot number and size are not trusted. A slot's number never means another file, so that its size
         needs to be looked up only once."""
         slots, number = self.slots, slot.number
-        if slots is None or self._ledger is None or number in slots.held:
+        if slots is None or self._slot_refs is None or number in slots.held:
             raise FrameError("a slot that was given away before")
         ref = ShmRef(slots.owner, number, slot.size)
         if slot.size > self._sizes.get(number, -1):
-            if not self._ledger.directory.has_slot(ref):
+            if not self._slot_refs.directory.has_slot(ref):
                 raise FrameError("a slot that is not there, or not that large")
             self._sizes[number] = slot.size
         slots.held.add(number)
@@ -216,33 +297,36 @@ class IngressSession:
         if not isinstance(given, SlotPayload):
             return given
         ref = self._checked_ref(given)
-        assert self._ledger is not None
-        with self._ledger.reader.view(ref) as view:
+        assert self._slot_refs is not None
+        with self._slot_refs.reader.view(ref) as view:
             body = bytes(view)
-        self._ledger.release(ref)
+        self._slot_refs.release(ref)
         return body
 
     def _release(self, accepted: dict[str, Any]) -> None:
         for ref in accepted.values():
-            if type(ref) is ShmRef and self._ledger is not None:
-                self._ledger.release(ref)
+            if type(ref) is ShmRef and self._slot_refs is not None:
+                self._slot_refs.release(ref)
 
     def _on_reply_consumed(self, read: ReplyConsumed) -> None:
         reads = self._pinned.pop(read.number, None)
-        if reads and self._ledger is not None:
-            self._ledger.unpin(reads)
+        if reads and self._slot_refs is not None:
+            self._slot_refs.unpin(reads)
 
-    # ------------------------------------------------------------------------ said
+    # -------------------------------------------------------------------- messages
+
+    def stored_result(self, call_id: str) -> Stored:
+        return self._driver.data.stored_result(call_id)
 
     def send_value(self, number: int, row: int, stored: Stored, reply: Reply) -> None:
-        if not isinstance(stored, bytes) and self._ledger is not None:
-            stored = self._ledger.pin(stored, self._pinned.setdefault(number, []))
+        if not isinstance(stored, bytes) and self._slot_refs is not None:
+            stored = self._slot_refs.pin(stored, self._pinned.setdefault(number, []))
         self.send(ResultValue(number, row, stored, reply))
 
     def send(self, frame: Struct) -> None:
         """Queue a message; all messages of one turn of the loop leave in one write."""
         if not self._out:
-            self._supervisor.loop.call_soon(self._flush)
+            self._loop.call_soon(self._flush)
         self._out.append(frame)
 
     def _flush(self) -> None:
@@ -254,10 +338,10 @@ class IngressSession:
 
     def on_lost(self) -> None:
         """The process died and its clients with it: cancel their calls, release their slots."""
-        for waiting in list(self.pending.values()):
-            waiting.on_client_gone()
+        for reply in list(self.pending.values()):
+            reply.on_client_gone()
         self.pending.clear()
         for number in list(self._pinned):
             self._on_reply_consumed(ReplyConsumed(number))
-        if self.slots is not None and self._ledger is not None:
-            self._ledger.on_worker_lost(self.slots)
+        if self.slots is not None and self._slot_refs is not None:
+            self._slot_refs.on_worker_lost(self.slots)

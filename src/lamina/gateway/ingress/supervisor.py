@@ -8,13 +8,12 @@ import logging
 import socket
 from typing import Any
 
-from lamina.gateway.ingress.messages import IngressReady, IngressSetup, ModelInfo, RouteTable, StopAccepting, ingress_reader
+from lamina.gateway.ingress.messages import IngressReady, IngressSetup, ModelInfo, RouteTable, StopAccepting
 from lamina.gateway.ingress.session import IngressSession
 from lamina.gateway.observability import logs
-from lamina.gateway.oip.controller_methods import GrpcMethods
+from lamina.gateway.oip.grpc_service import GrpcMethods
 from lamina.gateway.oip.setup import OpenInference
 from lamina.gateway.routes.router import Router
-from lamina.ipc.child_process import ChildProcess, ProcessSpec
 from lamina.server.http1 import HttpLimits
 from lamina.values.slot_refs import SlotReferences
 
@@ -24,7 +23,6 @@ POOL_BYTES = 512 * 2**20
 RESPAWN_S = 0.05  #: between the end of one and the start of the next; longer and longer while they do not come up
 MAX_RESPAWN_S = 5.0
 STARTUP_S = 120.0  #: from its start until it listens
-PROCESS_SPEC = ProcessSpec("lamina.gateway.ingress.main", ingress_reader)
 
 
 class IngressSupervisor:
@@ -32,106 +30,108 @@ class IngressSupervisor:
 
     def __init__(
         self,
-        api: Router,
+        router: Router,
         oip: OpenInference,
-        ledger: SlotReferences | None,
+        slot_refs: SlotReferences | None,
         limits: HttpLimits,
         tls: tuple[str, str] | None = None,
         *,
-        guarded: bool = False,
+        count: int,
+        requires_token: bool = False,
     ) -> None:
-        self.router = api
-        self.inference = oip.inference
-        self.grpc_methods: GrpcMethods | None = None
-        self.loop = asyncio.get_running_loop()
+        self._router = router
+        self._inference = oip.inference
+        self._grpc_methods: GrpcMethods | None = None
+        self._loop = asyncio.get_running_loop()
         self._oip = oip
-        self._ledger = ledger
+        self._slot_refs = slot_refs
         self._limits = limits
         self._tls = tls
-        self._requires_token = guarded
+        self._count = count
+        self._requires_token = requires_token
         self._address = ("", 0, -1)
         self._has_started = self._is_stopping = False
         self._respawn_s = RESPAWN_S
         self.sessions: list[IngressSession] = []
-        api.on_targets_changed = self._broadcast_routes
+        router.targets.subscribe(self._broadcast_routes)
 
-    async def start(self, count: int, host: str, port: int, grpc_port: int | None = None) -> IngressReady:
+    async def start(self, host: str, port: int, grpc_port: int | None = None) -> IngressReady:
         """Start all; returns the ports, which the first one chooses where 0 is asked for."""
         if grpc_port is not None:
-            self.grpc_methods = self._oip.grpc_methods()
+            self._grpc_methods = self._oip.grpc_methods()
         for wanted in {port, grpc_port or 0} - {0}:
             _check_free(host, wanted)
         self._address = (host, port, grpc_port if grpc_port is not None else -1)
         bound = await self._wait_ready(self._spawn())
         self._address = (host, bound.port, bound.grpc_port if grpc_port is not None else -1)
-        for desk in [self._spawn() for _ in range(count - 1)]:
-            await self._wait_ready(desk)
+        for session in [self._spawn() for _ in range(self._count - 1)]:
+            await self._wait_ready(session)
         self._has_started = True
         return bound
 
-    async def _wait_ready(self, desk: IngressSession) -> IngressReady:
-        assert desk.process is not None
-        ends: list[asyncio.Future[Any]] = [desk.ready, desk.process.exited]
+    async def _wait_ready(self, session: IngressSession) -> IngressReady:
+        assert session.process is not None
+        ends: list[asyncio.Future[Any]] = [session.ready, session.process.exited]
         await asyncio.wait(ends, timeout=STARTUP_S, return_when=asyncio.FIRST_COMPLETED)
-        if not desk.ready.done():
+        if not session.ready.done():
             raise OSError(errno.EADDRNOTAVAIL, "an ingress process did not start")
-        return desk.ready.result()
+        return session.ready.result()
 
     def _spawn(self) -> IngressSession:
-        desk = IngressSession(self, self._ledger)
+        session = IngressSession(self._router, self._inference, self._grpc_methods, self._slot_refs, self.route_table)
         host, port, grpc_port = self._address
         setup = IngressSetup(
             host=host,
             port=port,
             grpc_port=grpc_port,
-            folder=self._ledger.directory.path if self._ledger is not None else "",
-            owner=desk.slots.owner if desk.slots is not None else "none",
+            folder=self._slot_refs.directory.path if self._slot_refs is not None else "",
+            owner=session.slots.owner if session.slots is not None else "none",
             pool_bytes=POOL_BYTES,
             limits=self._limits,
             tls=self._tls,
             log_format=logs.current_format(),
         )
-        desk.process = ChildProcess(self.loop, setup, desk.on_messages, lambda: self._on_lost(desk), PROCESS_SPEC)
-        self.sessions.append(desk)
-        return desk
+        session.spawn(setup, lambda: self._on_lost(session))
+        self.sessions.append(session)
+        return session
 
-    def _on_lost(self, desk: IngressSession) -> None:
-        self.sessions.remove(desk)
-        desk.on_lost()
+    def _on_lost(self, session: IngressSession) -> None:
+        self.sessions.remove(session)
+        session.on_lost()
         if self._is_stopping or not self._has_started:
             return
         log.warning("an ingress process is gone; its clients are disconnected, another one is started")
-        self._respawn_s = RESPAWN_S if desk.ready.done() else min(2 * self._respawn_s, MAX_RESPAWN_S)
-        self.loop.call_later(self._respawn_s, self._respawn)
+        self._respawn_s = RESPAWN_S if session.ready.done() else min(2 * self._respawn_s, MAX_RESPAWN_S)
+        self._loop.call_later(self._respawn_s, self._respawn)
 
     def _respawn(self) -> None:
         if not self._is_stopping:
             try:
                 self._spawn()
             except OSError:
-                self.loop.call_later(MAX_RESPAWN_S, self._respawn)
+                self._loop.call_later(MAX_RESPAWN_S, self._respawn)
 
     def route_table(self) -> RouteTable:
-        params = {path: list(target.params) for path, target in self.router.targets_by_path().items()}
+        params = {path: list(target.params) for path, target in self._router.targets.by_path.items()}
         models = [
             ModelInfo(model.name, model.version, model.target_name, model.is_batched, model.signature)
-            for versions in self.inference.catalogue.models.values()
+            for versions in self._inference.catalogue.models.values()
             for model in versions.values()
         ]
         return RouteTable(params, models, self._requires_token)
 
     def _broadcast_routes(self) -> None:
         routes = self.route_table()
-        for desk in self.sessions:
-            desk.send(routes)
+        for session in self.sessions:
+            session.send(routes)
 
     async def stop_accepting(self) -> None:
-        for desk in self.sessions:
-            desk.send(StopAccepting())
+        for session in self.sessions:
+            session.send(StopAccepting())
 
     async def stop(self) -> None:
         self._is_stopping = True
-        processes = [desk.process for desk in self.sessions if desk.process is not None]
+        processes = [session.process for session in self.sessions if session.process is not None]
         for process in processes:
             process.stop(2.0)
         if processes:

@@ -17,10 +17,11 @@ import msgspec
 from lamina.core.actions import Reject, Reply
 from lamina.drivers.driver import Ending
 from lamina.errors import BadValue, Forbidden, LaminaError
-from lamina.gateway.routes import http_codec
-from lamina.gateway.routes.router import Router
-from lamina.server.exchange import Exchange
-from lamina.server.request import HttpRequest
+from lamina.gateway.auth import Authorize
+from lamina.gateway.observability.rolling_stats import BatchUsage
+from lamina.gateway.routes.http_codec import parse_query
+from lamina.gateway.routes.problems import error_problem, reject_method, respond_problem
+from lamina.server.exchange import Exchange, HttpRequest
 from lamina.store import bills
 from lamina.store.base import Session, Store
 from lamina.store.bills import BillKey, BillTotals
@@ -35,18 +36,20 @@ _FIELD = {"function": "target"}
 class Billing:
     """Cost accounting of one server. Without a store it covers the time since the server started."""
 
-    def __init__(self, api: Router, store: Store | None, wall_s: Callable[[], float]) -> None:
-        self._router = api
+    def __init__(self, authorize: Authorize, store: Store | None, wall_s: Callable[[], float]) -> None:
+        self._authorize = authorize
         self._store = store
         self._wall_s = wall_s
         self._unsaved: dict[str, dict[BillKey, BillTotals]] = {bills.CALLS: {}, bills.STEPS: {}}
         self._day = ""
         self._day_ends_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        api.mounts[b"/v1/bill"] = self.handle
 
     def on_call_ended(self, target: str, ending: Ending, tenant: str) -> None:
-        spent = self._account(bills.CALLS, tenant, target)
+        if self._wall_s() >= self._day_ends_s:
+            self._start_day()
+        key = BillKey(self._day, tenant, target)
+        spent = self._unsaved[bills.CALLS].get(key) or self._open_account(bills.CALLS, key)
         if type(ending) is Reply:
             spent.calls += 1
             spent.met += not ending.late
@@ -56,24 +59,33 @@ class Billing:
         else:
             spent.failed += 1
 
-    def on_batch_finished(self, function: str, jobs: int, cost: float) -> None:
-        spent = self._account(bills.STEPS, "", function)
-        spent.calls += jobs
+    def on_batch_finished(self, usage: BatchUsage, cost: float) -> None:
+        if self._wall_s() >= self._day_ends_s:
+            self._start_day()
+        key = BillKey(self._day, "", usage.function)
+        spent = self._unsaved[bills.STEPS].get(key) or self._open_account(bills.STEPS, key)
+        spent.calls += usage.jobs
         spent.cost += cost
 
-    def _account(self, book: str, tenant: str, target: str) -> BillTotals:
-        """The entry of today to add to; starts the timer that writes it."""
+    def _start_day(self) -> None:
         now_s = self._wall_s()
-        if now_s >= self._day_ends_s:
-            self._day = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%d")
-            self._day_ends_s = (now_s // 86_400 + 1) * 86_400
-        if self._timer is None and self._store is not None:
-            self._timer = asyncio.get_running_loop().call_later(EVERY_S, self.flush)
-        key = BillKey(self._day, tenant, target)
-        spent = self._unsaved[book].get(key)
-        if spent is None:
-            spent = self._unsaved[book][key] = BillTotals()
+        self._day = datetime.fromtimestamp(now_s, UTC).strftime("%Y-%m-%d")
+        self._day_ends_s = (now_s // 86_400 + 1) * 86_400
+
+    def _open_account(self, book: str, key: BillKey) -> BillTotals:
+        """An entry to add to; it is written before long."""
+        spent = self._unsaved[book][key] = BillTotals()
+        self._start_timer()
         return spent
+
+    def _start_timer(self) -> None:
+        if self._timer is None and self._store is not None:
+            self._timer = asyncio.get_running_loop().call_later(EVERY_S, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self.flush()
+        if any(self._unsaved.values()):
+            self._start_timer()
 
     def flush(self) -> None:
         """Write what is unsaved. A store that does not exist yet is created only if a tenant is to be billed."""
@@ -83,10 +95,10 @@ class Billing:
         store = self._store
         if store is None or not (store.exists or any(key.tenant for key in self._unsaved[bills.CALLS])):
             return
-        for book, fresh in self._unsaved.items():
-            if fresh:
+        for book, unsaved in self._unsaved.items():
+            if unsaved:
                 self._unsaved[book] = {}
-                self._write(store, book, fresh)
+                self._write(store, book, unsaved)
 
     def _write(self, store: Store, book: str, fresh: dict[BillKey, BillTotals]) -> None:
         now_us = int(self._wall_s() * 1e6)
@@ -95,6 +107,7 @@ class Billing:
             if isinstance(result, LaminaError):  # it is counted with what comes next
                 for key, spent in fresh.items():
                     self._unsaved[book].setdefault(key, BillTotals()).add(spent)
+                self._start_timer()
 
         store.write(lambda db: bills.add(db, book, fresh, now_us), done)
 
@@ -102,10 +115,10 @@ class Billing:
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
         if request.method not in ("GET", "HEAD"):
-            self._router.reject_method(request, exchange, "GET, HEAD")
+            reject_method(request, exchange, "GET, HEAD")
             return
-        caller = self._router.authorize(request, "read")
-        query = http_codec.parse_query(request, ("from", "to", "by"))
+        caller = self._authorize(request, "read")
+        query = parse_query(request, ("from", "to", "by"))
         today = datetime.fromtimestamp(self._wall_s(), UTC).strftime("%Y-%m-%d")
         first, last = _day(query, "from", today[:8] + "01"), _day(query, "to", today)
         by = [part for part in query.get("by", "tenant,target").split(",") if part]
@@ -115,12 +128,12 @@ class Billing:
                 hint = f"by {', '.join(_BY)}; or by {' and '.join(_BY_FUNCTION)}"
                 raise BadValue(f"by: {part[:40]!r} is none of {', '.join(known)}", hint=hint)
         if book == bills.STEPS and caller.tenant:
-            raise Forbidden("functions are billed over all tenants, for who runs the server", hint="by=tenant,target")
+            raise Forbidden("functions are billed over all tenants, for the operator of the server", hint="by=tenant,target")
         tenant = caller.tenant or None  # a tenant sees its own rows only
 
         def answer(found: list[tuple[BillKey, BillTotals]] | LaminaError) -> None:
             if isinstance(found, LaminaError):
-                self._router.respond_problem(exchange, http_codec.error_problem(found))
+                respond_problem(exchange, error_problem(found))
                 return
             fresh = [(key, spent) for key, spent in self._unsaved[book].items() if first <= key.day <= last]
             rows = _grouped(found + [pair for pair in fresh if tenant is None or pair[0].tenant == tenant], by)

@@ -10,9 +10,8 @@ import msgspec
 from msgspec import Struct
 
 from lamina.errors import BadValue, NotFound
-from lamina.gateway.routes import http_codec
-from lamina.server.exchange import Exchange
-from lamina.server.request import HttpRequest
+from lamina.gateway.routes.http_codec import parse_query
+from lamina.server.exchange import Exchange, HttpRequest
 
 KEPT_LINES = 10_000
 MAX_CHARS = 4_000
@@ -47,7 +46,7 @@ class FunctionLogs:
         """Respond with lines of `known` functions; `all`: of any function.
 
         `?function=NAME&call=ID&tail=100&follow=1`: the last lines, and with `follow` those to come."""
-        asked = http_codec.parse_query(request, ("function", "call", "tail", "follow"))
+        asked = parse_query(request, ("function", "call", "tail", "follow"))
         tail = asked.get("tail", "100")
         if not tail.isdecimal() or len(tail) > 9 or int(tail) > KEPT_LINES:
             raise BadValue(f"tail: {tail[:40]!r} is not a number up to {KEPT_LINES}", hint="leave it out for the last 100 lines")

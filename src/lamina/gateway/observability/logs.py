@@ -14,7 +14,7 @@ from lamina.drivers.driver import Ending
 from lamina.gateway.observability.rate_limiter import RateLimiter
 
 if TYPE_CHECKING:
-    from lamina.gateway.routes.http_codec import HttpProblem
+    from lamina.gateway.routes.problems import HttpProblem
 
 FIELDS = (
     "call_id",

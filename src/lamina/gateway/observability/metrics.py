@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
@@ -12,10 +12,17 @@ from lamina.core.actions import Action, Load, Reject, Reply, StartBatch
 from lamina.core.controller import Controller
 from lamina.core.events import BatchFinished, Event
 from lamina.drivers.driver import Ending
+from lamina.durable.runs import DurableRuns
 from lamina.gateway.observability.fast_metrics import CounterCell, CounterFamily, HistogramFamily
 from lamina.gateway.observability.rolling_stats import BatchUsage, RollingStats
 from lamina.predict.online import OnlinePredictor
 from lamina.types import DeviceSpec
+
+CallListener = Callable[[str, Ending, str], None]
+"""Called for every call: target, outcome, tenant."""
+
+BatchListener = Callable[[BatchUsage, float], None]
+"""Called for every finished batch: usage, cost."""
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -60,10 +67,24 @@ class _StateGauges(Collector):
         yield from (queued, standing, leased, units, memory, room, stale)
 
 
+class RunGauges(Collector):
+    """Durable runs by state, and whether the store can be written."""
+
+    def __init__(self, durable: DurableRuns) -> None:
+        self._durable = durable
+
+    def collect(self) -> Iterator[Metric]:
+        runs = GaugeMetricFamily("lamina_runs", "Durable runs not ended: in the store, and in memory", labels=["state"])
+        runs.add_metric(["queued"], self._durable.loader.queued)
+        runs.add_metric(["running"], self._durable.resident_count)
+        yield runs
+        yield GaugeMetricFamily("lamina_store_up", "Can runs be written down", value=self._durable.store.down is None)
+
+
 class _PerTarget:
     """Cells of one target. Looked up once: `labels()` costs more than counting."""
 
-    __slots__ = ("cost", "failed", "late", "latency", "met", "queue", "reasons", "refused")
+    __slots__ = ("cost", "failed", "late", "latency", "met", "queue", "reasons", "refused", "replies")
 
     def __init__(self, metrics: Metrics, target: str) -> None:
         self.met = metrics.calls.labels(target, "met")
@@ -74,6 +95,7 @@ class _PerTarget:
         self.cost = metrics.cost.labels(target)
         self.queue = metrics.queue.labels(target)
         self.reasons: dict[str, CounterCell] = {}
+        self.replies = metrics.rolling.replies_of(target)
 
 
 class _PerFunction:
@@ -105,7 +127,14 @@ class _PerTenant:
 class Metrics:
     """All metric families of a server, and the rolling statistics behind `lamina top`."""
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(
+        self,
+        controller: Controller,
+        *,
+        last_decision_us: Callable[[], int] = lambda: 0,
+        call_listeners: Sequence[CallListener] = (),
+        batch_listeners: Sequence[BatchListener] = (),
+    ) -> None:
         registry = CollectorRegistry()
         self.registry = registry
         self.calls = CounterFamily("lamina_calls", "Calls by how they ended", ["target", "outcome"], registry=registry)
@@ -141,10 +170,10 @@ class Metrics:
         self._functions: dict[tuple[str, str], _PerFunction] = {}
         self._tenants: dict[str, _PerTenant] = {}
         self._events = 0
-        self.last_decision_us: Callable[[], int] = lambda: 0  #: how long the last decision took
+        self._last_decision_us = last_decision_us
+        self._call_listeners = call_listeners
+        self._batch_listeners = batch_listeners
         self.rolling = RollingStats()
-        self.call_listeners: list[Callable[[str, Ending, str], None]] = []  #: called for every call: target, outcome, tenant
-        self.batch_listeners: list[Callable[[str, int, float], None]] = []  #: told of every batch: function, jobs, cost
         self._devices = controller.state.devices
 
     def _for_target(self, target: str) -> _PerTarget:
@@ -162,21 +191,21 @@ class Metrics:
         counter.value += 1
 
     def on_call_ended(self, target: str, ending: Ending, tenant: str = "") -> None:
-        per = self._for_target(target)
+        per = self._targets.get(target) or self._for_target(target)
         if tenant:
             self._tenant_ended(tenant, ending)
-        for tell in self.call_listeners:
-            tell(target, ending, tenant)
+        for notify in self._call_listeners:
+            notify(target, ending, tenant)
         if isinstance(ending, Reply):
             (per.late if ending.late else per.met).value += 1
             per.latency.observe(ending.latency_us / 1e6)
             per.queue.observe(ending.queue_us / 1e6)
             per.cost.value += ending.cost
-            self.rolling.on_reply(target, ending.latency_us, not ending.late)
+            per.replies.append((self.rolling.now_us, ending.latency_us, not ending.late))
         elif isinstance(ending, Reject):
             self.on_rejected(target, ending.reason)
         else:
-            per.failed.inc()
+            per.failed.value += 1
 
     def _tenant_ended(self, tenant: str, ending: Ending) -> None:
         per = self._tenants.get(tenant)
@@ -198,28 +227,28 @@ class Metrics:
             elif kind is Load:
                 self.cold_starts.labels(action.function).inc()  # type: ignore[union-attr]
         if type(event) is BatchFinished:
-            ran = self.rolling.on_batch_finished(now_us, event.batch_id, event.device_us)
-            if ran is not None:
-                self._on_batch_finished(ran, event.device_us)
+            usage = self.rolling.on_batch_finished(now_us, event.batch_id, event.device_us)
+            if usage is not None:
+                self._on_batch_finished(usage)
         self._events += 1
         if not self._events % DECISION_SAMPLING:
-            self.decisions.observe(self.last_decision_us() / 1e6)
+            self.decisions.observe(self._last_decision_us() / 1e6)
 
-    def _on_batch_finished(self, ran: BatchUsage, device_us: int) -> None:
-        per = self._functions.get((ran.function, ran.device))
+    def _on_batch_finished(self, usage: BatchUsage) -> None:
+        per = self._functions.get((usage.function, usage.device))
         if per is None:
-            device = self._devices.get(ran.device)
+            device = self._devices.get(usage.device)
             if device is None:  # it is gone with its batch
                 return
-            per = self._functions[ran.function, ran.device] = _PerFunction(self, ran.function, device.spec)
-        cost = device_us * per.device.lease_price(ran.units, ran.cores)
-        per.size.observe(ran.jobs)
-        per.time.observe(device_us / 1e6)
-        per.held.inc(ran.held / 1e6)
-        per.used.inc(ran.used / 1e6)
-        per.cost.inc(cost)
-        for tell in self.batch_listeners:
-            tell(ran.function, ran.jobs, cost)
+            per = self._functions[usage.function, usage.device] = _PerFunction(self, usage.function, device.spec)
+        cost = usage.device_us * per.device.lease_price(usage.units, usage.cores)
+        per.size.observe(usage.jobs)
+        per.time.observe(usage.device_us / 1e6)
+        per.held.value += usage.held / 1e6
+        per.used.value += usage.used / 1e6
+        per.cost.value += cost
+        for notify in self._batch_listeners:
+            notify(usage, cost)
 
     def totals(self) -> dict[str, float]:
         """Counts over all targets, for the status line."""

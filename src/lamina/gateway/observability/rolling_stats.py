@@ -7,7 +7,7 @@ hand-overs cost. Kept in one-second bins, because `top` asks for the recent past
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from lamina.core.actions import StartBatch
@@ -37,6 +37,7 @@ class BatchUsage:
     used: int
     units: int
     cores: int
+    device_us: int
 
 
 @dataclass(slots=True)
@@ -49,11 +50,7 @@ class UsageShare:
     jobs: int = 0
 
 
-@dataclass(slots=True)
-class _Calls:
-    """The latest replies of one target: when, latency, and whether in time."""
-
-    last: deque[tuple[int, int, bool]] = field(default_factory=lambda: deque(maxlen=MAX_CALLS))
+Replies = deque[tuple[int, int, bool]]
 
 
 class RollingStats:
@@ -63,7 +60,7 @@ class RollingStats:
         self._bins: deque[tuple[int, dict[tuple[str, str], UsageShare]]] = deque()
         self._running: dict[int, _Batch] = {}
         self._followers: dict[int, _Batch] = {}  #: booked ones, by the batch whose slice they take over
-        self._calls: dict[str, _Calls] = {}
+        self._replies: dict[str, Replies] = {}
         self.now_us = 0  #: when anything happened last
 
     def on_batch_started(self, now_us: int, action: StartBatch) -> None:
@@ -81,7 +78,13 @@ class RollingStats:
         batch = self._running.pop(batch_id, None)
         if batch is None:
             return None
-        share = self._bin(now_us).setdefault((batch.device, batch.function), UsageShare())
+        key = (batch.device, batch.function)
+        second, shares = self._bins[-1] if self._bins else (-1, {})
+        if second != now_us // 1_000_000:
+            shares = self._new_bin(now_us)
+        share = shares.get(key)
+        if share is None:
+            share = shares[key] = UsageShare()
         held_us = max(device_us, now_us - batch.begin_us)
         share.held += batch.units * held_us
         share.used += batch.units * device_us
@@ -91,13 +94,13 @@ class RollingStats:
         if follower is not None:  # it was booked, and holds its slice only from now on
             follower.begin_us = now_us
         units = batch.units
-        return BatchUsage(batch.function, batch.device, batch.jobs, units * held_us, units * device_us, units, batch.cores)
+        return BatchUsage(
+            batch.function, batch.device, batch.jobs, units * held_us, units * device_us, units, batch.cores, device_us
+        )
 
-    def on_reply(self, target: str, latency_us: int, met: bool) -> None:
-        calls = self._calls.get(target)
-        if calls is None:
-            calls = self._calls[target] = _Calls()
-        calls.last.append((self.now_us, latency_us, met))
+    def replies_of(self, target: str) -> Replies:
+        """The latest replies of a target, to be appended to: when, latency, and whether in time."""
+        return self._replies.setdefault(target, deque(maxlen=MAX_CALLS))
 
     def usage_shares(self, now_us: int) -> tuple[float, dict[tuple[str, str], UsageShare]]:
         """Seconds covered, and the usage of each (device, function) in them."""
@@ -114,7 +117,7 @@ class RollingStats:
 
     def call_stats(self, now_us: int, target: str) -> dict[str, Any]:
         """Reply statistics of the last minute, at most the latest two thousand."""
-        found = [entry for entry in self._calls.get(target, _Calls()).last if now_us - entry[0] <= 60_000_000]
+        found = [entry for entry in self._replies.get(target, ()) if now_us - entry[0] <= 60_000_000]
         if not found:
             return {"answers": 0, "per_s": 0.0, "met": None, "p50_ms": None, "p99_ms": None}
         times = sorted(entry[1] for entry in found)
@@ -127,11 +130,9 @@ class RollingStats:
             "p99_ms": times[min(len(times) - 1, int(0.99 * len(times)))] / 1000,
         }
 
-    def _bin(self, now_us: int) -> dict[tuple[str, str], UsageShare]:
-        second = now_us // 1_000_000
+    def _new_bin(self, now_us: int) -> dict[tuple[str, str], UsageShare]:
         self._drop_old(now_us)
-        if not self._bins or self._bins[-1][0] != second:
-            self._bins.append((second, {}))
+        self._bins.append((now_us // 1_000_000, {}))
         return self._bins[-1][1]
 
     def _drop_old(self, now_us: int) -> None:

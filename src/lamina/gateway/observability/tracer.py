@@ -17,6 +17,9 @@ from msgspec import Struct
 
 from lamina.core.actions import Action, FailCall, JobRef, Reject, Reply, StartBatch
 from lamina.core.events import BatchFailed, BatchFinished, Event, InstanceLost
+from lamina.drivers.realtime import RealtimeDriver
+from lamina.drivers.timer import clock_us
+from lamina.engines.base import Origin
 from lamina.sdk.spans import InnerSpan
 from lamina.types import NEVER_US
 
@@ -197,3 +200,20 @@ class Tracer:
 
     def _new_id(self) -> int:
         return self._rng.getrandbits(64) or 1
+
+
+def attach_call_context(driver: RealtimeDriver, tracer: Tracer | None, *, has_tenants: bool) -> None:
+    """Give workers the tenant and trace of the calls they serve, and take the spans of user code; off, it costs nothing."""
+    if tracer is None and not has_tenants:
+        return
+    runs = driver.controller.state.runs
+    origin_us = clock_us() - driver.now_us()
+
+    def origin(job: JobRef, batch_id: int) -> Origin:
+        run = runs.get(job.call_id) if has_tenants else None
+        return run.call.tenant if run is not None else "", tracer.step_traceparent(job, batch_id) if tracer is not None else ""
+
+    if tracer is None:
+        driver.engine.shared.trace(origin)
+    else:
+        driver.engine.shared.trace(origin, lambda batch_id, spans: tracer.add_user_spans(batch_id, spans, origin_us))

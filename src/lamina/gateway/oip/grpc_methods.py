@@ -1,20 +1,23 @@
-"""gRPC methods of the protocol that infer, over any backend: messages in, messages out."""
+"""gRPC methods of the protocol that infer, over any backend: messages in, messages out.
+
+Tensors in protobuf: inputs typed or raw, outputs always raw, which is what every client reads.
+"""
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from lamina.access.records import Identity
 from lamina.errors import BadValue
-from lamina.gateway.caller_identity import CallerIdentity
-from lamina.gateway.oip.inference import InferenceBackend, InferenceRequest, InferenceResponse, timeout_and_priority
+from lamina.gateway.oip.inference import InferenceBackend, InferenceRequest, InferenceResponse, error_text, timeout_and_priority
 from lamina.gateway.oip.model_catalog import ServedModel
-from lamina.gateway.oip.problems import error_text
-from lamina.gateway.oip.protobuf_tensors import add_outputs, decode_parameters, decode_tensors
 from lamina.gateway.oip.schema import load_schema
-from lamina.gateway.oip.tensors import OutputTensor
-from lamina.gateway.routes import http_codec
+from lamina.gateway.oip.tensors import InputTensor, OutputTensor, RawBytes, join_bytes
+from lamina.gateway.routes.problems import HttpProblem
+from lamina.server.grpc import GrpcMethod, OnMessage, RpcContext, RpcError
 
 GRPC_STATUS = {400: 3, 401: 16, 403: 7, 404: 5, 405: 12, 409: 9, 413: 8, 422: 3, 429: 8, 500: 13, 503: 14, 504: 4}
 """gRPC's codes by HTTP's."""
@@ -24,34 +27,19 @@ _FINAL = "triton_final_response"
 _WANTS_FINAL = "triton_enable_empty_final_response"
 
 
-@dataclass(frozen=True, slots=True)
-class RpcError:
-    """A gRPC status code and message."""
-
-    code: int
-    text: str
-
-
-OnMessage = Callable[[Any], None]  #: gets a message, or a `Trouble`
-
-
-def rpc_error(problem: http_codec.HttpProblem) -> RpcError:
+def rpc_error(problem: HttpProblem) -> RpcError:
     return RpcError(GRPC_STATUS.get(problem.status, _INTERNAL), error_text(problem))
-
-
-@dataclass(slots=True)
-class RpcContext:
-    """Context of one call: headers, and the client's time limit (0: none)."""
-
-    headers: Mapping[bytes, bytes]
-    timeout_us: int = 0
 
 
 class InferenceMethods:
     """The methods that infer, over any inference backend."""
 
     def __init__(self) -> None:
-        self.schema = load_schema()
+        self.schema = schema = load_schema()
+        self.methods = {
+            f"/{schema.service}/{name}".encode(): GrpcMethod(name, schema[request].FromString, is_asked or is_answered)
+            for name, request, _, is_asked, is_answered in schema.methods
+        }
 
     def unary(self, name: str, message: Any, context: RpcContext, then: OnMessage) -> Callable[[], None] | None:
         """Handle a unary method; returns how to cancel it, where that can be done."""
@@ -65,49 +53,45 @@ class InferenceMethods:
         """The backend for this call."""
         raise NotImplementedError
 
-    def find(self, name: str, version: str, context: RpcContext) -> tuple[ServedModel, CallerIdentity]:
+    def find(self, name: str, version: str, context: RpcContext) -> tuple[ServedModel, Identity]:
         """A model, and the identity of the client."""
         raise NotImplementedError
 
     def infer(self, message: Any, context: RpcContext, then: OnMessage) -> Callable[[], None]:
-        def on_answer(said: InferenceResponse | http_codec.HttpProblem) -> None:
-            then(
-                self._encode_response(question.model, message, said.outputs)
-                if isinstance(said, InferenceResponse)
-                else rpc_error(said)
-            )
+        def on_response(response: InferenceResponse | HttpProblem) -> None:
+            if isinstance(response, InferenceResponse):
+                then(self._encode_response(request.model, message, response.outputs))
+            else:
+                then(rpc_error(response))
 
-        question = self._decode_request(message, context)
-        return self.backend(context).infer(question, on_answer)
+        request = self._decode_request(message, context)
+        return self.backend(context).infer(request, on_response)
 
     def infer_stream(self, message: Any, context: RpcContext, then: OnMessage, done: Callable[[], None]) -> Callable[[], None]:
         """One request of a stream: its chunks, or its one response, each as a `ModelStreamInferResponse`; then `done`."""
         kind = self.schema["ModelStreamInferResponse"]
 
-        def on_piece(outputs: list[OutputTensor]) -> None:
-            response = self._encode_response(question.model, message, outputs)
+        def on_chunk(outputs: list[OutputTensor]) -> None:
+            response = self._encode_response(request.model, message, outputs)
             if wants_final:
                 response.parameters[_FINAL].bool_param = False
             then(kind(infer_response=response))
 
-        def on_answer(said: InferenceResponse | http_codec.HttpProblem) -> None:
-            if not isinstance(said, InferenceResponse):
-                self.fail_stream_request(message, error_text(said), then, done)
+        def on_response(response: InferenceResponse | HttpProblem) -> None:
+            if not isinstance(response, InferenceResponse):
+                self.fail_stream_request(message, error_text(response), then, done)
                 return
-            if not question.model.signature.streams:
-                response = self._encode_response(question.model, message, said.outputs)
+            has_streamed = request.model.signature.streams
+            if not has_streamed or wants_final:
+                last = self._encode_response(request.model, message, [] if has_streamed else response.outputs)
                 if wants_final:
-                    response.parameters[_FINAL].bool_param = True
-                then(kind(infer_response=response))
-            elif wants_final:
-                response = self._encode_response(question.model, message, [])
-                response.parameters[_FINAL].bool_param = True
-                then(kind(infer_response=response))
+                    last.parameters[_FINAL].bool_param = True
+                then(kind(infer_response=last))
             done()
 
         wants_final = decode_parameters(message.parameters).get(_WANTS_FINAL) is True
-        question = self._decode_request(message, context)
-        return self.backend(context).infer(question, on_answer, on_piece if question.model.signature.streams else None)
+        request = self._decode_request(message, context)
+        return self.backend(context).infer(request, on_response, on_chunk if request.model.signature.streams else None)
 
     def fail_stream_request(self, message: Any, text: str, then: OnMessage, done: Callable[[], None]) -> None:
         """One request of a stream failed; the others go on."""
@@ -128,3 +112,75 @@ class InferenceMethods:
         response = self.schema["ModelInferResponse"](model_name=model.name, model_version=model.version, id=message.id)
         add_outputs(response, outputs)
         return response
+
+
+# ------------------------------------------------------------- tensors in protobuf
+
+_TYPED = {
+    "BOOL": ("bool_contents", "B"),
+    "INT8": ("int_contents", "b"),
+    "INT16": ("int_contents", "h"),
+    "INT32": ("int_contents", "i"),
+    "INT64": ("int64_contents", "q"),
+    "UINT8": ("uint_contents", "B"),
+    "UINT16": ("uint_contents", "H"),
+    "UINT32": ("uint_contents", "I"),
+    "UINT64": ("uint64_contents", "Q"),
+    "FP32": ("fp32_contents", "f"),
+    "FP64": ("fp64_contents", "d"),
+    "BYTES": ("bytes_contents", ""),
+}
+"""By dtype, the field that holds it and the width of its elements. FP16 and BF16 have none: they come raw."""
+
+
+def decode_tensors(message: Any) -> list[InputTensor]:
+    """Input tensors of a message, each raw."""
+    raw = message.raw_input_contents
+    inputs = message.inputs
+    if raw and len(raw) != len(inputs):
+        raise BadValue(f"raw_input_contents: {len(raw)} where there are {len(inputs)} inputs", hint="all of them raw, or none")
+    found = []
+    for place, one in enumerate(inputs):
+        if raw:
+            if one.HasField("contents"):
+                raise BadValue(f"{one.name[:80]}: contents beside raw_input_contents")
+            data: RawBytes = raw[place]
+        else:
+            data = _typed(one)
+        found.append(InputTensor(one.name, one.datatype, list(one.shape), data))
+    return found
+
+
+def _typed(one: Any) -> bytes:
+    field, code = _TYPED.get(one.datatype, ("", ""))
+    if not field:
+        raise BadValue(f"{one.name[:80]}: {one.datatype[:20]!r} has no typed contents", hint="send it in raw_input_contents")
+    others = [used.name for used, _ in one.contents.ListFields() if used.name != field]
+    if others:
+        raise BadValue(f"{one.name[:80]}: {others[0]} where {one.datatype} goes into {field}")
+    elements = getattr(one.contents, field)
+    if not code:
+        return join_bytes(elements)
+    try:
+        packed = array(code, elements)
+    except OverflowError as error:
+        raise BadValue(f"{one.name[:80]}: its contents are not {one.datatype}: {error}") from None
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def add_outputs(response: Any, outputs: list[OutputTensor]) -> None:
+    """Add output tensors to a message."""
+    for output in outputs:
+        response.outputs.add(name=output.name, datatype=output.dtype, shape=output.shape)
+        response.raw_output_contents.append(bytes(output.data))
+
+
+def decode_parameters(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of a message as plain values."""
+    found = {}
+    for name, parameter in message.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        found[name] = getattr(parameter, choice) if choice else None
+    return found

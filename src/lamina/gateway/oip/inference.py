@@ -7,14 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
+from lamina.access.records import Identity
 from lamina.core.actions import Reply
 from lamina.errors import BadValue
-from lamina.gateway.caller_identity import LOCAL_CALLER, CallerIdentity
+from lamina.gateway.auth import LOCAL
+from lamina.gateway.observability import logs
 from lamina.gateway.oip.model_catalog import ServedModel
 from lamina.gateway.oip.tensors import InputTensor, OutputTensor
-from lamina.gateway.routes import http_codec
-from lamina.gateway.routes.http_codec import HttpProblem
-from lamina.server.header_names import MAX_NAME_BYTES, OPTION_NAMES
+from lamina.gateway.routes.http_codec import JSON
+from lamina.gateway.routes.problems import HttpProblem, make_problem
+from lamina.gateway.routes.request_options import OPTION_NAMES, OWN_PREFIX
+from lamina.server.exchange import Exchange
+from lamina.server.request_parser import MAX_NAME_BYTES, OwnHeaders
 
 log = logging.getLogger("lamina")
 
@@ -32,7 +38,7 @@ class InferenceRequest:
     requested_outputs: Sequence[str] = ()  #: outputs by name; empty: all
     timeout_us: int = 0
     priority: int = 0
-    caller: CallerIdentity = LOCAL_CALLER
+    caller: Identity = LOCAL
     traceparent: bytes = b""  #: the caller's own, as in W3C's traceparent
 
 
@@ -51,7 +57,7 @@ OnChunk = Callable[[list[OutputTensor]], None]
 class InferenceBackend(Protocol):
     """Backend of inference: the controller's own service, or an ingress that asks it."""
 
-    def infer(self, question: InferenceRequest, on_answer: OnResponse, on_piece: OnChunk | None = None) -> Callable[[], None]:
+    def infer(self, request: InferenceRequest, on_response: OnResponse, on_chunk: OnChunk | None = None) -> Callable[[], None]:
         """Start a request; returns how to cancel it. Errors of the request itself are raised."""
         ...
 
@@ -74,10 +80,13 @@ def reject_option_headers(headers: Mapping[bytes, bytes]) -> None:
         raise BadValue(f"{name.decode()!r} is no header of /v2", hint=_INSTEAD)
 
 
-def unread_metadata(name: bytes) -> str:
-    """Error text for gRPC metadata that begins with `lamina-`."""
+def _explain_metadata(name: bytes) -> tuple[str, str]:
     shown = name[:MAX_NAME_BYTES].decode("latin-1")
-    return f"{shown!r} is not read over gRPC ({_INSTEAD}; the call's own time limit does as well)"
+    return f"{shown!r} is not read over gRPC ({_INSTEAD}; the call's own time limit does as well)", ""
+
+
+GRPC_HEADERS = OwnHeaders(OWN_PREFIX, frozenset(), _explain_metadata)
+"""Over gRPC all metadata that begins with `lamina-` is rejected."""
 
 
 def _parse_int(parameters: Mapping[str, Any], name: str) -> int:
@@ -92,4 +101,16 @@ def _parse_int(parameters: Mapping[str, Any], name: str) -> int:
 def invalid_output_problem(model: ServedModel, error: Exception, call_id: str) -> HttpProblem:
     """The problem of a result that does not fit the model's signature."""
     log.warning("call %s: %s gave what it does not promise: %s", call_id, model.target_name, error)
-    return http_codec.make_problem(500, f"the result is not what the model promises: {error}", code="function-failed", id=call_id)
+    return make_problem(500, f"the result is not what the model promises: {error}", code="function-failed", id=call_id)
+
+
+def error_text(problem: HttpProblem) -> str:
+    """A problem as one line of text."""
+    offer = f"; in {problem.offer_ms:g} ms it could" if problem.offer_ms else ""
+    return f"{problem.detail or problem.title}{offer}{f' ({problem.hint})' if problem.hint else ''}"
+
+
+def respond_error(exchange: Exchange, problem: HttpProblem) -> None:
+    """Respond with an error."""
+    logs.log_rejection(problem)
+    exchange.respond(problem.status, msgspec.json.encode({"error": error_text(problem)}), JSON, problem.headers())

@@ -1,187 +1,208 @@
 """Inference service: requests of the protocol as calls, one per row, all or nothing.
 
-`on_answer` gets an `InferenceResponse` or a problem, once, on the loop's thread. The rows of a request are calls like any others,
-so that they share batches with whatever else is waiting; if one of them fails, the rest are cancelled.
+The rows of a request are calls like any others, so that they share batches with whatever else is waiting; if one of them fails,
+the rest are cancelled. What becomes of the results is a sink's affair: the service joins them to tensors, that of an ingress
+session sends them on as they come.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
-from lamina.core.actions import FailCall, Reject, Reply
+from lamina.core.actions import Reply
 from lamina.drivers.driver import Ending
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.errors import BadValue, Cancelled, LaminaError
 from lamina.gateway.observability.metrics import Metrics
+from lamina.gateway.observability.tracer import Tracer
 from lamina.gateway.oip.inference import InferenceRequest, InferenceResponse, OnChunk, OnResponse, invalid_output_problem
 from lamina.gateway.oip.model_catalog import ModelCatalog, ServedModel
 from lamina.gateway.oip.row_conversion import InvalidOutput, join_rows, split_rows
 from lamina.gateway.oip.statistics import ModelStatistics
 from lamina.gateway.oip.validation import validate_request
-from lamina.gateway.routes.http_codec import HttpProblem
-from lamina.gateway.routes.router import Router
+from lamina.gateway.routes.calls import Explain
+from lamina.gateway.routes.cold_start_grace import ColdStartGrace
+from lamina.gateway.routes.problems import HttpProblem
+from lamina.server.process_status import ProcessStatus
 from lamina.types import call_for
 
 
-class RowCalls(Protocol):
-    """The calls of one request, told how each ends."""
+class RowSink(Protocol):
+    """Where the results of a request go. All calls come on the loop's thread; after the last row or an error there are none."""
 
-    call_ids: list[str]  #: of its calls, as they are made
+    def on_row(self, row: int, reply: Reply, *, is_last: bool) -> None:
+        """A row has its result; it can be read until this returns."""
 
-    @property
-    def is_finished(self) -> bool: ...
+    def on_chunk(self, blob: Any) -> None:
+        """The function has yielded a value, still encoded."""
 
-    def on_row_ended(self, row: int) -> Callable[[Ending], None]: ...
+    def on_error(self, problem: HttpProblem) -> None:
+        """There will be no result."""
 
 
 class InferenceService:
     """Inference backend over this process's own controller."""
 
-    def __init__(self, api: Router, loop: RealtimeDriver, catalogue: ModelCatalog, metrics: Metrics) -> None:
-        self.router = api
-        self.loop = loop
+    def __init__(
+        self,
+        driver: RealtimeDriver,
+        catalogue: ModelCatalog,
+        metrics: Metrics,
+        statistics: ModelStatistics,
+        process: ProcessStatus,
+        explain: Explain,
+        cold_start_grace: ColdStartGrace,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self.driver = driver
         self.catalogue = catalogue
         self.metrics = metrics
-        self.statistics = ModelStatistics()
+        self.statistics = statistics
+        self.explain = explain
+        self._process = process
+        self._cold_start_grace = cold_start_grace
+        self._tracer = tracer
         self._prefix = secrets.token_hex(4)
         self._count = 0
 
-    def infer(self, question: InferenceRequest, on_answer: OnResponse, on_piece: OnChunk | None = None) -> Callable[[], None]:
+    def infer(self, request: InferenceRequest, on_response: OnResponse, on_chunk: OnChunk | None = None) -> Callable[[], None]:
         """Start a request; returns how to cancel it. Errors of the request itself are raised."""
-        model = question.model
+        model = request.model
         self.check_available(model)
-        rows = validate_request(model, question.inputs, question.requested_outputs)
-        calls = split_rows(model, question.inputs, rows)
-        asked = _PendingInference(self, question, len(calls), on_answer, on_piece is not None)
-        size_bytes = sum([len(given.data) for given in question.inputs])
-        take = asked.chunk_sender(on_piece) if on_piece is not None else None
-        self.submit(question, calls, size_bytes, self.loop.now_us() - self.router.lag_us, asked, take)
-        return asked.cancel
+        rows = validate_request(model, request.inputs, request.requested_outputs)
+        calls = split_rows(model, request.inputs, rows)
+        size_bytes = sum([len(given.data) for given in request.inputs])
+        pending = PendingInference(self, request, len(calls), is_streamed=on_chunk is not None)
+        sink = _JoinedRows(pending, on_response, on_chunk)
+        self.submit(pending, sink, calls, size_bytes, self.driver.now_us() - self._process.lag_us)
+        return pending.cancel
 
     def check_available(self, model: ServedModel) -> None:
         """Raise if the model cannot be called now."""
-        if self.router.is_closing:
+        if self._process.is_closing:
             raise Cancelled("shutting down", hint="try another server")
         if model.name in self.catalogue.unloaded:
             raise BadValue(f"model {model.name!r} is not loaded", hint=f"POST /v2/repository/models/{model.name}/load")
 
     def submit(
         self,
-        question: InferenceRequest,
+        pending: PendingInference,
+        sink: RowSink,
         calls: Sequence[dict[str, bytes]],
         size_bytes: int,
-        now_us: int,
-        asked: RowCalls,
-        take: Callable[[Any], None] | None = None,
+        arrived_us: int,
     ) -> None:
-        """Submit a call for each row; `take` gets chunks as they come, still encoded."""
-        model, loop = question.model, self.loop
-        slo = (
-            model.call_target.slo
-            if question.timeout_us
-            else self.router.call_handler.cold_start_grace.effective_slo(model.target_name, model.call_target.slo)
-        )
+        """Submit a call for each row; stops at the first that is rejected at once."""
+        request, driver = pending.request, self.driver
+        model, target = request.model, request.model.call_target
+        timeout_us = request.timeout_us
+        slo = target.slo if timeout_us else self._cold_start_grace.effective_slo(target.name, target.slo)
         for row, inputs in enumerate(calls):
             self._count += 1
             call = call_for(
                 f"{self._prefix}v{self._count:x}",
                 model.target_name,
-                now_us,
+                arrived_us,
                 slo,
-                deadline_us=now_us + question.timeout_us if question.timeout_us else 0,
-                tenant=question.caller.tenant,
-                priority=question.priority,
+                deadline_us=arrived_us + timeout_us if timeout_us else 0,
+                tenant=request.caller.tenant,
+                priority=request.priority,
                 size_bytes=size_bytes // len(calls),
             )
-            asked.call_ids.append(call.id)
-            if self.router.tracer is not None:
-                self.router.tracer.start(call.id, model.target_name, now_us, question.traceparent)
-            if take is not None:
-                loop.data.pieces[call.id] = take
-            loop.submit(call, inputs, asked.on_row_ended(row))
-            if asked.is_finished:  # refused at once: so would the others be
+            pending.call_ids.append(call.id)
+            if self._tracer is not None:
+                self._tracer.start(call.id, model.target_name, arrived_us, request.traceparent)
+            if pending.is_streamed:
+                driver.data.pieces[call.id] = partial(pending.on_chunk, sink)
+            driver.submit(call, inputs, partial(pending.on_row_ended, sink, row))
+            if pending.is_finished:  # rejected at once: so would the others be
                 break
 
 
-@dataclass(slots=True)
-class _PendingInference:
-    """One request and what has come back for it."""
+class PendingInference:
+    """A request in flight: its calls, and how many of them have not ended."""
 
-    service: InferenceService
-    request: InferenceRequest
-    rows_left: int
-    on_response: OnResponse
-    is_streamed: bool = False  #: what it gives has gone out already
-    is_finished: bool = False
-    call_ids: list[str] = field(default_factory=list)
-    blobs: list[bytes] = field(default_factory=list)
+    __slots__ = ("_rows_left", "_service", "call_ids", "is_finished", "is_streamed", "request")
 
-    def on_row_ended(self, row: int) -> Callable[[Ending], None]:
-        if self.rows_left == 1 and not row:
-            return self._only_ended
-        if not self.blobs:
-            self.blobs = [b""] * self.rows_left
-        return lambda ending: self._row_ended(row, ending)
+    def __init__(self, service: InferenceService, request: InferenceRequest, rows: int, *, is_streamed: bool) -> None:
+        self._service = service
+        self._rows_left = rows
+        self.request = request
+        self.is_streamed = is_streamed  #: results go out as the function yields them
+        self.call_ids: list[str] = []  #: as they are made
+        self.is_finished = False
 
-    def chunk_sender(self, on_piece: OnChunk) -> Callable[[Any], None]:
-        model, wanted = self.request.model, self.request.requested_outputs
+    @property
+    def data(self) -> Any:
+        return self._service.driver.data
 
-        def take(blob: Any) -> None:
-            if self.is_finished:
-                return
-            try:
-                on_piece(join_rows(model, [blob], wanted))
-            except (InvalidOutput, LaminaError) as error:
-                self._finish(invalid_output_problem(model, error, self.call_ids[0]))
-                self.cancel()
+    def on_chunk(self, sink: RowSink, blob: Any) -> None:
+        if not self.is_finished:
+            sink.on_chunk(blob)
 
-        return take
+    def on_row_ended(self, sink: RowSink, row: int, ending: Ending) -> None:
+        service, request = self._service, self.request
+        service.metrics.on_call_ended(request.model.target_name, ending, request.caller.tenant)
+        if self.is_finished:
+            return
+        if not isinstance(ending, Reply):
+            service.statistics.on_failure(request.model)
+            self.fail(sink, service.explain(ending))
+            return
+        self._rows_left -= 1
+        if not self._rows_left:
+            self.is_finished = True
+            service.statistics.on_response(request.model, ending, len(self.call_ids))
+        sink.on_row(row, ending, is_last=self.is_finished)
+
+    def fail(self, sink: RowSink, problem: HttpProblem) -> None:
+        self.is_finished = True
+        sink.on_error(problem)
+        self.cancel()
 
     def cancel(self) -> None:
         self.is_finished = True
         for call_id in self.call_ids:
-            self.service.loop.cancel(call_id)
+            self._service.driver.cancel(call_id)
 
-    def _only_ended(self, ending: Ending) -> None:
-        """End of a request of one row. Nothing is copied: its value is there until this returns."""
-        self.service.metrics.on_call_ended(self.request.model.target_name, ending, self.request.caller.tenant)
-        if type(ending) is Reply:
-            self._respond([] if self.is_streamed else [self.service.loop.data.result(ending.call_id)], ending)
-        else:
-            self._fail(ending)  # type: ignore[arg-type]
 
-    def _row_ended(self, row: int, ending: Ending) -> None:
-        self.service.metrics.on_call_ended(self.request.model.target_name, ending, self.request.caller.tenant)
-        if type(ending) is not Reply:
-            self._fail(ending)  # type: ignore[arg-type]
+class _JoinedRows:
+    """Joins the results of all rows to the tensors of one response."""
+
+    __slots__ = ("_blobs", "_on_chunk", "_on_response", "_pending")
+
+    def __init__(self, pending: PendingInference, on_response: OnResponse, on_chunk: OnChunk | None) -> None:
+        self._pending = pending
+        self._on_response = on_response
+        self._on_chunk = on_chunk
+        self._blobs: dict[int, Any] = {}
+
+    def on_row(self, row: int, reply: Reply, *, is_last: bool) -> None:
+        pending = self._pending
+        if not pending.is_streamed:
+            blob = pending.data.result(reply.call_id)
+            self._blobs[row] = blob if is_last else bytes(blob)  # the last one is there until this returns
+        if not is_last:
             return
-        self.blobs[row] = bytes(self.service.loop.data.result(ending.call_id))
-        self.rows_left -= 1
-        if not self.rows_left:
-            self._respond(self.blobs, ending)
-
-    def _respond(self, blobs: Sequence[Any], reply: Reply) -> None:
-        if self.is_finished:
-            return
-        question = self.request
-        self.service.statistics.on_response(question.model, reply, len(self.call_ids))
+        request = pending.request
+        blobs = [self._blobs[row] for row in sorted(self._blobs)]
         try:
-            outputs = join_rows(question.model, blobs, question.requested_outputs) if blobs else []
+            outputs = join_rows(request.model, blobs, request.requested_outputs) if blobs else []
         except (InvalidOutput, LaminaError) as error:
-            self._finish(invalid_output_problem(question.model, error, reply.call_id))
+            self._on_response(invalid_output_problem(request.model, error, reply.call_id))
             return
-        self._finish(InferenceResponse(outputs, reply))
+        self._on_response(InferenceResponse(outputs, reply))
 
-    def _fail(self, ending: FailCall | Reject) -> None:
-        if self.is_finished:
-            return
-        self.service.statistics.on_failure(self.request.model)
-        self._finish(self.service.router.ending_problem(ending))
-        self.cancel()
+    def on_chunk(self, blob: Any) -> None:
+        pending, request = self._pending, self._pending.request
+        assert self._on_chunk is not None
+        try:
+            self._on_chunk(join_rows(request.model, [blob], request.requested_outputs))
+        except (InvalidOutput, LaminaError) as error:
+            pending.fail(self, invalid_output_problem(request.model, error, pending.call_ids[0]))
 
-    def _finish(self, said: InferenceResponse | HttpProblem) -> None:
-        self.is_finished = True
-        self.on_response(said)
+    def on_error(self, problem: HttpProblem) -> None:
+        self._on_response(problem)

@@ -1,17 +1,16 @@
-"""Model catalog: what is deployed, seen through the protocol."""
+"""Model catalog: what is deployed, seen through the protocol; and its metadata, which REST and gRPC tell alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
+import lamina
 from lamina.errors import UnknownTarget
+from lamina.gateway.routes.targets import CallTarget, TargetRegistry
 from lamina.sdk.tensors import RESULT, Port, Signature
 from lamina.types import FunctionSpec
-
-if TYPE_CHECKING:
-    from lamina.gateway.routes.router import CallTarget, Router
 
 TEXT_SHAPE = (1,)
 """A value as JSON text is one element."""
@@ -57,8 +56,8 @@ def make_model(target: CallTarget, spec: FunctionSpec | None) -> ServedModel:
 class ModelCatalog:
     """Models by name and version; the highest version is meant where none is named. Rebuilt when deployments change."""
 
-    def __init__(self, api: Router, spec_of: Callable[[str], FunctionSpec | None]) -> None:
-        self._router = api
+    def __init__(self, registry: TargetRegistry, spec_of: Callable[[str], FunctionSpec | None]) -> None:
+        self._registry = registry
         self._spec_of = spec_of
         self._targets: list[CallTarget] | None = None
         self._models: dict[str, dict[str, ServedModel]] = {}
@@ -66,8 +65,8 @@ class ModelCatalog:
 
     @property
     def models(self) -> dict[str, dict[str, ServedModel]]:
-        if self._router.targets is not self._targets:
-            self._targets = self._router.targets
+        if self._registry.all is not self._targets:
+            self._targets = self._registry.all
             self._models = {}
             for target in self._targets:
                 model = make_model(target, self._spec_of(target.name) if target.kind == "function" else None)
@@ -95,3 +94,77 @@ class ModelCatalog:
 def latest_version(versions: dict[str, ServedModel]) -> ServedModel:
     """The highest version."""
     return versions[max(versions, key=lambda version: (int(version) if version.isdigit() else 0, version))]
+
+
+# --------------------------------------------------------------------- metadata
+
+EXTENSIONS = [
+    "binary_tensor_data",
+    "generate",
+    "model_configuration",
+    "model_repository",
+    "parameters",
+    "schedule_policy",
+    "statistics",
+]
+
+
+def server_metadata() -> dict[str, Any]:
+    """Metadata of the server."""
+    return {"name": "lamina", "version": lamina.__version__, "extensions": EXTENSIONS}
+
+
+def model_metadata(catalogue: ModelCatalog, model: ServedModel) -> dict[str, Any]:
+    """Metadata of a model."""
+
+    def told(port: Port) -> dict[str, Any]:
+        return {"name": port.name, "datatype": port_dtype(port), "shape": list(model.shape(port))}
+
+    return {
+        "name": model.name,
+        "versions": sorted(catalogue.models[model.name]),
+        "platform": model.signature.platform,
+        "inputs": [told(port) for port in model.signature.inputs],
+        "outputs": [told(port) for port in model.signature.outputs],
+    }
+
+
+def model_config(catalogue: ModelCatalog, model: ServedModel) -> dict[str, Any]:
+    """Model configuration, as in a model repository's config.pbtxt."""
+
+    def told(port: Port) -> dict[str, Any]:
+        dtype = port_dtype(port)
+        dims = list(port.tensor.shape) if port.tensor is not None else list(TEXT_SHAPE)
+        return {"name": port.name, "data_type": "TYPE_STRING" if dtype == "BYTES" else f"TYPE_{dtype}", "dims": dims}
+
+    platform, spec = model.signature.platform, model.spec
+    found: dict[str, Any] = {
+        "name": model.name,
+        "platform": platform,
+        "backend": platform.partition("_")[0],
+        "version_policy": {"latest": {"num_versions": len(catalogue.models[model.name])}},
+        "max_batch_size": spec.max_batch if spec is not None and model.is_batched else 0,
+        "input": [told(port) if port.required else {**told(port), "optional": True} for port in model.signature.inputs],
+        "output": [told(port) for port in model.signature.outputs],
+        "model_transaction_policy": {"decoupled": model.signature.streams},
+        "parameters": {},
+    }
+    if spec is not None:
+        kind = "KIND_GPU" if spec.gpu == "must" else "KIND_AUTO" if spec.gpu == "may" else "KIND_CPU"
+        found["instance_group"] = [{"name": model.target_name, "kind": kind, "count": spec.scale.max}]
+    if model.is_batched:
+        found["dynamic_batching"] = {"preferred_batch_size": [found["max_batch_size"]]}
+    if model.call_target.slo.latency_us:
+        found["parameters"]["slo"] = {"string_value": f"{model.call_target.slo.latency_us}us"}
+    return found
+
+
+def repository_index(catalogue: ModelCatalog, only_ready: bool, tenant: str) -> list[dict[str, str]]:
+    """Index of the model repository."""
+    found = []
+    for model in catalogue.visible_to(tenant):
+        reason = catalogue.unloaded.get(model.name)
+        if reason is None or not only_ready:
+            state = "READY" if reason is None else "UNAVAILABLE"
+            found.append({"name": model.name, "version": model.version, "state": state, "reason": reason or ""})
+    return found

@@ -30,8 +30,8 @@ OnEnd = Callable[[LaminaError | None], None]
 class ModelRepository:
     """Loads and unloads models by changing the scale of their functions."""
 
-    def __init__(self, serving: InferenceService) -> None:
-        self._inference = serving
+    def __init__(self, inference: InferenceService) -> None:
+        self._inference = inference
         self._scales: dict[str, ScaleSpec] = {}  #: as deployed, of what was changed here
 
     def load(self, name: str, tenant: str, parameters: Mapping[str, Any], on_end: OnEnd) -> None:
@@ -58,17 +58,17 @@ class ModelRepository:
 
     def _functions(self, name: str) -> list[FunctionState]:
         """Functions of all versions; a workflow has none of its own."""
-        known = self._inference.loop.controller.state.functions
+        known = self._inference.driver.controller.state.functions
         versions = self._inference.catalogue.models[name].values()
         return [known[model.target_name] for model in versions if model.target_name in known]
 
     def _set(self, function: FunctionState, scale: ScaleSpec) -> None:
         self._scales.setdefault(function.spec.name, function.spec.scale)
-        self._inference.loop.post(Deployed((replace(function.spec, scale=scale),)))
+        self._inference.driver.post(Deployed((replace(function.spec, scale=scale),)))
 
     def _wait_loaded(self, model: ServedModel, until_s: float, on_end: OnEnd) -> None:
         """Poll until its newest version is warm, or cannot be loaded."""
-        loop = self._inference.loop
+        loop = self._inference.driver
         function = loop.controller.state.functions.get(model.target_name)
         if function is None or any(one.phase is InstancePhase.WARM for one in function.instances.values()):
             on_end(None)

@@ -2,64 +2,53 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lamina.drivers.realtime import RealtimeDriver
-from lamina.gateway.observability.metrics import Metrics
+from lamina.gateway.auth import Authorize
+from lamina.gateway.oip.inference import GRPC_HEADERS
 from lamina.gateway.oip.inference_service import InferenceService
-from lamina.gateway.oip.model_catalog import ModelCatalog
 from lamina.gateway.oip.repository import ModelRepository
 from lamina.gateway.oip.rest import OpenInferenceRoutes
-from lamina.gateway.routes.router import Router
-from lamina.server.tls import server_context
+from lamina.server.listener import server_context
 
 if TYPE_CHECKING:
-    from lamina.gateway.oip.controller_methods import GrpcMethods
-    from lamina.gateway.oip.grpc_server import GrpcServer
+    from lamina.gateway.oip.grpc_service import GrpcMethods
+    from lamina.server.grpc import GrpcServer
 
 PREFIX = b"/v2"
 
 
-@dataclass(slots=True)
 class OpenInference:
     """The protocol's parts of one server."""
 
-    inference: InferenceService
-    repository: ModelRepository
-    rest: OpenInferenceRoutes
-    router: Router
-    body_limit: int
-    grpc: GrpcServer | None = None
-    grpc_port: int = 0
+    def __init__(
+        self, inference: InferenceService, authorize: Authorize, is_ready: Callable[[], bool], *, body_limit: int
+    ) -> None:
+        self.inference = inference
+        self.repository = ModelRepository(inference)
+        self.rest = OpenInferenceRoutes(authorize, inference, self.repository, is_ready, body_limit)
+        self._authorize = authorize
+        self._is_ready = is_ready
+        self._body_limit = body_limit
+        self._grpc: GrpcServer | None = None
 
     def grpc_methods(self) -> GrpcMethods:
-        from lamina.gateway.oip.controller_methods import GrpcMethods
+        from lamina.gateway.oip.grpc_service import GrpcMethods
 
-        return GrpcMethods(self.router, self.inference, self.repository)
+        return GrpcMethods(self._authorize, self.inference, self.repository, self._is_ready)
 
-    async def open_grpc(self, host: str, port: int, tls: tuple[str, str] | None = None) -> None:
-        """Listen for gRPC; port 0 lets the system choose. `tls` names the files of certificate and key."""
-        from lamina.gateway.oip.grpc_server import GrpcServer
+    async def open_grpc(self, host: str, port: int, tls: tuple[str, str] | None = None) -> int:
+        """Listen for gRPC; returns the port, which the system chooses if 0 is asked for. `tls` names certificate and key."""
+        from lamina.server.grpc import GrpcServer
 
-        self.grpc = GrpcServer(self.grpc_methods(), self.body_limit)
+        self._grpc = GrpcServer(self.grpc_methods(), self._body_limit, GRPC_HEADERS)
         secured = None
         if tls is not None:
             secured = server_context(*tls)
             secured.set_alpn_protocols(["h2"])
-        self.grpc_port = await self.grpc.start(host, port, secured)
+        return await self._grpc.start(host, port, secured)
 
     async def stop(self, grace_s: float) -> None:
-        if self.grpc is not None:
-            await self.grpc.stop(grace_s)
-
-
-def mount_open_inference(api: Router, loop: RealtimeDriver, metrics: Metrics, *, body_limit: int) -> OpenInference:
-    """Build the parts and mount the routes."""
-    functions = loop.controller.state.functions
-    catalogue = ModelCatalog(api, lambda name: functions[name].spec if name in functions else None)
-    serving = InferenceService(api, loop, catalogue, metrics)
-    repository = ModelRepository(serving)
-    rest = OpenInferenceRoutes(api, serving, repository, body_limit)
-    api.mounts[PREFIX] = rest.handle
-    return OpenInference(serving, repository, rest, api, body_limit)
+        if self._grpc is not None:
+            await self._grpc.stop(grace_s)

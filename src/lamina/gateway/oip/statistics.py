@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from lamina.core.actions import Action, Reply, StartBatch
-from lamina.core.events import BatchFinished, Event
+from lamina.core.actions import Reply
+from lamina.gateway.observability.rolling_stats import BatchUsage
 from lamina.gateway.oip.model_catalog import ServedModel
 
 _EMPTY = {"count": 0, "ns": 0}
@@ -46,7 +46,6 @@ class ModelStatistics:
 
     _models: dict[tuple[str, str], _ModelCounts] = field(default_factory=dict)
     _batches: dict[str, dict[int, _Times]] = field(default_factory=dict)  #: by function, then by size
-    _running: dict[int, tuple[str, int]] = field(default_factory=dict)
 
     def _counts_of(self, model: ServedModel) -> _ModelCounts:
         key = (model.name, model.version)
@@ -65,17 +64,14 @@ class ModelStatistics:
     def on_failure(self, model: ServedModel) -> None:
         self._counts_of(model).fail.add(0)
 
-    def on_event(self, now_us: int, event: Event, actions: list[Action]) -> None:
+    def on_batch_finished(self, usage: BatchUsage, cost: float) -> None:
         """Count batches, from any protocol."""
-        for action in actions:
-            if type(action) is StartBatch:
-                self._running[action.batch_id] = (action.function, len(action.jobs))
-        if type(event) is BatchFinished:
-            function, size = self._running.pop(event.batch_id, ("", 0))
-            if function:
-                self._batches.setdefault(function, {}).setdefault(size, _Times()).add(event.device_us)
-            if len(self._running) > 10_000:  # batches that were lost never finish
-                self._running.clear()
+        sizes = self._batches.setdefault(usage.function, {})
+        times = sizes.get(usage.jobs)
+        if times is None:
+            times = sizes[usage.jobs] = _Times()
+        times.count += 1
+        times.ns += 1000 * usage.device_us
 
     def as_dict(self, model: ServedModel) -> dict[str, Any]:
         of = self._counts_of(model)

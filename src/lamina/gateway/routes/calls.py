@@ -1,185 +1,167 @@
-"""Calls over HTTP: a request becomes a call of the loop at once, and its outcome becomes the response."""
+"""Calls over HTTP: a request becomes a call of the driver at once, and its outcome becomes the response."""
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import Any
 
-from msgspec.structs import replace
-
-from lamina.core.actions import Reject, Reply
+from lamina.access.records import Identity
+from lamina.core.actions import FailCall, Reject, Reply
 from lamina.drivers.driver import Ending
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.errors import LaminaError, StoreDown
-from lamina.gateway.caller_identity import CallerIdentity
 from lamina.gateway.observability.metrics import Metrics
-from lamina.gateway.routes import http_codec, streaming
+from lamina.gateway.observability.tracer import Tracer
 from lamina.gateway.routes.cold_start_grace import ColdStartGrace
-from lamina.gateway.routes.rejection_cache import CachedRejection
-from lamina.gateway.routes.request_options import OPTION_HEADERS, RequestOptions, request_options
-from lamina.gateway.routes.runs import prefers_async
-from lamina.server.exchange import Exchange
-from lamina.server.request import HttpRequest
-from lamina.types import Call, call_for
+from lamina.gateway.routes.http_codec import decode_inputs, encode_result, reply_headers
+from lamina.gateway.routes.problems import HttpProblem, error_problem, respond_problem
+from lamina.gateway.routes.rejection_cache import RejectionCache
+from lamina.gateway.routes.request_options import NO_OPTIONS, OPTION_HEADERS, request_options
+from lamina.gateway.routes.runs import RunRoutes, prefers_async
+from lamina.gateway.routes.streaming import stream_type
+from lamina.gateway.routes.targets import CallTarget
+from lamina.server.exchange import Exchange, HttpRequest
+from lamina.server.process_status import ProcessStatus
+from lamina.types import call_for
 
-if TYPE_CHECKING:
-    from lamina.gateway.routes.router import CallTarget, Router
+Explain = Callable[[FailCall | Reject], HttpProblem]
+"""The problem for a call that ended without a result."""
 
-LARGE_BODY_BYTES = 16 * 2**10
-REJECTION_TTL_US = 20_000  #: a refusal is repeated for at most so long without asking again
+
+class DecodedBody:
+    """A request body that an ingress process has decoded already."""
+
+    __slots__ = ("arrived_us", "inputs", "size")
+
+    def __init__(self, inputs: dict[str, Any], size: int, arrived_us: int) -> None:
+        self.inputs: dict[str, Any] | None = inputs  #: None once they have been claimed
+        self.size = size
+        self.arrived_us = arrived_us
+
+    def claim(self) -> dict[str, Any]:
+        assert self.inputs is not None
+        inputs, self.inputs = self.inputs, None
+        return inputs
 
 
 class CallHandler:
     """Handler of calls: options and inputs are decoded, the call is submitted, its outcome is answered."""
 
-    def __init__(self, api: Router, loop: RealtimeDriver, metrics: Metrics) -> None:
-        self.router = api
-        self.loop = loop
+    def __init__(
+        self,
+        driver: RealtimeDriver,
+        metrics: Metrics,
+        process: ProcessStatus,
+        explain: Explain,
+        cold_start_grace: ColdStartGrace,
+        *,
+        tracer: Tracer | None = None,
+        runs: RunRoutes | None = None,
+    ) -> None:
+        self.driver = driver
         self.metrics = metrics
-        self.cold_start_grace = ColdStartGrace(loop)
-        self.rejections: dict[str, CachedRejection] = {}  #: by door: a target, or a target and a tenant
+        self.explain = explain
+        self.rejections = RejectionCache(driver)
+        self._process = process
+        self._cold_start_grace = cold_start_grace
+        self._tracer = tracer
+        self._runs = runs
         self._prefix = secrets.token_hex(4)
-        self._prefix_bytes = self._prefix.encode()
         self._count = 0
 
-    def next_id(self) -> str:
+    def handle(
+        self,
+        target: CallTarget,
+        request: HttpRequest,
+        exchange: Exchange,
+        caller: Identity,
+        decoded: DecodedBody | None = None,
+    ) -> None:
+        """Submit a call. Its time begins when its bytes arrive: time unread in a buffer, or in another process, is part of it."""
         self._count += 1
-        return f"{self._prefix}-{self._count:x}"
-
-    def handle(self, target: CallTarget, request: HttpRequest, exchange: Exchange, caller: CallerIdentity) -> None:
-        call_id = self.next_id()
-        asked = PendingCall(self, call_id, target, request, exchange, caller.tenant, self._arrived_us(request))
-        if asked.reject_from_cache():
-            return
+        call_id = f"{self._prefix}-{self._count:x}"
+        driver, headers = self.driver, request.headers
+        arrived_us = driver.now_us() - self._process.lag_us if decoded is None else decoded.arrived_us
+        has_options = not OPTION_HEADERS.isdisjoint(headers)
+        if self.rejections.cached and not has_options:
+            rejection = self.rejections.find(target.name, caller.tenant, arrived_us)
+            if rejection is not None:
+                self.metrics.on_rejected(target.name, rejection.reason)
+                rejection.respond(exchange, call_id)
+                return
         try:
-            if b"prefer" in request.headers and prefers_async(request):
+            if has_options and prefers_async(request):
                 self._accept_run(target, request, exchange, caller)
                 return
-            wanted = request_options(request, asked.arrived_us)
-            inputs = http_codec.decode_inputs(request, target.params) if request.decoded is None else request.decoded.claim()
+            deadline_us, priority, cost_limit = request_options(request, arrived_us) if has_options else NO_OPTIONS
+            inputs = decode_inputs(request, target.params) if decoded is None else decoded.claim()
         except LaminaError as error:
-            self.router.respond_problem(exchange, http_codec.error_problem(error, call_id))
+            respond_problem(exchange, error_problem(error, call_id))
             return
-        asked.attach()
-        call = self._call(asked, wanted)
-        if len(request.body) > LARGE_BODY_BYTES:  # its values are elsewhere now, and it may wait for long
-            asked.request = replace(request, body=b"")
-        self.loop.submit(call, inputs, asked.on_ended)
-
-    def cache_rejection(self, request: HttpRequest, target: CallTarget, closed: CachedRejection) -> None:
-        """Repeat this rejection for requests with the same head, before their bodies are looked at."""
-        if request.head is None:
-            return
-
-        def refuse_again(date_line: bytes) -> bytes | None:
-            late = self.loop.now_us() - self.router.lag_us >= closed.until_us
-            if late or closed.generation != self.loop.capacity_generation or self.router.is_closing:
-                return None
-            self._count += 1
-            self.metrics.on_rejected(target.name, closed.reason)
-            return closed.raw_response(b"%b-%x" % (self._prefix_bytes, self._count), date_line)
-
-        request.head.shortcut = refuse_again
-
-    def _arrived_us(self, request: HttpRequest) -> int:
-        """Arrival time. Time in a socket buffer or in another process, before any clock was read, is part of the call's time."""
-        waited_us = request.decoded.queued_us if request.decoded is not None else 0
-        return self.loop.now_us() - self.router.lag_us - waited_us
-
-    def _call(self, asked: PendingCall, wanted: RequestOptions) -> Call:
-        target, request = asked.target, asked.request
-        deadline_us, priority, cost_limit = wanted
-        return call_for(
-            asked.call_id,
+        if self._tracer is not None:
+            self._tracer.start(call_id, target.name, arrived_us, headers.get(b"traceparent", b""))
+        exchange.on_disconnect = partial(driver.cancel, call_id)
+        accept = headers.get(b"accept", b"")
+        stream = stream_type(accept) if accept and target.kind == "function" else None
+        if stream is not None:
+            exchange = stream(exchange)
+            driver.data.pieces[call_id] = exchange.send_value
+        call = call_for(
+            call_id,
             target.name,
-            asked.arrived_us,
-            target.slo if deadline_us else self.cold_start_grace.effective_slo(target.name, target.slo),
+            arrived_us,
+            target.slo if deadline_us else self._cold_start_grace.effective_slo(target.name, target.slo),
             deadline_us=deadline_us,
-            tenant=asked.tenant,
+            tenant=caller.tenant,
             priority=priority,
             cost_limit=cost_limit,
-            size_bytes=len(request.body) if request.decoded is None else request.decoded.size,
+            size_bytes=len(request.body) if decoded is None else decoded.size,
         )
+        pending = PendingCall(self, call_id, target.name, exchange, caller.tenant, arrived_us, accept, has_options)
+        driver.submit(call, inputs, pending.on_ended)
 
-    def _accept_run(self, target: CallTarget, request: HttpRequest, exchange: Exchange, caller: CallerIdentity) -> None:
-        if self.router.runs is None:
+    def _accept_run(self, target: CallTarget, request: HttpRequest, exchange: Exchange, caller: Identity) -> None:
+        if self._runs is None:
             raise StoreDown("this server keeps no runs", hint="start it with --store, or call without Prefer: respond-async")
         wall_us = time.time_ns() // 1000
-        self.router.runs.accept(target, request, exchange, caller, request_options(request, wall_us))
+        self._runs.accept(target, request, exchange, caller, request_options(request, wall_us))
 
 
 @dataclass(slots=True)
 class PendingCall:
-    """A call in flight, from its request to its response."""
+    """A call in flight: what its response needs."""
 
     handler: CallHandler
     call_id: str
-    target: CallTarget
-    request: HttpRequest
+    target: str
     exchange: Exchange
     tenant: str
     arrived_us: int
-
-    @property
-    def _rejection_key(self) -> str:
-        return self.target.name if not self.tenant else f"{self.target.name}/{self.tenant}"
-
-    @property
-    def _has_no_options(self) -> bool:
-        return OPTION_HEADERS.isdisjoint(self.request.headers)
-
-    def reject_from_cache(self) -> bool:
-        """Respond with the cached rejection, as long as nothing has happened that could change it."""
-        calls = self.handler
-        if not calls.rejections:
-            return False
-        closed = calls.rejections.get(self._rejection_key)
-        if closed is None:
-            return False
-        if closed.generation != calls.loop.capacity_generation or self.arrived_us >= closed.until_us or not self._has_no_options:
-            del calls.rejections[self._rejection_key]
-            return False
-        calls.metrics.on_rejected(self.target.name, closed.reason)
-        calls.cache_rejection(self.request, self.target, closed)
-        closed.respond(self.exchange, self.call_id)
-        return True
-
-    def attach(self) -> None:
-        """Set up tracing, streaming of chunks and cancellation on disconnect, before the call is submitted."""
-        loop, call_id, request = self.handler.loop, self.call_id, self.request
-        traces = self.handler.router.tracer
-        if traces is not None:
-            traces.start(call_id, self.target.name, self.arrived_us, request.header(b"traceparent"))
-        self.exchange.on_disconnect = lambda: loop.cancel(call_id)
-        in_pieces = streaming.stream_type(request.header(b"accept"))
-        if in_pieces is not None and self.target.kind == "function":
-            self.exchange = exchange = in_pieces(self.exchange)
-            loop.data.pieces[call_id] = exchange.send_value
+    accept: bytes
+    has_options: bool
 
     def on_ended(self, ending: Ending) -> None:
-        calls = self.handler
-        calls.metrics.on_call_ended(self.target.name, ending, self.tenant)
-        if type(ending) is Reply:
-            self._reply(ending)
-        elif type(ending) is Reject and ending.reason == "deadline" and self._has_no_options:
-            until_us = self.arrived_us + min(ending.retry_after_us, REJECTION_TTL_US)
-            closed = calls.rejections[self._rejection_key] = CachedRejection(calls.loop.capacity_generation, until_us, ending)
-            calls.cache_rejection(self.request, self.target, closed)
-            closed.respond(self.exchange, self.call_id)
+        handler, exchange = self.handler, self.exchange
+        handler.metrics.on_call_ended(self.target, ending, self.tenant)
+        if isinstance(ending, Reply):
+            self._respond(ending)
+        elif isinstance(ending, Reject) and ending.reason == "deadline" and not self.has_options:
+            handler.rejections.store(self.target, self.tenant, self.arrived_us, ending).respond(exchange, self.call_id)
         else:
-            assert not isinstance(ending, Reply)
-            calls.router.respond_problem(self.exchange, calls.router.ending_problem(ending))
+            respond_problem(exchange, handler.explain(ending))
 
-    def _reply(self, reply: Reply) -> None:
-        data, exchange = self.handler.loop.data, self.exchange
+    def _respond(self, reply: Reply) -> None:
+        data, exchange = self.handler.driver.data, self.exchange
         if exchange.accepts_values:
             exchange.respond_value(data.stored_result(self.call_id), reply)
             return
         try:
-            body, kind = http_codec.encode_result(data.result(self.call_id), self.request.header(b"accept"))
+            body, kind = encode_result(data.result(self.call_id), self.accept)
         except LaminaError as error:
-            self.handler.router.respond_problem(exchange, http_codec.error_problem(error, self.call_id))
+            respond_problem(exchange, error_problem(error, self.call_id))
             return
-        exchange.respond(200, body, kind, http_codec.reply_headers(reply))
+        exchange.respond(200, body, kind, reply_headers(reply))

@@ -11,7 +11,7 @@ from typing import Any
 from lamina import encoding
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.engines.emulated import EmulatedValues
-from lamina.gateway.routes.router import CallTarget
+from lamina.gateway.routes.targets import CallTarget
 from lamina.sdk.tensors import NUMPY, Port, Signature, Tensor
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import lamina
 from lamina.gateway.routes import openapi_runs, openapi_state
-from lamina.gateway.routes.router import CallTarget
+from lamina.gateway.routes.targets import CallTarget
 from lamina.sdk.binding import Param
 
 _PROBLEM = {"$ref": "#/components/schemas/Problem"}

@@ -1,13 +1,21 @@
-"""Request options: deadline, priority and cost limit of a call, from headers."""
+"""Request options: deadline, priority and cost limit of a call, from headers; and all headers of our own."""
 
 from __future__ import annotations
 
 from lamina.errors import BadValue
-from lamina.server.header_names import OPTION_NAMES
-from lamina.server.request import HttpRequest
+from lamina.server.exchange import HttpRequest
+from lamina.server.request_parser import MAX_NAME_BYTES, OwnHeaders
+
+OWN_PREFIX = b"lamina-"
+OPTION_NAMES = ("lamina-deadline-ms", "lamina-priority", "lamina-cost-limit")
+PACKAGE_NAMES = ("lamina-sha256", "lamina-entry")  #: of an upload
+_RESPONSE_NAMES = frozenset(
+    f"lamina-{what}"
+    for what in ("call-id", "run-id", "latency-ms", "queue-ms", "batch", "slice", "cost", "cold-start-ms", "retries")
+)
 
 MAX_DEADLINE_MS = 86_400_000.0
-OPTION_HEADERS = {*(name.encode() for name in OPTION_NAMES), b"prefer"}
+OPTION_HEADERS = frozenset((*(name.encode() for name in OPTION_NAMES), b"prefer"))
 """Headers that make a call different from others of its target."""
 
 RequestOptions = tuple[int, int, float]
@@ -45,3 +53,18 @@ def _number(text: bytes, field: str, least: float, most: float) -> float:
             hint="a plain number; leave the header out for the default",
         )
     return number
+
+
+def explain_unknown(name: bytes) -> tuple[str, str]:
+    """Error text and hint for an unknown `lamina-` header."""
+    shown = name[:MAX_NAME_BYTES].decode("latin-1").lower()
+    wrong = f"{shown!r} is no header of a request"
+    import difflib  # for mistakes only
+
+    bare = [known.removeprefix("lamina-") for known in OPTION_NAMES]  # what all begin with makes none alike
+    close = difflib.get_close_matches(shown.removeprefix("lamina-"), bare, n=1, cutoff=0.5)
+    hint = f"did you mean 'lamina-{close[0]}'?" if close else f"there are {', '.join(OPTION_NAMES)}"
+    return wrong, f"it is one of answers; {hint}" if shown in _RESPONSE_NAMES else hint
+
+
+OWN_HEADERS = OwnHeaders(OWN_PREFIX, frozenset(name.encode() for name in OPTION_NAMES + PACKAGE_NAMES), explain_unknown)

@@ -1,4 +1,9 @@
-"""Routes of durable runs, `/v1/runs`: accepted with 202, read, awaited, cancelled and retried."""
+"""Routes of durable runs, `/v1/runs`: accepted with 202, read, awaited, cancelled and retried; and their history.
+
+The history of a run is its journal as events in the order of time, for people and plots. An event has a `kind` ("accepted",
+"began", "step", "wait", "pause", "timeout", "tried-again", "ended"), and microseconds since 1970. Steps have `queued_us`,
+`began_us`, `ended_us`, their slice and batch size; `undone` ones failed the run and were tried again.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +11,23 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from lamina.access.records import Identity, Scope
 from lamina.core.actions import Reply
 from lamina.durable.runs import DurableRuns
 from lamina.errors import BadValue, LaminaError, NotFound, StoreDown
-from lamina.gateway.caller_identity import CallerIdentity, Scope
+from lamina.gateway.auth import Authorize
 from lamina.gateway.routes import http_codec
+from lamina.gateway.routes.problems import PROBLEM, error_problem, reject_method, respond_problem
 from lamina.gateway.routes.request_options import RequestOptions
-from lamina.gateway.routes.run_history import run_events
-from lamina.server.exchange import Exchange
-from lamina.server.request import HttpRequest
+from lamina.gateway.routes.targets import CallTarget
+from lamina.server.exchange import Exchange, HttpRequest
 from lamina.store import runs as stored
 from lamina.store.base import Session
-from lamina.store.runs import OVER, STATES, RunRow
-
-if TYPE_CHECKING:
-    from lamina.gateway.routes.router import CallTarget, Router
+from lamina.store.runs import OVER, STATES, JournalRow, RunRow
 
 PREFIX = b"/v1/runs"
 MAX_KEY = 255
@@ -46,8 +49,8 @@ def prefers_async(request: HttpRequest) -> bool:
 class RunRoutes:
     """Routes of durable runs."""
 
-    def __init__(self, api: Router, durable: DurableRuns) -> None:
-        self._router = api
+    def __init__(self, authorize: Authorize, durable: DurableRuns) -> None:
+        self._authorize = authorize
         self._durable = durable
         self._verbs: dict[str, tuple[tuple[str, ...], Scope, RunAction]] = {
             "": (_GET, "read", self._show),
@@ -56,12 +59,11 @@ class RunRoutes:
             "cancel": (_POST, "invoke", self._cancel),
             "retry": (_POST, "invoke", self._retry),
         }
-        api.mounts[PREFIX] = self.handle
 
     # --------------------------------------------------------------------- accepting
 
     def accept(
-        self, target: CallTarget, request: HttpRequest, exchange: Exchange, caller: CallerIdentity, wishes: RequestOptions
+        self, target: CallTarget, request: HttpRequest, exchange: Exchange, caller: Identity, wishes: RequestOptions
     ) -> None:
         inputs = http_codec.decode_inputs(request, target.params)
         key = request.header(b"idempotency-key").decode("latin-1")
@@ -90,7 +92,7 @@ class RunRoutes:
         parts = request.path[len(PREFIX) :].decode("latin-1").split("/")
         if parts == [""]:
             if self._method(request, exchange, _GET):
-                self._list(request, exchange, self._router.authorize(request, "read"))
+                self._list(request, exchange, self._authorize(request, "read"))
             return
         id, verb = (parts[1] if len(parts) > 1 else ""), "/".join(parts[2:])
         if not _ID.fullmatch(id) or verb not in self._verbs:
@@ -98,7 +100,7 @@ class RunRoutes:
         methods, scope, act = self._verbs[verb]
         if not self._method(request, exchange, methods):
             return
-        caller = self._router.authorize(request, scope)
+        caller = self._authorize(request, scope)
 
         def found(row: RunRow | LaminaError) -> None:
             if isinstance(row, RunRow) and caller.tenant and row.tenant != caller.tenant:
@@ -117,7 +119,7 @@ class RunRoutes:
         except LaminaError as error:
             self._problem(exchange, error)
 
-    def _list(self, request: HttpRequest, exchange: Exchange, caller: CallerIdentity) -> None:
+    def _list(self, request: HttpRequest, exchange: Exchange, caller: Identity) -> None:
         query = http_codec.parse_query(request, ("target", "state", "before", "limit"))
         if query.get("state", "failed") not in STATES:
             raise BadValue(f"state: {query['state'][:40]!r} is no state of a run", hint=f"one of {', '.join(STATES)}")
@@ -187,7 +189,7 @@ class RunRoutes:
             exchange.respond(200, body, kind, extra)
         elif ending.problem is not None:
             status = msgspec.json.decode(ending.problem)["status"]
-            exchange.respond(status, ending.problem, http_codec.PROBLEM, extra)
+            exchange.respond(status, ending.problem, PROBLEM, extra)
         else:
             exchange.respond(202, msgspec.json.encode(run_summary(row)), http_codec.JSON, extra + b"retry-after: 1\r\n")
 
@@ -224,15 +226,15 @@ class RunRoutes:
             exchange.respond(status, body)
 
     def _problem(self, exchange: Exchange, error: LaminaError) -> None:
-        problem = http_codec.error_problem(error)
+        problem = error_problem(error)
         if isinstance(error, StoreDown):
             problem.retry_after_s = 1.0
-        self._router.respond_problem(exchange, problem)
+        respond_problem(exchange, problem)
 
     def _method(self, request: HttpRequest, exchange: Exchange, allowed: tuple[str, ...]) -> bool:
         if request.method in allowed:
             return True
-        self._router.reject_method(request, exchange, ", ".join(allowed))
+        reject_method(request, exchange, ", ".join(allowed))
         return False
 
 
@@ -282,3 +284,42 @@ def _parse_int(text: str, field: str, least: int, most: int) -> int:
             f"{field}: {text[:20]!r} is not a whole number from {least} to {most}", hint="leave it out for the default"
         )
     return int(text)
+
+
+# ------------------------------------------------------------------------- history
+
+
+def run_events(row: RunRow, journal: list[JournalRow], reply: Reply | None = None) -> list[dict[str, Any]]:
+    """The events of a run. `reply` is the outcome of a successful one; a run of one step has no journal beside it."""
+    events: list[dict[str, Any]] = [{"kind": "accepted", "at_us": row.created_us}]
+    if row.began_us:
+        events.append({"kind": "began", "at_us": row.began_us})
+    events += [_event(kept) for kept in journal]
+    if reply is not None and reply.slice and not journal:
+        times = {"queued_us": row.began_us, "began_us": row.began_us + reply.queue_us, "ended_us": row.ended_us}
+        place = {"function": row.target, "ok": True, "slice": reply.slice, "batch": reply.batch}
+        events.append({"kind": "step", "at_us": row.ended_us, "step": row.target, "scope": 0, **place, **times})
+    if row.again_us:
+        events.append({"kind": "tried-again", "at_us": row.again_us, "times": row.retries})
+    if row.state in OVER:
+        events.append({"kind": "ended", "at_us": row.ended_us, "state": row.state})
+    return sorted(events, key=lambda event: event.get("ended_us") or event["at_us"])
+
+
+def _event(kept: JournalRow) -> dict[str, Any]:
+    note = kept.entry
+    event: dict[str, Any] = {"kind": "step", "at_us": note.at_us, "step": note.node, "scope": note.scope}
+    if note.attempt:
+        event["attempt"] = note.attempt
+    if note.kind == "due":
+        event["kind"] = "timeout" if note.purpose != "resume" else "pause" if note.attempt else "wait"
+        event |= {"began_us": note.queued_us, "ended_us": note.at_us}
+        return event
+    event |= {"function": note.function, "ok": note.kind == "done", "queued_us": note.queued_us, "ended_us": note.at_us}
+    if note.began_us:
+        event |= {"began_us": note.began_us, "slice": note.slice, "batch": note.batch}
+    if note.error:
+        event["error"] = note.name or note.error
+    if kept.undone:
+        event["undone"] = True
+    return event

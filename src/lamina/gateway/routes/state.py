@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import msgspec
 
 from lamina import encoding
 from lamina.errors import BadValue, Conflict, NotFound
+from lamina.gateway.auth import Authorize
 from lamina.gateway.routes import http_codec
+from lamina.gateway.routes.problems import reject_method
 from lamina.sdk.app_state import StateCell, StateChange, StateKey, apply_change, checked_key, checked_size
-from lamina.server.exchange import Exchange
-from lamina.server.request import HttpRequest
+from lamina.server.exchange import Exchange, HttpRequest
 from lamina.state.kv_state import StateTable
-
-if TYPE_CHECKING:
-    from lamina.gateway.routes.router import Router
 
 PREFIX = b"/v1/state"
 MAX_KEYS = 1_000
@@ -27,28 +24,27 @@ _KNOWN = ("workflow", "prefix", "after")
 class StateRoutes:
     """Routes of state. `?workflow=NAME` means the state of that workflow; without it, that of the app."""
 
-    def __init__(self, api: Router, book: StateTable) -> None:
-        self._router = api
-        self._book = book
+    def __init__(self, authorize: Authorize, table: StateTable) -> None:
+        self._authorize = authorize
+        self._table = table
         self._verbs: dict[str, Callable[[StateKey, HttpRequest, Exchange], None]] = {
             "GET": self._get,
             "HEAD": self._get,
             "PUT": self._put,
             "DELETE": self._delete,
         }
-        api.mounts[PREFIX] = self.handle
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
         query = http_codec.parse_query(request, _KNOWN)
-        if self._book.down is not None:
-            raise self._book.down
-        scope = f"workflow/{query['workflow']}" if query.get("workflow") else f"app/{self._book.app}"
+        if self._table.down is not None:
+            raise self._table.down
+        scope = f"workflow/{query['workflow']}" if query.get("workflow") else f"app/{self._table.app}"
         rest = request.path[len(PREFIX) :]
         key = unquote(rest[1:].decode("latin-1"), errors="strict") if len(rest) > 1 else ""
         if request.method not in (self._verbs if key else ("GET", "HEAD")):
-            self._router.reject_method(request, exchange, "GET, HEAD, PUT, DELETE" if key else "GET, HEAD")
+            reject_method(request, exchange, "GET, HEAD, PUT, DELETE" if key else "GET, HEAD")
             return
-        self._router.authorize(request, "read" if request.method in ("GET", "HEAD") else "invoke")
+        self._authorize(request, "read" if request.method in ("GET", "HEAD") else "invoke")
         if key:
             self._verbs[request.method]((scope, checked_key(key)), request, exchange)
         else:
@@ -58,7 +54,7 @@ class StateRoutes:
         prefix, after = query.get("prefix", ""), query.get("after", "")
         found = sorted(
             (key, cell)
-            for (where, key), cell in self._book.cells.items()
+            for (where, key), cell in self._table.cells.items()
             if where == scope and cell.value is not None and key.startswith(prefix) and key > after
         )
         shown = [
@@ -80,20 +76,20 @@ class StateRoutes:
         value = encoding.from_json(request.body)
         if value is None:
             raise BadValue("body: null is no value", hint="DELETE removes a key")
-        known = self._book.read(place)
+        known = self._table.read(place)
         self._check_version(place, known, request)
         op = StateChange("", place[1], "value", "put", checked_size(place[1], encoding.encode(value)))
-        self._book.put(place, apply_change(known, op))
-        exchange.respond(200, msgspec.json.encode({"key": place[1], "version": self._book.read(place).version}))
+        self._table.put(place, apply_change(known, op))
+        exchange.respond(200, msgspec.json.encode({"key": place[1], "version": self._table.read(place).version}))
 
     def _delete(self, place: StateKey, request: HttpRequest, exchange: Exchange) -> None:
         known = self._existing_cell(place)
         self._check_version(place, known, request)
-        self._book.put(place, apply_change(known, StateChange("", place[1], "value", "delete")))
+        self._table.put(place, apply_change(known, StateChange("", place[1], "value", "delete")))
         exchange.respond(204, b"")
 
     def _existing_cell(self, place: StateKey) -> StateCell:
-        cell = self._book.read(place)
+        cell = self._table.read(place)
         if cell.value is None:
             raise NotFound(f"no key {place[1]!r} in the state of {place[0]}", hint="GET /v1/state lists the keys")
         return cell

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -14,21 +14,10 @@ from lamina.drivers.realtime import RealtimeDriver
 from lamina.engines.composite import CompositeEngine
 from lamina.engines.gpu import GpuEngine
 from lamina.gateway.observability.rolling_stats import RollingStats, UsageShare
-from lamina.types import Slo
+from lamina.gateway.routes.targets import CallTarget
 
 
-class _Target(Protocol):
-    """What the document says of a target."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def slo(self) -> Slo: ...
-
-
-def status(loop: RealtimeDriver, recent: RollingStats, targets: Iterable[_Target]) -> dict[str, Any]:
+def status(loop: RealtimeDriver, recent: RollingStats, targets: Iterable[CallTarget]) -> dict[str, Any]:
     """The status document."""
     state, now_us = loop.controller.state, loop.now_us()
     span_s, shares = recent.usage_shares(now_us)

@@ -70,18 +70,20 @@ class Http2Limits(Struct, frozen=True, kw_only=True):
 class Http2Connection(asyncio.Protocol):
     """One client connection and its streams."""
 
-    def __init__(self, service: Service, limits: Http2Limits, everybody: set[Http2Connection], now_s: float) -> None:
+    def __init__(
+        self, service: Service, limits: Http2Limits, connections: set[Http2Connection], now_s: float, own_prefix: bytes = b""
+    ) -> None:
         self.limits = limits
         self.send_window = DEFAULT_WINDOW
         self.max_frame_bytes = 16_384
         self.now_s = now_s
         self.streams: dict[int, Http2Stream] = {}
         self._service = service
-        self._connections = everybody
+        self._connections = connections
         self._transport: asyncio.Transport | None = None
         self._buffer = b""
         self._has_preface = self._is_closing = False
-        self.decoder = HpackDecoder(limits.head_bytes, limits.headers)
+        self.decoder = HpackDecoder(limits.head_bytes, limits.headers, own_prefix)
         self._block: tuple[int, int, bytearray] | None = None  #: stream, flags and bytes of headers that go on
         self._frame_since = now_s  #: when the frame that is not whole yet began; before the first one, the connection
         self._block_since = now_s

@@ -1,11 +1,13 @@
-"""HPACK header compression (RFC 7541). All of it is read, under bounds; we write literals only, and index nothing."""
+"""HPACK header compression (RFC 7541). All of it is read, under bounds; we write literals only, and index nothing.
+
+Of the Huffman code (appendix B) there is only the decoder: what we send is plain. The code is canonical: its lengths are all
+there is to know of it. `_CODE_LENGTHS` has them as characters, one per byte value and one for the end, counted from "<".
+"""
 
 from __future__ import annotations
 
 from collections import deque
-
-from lamina.server.header_names import OWN_PREFIX
-from lamina.server.http2.huffman import decode as unhuffed
+from functools import cache
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -44,9 +46,11 @@ class HpackError(Exception):
 class HpackDecoder:
     """Decoder of one connection. A block that changes no table decodes the same when it comes again, so it is cached."""
 
-    def __init__(self, most_bytes: int, most_headers: int) -> None:
-        self._max_bytes = most_bytes
-        self._max_headers = most_headers
+    def __init__(self, max_bytes: int, max_headers: int, own_prefix: bytes = b"") -> None:
+        """`own_prefix` is that of the service's own headers, if it has any."""
+        self._max_bytes = max_bytes
+        self._max_headers = max_headers
+        self._own_prefix = own_prefix
         self._table: deque[tuple[bytes, bytes]] = deque()
         self._size = 0
         self._limit = TABLE_BYTES
@@ -103,7 +107,7 @@ class HpackDecoder:
     def _name(self, block: bytes, at: int) -> tuple[bytes, int]:
         """A literal name, which each name is at least once."""
         name, at = _text(block, at)
-        if name.startswith(OWN_PREFIX):
+        if self._own_prefix and name.startswith(self._own_prefix):
             self.has_own_headers = True
         return name, at
 
@@ -147,7 +151,7 @@ def _text(block: bytes, at: int) -> tuple[bytes, int]:
     if at + size > len(block):
         raise ValueError("it ends too soon")
     raw = block[at : at + size]
-    return (unhuffed(raw) if is_huffed else raw), at + size
+    return (huffman_decode(raw) if is_huffed else raw), at + size
 
 
 def encode(headers: Headers) -> bytes:
@@ -171,4 +175,73 @@ def _length(text: bytes) -> bytes:
         out.append(size & 0x7F | 0x80)
         size >>= 7
     out.append(size)
+    return bytes(out)
+
+
+# ----------------------------------------------------------------- Huffman code
+
+_CODE_LENGTHS = (
+    "ISXXXXXXXTZXXZXXXXXXXXZXXXXXXXXXBFFHIBDGFFDGDBBBAAABBBBBBBCDKBHFIBCCCCCCCCCCCCCCCCCCCCCCDCDIOIJBKABABABBBACCBB"
+    "BABCBAABCCCCCKGJIXPRPPRRRSRSSSSSTSTTRSTSSSSQRSRSSTRQPRRSSQSRRTQRSSQQRQSRSSPRRRSRRSVVPORSRUVVVWWVTUOQVWWVWTQQVV"
+    "XWWWPTPQRQQSRRUUTTVSVWVVWWWWWXWWWWWVZ"
+)
+_END_SYMBOL = 256
+
+
+@cache
+def _codes() -> dict[tuple[int, int], int]:
+    """Symbols by length and code."""
+    lengths = [ord(letter) - ord("<") for letter in _CODE_LENGTHS]
+    found: dict[tuple[int, int], int] = {}
+    code = last = 0
+    for symbol in sorted(range(len(lengths)), key=lambda symbol: (lengths[symbol], symbol)):
+        code <<= lengths[symbol] - last
+        last = lengths[symbol]
+        found[last, code] = symbol
+        code += 1
+    return found
+
+
+@cache
+def _short_codes() -> list[tuple[int, int]]:
+    """Symbol and length for every eight bits that begin with a code of at most eight; length 0 for a longer one."""
+    table = [(0, 0)] * 256
+    for (length, code), symbol in _codes().items():
+        if length <= 8:
+            first = code << (8 - length)
+            table[first : first + (1 << (8 - length))] = [(symbol, length)] * (1 << (8 - length))
+    return table
+
+
+def huffman_decode(data: bytes) -> bytes:
+    """Decode; raises ValueError for an invalid code, an end symbol inside, or wrong padding."""
+    short, codes = _short_codes(), _codes()
+    out = bytearray()
+    held = count = 0  #: bits that are not decoded yet, and how many
+    for byte in data:
+        held = held << 8 | byte
+        count += 8
+        while count >= 8:
+            symbol, length = short[held >> (count - 8)]
+            if not length:
+                length = next((size for size in range(10, min(count, 30) + 1) if (size, held >> (count - size)) in codes), 0)
+                if not length:
+                    break  # more of it must follow
+                symbol = codes[length, held >> (count - length)]
+            if symbol == _END_SYMBOL:
+                raise ValueError("the end inside a Huffman code")
+            out.append(symbol)
+            count -= length
+            held &= (1 << count) - 1
+        if count > 40:
+            raise ValueError("not a Huffman code")
+    while 0 < count < 8:
+        symbol, length = short[held << (8 - count) | 0xFF >> count]
+        if not length or length > count:
+            break
+        out.append(symbol)
+        count -= length
+        held &= (1 << count) - 1
+    if count > 7 or held != (1 << count) - 1:
+        raise ValueError("not a Huffman code")
     return bytes(out)

@@ -1,22 +1,21 @@
-"""gRPC server on the gateway's own event loop: length-prefixed messages, headers before and a status after them."""
+"""gRPC server on HTTP/2, on the server's own event loop: length-prefixed messages, headers before and a status after them."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import ssl
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 from lamina.errors import BadValue, LaminaError
-from lamina.gateway.oip.compression import decompress
-from lamina.gateway.oip.grpc_methods import InferenceMethods, RpcContext, RpcError
-from lamina.gateway.oip.inference import unread_metadata
-from lamina.server.header_names import OWN_PREFIX
+from lamina.server.compression import decompress
 from lamina.server.http2.connection import Http2Connection, Http2Limits
 from lamina.server.http2.hpack import encode
 from lamina.server.http2.stream import Http2Stream
 from lamina.server.listener import Listener, listen
+from lamina.server.request_parser import OwnHeaders
 
 CONNECTIONS = 1_000
 SWEEP_S = 1.0
@@ -27,29 +26,73 @@ _OK_TAIL = encode([(b"grpc-status", b"0")])
 _INVALID, _UNIMPLEMENTED, _EXHAUSTED = 3, 12, 8
 
 
+@dataclass(frozen=True, slots=True)
+class RpcError:
+    """A gRPC status code and message."""
+
+    code: int
+    text: str
+
+
+@dataclass(slots=True)
+class RpcContext:
+    """Context of one call: headers, and the client's time limit (0: none)."""
+
+    headers: Mapping[bytes, bytes]
+    timeout_us: int = 0
+
+
+OnMessage = Callable[[Any], None]
+"""Gets a message, or an `RpcError`."""
+
+
+class GrpcMethod(NamedTuple):
+    """A method of a service: `parse` decodes a request; `is_stream`: requests or responses are streams."""
+
+    name: str
+    parse: Callable[[bytes], Any]
+    is_stream: bool
+
+
+class GrpcService(Protocol):
+    """What a gRPC server serves. Both handlers return how to cancel the call, where that can be done."""
+
+    @property
+    def methods(self) -> Mapping[bytes, GrpcMethod]:
+        """By path."""
+        ...
+
+    def unary(self, name: str, message: Any, context: RpcContext, then: OnMessage) -> Callable[[], None] | None:
+        """Handle a unary method."""
+        ...
+
+    def stream(self, message: Any, context: RpcContext, then: OnMessage, done: Callable[[], None]) -> Callable[[], None] | None:
+        """Handle one request of a stream: its responses, then `done`."""
+        ...
+
+
 class GrpcServer:
     """Listener and connections of a gRPC service."""
 
-    def __init__(self, rpc: InferenceMethods, body_limit: int) -> None:
-        self.service = rpc
+    def __init__(self, service: GrpcService, body_limit: int, own_headers: OwnHeaders | None = None) -> None:
+        """Metadata with the prefix of `own_headers` is rejected."""
+        self.service = service
+        self.methods = service.methods
+        self.own_headers = own_headers
         self.body_limit = body_limit
         self._limits = Http2Limits(stream_window=body_limit + 2**20, connection_window=2 * body_limit + 2**21)
         self._connections: set[Http2Connection] = set()
         self._server: Listener | None = None
         self._sweeper: asyncio.TimerHandle | None = None
-        service = f"/{rpc.schema.package}.GRPCInferenceService/"
-        self.methods: dict[bytes, tuple[str, Callable[[bytes], Any], bool]] = {
-            f"{service}{name}".encode(): (name, rpc.schema[asks].FromString, any(streams))
-            for name, asks, _, *streams in rpc.schema.methods
-        }
 
     async def start(self, host: str, port: int, secured: ssl.SSLContext | None = None, **options: Any) -> int:
         loop = asyncio.get_running_loop()
+        own_prefix = self.own_headers.prefix if self.own_headers is not None else b""
 
         def accept() -> asyncio.Protocol:
             if len(self._connections) >= CONNECTIONS:
                 return _Busy()
-            return Http2Connection(self._open, self._limits, self._connections, loop.time())
+            return Http2Connection(self._open, self._limits, self._connections, loop.time(), own_prefix)
 
         try:
             self._server = await listen(accept, host, port, ssl=secured, **options)
@@ -124,9 +167,10 @@ class _Call:
         elif self._method is None:
             self._fail(RpcError(_UNIMPLEMENTED, "no such method"))
         elif stream.may_have_own_headers:
+            own = server.own_headers
             for name in headers:
-                if name.startswith(OWN_PREFIX):
-                    self._fail(RpcError(_INVALID, unread_metadata(name)))
+                if own is not None and name.startswith(own.prefix):
+                    self._fail(RpcError(_INVALID, own.explain(name)[0]))
                     break
 
     # ------------------------------------------------------------- the stream's side
@@ -153,7 +197,7 @@ class _Call:
         self._is_ended = True
         if self._method is None or self._stream.is_closed:
             return
-        if self._buffer or (not self._messages and not self._method[2]):
+        if self._buffer or (not self._messages and not self._method.is_stream):
             self._fail(RpcError(_INVALID, "the request ends too soon"))
         self._end_if_done()
 
@@ -183,7 +227,7 @@ class _Call:
 
     def _handle(self, message: bytes, size: int) -> None:
         assert self._method is not None
-        name, parse, in_stream = self._method
+        name, parse, is_stream = self._method
         if self._stream.is_closed:
             return
         try:
@@ -191,7 +235,7 @@ class _Call:
         except Exception:  # protobuf's own; what it says speaks of its insides
             self._fail(RpcError(_INVALID, "not a message of this method"))
             return
-        if in_stream:
+        if is_stream:
             self._on_stream_message(parsed, size)
         elif self._messages > 1:
             self._fail(RpcError(_INVALID, "one request was expected"))
@@ -236,7 +280,7 @@ class _Call:
 
     def _end_if_done(self) -> None:
         stream = self._stream
-        if self._method is not None and self._method[2] and self._is_ended and not self._open and not stream.is_closed:
+        if self._method is not None and self._method.is_stream and self._is_ended and not self._open and not stream.is_closed:
             if not stream.has_started:
                 stream.begin(_OK_HEAD)
             stream.end(b"", _OK_TAIL)

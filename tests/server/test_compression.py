@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lamina.errors import BadValue, LaminaError
-from lamina.gateway.oip.compression import INLINE_BYTES, BodyTooLarge, compress, decompress
+from lamina.server.compression import INLINE_BYTES, BodyTooLarge, compress, decompress
 
 LIMIT = 2**20
 

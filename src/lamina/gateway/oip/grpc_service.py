@@ -5,40 +5,48 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from lamina.access.records import Identity, Scope
 from lamina.errors import LaminaError
-from lamina.gateway.caller_identity import CallerIdentity, Scope
-from lamina.gateway.oip import metadata
-from lamina.gateway.oip.grpc_methods import InferenceMethods, OnMessage, RpcContext, rpc_error
-from lamina.gateway.oip.inference import InferenceBackend
+from lamina.gateway.auth import Authorize
+from lamina.gateway.oip import model_catalog
+from lamina.gateway.oip.grpc_methods import InferenceMethods, decode_parameters, rpc_error
+from lamina.gateway.oip.inference import InferenceBackend, error_text
 from lamina.gateway.oip.inference_service import InferenceService
 from lamina.gateway.oip.model_catalog import ServedModel
-from lamina.gateway.oip.problems import error_text
-from lamina.gateway.oip.protobuf_tensors import decode_parameters
 from lamina.gateway.oip.repository import ModelRepository
 from lamina.gateway.oip.schema import import_grpc_extra
-from lamina.gateway.routes import http_codec
-from lamina.gateway.routes.router import Router
-from lamina.server.request import HttpRequest
+from lamina.gateway.routes.problems import error_problem
+from lamina.server.exchange import HttpRequest
+from lamina.server.grpc import OnMessage, RpcContext
 
 
 class GrpcMethods(InferenceMethods):
     """All methods of the protocol."""
 
-    def __init__(self, api: Router, serving: InferenceService, repository: ModelRepository) -> None:
+    def __init__(
+        self,
+        authorize: Authorize,
+        inference: InferenceService,
+        repository: ModelRepository,
+        is_ready: Callable[[], bool],
+    ) -> None:
         super().__init__()
-        self._router = api
-        self._inference = serving
+        self._authorize_request = authorize
+        self._is_ready = is_ready
+        self._inference = inference
         self._repository = repository
         self.request_types = {name: self.schema[asks] for name, asks, *_ in self.schema.methods}
         self._parse = import_grpc_extra("google.protobuf.json_format").ParseDict
         self._documents: dict[str, Callable[[Any, str], dict[str, Any]]] = {
-            "ServerMetadata": lambda asked, tenant: metadata.server_metadata(),
-            "ModelMetadata": lambda asked, tenant: metadata.model_metadata(serving.catalogue, self._find(asked, tenant)),
-            "ModelConfig": lambda asked, tenant: {"config": metadata.model_config(serving.catalogue, self._find(asked, tenant))},
-            "ModelReady": lambda asked, tenant: {"ready": serving.catalogue.is_loaded(self._find(asked, tenant))},
+            "ServerMetadata": lambda asked, tenant: model_catalog.server_metadata(),
+            "ModelMetadata": lambda asked, tenant: model_catalog.model_metadata(inference.catalogue, self._find(asked, tenant)),
+            "ModelConfig": lambda asked, tenant: {
+                "config": model_catalog.model_config(inference.catalogue, self._find(asked, tenant))
+            },
+            "ModelReady": lambda asked, tenant: {"ready": inference.catalogue.is_loaded(self._find(asked, tenant))},
             "ModelStatistics": self._statistics,
             "RepositoryIndex": lambda asked, tenant: {
-                "models": metadata.repository_index(serving.catalogue, asked.ready, tenant)
+                "models": model_catalog.repository_index(inference.catalogue, asked.ready, tenant)
             },
         }
 
@@ -51,7 +59,7 @@ class GrpcMethods(InferenceMethods):
         try:
             return self._unary(name, message, context, then)
         except LaminaError as error:
-            then(rpc_error(http_codec.error_problem(error)))
+            then(rpc_error(error_problem(error)))
         return None
 
     def _unary(self, name: str, message: Any, context: RpcContext, then: OnMessage) -> Callable[[], None] | None:
@@ -60,7 +68,7 @@ class GrpcMethods(InferenceMethods):
         if name == "ServerLive":
             then(self.schema["ServerLiveResponse"](live=True))
         elif name == "ServerReady":
-            then(self.schema["ServerReadyResponse"](ready=not self._router.is_closing and self._router.is_ready()))
+            then(self.schema["ServerReadyResponse"](ready=self._is_ready()))
         elif name in self._documents:
             tenant = self._authorize(context, "read").tenant
             then(self._parse(self._documents[name](message, tenant), self.schema[f"{name}Response"]()))
@@ -73,7 +81,7 @@ class GrpcMethods(InferenceMethods):
         change = self._repository.load if name == "RepositoryModelLoad" else self._repository.unload
 
         def on_end(error: LaminaError | None) -> None:
-            then(self.schema[f"{name}Response"]() if error is None else rpc_error(http_codec.error_problem(error)))
+            then(self.schema[f"{name}Response"]() if error is None else rpc_error(error_problem(error)))
 
         change(message.model_name, tenant, decode_parameters(message.parameters), on_end)
 
@@ -86,7 +94,7 @@ class GrpcMethods(InferenceMethods):
         try:
             return self.infer_stream(message, context, then, done)
         except LaminaError as error:
-            self.fail_stream_request(message, error_text(http_codec.error_problem(error)), then, done)
+            self.fail_stream_request(message, error_text(error_problem(error)), then, done)
         return None
 
     # ---------------------------------------------------------------------- parts
@@ -94,9 +102,9 @@ class GrpcMethods(InferenceMethods):
     def backend(self, context: RpcContext) -> InferenceBackend:
         return self._inference
 
-    def find(self, name: str, version: str, context: RpcContext) -> tuple[ServedModel, CallerIdentity]:
+    def find(self, name: str, version: str, context: RpcContext) -> tuple[ServedModel, Identity]:
         caller = self._authorize(context, "invoke")
         return self._inference.catalogue.find(name, version, caller.tenant), caller
 
-    def _authorize(self, context: RpcContext, scope: Scope) -> CallerIdentity:
-        return self._router.authorize(HttpRequest("POST", b"/", b"", dict(context.headers), b"", True), scope)
+    def _authorize(self, context: RpcContext, scope: Scope) -> Identity:
+        return self._authorize_request(HttpRequest("POST", b"/", b"", dict(context.headers), b"", True), scope)

@@ -1,0 +1,170 @@
+"""Problem details of failed requests (RFC 9457): one type, made from errors, rejections and failures, with titles and hints."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+
+import msgspec
+
+from lamina.core.actions import FailCall, Reject
+from lamina.drivers.realtime import RealtimeDriver
+from lamina.errors import REFUSALS, LaminaError
+from lamina.gateway.observability import logs
+from lamina.server.exchange import Exchange, HttpRequest
+from lamina.values.references import ErrorInfo
+
+log = logging.getLogger("lamina")
+
+PROBLEM = b"application/problem+json"
+
+
+class HttpProblem(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Problem details (RFC 9457), with our own members where they apply."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str = ""
+    code: str
+    id: str
+    hint: str = ""
+    reason: str = ""
+    offer_ms: float = 0.0
+    retry_after_s: float = 0.0
+    step: str = ""
+    error: str = ""
+    trace: str = ""
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    def headers(self) -> bytes:
+        lines = b"lamina-call-id: %s\r\n" % self.id.encode()
+        if self.retry_after_s:
+            lines += b"retry-after: %d\r\n" % max(1, round(self.retry_after_s))
+        if self.status == 415:
+            lines += b"accept-encoding: identity\r\n"
+        if self.status == 401:
+            lines += b"www-authenticate: Bearer\r\n"
+        return lines
+
+
+def new_id() -> str:
+    return secrets.token_hex(8)
+
+
+_TITLES = {
+    400: ("bad request", "bad-request"),
+    401: ("unauthorized", "unauthorized"),
+    403: ("forbidden", "not-allowed"),
+    404: ("not found", "not-found"),
+    405: ("method not allowed", "method-not-allowed"),
+    408: ("request timeout", "too-slow"),
+    409: ("conflict", "conflict"),
+    413: ("content too large", "too-large"),
+    414: ("URI too long", "address-too-long"),
+    415: ("unsupported media type", "unsupported"),
+    422: ("unprocessable", "unprocessable"),
+    429: ("too many requests", "refused"),
+    431: ("header fields too large", "header-too-large"),
+    500: ("failed", "failed"),
+    503: ("service unavailable", "unavailable"),
+    504: ("deadline exceeded", "deadline-exceeded"),
+}
+"""By status: the title for people, and the code for programs where an error has none of its own."""
+
+
+def make_problem(status: int, detail: str, *, code: str = "", hint: str = "", id: str = "") -> HttpProblem:
+    title, default = _TITLES.get(status, ("error", "error"))
+    return HttpProblem(title=title, status=status, detail=detail, code=code or default, id=id or new_id(), hint=hint)
+
+
+_PARSE_HINTS = {
+    408: "send it faster, or in smaller requests",
+    413: "send less at a time; a file can lie where the function reads it",
+    414: "put it into the body",
+    431: "send fewer or shorter headers",
+}
+
+
+def parse_error_body(status: int, what: str, hint: str = "") -> tuple[bytes, bytes]:
+    """Body and content type for a request that could not be parsed."""
+    problem = make_problem(status, what, hint=hint or _PARSE_HINTS.get(status, ""))
+    logs.log_rejection(problem)
+    return problem.body(), PROBLEM
+
+
+def method_problem(request: HttpRequest, allowed: str) -> HttpProblem:
+    where = request.path[:80].decode("latin-1")
+    return make_problem(405, f"{request.method} is not for {where}", hint=f"allowed: {allowed}")
+
+
+def error_problem(error: LaminaError, id: str = "") -> HttpProblem:
+    return make_problem(error.status, error.message, code=error.code, hint=error.hint, id=id)
+
+
+def rejection_problem(refusal: Reject) -> HttpProblem:
+    status, detail, hint = REFUSALS.get(refusal.reason, (429, "refused", ""))
+    problem = make_problem(status, detail, code="refused" if status == 429 else "", hint=hint, id=refusal.call_id)
+    problem.reason = refusal.reason
+    if refusal.reason == "quota":
+        problem.detail = f"{detail}: {refusal.why}"
+    problem.offer_ms = refusal.offer_us / 1000
+    problem.retry_after_s = refusal.retry_after_us / 1e6
+    return problem
+
+
+_LOG = "the server's log says more, under this id"
+_FAILURES = {
+    "deadline": (
+        *(504, "deadline-exceeded", "accepted, and not done by its deadline"),
+        "allow more time (its SLO or timeout, lamina-deadline-ms), or start it as a run: prefer: respond-async",
+    ),
+    "cancelled": (503, "cancelled", "cancelled before it was done", ""),
+    "worker-lost": (503, "worker-lost", "its worker died, and so did the next one", _LOG),
+    "device-lost": (503, "worker-lost", "its device was lost", "try again"),
+    "hung": (503, "worker-lost", "its worker hung and was replaced", _LOG),
+    "load-failed": (503, "load-failed", "the function cannot be loaded", _LOG),
+    "cost": (429, "refused", *REFUSALS["cost"][1:]),  # seen when its batch was about to start
+    "bad-value": (422, "unprocessable", "a step cannot use what it was given", ""),
+    "function-failed": (500, "function-failed", "the function raised an error", _LOG),
+}
+
+
+def failure_problem(failure: FailCall, info: ErrorInfo | None, *, full: bool) -> HttpProblem:
+    """The problem of a failed call. `full` includes what the user's code said; else that is in the log, under the same id."""
+    by_name = (500, "function-failed", f"failed with {failure.error}", "")  # what a workflow fails with by itself has a name
+    other = (500, failure.error, "failed", _LOG) if failure.error.islower() else by_name
+    status, code, detail, hint = _FAILURES.get(failure.error, other)
+    problem = make_problem(status, detail, code=code, id=failure.call_id, hint=hint)
+    problem.step = failure.step
+    problem.reason = failure.error if status == 429 else ""
+    if info is not None and failure.error == "bad-value":  # said to the caller on purpose
+        problem.detail, problem.hint = info.message, info.hint
+    elif info is not None and full:
+        problem.detail = f"{info.type}: {info.message}" if info.message else info.type
+        problem.error, problem.trace, problem.hint = info.type, info.trace, info.hint
+    return problem
+
+
+def ending_problem(driver: RealtimeDriver, ending: FailCall | Reject, *, full: bool) -> HttpProblem:
+    """The problem for a call that ended without a result; what its own code said is in the log in any case."""
+    if isinstance(ending, Reject):
+        return rejection_problem(ending)
+    info = driver.error_info(ending)
+    if ending.error not in ("cancelled", "bad-value", "cost"):  # the client's doing, and `respond_problem` logs it
+        said = f": {info.type}: {info.message}\n{info.trace}" if info else ""
+        log.warning("call %s failed at %s: %s%s", ending.call_id, ending.step or "?", ending.error, said)
+    return failure_problem(ending, info, full=full)
+
+
+def respond_problem(exchange: Exchange, problem: HttpProblem) -> None:
+    logs.log_rejection(problem)
+    exchange.respond(problem.status, problem.body(), PROBLEM, problem.headers())
+
+
+def reject_method(request: HttpRequest, exchange: Exchange, allowed: str) -> None:
+    problem = method_problem(request, allowed)
+    logs.log_rejection(problem)
+    exchange.respond(405, problem.body(), PROBLEM, problem.headers() + b"allow: %s\r\n" % allowed.encode())

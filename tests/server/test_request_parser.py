@@ -1,0 +1,91 @@
+"""Request parser: what a client sends means the same, however the network cuts it into pieces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lamina.gateway.routes.request_options import OWN_HEADERS
+from lamina.server.exchange import Exchange, HttpRequest
+from lamina.server.http1 import HttpConnection, HttpServer
+from lamina.server.request_parser import MAX_NAME_BYTES, MAX_NAMES, HeaderNames
+
+POST = b"POST /x?y=1 HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc"
+CONTINUE = b"HTTP/1.1 100 Continue"
+REQUESTS = (
+    POST,
+    POST[:-3] + b"xyz",
+    b"POST /x?y=1 HTTP/1.1\r\nHost: a\r\nContent-Length: 12\r\n\r\nGET / H\r\n\r\nab",
+    b"GET /z HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"HEAD /z HTTP/1.1\r\nHost: a\r\nAccept: text/plain\r\n\r\n",
+    b"POST /c HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+    b"POST /e HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n!",
+    b"POST /x?y=1 HTTP/1.1\r\nHost: a\r\nLamina-Deadline: 50\r\nContent-Length: 3\r\n\r\nabc",
+    b"GET /bye HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+    b"POST /bad HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd",
+)
+
+
+class Wire:
+    """The other end of a connection: what it was sent."""
+
+    def __init__(self) -> None:
+        self.said = b""
+
+    def write(self, data: bytes) -> None:
+        self.said += data
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.said += b"<closed>"
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+def server(seen: list[tuple[Any, ...]]) -> HttpServer:
+    def handler(request: HttpRequest, exchange: Exchange) -> None:
+        seen.append((request.method, request.path, request.query, dict(request.headers), request.body, request.keep_alive))
+        exchange.respond(200, request.body)
+
+    return HttpServer(handler, lambda status, what, *hint: (what.encode(), b"text/plain"), None, OWN_HEADERS)
+
+
+def feed(to: HttpServer, pieces: list[bytes]) -> bytes:
+    connection, wire = HttpConnection(to), Wire()
+    connection.connection_made(wire)  # type: ignore[arg-type]
+    for piece in pieces:
+        connection.data_received(piece)
+    connection.connection_lost(None)
+    return b"".join(part for part in wire.said.split(b"\r\n") if not part.startswith(b"date:"))
+
+
+@given(st.lists(st.sampled_from(REQUESTS), min_size=1, max_size=6), st.data())
+def test_requests_in_pieces_are_seen_and_answered_as_those_that_come_whole(requests: list[bytes], data: st.DataObject):
+    stream = b"".join(requests)
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(stream)), max_size=6)))
+    pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True) if a < b]
+    whole: list[tuple[Any, ...]] = []
+    cut: list[tuple[Any, ...]] = []
+    assert feed(server(cut), pieces).replace(CONTINUE, b"") == feed(server(whole), [stream]).replace(CONTINUE, b"")
+    assert cut == whole
+
+
+def test_the_number_and_the_length_of_names_kept_are_bounded():
+    names = HeaderNames(None)
+    for number in range(3 * MAX_NAMES):
+        assert names[b"X-%d" % number] == b"x-%d" % number
+    assert len(names) <= MAX_NAMES
+    assert names[b"X" * (MAX_NAME_BYTES + 1)] == b"x" * (MAX_NAME_BYTES + 1)
+    assert b"X" * (MAX_NAME_BYTES + 1) not in names
+
+
+def test_a_header_of_our_own_that_there_is_not_is_no_name():
+    names = HeaderNames(OWN_HEADERS)
+    assert names[b"Lamina-Deadline"] == b""
+    assert names[b"Lamina-Deadline-Ms"] == b"lamina-deadline-ms"
