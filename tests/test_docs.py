@@ -16,6 +16,7 @@ from lamina import errors, plugins
 from lamina.cli import root
 from lamina.core.actions import Action
 from lamina.core.events import Event
+from lamina.core.lifecycle import INSTANCE_TRANSITIONS, JOB_TRANSITIONS, NODE_TRANSITIONS, RUN_TRANSITIONS, mermaid
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -46,6 +47,18 @@ def test_every_python_block_runs(page: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_every_link_into_the_repository_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} points at {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_of_ours_that_is_named_exists(page: Path) -> None:
+    named = set(re.findall(r"`((?:[a-z0-9_]+/)+[a-z0-9_]+\.py)`", page.read_text()))
+    assert sorted(file for file in named if not any((top / file).exists() for top in (ROOT / "src" / "lamina", ROOT)) and "mine" not in file) == []
+
+
+def test_lifecycles_are_drawn_as_the_tables_have_them() -> None:
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+    for table in (INSTANCE_TRANSITIONS, JOB_TRANSITIONS, RUN_TRANSITIONS, NODE_TRANSITIONS):
+        assert mermaid(table) in page
 
 
 def commands() -> list[tuple[str, click.Command]]:
