@@ -141,7 +141,7 @@ def test_text_where_a_list_is_needed_is_the_callers_mistake():
         over_the_wire(loose, x=1, many="abc")
 
 
-def test_who_wraps_the_only_parameter_is_told_to_unwrap_it():
+def test_a_wrapped_only_parameter_is_told_to_be_unwrapped():
     with pytest.raises(BadValue, match="send only what is under 'x'"):
         over_the_wire(doubled, x={"x": 3})
 

@@ -118,7 +118,7 @@ def test_an_option_that_there_is_not_is_told_as_a_wrong_value_is(tmp_path: Path,
     assert (refused.value.message, refused.value.hint) == (f"my_app.py:3: {told}", hint)
 
 
-def test_a_wrong_keyword_of_somebody_elses_function_stays_their_error(tmp_path: Path):
+def test_a_wrong_keyword_of_another_librarys_function_stays_its_error(tmp_path: Path):
     with pytest.raises(LoadFailed, match="unexpected keyword"):
         load_app(written(tmp_path, f"{ONE}class Mine:\n    def f(self): ...\nMine().f(sideways=1)\n"))
 

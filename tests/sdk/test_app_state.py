@@ -198,7 +198,7 @@ def test_an_app_that_was_deployed_later_has_state_of_its_own():
     assert [encoding.decode(table.read((scope, "k")).value or b"") for scope in ("app/first", "app/second")] == [1, 2]
 
 
-def test_putting_what_is_there_changes_nothing_for_those_who_watch():
+def test_putting_what_is_there_triggers_nothing():
     told: list[Any] = []
     table = StateTable("a")
     table.set_app("a", [], [KeyWatch("app/a", "k*", "w")])

@@ -137,7 +137,7 @@ def test_a_chunked_answer_is_put_together(server: Scripted):
     assert run(server.url, lambda client: client.call("f")) == [1, 2]
 
 
-def test_nobody_there_is_said_plainly():
+def test_a_missing_server_is_said_plainly():
     with serving(echo) as script:
         url = script.url
     with pytest.raises(Unreachable, match="no server at"):

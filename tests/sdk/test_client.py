@@ -96,7 +96,7 @@ def test_a_body_is_bound_by_the_parameters_the_server_lists(client: lamina.Clien
     assert client.bind("f", 3) == {"x": 3}
 
 
-def test_who_has_read_the_listings_asks_at_the_right_address_at_once(client: lamina.Client, server: Scripted):
+def test_after_reading_the_listings_the_right_address_is_asked_at_once(client: lamina.Client, server: Scripted):
     listing = b'[{"name": "w", "inputs": [{"name": "x", "required": true}]}]'
     server.answer = lambda seen: http(200, listing if seen.path == "/v1/workflows" else b"[]", "application/json")
     client.call("w", client.bind("w", 3))
@@ -149,7 +149,7 @@ def test_an_answer_that_breaks_off_is_not_tried_again(client: lamina.Client, ser
     assert len(server.seen) == 2
 
 
-def test_nobody_there_is_said_plainly():
+def test_a_missing_server_is_said_plainly():
     with serving(echo) as script:
         url = script.url
     with lamina.Client(url) as client, pytest.raises(Unreachable, match=f"no server at {url}"):

@@ -104,7 +104,7 @@ def test_what_it_yields_is_a_list():
     assert words.local("a b") == ["a", "b"]
 
 
-def test_what_nobody_wants_any_more_is_closed():
+def test_a_stream_that_is_not_wanted_any_more_is_closed():
     runner = words.open()
     taken: list[str] = []
     EVENTS.clear()
@@ -144,7 +144,7 @@ def test_a_workflow_of_it_computes_in_process(workflow: lamina.Workflow):
     assert workflow.local(1) == 3
 
 
-def test_one_that_nobody_closes_ends_with_its_owner():
+def test_a_loop_that_is_never_closed_ends_with_its_owner():
     async def notebook() -> int:
         return doubled.open().run([{"x": 2}])[0]
 

@@ -123,7 +123,7 @@ def test_a_server_that_falls_silent_between_pieces_runs_into_the_timeout(read: R
         read(server.url, "f", timeout="50ms")
 
 
-def test_nobody_there_is_said_plainly(read: Reader) -> None:
+def test_a_missing_server_is_said_plainly(read: Reader) -> None:
     with pytest.raises(Unreachable, match="no server at"):
         read("http://127.0.0.1:1", "f")
 
@@ -158,7 +158,7 @@ ONE = lamina.Scale(min=1, max=1)
 
 @app.function(scale=ONE)
 def rows(wait_for):
-    "The second only when somebody has had the first."
+    "The second only when the first was received."
     try:
         yield numpy.ones(2, numpy.float32)
         while not pathlib.Path(wait_for).exists():
@@ -182,7 +182,7 @@ def test_pieces_arrive_before_the_next_is_made(tmp_path: Path, ingress: int) -> 
     assert first.dtype == numpy.float32 and others == [b"last"]
 
 
-def test_who_leaves_early_ends_the_function(tmp_path: Path) -> None:
+def test_leaving_early_ends_the_function(tmp_path: Path) -> None:
     def first_of(url: str) -> Any:
         with lamina.Client(url) as client:
             return next(client.stream("rows", {"wait_for": str(tmp_path / "had")}))

@@ -65,7 +65,7 @@ def test_a_time_that_cannot_be_is_refused(text: str, says: str):
     assert says in caught.value.message
 
 
-def test_a_zone_nobody_knows_is_refused():
+def test_an_unknown_zone_is_refused():
     with pytest.raises(BadValue, match="no time zone 'Mars/Base'"):
         cron.parse_cron("* * * * *", "Mars/Base")
 

@@ -87,7 +87,7 @@ def test_a_predecessor_used_twice_counts_once():
     assert traced(body).nodes["add"].tokens_needed == 1
 
 
-def test_a_step_nobody_uses_still_runs():
+def test_an_unused_step_still_runs():
     def body(x):
         double(x)
         return inc(x)
@@ -274,7 +274,7 @@ def test_mocks_take_the_place_of_steps():
     assert made.local(1, mocks={"inc": lambda x: 50}) == 100
 
 
-def test_a_mock_nobody_has_is_refused():
+def test_a_mock_of_an_unknown_function_is_refused():
     with pytest.raises(BadValue, match="mocks: no function 'incr' in app 'shapes'"):
         workflow(lambda x: inc(x)).local(1, mocks={"incr": abs})
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
 from lamina.errors import LaminaError, Unreachable
 from lamina.sdk.binding import NOTHING
 from lamina.sdk.client_codec import (
+    CallKeywords,
     CallOptions,
     CallResult,
     ClientRequest,
     ClientResponse,
+    Inputs,
     ServerAddress,
     broken_off,
     connect_error,
@@ -50,53 +52,24 @@ class AsyncClient:
 
     # ------------------------------------------------------------------ calls
 
-    async def call(
-        self,
-        name: str,
-        inputs: Mapping[str, Any] | None = None,
-        *,
-        deadline: str | None = None,
-        priority: int = 0,
-        cost_limit: float = 0.0,
-        kind: str = "",
-    ) -> Any:
+    async def call(self, name: str, inputs: Inputs = None, **options: Unpack[CallKeywords]) -> Any:
         """The result of a function or workflow for named inputs. Without `kind`, either is looked for."""
-        options = CallOptions(deadline, priority, cost_limit, kind)
-        result = await self._outcome(self._protocol.call(name, inputs, options))
+        result = await self._outcome(self._protocol.call(name, inputs, CallOptions(**options)))
         if isinstance(result, LaminaError):
             raise result
         return result.value
 
-    async def call_detailed(
-        self,
-        name: str,
-        inputs: Mapping[str, Any] | None = None,
-        *,
-        deadline: str | None = None,
-        priority: int = 0,
-        cost_limit: float = 0.0,
-        kind: str = "",
-    ) -> CallResult:
+    async def call_detailed(self, name: str, inputs: Inputs = None, **options: Unpack[CallKeywords]) -> CallResult:
         """As `call`, with latency, batch, slice and cost of the call."""
-        options = CallOptions(deadline, priority, cost_limit, kind)
-        result = await self._outcome(self._protocol.call(name, inputs, options))
+        result = await self._outcome(self._protocol.call(name, inputs, CallOptions(**options)))
         if isinstance(result, LaminaError):
             raise result
         return result
 
-    async def stream(
-        self,
-        name: str,
-        inputs: Mapping[str, Any] | None = None,
-        *,
-        deadline: str | None = None,
-        priority: int = 0,
-        cost_limit: float = 0.0,
-        kind: str = "",
-    ) -> AsyncIterator[Any]:
+    async def stream(self, name: str, inputs: Inputs = None, **options: Unpack[CallKeywords]) -> AsyncIterator[Any]:
         """What a function yields, item by item as it comes; of anything else the result is the only item. The request is sent
         when the first item is asked for. Closing the iterator cancels the call: the function is closed at its next `yield`."""
-        exchange = self._protocol.call(name, inputs, CallOptions(deadline, priority, cost_limit, kind), stream=True)
+        exchange = self._protocol.call(name, inputs, CallOptions(**options), stream=True)
         step = resume(exchange, None)
         while isinstance(step, ClientRequest):
             async with self._connections.stream(step) as (response, items):
@@ -116,19 +89,10 @@ class AsyncClient:
     # ------------------------------------------------------------------- runs
 
     async def start(
-        self,
-        name: str,
-        inputs: Mapping[str, Any] | None = None,
-        *,
-        deadline: str | None = None,
-        priority: int = 0,
-        cost_limit: float = 0.0,
-        kind: str = "",
-        idempotency_key: str = "",
+        self, name: str, inputs: Inputs = None, *, idempotency_key: str = "", **options: Unpack[CallKeywords]
     ) -> AsyncRunHandle:
         """Start a durable run: it survives this process, and the server's. The same key starts the same run once."""
-        options = CallOptions(deadline, priority, cost_limit, kind)
-        return self.run(await self.drive(self._protocol.start(name, inputs, options, idempotency_key)))
+        return self.run(await self.drive(self._protocol.start(name, inputs, CallOptions(**options), idempotency_key)))
 
     def run(self, id: str) -> AsyncRunHandle:
         """The durable run of that id, started by any client."""

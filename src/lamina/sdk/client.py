@@ -11,11 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from lamina.errors import Cancelled, LaminaError
 from lamina.sdk.binding import NOTHING
 from lamina.sdk.client_codec import (
+    CallKeywords,
     CallOptions,
     CallResult,
     ClientRequest,
@@ -67,51 +68,24 @@ class Client:
 
     # ------------------------------------------------------------------ calls
 
-    def call(
-        self,
-        name: str,
-        inputs: Mapping[str, Any] | None = None,
-        *,
-        deadline: str | None = None,
-        priority: int = 0,
-        cost_limit: float = 0.0,
-        kind: str = "",
-    ) -> Any:
+    def call(self, name: str, inputs: Inputs = None, **options: Unpack[CallKeywords]) -> Any:
         """The result of a function or workflow for named inputs. Without `kind`, either is looked for."""
-        result = self._call(name, inputs, CallOptions(deadline, priority, cost_limit, kind))
+        result = self._call(name, inputs, CallOptions(**options))
         if isinstance(result, LaminaError):
             raise result
         return result.value
 
-    def call_detailed(
-        self,
-        name: str,
-        inputs: Mapping[str, Any] | None = None,
-        *,
-        deadline: str | None = None,
-        priority: int = 0,
-        cost_limit: float = 0.0,
-        kind: str = "",
-    ) -> CallResult:
+    def call_detailed(self, name: str, inputs: Inputs = None, **options: Unpack[CallKeywords]) -> CallResult:
         """As `call`, with latency, batch, slice and cost of the call."""
-        result = self._call(name, inputs, CallOptions(deadline, priority, cost_limit, kind))
+        result = self._call(name, inputs, CallOptions(**options))
         if isinstance(result, LaminaError):
             raise result
         return result
 
-    def stream(
-        self,
-        name: str,
-        inputs: Mapping[str, Any] | None = None,
-        *,
-        deadline: str | None = None,
-        priority: int = 0,
-        cost_limit: float = 0.0,
-        kind: str = "",
-    ) -> Iterator[Any]:
+    def stream(self, name: str, inputs: Inputs = None, **options: Unpack[CallKeywords]) -> Iterator[Any]:
         """What a function yields, item by item as it comes; of anything else the result is the only item. The request is sent
         when the first item is asked for. Closing the iterator cancels the call: the function is closed at its next `yield`."""
-        exchange = self._protocol.call(name, inputs, CallOptions(deadline, priority, cost_limit, kind), stream=True)
+        exchange = self._protocol.call(name, inputs, CallOptions(**options), stream=True)
         step = resume(exchange, None)
         while isinstance(step, ClientRequest):
             with self._connections.stream(step) as (response, items):
@@ -121,9 +95,7 @@ class Client:
         if isinstance(step, LaminaError):
             raise step
 
-    def spawn(
-        self, name: str, inputs: Mapping[str, Any] | None = None, *, deadline: str | None = None, kind: str = ""
-    ) -> SpawnedCall:
+    def spawn(self, name: str, inputs: Inputs = None, *, deadline: str | None = None, kind: str = "") -> SpawnedCall:
         """As `call`, without waiting."""
         with self._lock:
             if self._threads is None:
@@ -175,20 +147,9 @@ class Client:
 
     # ------------------------------------------------------------------- runs
 
-    def start(
-        self,
-        name: str,
-        inputs: Mapping[str, Any] | None = None,
-        *,
-        deadline: str | None = None,
-        priority: int = 0,
-        cost_limit: float = 0.0,
-        kind: str = "",
-        idempotency_key: str = "",
-    ) -> RunHandle:
+    def start(self, name: str, inputs: Inputs = None, *, idempotency_key: str = "", **options: Unpack[CallKeywords]) -> RunHandle:
         """Start a durable run: it survives this process, and the server's. The same key starts the same run once."""
-        options = CallOptions(deadline, priority, cost_limit, kind)
-        return self.run(self.drive(self._protocol.start(name, inputs, options, idempotency_key)))
+        return self.run(self.drive(self._protocol.start(name, inputs, CallOptions(**options), idempotency_key)))
 
     def run(self, id: str) -> RunHandle:
         """The durable run of that id, started by any client."""

@@ -12,7 +12,7 @@ import re
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import SplitResult, quote, urlencode, urlsplit
 
 from lamina import encoding, errors
@@ -54,13 +54,22 @@ _BY_STATUS: dict[int, type[LaminaError]] = {
 Inputs = Mapping[str, Any] | None
 
 
+class CallKeywords(TypedDict, total=False):
+    """Keywords of `call`, `call_detailed`, `stream` and `start` of both clients; `CallOptions` has their defaults."""
+
+    deadline: str | None
+    priority: int
+    cost_limit: float
+    kind: str
+
+
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """Options of a call, as the methods of both clients take them."""
+    """Options of a call."""
 
-    deadline: str | None = None
-    priority: int = 0
-    cost_limit: float = 0.0
+    deadline: str | None = None  #: such as "50ms", from now to the answer; None: the target's own SLO
+    priority: int = 0  #: from -10 to 10
+    cost_limit: float = 0.0  #: what it may cost; 0: no limit
     kind: str = ""  #: "functions" or "workflows"; "": either is tried
 
 
