@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lamina.lab.experiments import admission
-from lamina.lab.experiments._admission_show import table_arithmetic
+from lamina.lab.experiments.admission import table_arithmetic
 
 
 def cell(name: str, **more: Any) -> dict[str, Any]:

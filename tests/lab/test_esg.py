@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from lamina.lab.experiments import esg
-from lamina.lab.experiments._esg_planner import ratios
 from lamina.lab.experiments._esg_world import APPLICATIONS, BATCHES, CORES, MODELS, UNITS, smallest_us, table
+from lamina.lab.experiments.esg import ratios
 
 
 @pytest.fixture(scope="module")

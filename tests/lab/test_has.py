@@ -9,7 +9,7 @@ import pytest
 
 from lamina.lab import experiment
 from lamina.lab.experiments import has
-from lamina.lab.experiments._has_world import base_us, profile_of
+from lamina.lab.experiments.has import base_us, profile_of
 
 Rows = list[dict[str, Any]]
 

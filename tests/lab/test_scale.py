@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lamina.lab.experiments import scale
-from lamina.lab.experiments._scale_show import exponent
+from lamina.lab.experiments.scale import exponent
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])

@@ -8,13 +8,12 @@ from statistics import mean, pstdev
 
 import pytest
 
-from lamina.lab.experiments import _traces_world as world
 from lamina.lab.experiments import traces
 from lamina.sim.run import run as simulate
 
 
 def arrivals(load: str, seed: int = 1, seconds: int = 400) -> list[int]:
-    return sorted(at_us for each in world.make(load, seed, seconds).loads for at_us in each.at_us)
+    return sorted(at_us for each in traces.make(load, seed, seconds).loads for at_us in each.at_us)
 
 
 def gap_cv(times: list[int]) -> float:
@@ -30,20 +29,20 @@ def test_all_calls_come_as_recorded(load: str, calls: int, least: float, most: f
 
 
 def test_functions_share_the_calls_by_zipf() -> None:
-    counts = [0] * world.FUNCTIONS
-    for _, rank in world.drawn("conv", random.Random(1), 400_000_000):
+    counts = [0] * traces.FUNCTIONS
+    for _, rank in traces.drawn("conv", random.Random(1), 400_000_000):
         counts[rank] += 1
     assert 0.15 < counts[0] / sum(counts) < 0.25  # one over the hundredth harmonic number is 0.193
     assert sum(counts[:10]) > sum(counts[10:50])
 
 
 def test_a_burst_goes_to_one_function() -> None:
-    drawn = list(world.drawn("code", random.Random(1), 400_000_000))
-    assert all(a[1] == b[1] for a, b in pairwise(drawn) if (b[0] - a[0]) * world.SPEEDUP < world.BURST_US)
+    drawn = list(traces.drawn("code", random.Random(1), 400_000_000))
+    assert all(a[1] == b[1] for a, b in pairwise(drawn) if (b[0] - a[0]) * traces.SPEEDUP < traces.BURST_US)
 
 
 def test_tenants_ask_for_what_pods_asked_for() -> None:
-    shares = [spec.share for spec in world.make("tenants", 1, 20).functions]
+    shares = [spec.share for spec in traces.make("tenants", 1, 20).functions]
     assert len(shares) == 100
     assert 0.3 < sorted(shares)[50] < 0.6 and min(shares) > 0 and max(shares) < 1
 
@@ -51,14 +50,14 @@ def test_tenants_ask_for_what_pods_asked_for() -> None:
 def test_weights_do_not_fit_all_at_once() -> None:
     ratios = []
     for seed in range(5):
-        scenario = world.make("code", seed, 20)
+        scenario = traces.make("code", seed, 20)
         memory = sum(device.memory_mib for device in scenario.devices)
         ratios.append(sum(spec.memory_mib for spec in scenario.functions) / memory)
     assert 1.1 < mean(ratios) < 1.4
 
 
 def test_another_seed_is_another_hundred() -> None:
-    assert world.make("code", 1, 20).functions != world.make("code", 2, 20).functions
+    assert traces.make("code", 1, 20).functions != traces.make("code", 2, 20).functions
 
 
 def test_a_quick_cell_gives_the_same_row_twice() -> None:
@@ -100,6 +99,6 @@ def test_a_policy_that_takes_too_long_has_no_figures_and_is_named(monkeypatch: p
 
 
 def test_where_memory_is_short_nobody_leaves_for_one_that_is_not_asked_for() -> None:
-    scenario = world.make("code", seed=1, seconds=20)
+    scenario = traces.make("code", seed=1, seconds=20)
     loads = {policy: simulate(scenario, policy).total.cold_starts for policy in ("edf", "frontier")}
     assert loads["frontier"] < 1.5 * loads["edf"]

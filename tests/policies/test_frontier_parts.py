@@ -10,7 +10,7 @@ from lamina.core.lifecycle import InstancePhase
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import Instance
 from lamina.lab.experiments import admission
-from lamina.lab.experiments._admission_world import CPU, GPU, TIMES
+from lamina.lab.experiments.admission import CPU, GPU, TIMES
 from lamina.policies.frontier.batch_planner import MAX_SKIPPED, BatchingFeedback
 from lamina.policies.frontier.candidate_slots import CandidateSlot
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, usual_cost

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from lamina.lab.experiment import Experiment, Plot, Reported, ResultTable, Section
-from lamina.lab.numbers import format_number
-from lamina.lab.plots import COLOURS, draw_plot
+from lamina.lab.plots import draw_plot, require_matplotlib
 from lamina.lab.report_style import CSS
 from lamina.lab.results import Results
+from lamina.lab.text_report import format_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ SHORT = ' class="s"'
 
 
 def html_report(entries: list[ReportEntry]) -> str:
+    require_matplotlib()
     links = "".join(f'<li><a href="#{e.name}">{escape(e.experiment.TITLE)}</a></li>' for e in entries)
     nothing = "" if entries else '<p class="nothing">No experiment has results yet.</p>'
     return (
@@ -132,9 +133,7 @@ def _section(section: Section) -> str:
 
 
 def _plot(plot: Plot, title: str) -> str:
-    keys = "".join(f'<li><i class="key c{at % COLOURS}"></i>{escape(name)}</li>' for at, name in enumerate(plot.series))
-    legend = f'<ul class="legend">{keys}</ul>' if len(plot.series) > 1 else ""
-    return f"<figure>{legend}{draw_plot(plot, title)}</figure>"
+    return f"<figure>{draw_plot(plot, title)}</figure>"
 
 
 def _table(table: ResultTable, *, words: bool = False) -> str:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-LIGHT = ("#2563a8", "#d1652b", "#3a8f5a", "#8a4fa3", "#b8962e", "#4a9fb5", "#c04a6b", "#6b6b6b")
-DARK = ("#6aa5e8", "#f0935c", "#6cc48c", "#c08fd8", "#e0c060", "#7fcbe0", "#ec84a2", "#a8a8a8")
+COLOURS = ("#2563a8", "#d1652b", "#3a8f5a", "#8a4fa3", "#b8962e", "#4a9fb5", "#c04a6b", "#6b6b6b")
+"""Of the series of a plot, in light; plots are drawn with them and shown with the page's variables `--c0` to `--c7`."""
+
+INK, SOFT, LINE, CARD = "#22262b", "#5d6570", "#dfe3e8", "#f6f8fa"
+"""Text, faint text, lines and the ground of figures, in light."""
+
+_DARK_COLOURS = ("#6aa5e8", "#f0935c", "#6cc48c", "#c08fd8", "#e0c060", "#7fcbe0", "#ec84a2", "#a8a8a8")
 
 
-def _colours(colours: tuple[str, ...]) -> str:
+def _series(colours: tuple[str, ...]) -> str:
     return "".join(f"--c{place}:{colour};" for place, colour in enumerate(colours))
 
 
-_LIGHT = f"--ink:#22262b;--soft:#5d6570;--line:#dfe3e8;--grid:#eceff2;--page:#fff;--card:#f6f8fa;--link:#1f5a9e;{_colours(LIGHT)}"
+_LIGHT = f"--ink:{INK};--soft:{SOFT};--line:{LINE};--grid:#eceff2;--page:#fff;--card:{CARD};--link:#1f5a9e;{_series(COLOURS)}"
 _DARK = (
-    f"--ink:#e4e7eb;--soft:#9aa4b0;--line:#333a43;--grid:#2a3038;--page:#14171b;--card:#1c2127;--link:#82b5f0;{_colours(DARK)}"
-)
-
-_SERIES = "".join(
-    f".line.c{place}{{stroke:var(--c{place})}}.mark.c{place},.bar.c{place}{{fill:var(--c{place})}}"
-    f".key.c{place}{{background:var(--c{place})}}"
-    for place in range(len(LIGHT))
+    "--ink:#e4e7eb;--soft:#9aa4b0;--line:#333a43;--grid:#2a3038;--page:#14171b;--card:#1c2127;--link:#82b5f0;"
+    f"{_series(_DARK_COLOURS)}"
 )
 
 CSS = (
@@ -43,16 +43,12 @@ th,td{padding:.34rem .9rem .34rem 0;vertical-align:top}tbody tr+tr td{border-top
 .s{white-space:nowrap}.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 .reported{display:inline-block;font-size:.74rem;font-weight:600;color:var(--soft);border:1px solid var(--line);
  border-radius:99px;padding:0 .6em;vertical-align:.1em}
-figure{margin:1rem 0;padding:.9rem .9rem .5rem;background:var(--card);border-radius:8px}svg{display:block;width:100%;height:auto}
-.legend{list-style:none;display:flex;flex-wrap:wrap;gap:.1rem 1.2rem;margin:0 0 .5rem .3rem;padding:0;font-size:.84rem}
-.key{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin-right:.45em;vertical-align:-.05em}
-.grid{stroke:var(--line);stroke-width:1}.axis{stroke:var(--soft);stroke-width:1}
-.tick,.label{fill:var(--soft);font-size:12px;font-family:inherit}.label{fill:var(--ink);font-size:12.5px}
-.line{fill:none;stroke-width:2;stroke-linejoin:round}.mark{stroke:var(--card);stroke-width:.8}
+figure{margin:1rem 0;padding:.9rem .9rem .5rem;background:var(--card);border-radius:8px}
+svg{display:block;width:100%;height:auto;stroke-linejoin:round}svg text{font-family:inherit}
 details{margin-top:2rem;font-size:.88rem}summary{cursor:pointer;color:var(--link)}
 pre{max-height:28rem;overflow:auto;background:var(--card);border-radius:8px;padding:1rem}
 .failed{color:#b3261e}.nothing{color:var(--soft)}
 @media(max-width:60rem){body{display:block;padding:0 1.1rem}nav{position:static;height:auto;padding:1.2rem 0 0}}
 @media print{nav{display:none}body{display:block}article{break-before:page}}
-""" + _SERIES
+"""
 )

@@ -3,17 +3,22 @@
 Processes are spawned, never forked, and get a name and a JSON text: a row depends on its cell and on nothing that
 happened before it. If a process dies outright, its pool is lost with all that was under way; those cells are then run
 one at a time, so that only the one at fault is blamed.
+
+A cell may be limited in CPU time: a policy that plans for minutes is a finding, not a reason to wait for it.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 
@@ -75,3 +80,23 @@ def _in_process(name: str, cell: Cell) -> Row:
 def _pool(size: int) -> ProcessPoolExecutor:
     """Its processes end with this one, however that ends: a cell may take minutes."""
     return ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn"), initializer=die_with_parent)
+
+
+class CpuLimitExceeded(Exception):
+    """The bound was reached."""
+
+
+@contextmanager
+def cpu_limit(seconds: float) -> Iterator[None]:
+    """Raise `CpuLimitExceeded` inside the block after so much processor time. For the main thread of a process, as cells are."""
+
+    def over(_signal: int, _frame: FrameType | None) -> None:
+        raise CpuLimitExceeded(f"more than {seconds:g} s of processor time")
+
+    before = signal.signal(signal.SIGPROF, over)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 from lamina.lab.experiment import ResultTable, Section
-from lamina.lab.numbers import format_number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table as RichTable
+
+
+def format_number(value: Any) -> str:
+    """A number as a person would write it: four digits that count, thousands apart. Anything else as it is."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not isinstance(value, float):
+        return str(value)
+    if not math.isfinite(value):
+        return "-"
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:,.0f}"
+    if size and size < 1e-3:
+        return f"{value:.2g}"
+    whole = math.floor(math.log10(size)) + 1 if size else 1
+    text = f"{value:.{4 - max(whole, 0)}f}"
+    return text.rstrip("0").rstrip(".")
 
 
 def render_sections(found: list[Section]) -> RenderableType:
