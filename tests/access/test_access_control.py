@@ -72,7 +72,7 @@ def test_tokens_survive_a_restart_and_only_their_hashes_are_on_disk(tmp_path: Pa
     assert token.encode() not in written and token.removeprefix("lmt_").encode() not in written
 
 
-def test_expired_revoked_and_unknown_tokens_are_nobody_s(tmp_path: Path) -> None:
+def test_expired_revoked_and_unknown_tokens_are_unauthorized(tmp_path: Path) -> None:
     async def work() -> None:
         clock = Clock()
         async with opened(tmp_path, clock) as (access, desk):
@@ -87,7 +87,7 @@ def test_expired_revoked_and_unknown_tokens_are_nobody_s(tmp_path: Path) -> None
     asyncio.run(work())
 
 
-def test_who_was_invited_signs_up_once_logs_in_and_is_forgotten_after_a_while(place: str) -> None:
+def test_an_invited_user_signs_up_once_logs_in_and_the_session_ends_after_a_while(place: str) -> None:
     async def work() -> None:
         clock = Clock()
         async with opened(place, clock) as (access, desk):
@@ -171,7 +171,7 @@ def test_secrets_go_in_and_never_come_out(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
-def test_the_audit_log_says_who_did_what_in_order(place: str) -> None:
+def test_the_audit_log_has_callers_and_actions_in_order(place: str) -> None:
     async def work() -> None:
         clock = Clock()
         async with opened(place, clock) as (access, desk):

@@ -64,7 +64,7 @@ def test_an_invalid_document_gives_file_path_and_clause_and_exit_code_2(lamina):
     assert "m.json: $.States.A.Next: [Transitions] there is no state 'B' beside this one" in err
 
 
-def test_a_resource_nobody_bound_is_said_before_anything_runs(lamina):
+def test_an_unbound_resource_fails_before_anything_runs(lamina):
     code, out, err = lamina("run", "m.json", m=TWICE)
     assert (code, out) == (2, "")
     assert "Resource 'double' is bound to nothing" in err

@@ -71,7 +71,7 @@ def shown(status: dict[str, Any]) -> str:
     return console.export_text()
 
 
-def test_every_unit_shows_who_runs_there_who_keeps_it_or_nobody():
+def test_every_unit_shows_its_function_a_reservation_or_that_it_is_free():
     assert unit_map(DEVICE, {"see": "A", "name": "B"}) == "--BB..--"
 
 

@@ -145,7 +145,7 @@ def test_a_port_that_is_taken_is_named_before_anything_is_touched(capsys, option
     assert not Path(".lamina").exists()
 
 
-def test_an_input_nobody_asked_for_is_bad_usage(capsys):
+def test_an_unknown_input_is_bad_usage(capsys):
     Path("mine.py").write_text(APP + "\n@app.function()\ndef f(x): return x\n")
     code, said = typed(capsys, "run", "mine.py", "f", "--input", "y=1")
     assert (code, said.splitlines()[0]) == (2, "error: unknown parameter 'y'")
@@ -202,7 +202,7 @@ def test_an_address_with_a_port_that_is_none_is_told(capsys, command: tuple[str,
 
 
 @pytest.mark.parametrize("rate", ["nan", "1e12", "-1", "0", ""])
-def test_a_rate_that_nobody_can_send_is_refused(rate: str):
+def test_a_rate_that_cannot_be_sent_is_refused(rate: str):
     with pytest.raises(BadValue, match="no rate"):
         parse_stages(rate, 1.0)
 

@@ -60,7 +60,7 @@ def fed(tmp_path: Path, rows: list[RunRow], taken_over: str = "", expect: int = 
     return within(str(tmp_path / "runs.db"), work)
 
 
-def test_a_thousand_runs_of_a_tenant_over_its_quota_hold_up_nobody(tmp_path: Path) -> None:
+def test_a_thousand_runs_of_a_tenant_over_its_quota_hold_up_no_other(tmp_path: Path) -> None:
     rows = [row(number, "noisy") for number in range(1, 1001)] + [row(2000 + number, "quiet") for number in range(5)]
     taken = fed(tmp_path, rows, taken_over="noisy", expect=5)
     assert {one.tenant for one in taken.begun} == {"quiet"}
@@ -68,7 +68,7 @@ def test_a_thousand_runs_of_a_tenant_over_its_quota_hold_up_nobody(tmp_path: Pat
     assert taken.feeder.queued == 1000
 
 
-def test_who_was_passed_over_begins_when_its_time_has_come_and_in_its_order(tmp_path: Path) -> None:
+def test_a_paused_tenant_starts_later_and_in_its_order(tmp_path: Path) -> None:
     rows = [row(number, "noisy") for number in range(1, 301)]
 
     async def work(store: Store) -> list[int]:

@@ -112,7 +112,11 @@ def test_what_comes_while_it_is_being_closed_is_written_or_refused_and_the_close
         during, too_late = written(store, put("during")), read(store, keys)
         may_end.set()
         await closing
-        return await slow, (await during, await too_late), (await written(store, put("late"), required=True), await read(store, keys))
+        return (
+            await slow,
+            (await during, await too_late),
+            (await written(store, put("late"), required=True), await read(store, keys)),
+        )
 
     async def after(store: Store) -> list[str]:
         return await read(store, keys)
@@ -138,7 +142,7 @@ def test_a_read_that_hangs_does_not_keep_the_close(place: str, monkeypatch: pyte
     assert within(place, work) == (1, True)
 
 
-def test_a_reader_whose_connection_breaks_reads_again(place: str):
+def test_a_reader_with_a_broken_connection_reads_again(place: str):
     class Breaks(Exception):
         """No fault of the store's, so it is asked to roll back, and cannot."""
 

@@ -231,7 +231,7 @@ def test_the_folder_of_a_dead_process_is_removed_by_the_next(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
-def test_only_the_slots_of_the_gone_owner_that_nobody_holds_are_removed(tmp_path: Path) -> None:
+def test_only_unreferenced_slots_of_a_dead_owner_are_removed(tmp_path: Path) -> None:
     folder = ShmDirectory(str(tmp_path))
     for owner in ("w1", "w11"):
         pool = ShmPool(folder.path, owner, MIB)

@@ -201,11 +201,11 @@ class AccessControl:
     async def write_audited(self, caller: Identity, what: str, subject: str, work: Work[T], note: str = "") -> T:
         """Make a change and write it into the audit log in one transaction; then reload."""
         entry = AuditEntry(at_us=self.now_us(), actor=caller.name, tenant=caller.tenant, what=what, subject=subject, note=note)
-        lot = secrets.token_hex(4)
+        nonce = secrets.token_hex(4)
 
         def both(db: Session) -> T:
             done = work(db)
-            access_store.append_audit(db, entry, lot)
+            access_store.append_audit(db, entry, nonce)
             return done
 
         done = await self.write(both)
@@ -216,8 +216,8 @@ class AccessControl:
         entry = AuditEntry(
             at_us=self.now_us(), actor=caller.name, tenant=caller.tenant, what=what, subject=subject, ok=ok, note=note
         )
-        lot = secrets.token_hex(4)
-        await self.write(lambda db: access_store.append_audit(db, entry, lot))
+        nonce = secrets.token_hex(4)
+        await self.write(lambda db: access_store.append_audit(db, entry, nonce))
 
     def write(self, work: Work[T]) -> Awaitable[T]:
         return _future(lambda done: self._store.write(work, done))

@@ -60,9 +60,9 @@ def read_all(db: Session, kind: type[T]) -> dict[str, T]:
         after = page[-1].key
 
 
-def append_audit(db: Session, deed: AuditEntry, lot: str) -> None:
-    """Append to the audit log, in the transaction of the change. `lot` tells entries of one microsecond apart."""
-    put(db, deed, f"{deed.at_us:020d}-{lot}", deed.at_us)
+def append_audit(db: Session, entry: AuditEntry, nonce: str) -> None:
+    """Append to the audit log, in the transaction of the change. `nonce` tells entries of one microsecond apart."""
+    put(db, entry, f"{entry.at_us:020d}-{nonce}", entry.at_us)
 
 
 def save_usage(db: Session, tenant: str, unit_us: float, now_us: int) -> None:

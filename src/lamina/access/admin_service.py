@@ -5,8 +5,8 @@ An administrator of a tenant manages that tenant; one of none ("") manages all, 
 
 from __future__ import annotations
 
-import secrets as lots
 from collections.abc import Awaitable, Callable, Mapping
+from secrets import token_hex
 from typing import Any
 
 import msgspec
@@ -51,27 +51,27 @@ class AdminService:
             "audit/list": self._audit_list,
         }
 
-    async def perform(self, caller: Identity, what: str, given: Params) -> Any:
-        deed = self.actions.get(what)
-        if deed is None:
+    async def perform(self, caller: Identity, what: str, params: Params) -> Any:
+        action = self.actions.get(what)
+        if action is None:
             raise NotFound(f"nothing called {what[:60]!r} can be done here", hint=f"there is {', '.join(self.actions)}")
         if "admin" not in caller.scopes:
             raise Forbidden(f"{caller.name} may not administer", hint="this takes the scope admin")
-        return await deed(caller, given)
+        return await action(caller, params)
 
     # -------------------------------------------------------------------- tokens
 
-    async def _token_create(self, caller: Identity, given: Params) -> Any:
-        tenant = self._tenant_of(caller, given)
-        name = checked_name(given.get("name", "token"), "name")
-        scopes = checked_scopes(given.get("scopes", ["invoke", "read"]))
+    async def _token_create(self, caller: Identity, params: Params) -> Any:
+        tenant = self._tenant_of(caller, params)
+        name = checked_name(params.get("name", "token"), "name")
+        scopes = checked_scopes(params.get("scopes", ["invoke", "read"]))
         now_us = self._access.now_us()
-        life_us = parse_us(str(given.get("expires", "30d")), "expires")
+        life_us = parse_us(str(params.get("expires", "30d")), "expires")
         if not 0 < life_us <= MAX_TOKEN_LIFE_US:
-            raise BadValue(f"expires: {given.get('expires')!r} is not a time from now on", hint="such as 30d")
+            raise BadValue(f"expires: {params.get('expires')!r} is not a time from now on", hint="such as 30d")
         text = passwords.random_token("lmt")
         token = Token(
-            id=lots.token_hex(4),
+            id=token_hex(4),
             digest=passwords.digest(text),
             name=name,
             tenant=tenant,
@@ -89,11 +89,11 @@ class AdminService:
         )
         return {**_token_view(token), "token": text}
 
-    async def _token_list(self, caller: Identity, given: Params) -> Any:
+    async def _token_list(self, caller: Identity, params: Params) -> Any:
         return [_token_view(token) for token in self._access.tokens.values() if _can_see(caller, token.tenant)]
 
-    async def _token_revoke(self, caller: Identity, given: Params) -> Any:
-        token_id = str(given.get("id", ""))
+    async def _token_revoke(self, caller: Identity, params: Params) -> Any:
+        token_id = str(params.get("id", ""))
         found = [token for token in self._access.tokens.values() if token.id == token_id and _can_see(caller, token.tenant)]
         if not found:
             raise NotFound(f"no token {token_id[:40]!r}", hint="lamina token list")
@@ -102,10 +102,10 @@ class AdminService:
 
     # ------------------------------------------------------------------- tenants
 
-    async def _tenant_set(self, caller: Identity, given: Params) -> Any:
+    async def _tenant_set(self, caller: Identity, params: Params) -> Any:
         _require_operator(caller)
         try:
-            tenant = checked_tenant(msgspec.convert(dict(given), Tenant))
+            tenant = checked_tenant(msgspec.convert(dict(params), Tenant))
         except msgspec.ValidationError as error:
             raise BadValue(f"tenant: {error}") from None
         now_us = self._access.now_us()
@@ -115,13 +115,13 @@ class AdminService:
         )
         return msgspec.to_builtins(tenant)
 
-    async def _tenant_list(self, caller: Identity, given: Params) -> Any:
+    async def _tenant_list(self, caller: Identity, params: Params) -> Any:
         return [msgspec.to_builtins(tenant) for tenant in self._access.tenants.values() if _can_see(caller, tenant.name)]
 
-    async def _tenant_remove(self, caller: Identity, given: Params) -> Any:
+    async def _tenant_remove(self, caller: Identity, params: Params) -> Any:
         """Remove a tenant with its tokens and users: no credentials are left that could call in its name."""
         _require_operator(caller)
-        name = checked_name(given.get("name"), "name")
+        name = checked_name(params.get("name"), "name")
         tokens = [token.id for token in self._access.tokens.values() if token.tenant == name]
         people = [person.name for person in self._access.people.values() if person.tenant == name]
 
@@ -139,10 +139,10 @@ class AdminService:
 
     # -------------------------------------------------------------------- people
 
-    async def _user_invite(self, caller: Identity, given: Params) -> Any:
-        tenant = self._tenant_of(caller, given)
-        name = checked_name(given.get("name"), "name")
-        scopes = checked_scopes(given.get("scopes", ["invoke", "read"]))
+    async def _user_invite(self, caller: Identity, params: Params) -> Any:
+        tenant = self._tenant_of(caller, params)
+        name = checked_name(params.get("name"), "name")
+        scopes = checked_scopes(params.get("scopes", ["invoke", "read"]))
         now_us = self._access.now_us()
         code = passwords.random_token("lmi")
         person = Person(
@@ -158,11 +158,11 @@ class AdminService:
         )
         return {**_person_view(person), "code": code}
 
-    async def _user_list(self, caller: Identity, given: Params) -> Any:
+    async def _user_list(self, caller: Identity, params: Params) -> Any:
         return [_person_view(person) for person in self._access.people.values() if _can_see(caller, person.tenant)]
 
-    async def _user_remove(self, caller: Identity, given: Params) -> Any:
-        name = checked_name(given.get("name"), "name")
+    async def _user_remove(self, caller: Identity, params: Params) -> Any:
+        name = checked_name(params.get("name"), "name")
         person = self._access.people.get(name)
         if person is None or not _can_see(caller, person.tenant):
             raise NotFound(f"no user {name!r}", hint="lamina user list")
@@ -172,10 +172,10 @@ class AdminService:
 
     # ------------------------------------------------------------------- secrets
 
-    async def _secret_set(self, caller: Identity, given: Params) -> Any:
-        tenant = self._tenant_of(caller, given)
-        name = checked_name(given.get("name"), "name")
-        value = given.get("value")
+    async def _secret_set(self, caller: Identity, params: Params) -> Any:
+        tenant = self._tenant_of(caller, params)
+        name = checked_name(params.get("name"), "name")
+        value = params.get("value")
         if not isinstance(value, str) or not 1 <= len(value) <= MAX_SECRET_CHARS:
             raise BadValue(f"value: not a text of 1 to {MAX_SECRET_CHARS} characters")
         now_us = self._access.now_us()
@@ -187,7 +187,7 @@ class AdminService:
         )
         return {"tenant": tenant, "name": name}
 
-    async def _secret_list(self, caller: Identity, given: Params) -> Any:
+    async def _secret_list(self, caller: Identity, params: Params) -> Any:
         """List secrets by name: their values are never shown again."""
         return [
             {"tenant": secret.tenant, "name": secret.name, "changed_us": secret.changed_us}
@@ -195,9 +195,9 @@ class AdminService:
             if _can_see(caller, secret.tenant)
         ]
 
-    async def _secret_remove(self, caller: Identity, given: Params) -> Any:
-        tenant = self._tenant_of(caller, given)
-        name = checked_name(given.get("name"), "name")
+    async def _secret_remove(self, caller: Identity, params: Params) -> Any:
+        tenant = self._tenant_of(caller, params)
+        name = checked_name(params.get("name"), "name")
         await self._access.write_audited(
             caller, "secret/remove", name, lambda db: access_store.remove(db, Secret, f"{tenant}/{name}"), tenant
         )
@@ -205,16 +205,16 @@ class AdminService:
 
     # --------------------------------------------------------------------- audit
 
-    async def _audit_list(self, caller: Identity, given: Params) -> Any:
-        after, limit = str(given.get("after", "")), given.get("limit", 100)
+    async def _audit_list(self, caller: Identity, params: Params) -> Any:
+        after, limit = str(params.get("after", "")), params.get("limit", 100)
         if not isinstance(limit, int) or not 1 <= limit <= 1_000:
             raise BadValue(f"limit: {str(limit)[:40]!r} is not from 1 to 1000")
         page = await self._access.read(lambda db: access_store.read_audit(db, after, limit))
-        return [{"key": key, **msgspec.to_builtins(deed)} for key, deed in page if _can_see(caller, deed.tenant)]
+        return [{"key": key, **msgspec.to_builtins(action)} for key, action in page if _can_see(caller, action.tenant)]
 
-    def _tenant_of(self, caller: Identity, given: Params) -> str:
+    def _tenant_of(self, caller: Identity, params: Params) -> str:
         """Tenant of a new record: the administrator's own, or for one of none, any that exists."""
-        tenant = given.get("tenant", caller.tenant)
+        tenant = params.get("tenant", caller.tenant)
         if tenant == "" and not caller.tenant:
             return ""
         tenant = checked_name(tenant, "tenant")

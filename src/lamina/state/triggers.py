@@ -101,13 +101,13 @@ class Triggers:
         if isinstance(found, LaminaError):
             log.error("triggers: what was due cannot be read, and is not made up for: %s", found)
             found = ([], [])
-        entries, letters = found
+        entries, messages = found
         self._is_open = True
         self._last_us |= {entry.key: int(encoding.decode(entry.value)) for entry in entries}
         for trigger in self._triggers.values():
             if trigger.kind != "change":
                 self._schedule(trigger, self._last_us.get(trigger.name, _now_us()))
-        self._on_change([msgspec.msgpack.decode(letter.body, type=StateWrite) for letter in letters])
+        self._on_change([msgspec.msgpack.decode(message.body, type=StateWrite) for message in messages])
 
     # ------------------------------------------------------------------------ clocks
 
@@ -137,7 +137,7 @@ class Triggers:
     def _on_change(self, writes: list[StateWrite]) -> None:
         for write in writes:
             value = encoding.decode(write.value) if write.value is not None else None
-            told = {"key": write.key, "value": value, "version": write.version}
+            event = {"key": write.key, "value": value, "version": write.version}
             left = [self._triggers[name] for name in write.starts if name in self._triggers]
             waiting = len(left)
 
@@ -150,14 +150,14 @@ class Triggers:
                     self._store.write(lambda db: outbox.delete(db, CHANGES, write.outbox_key), required=True)
 
             for trigger in left:
-                self._start_target(trigger, told, write.at_us, done)
+                self._start_target(trigger, event, write.at_us, done)
             if not left:
                 done(None)
 
-    def _start_target(self, trigger: Trigger, told: dict[str, Any], at_us: int, done: Started) -> None:
+    def _start_target(self, trigger: Trigger, event: dict[str, Any], at_us: int, done: Started) -> None:
         self.started += 1
-        inputs = {name: encoding.encode(value) for name, value in trigger.inputs(told).items()}
-        what = f"{trigger.name}/{told.get('key', '')}/{told.get('version', '')}/{at_us}"
+        inputs = {name: encoding.encode(value) for name, value in trigger.inputs(event).items()}
+        what = f"{trigger.name}/{event.get('key', '')}/{event.get('version', '')}/{at_us}"
         key = hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
         self._start(trigger.target, inputs, f"trigger-{key}", done)
 

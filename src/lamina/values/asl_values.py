@@ -77,22 +77,22 @@ class AslRun:
 
     def error_of(self, fault: Fault) -> ErrorInfo:
         """Error details of a failure; its name alone, if there are none."""
-        said = self.errors.get((fault.scope, fault.node))
-        if said is not None and (said.type == fault.name or fault.name == TASK_FAILED):
-            return said
+        error = self.errors.get((fault.scope, fault.node))
+        if error is not None and (error.type == fault.name or fault.name == TASK_FAILED):
+            return error
         return ErrorInfo(fault.name, DEFAULT_CAUSES.get(fault.name, "" if fault.error == fault.name else fault.error))
 
 
 class AslValues:
-    """Values of all state-machine runs. `opened` decodes a stored value; `wall_us` is the time of day, since 1970."""
+    """Values of all state-machine runs. `decode_stored` decodes a stored value; `wall_us` is the time of day, since 1970."""
 
     def __init__(
         self,
-        opened: Callable[[Stored], Any],
+        decode_stored: Callable[[Stored], Any],
         wall_us: Callable[[], int] | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        self._decode_stored = opened
+        self._decode_stored = decode_stored
         self._wall_us = wall_us or (lambda: time.time_ns() // 1000)
         self._rng = self._shared_rng = rng or random.Random()
 
@@ -100,141 +100,141 @@ class AslValues:
         given: Any = Encoded(next(iter(inputs.values()))) if inputs else {}
         return AslRun(call_id, flow.name, given, began_us or self._wall_us(), {0: ScopeValue(given)}, now_us=began_us)
 
-    def result(self, story: AslRun) -> Any:
+    def result(self, run: AslRun) -> Any:
         """Result of a run, perhaps encoded."""
-        return story.scopes[0].value
+        return run.scopes[0].value
 
-    def arguments(self, story: AslRun, scope: int, node: Node) -> dict[str, Any]:
+    def arguments(self, run: AslRun, scope: int, node: Node) -> dict[str, Any]:
         """Arguments of a task, each perhaps encoded."""
-        register = story.scopes.get(scope)  # cancelled meanwhile: the result is not needed
-        return _arguments(node, register.task_input) if register is not None else {}
+        scope_value = run.scopes.get(scope)  # cancelled meanwhile: the result is not needed
+        return _arguments(node, scope_value.task_input) if scope_value is not None else {}
 
-    def put(self, story: AslRun, scope: int, node: str, value: Stored) -> None:
-        register = story.scopes.get(scope)
-        if register is not None and register.node == node:
-            register.result = Encoded(value)
+    def put(self, run: AslRun, scope: int, node: str, value: Stored) -> None:
+        scope_value = run.scopes.get(scope)
+        if scope_value is not None and scope_value.node == node:
+            scope_value.result = Encoded(value)
 
-    def journal_value(self, story: AslRun, scope: int) -> Stored | None:
+    def journal_value(self, run: AslRun, scope: int) -> Stored | None:
         """Value to journal: the result of the step this scope is at, as it was put."""
-        register = story.scopes.get(scope)
-        return register.result.stored if register is not None and isinstance(register.result, Encoded) else None
+        scope_value = run.scopes.get(scope)
+        return scope_value.result.stored if scope_value is not None and isinstance(scope_value.result, Encoded) else None
 
     # ---------------------------------------------------------------------- questions
 
-    def resolve(self, story: AslRun, question: ResolveData, node: Node, first_scope: int) -> tuple[DataResolved, int]:
+    def resolve(self, run: AslRun, question: ResolveData, node: Node, first_scope: int) -> tuple[DataResolved, int]:
         """Answer a question of the core; also how many scopes a map or parallel has made, numbered from `first_scope`."""
         place = (question.call_id, question.scope, question.node)
-        register = story.scopes.get(question.scope)
-        if register is None:  # cancelled since it was asked; the answer is ignored
+        scope_value = run.scopes.get(question.scope)
+        if scope_value is None:  # cancelled since it was asked; the answer is ignored
             return DataResolved(*place, execution_id=question.execution_id), 0
-        self._rng = seeded_random(question) if story.now_us else self._shared_rng
+        self._rng = seeded_random(question) if run.now_us else self._shared_rng
         if question.stage == "begin" and not question.attempt:
-            register.node, register.entered_us = node.name, story.now_us or self._wall_us()
+            scope_value.node, scope_value.entered_us = node.name, run.now_us or self._wall_us()
         try:
             if question.stage == "begin":
-                value, limits = self._enter_state(story, register, question, node, first_scope)
+                value, limits = self._enter_state(run, scope_value, question, node, first_scope)
             else:
-                value, limits = self._exit_state(story, register, question, node), ()
+                value, limits = self._exit_state(run, scope_value, question, node), ()
         except StateError as error:
             name = error.name or TASK_FAILED
-            story.errors[question.scope, question.node] = ErrorInfo(error.name, error.cause)
+            run.errors[question.scope, question.node] = ErrorInfo(error.name, error.cause)
             return DataResolved(*place, error=name, execution_id=question.execution_id), 0
-        made = len(register.children) if question.stage == "begin" and isinstance(node, Each | Parallel) else 0
+        made = len(scope_value.children) if question.stage == "begin" and isinstance(node, Each | Parallel) else 0
         return DataResolved(*place, value, execution_id=question.execution_id, limits=limits), made
 
     def _enter_state(
-        self, story: AslRun, register: ScopeValue, question: ResolveData, node: Node, first_scope: int
+        self, run: AslRun, scope_value: ScopeValue, question: ResolveData, node: Node, first_scope: int
     ) -> tuple[int, tuple[int, ...]]:
         state: dict[str, Any] = node.data["asl"]
         if state["Type"] == "Task" and not _READS_INPUT & state.keys() and len(node.data.get("params") or (INPUT,)) == 1:
-            register.task_input = register.value
+            scope_value.task_input = scope_value.value
             return 0, ()
-        context = self._context(story, register, question.attempt)
-        raw = register.value = self._decode(register.value)
+        context = self._context(run, scope_value, question.attempt)
+        value_in = scope_value.value = self._decode(scope_value.value)
         match state["Type"]:
             case "Task":
-                register.task_input = state_semantics.effective_input(state, raw, context, self._rng)
-                _arguments(node, register.task_input)
-                return 0, state_semantics.task_limits(state, raw, context)
+                scope_value.task_input = state_semantics.effective_input(state, value_in, context, self._rng)
+                _arguments(node, scope_value.task_input)
+                return 0, state_semantics.task_limits(state, value_in, context)
             case "Map":
-                found, inputs, limits = state_semantics.map_items(state, raw, context, self._rng)
-                self._make_children(story, register, inputs, found, first_scope)
+                found, inputs, limits = state_semantics.map_items(state, value_in, context, self._rng)
+                self._make_children(run, scope_value, inputs, found, first_scope)
                 return len(inputs), limits
             case "Parallel":
                 assert isinstance(node, Parallel)
-                given = state_semantics.effective_input(state, raw, context, self._rng)
-                self._make_children(story, register, [given] * len(node.branches), None, first_scope)
+                given = state_semantics.effective_input(state, value_in, context, self._rng)
+                self._make_children(run, scope_value, [given] * len(node.branches), None, first_scope)
                 return len(node.branches), ()
             case "Choice":
-                way = state_semantics.choose_rule(state, raw, context)
-                register.value = state_semantics.unchanged_output(state, raw, context)
+                way = state_semantics.choose_rule(state, value_in, context)
+                scope_value.value = state_semantics.unchanged_output(state, value_in, context)
                 return way, ()
             case "Wait":
-                wait_us = state_semantics.wait_us(state, raw, context, story.now_us or self._wall_us())
-                register.value = state_semantics.unchanged_output(state, raw, context)
+                wait_us = state_semantics.wait_us(state, value_in, context, run.now_us or self._wall_us())
+                scope_value.value = state_semantics.unchanged_output(state, value_in, context)
                 return wait_us, ()
             case "Succeed":
-                register.value = state_semantics.unchanged_output(state, raw, context)
+                scope_value.value = state_semantics.unchanged_output(state, value_in, context)
             case "Fail":
-                raise StateError(*state_semantics.fail_error(state, raw, context, self._rng))
+                raise StateError(*state_semantics.fail_error(state, value_in, context, self._rng))
             case _:
-                register.value = state_semantics.pass_output(state, raw, context, self._rng)
+                scope_value.value = state_semantics.pass_output(state, value_in, context, self._rng)
         return 0, ()
 
-    def _exit_state(self, story: AslRun, register: ScopeValue, question: ResolveData, node: Node) -> int:
+    def _exit_state(self, run: AslRun, scope_value: ScopeValue, question: ResolveData, node: Node) -> int:
         """Leave a state: its results are there, or a failure is caught."""
         state: dict[str, Any] = node.data["asl"]
         if question.stage == "end" and state["Type"] == "Task" and not _READS_RESULT & state.keys():
-            register.value, register.result, register.task_input = register.result, None, None
+            scope_value.value, scope_value.result, scope_value.task_input = scope_value.result, None, None
             return 0
-        register.value = self._decode(register.value)
+        scope_value.value = self._decode(scope_value.value)
         if question.stage == "catch":
             assert question.fault is not None
-            said = story.error_of(question.fault)
-            self._drop_children(story, register)
-            register.value = state_semantics.caught_value(
-                state["Catch"][question.catcher], register.value, said.type, said.message
+            error = run.error_of(question.fault)
+            self._drop_children(run, scope_value)
+            scope_value.value = state_semantics.caught_value(
+                state["Catch"][question.catcher], scope_value.value, error.type, error.message
             )
             return 0
-        way, result = 0, register.result
+        way, result = 0, scope_value.result
         if isinstance(node, Each | Parallel):
-            done = [story.scopes.pop(number) for number in register.children]
+            done = [run.scopes.pop(number) for number in scope_value.children]
             absent = set(question.missing)
             result = [self._decode(inner.value) for index, inner in enumerate(done) if index not in absent]
-            register.children = []
+            scope_value.children = []
         else:
             way, result = state_semantics.dynamic_next(state, self._decode(result))
-        context = self._context(story, register, question.attempt)
-        register.value = state_semantics.effective_output(state, register.value, result, context, self._rng)
-        register.result = register.task_input = None
+        context = self._context(run, scope_value, question.attempt)
+        scope_value.value = state_semantics.effective_output(state, scope_value.value, result, context, self._rng)
+        scope_value.result = scope_value.task_input = None
         return way
 
     def _make_children(
-        self, story: AslRun, register: ScopeValue, inputs: list[Any], found: list[Any] | None, first_scope: int
+        self, run: AslRun, scope_value: ScopeValue, inputs: list[Any], found: list[Any] | None, first_scope: int
     ) -> None:
-        self._drop_children(story, register)  # of a try that failed
-        register.children = list(range(first_scope, first_scope + len(inputs)))
-        for index, (number, given) in enumerate(zip(register.children, inputs, strict=True)):
-            item = (index, found[index]) if found is not None else register.item
-            story.scopes[number] = ScopeValue(given, item=item)
+        self._drop_children(run, scope_value)  # of a try that failed
+        scope_value.children = list(range(first_scope, first_scope + len(inputs)))
+        for index, (number, given) in enumerate(zip(scope_value.children, inputs, strict=True)):
+            item = (index, found[index]) if found is not None else scope_value.item
+            run.scopes[number] = ScopeValue(given, item=item)
 
     def _decode(self, value: Any) -> Any:
         return self._decode_stored(value.stored) if isinstance(value, Encoded) else value
 
-    def _drop_children(self, story: AslRun, register: ScopeValue) -> None:
-        for number in register.children:
-            story.scopes.pop(number, None)
-        register.children = []
+    def _drop_children(self, run: AslRun, scope_value: ScopeValue) -> None:
+        for number in scope_value.children:
+            run.scopes.pop(number, None)
+        scope_value.children = []
 
-    def _context(self, story: AslRun, register: ScopeValue, attempt: int) -> dict[str, Any]:
-        story.input = self._decode(story.input)
-        started, entered = timestamps.format_timestamp(story.started_us), timestamps.format_timestamp(register.entered_us)
+    def _context(self, run: AslRun, scope_value: ScopeValue, attempt: int) -> dict[str, Any]:
+        run.input = self._decode(run.input)
+        started, entered = timestamps.format_timestamp(run.started_us), timestamps.format_timestamp(scope_value.entered_us)
         context: dict[str, Any] = {
-            "Execution": {"Id": story.call_id, "Name": story.call_id, "Input": story.input, "StartTime": started},
-            "State": {"EnteredTime": entered, "Name": register.node, "RetryCount": attempt},
-            "StateMachine": {"Id": story.name, "Name": story.name},
+            "Execution": {"Id": run.call_id, "Name": run.call_id, "Input": run.input, "StartTime": started},
+            "State": {"EnteredTime": entered, "Name": scope_value.node, "RetryCount": attempt},
+            "StateMachine": {"Id": run.name, "Name": run.name},
         }
-        return context if register.item is None else state_semantics.with_item(context, *register.item)
+        return context if scope_value.item is None else state_semantics.with_item(context, *scope_value.item)
 
 
 def seeded_random(question: ResolveData) -> random.Random:
