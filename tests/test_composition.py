@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "lamina"
-WIRING = ["bootstrap.py", *(f"cli/{path.name}" for path in sorted((SRC / "cli").glob("*.py")))]
+WIRING = ["bootstrap.py", "gateway/bootstrap.py", *(f"cli/{path.name}" for path in sorted((SRC / "cli").glob("*.py")))]
 
 
 def assigned_attributes(source: str) -> list[str]:
