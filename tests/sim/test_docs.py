@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from lamina.sim import scenario, scenario_devices, scenario_loads, scenario_sections
+from lamina.sim import scenario
+from lamina.sim import scenario_sections as sections
 from lamina.sim.scenario import parse
 
 from .conftest import ROOT, SCENARIOS
@@ -14,13 +15,12 @@ from .conftest import ROOT, SCENARIOS
 TEXT = (ROOT / "docs/reference/scenarios.md").read_text()
 KEYS = {
     *scenario._ABOUT,
-    *scenario_devices._KEYS,
-    *scenario_devices._LIMITS,
-    *scenario_sections._KEYS,
-    *scenario_sections._MORE,
-    *scenario_loads._COMMON,
-    *scenario_loads.SHAPES,
-    *(key for keys in scenario_loads.SHAPES.values() for key in keys),
+    *sections._DEVICE_KEYS,
+    *sections._DEVICE_LIMITS,
+    *sections._FUNCTION_KEYS,
+    *sections._LOAD_KEYS,
+    *sections.SHAPES,
+    *(key for keys in sections.SHAPES.values() for key in keys),
 }
 
 

@@ -15,9 +15,8 @@ from lamina.policies import fifo
 from lamina.predict.device_presets import preset
 from lamina.predict.profile import Point, Profile
 from lamina.predict.profile_table import ProfileTable
-from lamina.sim.executor import SimulatedExecutor
+from lamina.sim.executor import IndependentBatches, SimulatedExecutor
 from lamina.sim.hardware_model import HardwareModel
-from lamina.sim.simulated_batches import IndependentBatches
 from lamina.types import Call, DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits
 
 ONE_AT_A_TIME = DeviceSpec(id="d", kind="h200", units=1, memory_mib=1_000, limits=SliceLimits(batches_per_instance=1))

@@ -16,7 +16,7 @@ from lamina.policies import fifo
 from lamina.sim.run import build_controller, generate_calls, run
 from lamina.sim.scenario import Scenario, parse
 from lamina.sim.scenario import read as read_scenario
-from lamina.sim.text_report import json_lines
+from lamina.sim.summary import json_lines
 
 from .conftest import PAGES, SCENARIOS, SMALL
 

@@ -88,7 +88,7 @@ MISTAKES = {  # what was right, what is written instead; then line, field, and w
     "stage that is none": (
         GAMMA,
         'shape = "ramp"\nstages = [["1s", 5],\n["2s"]]',
-        41,
+        40,
         "load[1].stages[1]",
         "not a stage",
         "a rate",

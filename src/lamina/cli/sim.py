@@ -50,7 +50,7 @@ def command(
       lamina sim scenario.toml --log events.jsonl --explain
     """
     from lamina.sim import scenario as scenarios
-    from lamina.sim import text_report
+    from lamina.sim import summary as summaries
     from lamina.sim.run import run
 
     if explain and log_file is None:
@@ -73,10 +73,10 @@ def command(
             explain=explain,
         )
     if as_json:
-        click.echo(text_report.json_lines(summary), nl=False)
+        click.echo(summaries.json_lines(summary), nl=False)
     else:
         terminal = console()
-        terminal.print(text_report.tables(summary, terminal.width))
+        terminal.print(summaries.tables(summary, terminal.width))
     if plot is not None:
         from lamina.sim.plot import save
 

@@ -92,7 +92,7 @@ class EmulatedEngine:
         self._timer.close()
 
     def _start(self, action: StartBatch) -> None:
-        """Start a batch, as `lamina.sim.simulated_batches` does, on another clock."""
+        """Start a batch, as `lamina.sim.executor` does, on another clock."""
         now_us, spec = clock_us(), self._specs[action.device]
         size, units = len(action.jobs), action.mask.bit_count()
         work_us = self._world.batch_us(action.function, spec.kind, size, units, action.cores)

@@ -21,14 +21,9 @@ from lamina.planner.interference import InterferenceModel
 from lamina.plugins import DEFAULT_POLICY
 from lamina.predict.profile import Profile
 from lamina.sim.hardware_model import P99_SIGMAS
-from lamina.sim.scenario_devices import read_devices
-from lamina.sim.scenario_interference import read_interference
-from lamina.sim.scenario_loads import read_load
-from lamina.sim.scenario_sections import read_functions, read_slo
-from lamina.sim.scenario_tenants import read_tenant
+from lamina.sim.scenario_sections import read_devices, read_functions, read_interference, read_load, read_slo, read_tenant
 from lamina.sim.scenario_workflows import read_workflow
-from lamina.sim.toml_fields import Field, read_present, required
-from lamina.sim.toml_lines import find_lines
+from lamina.sim.toml_fields import Field, find_lines, read_present, required
 from lamina.sim.workload import Workload
 from lamina.types import NEVER_US, DeviceSpec, FunctionSpec, Slo, Tenant
 

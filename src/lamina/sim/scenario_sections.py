@@ -1,6 +1,6 @@
-"""Reader of `[[function]]`: resources, SLO, scaling, and latency profile.
+"""Readers of the sections of a scenario file: devices, functions, interference, workloads, tenants.
 
-A profile is a file of the profiler, or a grid per kind of device; `load` is how long a cold start takes.
+The profile of a function is a file of the profiler, or a grid per kind of device; `load` is how long a cold start takes.
 
     load = "800ms"
     [function.profile.h200]
@@ -8,24 +8,106 @@ A profile is a file of the profiler, or a grid per kind of device; `load` is how
     p50_ms.1 = [2.9, 4.7, 11.5]    # on one unit
     p50_ms.4 = [1.4, 1.9, 3.6]     # on four
     p99_ms.4 = [1.5, 2.0, 3.8]     # where it is known
+
+Interference is one of three models:
+
+    model = "bandwidth"            # from `bandwidth` of the profiles
+    limit = 0.7
+
+    model = "fitted"               # to measured co-locations; from `traits` of the profiles
+
+    model = "linear"               # gpu-let's
+    weights.2080ti = { own_l2 = 0.11, other_l2 = 0.72, own_dram = 0.35, other_dram = 0.09, base = 0.90 }
+    use.resnet50.2080ti = { batch = [1, 32], l2 = [0.1, 0.4], dram = [0.1, 0.5] }
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from lamina.errors import BadValue
+from lamina.planner.interference import InterferenceModel
+from lamina.planner.partitioning.catalogue import InterferenceWeights
+from lamina.predict.device_presets import PRESETS
+from lamina.predict.fitted_interference import fitted_interference
+from lamina.predict.interference import BANDWIDTH_LIMIT, LinearInterference, MemoryUse, bandwidth_interference
 from lamina.predict.profile import Point, Profile
 from lamina.predict.profile import read as read_profile
+from lamina.sim import workload
 from lamina.sim.toml_fields import Field, read_present, required
-from lamina.types import DeviceSpec, FunctionSpec, QuotaSpec, ScaleSpec, Slo
+from lamina.sim.workload import RateSegment, Workload
+from lamina.types import NEVER_US, DeviceSpec, FunctionSpec, QuotaSpec, ScaleSpec, Slo, Tenant
 
-_KEYS = ("name", "max_batch", "cores", "share", "gpu", "memory", "home", "lend", "slo", "scale", "quota")
-_MORE = ("input", "idempotent", "max_queue", "load", "profile")
+# --------------------------------------------------------------------------- [[device]]: a preset kind, or its units and memory
+
+_DEVICE_VALUES: dict[str, tuple[str, Callable[[Field], Any]]] = {
+    "units": ("units", lambda field: field.integer(1)),
+    "memory": ("memory_mib", Field.memory_mib),
+    "price": ("price_per_s", Field.per_s),
+    "owned": ("owned", Field.boolean),
+    "family": ("family", lambda field: field.one_of("cpu", "gpu")),
+    "node": ("node", Field.text),
+    "cores": ("cores", Field.integer),
+    "core_price": ("core_price_per_s", Field.per_s),
+    "link_mib_per_s": ("link_mib_per_s", Field.number),
+    "link_latency": ("link_latency_us", Field.time_us),
+}
+_DEVICE_LIMITS: dict[str, tuple[str, Callable[[Field], Any]]] = {
+    "sizes": ("sizes", lambda field: tuple(sorted(size.integer(1) for size in field.items()))),
+    "aligned": ("aligned", Field.boolean),
+    "per_batch": ("per_batch", Field.boolean),
+    "batches_per_instance": ("batches_per_instance", Field.integer),
+}
+"""Key: where it goes, and how it is read."""
+
+_DEVICE_KEYS = ("kind", "count", "max", *_DEVICE_VALUES)
+
+
+def read_devices(section: Field) -> tuple[tuple[DeviceSpec, ...], dict[str, DeviceSpec], dict[str, int]]:
+    """Devices that are there from the start; kinds a policy may ask for more of, and how many."""
+    devices: list[DeviceSpec] = []
+    templates: dict[str, DeviceSpec] = {}
+    spare: dict[str, int] = {}
+    for row in section.items():
+        fields = row.table(*_DEVICE_KEYS, *_DEVICE_LIMITS)
+        kind = required(row, fields, "kind", f"one of {', '.join(sorted(PRESETS))}, or your own with units and memory").text()
+        if kind in templates:
+            raise fields["kind"].error(f"{kind!r} is there already", "raise its count, or give the other kind a name of its own")
+        spec = _device(row, fields, kind)
+        count = fields["count"].integer() if "count" in fields else 1
+        devices.extend(replace(spec, id=f"{kind}-{place}") for place in range(count))
+        templates[kind] = spec
+        spare[kind] = fields["max"].integer(count) - count if "max" in fields else 0
+    if not devices and not any(spare.values()):
+        raise section.error("there is no device", "give one a count of at least 1")
+    return tuple(devices), templates, spare
+
+
+def _device(row: Field, fields: dict[str, Field], kind: str) -> DeviceSpec:
+    preset = PRESETS.get(kind)
+    if preset is None:
+        for key in ("units", "memory"):
+            if key not in fields:
+                known = ", ".join(sorted(PRESETS))
+                raise row.error(f"{key} is missing: nothing is known about {kind!r}", f"give units and memory, or use {known}")
+        preset = DeviceSpec(id="", kind=kind, units=1, memory_mib=0)
+    limits, values = read_present(fields, **_DEVICE_LIMITS), read_present(fields, **_DEVICE_VALUES)
+    spec = replace(preset, limits=replace(preset.limits, **limits), **values)
+    if spec.limits.sizes and spec.limits.sizes[-1] > spec.units:
+        raise fields["sizes"].error(f"a slice of {spec.limits.sizes[-1]} units", f"{kind} has {spec.units}: leave it out")
+    return spec
+
+
+# ----------------------------------------------------------------------- [[function]]: resources, SLO, scaling, latency profile
+
+_FUNCTION_KEYS = (
+    "name", "max_batch", "cores", "share", "gpu", "memory", "home", "lend", "slo", "scale", "quota",
+    "input", "idempotent", "max_queue", "load", "profile",
+)  # fmt: skip
 
 
 def read_functions(
@@ -34,7 +116,7 @@ def read_functions(
     functions: dict[str, FunctionSpec] = {}
     profiles: list[Profile] = []
     for row in section.items():
-        fields = row.table(*_KEYS, *_MORE)
+        fields = row.table(*_FUNCTION_KEYS)
         spec = _function(row, fields)
         if spec.name in functions:
             raise fields["name"].error(f"there are two functions called {spec.name!r}", "give them different names")
@@ -45,7 +127,7 @@ def read_functions(
         if "memory" not in fields:
             spec = replace(spec, memory_mib=max((profile.memory_mib for profile in mine), default=0))
         functions[spec.name] = spec
-        _check(row, fields, spec, mine, devices)
+        _check_function(row, fields, spec, mine, devices)
         profiles += mine
     return tuple(functions.values()), tuple(profiles)
 
@@ -118,7 +200,7 @@ def _quota(field: Field) -> QuotaSpec:
 
 def read_profiles(field: Field, function: str, folder: Path) -> list[Profile]:
     if isinstance(field.value, dict):
-        return [_grid(grid, function, kind) for kind, grid in field.table().items()]
+        return [_profile_grid(grid, function, kind) for kind, grid in field.table().items()]
     files = list(field.items()) if isinstance(field.value, list) else [field]
     profiles = []
     for file in files:
@@ -129,11 +211,11 @@ def read_profiles(field: Field, function: str, folder: Path) -> list[Profile]:
     return profiles
 
 
-def _grid(field: Field, function: str, kind: str) -> Profile:
+def _profile_grid(field: Field, function: str, kind: str) -> Profile:
     fields = field.table("load", "batch", "p50_ms", "p99_ms", "bandwidth")
     batches = [batch.integer(1) for batch in required(field, fields, "batch").items()]
-    medians = _rows(required(field, fields, "p50_ms", "p50_ms.4 = [...]: milliseconds on 4 units, per batch size"), batches)
-    tails = _rows(fields["p99_ms"], batches) if "p99_ms" in fields else {}
+    medians = _grid_rows(required(field, fields, "p50_ms", "p50_ms.4 = [...]: milliseconds on 4 units, per batch size"), batches)
+    tails = _grid_rows(fields["p99_ms"], batches) if "p99_ms" in fields else {}
     points = [
         Point(batch=batch, units=units, p50_us=ms * 1000, p99_us=tails[units][place] * 1000 if units in tails else 0.0)
         for units, times in medians.items()
@@ -150,7 +232,7 @@ def _grid(field: Field, function: str, kind: str) -> Profile:
     )
 
 
-def _rows(field: Field, batches: list[int]) -> dict[int, list[float]]:
+def _grid_rows(field: Field, batches: list[int]) -> dict[int, list[float]]:
     rows: dict[int, list[float]] = {}
     for key, row in field.table().items():
         if not key.isdecimal() or not int(key):
@@ -161,7 +243,7 @@ def _rows(field: Field, batches: list[int]) -> dict[int, list[float]]:
     return rows
 
 
-def _check(
+def _check_function(
     row: Field, fields: dict[str, Field], spec: FunctionSpec, profiles: list[Profile], devices: dict[str, DeviceSpec]
 ) -> None:
     """Check that a device can run it, else every call would fail; and that there is a profile, else it would take no time."""
@@ -179,3 +261,161 @@ def _check(
                 f"there is none for {device.kind!r}",
                 f"add [function.profile.{device.kind}], or set gpu to keep it off there",
             )
+
+
+# ------------------------------------------------------------------- [interference]: how colocated batches slow each other down
+
+_WEIGHTS = ("own_l2", "other_l2", "own_dram", "other_dram", "base")
+
+
+def read_interference(field: Field, profiles: Iterable[Profile], functions: Iterable[str]) -> InterferenceModel:
+    fields = field.table("model", "limit", "weights", "use")
+    model = fields["model"].one_of("bandwidth", "fitted", "linear") if "model" in fields else "bandwidth"
+    if model == "bandwidth":
+        for key in ("weights", "use"):
+            if key in fields:
+                raise fields[key].error("means nothing for bandwidth", 'model = "linear" takes weights and use')
+        limit = fields["limit"].share() if "limit" in fields else BANDWIDTH_LIMIT
+        return bandwidth_interference(profiles, limit)
+    if model == "fitted":
+        for key in ("limit", "weights", "use"):
+            if key in fields:
+                raise fields[key].error("means nothing for fitted", "it takes the traits of the profiles")
+        return fitted_interference(profiles)
+    if "limit" in fields:
+        raise fields["limit"].error("means nothing for linear", 'model = "bandwidth" takes a limit')
+    weights = {
+        kind: _weights(row)
+        for kind, row in required(field, fields, "weights", "weights.h200 = { own_l2 = ..., base = 1.0 }").table().items()
+    }
+    known = set(functions)
+    use: dict[tuple[str, str], MemoryUse] = {}
+    for name, kinds in required(field, fields, "use", "use.NAME.h200 = { batch, l2, dram }").table().items():
+        if name not in known:
+            raise kinds.unknown_name(f"there is no function {name!r}", known)
+        for kind, row in kinds.table().items():
+            use[name, kind] = _memory_use(row)
+    return LinearInterference(weights, use)
+
+
+def _weights(row: Field) -> InterferenceWeights:
+    fields = row.table(*_WEIGHTS)
+    values = []
+    for name in _WEIGHTS:
+        value = fields[name].value if name in fields else (1.0 if name == "base" else 0.0)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise fields[name].error(f"{value!r} is not a number", "a weight may be negative")
+        values.append(float(value))
+    return InterferenceWeights(*values)
+
+
+def _memory_use(row: Field) -> MemoryUse:
+    fields = row.table("batch", "l2", "dram")
+    batches = [one.integer(1) for one in required(row, fields, "batch").items()]
+    columns = []
+    for name in ("l2", "dram"):
+        column = [one.number() for one in required(row, fields, name).items()]
+        if len(column) != len(batches) or not batches:
+            raise fields[name].error(f"{len(column)} numbers for {len(batches)} batch sizes", "one for each number in batch")
+        columns.append(tuple(column))
+    if sorted(set(batches)) != batches:
+        raise fields["batch"].error("batch sizes do not grow", "list them from small to large, each once")
+    return MemoryUse(tuple(batches), *columns)
+
+
+# --------------------------------------------------------- [[load]]: target, arrival process, tenant and priority of a workload
+
+_LOAD_KEYS = ("target", "shape", "start", "duration", "slo", "tenant", "priority")
+SHAPES: dict[str, tuple[str, ...]] = {
+    "poisson": ("rate",),
+    "gamma": ("rate", "cv"),
+    "constant": ("rate",),
+    "steps": ("stages", "cv"),
+    "ramp": ("stages", "cv", "from"),
+    "trace": ("file", "speedup", "loop"),
+    "hasgpu": ("file", "speedup", "cv"),
+}
+"""What each shape wants to know, beside what all of them do."""
+
+
+def read_load(row: Field, targets: set[str], folder: Path) -> Workload:
+    fields = row.table(*_LOAD_KEYS, *sorted({key for keys in SHAPES.values() for key in keys}))
+    target = required(row, fields, "target")
+    if target.text() not in targets:
+        raise target.unknown_name(f"there is no function or workflow {target.value!r}", targets)
+    shape = fields["shape"].one_of(*SHAPES) if "shape" in fields else "poisson"
+    for key, field in fields.items():
+        if key not in _LOAD_KEYS and key not in SHAPES[shape]:
+            raise field.error(f"means nothing for a {shape} load", f"it takes {', '.join(SHAPES[shape])}")
+    common: dict[str, Any] = read_present(
+        fields,
+        start=("start_us", Field.time_us),
+        slo=("slo", read_slo),
+        tenant=("tenant", Field.text),
+        priority=("priority", lambda field: field.integer(-1000)),
+        speedup=("speedup", lambda field: field.number(above=True)),
+        loop=("loop", Field.boolean),
+    )
+    if "duration" in fields:
+        common["stop_us"] = common.get("start_us", 0) + fields["duration"].time_us(1)
+    return replace(_shaped(row, fields, shape, folder), target=target.text(), **common)
+
+
+def _shaped(row: Field, fields: dict[str, Field], shape: str, folder: Path) -> Workload:
+    cv = fields["cv"].number() if "cv" in fields else 1.0
+    if shape in ("poisson", "gamma", "constant"):
+        rate = required(row, fields, "rate", "calls a second").per_s(above=True)
+        if shape == "gamma":
+            required(row, fields, "cv", "coefficient of variation of the gaps: 1 is Poisson, 4 is very bursty")
+        pieces: tuple[RateSegment, ...] = workload.steps([(NEVER_US, rate)])
+        return Workload(target="", segments=pieces, cv=0.0 if shape == "constant" else cv)
+    if shape in ("steps", "ramp"):
+        stages = _stages(required(row, fields, "stages", 'stages = [["10s", 100], ["20s", 300]]'))
+        if shape == "steps":
+            return Workload(target="", segments=workload.steps(stages), cv=cv)
+        return Workload(target="", segments=workload.ramp(stages, fields["from"].per_s() if "from" in fields else 0.0), cv=cv)
+    file = required(row, fields, "file", "the path of the trace, from here")
+    path = folder / file.text()
+    try:
+        if shape == "trace":
+            next(workload.replay_trace(path), None)
+            return Workload(target="", trace=str(path))
+        speedup = fields["speedup"].number(above=True) if "speedup" in fields else 1.0
+        pieces = tuple(
+            RateSegment(round(piece.span_us / speedup), piece.from_per_s * speedup, piece.to_per_s * speedup)
+            for piece in workload.read_hasgpu(path)
+        )
+        return Workload(target="", segments=pieces, cv=cv if "cv" in fields else 0.0)
+    except BadValue as error:
+        raise file.error(error.message, error.hint) from None
+
+
+def _stages(field: Field) -> list[tuple[int, float]]:
+    stages = []
+    for stage in field.items():
+        pair = list(stage.items())
+        if len(pair) != 2:
+            raise stage.error(f"{stage.value!r} is not a stage", 'a stage is a time and a rate: ["10s", 100]')
+        stages.append((pair[0].time_us(1), pair[1].per_s()))
+    if not any(rate for _, rate in stages):
+        raise field.error("no stage has a rate above 0", 'stages = [["10s", 100], ["20s", 300]]')
+    return stages
+
+
+# ------------------------------------------------------------------------------------------------ [[tenant]]: weight and limits
+
+_TENANT_KEYS = ("name", "weight", "rate", "burst", "concurrent", "unit_seconds", "memory")
+
+
+def read_tenant(row: Field) -> Tenant:
+    fields = row.table(*_TENANT_KEYS)
+    values: dict[str, Any] = read_present(
+        fields,
+        weight=("weight", lambda field: field.number(above=True)),
+        rate=("rate_per_s", Field.per_s),
+        burst=("burst", Field.number),
+        concurrent=("concurrent", Field.integer),
+        unit_seconds=("unit_s_per_day", Field.number),
+        memory=("memory_mib", Field.memory_mib),
+    )
+    return Tenant(name=required(row, fields, "name").text(), **values)

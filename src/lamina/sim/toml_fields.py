@@ -14,9 +14,13 @@ from typing import Any
 
 from lamina import units
 from lamina.errors import BadScenario, BadValue, did_you_mean
-from lamina.sim.toml_lines import Path
+
+Path = tuple[str | int, ...]
+"""Of a value in the file: `("load", 1, "rate")`."""
 
 _RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*/\s*([a-z]+)\s*")
+_HEADER = re.compile(r"\s*\[(\[?)([^\]]+)\]")
+_KEY = re.compile(r"""\s*([\w.-]+|"[^"]*"|'[^']*')\s*=""")
 _NAMES = {
     str: "a text",
     bool: "true or false",
@@ -157,3 +161,34 @@ def required(row: Field, fields: dict[str, Field], key: str, hint: str = "") -> 
     if key not in fields:
         raise row.error(f"{key} is missing", hint or f"add {key} = ...")
     return fields[key]
+
+
+def find_lines(text: str) -> dict[Path, int]:
+    """Lines of tables and of keys that begin a line, counted from 1. Of a value inside a list or an inline table, the line of its
+    key is the nearest that is known: the parser of the standard library does not say more."""
+    lines: dict[Path, int] = {(): 1}
+    lengths: dict[Path, int] = {}  #: of arrays of tables
+    table: Path = ()
+    for number, row in enumerate(text.split("\n"), 1):
+        if header := _HEADER.match(row):
+            table = ()
+            for key in _split_key(header[2]):
+                table = (*table, key)
+                lines.setdefault(table, number)
+                if table in lengths:  # `[function.profile]` means the last function there is
+                    table = (*table, lengths[table] - 1)
+            if header[1]:
+                array = table[:-1] if isinstance(table[-1], int) else table
+                table = (*array, lengths.setdefault(array, 0))
+                lengths[array] += 1
+                lines[table] = number
+        elif found := _KEY.match(row):
+            path = table
+            for key in _split_key(found[1]):
+                path = (*path, key)
+                lines.setdefault(path, number)
+    return lines
+
+
+def _split_key(dotted: str) -> list[str]:
+    return [part.strip().strip("\"'") for part in dotted.split(".")]
