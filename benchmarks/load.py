@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from lamina.load import results
-from lamina.load.connection import LoadConnection
+from lamina.load.generator import LoadConnection
 from lamina.load.load_plan import LoadPlan
 from lamina.sim.histogram import LatencyHistogram
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from lamina.predict import fitted_interference, learned
-from lamina.predict.fit import fit_model
+from benchmarks.prediction.fit_model import fit_model
+from lamina.predict import interference, learned
 from lamina.predict.profile import Point, Profile, write
 
 DATA = Path("data/h200")
@@ -46,14 +46,14 @@ def times() -> Times:
     return found
 
 
-def tenants() -> list[tuple[str, str, fitted_interference.ColocatedTenant, Sequence[fitted_interference.ColocatedTenant], float]]:
+def tenants() -> list[tuple[str, str, interference.ColocatedTenant, Sequence[interference.ColocatedTenant], float]]:
     """Case, model, what it asks for, what its neighbours ask for, how many times longer it took."""
     known = records()
     with (DATA / "colocation.csv").open() as file:
         rows = list(csv.DictReader(file))
-    peak = fitted_interference.PEAK_GB_PER_S["h200"]
+    peak = interference.PEAK_GB_PER_S["h200"]
     sides = [
-        fitted_interference.ColocatedTenant(
+        interference.ColocatedTenant(
             float(known[row["model"]]["param_bytes"]), float(row["demand_gb_s"]) / peak, int(row["units"]) / 15
         )
         for row in rows
@@ -86,14 +86,14 @@ def profiles() -> list[Profile]:
             )
             for cell in cells
         ]
-        traits = fitted_interference.traits_from_record(row)
+        traits = interference.traits_from_record(row)
         made.append(
             Profile(
                 function=name,
                 device="h200",
                 points=sorted(points, key=lambda point: (point.units, point.batch)),
                 memory_mib=row["peak_mib"]["64"],
-                bandwidth=round(fitted_interference.bandwidth_demand(traits, "h200", points), 4),
+                bandwidth=round(interference.bandwidth_demand(traits, "h200", points), 4),
                 traits=traits,
                 meta={"source": "data/h200", "machine": "NVIDIA H200", "date": "2026-11-15"},
             )
@@ -109,9 +109,9 @@ def main() -> None:
     model = fit_model("h200", records(), times(), meta=meta)
     learned.SHIPPED_MODELS.mkdir(exist_ok=True)
     learned.write_model(model, learned.SHIPPED_MODELS / "h200.json")
-    line = fitted_interference.fit_slowdown((own, others, slowdown) for _, _, own, others, slowdown in tenants())
-    fitted_interference.SHIPPED_REGRESSIONS.mkdir(exist_ok=True)
-    (fitted_interference.SHIPPED_REGRESSIONS / "h200.json").write_bytes(msgspec.json.encode(line) + b"\n")
+    line = interference.fit_slowdown((own, others, slowdown) for _, _, own, others, slowdown in tenants())
+    interference.SHIPPED_REGRESSIONS.mkdir(exist_ok=True)
+    (interference.SHIPPED_REGRESSIONS / "h200.json").write_bytes(msgspec.json.encode(line) + b"\n")
     print("probes:", *model.library.probes, sep="\n  ")
     print(
         f"log slowdown = {line.base:.3f} + {[round(slope, 4) for slope in line.slopes]} . (log parameter bytes, neighbours, ...)"

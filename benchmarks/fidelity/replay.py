@@ -19,7 +19,7 @@ from benchmarks.fidelity.live import Runs, handovers, profile_of
 from benchmarks.fidelity.recorded import Phase, Recording, read
 from lamina.core.events import Deployed
 from lamina.planner.interference import InterferenceModel
-from lamina.predict import fitted_interference
+from lamina.predict import interference
 from lamina.predict.profile import Handover, Profile
 
 FOLDER = Path("data/live-h200")
@@ -71,8 +71,8 @@ def cases_of(run: Recording, place: int, others: dict[str, Recording]) -> list[t
         if run.company:
             every = all(len(sizes) == len(SIZES) for sizes in run.company.values())
             models[f"as measured before{'' if every else ' with full batches'}"] = Company(run.company)
-        if kind in fitted_interference.PEAK_GB_PER_S:
-            models["by the fitted line"] = fitted_interference.fitted_interference(profiles)
+        if kind in interference.PEAK_GB_PER_S:
+            models["by the fitted line"] = interference.fitted_interference(profiles)
     about = f"{slices}, beside {len(phase.who) - 1}"
     return [(f"{about}, {how}", case._replace(interference=model), phase) for how, model in models.items()]
 
@@ -115,4 +115,4 @@ def _alone_us(run: Recording) -> dict[str, dict[int, float]]:
 def _with_traits(profile: Profile) -> Profile:
     with Path("data/h200/models.jsonl").open() as file:
         records = [record for line in file if (record := json.loads(line))["model"] == profile.function]
-    return replace(profile, traits=fitted_interference.traits_from_record(records[0])) if records else profile
+    return replace(profile, traits=interference.traits_from_record(records[0])) if records else profile

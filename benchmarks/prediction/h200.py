@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.prediction.fit_model import fit_model
 from benchmarks.train_predictor import Times, records, times
 from lamina.predict import learned
-from lamina.predict.fit import fit_model
 
 SEEDS = (10, 11, 12)
 COUNTS = (0, 1, 3, 5)

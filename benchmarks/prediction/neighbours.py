@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.train_predictor import tenants
-from lamina.predict import fitted_interference
+from lamina.predict import interference
 
 
 def neighbours() -> dict[str, Any]:
@@ -40,7 +40,7 @@ def neighbours() -> dict[str, Any]:
 
 
 def _fitted(known: list[Any]) -> Callable[[Any], float]:
-    line = fitted_interference.fit_slowdown((own, others, slowdown) for _, _, own, others, slowdown in known)
+    line = interference.fit_slowdown((own, others, slowdown) for _, _, own, others, slowdown in known)
     return lambda row: line.slowdown(row[2], row[3])
 
 

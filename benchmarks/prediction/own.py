@@ -1,7 +1,7 @@
 """Models of the V100 set that nobody has seen, probed where we choose: how many probes does a stated error take?
 
 RaPP fixes its eleven places, and all its quotas at one batch size on all SMs. Here the known models say where a new one tells
-most: the first places are those after which they, left out, are predicted best (as `lamina.predict.fit` does it); from then on
+most: the first places are those after which they, left out, are predicted best (as `fit_model.py` does it); from then on
 the next is where the rest of the grid is least sure. How a cell is predicted from probes anywhere:
 
 *Processes* over probes and static features say what slices need (G), what launches take under a quota (T; for all shares and by

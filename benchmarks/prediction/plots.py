@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures import use_style
+from benchmarks.prediction.fit_model import fit_model
 from benchmarks.prediction.own import GOAL, RAPP
 from benchmarks.prediction.v100 import SHARES, load
 from benchmarks.train_predictor import records, times
-from lamina.predict.fit import fit_model
 
 PLOTS = Path("docs/img")
 

@@ -9,21 +9,15 @@ import numpy as np
 
 from benchmarks.train_predictor import records
 from lamina.predict import learned
-from lamina.predict.dense import dense_table
 
 
 def speed() -> dict[str, Any]:
     static, model = records()["resnet50"], learned.shipped_model("h200")
     table = learned.predicted_table(model, {"resnet50": (static, {})})
-    quick = dense_table(table, "resnet50", "h200", 64, 16)
     rng = np.random.default_rng(0)
     batches, units = rng.integers(1, 65, 256), rng.integers(1, 17, 256)
     pairs = list(zip(batches.tolist(), units.tolist(), strict=True))
     made = {
-        "256 answers from the dense table, us": min(
-            timeit.repeat(lambda: quick.many_us(batches, units), number=1000, repeat=7)
-        )
-        * 1e3,
         "256 answers asked one by one, us": min(
             timeit.repeat(lambda: [table.latency_us("resnet50", "h200", b, u) for b, u in pairs], number=100, repeat=7)
         ) * 1e4,

@@ -15,10 +15,9 @@ from click.testing import CliRunner
 
 from lamina.cli.load import command
 from lamina.errors import BadValue, Unreachable
-from lamina.load.generator import run
-from lamina.load.generator_process import run_load
-from lamina.load.html_report import html_report
+from lamina.load.generator import run, run_load
 from lamina.load.load_plan import LoadPlan, parse_stages
+from lamina.load.report import html_report
 from lamina.load.results import LoadResult, LoadTally, SecondStats
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"

@@ -12,8 +12,8 @@ from benchmarks.train_predictor import records, tenants, times
 
 from lamina.errors import BadValue
 from lamina.planner.interference import ColocatedBatch
-from lamina.predict import fitted_interference
-from lamina.predict.fitted_interference import (
+from lamina.predict import interference
+from lamina.predict.interference import (
     ColocatedTenant,
     FittedInterference,
     fit_slowdown,
@@ -95,11 +95,11 @@ def test_a_device_nobody_measured_is_named():
 
 def test_too_few_cases_are_refused():
     with pytest.raises(BadValue, match="too few"):
-        fitted_interference.fit_slowdown([])
+        interference.fit_slowdown([])
 
 
 def test_profiles_with_traits_make_a_model():
-    found = fitted_interference.fitted_interference(read_all("profiles/h200"))
+    found = interference.fitted_interference(read_all("profiles/h200"))
     alone = ColocatedBatch("resnet50", 8, 0.2)
     assert found.slowdown(alone, [], "h200") == 1.0
     assert 1.05 < found.slowdown(alone, [ColocatedBatch("bert_base", 16, 0.4), ColocatedBatch("vgg16", 16, 0.4)], "h200") < 1.6
@@ -107,11 +107,11 @@ def test_profiles_with_traits_make_a_model():
 
 def test_profiles_without_traits_make_none():
     with pytest.raises(BadValue, match="traits"):
-        fitted_interference.fitted_interference(read_all("profiles/v100"))
+        interference.fitted_interference(read_all("profiles/v100"))
 
 
 def test_demand_is_part_of_the_peak():
     profile = read("profiles/h200/vgg16.json")
     assert profile.traits is not None
-    assert 0 < fitted_interference.bandwidth_demand(profile.traits, "h200", profile.points) < 1
-    assert fitted_interference.bandwidth_demand(profile.traits, "v100", profile.points) == 0.0
+    assert 0 < interference.bandwidth_demand(profile.traits, "h200", profile.points) < 1
+    assert interference.bandwidth_demand(profile.traits, "v100", profile.points) == 0.0

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.prediction.fit_model import fit_model
 from benchmarks.train_predictor import Times, records, times
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lamina.errors import BadValue
 from lamina.predict import learned, model_features
-from lamina.predict.dense import dense_table
-from lamina.predict.fit import fit_model
 from lamina.predict.learned import LatencyModel, monotone, shipped_model
 
 LEFT_OUT = ("resnet50", "bert_base", "efficientnet_b0", "vit_b_16", "vgg16", "shufflenet_v2_x1_0")
@@ -186,15 +185,3 @@ def test_a_predicted_function_answers_like_a_profiled_one():
     table = learned.predicted_table(shipped_model("h200"), {"f": (known()["resnet50"], {})})
     assert 0 < table.median_us("f", "h200", 8, 4) < table.latency_us("f", "h200", 8, 4)
     assert table.latency_us("f", "h200", 8, 5) <= table.latency_us("f", "h200", 8, 4)
-
-
-def test_the_dense_table_gives_the_same_answers():
-    table = learned.predicted_table(shipped_model("h200"), {"f": (known()["resnet50"], {})})
-    asked = [(1, 1), (7, 3), (64, 15), (33, 16)]
-    found = dense_table(table, "f", "h200", 64, 16).many_us(*map(list, zip(*asked, strict=True)))
-    assert found.tolist() == [table.latency_us("f", "h200", batch, units) for batch, units in asked]
-
-
-def test_of_a_function_nobody_knows_there_is_no_dense_table():
-    with pytest.raises(BadValue, match="'g'"):
-        dense_table(learned.predicted_table(shipped_model("h200"), {}), "g", "h200", 4, 4)

@@ -43,7 +43,7 @@ class FakeBench:
     def memory_mib(self) -> int:
         return 77
 
-    def about(self) -> dict[str, Any]:
+    def device_info(self) -> dict[str, Any]:
         return {"machine": "made up", "driver": "none"}
 
     def close(self) -> None:

@@ -8,9 +8,8 @@ import pytest
 
 from lamina.errors import BadValue
 from lamina.predict import profile as profiles
-from lamina.predict.profile import Point, Profile
+from lamina.predict.profile import Point, Profile, compare_profiles
 from lamina.profiler import build_profile
-from lamina.profiler.compare import compare_profiles
 from lamina.profiler.measurement import MeasurementOutcome
 from lamina.profiler.measurement_log import LogHeader, MeasurementLog, SessionRecord, VisitRecord
 from tests.profiler.fake_bench import FakeBench, straight

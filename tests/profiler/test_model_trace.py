@@ -10,8 +10,7 @@ import pytest
 
 import lamina
 from lamina.errors import BadValue
-from lamina.profiler.model_trace import trace_model
-from lamina.profiler.predicted_profile import predict_profile
+from lamina.profiler.model_trace import predict_profile, trace_model
 
 torch = pytest.importorskip("torch")
 

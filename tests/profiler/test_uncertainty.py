@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lamina.profiler.measurement import AdaptiveMeasurement, MeasurementOutcome
-from lamina.profiler.uncertainty import explain_uncertainty, run_to_run_variation
+from lamina.profiler.measurement import AdaptiveMeasurement, MeasurementOutcome, explain_uncertainty, run_to_run_variation
 from tests.profiler.fake_bench import FakeBench, straight
 
 

@@ -60,7 +60,7 @@ def command(**given: Any) -> int:
     """
     import msgspec
 
-    from lamina.load.generator_process import run_load
+    from lamina.load.generator import run_load
     from lamina.load.load_plan import LoadPlan, check_trace, parse_stages
 
     for written in ("out", "html"):
@@ -94,7 +94,7 @@ def command(**given: Any) -> int:
     if given["out"]:
         given["out"].write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2))
     if given["html"]:
-        from lamina.load.html_report import html_report
+        from lamina.load.report import html_report
 
         given["html"].write_text(html_report(result), encoding="utf-8")
         click.echo(f"page: {given['html']}", err=True)
@@ -109,8 +109,8 @@ def _watched(plan: Any) -> Any:
     from rich.console import Console
     from rich.live import Live
 
-    from lamina.load.generator_process import run_load
-    from lamina.load.live_view import live_view, result_table
+    from lamina.load.generator import run_load
+    from lamina.load.report import live_view, result_table
     from lamina.load.results import SecondStats
 
     console = Console()

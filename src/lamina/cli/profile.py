@@ -79,7 +79,7 @@ def command(
 def _predict(target: str, kind: str, out: Path | None, as_json: bool) -> int:
     from lamina.predict.profile import read
     from lamina.profiler import build_profile, session
-    from lamina.profiler.predicted_profile import predict_profile
+    from lamina.profiler.model_trace import predict_profile
 
     where, function = session.find_function(target)
     folder = out if out is not None else where.parent / "profiles"

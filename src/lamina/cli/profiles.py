@@ -103,8 +103,7 @@ def plot(file: Path, out: Path | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 def compare_two(before: Path, after: Path, as_json: bool) -> None:
     """Compare two profiles: the ratio of medians at every place both have, and the biggest change."""
-    from lamina.predict.profile import read
-    from lamina.profiler.compare import compare_profiles
+    from lamina.predict.profile import compare_profiles, read
 
     old, new = read(before), read(after)
     found = compare_profiles(old, new)

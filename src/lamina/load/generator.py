@@ -1,24 +1,100 @@
 """Open-loop load generator on bare sockets, in a process of its own so that drawing a screen never delays a call.
 
-Calls leave when they are due, whether or not earlier ones were answered, and their time counts from when they were due.
-No event loop library: at tens of thousands of calls a second the generator must not be what is measured.
+Calls leave when they are due, whether or not earlier ones were answered, and their time counts from when they were due. A
+connection has at most one request in flight: a rejection must not queue behind a result. No event loop library: at tens of
+thousands of calls a second the generator must not be what is measured. `run_load` starts the process and follows it.
 """
 
 from __future__ import annotations
 
 import select
 import signal
+import socket
 import ssl
+import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
-from lamina.load.connection import ConnectionLost, LoadConnection
+from lamina.errors import LaminaError, Unreachable
 from lamina.load.load_plan import LoadPlan
 from lamina.load.results import LoadResult, LoadTally, SecondStats
+
+CHUNKED_END = b"\r\n0\r\n\r\n"
+
+
+class ConnectionLost(Exception):
+    """The connection was closed by the server, or lost."""
+
+
+class LoadConnection:
+    """Non-blocking connection. A request that does not fit into the socket's buffer is sent on when there is room."""
+
+    __slots__ = ("_buffer", "_unsent", "due_us", "socket")
+
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None, timeout_s: float = 5.0) -> None:
+        plain = socket.create_connection((host, port), timeout_s)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = tls.wrap_socket(plain, server_hostname=host) if tls else plain
+        self.socket.setblocking(False)
+        self.due_us = 0
+        self._buffer = b""
+        self._unsent = memoryview(b"")
+
+    def send(self, request: bytes) -> bool:
+        """Whether all of it has left; if not, `go_on` when the socket is writable."""
+        self._unsent = memoryview(request)
+        return self.send_more()
+
+    def send_more(self) -> bool:
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self.socket.send(self._unsent) :]
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            return False
+        except OSError:
+            raise ConnectionLost from None
+        return True
+
+    def read_status(self) -> str:
+        """Status of the answer that has come in whole; empty while it has not."""
+        while True:
+            try:
+                data = self.socket.recv(262_144)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                return ""
+            except OSError:
+                raise ConnectionLost from None
+            if not data:
+                raise ConnectionLost
+            data = self._buffer + data if self._buffer else data
+            if _is_complete(data):
+                self._buffer = b""
+                return data[9:12].decode("latin-1")
+            self._buffer = data
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def _is_complete(data: bytes) -> bool:
+    end = data.find(b"\r\n\r\n")
+    if end < 0:
+        return False
+    head = data[:end].lower()
+    mark = head.find(b"\r\ncontent-length:")
+    if mark >= 0:
+        stop = head.find(b"\r", mark + 2)
+        return len(data) >= end + 4 + int(head[mark + 17 : stop if stop > 0 else None])
+    if b"\r\ntransfer-encoding:" in head:
+        return data.endswith(CHUNKED_END)
+    return True
+
 
 POLL_INTERVAL_S = 0.0005
 """Sockets are looked at this often: many sends and answers at a time cost less than each by itself."""
@@ -178,6 +254,57 @@ def main() -> None:
         say("result", run(plan, lambda second: say("second", second), stop_on=signal.SIGINT))
     except OSError as error:
         out.write(msgspec.json.encode({"error": error.strerror or str(error)}) + b"\n")
+
+
+class _GeneratorMessage(msgspec.Struct):
+    second: SecondStats | None = None
+    result: LoadResult | None = None
+    error: str = ""
+
+
+def run_load(plan: LoadPlan, on_second: Callable[[SecondStats], None] = lambda second: None) -> LoadResult:
+    """Run `plan` to its end."""
+    plan.request_bytes()  # a wrong address is known before anything starts
+    command = [sys.executable, "-m", "lamina.load.generator"]
+    with _forward_interrupts() as pass_on, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        pass_on(process)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(msgspec.json.encode(plan))
+        process.stdin.close()
+        try:
+            for line in process.stdout:
+                said = msgspec.json.decode(line, type=_GeneratorMessage)
+                if said.error:
+                    raise Unreachable(f"{plan.url}: {said.error}", hint="is the server running, and on that port?")
+                if said.second is not None:
+                    on_second(said.second)
+                if said.result is not None:
+                    return said.result
+        finally:
+            process.kill()
+    raise LaminaError("the load generator ended without a result")
+
+
+@contextmanager
+def _forward_interrupts() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """The first Ctrl-C is for the generator, which then says what it has seen. A second one is for us."""
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda process: None
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited, until it has its own way to stop
+
+    def pass_on(process: subprocess.Popen[bytes]) -> None:
+        def once(*_: object) -> None:
+            signal.signal(signal.SIGINT, before)
+            process.send_signal(signal.SIGINT)
+
+        signal.signal(signal.SIGINT, once)
+
+    try:
+        yield pass_on
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from lamina.planner.interference import InterferenceModel
-from lamina.predict.drift import INITIAL_DEVIATION, PLAN_DEVIATIONS, SMOOTHING, DriftingMean
-from lamina.predict.latency_curve import LatencyCurve
+from lamina.predict.drift import INITIAL_DEVIATION, PLAN_DEVIATIONS, SMOOTHING, DriftingMean, LatencyCurve
 from lamina.predict.profile import Profile
 from lamina.predict.profile_table import ProfileTable
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import lamina
 from lamina.predict import profile as profiles
-from lamina.predict.fitted_interference import bandwidth_demand
+from lamina.predict.interference import bandwidth_demand
 from lamina.predict.profile import Handover, Point, Profile, Traits
 from lamina.profiler.bench import Bench, GridPoint, ReportsHandover, ReportsTraits
 from lamina.profiler.measurement import MeasurementOutcome

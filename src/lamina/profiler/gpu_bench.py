@@ -101,7 +101,7 @@ class GpuBench:
         model: LoadedTorchModel | None = self._runner.model if self._runner is not None else None
         if model is None or not hasattr(model.module, "parameters"):
             return None
-        from lamina.predict.fitted_interference import traits_from_record
+        from lamina.predict.interference import traits_from_record
         from lamina.profiler.model_trace import trace_model
 
         try:

@@ -6,13 +6,18 @@ threads and sessions are made for it.
 
 A run that had to wait for its core was disturbed by another process, and is repeated. Where that keeps happening, the
 time it waited is taken off instead: what is asked is how long the function takes on a slice of its own.
+
+Why a profile is not as certain as was asked for is said in words, since what helps depends on it. Time helps where points or
+samples had no turn yet. Where the same batch of the same samples differs from one run to the next, the machine or the function
+is not steady: time helps slowly, a steadier machine at once.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lamina.profiler.bench import Bench, CyclesSamples, GridPoint, profile_grid
@@ -175,3 +180,36 @@ def _corners(places: Sequence[GridPoint]) -> list[GridPoint]:
 def _row_ends(places: Sequence[GridPoint], units: int) -> list[GridPoint]:
     row = [batch for batch, count in places if count == units]
     return list(dict.fromkeys([(max(row), units), (min(row), units)]))
+
+
+STEADY_VARIATION = 0.02  #: so much from one run to the next is no obstacle
+
+Runs = Mapping[GridPoint, Sequence[float]]
+Cycle = Callable[[int], int]
+"""After how many batches of a size its samples repeat."""
+
+
+def explain_uncertainty(outcome: MeasurementOutcome, cycle: Cycle = lambda batch: 1) -> str:
+    """Empty if it is as sure as it should be."""
+    if outcome.reached:
+        return ""
+    if not math.isfinite(outcome.uncertainty):
+        return "the time was too short for the four corners of the grid"
+    batch, units = outcome.least_certain
+    where = f"batch {batch} on {units} unit{'s'[: units > 1]}"
+    if outcome.least_certain not in outcome.runs:
+        return f"the time was too short, {where} is a guess between others"
+    apart = run_to_run_variation(outcome.runs, cycle)
+    if apart < STEADY_VARIATION:
+        return f"the time was too short, {where} had {len(outcome.runs[outcome.least_certain])} runs of samples that differ"
+    return f"the same batch takes {apart:.0%} more or less from one run to the next: the machine, or the function, is not steady"
+
+
+def run_to_run_variation(runs: Runs, cycle: Cycle) -> float:
+    """How far a batch of the same samples on the same slice is off when it is run again: half of them by less."""
+    again = [
+        abs(math.log(later / before))
+        for (batch, _), values in runs.items()
+        for before, later in zip(values, values[cycle(batch) :], strict=False)
+    ]
+    return math.expm1(statistics.median(again)) if again else 0.0

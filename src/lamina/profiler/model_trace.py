@@ -3,6 +3,8 @@
 The module is copied to torch's `meta` device, where shapes flow and numbers do not: no GPU, no time, no memory for weights. It
 is passed through at batch 1 and at batch 8; every operator that is not a view is counted with its arithmetic, the elements it
 reads and writes, and the weights among them. Sums over operators are as if nothing were cached.
+
+From the trace of a model that has not run on the device, the shipped latency model predicts its profile.
 """
 
 from __future__ import annotations
@@ -11,8 +13,13 @@ import copy
 from collections import Counter
 from typing import Any
 
+from msgspec.structs import replace
+
 from lamina.errors import BadValue
+from lamina.predict import interference, learned
 from lamina.predict.model_features import Record
+from lamina.predict.profile import Profile
+from lamina.sdk.function import Function
 
 VIEW_OPERATORS = {
     "view", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "slice", "select", "detach", "alias", "as_strided",
@@ -123,3 +130,24 @@ def _forward_pass(name: str, module: Any, inputs: list[Any]) -> _TraceCounts:
             f"{name!r} cannot be traced without numbers: {type(error).__name__}: {error}", hint="profile it on the device instead"
         ) from error
     return seen
+
+
+def predict_profile(function: Function[..., Any], kind: str) -> Profile:
+    model = learned.shipped_model(kind)
+    runner = function.open()
+    try:
+        if runner.model is None or not hasattr(runner.model.module, "parameters"):
+            raise BadValue(
+                f"function {function.name!r} is no torch model, so nothing can be said of it without running it",
+                hint="make it a lamina.TorchModel, or profile it on the device",
+            )
+        record = trace_model(function.name, runner.model.module, runner.model.example)
+    finally:
+        runner.close()
+    grid = model.predict(record)
+    found = grid.profile(function.name, kind)
+    largest = max(1, function.spec.max_batch)
+    kept = [point for point in found.points if point.batch <= largest]
+    places = [f"batch {batch} on {units} unit{'s'[: units > 1]}" for batch, units in model.probes(3) if batch <= largest]
+    meta = found.meta | {"learnt_from": f"{len(model.library.functions)} functions", "worth_measuring": ", ".join(places)}
+    return replace(found, points=kept, traits=interference.traits_from_record(record), meta=meta)

@@ -13,9 +13,8 @@ from lamina.errors import BadValue, did_you_mean
 from lamina.predict.profile import Profile
 from lamina.profiler import build_profile
 from lamina.profiler.bench import Bench
-from lamina.profiler.measurement import AdaptiveMeasurement, MeasurementOutcome, MeasurementProgress
+from lamina.profiler.measurement import AdaptiveMeasurement, MeasurementOutcome, MeasurementProgress, explain_uncertainty
 from lamina.profiler.measurement_log import LogHeader, MeasurementLog, SessionRecord
-from lamina.profiler.uncertainty import explain_uncertainty
 from lamina.sdk.app import App
 from lamina.sdk.app_loader import load_app
 from lamina.sdk.binding import bind

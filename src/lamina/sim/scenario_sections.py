@@ -33,8 +33,13 @@ from lamina.errors import BadValue
 from lamina.planner.interference import InterferenceModel
 from lamina.planner.partitioning.catalogue import InterferenceWeights
 from lamina.predict.device_presets import PRESETS
-from lamina.predict.fitted_interference import fitted_interference
-from lamina.predict.interference import BANDWIDTH_LIMIT, LinearInterference, MemoryUse, bandwidth_interference
+from lamina.predict.interference import (
+    BANDWIDTH_LIMIT,
+    LinearInterference,
+    MemoryUse,
+    bandwidth_interference,
+    fitted_interference,
+)
 from lamina.predict.profile import Point, Profile
 from lamina.predict.profile import read as read_profile
 from lamina.sim import workload

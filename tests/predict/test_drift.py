@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from lamina.predict.drift import INITIAL_DEVIATION, PLAN_DEVIATIONS, DriftingMean
-from lamina.predict.latency_curve import LatencyCurve
+from lamina.predict.drift import INITIAL_DEVIATION, PLAN_DEVIATIONS, DriftingMean, LatencyCurve
 
 MS = 1_000.0
 
