@@ -1,6 +1,6 @@
 """Annotations of the steps of a flow: time, slack, and the batch they have or could have.
 
-From profiles: a step's slack is what is left of the goal on the longest way through it, and the batch the largest whose
+From profiles: a step's slack is what is left of the goal on the longest path through it, and the batch the largest whose
 extra time fits into that. From a run: what was measured.
 """
 
@@ -41,11 +41,11 @@ def planned_notes(flow: Flow, time_us: Time, batches: Mapping[str, int]) -> dict
         most = batches.get(task.function, 1)
         sizes = sorted({most, *(2**n for n in range(most.bit_length()) if 2**n <= most)})
         fitting = [size for size in sizes if not goal_us or time_us(task.function, size) - alone_us <= max(0, slack_us)]
-        said = [show_duration(alone_us)]
+        parts = [show_duration(alone_us)]
         if goal_us:
-            said.append(f"slack {show_duration(slack_us)}" if slack_us >= 0 else f"late by {show_duration(-slack_us)}")
-        said.append(f"batch {max(fitting, default=1)}")
-        found[task.name] = StepNote(" · ".join(said), through[task.name] >= longest_us)
+            parts.append(f"slack {show_duration(slack_us)}" if slack_us >= 0 else f"late by {show_duration(-slack_us)}")
+        parts.append(f"batch {max(fitting, default=1)}")
+        found[task.name] = StepNote(" · ".join(parts), through[task.name] >= longest_us)
     return found
 
 
@@ -109,15 +109,15 @@ def measured_notes(flow: Flow, events: Iterable[Mapping[str, Any]], deadline_us:
     found: dict[str, StepNote] = {}
     for name, calls in by_step.items():
         ran = [call["ended_us"] - (call.get("began_us") or call["ended_us"]) for call in calls]
-        said = [(f"{len(calls)} x " if len(calls) > 1 else "") + show_duration(round(median(ran)))]
+        parts = [(f"{len(calls)} x " if len(calls) > 1 else "") + show_duration(round(median(ran)))]
         waited = median((call.get("began_us") or call["ended_us"]) - call["queued_us"] for call in calls)
         if waited >= 1_000:
-            said.append(f"queued {show_duration(round(waited))}")
+            parts.append(f"queued {show_duration(round(waited))}")
         if deadline_us:
             slack_us = deadline_us - max(call["ended_us"] for call in calls)
-            said.append(f"slack {show_duration(slack_us)}" if slack_us >= 0 else f"late by {show_duration(-slack_us)}")
-        said.append(f"batch {median(call.get('batch') or 1 for call in calls):g}")
-        found[name] = StepNote(" · ".join(said), any(not call.get("ok") for call in calls))
+            parts.append(f"slack {show_duration(slack_us)}" if slack_us >= 0 else f"late by {show_duration(-slack_us)}")
+        parts.append(f"batch {median(call.get('batch') or 1 for call in calls):g}")
+        found[name] = StepNote(" · ".join(parts), any(not call.get("ok") for call in calls))
     for task in flow.tasks():
         found.setdefault(task.name, StepNote("not run"))
     return found

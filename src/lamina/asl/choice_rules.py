@@ -106,23 +106,23 @@ def matches(pattern: str, text: str) -> bool:
     if not text.startswith(first) or not text.endswith(last) or len(text) < len(first) + len(last):
         return False
     at, end = len(first), len(text) - len(last)
-    for piece in middle:
-        at = text.find(piece, at, end)
+    for part in middle:
+        at = text.find(part, at, end)
         if at < 0:
             return False
-        at += len(piece)
+        at += len(part)
     return True
 
 
 @lru_cache(maxsize=1024)
 def _literal_parts(pattern: str) -> tuple[str, ...]:
     """Literal parts between the stars."""
-    pieces, at = [""], 0
+    parts, at = [""], 0
     while at < len(pattern):
         if pattern[at] == "*":
-            pieces.append("")
+            parts.append("")
         else:
             at += pattern[at] == "\\" and pattern[at + 1 : at + 2] in ("*", "\\")
-            pieces[-1] += pattern[at]
+            parts[-1] += pattern[at]
         at += 1
-    return tuple(pieces)
+    return tuple(parts)

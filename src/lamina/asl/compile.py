@@ -45,13 +45,13 @@ class _Compiler:
 
     def machine(self, document: dict[str, Any], name: str, slo: Slo = DEFAULT_SLO) -> Flow:
         nodes = {key: self._node(key, state) for key, state in document["States"].items()}
-        kept = {key: value for key, value in document.items() if key not in ("States", "StartAt")}
-        timeout_us = kept.get("TimeoutSeconds", 0) * 1_000_000
-        return Flow(name, nodes, (document["StartAt"],), slo, {"asl": kept}, timeout_us)
+        fields = {key: value for key, value in document.items() if key not in ("States", "StartAt")}
+        timeout_us = fields.get("TimeoutSeconds", 0) * 1_000_000
+        return Flow(name, nodes, (document["StartAt"],), slo, {"asl": fields}, timeout_us)
 
     def _node(self, name: str, state: dict[str, Any]) -> Node:
-        kept = {key: value for key, value in state.items() if key not in INNER}
-        data = {"asl": kept}
+        fields = {key: value for key, value in state.items() if key not in INNER}
+        data = {"asl": fields}
         on = (state["Next"],) if "Next" in state else ()
         match state["Type"]:
             case "Task":
@@ -67,10 +67,10 @@ class _Compiler:
                 wait_for = count[0] if isinstance(count, list) else count
                 return Parallel(name, branches, on, wait_for=wait_for, data=data, error_policy=_guard(state), resolves_data=True)
             case "Choice":
-                ways = [(rule["Next"],) for rule in state["Choices"]]
+                targets = [(rule["Next"],) for rule in state["Choices"]]
                 if "Default" in state:
-                    ways.append((state["Default"],))
-                return Choice(name, tuple(ways), data=data)
+                    targets.append((state["Default"],))
+                return Choice(name, tuple(targets), data=data)
             case "Wait":
                 return Wait(name, on, duration_us=state.get("Seconds", 0) * 1_000_000, data=data, resolves_data=True)
             case "Succeed":

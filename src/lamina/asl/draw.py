@@ -119,8 +119,8 @@ def _limits(node: FallibleNode) -> list[str]:
     policy = node.error_policy
     if policy is None:
         return []
-    said = [f"up to {max(retrier.attempts for retrier in policy.retry)} retries"] if policy.retry else []
-    return said + ([f"at most {policy.timeout_us / 1e6:g} s"] if policy.timeout_us else [])
+    labels = [f"up to {max(retrier.attempts for retrier in policy.retry)} retries"] if policy.retry else []
+    return labels + ([f"at most {policy.timeout_us / 1e6:g} s"] if policy.timeout_us else [])
 
 
 def _edges(node: Node) -> Iterator[_Edge]:
@@ -130,8 +130,8 @@ def _edges(node: Node) -> Iterator[_Edge]:
         return
     yield from (_Edge(node.name, name) for name in node.next)
     if isinstance(node, FallibleNode) and node.error_policy is not None:
-        said = (node.data or {}).get("catches") or [", ".join(catcher.errors) for catcher in node.error_policy.catch]
-        for catcher, errors in zip(node.error_policy.catch, said, strict=True):
+        labels = (node.data or {}).get("catches") or [", ".join(catcher.errors) for catcher in node.error_policy.catch]
+        for catcher, errors in zip(node.error_policy.catch, labels, strict=True):
             yield from (_Edge(node.name, name, _cut(errors, MAX_LABEL_CHARS), is_error=True) for name in catcher.next)
     if isinstance(node, Task):
         yield from (_Edge(node.name, name, "may") for name in node.potential_next)
@@ -141,14 +141,14 @@ def _rules(node: Choice) -> list[str]:
     count = len(node.branches)
     data: Any = node.data if isinstance(node.data, dict) else {}
     if "asl" in data:
-        said = [_cut(_rule(rule), MAX_LABEL_CHARS) for rule in data["asl"]["Choices"]]
+        labels = [_cut(_rule(rule), MAX_LABEL_CHARS) for rule in data["asl"]["Choices"]]
     else:
-        said = (
+        labels = (
             [_cut(_expression(rule), MAX_LABEL_CHARS) for rule in data.get("rules", ())]
             if data
             else [str(i) for i in range(count)]
         )
-    return [*said, *["otherwise"] * (count - len(said))]
+    return [*labels, *["otherwise"] * (count - len(labels))]
 
 
 def _expression(expr: list[Any]) -> str:
@@ -195,15 +195,15 @@ def _simplified(nodes: dict[str, Node], edges: list[_Edge]) -> tuple[dict[str, N
     hidden = [name for name, node in nodes.items() if isinstance(node, Pass)]
     if len(hidden) == len(nodes):
         hidden = hidden[1:]
-    kept = dict.fromkeys(edges)
+    remaining = dict.fromkeys(edges)
     for name in hidden:
-        before = [edge for edge in kept if edge.end == name]
-        after = [edge for edge in kept if edge.start == name]
+        before = [edge for edge in remaining if edge.end == name]
+        after = [edge for edge in remaining if edge.start == name]
         through = [
             _Edge(a.start, b.end, a.label or b.label, a.is_error or b.is_error) for a in before for b in after if a.start != b.end
         ]
-        kept = dict.fromkeys([edge for edge in kept if name not in (edge.start, edge.end)] + through)
-    return {name: node for name, node in nodes.items() if name not in hidden}, _transitive_reduction(_labelled(list(kept)))
+        remaining = dict.fromkeys([edge for edge in remaining if name not in (edge.start, edge.end)] + through)
+    return {name: node for name, node in nodes.items() if name not in hidden}, _transitive_reduction(_labelled(list(remaining)))
 
 
 def _labelled(edges: list[_Edge]) -> list[_Edge]:

@@ -161,8 +161,8 @@ class _Checker:
         match kind:
             case "Task":
                 self.say_all(task_problems(state, path))
-                ways = state.get("PotentialNext")
-                for index, name in enumerate(ways if isinstance(ways, list) else ()):
+                potential = state.get("PotentialNext")
+                for index, name in enumerate(potential if isinstance(potential, list) else ()):
                     self.next(name, f"{path}.PotentialNext[{index}]", states)
             case "Choice":
                 self._choice(state, path, states)
@@ -239,6 +239,6 @@ def targets(state: dict[str, Any]) -> list[Any]:
     for key in ("Choices", "Catch"):
         entries = state.get(key)
         found += [entry.get("Next") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    ways = state.get("PotentialNext")
-    found += ways if isinstance(ways, list) else []
+    potential = state.get("PotentialNext")
+    found += potential if isinstance(potential, list) else []
     return [name for name in found if isinstance(name, str)]

@@ -36,14 +36,14 @@ DOCUMENT = {document}
 
 def app_source(document: dict[str, Any], name: str) -> str:
     slug = _slug(name)
-    taken = {"app", "lamina", "Workflow", "DOCUMENT", _identifier(slug)}
+    used = {"app", "lamina", "Workflow", "DOCUMENT", _identifier(slug)}
     parts = [_HEAD.format(app=slug)]
     names: dict[str, str] = {}
     for resource in resources_of(document):
         identifier = _identifier(_slug(short_name(resource)))
-        while identifier in taken:
+        while identifier in used:
             identifier += "_"
-        taken.add(identifier)
+        used.add(identifier)
         names[resource] = identifier
         parts.append(_FUNCTION.format(name=_slug(identifier), identifier=identifier, resource=resource))
     written = pprint.pformat(document, width=110, sort_dicts=False)

@@ -167,12 +167,12 @@ def caught_value(catcher: dict[str, Any], raw: Any, error: str, cause: str) -> A
 
 def dynamic_next(state: State, result: Any) -> tuple[int, Any]:
     """Where a task with PotentialNext sends its token (0: to Next), and with what."""
-    ways = state.get("PotentialNext", [])
-    if ways and isinstance(result, dict) and NEXT_KEY in result:
+    potential = state.get("PotentialNext", [])
+    if potential and isinstance(result, dict) and NEXT_KEY in result:
         to = result[NEXT_KEY]
-        if to not in ways:
-            raise runtime_error(f"PotentialNext: {to!r} is none of {', '.join(ways)}")
-        return 1 + ways.index(to), result.get("value")
+        if to not in potential:
+            raise runtime_error(f"PotentialNext: {to!r} is none of {', '.join(potential)}")
+        return 1 + potential.index(to), result.get("value")
     return 0, result
 
 
@@ -201,12 +201,12 @@ def _combine(path: str | None, raw: Any, result: Any) -> Any:
 
 
 def _seconds_at(state: State, field: str, value: Any, context: Any, least: int) -> int:
-    return _number_at(state[field], value, context, field, least, whole=False, unit=1_000_000)
+    return _number_at(state[field], value, context, field, least, integer=False, unit=1_000_000)
 
 
-def _number_at(text: str, value: Any, context: Any, field: str, least: float, *, whole: bool = True, unit: int = 1) -> int:
+def _number_at(text: str, value: Any, context: Any, field: str, least: float, *, integer: bool = True, unit: int = 1) -> int:
     found = _at(text, value, context, field)
-    if json_type_of(found) != "number" or (whole and found != int(found)) or not least <= found <= 1e9:
+    if json_type_of(found) != "number" or (integer and found != int(found)) or not least <= found <= 1e9:
         raise runtime_error(f"{field}: {text} is {found!r}, which is no number from {least} on")
     return int(found * unit)
 

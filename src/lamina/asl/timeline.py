@@ -139,14 +139,14 @@ def _bars(events: list[Mapping[str, Any]]) -> Iterator[tuple[str, _Bar]]:
 
 
 def _text(event: Mapping[str, Any], queued_us: int, began_us: int, ended_us: int) -> str:
-    said = [f"{event['step']} {show_duration(ended_us - began_us)}"]
+    parts = [f"{event['step']} {show_duration(ended_us - began_us)}"]
     if began_us > queued_us:
-        said.append(f"{show_duration(began_us - queued_us)} queued")
+        parts.append(f"{show_duration(began_us - queued_us)} queued")
     if event.get("slice"):
-        said.append(f"on {event['slice']}, batch {event.get('batch', 1)}")
+        parts.append(f"on {event['slice']}, batch {event.get('batch', 1)}")
     if event.get("error"):
-        said.append(str(event["error"]))
-    return ", ".join(said)
+        parts.append(str(event["error"]))
+    return ", ".join(parts)
 
 
 def _summary(events: list[Mapping[str, Any]], span_us: int) -> str:

@@ -231,7 +231,7 @@ class ExpressionReader:
         test = self.visit(node.test, env)
         if not isinstance(test, Symbol):
             return self.visit(node.body if test else node.orelse, env)
-        bodies = [lambda way=way: BlockOutcome("return", self.visit(way, env)) for way in (node.body, node.orelse)]
+        bodies = [lambda branch=branch: BlockOutcome("return", self.visit(branch, env)) for branch in (node.body, node.orelse)]
         return self.recorder.choose(test, (bodies[0], bodies[1]), ()).value
 
     # ------------------------------------------------------------------------- calls
@@ -278,7 +278,7 @@ class ExpressionReader:
             return self.visit(element, inside)
 
         if any(isinstance(inner, ast.Await) for inner in ast.walk(element)):
-            return self.recorder.each(turn, items, 4.0, EachLimits(at_once=1)).make()
+            return self.recorder.each(turn, items, 4.0, EachLimits(max_concurrency=1)).make()
         return ItemCalls("gather(*...)", self.recorder.each(turn, items, 4.0).make)
 
     _GeneratorExp = _ListComp

@@ -113,17 +113,17 @@ class WorkflowReader(ExpressionReader):
 
     _AsyncFunctionDef = _FunctionDef
 
-    # ---------------------------------------------------------------- ways that part
+    # ---------------------------------------------------------------- branches
 
     def _If(self, node: ast.If, env: Env, rest: list[ast.stmt], tail: bool) -> BlockOutcome | None:
         test = self.visit(node.test, env)
         returns = _has(node, ast.Return)
-        more, tail = (rest, tail) if returns else ([], False)
+        following, tail = (rest, tail) if returns else ([], False)
         if not isinstance(test, Symbol):
-            outcome = self.read_block([*(node.body if test else node.orelse), *more], env, tail)
+            outcome = self.read_block([*(node.body if test else node.orelse), *following], env, tail)
         else:
-            ways: list[list[ast.stmt]] = [[*node.body, *more], [*node.orelse, *more]]
-            bodies = [lambda way=way: self.read_block(way, dict(env), tail) for way in ways]
+            branches: list[list[ast.stmt]] = [[*node.body, *following], [*node.orelse, *following]]
+            bodies = [lambda branch=branch: self.read_block(branch, dict(env), tail) for branch in branches]
             outcome = self.recorder.choose(test, (bodies[0], bodies[1]), self._read_elsewhere(node))
         return self._continue_with(outcome, env, returns)
 
@@ -131,18 +131,18 @@ class WorkflowReader(ExpressionReader):
         if node.finalbody:
             raise BadFlow(f"{user_place()}: finally cannot be recorded", hint="write it after the try, and in each except")
         returns = _has(node, ast.Return)
-        more, tail = (rest, tail) if returns else ([], False)
+        following, tail = (rest, tail) if returns else ([], False)
         handlers: list[tuple[tuple[str, ...], Callable[[Symbol], BlockOutcome]]] = []
         for handler in node.handlers:
 
-            def handle(said: Symbol, handler: ast.ExceptHandler = handler) -> BlockOutcome:
-                inside = {**env, handler.name: CaughtError(said.form)} if handler.name else dict(env)
-                return self.read_block([*handler.body, *more], inside, tail)
+            def handle(message: Symbol, handler: ast.ExceptHandler = handler) -> BlockOutcome:
+                inside = {**env, handler.name: CaughtError(message.form)} if handler.name else dict(env)
+                return self.read_block([*handler.body, *following], inside, tail)
 
             handlers.append((self._error_names(handler, env), handle))
 
         def then(ended: BlockOutcome) -> BlockOutcome:
-            return ended if ended.status == "return" else self.read_block([*node.orelse, *more], ended.env, tail)
+            return ended if ended.status == "return" else self.read_block([*node.orelse, *following], ended.env, tail)
 
         names = {*self._read_elsewhere(node), *(_stored(node) & set(_loads(*node.orelse)))}
         catches = [ast.unparse(handler.type) if handler.type is not None else "Exception" for handler in node.handlers]
@@ -155,10 +155,10 @@ class WorkflowReader(ExpressionReader):
         if len(node.items) > 1 or not isinstance(limit, Timeout) or node.items[0].optional_vars is not None:
             raise BadFlow(f"{user_place()}: only a time limit can surround steps", hint='async with lamina.timeout("5s"):')
         returns = _has(node, ast.Return)
-        more, tail = (rest, tail) if returns else ([], False)
+        following, tail = (rest, tail) if returns else ([], False)
 
         def then(ended: BlockOutcome) -> BlockOutcome:
-            return ended if ended.status == "return" else self.read_block(more, ended.env, tail)
+            return ended if ended.status == "return" else self.read_block(following, ended.env, tail)
 
         policy = ErrorPolicy(timeout_us=limit.duration_us)
         body = lambda: self.read_block(node.body, dict(env), False)  # noqa: E731
@@ -191,7 +191,7 @@ class WorkflowReader(ExpressionReader):
             self.assign(node.target, item, inside)
             self.read_block(node.body, inside, False)
 
-        self.recorder.each(turn, items, 4.0, EachLimits(at_once=1)).make()
+        self.recorder.each(turn, items, 4.0, EachLimits(max_concurrency=1)).make()
         for name in _stored(node):
             env.pop(name, None)
         return None

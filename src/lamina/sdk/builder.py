@@ -173,8 +173,8 @@ class ChoiceBuilder(StateBuilder):
         return list(dict.fromkeys(found))
 
     def successors(self) -> list[StateBuilder]:
-        ways = [then.first for _, then in self.rules]
-        return [*ways, *([self.default.first] if self.default else []), *([self.next] if self.next else [])]
+        targets = [then.first for _, then in self.rules]
+        return [*targets, *([self.default.first] if self.default else []), *([self.next] if self.next else [])]
 
 
 # ------------------------------------------------------------------------------------------------------------------- pieces

@@ -37,16 +37,16 @@ class _Writer:
         self._taken: set[str] = set()
 
     def machine(self, first: StateBuilder) -> dict[str, Any]:
-        line: dict[StateBuilder, None] = {}
+        ordered: dict[StateBuilder, None] = {}
         todo = [first]
         while todo:
             state = todo.pop(0)
-            if state not in line:
-                line[state] = None
+            if state not in ordered:
+                ordered[state] = None
                 todo = [*state.successors(), *todo]
-        for state in line:
+        for state in ordered:
             self._name(state)
-        states = {self._names[state]: self._state(state) for state in line}
+        states = {self._names[state]: self._state(state) for state in ordered}
         return {**first.machine_fields, "StartAt": self._names[first], "States": states}
 
     def _name(self, state: StateBuilder) -> None:
@@ -97,9 +97,9 @@ def builder_of(document: dict[str, Any]) -> StateBuilder:
 
 
 def _state(name: str, written: dict[str, Any]) -> StateBuilder:
-    kept = {key: value for key, value in written.items() if key not in _LINKS and not (key == "End" and value is True)}
+    fields = {key: value for key, value in written.items() if key not in _LINKS and not (key == "End" and value is True)}
     if written["Type"] == "Choice":
-        return ChoiceBuilder(name, kept)
+        return ChoiceBuilder(name, fields)
     branches = [builder_of(inner) for inner in inner_machines(written)]
     body_field = "Iterator" if "Iterator" in written else "ItemProcessor"
-    return StateBuilder(written["Type"], name, kept, branches=branches, body_field=body_field)
+    return StateBuilder(written["Type"], name, fields, branches=branches, body_field=body_field)

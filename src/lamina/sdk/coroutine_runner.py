@@ -26,19 +26,19 @@ class CoroutineRunner:
         around = contextvars.copy_context()  # a loop remembers the one of its beginning
         return self._run_in_thread(coroutine, around) if _is_running() else self._runner.run(coroutine, context=around)
 
-    def iterate(self, pieces: AsyncIterator[Any]) -> Generator[Any, None, None]:
+    def iterate(self, items: AsyncIterator[Any]) -> Generator[Any, None, None]:
         """Items of an asynchronous iterator, one by one; closed with it."""
 
         async def next_piece() -> Any:
-            return await anext(pieces, _END)
+            return await anext(items, _END)
 
         async def leave() -> None:
-            if hasattr(pieces, "aclose"):
-                await pieces.aclose()
+            if hasattr(items, "aclose"):
+                await items.aclose()
 
         try:
-            while (piece := self.run(next_piece())) is not _END:
-                yield piece
+            while (item := self.run(next_piece())) is not _END:
+                yield item
         finally:
             self.run(leave())
 

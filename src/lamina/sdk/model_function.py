@@ -106,8 +106,8 @@ class RowBatcher:
         return [self._result({name: array[at] for name, array in outputs.items()}) for at in range(len(rows))]
 
     def _result(self, outputs: dict[str, Any]) -> Any:
-        told = {name: _plain(array) for name, array in outputs.items()}
-        return next(iter(told.values())) if self._single else told
+        values = {name: _plain(array) for name, array in outputs.items()}
+        return next(iter(values.values())) if self._single else values
 
 
 def _array(port: Port, value: Any) -> Any:

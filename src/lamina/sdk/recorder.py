@@ -1,7 +1,7 @@
 """Recorder of `async def` workflows: the same steps and regions as traced ones, and an order among them.
 
-`await` means what it means in Python: what comes after it starts when it has ended; `gather` starts several at once. Ways
-that part (`if`, `except`) are regions of the flow they part in, and meet again in a step that takes whichever comes. What
+`await` means what it means in Python: what comes after it starts when it has ended; `gather` starts several at once. Branches
+(`if`, `except`) are regions of the flow they leave, and join again in a step that takes whichever comes. What
 `try` or `timeout` surrounds is a block: an each of one item, so that a failure in it, or its end, is one event. Its
 values are seen from outside by the names of its steps, and are never copied for it.
 """
@@ -124,7 +124,7 @@ class Recorder(WorkflowTracer):
     def fail(self, error: str, cause: str) -> None:
         self._step("raise", lambda step, next, needs: Fail(step.name, error, cause, needs))
 
-    # ------------------------------------------------------------------ ways that part
+    # ------------------------------------------------------------------ branches
 
     def choose(self, condition: Symbol, bodies: tuple[Body, Body], names: Iterable[str]) -> BlockOutcome:
         """Record a choice of two branches; `names` are the variables that are read later."""
@@ -152,8 +152,8 @@ class Recorder(WorkflowTracer):
                 return Each(step.name, inner, next, needs, 1.0, step.data, policy)
             caught = zip((errors for errors, _ in handlers), step.inner, strict=False)
             catch = tuple(Catcher(errors, region.entry_steps()) for errors, region in caught)
-            ways = ErrorPolicy(policy.retry, catch, policy.timeout_us, policy.heartbeat_us)
-            return Each(step.name, inner, step.inner[-1].entry_steps(), needs, 1.0, step.data, ways, resolves_data=True)
+            handled = ErrorPolicy(policy.retry, catch, policy.timeout_us, policy.heartbeat_us)
+            return Each(step.name, inner, step.inner[-1].entry_steps(), needs, 1.0, step.data, handled, resolves_data=True)
 
         step = self._step(name, make)
         step.data["items"] = ["value", [None]]

@@ -60,10 +60,10 @@ class Runner:
         if not self._batched and self.model is None:
             return [self._convert_inputs(inputs) or self._call_safely(inputs, emit) for inputs in calls]
         results: list[Any] = [self._missing_parameter(inputs) or self._convert_inputs(inputs) for inputs in calls]
-        whole = [index for index, wrong in enumerate(results) if wrong is None]
-        if whole:
+        valid = [index for index, wrong in enumerate(results) if wrong is None]
+        if valid:
             run = self._run_batch if self.model is None else self.model.run
-            for index, result in zip(whole, run([calls[index] for index in whole]), strict=True):
+            for index, result in zip(valid, run([calls[index] for index in valid]), strict=True):
                 results[index] = result
         return results
 

@@ -24,18 +24,18 @@ def is_platform_file(filename: str) -> bool:
 
 def user_trace(error: BaseException) -> str:
     """The traceback as text, causes included, in user frames only; bounded, the middle goes first."""
-    told = traceback.TracebackException.from_exception(error)
-    _strip(told)
-    text = "".join(told.format())
+    summary = traceback.TracebackException.from_exception(error)
+    _strip(summary)
+    text = "".join(summary.format())
     if len(text) > MAX_TRACE_CHARS:
         half = MAX_TRACE_CHARS // 2
         text = f"{text[:half]}\n  ... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
     return text
 
 
-def _strip(told: traceback.TracebackException) -> None:
-    told.stack[:] = [frame for frame in told.stack if not is_platform_file(frame.filename)]
-    for inner in (told.__cause__, told.__context__, *(told.exceptions or ())):
+def _strip(summary: traceback.TracebackException) -> None:
+    summary.stack[:] = [frame for frame in summary.stack if not is_platform_file(frame.filename)]
+    for inner in (summary.__cause__, summary.__context__, *(summary.exceptions or ())):
         if inner is not None:
             _strip(inner)
 
@@ -57,13 +57,13 @@ def user_frames_only(error: E) -> E:
 
 
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:
-    kept = []
+    frames = []
     while trace is not None:
         if not is_platform_file(trace.tb_frame.f_code.co_filename):
-            kept.append(trace)
+            frames.append(trace)
         trace = trace.tb_next
     rest: TracebackType | None = None
-    for one in reversed(kept):
+    for one in reversed(frames):
         rest = TracebackType(rest, one.tb_frame, one.tb_lasti, one.tb_lineno)
     return rest
 

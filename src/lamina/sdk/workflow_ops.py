@@ -43,18 +43,18 @@ def each(
         return _each_awaited(body, list(items), tolerate)
     if tolerate is None:
         return [body(item) for item in items]
-    kept = _FailureBudget(len(items), tolerate)
-    return [result for item in items for result in kept.call(body, item)]
+    budget = _FailureBudget(len(items), tolerate)
+    return [result for item in items for result in budget.call(body, item)]
 
 
 async def _each_awaited(body: Callable[[Any], Any], items: list[Any], tolerate: int | float | None) -> list[Any]:
-    kept = _FailureBudget(len(items), tolerate)
+    budget = _FailureBudget(len(items), tolerate)
     found: list[Any] = []
     for item in items:
         try:
             found.append(await _awaited(body(item)))
         except Exception as error:
-            kept.on_failure(error)
+            budget.on_failure(error)
     return found
 
 
@@ -107,7 +107,7 @@ def gather(*parts: Any, wait_for: int | None = None) -> Any:
 async def _gather_in_process(parts: tuple[Any, ...], enough: int) -> list[Any]:
     """`gather` in process: one after the other, until enough have a result."""
     found: list[Any] = []
-    kept = _FailureBudget(len(parts), len(parts) - enough)
+    budget = _FailureBudget(len(parts), len(parts) - enough)
     for part in parts:
         if len(found) == enough:
             if inspect.iscoroutine(part):
@@ -116,7 +116,7 @@ async def _gather_in_process(parts: tuple[Any, ...], enough: int) -> list[Any]:
         try:
             found.append(await _awaited(part))
         except Exception as error:
-            kept.on_failure(error)
+            budget.on_failure(error)
     return found
 
 

@@ -41,7 +41,7 @@ class InProcess:
 class EachLimits:
     """Limits of an each: how many items run at once, and how many (or which part of them) may fail."""
 
-    at_once: int = 0
+    max_concurrency: int = 0
     tolerate: int | float | None = None
 
 
@@ -124,10 +124,12 @@ class WorkflowTracer:
         """Record an each. With a tolerance it resolves its data at its end, to learn which items are missing."""
         part = limits.tolerate if isinstance(limits.tolerate, float) else None
         count = None if part is not None or limits.tolerate is None else int(limits.tolerate)
-        asks = limits.tolerate is not None
+        resolves_data = limits.tolerate is not None
 
         def make(step: TracedStep, next: tuple[str, ...], needs: int) -> Node:
-            return Each(step.name, inner, next, needs, expect, step.data, None, asks, limits.at_once, count, part)
+            return Each(
+                step.name, inner, next, needs, expect, step.data, None, resolves_data, limits.max_concurrency, count, part
+            )
 
         step = self._step("each", make)
         step.data["items"] = self._expression(form_of(items), step)
