@@ -108,9 +108,7 @@ class HttpConnection(asyncio.Protocol):
                 self.transport.abort()
             return
         parser = self._parser
-        if self.phase == "idle":
-            self.enter_phase("head")
-        elif self.phase == "body":
+        if self.phase == "body":
             self.phase_since = self.server.now_s
         fault = parser.feed(data)
         if fault is not None:
@@ -162,7 +160,9 @@ class HttpConnection(asyncio.Protocol):
             self._writer.write(_CONTINUE)
         if self._exchanges and self._is_pipeline_full:
             self._pause_reading()
-        self.enter_phase("body")
+        if not self._is_write_blocked:
+            self.phase = "body"
+            self.phase_since = self.server.now_s
 
     def on_request(self, request: HttpRequest) -> None:
         exchange = self._start_exchange(request.keep_alive, request.method == "HEAD", len(request.body))
@@ -186,7 +186,9 @@ class HttpConnection(asyncio.Protocol):
         self._exchanges.append(exchange)
         if len(self._exchanges) > self.limits.pipelined_requests:
             self._pause_reading()
-        self.enter_phase("wait")
+        if not self._is_write_blocked:
+            self.phase = "wait"
+            self.phase_since = self.server.now_s
         return exchange
 
     # ------------------------------------------------------------------ responses

@@ -77,7 +77,7 @@ class RequestParser:
         self._names = connection.server.header_names
         self._parser: Any = httptools.HttpRequestParser(self)
         self.on_message_begin()
-        self.is_between_requests = True
+        self.is_in_head = False
 
     def feed(self, data: bytes) -> Fault | None:
         """Parse; complete requests have been handed on when this returns. Returns the fault of the current one, if any."""
@@ -94,10 +94,6 @@ class RequestParser:
         except httptools.HttpParserError:
             return self._fault or _MALFORMED
         return None
-
-    @property
-    def is_in_head(self) -> bool:
-        return not self.is_between_requests and not self._is_in_body
 
     @property
     def is_head_too_long(self) -> bool:
@@ -117,7 +113,7 @@ class RequestParser:
     # ------------------------------------------------------------ called by llhttp
 
     def on_message_begin(self) -> None:
-        self.is_between_requests = False
+        self.is_in_head = True
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._unknown_header = b""  #: one with the service's own prefix
@@ -152,10 +148,13 @@ class RequestParser:
 
     def on_headers_complete(self) -> None:
         self._is_in_body = True
+        self.is_in_head = False
         headers = self._headers
         if b"host" not in headers and self._parser.get_http_version() == "1.1":
             self._fail(400, "no host header")
-        self._check_framing(headers.get(b"content-length", b""), headers.get(b"transfer-encoding", b""))
+        length, encoding = headers.get(b"content-length", b""), headers.get(b"transfer-encoding", b"")
+        if length or encoding:
+            self._check_framing(length, encoding)
         if self._parser.should_upgrade():
             self._fail(*_UPGRADE)
         self._connection.on_body_start(headers.get(b"expect", b"").lower() == b"100-continue")
@@ -184,7 +183,6 @@ class RequestParser:
 
     def on_message_complete(self) -> None:
         self._is_in_body = False
-        self.is_between_requests = True
         self._fed_bytes = 0
         parser = self._parser
         method = parser.get_method().decode("ascii", "replace")

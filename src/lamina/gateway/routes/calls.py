@@ -148,20 +148,16 @@ class PendingCall:
         handler, exchange = self.handler, self.exchange
         handler.metrics.on_call_ended(self.target, ending, self.tenant)
         if isinstance(ending, Reply):
-            self._respond(ending)
+            if exchange.accepts_values:
+                exchange.respond_value(handler.driver.data.stored_result(self.call_id), ending)
+                return
+            try:
+                body, kind = encode_result(handler.driver.data.result(self.call_id), self.accept)
+            except LaminaError as error:
+                respond_problem(exchange, error_problem(error, self.call_id))
+                return
+            exchange.respond(200, body, kind, reply_headers(ending))
         elif isinstance(ending, Reject) and ending.reason == "deadline" and not self.has_options:
             handler.rejections.store(self.target, self.tenant, self.arrived_us, ending).respond(exchange, self.call_id)
         else:
             respond_problem(exchange, handler.explain(ending))
-
-    def _respond(self, reply: Reply) -> None:
-        data, exchange = self.handler.driver.data, self.exchange
-        if exchange.accepts_values:
-            exchange.respond_value(data.stored_result(self.call_id), reply)
-            return
-        try:
-            body, kind = encode_result(data.result(self.call_id), self.accept)
-        except LaminaError as error:
-            respond_problem(exchange, error_problem(error, self.call_id))
-            return
-        exchange.respond(200, body, kind, reply_headers(reply))

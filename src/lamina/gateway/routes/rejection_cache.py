@@ -3,7 +3,7 @@
 Under overload most calls are rejected, one after another, for one and the same reason. The rejection says how much too late the
 call would have been, so for that long no other of its kind can be in time either, unless something ends or changes (the driver's
 `capacity_generation`). Until then it gets the same response without asking the controller: only its id is new. Measured, per
-rejected call: 9 us, against 28 to 37 us through the controller and its policy.
+rejected call: 7 us, against 28 to 37 us through the controller and its policy.
 """
 
 from __future__ import annotations
