@@ -13,7 +13,7 @@ from typing import Any
 
 from lamina import policies
 from lamina.bootstrap import open_local
-from lamina.gateway.bootstrap import Gateway, open_gateway
+from lamina.gateway.bootstrap import Gateway, ListenConfig, open_gateway
 from lamina.server.http1 import HttpLimits
 
 APP = """
@@ -134,7 +134,7 @@ async def served(
     app: Path, *, policy: str = "edf", limits: HttpLimits | None = None, full_errors: bool = True, ingress: int = 0
 ) -> AsyncIterator[Gateway]:
     live = open_local(str(app), policy=policies.build(policy))
-    gateway = await open_gateway(live, port=0, limits=limits, full_errors=full_errors, ingress=ingress)
+    gateway = await open_gateway(live, ListenConfig(limits=limits or HttpLimits(), ingress=ingress), full_errors=full_errors)
     try:
         yield gateway
     finally:
@@ -152,7 +152,7 @@ def shared(app: Path) -> Iterator[Gateway]:
         return asyncio.run_coroutine_threadsafe(work, loop).result(100)
 
     try:
-        gateway: Gateway = do(open_gateway(open_local(str(app), policy=policies.build("edf")), port=0))
+        gateway: Gateway = do(open_gateway(open_local(str(app), policy=policies.build("edf"))))
         try:
             yield gateway
         finally:

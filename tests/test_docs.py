@@ -52,7 +52,14 @@ def test_every_link_into_the_repository_leads_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_file_of_ours_that_is_named_exists(page: Path) -> None:
     named = set(re.findall(r"`((?:[a-z0-9_]+/)+[a-z0-9_]+\.py)`", page.read_text()))
-    assert sorted(file for file in named if not any((top / file).exists() for top in (ROOT / "src" / "lamina", ROOT)) and "mine" not in file) == []
+    assert (
+        sorted(
+            file
+            for file in named
+            if not any((top / file).exists() for top in (ROOT / "src" / "lamina", ROOT)) and "mine" not in file
+        )
+        == []
+    )
 
 
 def test_lifecycles_are_drawn_as_the_tables_have_them() -> None:

@@ -147,7 +147,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lamina.Client]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    gateway = asyncio.run_coroutine_threadsafe(open_gateway(open_local(str(path)), port=0), loop).result(100)
+    gateway = asyncio.run_coroutine_threadsafe(open_gateway(open_local(str(path))), loop).result(100)
     try:
         with lamina.Client(gateway.url, timeout="60s") as made:
             made.call("work", {"seconds": 0.0})  # its worker is up: what follows is not about that

@@ -141,7 +141,7 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
     async def all_of_it() -> dict[str, Any]:
         live = open_local(str(app), gpu="null" if request.param == "null" else "auto", probe=True)
-        gateway = await open_gateway(live, port=0)
+        gateway = await open_gateway(live)
         try:
             return await tell(gateway)
         finally:

@@ -11,7 +11,7 @@ import pytest
 from lamina.access.admin_service import AdminService
 from lamina.bootstrap import open_local
 from lamina.errors import BadValue
-from lamina.gateway.bootstrap import check_host, open_gateway
+from lamina.gateway.bootstrap import ListenConfig, check_host, open_gateway
 from lamina.gateway.deploy.admin_server import open_access
 from lamina.store.open import open_store
 from tests.gateway.deploy.admin_fixture import ROOT, managed
@@ -47,7 +47,7 @@ def test_beyond_loopback_it_does_not_start_without_a_token(app: Path, tmp_path: 
         access = await open_access(store)
         for known in (None, access):
             with pytest.raises(BadValue, match="loopback"):
-                await open_gateway(open_local(str(app)), host=host, access=known)
+                await open_gateway(open_local(str(app)), ListenConfig(host=host), access=known)
         await AdminService(access).perform(ROOT, "token/create", {"name": "t", "expires": "1us"})
         with pytest.raises(BadValue, match="loopback"):
             check_host(host, access)  # it has expired
@@ -63,7 +63,7 @@ def test_where_others_can_come_in_every_route_but_health_takes_a_token(app: Path
         store = open_store(str(tmp_path / "store.db"))
         access = await open_access(store)
         made = await AdminService(access).perform(ROOT, "token/create", {"name": "t", "scopes": ["read"]})
-        gateway = await open_gateway(open_local(str(app)), host="0.0.0.0", access=access, store=None)
+        gateway = await open_gateway(open_local(str(app)), ListenConfig(host="0.0.0.0"), access=access)
         said: dict[str, list[int]] = {}
         try:
             async with Browser(gateway.port) as browser:

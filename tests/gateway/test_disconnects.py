@@ -14,7 +14,7 @@ import pytest
 
 from lamina import policies
 from lamina.bootstrap import open_local
-from lamina.gateway.bootstrap import Gateway, open_gateway
+from lamina.gateway.bootstrap import Gateway, ListenConfig, open_gateway
 from lamina.values.slot_refs import WorkerSlots
 from tests.serving import Browser, request, run, write_app
 
@@ -115,7 +115,7 @@ def _resident_mib() -> float:
 def found(folder: Path, count: int, ingress: int, limit_s: float = 100) -> Left:
     async def work() -> Left:
         live = open_local(str(write_app(folder, APP)), policy=policies.build("edf"))
-        gateway = await open_gateway(live, ingress=ingress)
+        gateway = await open_gateway(live, ListenConfig(ingress=ingress))
         try:
             while not gateway.router.is_ready():
                 await asyncio.sleep(0.01)

@@ -16,7 +16,7 @@ import pytest
 
 from lamina import encoding, policies
 from lamina.bootstrap import open_local
-from lamina.gateway.bootstrap import Gateway, open_gateway
+from lamina.gateway.bootstrap import Gateway, ListenConfig, open_gateway
 from lamina.gateway.ingress.messages import IngressSetup
 from lamina.values.slot_refs import WorkerSlots
 from tests.gateway.deploy.admin_fixture import managed
@@ -47,7 +47,8 @@ def nap(seconds):
 
 @contextlib.asynccontextmanager
 async def in_front(app: Path, count: int = 2, grace_s: float = 5.0, **options: Any) -> AsyncIterator[Gateway]:
-    gateway = await open_gateway(open_local(str(app), policy=policies.build("edf")), ingress=count, **options)
+    listen = ListenConfig(ingress=count, **options)
+    gateway = await open_gateway(open_local(str(app), policy=policies.build("edf")), listen)
     try:
         yield gateway
     finally:
@@ -208,7 +209,7 @@ def test_what_was_accepted_is_answered_before_all_processes_end(tmp_path: Path) 
     app = write_app(tmp_path, SLOW)
 
     async def stop() -> tuple[int, list[int]]:
-        gateway = await open_gateway(open_local(str(app), policy=policies.build("edf")), ingress=2)
+        gateway = await open_gateway(open_local(str(app), policy=policies.build("edf")), ListenConfig(ingress=2))
         started = pids(gateway)
         asking = asyncio.create_task(raw(gateway.port, request("POST", "/v1/functions/nap", b"0.3")))
         while not gateway.loop.controller.state.runs:
@@ -299,7 +300,7 @@ def test_a_port_that_somebody_has_is_not_shared_with_them(tmp_path: Path) -> Non
         async with in_front(write_app(tmp_path), 1) as gateway:
             live = open_local(str(tmp_path / "app.py"), policy=policies.build("edf"))
             try:
-                await open_gateway(live, port=gateway.port, ingress=1)
+                await open_gateway(live, ListenConfig(port=gateway.port, ingress=1))
             finally:
                 await live.loop.stop()
 

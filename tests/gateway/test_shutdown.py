@@ -13,7 +13,7 @@ import pytest
 
 import lamina
 from lamina.bootstrap import ServingRuntime, open_emulated, open_local
-from lamina.gateway.bootstrap import Gateway, open_gateway
+from lamina.gateway.bootstrap import Gateway, ListenConfig, open_gateway
 from lamina.predict.profile import Point, Profile
 from lamina.store.open import open_store
 from tests.serving import read_answer, request, run, write_app
@@ -88,7 +88,7 @@ def test_a_server_that_cannot_listen_leaves_no_process_behind(tmp_path: Path, in
     async def work(port: int) -> list[int]:
         live = open_local(str(write_app(tmp_path)))
         with pytest.raises(OSError, match="in use"):
-            await open_gateway(live, port=port, ingress=ingress)
+            await open_gateway(live, ListenConfig(port=port, ingress=ingress))
         return live.loop.engine.cpu._processes.pids  # type: ignore[attr-defined,no-any-return]
 
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:

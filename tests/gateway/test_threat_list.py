@@ -23,7 +23,7 @@ import lamina
 from lamina.bootstrap import open_local
 from lamina.core.actions import StartBatch
 from lamina.errors import BadValue
-from lamina.gateway.bootstrap import Gateway, open_gateway
+from lamina.gateway.bootstrap import Gateway, GatewayObservers, open_gateway
 from lamina.gateway.observability import logs
 from lamina.gateway.observability.rate_limiter import RateLimiter
 from lamina.gateway.oip import json_codec
@@ -207,7 +207,7 @@ def _binary(numbers: list[float]) -> tuple[bytes, str]:
 async def _double(tmp_path: Path, watch: Any = None) -> Gateway:
     from tests.gateway.oip.apps import APP
 
-    return await open_gateway(open_local(str(write_app(tmp_path, APP))), watch=watch)
+    return await open_gateway(open_local(str(write_app(tmp_path, APP))), observers=GatewayObservers(on_event=watch))
 
 
 def test_tensors_that_make_no_sense_are_refused_for_five_milliseconds_of_a_core_and_no_worker_hears_it(tmp_path: Path) -> None:

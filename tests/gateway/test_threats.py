@@ -16,7 +16,7 @@ import pytest
 
 from lamina.bootstrap import open_local
 from lamina.core.actions import StartBatch
-from lamina.gateway.bootstrap import open_gateway
+from lamina.gateway.bootstrap import GatewayObservers, open_gateway
 from lamina.server.http1 import HttpLimits
 from tests.gateway.deploy.admin_fixture import managed
 from tests.serving import Browser, raw, request, run, served, write_app
@@ -208,7 +208,7 @@ def test_what_waits_for_somebody_who_has_left_is_never_begun(tmp_path: Path) -> 
         begun.extend(job.call_id for action in actions if isinstance(action, StartBatch) for job in action.jobs)
 
     async def work() -> None:
-        gateway = await open_gateway(open_local(str(app)), watch=watch)
+        gateway = await open_gateway(open_local(str(app)), observers=GatewayObservers(on_event=watch))
         try:
             async with Browser(gateway.port) as browser:
                 await browser.post("/v1/functions/nap", "")

@@ -12,7 +12,7 @@ import pytest
 
 from lamina.bootstrap import open_local
 from lamina.errors import BadValue
-from lamina.gateway.bootstrap import open_gateway
+from lamina.gateway.bootstrap import ListenConfig, open_gateway
 from lamina.server.listener import server_context
 from tests.serving import read_answer, request, run, write_app
 
@@ -31,7 +31,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 def test_a_call_comes_and_goes_over_tls_and_plain_http_does_not(pair: tuple[str, str], tmp_path: Path) -> None:
     async def work() -> tuple[str, int, bytes]:
-        gateway = await open_gateway(open_local(str(write_app(tmp_path))), tls=pair)
+        gateway = await open_gateway(open_local(str(write_app(tmp_path))), ListenConfig(tls=pair))
         try:
             trusted = ssl.create_default_context(cafile=pair[0])
             reader, writer = await asyncio.open_connection("localhost", gateway.port, ssl=trusted)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from lamina.cli._server_config import EngineConfig, ListenConfig, ObserveConfig, ServerConfig, SourceConfig
+from lamina.cli._server_config import EngineOptions, ListenOptions, ObserveOptions, ServerConfig, SourceOptions
 from lamina.cli._shared import policy_options
 from lamina.errors import BadValue, LaminaError
 from lamina.types import DeviceSpec, FunctionSpec
@@ -62,7 +62,7 @@ def serve(config: ServerConfig) -> int:
 # ------------------------------------------------------------------------ app, runtime, traces
 
 
-def _app_path(source: SourceConfig) -> str:
+def _app_path(source: SourceOptions) -> str:
     """App to load: its file, or a bundle of it and the models."""
     file, repository = source.file, source.model_repository
     if not source.models and repository is None:
@@ -78,7 +78,7 @@ def _app_path(source: SourceConfig) -> str:
     return ModelBundle(entries, file or "").target(folder)
 
 
-def _open_runtime(config: EngineConfig, app_path: str) -> ServingRuntime:
+def _open_runtime(config: EngineOptions, app_path: str) -> ServingRuntime:
     """Runtime with app, policy and engine."""
     from lamina import bootstrap, policies
 
@@ -101,7 +101,7 @@ def _open_runtime(config: EngineConfig, app_path: str) -> ServingRuntime:
 
 
 @contextlib.contextmanager
-def _otel_exporter(config: ObserveConfig, runtime: ServingRuntime) -> Iterator[OtelExporter | None]:
+def _otel_exporter(config: ObserveOptions, runtime: ServingRuntime) -> Iterator[OtelExporter | None]:
     """Exporter of traces, if there is a collector for them."""
     if not config.otlp:
         yield None
@@ -168,7 +168,7 @@ class _Server:
     async def _open(self, observer: Any) -> tuple[Gateway, AdminServer | None]:
         """Open the gateway, and the admin server beside it. Invalid options fail before anything is started."""
         from lamina.gateway.auth import check_host
-        from lamina.gateway.bootstrap import open_gateway
+        from lamina.gateway.bootstrap import GatewayObservers, ListenConfig, open_gateway
         from lamina.gateway.deploy.admin_server import collect_function_logs, open_access, open_admin
         from lamina.gateway.observability import logs
         from lamina.gateway.observability.tracer import Tracer
@@ -190,19 +190,17 @@ class _Server:
         output = collect_function_logs(engine) if deployments is not None else None
         gateway = await open_gateway(
             self._runtime,
-            host=listen.host,
-            port=listen.port,
-            grpc_port=listen.grpc_port,
-            ingress=listen.ingress,
-            tls=listen.tls,
+            ListenConfig(host=listen.host, port=listen.port, grpc_port=listen.grpc_port, ingress=listen.ingress, tls=listen.tls),
             store=self._store,
-            keep_us=self._config.store.retention_us,
+            retention_us=self._config.store.retention_us,
             access=access,
             prepare=deployments,
+            observers=GatewayObservers(
+                tracer=Tracer(self._otel.export, ratio=observe.trace_ratio) if self._otel is not None else None,
+                on_event=observer,
+                on_call_ended=[logs.log_call] if observe.log_calls else [],
+            ),
             full_errors=not observe.plain_errors,
-            watch=observer,
-            traces=Tracer(self._otel.export, ratio=observe.trace_ratio) if self._otel is not None else None,
-            on_ended=[logs.log_call] if observe.log_calls else [],
         )
         if deployments is None or management.admin_port is None:
             return gateway, None
@@ -262,7 +260,7 @@ class _Server:
             click.echo(f"management on {admin_url}")
 
 
-def _admin_url(admin: AdminServer | None, listen: ListenConfig) -> str:
+def _admin_url(admin: AdminServer | None, listen: ListenOptions) -> str:
     if admin is None:
         return ""
     host = f"[{admin.host}]" if ":" in admin.host else admin.host

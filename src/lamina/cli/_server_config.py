@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceConfig:
+class SourceOptions:
     """What is served: an app, model files, a model repository."""
 
     file: str | None
@@ -26,7 +26,7 @@ class SourceConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
+class EngineOptions:
     """Where batches run, and by which policy."""
 
     policy: str
@@ -46,7 +46,7 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListenConfig:
+class ListenOptions:
     """Addresses of HTTP and gRPC, and how they are served."""
 
     host: str
@@ -72,7 +72,7 @@ class ListenConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreConfig:
+class StoreOptions:
     """Where durable runs and state are kept, and for how long."""
 
     place: str | None  #: None: beside the app; "none": nowhere
@@ -84,7 +84,7 @@ class StoreConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AccessConfig:
+class AccessOptions:
     """Management of a server: its address, and the folder of deployed apps."""
 
     admin_port: int | None
@@ -93,7 +93,7 @@ class AccessConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObserveConfig:
+class ObserveOptions:
     """Logs, traces, and what clients and the terminal are told."""
 
     otlp: str | None
@@ -107,24 +107,24 @@ class ObserveConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    source: SourceConfig
-    engine: EngineConfig
-    listen: ListenConfig
-    store: StoreConfig
-    access: AccessConfig
-    observe: ObserveConfig
+    source: SourceOptions
+    engine: EngineOptions
+    listen: ListenOptions
+    store: StoreOptions
+    access: AccessOptions
+    observe: ObserveOptions
     grace_s: float
 
 
 def server_config(options: Mapping[str, Any]) -> ServerConfig:
     """Groups of the options of `lamina serve`."""
     return ServerConfig(
-        source=_group(SourceConfig, options),
-        engine=_group(EngineConfig, options),
-        listen=_group(ListenConfig, options),
-        store=_group(StoreConfig, options),
-        access=_group(AccessConfig, options),
-        observe=_group(ObserveConfig, options),
+        source=_group(SourceOptions, options),
+        engine=_group(EngineOptions, options),
+        listen=_group(ListenOptions, options),
+        store=_group(StoreOptions, options),
+        access=_group(AccessOptions, options),
+        observe=_group(ObserveOptions, options),
         grace_s=parse_us(options["grace"], "--grace") / 1e6,
     )
 

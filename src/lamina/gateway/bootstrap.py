@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from lamina.access.access_control import AccessControl
 from lamina.bootstrap import ServingRuntime
@@ -48,29 +48,45 @@ Prepare = Callable[[App, RealtimeDriver, TargetRegistry], Awaitable[None]]
 """Deploys what an earlier server had deployed, before any call comes, new or left over."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenConfig:
+    """Where and how a gateway listens."""
+
+    host: str = "127.0.0.1"
+    port: int = 0  #: 0: the system chooses one
+    grpc_port: int | None = None  #: None: no gRPC
+    ingress: int = 0  #: processes of their own that speak HTTP and gRPC; 0: this one does
+    tls: tuple[str, str] | None = None  #: files of certificate and key
+    limits: HttpLimits = HttpLimits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayObservers:
+    """What else sees the calls and events of a gateway, beside its metrics and billing."""
+
+    tracer: Tracer | None = None
+    on_event: EventObserver | None = None
+    on_call_ended: Sequence[Callable[[str, Ending, str], None]] = ()
+
+
 class Gateway:
     """A server: its routes and what they stand on. Built complete; `start` opens its ports."""
 
     def __init__(
         self,
         runtime: ServingRuntime,
-        host: str,
-        *,
-        limits: HttpLimits,
-        full_errors: bool,
-        tracer: Tracer | None,
+        listen: ListenConfig,
         store: Store | None,
-        keep_us: int,
+        retention_us: int,
         access: AccessControl | None,
-        call_listeners: Sequence[Callable[[str, Ending, str], None]],
-        observer: EventObserver | None,
-        ingress: int,
-        tls: tuple[str, str] | None,
+        observers: GatewayObservers,
+        full_errors: bool,
     ) -> None:
-        auth = Authenticator(access, requires_token=check_host(host, access))
+        auth = Authenticator(access, requires_token=check_host(listen.host, access))
+        limits, tracer = listen.limits, observers.tracer
         self.app, self.loop = app, loop = runtime.app, runtime.loop
         check_capacity(loop.engine.devices, (), [spec for spec in app.deployed().functions if spec.scale.min])
-        self.host = host
+        self.host = listen.host
         self.port = self.grpc_port = 0
         self.process = ProcessStatus()
         self.targets = TargetRegistry(call_targets(app))
@@ -79,10 +95,10 @@ class Gateway:
         self.metrics = Metrics(
             loop.controller,
             last_decision_us=lambda: loop.decision_us,
-            call_listeners=(*call_listeners, self.billing.on_call_ended),
+            call_listeners=(*observers.on_call_ended, self.billing.on_call_ended),
             batch_listeners=(self.billing.on_batch_finished, statistics.on_batch_finished),
         )
-        for observe in (self.metrics.on_event, tracer.on_event if tracer is not None else None, observer):
+        for observe in (self.metrics.on_event, tracer.on_event if tracer is not None else None, observers.on_event):
             if observe is not None:
                 loop.add_observer(observe)
         set_emulated_outputs(loop, self.targets.all)
@@ -94,7 +110,7 @@ class Gateway:
         if store is not None:
             self.durable = DurableRuns(
                 *(loop, store, lambda ending: explain(ending).body()),
-                retention_us=keep_us,
+                retention_us=retention_us,
                 on_end=self.metrics.on_call_ended,
                 same_transaction=runtime.state.same_transaction,
             )
@@ -125,26 +141,27 @@ class Gateway:
         )
         self.server = HttpServer(self.router.handle, parse_error_body, limits, OWN_HEADERS)
         self.ingress: IngressSupervisor | None = None  #: of the processes that speak HTTP and gRPC, if this one does not
-        if ingress:
-            slot_refs = loop.engine.references
+        if listen.ingress:
+            slot_refs, requires_token = loop.engine.references, auth.requires_token
             self.ingress = IngressSupervisor(
-                self.router, self.oip, slot_refs, limits, tls, count=ingress, requires_token=auth.requires_token
+                self.router, self.oip, slot_refs, limits, listen.tls, count=listen.ingress, requires_token=requires_token
             )
         self.triggers: Triggers | None = None
         self._runtime = runtime
         self._access = access
-        self._tls = tls
+        self._listen = listen
 
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self._tls is not None else 'http'}://{host}:{self.port}"
+        return f"{'https' if self._listen.tls is not None else 'http'}://{host}:{self.port}"
 
     def is_ready(self) -> bool:
         return not self.process.is_closing and has_required_instances(self.loop.controller, self.targets.optional_functions())
 
-    async def start(self, port: int, grpc_port: int | None, prepare: Prepare | None, **options: Any) -> None:
+    async def start(self, prepare: Prepare | None = None) -> None:
         """Start the runtime, recover what an earlier server left, then listen."""
+        listen = self._listen
         await self._runtime.start()
         try:
             if self._access is not None:
@@ -158,13 +175,13 @@ class Gateway:
             self.triggers = open_triggers(self.app, self._runtime.state, self.loop, self.durable)
             self.process.track_lag()
             if self.ingress is not None:
-                ready = await self.ingress.start(self.host, port, grpc_port)
+                ready = await self.ingress.start(self.host, listen.port, listen.grpc_port)
                 self.port, self.grpc_port = ready.port, ready.grpc_port
             else:
-                secured = {"ssl": server_context(*self._tls)} if self._tls is not None else {}
-                self.port = await self.server.start(self.host, port, **secured, **options)
-                if grpc_port is not None:
-                    self.grpc_port = await self.oip.open_grpc(self.host, grpc_port, self._tls)
+                secured = {"ssl": server_context(*listen.tls)} if listen.tls is not None else {}
+                self.port = await self.server.start(self.host, listen.port, **secured)
+                if listen.grpc_port is not None:
+                    self.grpc_port = await self.oip.open_grpc(self.host, listen.grpc_port, listen.tls)
         except BaseException:  # no caller knows what has been started by now
             await self.stop(0.0)
             raise
@@ -196,44 +213,25 @@ class Gateway:
 
 
 async def open_gateway(
-    live: ServingRuntime,
+    runtime: ServingRuntime,
+    listen: ListenConfig | None = None,
     *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    limits: HttpLimits | None = None,
-    full_errors: bool = True,
-    watch: EventObserver | None = None,
-    traces: Tracer | None = None,
-    grpc_port: int | None = None,
     store: Store | None = None,
-    keep_us: int = RETENTION_US,
+    retention_us: int = RETENTION_US,
     access: AccessControl | None = None,
     prepare: Prepare | None = None,
-    on_ended: Sequence[Callable[[str, Ending, str], None]] = (),
-    ingress: int = 0,
-    tls: tuple[str, str] | None = None,
-    **options: Any,
+    observers: GatewayObservers | None = None,
+    full_errors: bool = True,
 ) -> Gateway:
     """Start a server.
 
-    `store` is for durable runs; without one, there are none. They are kept for `keep_us` after their end. With `ingress`, so many
-    processes of their own speak HTTP and gRPC. `tls` names the files of certificate and key.
+    `store` is for durable runs and state; without one there are no durable runs, and state ends with the server. Runs are kept for
+    `retention_us` after their end.
+    `full_errors` tells clients what a function that failed has said.
     """
-    gateway = Gateway(
-        live,
-        host,
-        limits=limits or HttpLimits(),
-        full_errors=full_errors,
-        tracer=traces,
-        store=store,
-        keep_us=keep_us,
-        access=access,
-        call_listeners=on_ended,
-        observer=watch,
-        ingress=ingress,
-        tls=tls,
-    )
-    await gateway.start(port, grpc_port, prepare, **options)
+    listen, observers = listen or ListenConfig(), observers or GatewayObservers()
+    gateway = Gateway(runtime, listen, store, retention_us, access, observers, full_errors)
+    await gateway.start(prepare)
     return gateway
 
 

@@ -13,7 +13,7 @@ from lamina import policies
 from lamina.access.admin_service import AdminService
 from lamina.access.records import Identity
 from lamina.bootstrap import open_local
-from lamina.gateway.bootstrap import Gateway, open_gateway
+from lamina.gateway.bootstrap import Gateway, ListenConfig, open_gateway
 from lamina.gateway.deploy import app_package
 from lamina.gateway.deploy.admin_server import AdminServer, DeploymentSetup, open_access, open_admin
 from lamina.store.open import open_store
@@ -80,7 +80,8 @@ async def managed(
     access = await open_access(store)
     live = open_local(str(app), policy=policies.build(policy), gpu=gpu)
     prepared = DeploymentSetup(access, folder / "apps", str(app))
-    gateway = await open_gateway(live, port=0, access=access, prepare=prepared, store=store if runs else None, **options)
+    listen = ListenConfig(**options)
+    gateway = await open_gateway(live, listen, access=access, prepare=prepared, store=store if runs else None)
     admin = await open_admin(gateway, prepared)
     try:
         yield Managed(gateway, admin)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lamina.bootstrap import open_local
-from lamina.gateway.bootstrap import open_gateway
+from lamina.gateway.bootstrap import GatewayObservers, open_gateway
 from lamina.gateway.observability.function_logs import FunctionLogs
 from lamina.gateway.observability.tracer import Span, Tracer, parse_traceparent
 from tests.serving import Browser, run, write_app
@@ -37,7 +37,7 @@ def told(tmp_path: Path, header: str, gpu: str) -> tuple[Any, list[Span], str, l
     async def work() -> tuple[Any, str]:
         live = open_local(str(write_app(tmp_path, APP.format(gpu=", gpu=lamina.GPU(0.5)" if gpu != "no" else ""))), gpu=gpu)
         live.loop.engine.shared.subscribe_output(output.add)
-        gateway = await open_gateway(live, traces=Tracer(spans.append, seed=1))
+        gateway = await open_gateway(live, observers=GatewayObservers(tracer=Tracer(spans.append, seed=1)))
         try:
             async with Browser(gateway.port) as browser:
                 answer = await browser.post("/v1/functions/tell", 1, Traceparent=header)
@@ -85,7 +85,7 @@ def test_a_function_that_brings_opentelemetry_continues_the_trace(tmp_path: Path
     )
 
     async def work() -> Any:
-        gateway = await open_gateway(open_local(str(app)), traces=Tracer(lambda span: None))
+        gateway = await open_gateway(open_local(str(app)), observers=GatewayObservers(tracer=Tracer(lambda span: None)))
         try:
             async with Browser(gateway.port) as browser:
                 return (await browser.post("/v1/functions/f", 1, Traceparent=HEADER)).json
