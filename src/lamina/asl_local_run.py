@@ -24,6 +24,7 @@ from lamina.core.controller import Controller
 from lamina.core.events import BatchFinished, Deployed, DeviceJoined, Event, Heartbeat, InstanceLost, InstanceReady, JobOutcome
 from lamina.core.workflow.flow import Flow
 from lamina.drivers.driver import Ending
+from lamina.drivers.engine import JobValues
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.drivers.virtual import DeviceChange, Scheduled, VirtualDriver
 from lamina.errors import FunctionFailed, LaminaError
@@ -222,7 +223,7 @@ class _ThreadEngine:
         self._controller = controller
         self._booked: dict[int, StartBatch] = {}  #: by the batch they are behind
 
-    async def start(self, post: Callable[[Event], None], values: RunValues, deadline_us: Callable[[str], int]) -> None:
+    async def start(self, post: Callable[[Event], None], values: JobValues, deadline_us: Callable[[str], int]) -> None:
         self._post = post
         self._data = values
         self._loop = asyncio.get_running_loop()
@@ -267,12 +268,12 @@ class _ThreadEngine:
             self._start(follower)
 
 
-def _arguments(data: RunValues, job: JobRef) -> dict[str, Any]:
+def _arguments(data: JobValues, job: JobRef) -> dict[str, Any]:
     return {name: encoding.decode(stored) for (_, name), stored in data.inputs(job).leaves if isinstance(stored, bytes)}
 
 
 def _finish(
-    controller: Controller, data: RunValues, action: StartBatch, result: bytes | ErrorInfo, took_us: int
+    controller: Controller, data: JobValues, action: StartBatch, result: bytes | ErrorInfo, took_us: int
 ) -> BatchFinished:
     [job] = action.jobs  # functions of a state machine do not batch
     run = controller.state.runs.get(job.call_id)

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from lamina import policies
 from lamina.core.controller import Controller
 from lamina.core.policy import DispatchRole
+from lamina.drivers.engine import EngineShared
 from lamina.drivers.realtime import RealtimeDriver
-from lamina.engines.base import EngineShared
 from lamina.engines.composite import CompositeEngine
 from lamina.engines.cpu import CpuEngine
 from lamina.engines.emulated import EmulatedEngine, EmulatedValues

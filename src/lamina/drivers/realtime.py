@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from lamina.core.actions import Action, AppendJournal, FailCall, Reject, Reply, ResolveData, StartBatch, WakeAt
@@ -19,34 +19,14 @@ from lamina.core.controller import Controller
 from lamina.core.events import ArrivalsDrained, CallArrived, CallRecovered, Deployed, DeviceJoined, Event, Tick
 from lamina.core.workflow.flow import Flow
 from lamina.drivers.driver import Driver, Ending, EventObserver, OnEnd
+from lamina.drivers.engine import Engine
 from lamina.drivers.timer import Timer, clock_us
 from lamina.errors import PolicyError
-from lamina.types import NEVER_US, Call, DeviceSpec
+from lamina.types import NEVER_US, Call
 from lamina.values.references import ErrorInfo
 from lamina.values.run_values import RunValues
 
 log = logging.getLogger("lamina")
-
-
-class Engine(Protocol):
-    """Engine: runs batches on devices. All calls come on the loop's thread and return at once."""
-
-    shared: Any  #: see `engines.base`
-    references: Any
-
-    @property
-    def devices(self) -> Sequence[DeviceSpec]: ...
-
-    @property
-    def load_errors(self) -> dict[str, ErrorInfo]:
-        """By function: why it cannot be loaded."""
-        ...
-
-    async def start(self, post: Callable[[Event], None], values: Any, deadline_us: Callable[[str], int]) -> None: ...
-
-    def perform(self, action: Action) -> None: ...
-
-    async def stop(self, grace_s: float) -> None: ...
 
 
 class Interceptor(Protocol):

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from lamina.core.actions import Action, DropJob, Kill, Load, Resize, StartBatch, Unload
 from lamina.core.events import Event, InstanceLost
+from lamina.drivers.engine import JobValues
 from lamina.engines.cpu import CpuEngine
 from lamina.engines.gpu import GpuEngine
-from lamina.engines.inflight import JobValues
 from lamina.gpu.mps import MpsSlicer
 from lamina.types import DeviceSpec
 from lamina.values.references import ErrorInfo

@@ -11,8 +11,8 @@ from msgspec import Struct, structs
 
 from lamina.core.actions import Load, StartBatch
 from lamina.core.events import Heartbeat, InstanceLost
+from lamina.drivers.engine import EngineShared
 from lamina.drivers.timer import clock_us
-from lamina.engines.base import EngineShared
 from lamina.engines.inflight import InFlightBatch
 from lamina.engines.process_engine import InstanceHandle, ProcessEngine, WorkerLimits
 from lamina.errors import Conflict, LaminaError
@@ -169,7 +169,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
                 self._loop, setup, lambda frame: self._on_frame(worker, frame), lambda: self._on_worker_lost(worker), spec
             )
         except OSError as error:
-            worker.load_error = ErrorInfo("OSError", f"no worker could be started: {error.strerror}")
+            worker.fail_load(ErrorInfo("OSError", f"no worker could be started: {error.strerror}"))
             self._on_worker_lost(worker)
             return
         finally:
@@ -266,7 +266,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
                 worker.check_ready(frame.pid)
                 self._on_loaded(worker, frame.load_us, frame.probes)
             case WorkerLoadFailed():
-                worker.load_error = frame.error
+                worker.fail_load(frame.error)
                 self._kill(worker, "load-failed")
             case BatchHeartbeat():
                 self._on_heartbeat(worker.batches.get(frame.batch_id))

@@ -15,9 +15,8 @@ from lamina.core.actions import Action, Kill, Load, ResolveData, StartBatch, Unl
 from lamina.core.events import BatchFinished, DataResolved, Event, InstanceLost, InstanceReady
 from lamina.core.workflow.flow import Each, Parallel
 from lamina.core.workflow.runs import ROOT
+from lamina.drivers.engine import EngineShared, JobValues
 from lamina.drivers.timer import Timer, clock_us
-from lamina.engines.base import EngineShared
-from lamina.engines.inflight import JobValues
 from lamina.planner.interference import ColocatedBatch
 from lamina.sim.colocation import BatchWork, ColocatedBatches
 from lamina.sim.hardware_model import HardwareModel

@@ -14,9 +14,9 @@ import msgspec
 
 from lamina.core.actions import JobRef, Load, StartBatch
 from lamina.core.events import Event, InstanceLost
+from lamina.drivers.engine import EngineShared, JobValues
 from lamina.drivers.timer import clock_us
-from lamina.engines.base import EngineShared
-from lamina.engines.inflight import InFlightBatch, JobValues
+from lamina.engines.inflight import InFlightBatch
 from lamina.engines.process_engine import InstanceHandle, LogPipe, ProcessEngine, WorkerLimits
 from lamina.gpu.protocol import (
     BatchHung,
@@ -225,7 +225,7 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
     def _resize(self, instance: GpuInstance, mask: int) -> None:
         """Move an instance's standing slice. Every batch brings its slice; graphs for the new one are made before it is used."""
         if instance.load.mask != mask:
-            instance.load = msgspec.structs.replace(instance.load, mask=mask)
+            instance.resize(mask)
             if instance.is_ready:
                 self._send(MoveSlice(instance.load.instance, mask))
                 self._update_standby()

@@ -7,48 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from lamina.core.actions import JobRef, StartBatch
 from lamina.core.events import JobOutcome
+from lamina.drivers.engine import JobValues, OriginOf
 from lamina.errors import BadValue, LaminaError
-from lamina.expr import Expr, Leaf
-from lamina.values.references import ErrorInfo, ShmRef, Stored
+from lamina.values.references import ErrorInfo, ShmRef
 from lamina.values.slot_refs import SlotReferences
 from lamina.worker.protocol import JobFrame
 
 _OK = JobOutcome()
 _BAD_INPUT = JobOutcome(ok=False, error="bad-value")
 _NO_ORIGIN = ("", "")
-
-
-class JobInput(Protocol):
-    """Arguments of a job: the expressions that make them, and the values these read."""
-
-    @property
-    def args(self) -> dict[str, Expr] | None: ...
-
-    @property
-    def leaves(self) -> list[tuple[Leaf, Stored]]: ...
-
-
-class JobValues(Protocol):
-    """Store of the values of all runs, as an engine sees it."""
-
-    @property
-    def pieces(self) -> Mapping[str, Callable[[bytes], None]]: ...
-
-    def inputs(self, job: JobRef, /) -> JobInput: ...
-
-    def consumers(self, job: JobRef, /) -> frozenset[str]:
-        """Functions that read its result as a whole, if they alone do."""
-        ...
-
-    def put(self, job: JobRef, value: Stored, /) -> None: ...
-
-    def put_error(self, job: JobRef, error: ErrorInfo, /) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +74,7 @@ def encode_jobs(
     references: SlotReferences,
     action: StartBatch,
     deadline_us: Callable[[str], int],
-    origin: Callable[[JobRef, int], tuple[str, str]] | None,
+    origin: OriginOf | None,
     device: str = "",
 ) -> tuple[list[JobFrame], list[ShmRef]]:
     """Encode the jobs of a batch; returns the frames and the slots the batch reads. Values of `device` need not leave it."""

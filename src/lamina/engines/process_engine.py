@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 from weakref import WeakSet
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from lamina.core.actions import Action, DropJob, Kill, Load, Resize, StartBatch, Unload
 from lamina.core.events import BatchFailed, BatchFinished, Event, Heartbeat, InstanceReady
-from lamina.engines.base import EngineShared
-from lamina.engines.inflight import BatchT, InFlightBatches, JobValues, deliver_results, encode_jobs
+from lamina.drivers.engine import EngineShared, JobValues
+from lamina.engines.inflight import BatchT, InFlightBatches, deliver_results, encode_jobs
 from lamina.ipc.framing import FrameError
 from lamina.units import MIB
 from lamina.values.references import DeviceRef, ErrorInfo, ShmRef
@@ -74,6 +74,13 @@ class InstanceHandle:
         """The function is loaded, or never will be."""
         if self._load_timeout is not None:
             self._load_timeout.cancel()
+
+    def fail_load(self, error: ErrorInfo) -> None:
+        """Remember why it cannot be loaded, until its process is gone and that is reported."""
+        self.load_error = error
+
+    def resize(self, mask: int) -> None:
+        self.load = structs.replace(self.load, mask=mask)
 
     def set_kill_reason(self, reason: str) -> None:
         """Remember why it is being killed: the first reason is the one reported."""

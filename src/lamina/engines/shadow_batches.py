@@ -71,7 +71,7 @@ class ShadowRunner:
     _given: dict[int, _ShadowInput] = field(default_factory=dict)
     _waiting: dict[int, tuple[str, asyncio.Future[BatchFinished | None]]] = field(
         default_factory=dict
-    )  #: by batch: whose, its end
+    )  #: by batch: its instance, its end
     _next: int = FIRST_SHADOW_ID
     _task: asyncio.Task[None] | None = None  #: that runs batches in idle moments
 
@@ -119,7 +119,7 @@ class ShadowRunner:
             for number in numbers:
                 self._given.pop(number, None)
         if finished is None:
-            raise WorkerLost(f"a batch of {function!r} for nobody was lost with {instance}")
+            raise WorkerLost(f"a shadow batch of {function!r} was lost with {instance}")
         wrong = next((outcome for outcome in finished.outcomes if not outcome.ok), None)
         if wrong is not None:
             raise FunctionFailed(f"function {function!r} fails on its samples: {wrong.name}", error=wrong.name)

@@ -57,7 +57,8 @@ from lamina.worker.protocol import BatchDone, BatchHeartbeat
 USAGE_EVERY_S = 1.0
 
 STUCK_US = 30_000_000
-"""A batch nobody has waited for since then has a maker that hangs: it is not said to be alive any more, and the process ends."""
+"""A batch so far past its deadlines has a primary thread that hangs: it sends no heartbeat any more, and the controller ends
+the process."""
 
 NO_STATE = RefusedTransaction("state: functions on a GPU have none", "keep it in a step on the CPU")
 
@@ -73,7 +74,7 @@ class _Batch:
     reads: list[ShmRef]
     keeps: bool = False
     is_ordered_by_slice: bool = False  #: its slice will run it before whatever comes to that slice later
-    is_waiting: bool = False  #: for its maker, or for room on the device
+    is_waiting: bool = False  #: for its primary thread, or for room on the device
     followers: list[Callable[[], None]] = field(default_factory=list)  #: to be called when it has ended, and been told
     spans: list[InnerSpan] = field(default_factory=list)  #: parts of it that the function wants to be seen
 
@@ -326,7 +327,7 @@ class ExecutorLoop:
         ends = [job.deadline_us / 1e6 for job in frame.jobs if job.deadline_us]
         ends_s = min(ends, default=math.inf)
         limit_s = frame.limit_us / 1e6
-        if limit_s and ends:  # how long it takes is up to its inputs: while somebody waits for it, it may
+        if limit_s and ends:  # how long it takes is up to its inputs: it may, until its deadlines
             limit_s = max(limit_s, max(ends) + 2 * DEADLINE_GRACE_US / 1e6 - time.monotonic())
         self._hang_detector.on_batch_started(frame.batch_id, frame.mask, limit_s)
         call_ids = tuple(job.call_id for job in frame.jobs)

@@ -36,7 +36,7 @@ SWITCH_S = 0.0005
 def _open_app(setup: ExecutorSetup) -> Any:
     from lamina.sdk.app_loader import load_app
 
-    with contextlib.suppress(Exception):  # whoever loads a function of it says what is wrong
+    with contextlib.suppress(Exception):  # the load of a function of it says what is wrong
         import torch  # noqa: F401
 
         return load_app(setup.app)
@@ -73,7 +73,7 @@ def main(argument: str) -> int:
         signal.set_wakeup_fd(worker.woken, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, lambda *_: setattr(worker, "leaving", True))
         worker.serve()
-    except (BrokenPipeError, ConnectionResetError):  # nobody is left to work for
+    except (BrokenPipeError, ConnectionResetError):  # the gateway is gone
         return 0
     except ExecutorLost as error:
         os.write(2, f"lamina: {setup.device}: {error}\n".encode())  # its last words

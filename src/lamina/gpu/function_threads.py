@@ -65,15 +65,15 @@ class ThreadCache:
 
     def acquire(self, key: FunctionKey) -> FunctionThreads:
         with self._lock:
-            for maker in reversed(self._idle):
-                if maker.key == key:
-                    self._idle.remove(maker)
-                    return maker
+            for threads in reversed(self._idle):
+                if threads.key == key:
+                    self._idle.remove(threads)
+                    return threads
         return FunctionThreads(key, self._put_back)
 
-    def _put_back(self, maker: FunctionThreads) -> None:
+    def _put_back(self, threads: FunctionThreads) -> None:
         with self._lock:
-            self._idle.append(maker)
+            self._idle.append(threads)
             gone = self._idle.pop(0) if len(self._idle) > MAX_IDLE else None
         if gone is not None:
             gone.end()

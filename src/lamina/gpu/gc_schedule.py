@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 
 IDLE_COLLECT_AFTER, FORCED_COLLECT_AFTER = 10, 100
-"""Middle collections since the last full one: enough to have one when nobody is served; so many that somebody has to wait."""
+"""Middle collections since the last full one: enough to have one when idle; so many that calls have to wait for one."""
 
 QUIET_S = 1.0
 """Nobody has been served for so long: time to look at what is frozen, too."""
@@ -27,7 +27,7 @@ class GcSchedule:
     """Decides when to collect. `now_s` is any clock that goes forward."""
 
     def __init__(self) -> None:
-        self._busy_s = 0.0  #: when somebody was served or loaded last
+        self._busy_s = 0.0  #: when there was a batch or a load last
         self._doubtful_s: float | None = None  #: since when there may be garbage among what is frozen
 
     @property

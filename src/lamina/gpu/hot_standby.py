@@ -26,7 +26,7 @@ MAX_STANDBY_BYTES = 8 << 30
 
 def import_all(names: list[str]) -> None:
     for name in names:
-        with contextlib.suppress(Exception):  # what cannot be had alone comes with whoever needs it
+        with contextlib.suppress(Exception):  # what cannot be imported alone comes with what needs it
             importlib.import_module(name)
 
 
@@ -84,8 +84,8 @@ class HotStandby:
     def _open(self, key: FunctionKey, mask: int, threads: FunctionThreads) -> None:
         """Open the function, in its primary thread."""
         try:
-            loaded = self._loading.open(f"spare {key[0]}", *key, mask, threads)
-        except BaseException:  # whoever loads it says what is wrong
+            loaded = self._loading.open(f"standby {key[0]}", *key, mask, threads)
+        except BaseException:  # its load says what is wrong
             threads.end()
             self._call_soon(self._over)
             return
@@ -96,7 +96,7 @@ class HotStandby:
         if loaded.model is not None and held_bytes + loaded.weights_bytes <= MAX_STANDBY_BYTES:
             try:
                 self._loading.place(loaded)
-            except Exception:  # whoever loads it says what is wrong
+            except Exception:  # its load says what is wrong
                 pass
             else:
                 loaded.threads.submit(self._warm_up, key, loaded)
@@ -121,7 +121,7 @@ class HotStandby:
         models = self._executor.models
         models.unpin(loaded.instance)
         self._executor.unload(loaded.instance)
-        if not self._is_promoted:  # else somebody is served
+        if not self._is_promoted:  # else there are clients
             models.trim()
         if failure is None and key in self._tried:  # else it is not wanted any more
             self._ready[key] = loaded

@@ -216,7 +216,7 @@ class ModelLoader:
         def timed(probes: dict[int, int]) -> None:
             """Request as many graphs as it takes for no batch to find none; unless clients have waited long enough."""
             if frame.is_reload:
-                self.captures.request(loaded, masks)  # first: it may be loaded for nobody, and leave
+                self.captures.request(loaded, masks)  # first: it may not be wanted any more, and leave
                 self._on_loaded(frame, loaded, probes)
             else:
                 self.captures.request(loaded, masks, then=lambda: self._on_loaded(frame, loaded, probes))
@@ -268,7 +268,7 @@ class ModelLoader:
     # ------------------------------------------------------------------------ its end
 
     def _fail_load(self, frame: LoadFunction, said: Any, loaded: LoadedFunction | None = None) -> None:
-        if frame.instance in self._loading:  # else nobody asks any more
+        if frame.instance in self._loading:  # else it is not wanted any more
             self._loading.remove(frame.instance)
             self._send(FunctionLoadFailed(frame.instance, said))
         if loaded is not None:

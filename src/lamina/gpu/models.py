@@ -56,7 +56,7 @@ class ModelTable:
     def __init__(self, slicer: Slicer, runtime: DeviceRuntime, weights: Any) -> None:
         self._slicer, self._runtime, self._weights = slicer, runtime, weights
         self._loaded: dict[str, LoadedModel] = {}
-        self._warmups: list[tuple[LoadedModel, Any]] = []  #: runs for nobody, before or after a graph is captured
+        self._warmups: list[tuple[LoadedModel, Any]] = []  #: first replays of graphs, without a client
 
     def __contains__(self, name: str) -> bool:
         return name in self._loaded
@@ -180,7 +180,7 @@ class ModelTable:
                 function.uses_graphs = bucket > 1
                 function.on_out_of_memory(bucket)
         elif not any(done.is_captured for done in function.plans.values()):
-            function.uses_graphs = False  # it waits for the device, say: then it serves all the same, in its maker's thread
+            function.uses_graphs = False  # it waits for the device, say: then it serves all the same, in its own thread
 
     def is_eager_only(self, name: str) -> bool:
         """Must it run in its own thread, because there are no graphs of it?"""
@@ -267,7 +267,7 @@ class ModelTable:
     def graphs(self) -> int:
         return sum(plan.is_captured for function in self._loaded.values() for plan in function.plans.values())
 
-    # --------------------------------------------------------------- runs for nobody
+    # ------------------------------------------------------------------ warm-up runs
 
     def launch_warmup(self, function: LoadedModel, plan: Any, bucket: int) -> None:
         """Launch a run without a client. Its weights count as used until it has ended."""

@@ -27,9 +27,9 @@ class ExecutorSetup(Struct, frozen=True, forbid_unknown_fields=True):
     ordinal: int = 0
     soft: bool = False  #: slices that share all of the device
     weights_mib: int = 0  #: of the device for weights; 0: four fifths
-    is_standby: bool = False  #: get ready, and serve nobody until `Go`
-    opens_ahead: bool = False  #: a spare that has the device open, and functions ready; else it leaves it alone
-    tags_output: bool = False  #: what functions print is read, and says for whom it was
+    is_standby: bool = False  #: get ready, and serve no call until `Promote`
+    opens_ahead: bool = False  #: a standby that has the device open, and functions ready; else it leaves it alone
+    tags_output: bool = False  #: what functions print is collected, tagged with its calls
     fd: int = -1
 
 
@@ -108,7 +108,7 @@ class FunctionLoaded(Struct, frozen=True, array_like=True, forbid_unknown_fields
     instance: str
     load_us: Natural
     probes: list[tuple[Natural, Natural, Natural]] = []
-    is_model: bool = False  #: a module, which a spare can have ready too
+    is_model: bool = False  #: a module, which a standby can have ready too
     parts: list[tuple[str, Natural]] = []  #: where the time went, in microseconds
     was_standby: bool = False  #: opened long before it was asked for
 

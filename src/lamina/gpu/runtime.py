@@ -21,7 +21,7 @@ CAPTURE_LIMIT_S = 30.0
 waiting with it."""
 
 CAPTURE_WAIT_S = 0.05
-"""How long somebody who has batches to run waits for the captures of others."""
+"""How long a function with batches to run waits for the captures of others."""
 
 
 class CaptureBusy(Exception):
@@ -146,7 +146,7 @@ class HostRuntime:
 
     def launch(self, plan: HostPlan, items: list[Any], *, after: Any = None, keep: bool = False) -> HostFlight:
         plan.runs += 1
-        if items[0] is None:  # for nobody: that is for graphs, which have to be brought to a device
+        if items[0] is None:  # a warm-up: that is for graphs, which have to be brought to a device
             return HostFlight(0, [])
         begin_ns = time.perf_counter_ns()
         with plan.slice:

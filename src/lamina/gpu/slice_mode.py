@@ -18,7 +18,7 @@ from lamina.sdk.torch_model import TorchModel
 SliceMode = Literal["auto", "hard", "soft"]
 
 MAX_SLO_RATIO = 10
-"""Times the shortest goal: who may take longer than that is no neighbour for it on the same SMs."""
+"""Times the shortest SLO: a function that may take longer is no neighbour for it on the same SMs."""
 
 
 def uses_soft_slices(slices: SliceMode, functions: Iterable[Any]) -> bool:

@@ -38,7 +38,7 @@ from lamina.values.slot_refs import DeviceSlots, SlotReferences, WorkerSlots
 log = logging.getLogger("lamina")
 
 STANDBY_AFTER_S = 3.0
-"""From a device being open until a standby process gets ready behind it: first those who wait for functions."""
+"""From a device being open until a standby process gets ready behind it: first come the functions that calls wait for."""
 
 STANDBY_RETRY_S = 30.0
 """From the end of a standby until the next. The second that ends by itself was the last to open the device:
@@ -89,7 +89,7 @@ class ExecutorProcess:
             waiting = self.fetching.setdefault(slot, [])
             waiting.append(one)
             if len(waiting) == 1:
-                self.values.pin(slot)  # nobody may let it go while it is on its way
+                self.values.pin(slot)  # it must not be let go while it is on its way
                 self.send(FetchValue(slot))
 
     def fetched(self, frame: ValueFetched) -> None:

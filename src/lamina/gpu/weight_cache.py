@@ -18,7 +18,7 @@ class NoDeviceMemory(LaminaError):
 
     status = 503
     code: ClassVar[str] = "no-room"
-    is_permanent = False  #: it would find none if nobody else was there
+    is_permanent = False  #: there would be none without any other weights either
 
 
 @dataclass(slots=True)

@@ -170,7 +170,9 @@ class WeightStore:
             elif (key := self.shelf.drop(block.key)) is not None:
                 self._unmap(self.blocks[key])
             else:
-                raise NoDeviceMemory(f"no room for {block.room >> 20} MiB: the device is full", hint="is somebody else using it?")
+                raise NoDeviceMemory(
+                    f"no room for {block.room >> 20} MiB: the device is full", hint="is another process using it?"
+                )
 
     def evict(self, block: WeightBlock) -> None:
         """Evict a block; the host copy stays. Nothing that uses it may be running."""

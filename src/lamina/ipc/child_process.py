@@ -143,7 +143,7 @@ class ChildProcess(asyncio.Protocol):
         if self.exited.done() and not self._is_connected:
             try:
                 self._end()
-            finally:  # whatever came of telling it: somebody waits for this to stop
+            finally:  # whatever came of telling it: the stop waits for this
                 self.finished.set_result(None)
         else:
             self._timers.append(self._loop.call_later(_OTHER_HALF_S, self._end))

@@ -23,7 +23,7 @@ class JobFrame(Struct, frozen=True, array_like=True, forbid_unknown_fields=True)
     error: ErrorInfo | None = None  #: its inputs could not be made: it takes its place in the batch and fails with this
     is_streaming: bool = False  #: what it yields is wanted as it comes
     tenant: str = ""
-    traceparent: str = ""  #: of its step, in W3C's form; empty if nobody traces it
+    traceparent: str = ""  #: of its step, in W3C's form; empty if it is not traced
 
 
 class RunBatch(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=1):

@@ -17,9 +17,9 @@ from msgspec import Struct
 
 from lamina.core.actions import Action, FailCall, JobRef, Reject, Reply, StartBatch
 from lamina.core.events import BatchFailed, BatchFinished, Event, InstanceLost
+from lamina.drivers.engine import Origin
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.drivers.timer import clock_us
-from lamina.engines.base import Origin
 from lamina.sdk.spans import InnerSpan
 from lamina.types import NEVER_US
 

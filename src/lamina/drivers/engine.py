@@ -1,16 +1,19 @@
-"""Engine interface: what runs batches on devices, for the driver and the gateway. Nothing else of an engine is used by them."""
+"""Engine interface: what runs batches on devices. Drivers and the gateway use nothing else of an engine.
+
+It is here, below the engines, because the real-time driver is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from lamina.core.actions import Action, JobRef
 from lamina.core.events import Event
-from lamina.engines.inflight import JobValues
+from lamina.expr import Expr, Leaf
 from lamina.sdk.spans import InnerSpan
 from lamina.types import DeviceSpec
-from lamina.values.references import ErrorInfo
+from lamina.values.references import ErrorInfo, Stored
 from lamina.values.slot_refs import SlotReferences
 
 Origin = tuple[str, str]
@@ -26,11 +29,43 @@ OnFunctionOutput = Callable[[str, str, tuple[str, ...], str], None]
 """Function, instance, the calls it was for, and the line it printed."""
 
 
+class JobInput(Protocol):
+    """Arguments of a job: the expressions that make them, and the values these read."""
+
+    @property
+    def args(self) -> dict[str, Expr] | None: ...
+
+    @property
+    def leaves(self) -> list[tuple[Leaf, Stored]]: ...
+
+
+class JobValues(Protocol):
+    """Store of the values of all runs, as an engine sees it."""
+
+    @property
+    def pieces(self) -> Mapping[str, Callable[[bytes], None]]: ...
+
+    def inputs(self, job: JobRef, /) -> JobInput: ...
+
+    def consumers(self, job: JobRef, /) -> frozenset[str]:
+        """Functions that read its result as a whole, if they alone do."""
+        ...
+
+    def put(self, job: JobRef, value: Stored, /) -> None: ...
+
+    def put_error(self, job: JobRef, error: ErrorInfo, /) -> None: ...
+
+
 class Engine(Protocol):
     """Runs batches on devices. All calls come on the loop's thread and return at once."""
 
-    shared: EngineShared
-    references: SlotReferences | None  #: shared memory of the server; None where no bytes move
+    @property
+    def shared(self) -> EngineShared: ...
+
+    @property
+    def references(self) -> SlotReferences | None:
+        """Shared memory of the server; None where no bytes move."""
+        ...
 
     @property
     def devices(self) -> Sequence[DeviceSpec]: ...
