@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 
 import msgspec
 
@@ -21,6 +20,7 @@ from lamina.core import events as ev
 from lamina.core.controller import Controller
 from lamina.core.policy import DispatchRole
 from lamina.core.workflow.flow import Flow
+from lamina.drivers.virtual import DeviceChange, Scheduled, VirtualDriver
 from lamina.policies import fifo
 from lamina.types import NEVER_US, Call, DeviceSpec, FunctionSpec, SliceLimits
 from tests.core.ledger import Ledger
@@ -64,16 +64,16 @@ class Known:
 
 
 class Script:
+    """The virtual driver with an engine that can be switched on, under the eyes of the ledger."""
+
     def __init__(self) -> None:
-        self.now_us = 0
         self.ledger = Ledger()
         self.said: list[tuple[int, do.Action]] = []
         self.engine = False
         self.fate: Callable[[do.StartBatch], ev.Event | None] = self._finish
         self.answers: dict[str, list[int]] = {}  #: to questions, by node; 1 where nothing is said
-        self._due: list[tuple[int, int, ev.Event]] = []
-        self._order = 0
         self._begun: set[int] = set()
+        self._last: list[do.Action] = []
 
     # ---------------------------------------------------------------------- given
 
@@ -91,6 +91,7 @@ class Script:
         """What there is. `warm`: one instance of each function stands already (on the first device that suits it)."""
         self.predictor = Known(takes or {}, loads or {})
         self.controller = Controller(policy or fifo.Policy(), self.predictor)
+        self.driver = VirtualDriver(self.controller, self, observers=[self._observe], on_end=lambda now_us, ending: None)
         for device in devices:
             self.tell(ev.DeviceJoined(device))
         warmed = tuple(_standing(spec) for spec in functions) if warm else functions
@@ -103,33 +104,37 @@ class Script:
 
     # ----------------------------------------------------------------------- acts
 
+    @property
+    def now_us(self) -> int:
+        return self.driver.now_us()
+
     def at(self, now_us: int) -> Script:
         """Let time pass until then; what is due on the way happens."""
-        while True:
-            tick_us = min(self.ledger.ticks, default=NEVER_US)
-            due_us = self._due[0][0] if self._due else NEVER_US
-            if min(tick_us, due_us) > now_us:
-                break
-            if due_us <= tick_us:
-                self.now_us = max(self.now_us, due_us)
-                self.tell(heappop(self._due)[2])
-            else:
-                self.ledger.ticks.remove(tick_us)
-                self.now_us = max(self.now_us, tick_us)
-                self.tell(ev.Tick())
-        self.now_us = max(self.now_us, now_us)
+        self.driver.run(until_us=now_us)
         return self
 
+    def oversleep(self, until_us: int) -> Script:
+        """Let time pass, and lose the ticks that were due."""
+        self.driver._ticks[:] = [at_us for at_us in self.driver._ticks if at_us > until_us]
+        return self.at(until_us)
+
     def tell(self, event: ev.Event) -> list[do.Action]:
+        self.driver.post(event)
+        return [action for action in self._last if not isinstance(action, do.WakeAt)]
+
+    def _observe(self, now_us: int, event: ev.Event, actions: list[do.Action]) -> None:
+        self._last = actions
+        self.said += [(now_us, action) for action in actions]
         self.ledger.happened(event)
-        actions = self.controller.handle(self.now_us, event)
-        self.said += [(self.now_us, action) for action in actions]
-        self.ledger.asked(self.now_us, event, actions)
-        self.ledger.check(self.now_us)
+        if isinstance(event, ev.Tick):
+            self.ledger.ticks = [at_us for at_us in self.ledger.ticks if at_us > now_us]
+        self.ledger.asked(now_us, event, actions)
+        self.ledger.check(now_us)
         self.controller.state.check()
-        if self.engine:
-            self._play(event, actions)
-        return [action for action in actions if not isinstance(action, do.WakeAt)]
+        if self.engine:  # batches that were booked begin when the one before them has ended
+            for lease in self.ledger.batches.values():
+                if lease.running and lease.action.behind and lease.action.batch_id not in self._begun:
+                    self._begin(lease.action)
 
     def arrives(
         self, *names: str, target: str = "f", within_us: int = 0, expires_us: int = 0, priority: int = 0
@@ -190,43 +195,40 @@ class Script:
 
     # ----------------------------------------------------------------- the engine
 
-    def _play(self, event: ev.Event, actions: list[do.Action]) -> None:
-        for action in actions:
-            match action:
-                case do.StartBatch() if not action.behind:
-                    self._begin(action)
-                case do.Load():
-                    load_us = self.predictor.load_us(action.function, "")
-                    self._later(load_us, ev.InstanceReady(action.instance, load_us))
-                case do.ResolveData():
-                    values = self.answers.get(action.node)
-                    value = int(action.stage == "begin")
-                    if values and action.stage == "begin":
-                        value = values.pop(0)
-                    self._later(
-                        0, ev.DataResolved(action.call_id, action.scope, action.node, value, execution_id=action.execution_id)
-                    )
-                case do.Kill():
-                    self._later(0, ev.InstanceLost(action.instance, action.reason))
-        for lease in self.ledger.batches.values():
-            if lease.running and lease.action.behind and lease.action.batch_id not in self._begun:
-                self._begin(lease.action)
+    def before_event(self, now_us: int, event: ev.Event | DeviceChange) -> Scheduled:
+        return ()
+
+    def perform(self, now_us: int, action: do.Action) -> Scheduled:
+        if not self.engine:
+            return ()
+        match action:
+            case do.StartBatch() if not action.behind:
+                self._begin(action)
+            case do.Load():
+                load_us = self.predictor.load_us(action.function, "")
+                return [(now_us + load_us, ev.InstanceReady(action.instance, load_us))]
+            case do.ResolveData():
+                values = self.answers.get(action.node)
+                value = int(action.stage == "begin")
+                if values and action.stage == "begin":
+                    value = values.pop(0)
+                answer = ev.DataResolved(action.call_id, action.scope, action.node, value, execution_id=action.execution_id)
+                return [(now_us, answer)]
+            case do.Kill():
+                return [(now_us, ev.InstanceLost(action.instance, action.reason))]
+        return ()
 
     def _begin(self, batch: do.StartBatch) -> None:
         self._begun.add(batch.batch_id)
         end = self.fate(batch)
         if end is not None:
-            self._later(self._time_us(batch), end)
+            self.driver.schedule(self.now_us + self._time_us(batch), end)
 
     def _finish(self, batch: do.StartBatch) -> ev.Event:
         return ev.BatchFinished(batch.batch_id, self._time_us(batch))
 
     def _time_us(self, batch: do.StartBatch) -> int:
         return self.predictor.latency_us(batch.function, "", len(batch.jobs), batch.mask.bit_count()) or 1_000
-
-    def _later(self, in_us: int, event: ev.Event) -> None:
-        self._order += 1
-        heappush(self._due, (self.now_us + in_us, self._order, event))
 
 
 def _standing(spec: FunctionSpec) -> FunctionSpec:

@@ -136,7 +136,7 @@ def test_a_clock_that_goes_back_is_read_as_no_time_has_passed(script: Script):
 def test_an_answer_is_never_quicker_than_nothing(script: Script):
     """The call is stamped by a clock that is ahead of ours."""
     script.given(a_function())
-    script.now_us = 10 * MS
+    script.at(10 * MS)
     script.tell(CallArrived(Call("c1", "f", 99 * MS)))
     [reply] = script.finishes()
     assert isinstance(reply, Reply)
@@ -147,9 +147,7 @@ def test_a_late_tick_does_everything_that_was_due(script: Script):
     policy = Waiting({"f": 3 * MS})
     script.given(a_function(), policy=policy)
     script.at(0).arrives("c1")
-    script.ledger.ticks.remove(3 * MS)
-    script.now_us = 9 * S
-    script.tell(Tick())
+    script.oversleep(9 * S).tell(Tick())
     assert script.sizes == [1]
 
 
@@ -158,10 +156,7 @@ def test_one_tick_for_two_that_were_late_is_not_the_last(script: Script):
     script.given(a_function("f", share=0.5), a_function("g", share=0.5), policy=policy)
     script.at(0).arrives("cf", target="f")
     script.arrives("cg", target="g")
-    script.ledger.ticks.remove(3 * MS)
-    script.ledger.ticks.remove(7 * MS)
-    script.now_us = 9 * MS
-    script.tell(Tick())
+    script.oversleep(9 * MS).tell(Tick())
     policy.until_us["f"] = 20 * MS
     script.arrives("again", target="f")
     script.at(20 * MS)
