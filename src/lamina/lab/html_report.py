@@ -1,6 +1,6 @@
 """HTML report: all results on one page that needs nothing but itself, no script, font or picture from elsewhere.
 
-A page is read long after the run that made it, by people who did not see it. So everything stands beside its origin, and
+A page is read long after the run that made it, by readers that did not see it. So everything stands beside its provenance, and
 what others published stands in a column that says so.
 """
 

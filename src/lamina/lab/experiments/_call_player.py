@@ -47,7 +47,7 @@ class PlayedCalls:
     endings: dict[str, Ending] = field(default_factory=dict)
     starts: dict[str, FirstStart] = field(default_factory=dict)
     loads: int = 0
-    _loading: dict[str, int] = field(default_factory=dict)  #: instance that has served nobody yet -> when its load began
+    _loading: dict[str, int] = field(default_factory=dict)  #: instance that has served no call yet -> when its load began
     _booked: dict[int, StartBatch] = field(default_factory=dict)  #: by the batch they are behind
 
     @property

@@ -227,7 +227,7 @@ def _beside(settings: dict[str, dict[str, Row]], planner: dict[str, Row]) -> dic
 REASONS = """\
 Within a percent: frontier keeps 2 % of a batch's time spare, which now and then takes the next dearer size. Without it
 (`spare = 0`) image-classification under strict-light costs 0.987 of esg's. Expanded-classification under heavy load is more than
-anybody can serve: edf answers 42 % of the calls in time, frontier 74 %; that the last of
+any policy can serve: edf answers 42 % of the calls in time, frontier 74 %; that the last of
 these cost more is our guess, not tested apart."""
 
 

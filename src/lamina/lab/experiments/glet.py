@@ -28,7 +28,7 @@ Peaks: the highest base rate of seven mixes that fits on four GPUs, in steps of 
 
 On line: mixes in the simulator for ten seconds, Poisson arrivals, at 0.7 and 1.0 times the rate gpu-let's original program can
 schedule; batches slow each other down as gpu-let's own linear model says. Gpu-let's policies are told the rates at the start, as
-its configuration does; edf and frontier are not. Loading a model takes 0.5 s (nobody published how long)."""
+its configuration does; edf and frontier are not. Loading a model takes 0.5 s (how long was not published)."""
 REPORTED = [
     Reported("throughput against time sharing, average", "+61.7 %", "ATC 2022, abstract"),
     Reported("throughput against time sharing, average (2021)", "+102.6 %", "arXiv 2109.01611, abstract"),

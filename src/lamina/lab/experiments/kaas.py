@@ -26,7 +26,7 @@ from lamina.sim.scenario import Scenario
 from lamina.sim.workload import poisson
 from lamina.types import Call, DeviceSpec, FunctionSpec, Slo, call_for
 
-TITLE = "Serverless accelerators: who gets which GPU"
+TITLE = "Serverless accelerators: which request gets which GPU"
 ABOUT = """\
 Source: chapter 6 of "Serverless Accelerators" (UCB/EECS-2022-88) and KaaS. A GPU serves one request at a time and keeps
 every model it has run; the first request of a model on a GPU pays the load. One step of the thesis is 100 ms here; no noise.

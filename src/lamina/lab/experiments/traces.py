@@ -38,11 +38,11 @@ calls a second. Calls less than 20 ms apart are one burst and go to one function
 curve was measured on an H200 for the first and is synthetic for the others (lab/experiments/_function_family.py).
 
 Weights of all functions need about a quarter more memory than three H200 have, loads take 0.8 to 5 seconds and an instance
-may leave after 20 idle seconds: nobody can keep everything warm. Goals are four times what one call takes on the
+may leave after 20 idle seconds: no policy can keep everything warm. Goals are four times what one call takes on the
 slice its owner asks for, at least 50 ms; a late answer is given all the same and does not count.
 
 Three loads: "code" and "conversation" alone on three H200, and "tenants", both at once on four, where each function
-belongs to a tenant who asks for the share of a GPU that a pod of a production cluster asked for (Alibaba 2023, pods with part
+belongs to a tenant that asks for the share of a GPU that a pod of a production cluster asked for (Alibaba 2023, pods with part
 of a GPU); best-effort pods have ten times the goal. Mean and range over seeds, which draw kinds, popularity, pods and noise.
 
 A policy that checks capacity before it deploys is offered the functions one by one, the most popular first; calls of those it

@@ -157,7 +157,7 @@ class PlanRollout:
                     yield self._release_slice(view, instance) if stay else UnloadInstance(instance.id)
             return
         if len(going) < len(there) - len(wanted & device.instances.keys()):
-            return  # somebody comes first
+            return  # another function comes first
         if device.spec.id in self._tidied:
             place.infeasible = True
             return

@@ -201,7 +201,7 @@ def _occupy(draft: DraftPlan, gpulet: Gpulet, demand: OpenDemand, size: GpuletSi
     place_alone(draft, gpulet, demand, size)
     if overloaded(draft, gpulet) or not adjust_neighbours(draft, gpulet):
         if draft.quirks.charges_newcomer:
-            gpulet.clear()  # the neighbours stay as they are, slowed down for nobody
+            gpulet.clear()  # the neighbours stay as they are, slowed down for nothing
         else:
             undo()
         return False

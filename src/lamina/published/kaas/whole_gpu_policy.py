@@ -147,7 +147,7 @@ class WholeGpuPolicy:
         instance = resident_instance(view, device, job.function)
         elsewhere = len(view.functions[job.function].instances) > (instance is not None)
         load_us = view.predictor.load_us(job.function, device.spec.kind) if instance is None else 0
-        # a load that comes too late for this one is still made where the model is nowhere: for those who come after it
+        # a load that comes too late for this one is still made where the model is nowhere: for requests that come after it
         if self._is_late(view, job, device) or (elsewhere and self._is_late(view, job, device, load_us)):
             yield Drop(job)
             return

@@ -148,7 +148,7 @@ class Policy:
             yield UnloadInstance(instance.id)
         elif instance.id not in device.homes:
             if not device.unreserved_block(want, borrow=self.elastic):
-                yield UnloadInstance(instance.id)  # a guest for whom shares given since leave no place
+                yield UnloadInstance(instance.id)  # shares given since leave no place for it
         elif instance.units != want:
             yield (
                 ResizeInstance(instance.id, want)
