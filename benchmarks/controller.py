@@ -6,9 +6,8 @@ import time
 
 from benchmarks.report import Report
 from lamina.core.actions import Load, StartBatch
-from lamina.core.controller import Controller
 from lamina.core.events import BatchFinished, CallArrived, Deployed, DeviceJoined, Event, InstanceReady
-from lamina.policies import edf, fifo
+from lamina.policies import edf, fifo, new_controller
 from lamina.predict.profile import Point, Profile
 from lamina.predict.profile_table import ProfileTable
 from lamina.types import DeviceSpec, FunctionSpec, SliceLimits, Slo, call_for
@@ -33,7 +32,7 @@ def measure(policy: object, functions: int) -> tuple[int, float, float]:
     names = [f"f{number}" for number in range(functions)]
     points = [Point(batch=1, units=1, p50_us=1_000), Point(batch=8, units=1, p50_us=2_000)]
     table = ProfileTable([Profile(function=name, device="g", points=points) for name in names])
-    controller = Controller(policy, table)  # type: ignore[arg-type]
+    controller = new_controller(policy, table)  # type: ignore[arg-type]
     slo = Slo(latency_us=10_000_000)
     device = DeviceSpec(id="g0", kind="g", units=16, memory_mib=10**6, limits=SliceLimits(batches_per_instance=0))
     specs = tuple(FunctionSpec(name=name, gpu="may", share=1 / 16, max_batch=8, slo=slo) for name in names)

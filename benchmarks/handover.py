@@ -18,12 +18,12 @@ from benchmarks.servers import APPS
 from lamina import encoding, policies
 from lamina.bootstrap import open_local
 from lamina.core.actions import Reply
-from lamina.core.controller import Controller
 from lamina.drivers.driver import Ending
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.engines.cpu import CpuEngine
 from lamina.engines.process_engine import WorkerLimits
 from lamina.gateway.bootstrap import open_gateway
+from lamina.policies import new_controller
 from lamina.predict import online
 from lamina.predict.profile_table import ProfileTable
 from lamina.sdk.app_loader import load_app
@@ -57,7 +57,7 @@ def run(report: Report) -> None:
 async def _workflow(limits: WorkerLimits) -> Times:
     app = load_app(APP)
     engine = CpuEngine(APP, limits=limits)
-    controller = Controller(policies.build("edf"), online.OnlinePredictor(ProfileTable([])))
+    controller = new_controller(policies.build("edf"), online.OnlinePredictor(ProfileTable([])))
     slots = engine.references
     loop = RealtimeDriver(controller, engine, RunValues(slots.pool, slots.reader, slots.release))
     await loop.start(app.deployed())

@@ -17,11 +17,10 @@ import msgspec
 
 from lamina.core import actions as do
 from lamina.core import events as ev
-from lamina.core.controller import Controller
 from lamina.core.policy import DispatchRole
 from lamina.core.workflow.flow import Flow
 from lamina.drivers.virtual import DeviceChange, Scheduled, VirtualDriver
-from lamina.policies import fifo
+from lamina.policies import fifo, new_controller
 from lamina.types import NEVER_US, Call, DeviceSpec, FunctionSpec, SliceLimits
 from tests.core.ledger import Ledger
 
@@ -90,7 +89,7 @@ class Script:
     ) -> Script:
         """What there is. `warm`: one instance of each function stands already (on the first device that suits it)."""
         self.predictor = Known(takes or {}, loads or {})
-        self.controller = Controller(policy or fifo.Policy(), self.predictor)
+        self.controller = new_controller(policy or fifo.Policy(), self.predictor)
         self.driver = VirtualDriver(self.controller, self, observers=[self._observe], on_end=lambda now_us, ending: None)
         for device in devices:
             self.tell(ev.DeviceJoined(device))

@@ -16,6 +16,7 @@ from lamina.core.events import Deployed, DeviceJoined, Event
 from lamina.drivers.driver import Ending
 from lamina.drivers.virtual import simulate
 from lamina.planner.interference import InterferenceModel
+from lamina.policies import new_controller
 from lamina.predict import online
 from lamina.predict.profile import Profile
 from lamina.predict.profile_table import ProfileTable
@@ -74,7 +75,7 @@ def world_of(case: Case, seed: int = SEED) -> Paced:
 
 def controller_of(case: Case) -> Controller:
     soft = frozenset({case.device.kind} if case.device.limits.soft else ())
-    return Controller(
+    return new_controller(
         policies.build(case.policy), online.OnlinePredictor(ProfileTable(case.believed or case.profiles, margin=0.1), soft)
     )
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from lamina import policies
 from lamina.core.actions import FailCall, Load, Reject, Reply, StartBatch, WakeAt
-from lamina.core.controller import Controller
 from lamina.core.events import BatchFailed, BatchFinished, CallArrived, Deployed, DeviceJoined, InstanceReady, Tick
+from lamina.policies import new_controller
 from lamina.predict import online
 from lamina.predict.profile_table import ProfileTable
 from lamina.types import FunctionSpec, call_for
@@ -64,7 +64,7 @@ class InProcess:
         self.executor, self.items = executor, items
         self.places = places or {}  #: functions that always run on this mask, whatever the controller calls it
         table = ProfileTable(profiles or [], margin=0.02)
-        self.controller = Controller(policies.build(policy, options or {}), online.OnlinePredictor(table, soft))
+        self.controller = new_controller(policies.build(policy, options or {}), online.OnlinePredictor(table, soft))
         self.device = device or slicer.device
         self.specs = {spec.name: spec for spec in functions}
         self._ticks: list[int] = []

@@ -28,6 +28,7 @@ from lamina.drivers.engine import JobValues
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.drivers.virtual import DeviceChange, Scheduled, VirtualDriver
 from lamina.errors import FunctionFailed, LaminaError
+from lamina.policies import new_controller
 from lamina.types import NEVER_US, Call, DeviceSpec, FunctionSpec, ScaleSpec, SliceLimits
 from lamina.values.asl_values import INPUT
 from lamina.values.references import ErrorInfo
@@ -148,7 +149,7 @@ def outcome_of(ending: Ending, data: RunValues, took_us: int) -> ExecutionOutcom
 
 
 def local_controller() -> Controller:
-    return Controller(policies.build("fifo"), _UnknownLatency(), hang_floor_us=NEVER_US)
+    return new_controller(policies.build("fifo"), _UnknownLatency(), hang_floor_us=NEVER_US)
 
 
 def local_setup(flow: Flow) -> list[Event]:

@@ -28,6 +28,7 @@ from lamina.gpu.mps import MpsSlicer
 from lamina.gpu.slice_mode import SliceMode, uses_soft_slices
 from lamina.gpu.slicers import back_end, open_slicer
 from lamina.plugins import DEFAULT_POLICY
+from lamina.policies import new_controller
 from lamina.predict import device_presets, online, profile
 from lamina.predict.interference import bandwidth_interference
 from lamina.predict.profile_table import ProfileTable
@@ -86,7 +87,7 @@ def open_local(
     cores, gpus = cpu_device(), _find_gpus(app, gpu, slices)
     soft = frozenset(device.kind for _, _, device in gpus if device.limits.soft)
     predictor = online.OnlinePredictor(table, soft)
-    controller = Controller(policy or policies.build(DEFAULT_POLICY), predictor, explain=explain)
+    controller = new_controller(policy or policies.build(DEFAULT_POLICY), predictor, explain=explain)
     state = StateTable(app.name, call_lookup(controller))
     engine = _open_engines(app, app_path, cores, gpus, state, table if probe else None)
     slots = engine.references
@@ -210,7 +211,7 @@ def open_emulated(
                 hint="`lamina profile` makes one, in `profiles` beside the app; or name a folder that has it with --profiles",
             )
     world = HardwareModel(table, random.Random(seed), NOISE)
-    controller = Controller(policy or policies.build(DEFAULT_POLICY), online.OnlinePredictor(table), explain=explain)
+    controller = new_controller(policy or policies.build(DEFAULT_POLICY), online.OnlinePredictor(table), explain=explain)
     return ServingRuntime(app, RealtimeDriver(controller, EmulatedEngine(made, world), EmulatedValues(world)))
 
 

@@ -23,6 +23,7 @@ from lamina.drivers.driver import Ending, exception_for
 from lamina.drivers.virtual import DeviceChange, Scheduled, VirtualDriver
 from lamina.errors import BadValue, Cancelled
 from lamina.expr import evaluate
+from lamina.policies import new_controller
 from lamina.predict.profile import Point, Profile
 from lamina.predict.profile_table import ProfileTable
 from lamina.sdk.app import App
@@ -108,7 +109,7 @@ class Runtime:
             for family in (("cpu",) if all(f.spec.gpu != "must" for f in app.functions.values()) else ("gpu",))
         ]
         table = ProfileTable(self._profiles(takes or {}, default_takes, parse_us(load_takes, "load_takes")), margin=2 * noise)
-        self.controller = Controller(policies.build(policy) if isinstance(policy, str) else policy, table)
+        self.controller = new_controller(policies.build(policy) if isinstance(policy, str) else policy, table)
         self._data = RunValues(None, None)
         hardware = HardwareModel(table, random.Random(seed), noise, 0.0)
         self._executor = _InProcessExecutor(app, self.controller, hardware, self._data, dict(mocks or {}), self.devices)

@@ -20,6 +20,7 @@ from lamina.core.controller import Controller
 from lamina.core.policy import DispatchRole
 from lamina.core.workflow.flow import Choice, Each, Flow, Pass, Task
 from lamina.errors import NoCapacity
+from lamina.policies import new_controller
 from lamina.types import NEVER_US, Call, DeviceSpec, FunctionSpec, QuotaSpec, ScaleSpec, SliceLimits
 from tests.core import chaos_policy
 from tests.core.chaos_flows import GUARDED_FLOWS
@@ -164,7 +165,7 @@ class Chaos:
     def fresh(self) -> Controller:
         rng = random.Random(self.seed)
         base_us = {f"f{i}": rng.randint(500, 20_000) for i in range(4) if rng.random() < 0.8}
-        return Controller(make_policy(self.policy, self.seed), Times(base_us))
+        return new_controller(make_policy(self.policy, self.seed), Times(base_us))
 
     # ------------------------------------------------------------------ the world
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 
 from lamina.core.actions import Action, WakeAt
-from lamina.core.controller import Controller
 from lamina.core.events import Deployed, DeviceJoined, Event, Tick
 from lamina.drivers.virtual import simulate
-from lamina.policies import edf
+from lamina.policies import edf, new_controller
 from lamina.predict.profile import Point, Profile
 from lamina.predict.profile_table import ProfileTable
 from lamina.sim.executor import SimulatedExecutor
@@ -20,7 +19,7 @@ PROFILE = Profile(function="f", device="cpu", points=[Point(batch=1, units=1, p5
 
 
 def test_a_host_that_wakes_late_ticks_late():
-    controller = Controller(edf.Policy(), ProfileTable([PROFILE]))
+    controller = new_controller(edf.Policy(), ProfileTable([PROFILE]))
     executor = SimulatedExecutor(controller, HardwareModel(ProfileTable([PROFILE]), random.Random(1), 0.0))
     asked_us, ticked_us = set[int](), set[int]()
 

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 import pytest
 
 from lamina.core.actions import Action, Kill, Reply
-from lamina.core.controller import Controller
 from lamina.core.events import BatchFinished, Deployed, Event
 from lamina.drivers.driver import Ending
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.engines.emulated import EmulatedEngine, EmulatedValues
 from lamina.planner.interference import ColocatedBatch
-from lamina.policies import fifo
+from lamina.policies import fifo, new_controller
 from lamina.predict.profile import Point, Profile
 from lamina.predict.profile_table import ProfileTable
 from lamina.sim.hardware_model import HardwareModel
@@ -44,7 +43,7 @@ async def worked_us(names: Sequence[str], kill: str = "") -> list[int]:
         if isinstance(event, BatchFinished):
             took_us.append(event.device_us)
 
-    loop = RealtimeDriver(Controller(fifo.Policy(), ProfileTable(profiles)), engine, EmulatedValues(world), observers=[watch])
+    loop = RealtimeDriver(new_controller(fifo.Policy(), ProfileTable(profiles)), engine, EmulatedValues(world), observers=[watch])
     await loop.start(
         Deployed(tuple(FunctionSpec(name=name, gpu="must", share=0.5, scale=ScaleSpec(min=1, max=1)) for name in "ab"))
     )

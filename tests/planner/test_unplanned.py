@@ -9,6 +9,7 @@ from lamina.core.actions import Action, Load, Reject, StartBatch, Unload
 from lamina.core.controller import Controller
 from lamina.core.events import BatchFinished, CallArrived, Deployed, DeviceJoined, InstanceReady, Tick
 from lamina.core.lifecycle import InstancePhase
+from lamina.policies import new_controller
 from lamina.predict.profile import Point, Profile
 from lamina.predict.profile_table import ProfileTable
 from lamina.types import Call, DeviceSpec, FunctionSpec, SliceLimits
@@ -25,7 +26,7 @@ def world(memory_mib: int, limits: SliceLimits | None = None) -> Controller:
     ]
     points = [Point(batch=1, units=1, p50_us=1_000)]
     profiles = [Profile(function=name, device="d", points=points) for name in "ab"]
-    made = Controller(policies.build("planned", {"slices": slices}), ProfileTable(profiles))
+    made = new_controller(policies.build("planned", {"slices": slices}), ProfileTable(profiles))
     spec = DeviceSpec(id="d0", kind="d", units=4, memory_mib=memory_mib, limits=limits or SliceLimits())
     made.handle(0, DeviceJoined(spec))
     made.handle(0, Deployed(tuple(FunctionSpec(name=name, gpu="must", share=0.25, memory_mib=100) for name in "abc")))
@@ -104,7 +105,7 @@ def test_what_the_plan_does_not_name_is_refused():
 def test_who_loses_its_place_stays_warm_while_there_is_memory():
     points = [Point(batch=1, units=1, p50_us=1_000)]
     policy = policies.build("timesharing", {"rates": {"a": 5.0}, "max_models": 1})
-    made = Controller(policy, ProfileTable([Profile(function=name, device="d", points=points) for name in "ab"]))
+    made = new_controller(policy, ProfileTable([Profile(function=name, device="d", points=points) for name in "ab"]))
     made.handle(0, DeviceJoined(DeviceSpec(id="d0", kind="d", units=4, memory_mib=500)))
     made.handle(0, Deployed(tuple(FunctionSpec(name=name, gpu="must", share=0.25, memory_mib=100) for name in "ab")))
     made.handle(20_000_000, Tick())

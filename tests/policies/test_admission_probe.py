@@ -12,10 +12,9 @@ from benchmarks.gpu.twin import Twin, Virtual
 from benchmarks.gpu.zoo import FIVE
 
 from lamina.core.actions import Reject, StartBatch
-from lamina.core.controller import Controller
 from lamina.core.events import CallArrived, Deployed, DeviceJoined, InstanceReady
 from lamina.core.policy import DispatchRole
-from lamina.policies import edf, frontier
+from lamina.policies import edf, frontier, new_controller
 from lamina.predict import online
 from lamina.predict.profile import Point, Profile
 from lamina.predict.profile_table import ProfileTable
@@ -84,7 +83,7 @@ def test_where_goals_are_milliseconds_a_prediction_that_shuts_the_door_is_doubte
         ProfileTable([Profile(function="f", device="gpu", points=[Point(batch=1, units=8, p50_us=1 * MS)])])
     )
     predictor.observe("f", "gpu", 1, 8, 30 * MS)
-    controller = Controller(edf.Policy(), predictor)
+    controller = new_controller(edf.Policy(), predictor)
     slo = Slo(latency_us=3 * MS)
     events = [DeviceJoined(BIG_GPU), Deployed(functions=(a_function(slo=slo, scale=ScaleSpec(min=1)),)), InstanceReady("f-1", 1)]
     for event in events:

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 import pytest
 
 from lamina.core.actions import AddDevice, JobRef, Reply, ResolveData, StartBatch
-from lamina.core.controller import Controller
 from lamina.core.events import BatchFinished, CallArrived, DataResolved, Deployed, DeviceJoined, DeviceLost, Event, InstanceLost
 from lamina.core.workflow.flow import Choice, Each, Flow, Task
 from lamina.drivers.driver import Ending
 from lamina.drivers.virtual import simulate
-from lamina.policies import fifo
+from lamina.policies import fifo, new_controller
 from lamina.predict.device_presets import preset
 from lamina.predict.profile import Point, Profile
 from lamina.predict.profile_table import ProfileTable
@@ -40,7 +39,7 @@ def replies(
     arrivals: list[Call], faults: Iterable[tuple[int, Event]] = (), noise: float = 0.0
 ) -> tuple[dict[str, int], SimulatedExecutor]:
     """When each call was answered."""
-    controller = Controller(fifo.Policy(), ProfileTable(world().table.profiles))
+    controller = new_controller(fifo.Policy(), ProfileTable(world().table.profiles))
     executor = SimulatedExecutor(controller, world(noise=noise))
     ends: dict[str, int] = {}
 
@@ -112,7 +111,7 @@ PAGE = Flow(
 
 def asked(seed: int, call: str = "c1", turns: int = 1) -> list[tuple[str, int]]:
     """What a run of `page` is told about its data."""
-    controller = Controller(fifo.Policy(), ProfileTable([]))
+    controller = new_controller(fifo.Policy(), ProfileTable([]))
     executor = SimulatedExecutor(controller, world(), seed=seed)
     functions = (FunctionSpec(name="b", gpu="must"),)
     controller.handle(0, Deployed(functions=functions, flows=(PAGE,)))
@@ -144,13 +143,13 @@ def test_items_and_branches_come_as_often_as_the_scenario_says():
 
 
 def test_a_question_about_a_run_that_has_ended_is_not_answered():
-    executor = SimulatedExecutor(Controller(fifo.Policy(), ProfileTable([])), world())
+    executor = SimulatedExecutor(new_controller(fifo.Policy(), ProfileTable([])), world())
     assert list(executor.perform(5, ResolveData("gone", 0, "parts"))) == []
 
 
 def test_no_more_devices_are_added_than_there_are():
     executor = SimulatedExecutor(
-        Controller(fifo.Policy(), ProfileTable([])),
+        new_controller(fifo.Policy(), ProfileTable([])),
         world(),
         boot_us=7,
         templates={"h200": preset("h200")},
@@ -162,7 +161,7 @@ def test_no_more_devices_are_added_than_there_are():
 
 
 def test_ends_of_long_gone_batches_are_forgotten():
-    executor = SimulatedExecutor(Controller(fifo.Policy(), ProfileTable([])), world())
+    executor = SimulatedExecutor(new_controller(fifo.Policy(), ProfileTable([])), world())
     executor.before_event(0, DeviceJoined(ONE_AT_A_TIME))
     for number in range(1, 20_000):
         action = StartBatch(number, "a", "a-1", "d", 1, (JobRef(number, "c", 0, "a"),))

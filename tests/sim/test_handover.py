@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 
 from lamina.core.actions import Reply
-from lamina.core.controller import Controller
 from lamina.core.events import Deployed, DeviceJoined
 from lamina.drivers.driver import Ending
 from lamina.drivers.virtual import simulate
-from lamina.policies import fifo
+from lamina.policies import fifo, new_controller
 from lamina.predict.profile import Handover, Point, Profile
 from lamina.predict.profile_table import ProfileTable
 from lamina.sim.executor import SimulatedExecutor
@@ -21,7 +20,7 @@ PROFILE = Profile(function="f", device="cpu", points=[Point(batch=1, units=1, p5
 
 
 def answered_us(*arrivals: int) -> list[int]:
-    controller = Controller(fifo.Policy(), ProfileTable([PROFILE]))
+    controller = new_controller(fifo.Policy(), ProfileTable([PROFILE]))
     executor = SimulatedExecutor(controller, HardwareModel(ProfileTable([PROFILE]), random.Random(1), 0.0, load_noise=0.0))
     functions = (FunctionSpec(name="f", gpu="may", scale=ScaleSpec(min=1)),)
     ends: list[int] = []

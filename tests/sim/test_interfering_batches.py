@@ -6,12 +6,11 @@ import random
 from collections.abc import Iterable, Sequence
 
 from lamina.core.actions import Reply
-from lamina.core.controller import Controller
 from lamina.core.events import Deployed, DeviceJoined, DeviceLost, Event, InstanceLost
 from lamina.drivers.driver import Ending
 from lamina.drivers.virtual import simulate
 from lamina.planner.interference import ColocatedBatch
-from lamina.policies import fifo
+from lamina.policies import fifo, new_controller
 from lamina.predict.profile import Handover, Point, Profile
 from lamina.predict.profile_table import ProfileTable
 from lamina.sim.executor import SimulatedExecutor
@@ -36,7 +35,7 @@ def replies(
     handover = Handover(back_us) if back_us else None
     profiles = [Profile(function=name, device="gpu", points=points, load_us=500, handover=handover) for name in "ab"]
     world = HardwareModel(ProfileTable(profiles), random.Random(1), 0.0, load_noise=0.0, interference=Twice())
-    controller = Controller(fifo.Policy(), ProfileTable(profiles))
+    controller = new_controller(fifo.Policy(), ProfileTable(profiles))
     executor = SimulatedExecutor(controller, world)
     functions = tuple(FunctionSpec(name=name, gpu="must", share=0.5, scale=ScaleSpec(min=1, max=1)) for name in "ab")
     ends: dict[str, int] = {}

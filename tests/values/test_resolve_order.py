@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 from lamina import App, each, encoding
 from lamina.core.actions import Action, Load, Reply, StartBatch
-from lamina.core.controller import Controller
 from lamina.core.events import BatchFinished, Event, InstanceReady
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.expr import evaluate
-from lamina.policies import fifo
+from lamina.policies import fifo, new_controller
 from lamina.predict.profile_table import ProfileTable
 from lamina.testing import Runtime
 from lamina.types import DeviceSpec, Slo, call_for
@@ -65,7 +64,7 @@ EXPECTED = {"tens": [10, 20, 30], "hundreds": [400, 500]}
 
 def test_two_maps_side_by_side_keep_their_items_apart_in_the_live_loop():
     async def run() -> object:
-        loop = RealtimeDriver(Controller(fifo.Policy(), ProfileTable([])), AtOnce(), RunValues(None, None))
+        loop = RealtimeDriver(new_controller(fifo.Policy(), ProfileTable([])), AtOnce(), RunValues(None, None))
         await loop.start(app.deployed())
         answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         inputs = {"xs": encoding.encode([1, 2, 3]), "ys": encoding.encode([4, 5])}

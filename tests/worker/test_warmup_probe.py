@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from lamina.bootstrap import open_local
-from lamina.core.controller import Controller
 from lamina.core.events import Deployed, DeviceJoined, Event, InstanceReady
 from lamina.ipc.framing import FrameChannel
-from lamina.policies import build
+from lamina.policies import build, new_controller
 from lamina.predict.online import OnlinePredictor
 from lamina.types import DeviceSpec, FunctionSpec, ScaleSpec
 from lamina.worker import main as live_worker
@@ -109,7 +108,7 @@ def test_without_a_sample_that_works_nothing_is_said(look: Callable[..., list[tu
 
 def test_what_was_seen_is_known_before_the_first_call() -> None:
     predictor = OnlinePredictor()
-    controller = Controller(build("edf"), predictor)
+    controller = new_controller(build("edf"), predictor)
     controller.handle(0, DeviceJoined(DeviceSpec(id="cpu0", kind="cpu", family="cpu", units=2, memory_mib=999)))
     spec = FunctionSpec(name="f", max_batch=8, scale=ScaleSpec(min=1, max=1))
     controller.handle(0, Deployed((spec,), ()))

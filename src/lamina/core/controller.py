@@ -81,7 +81,6 @@ from lamina.core.workflow.flow import Flow, function_flow
 from lamina.core.workflow.flow_check import check_deployment
 from lamina.core.workflow.runs import WorkflowRun
 from lamina.errors import PolicyError
-from lamina.policies.defaults import ReactiveAutoscaler
 
 SCALE_RETRY_US = 10_000
 """Autoscaling is retried this soon while work waits for a function that could not be loaded."""
@@ -92,14 +91,21 @@ HOUSEKEEPING_US = 1_000_000
 
 class Controller:
     def __init__(
-        self, policy: DispatchRole, predictor: Predictor, *, hang_floor_us: int = 5_000_000, explain: bool = False
+        self,
+        policy: DispatchRole,
+        predictor: Predictor,
+        scale: ScaleRole,
+        *,
+        hang_floor_us: int = 5_000_000,
+        explain: bool = False,
     ) -> None:
+        """`scale` may be the policy itself; `lamina.policies.new_controller` finds one where it has no such role."""
         self.policy = policy
         self.predictor = predictor
         self.state = state = ControllerState()
         self.flows: dict[str, Flow] = {}  #: by target: what is deployed; a function is a flow of one step
         self._out = out = list[Action]()
-        self._scale: ScaleRole = policy if isinstance(policy, ScaleRole) else ReactiveAutoscaler()
+        self._scale = scale
         self._scale_at_us = 0
         self._recheck_due = False  #: a recheck that the policy asked for is due
         self._housekeeping_at_us = HOUSEKEEPING_US

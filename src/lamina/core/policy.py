@@ -8,7 +8,7 @@ A policy is one file with a class `Policy`: its fields are its options, and it h
     deploy(view, functions, flows)           may refuse what could not be given what it asks for; optional
     warm_up()                                prepare for workflows, which are being deployed; optional
 
-A role it leaves out is served by `policies/defaults.py`. It looks and decides; the controller checks each decision and
+A scale role it leaves out is served by `policies/defaults.py`. It looks and decides; the controller checks each decision and
 applies it before asking for the next, so a generator sees what its last `yield` did.
 """
 

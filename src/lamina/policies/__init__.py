@@ -10,8 +10,10 @@ from typing import Any
 import msgspec
 
 from lamina import plugins, units
-from lamina.core.policy import DispatchRole
+from lamina.core.controller import Controller
+from lamina.core.policy import DispatchRole, Predictor, ScaleRole
 from lamina.errors import BadValue, LaminaError, did_you_mean
+from lamina.policies.defaults import ReactiveAutoscaler
 
 OptionError = Callable[[str, str, str], LaminaError]
 """(option, what is wrong, hint) -> the error to raise."""
@@ -61,3 +63,9 @@ def _in_unit(option: str, value: Any) -> Any:
         if option.endswith("_mib"):
             return units.parse_mib(value)
     return value
+
+
+def new_controller(policy: DispatchRole, predictor: Predictor, **options: Any) -> Controller:
+    """A controller with this policy. A policy without a scale role gets the reactive autoscaler."""
+    scale = policy if isinstance(policy, ScaleRole) else ReactiveAutoscaler()
+    return Controller(policy, predictor, scale, **options)

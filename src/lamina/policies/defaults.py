@@ -1,13 +1,12 @@
-"""Default roles of policies: admit everything, and a reactive autoscaler."""
+"""Default role of policies: a reactive autoscaler. Without an admit role, only full queues and limits of tenants reject."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from lamina.core.actions import Reject
 from lamina.core.lifecycle import InstancePhase
-from lamina.core.policy import Admitted, Decision, LoadInstance, UnloadInstance, View
+from lamina.core.policy import Decision, LoadInstance, UnloadInstance, View
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState
 from lamina.planner.arrival_rates import ArrivalRates
@@ -20,15 +19,6 @@ from lamina.planner.instance_placement import (
     is_idle,
     units_to_reserve,
 )
-from lamina.types import Call
-
-
-@dataclass(slots=True)
-class AdmitAll:
-    """Admission without a limit of its own: only full queues, which the controller checks, reject."""
-
-    def admit(self, view: View, call: Call) -> Admitted | Reject | None:
-        return None
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from lamina.core.events import Deployed, DeviceJoined, Event, TenantUpdated
 from lamina.core.policy import DispatchRole, Predictor
 from lamina.drivers.driver import EventObserver
 from lamina.drivers.virtual import simulate
+from lamina.policies import new_controller
 from lamina.predict.online import OnlinePredictor as Online
 from lamina.predict.profile_table import ProfileTable
 from lamina.sim.executor import SimulatedExecutor
@@ -47,7 +48,7 @@ def build_controller(scenario: Scenario) -> Controller:
     """A fresh controller as this scenario wants it: policy and predictor, and nothing deployed yet."""
     table = ProfileTable(list(scenario.profiles), scenario.margin, scenario.interference)
     predictor: Predictor = Online(table) if scenario.predictor == "online" else table
-    return Controller(policies.build(scenario.policy, scenario.options), predictor)
+    return new_controller(policies.build(scenario.policy, scenario.options), predictor)
 
 
 def setup_events(scenario: Scenario) -> list[Event]:

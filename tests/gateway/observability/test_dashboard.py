@@ -12,8 +12,8 @@ import pytest
 
 from lamina import policies
 from lamina.core.actions import Reject, Reply
-from lamina.core.controller import Controller
 from lamina.gateway.observability.metrics import Metrics
+from lamina.policies import new_controller
 from lamina.predict.profile_table import ProfileTable
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -25,7 +25,7 @@ FILES = {
 
 
 def existing() -> set[str]:
-    metrics = Metrics(Controller(policies.build("edf"), ProfileTable([])))
+    metrics = Metrics(new_controller(policies.build("edf"), ProfileTable([])))
     names = {"lamina_runs", "lamina_store_up"}  # only there with a store: see gateway/observability/run_metrics.py
     for family in metrics.registry.collect():
         suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(family.type, [""])
@@ -67,7 +67,7 @@ def test_rules_and_alerts_are_what_prometheus_takes_and_say_what_they_should(way
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
 def test_metrics_have_names_and_units_as_prometheus_wants_them() -> None:
     assert PROMTOOL is not None
-    metrics = Metrics(Controller(policies.build("edf"), ProfileTable([])))
+    metrics = Metrics(new_controller(policies.build("edf"), ProfileTable([])))
     metrics.on_call_ended("resize", Reply("c1", 1500, late=False, cost=0.5), "acme")
     metrics.on_call_ended("resize", Reject("c2", "deadline"), "acme")
     said = subprocess.run([PROMTOOL, "check", "metrics"], input=metrics.exposition(), capture_output=True, check=False)

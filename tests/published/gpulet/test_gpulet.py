@@ -13,6 +13,7 @@ from lamina.core.actions import Action, Load, Resize, StartBatch, Unload
 from lamina.core.controller import Controller
 from lamina.core.events import CallArrived, Deployed, DeviceJoined, Event, InstanceLost, InstanceReady
 from lamina.core.lifecycle import InstancePhase
+from lamina.policies import new_controller
 from lamina.predict.interference import BandwidthInterference
 from lamina.predict.profile import Point, Profile
 from lamina.predict.profile_table import ProfileTable
@@ -186,7 +187,7 @@ def test_interference_that_is_foreseen_costs_no_deadlines():
 
 def controller(policy: str, names: str = "a", **options: object) -> Controller:
     built = policies.build(policy, dict(options))
-    made = Controller(built, ProfileTable([profile(name, 100) for name in names]))
+    made = new_controller(built, ProfileTable([profile(name, 100) for name in names]))
     made.handle(0, DeviceJoined(device()))
     return made
 

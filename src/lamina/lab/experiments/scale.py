@@ -22,7 +22,7 @@ from lamina.lab.decision_times import MeasurementDone, TimedController
 from lamina.lab.experiment import Cell, Plot, Reported, ResultTable, Row, Section, installed_policies
 from lamina.lab.experiments._function_family import KINDS, FunctionKind, function, goal_us, profile
 from lamina.lab.provenance import machine_info
-from lamina.policies import build
+from lamina.policies import build, new_controller
 from lamina.predict import device_presets
 from lamina.predict.profile_table import ProfileTable as Predictions
 from lamina.sim.executor import SimulatedExecutor
@@ -84,7 +84,7 @@ def run(cell: Cell) -> Row:
     functions, gpus = (other, cell["size"]) if cell["sweep"] == "devices" else (cell["size"], other)
     scenario = make(functions, gpus, cell["seed"])
     table = Predictions(list(scenario.profiles), margin=scenario.margin)
-    controller = Controller(build(cell["policy"]), table)
+    controller = new_controller(build(cell["policy"]), table)
     if not cold:
         controller._scale = PreloadedScaling(controller._scale, _places(scenario))
     timed = TimedController(controller)
