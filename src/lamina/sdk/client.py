@@ -69,7 +69,8 @@ class Client:
     # ------------------------------------------------------------------ calls
 
     def call(self, name: str, inputs: Inputs = None, **options: Unpack[CallKeywords]) -> Any:
-        """The result of a function or workflow for named inputs. Without `kind`, either is looked for."""
+        """The result of a function or workflow for named inputs. Options are those of `CallOptions`: `deadline`, `priority`,
+        `cost_limit`, and `kind`, without which either is looked for."""
         result = self._call(name, inputs, CallOptions(**options))
         if isinstance(result, LaminaError):
             raise result

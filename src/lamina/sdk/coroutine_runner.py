@@ -2,6 +2,8 @@
 
 It runs one call at a time, as every instance does: what it waits for is not used for others. Many waits at once are many
 instances (`Scale(max=...)`) or an `asyncio.gather` inside of one call.
+
+Apart from `runner.py`, so that asyncio is imported for such functions alone.
 """
 
 from __future__ import annotations
