@@ -28,6 +28,9 @@ demo: setup  ## Serve the OCR pipeline, load it at a rising rate, plot what happ
 test: devel  ## All tests (those that need a GPU skip without one)
 	$(PY) -m pytest -q
 
+quick: devel  ## Tests that start no process, in a minute: core, planner, policies, sdk, asl, sim, predict ...
+	$(PY) -m pytest -q -m "not live and not slow and not published"
+
 check: fmt lint types test docs  ## What CI runs
 
 fmt: devel

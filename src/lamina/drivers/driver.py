@@ -30,7 +30,6 @@ from lamina.errors import (
     Refused,
     WorkerLost,
 )
-from lamina.types import Call
 
 if TYPE_CHECKING:  # a simulation has no values
     from lamina.values.references import ErrorInfo
@@ -51,6 +50,7 @@ class Driver:
         self.controller = controller
         self._observers = list(observers)
         self._pending: dict[str, OnEnd] = {}
+        self._on_idle: Callable[[], None] | None = None  #: called when the last open call has ended
 
     def now_us(self) -> int:
         raise NotImplementedError
@@ -70,10 +70,6 @@ class Driver:
         if call_id in self._pending:
             self.post(CallCancelled(call_id))
 
-    def _open(self, data: RunValues, call: Call, inputs: dict[str, bytes], on_end: OnEnd, began_us: int = 0) -> None:
-        data.open(call.id, self.controller.flows[call.target], inputs, began_us)
-        self._pending[call.id] = on_end
-
     def _resolve_data(self, data: RunValues, question: ResolveData) -> DataResolved | None:
         run = self.controller.workflow_run(question.call_id)
         return None if run is None else data.resolve(question, run.next_scope)
@@ -88,6 +84,8 @@ class Driver:
             log.exception("the answer to %s could not be delivered", ending.call_id)
         finally:
             data.close(ending.call_id)
+            if not self._pending and self._on_idle is not None:
+                self._on_idle()
 
 
 def exception_for(ending: FailCall | Reject, info: ErrorInfo | None) -> LaminaError:

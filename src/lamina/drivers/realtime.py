@@ -18,7 +18,7 @@ from lamina.core.actions import Action, AppendJournal, FailCall, Reject, Reply, 
 from lamina.core.controller import Controller
 from lamina.core.events import ArrivalsDrained, CallArrived, CallRecovered, Deployed, DeviceJoined, Event, Tick
 from lamina.core.workflow.flow import Flow
-from lamina.drivers.driver import Driver, Ending, EventObserver, OnEnd
+from lamina.drivers.driver import Driver, EventObserver, OnEnd
 from lamina.drivers.engine import Engine
 from lamina.drivers.timer import Timer, clock_us
 from lamina.errors import PolicyError
@@ -62,7 +62,6 @@ class RealtimeDriver(Driver):
         self._is_handling = False
         self._origin_us = clock_us()
         self._timer: Timer | None = None
-        self._idle: asyncio.Event | None = None
         self._call_soon: Callable[[Callable[[], None]], object] | None = None
         self._drain_is_scheduled = False  #: `ArrivalsDrained` is on its way
         self._is_stopped = False
@@ -102,7 +101,8 @@ class RealtimeDriver(Driver):
 
     def submit(self, call: Call, inputs: dict[str, bytes], on_end: OnEnd, began_us: int = 0) -> None:
         """Hand in a call; `on_end` is called once, with `data` still holding its result. `began_us`: see `RunValues.open`."""
-        self._open(self.data, call, inputs, on_end, began_us)
+        self.data.open(call.id, self.controller.flows[call.target], inputs, began_us)
+        self._pending[call.id] = on_end
         call_soon = self._call_soon
         self.post(CallArrived(call, call_soon is not None))
         if call_soon is not None and not self._drain_is_scheduled and self.controller.state.waiting:
@@ -174,17 +174,13 @@ class RealtimeDriver(Driver):
     def _tick(self) -> None:
         self.post(Tick())
 
-    def _end(self, data: RunValues, ending: Ending) -> None:
-        super()._end(data, ending)
-        if not self._pending and self._idle is not None:
-            self._idle.set()
-
     async def drain(self, grace_s: float) -> int:
         """Wait for calls in flight; returns how many had to be given up."""
         if self._pending:
-            self._idle = asyncio.Event()
+            idle = asyncio.Event()
+            self._on_idle = idle.set
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), grace_s)
+                await asyncio.wait_for(idle.wait(), grace_s)
         left = list(self._pending)
         for call_id in left:
             self.cancel(call_id)

@@ -86,7 +86,8 @@ class VirtualDriver(Driver):
     def submit(self, call: Call, inputs: dict[str, bytes], on_end: OnEnd) -> None:
         """Hand in a call; `on_end` is called once, with `data` still holding its result."""
         assert self.data is not None
-        self._open(self.data, call, inputs, on_end)
+        self.data.open(call.id, self.controller.flows[call.target], inputs)
+        self._pending[call.id] = on_end
         self.post(CallArrived(call))
 
     def post(self, event: Event) -> None:

@@ -47,7 +47,7 @@ class LoadConnection:
         self._unsent = memoryview(b"")
 
     def send(self, request: bytes) -> bool:
-        """Whether all of it has left; if not, `go_on` when the socket is writable."""
+        """Whether all of it has left; if not, `send_more` when the socket is writable."""
         self._unsent = memoryview(request)
         return self.send_more()
 
@@ -145,8 +145,8 @@ class _Generator:
             self._sleep(now_us, next_us)
         if tally.has_open_second:
             self.on_second(tally.close_second(second, self.busy + len(self.waiting)))
-        for line in self.connections.values():
-            line.close()
+        for connection in self.connections.values():
+            connection.close()
         self.poll.close()
         unanswered = self.busy + len(self.waiting)
         seconds = min(plan.seconds, max(0.001, now_us / 1e6)) if self.stopped else plan.seconds
@@ -176,42 +176,42 @@ class _Generator:
 
     def _read_responses(self, now_us: int) -> None:
         for number, events in self.poll.poll(0):
-            line = self.connections[number]
+            connection = self.connections[number]
             try:
-                if events & select.EPOLLOUT and line.send_more():
+                if events & select.EPOLLOUT and connection.send_more():
                     self.poll.modify(number, select.EPOLLIN)
-                status = line.read_status() if events & ~select.EPOLLOUT else ""
+                status = connection.read_status() if events & ~select.EPOLLOUT else ""
             except ConnectionLost:
-                self._connection_lost(number, line, now_us)
+                self._connection_lost(number, connection, now_us)
                 continue
             if status:
-                self.tally.call_ended(status, now_us - line.due_us)
-                self.idle.append(line)
+                self.tally.call_ended(status, now_us - connection.due_us)
+                self.idle.append(connection)
                 self.busy -= 1
 
-    def _connection_lost(self, number: int, line: LoadConnection, now_us: int) -> None:
+    def _connection_lost(self, number: int, connection: LoadConnection, now_us: int) -> None:
         self.poll.unregister(number)
         del self.connections[number]
-        line.close()
-        if line in self.idle:
-            self.idle.remove(line)
+        connection.close()
+        if connection in self.idle:
+            self.idle.remove(connection)
         else:
             self.busy -= 1
-            self.tally.call_ended("connection lost", now_us - line.due_us)
+            self.tally.call_ended("connection lost", now_us - connection.due_us)
 
     def _send(self, now_us: int) -> None:
         while self.waiting:
             if not self.idle and not self._connect_more(now_us):
                 return
-            line = self.idle.pop()
-            line.due_us = self.waiting.popleft()
-            self.tally.call_sent(now_us - line.due_us)
+            connection = self.idle.pop()
+            connection.due_us = self.waiting.popleft()
+            self.tally.call_sent(now_us - connection.due_us)
             self.busy += 1
             try:
-                if not line.send(self.request):
-                    self.poll.modify(line.socket.fileno(), select.EPOLLIN | select.EPOLLOUT)
+                if not connection.send(self.request):
+                    self.poll.modify(connection.socket.fileno(), select.EPOLLIN | select.EPOLLOUT)
             except ConnectionLost:
-                self._connection_lost(line.socket.fileno(), line, now_us)
+                self._connection_lost(connection.socket.fileno(), connection, now_us)
 
     def _connect_more(self, now_us: int) -> bool:
         if len(self.connections) >= self.plan.connections:
@@ -225,10 +225,10 @@ class _Generator:
 
     def _connect(self) -> None:
         host, port, _ = self.plan.endpoint()
-        line = LoadConnection(host, port, self._tls)
-        self.connections[line.socket.fileno()] = line
-        self.poll.register(line.socket.fileno(), select.EPOLLIN)
-        self.idle.append(line)
+        connection = LoadConnection(host, port, self._tls)
+        self.connections[connection.socket.fileno()] = connection
+        self.poll.register(connection.socket.fileno(), select.EPOLLIN)
+        self.idle.append(connection)
 
 
 def _context(plan: LoadPlan) -> ssl.SSLContext | None:
@@ -274,13 +274,13 @@ def run_load(plan: LoadPlan, on_second: Callable[[SecondStats], None] = lambda s
         process.stdin.close()
         try:
             for line in process.stdout:
-                said = msgspec.json.decode(line, type=_GeneratorMessage)
-                if said.error:
-                    raise Unreachable(f"{plan.url}: {said.error}", hint="is the server running, and on that port?")
-                if said.second is not None:
-                    on_second(said.second)
-                if said.result is not None:
-                    return said.result
+                message = msgspec.json.decode(line, type=_GeneratorMessage)
+                if message.error:
+                    raise Unreachable(f"{plan.url}: {message.error}", hint="is the server running, and on that port?")
+                if message.second is not None:
+                    on_second(message.second)
+                if message.result is not None:
+                    return message.result
         finally:
             process.kill()
     raise LaminaError("the load generator ended without a result")

@@ -4,7 +4,7 @@ Booked batches wait for the one they are behind, just as an engine holds them; t
 Without interference the end of a batch is known when it starts, and costs one entry of the heap (`IndependentBatches`). With it,
 the end moves whenever a neighbour begins or ends (`InterferingBatches`); the heap then holds the next change of each device.
 
-Questions about data (how many items, which branch) are answered from the scenario's odds by dice that depend on the call alone:
+Questions about data (how many items, which branch) are answered from the scenario's odds by draws that depend on the call alone:
 two policies are given the same work, so what differs is their doing.
 """
 
@@ -53,9 +53,11 @@ class SimulatedBatches(Protocol):
     def on_device_change(self, now_us: int, device: str) -> Scheduled: ...
 
 
-def batches_for(world: HardwareModel, ledger: CostAccounting) -> SimulatedBatches:
+def batches_for(hardware: HardwareModel, accounting: CostAccounting) -> SimulatedBatches:
     return (
-        IndependentBatches(world, ledger) if world.interference is None else InterferingBatches(world, ledger, world.interference)
+        IndependentBatches(hardware, accounting)
+        if hardware.interference is None
+        else InterferingBatches(hardware, accounting, hardware.interference)
     )
 
 
@@ -66,11 +68,11 @@ class IndependentBatches:
     _ends: dict[int, tuple[int, int]] = field(default_factory=dict)  #: batch -> when it ends, how long it takes
 
     def start(self, now_us: int, action: StartBatch) -> Scheduled:
-        account = self.accounting.devices[action.device]
+        usage = self.accounting.devices[action.device]
         size = len(action.jobs)
-        took_us = self.hardware.batch_us(action.function, account.spec.kind, size, action.mask.bit_count(), action.cores)
-        back_us = self.hardware.handover_us(action.function, account.spec.kind, size)
-        start_us = now_us + back_us // 2  # half of the handover comes first; of a booked batch it is over
+        took_us = self.hardware.batch_us(action.function, usage.spec.kind, size, action.mask.bit_count(), action.cores)
+        handover_us = self.hardware.handover_us(action.function, usage.spec.kind, size)
+        start_us = now_us + handover_us // 2  # half of the handover comes first; of a booked batch it is over
         if action.behind:
             start_us = max(start_us, self._ends.get(action.behind, (now_us, 0))[0])
         held_us = action.transfer_us + took_us
@@ -78,22 +80,22 @@ class IndependentBatches:
         self._ends[action.batch_id] = (end_us, held_us)
         if len(self._ends) > _MAX_ENDS:
             self._ends = {batch: end for batch, end in self._ends.items() if end[0] >= now_us}
-        account.lease(start_us, end_us, action.mask, action.cores)
+        usage.lease(start_us, end_us, action.mask, action.cores)
         self.accounting.batch_started(action.function, size)
-        return ((end_us + back_us - back_us // 2, BatchFinished(action.batch_id, took_us)),)
+        return ((end_us + handover_us - handover_us // 2, BatchFinished(action.batch_id, took_us)),)
 
     def abort(self, now_us: int, batches: list[Batch]) -> Scheduled:
         later: list[tuple[int, Event | DeviceChange]] = []
         gone = {batch.id for batch in batches}
         for batch in batches:
             planned_us, took_us = self._ends.pop(batch.id, (now_us, 0))
-            account = self.accounting.devices[batch.device.spec.id]
-            account.shorten_lease(max(now_us, planned_us - took_us), planned_us, batch.mask, batch.cores)
+            usage = self.accounting.devices[batch.device.spec.id]
+            usage.shorten_lease(max(now_us, planned_us - took_us), planned_us, batch.mask, batch.cores)
             follower = batch.follower
             if follower is not None and follower.id not in gone:
                 late_us, needs_us = self._ends[follower.id]
-                account.shorten_lease(late_us - needs_us, late_us, follower.mask, follower.cores)
-                account.lease(now_us, now_us + needs_us, follower.mask, follower.cores)
+                usage.shorten_lease(late_us - needs_us, late_us, follower.mask, follower.cores)
+                usage.lease(now_us, now_us + needs_us, follower.mask, follower.cores)
                 self._ends[follower.id] = (now_us + needs_us, needs_us)
                 later.append((now_us + needs_us, BatchFinished(follower.id, needs_us - follower.transfer_us)))
         return later
@@ -117,16 +119,16 @@ class InterferingBatches:
         spec = self.accounting.devices[action.device].spec
         size, units = len(action.jobs), action.mask.bit_count()
         work_us = self.hardware.batch_us(action.function, spec.kind, size, units, action.cores)
-        back_us = self.hardware.handover_us(action.function, spec.kind, size)
-        crowd = self._devices.get(action.device)
-        if crowd is None:
-            crowd = self._devices[action.device] = ColocatedBatches(self.model, spec.kind)
+        handover_us = self.hardware.handover_us(action.function, spec.kind, size)
+        colocated = self._devices.get(action.device)
+        if colocated is None:
+            colocated = self._devices[action.device] = ColocatedBatches(self.model, spec.kind)
         running = ColocatedBatch(action.function, size, units / spec.units)
-        ready_us = now_us + back_us // 2
-        crowd.add(now_us, BatchWork(action.batch_id, running, ready_us, action.behind, action.transfer_us, work_us))
-        self._in_flight[action.batch_id] = (action, back_us - back_us // 2)
+        ready_us = now_us + handover_us // 2
+        colocated.add(now_us, BatchWork(action.batch_id, running, ready_us, action.behind, action.transfer_us, work_us))
+        self._in_flight[action.batch_id] = (action, handover_us - handover_us // 2)
         self.accounting.batch_started(action.function, size)
-        return self._reschedule(action.device, crowd)
+        return self._reschedule(action.device, colocated)
 
     def abort(self, now_us: int, batches: list[Batch]) -> Scheduled:
         for batch in batches:
@@ -142,19 +144,19 @@ class InterferingBatches:
 
     def on_device_change(self, now_us: int, device: str) -> Scheduled:
         self._armed_us[device] = NEVER_US
-        crowd = self._devices[device]
-        crowd.advance(now_us)
-        return self._reschedule(device, crowd)
+        colocated = self._devices[device]
+        colocated.advance(now_us)
+        return self._reschedule(device, colocated)
 
-    def _reschedule(self, device: str, crowd: ColocatedBatches) -> Scheduled:
+    def _reschedule(self, device: str, colocated: ColocatedBatches) -> Scheduled:
         later: list[tuple[int, Event | DeviceChange]] = []
-        for ended in crowd.take_finished():
-            action, back_us = self._in_flight.pop(ended.batch_id)
+        for ended in colocated.take_finished():
+            action, handover_us = self._in_flight.pop(ended.batch_id)
             self.accounting.devices[device].lease(ended.start_us, ended.end_us, action.mask, action.cores)
-            later.append((ended.end_us + back_us, BatchFinished(ended.batch_id, ended.device_us)))
-        if crowd.next_us < self._armed_us.get(device, NEVER_US):
-            self._armed_us[device] = crowd.next_us
-            later.append((crowd.next_us, DeviceChange(device)))
+            later.append((ended.end_us + handover_us, BatchFinished(ended.batch_id, ended.device_us)))
+        if colocated.next_us < self._armed_us.get(device, NEVER_US):
+            self._armed_us[device] = colocated.next_us
+            later.append((colocated.next_us, DeviceChange(device)))
         return later
 
 

@@ -85,12 +85,16 @@ class Report:
         """Calls that were offered and have not ended: none, once a run is over."""
         return len(self._open)
 
-    def summary(self, scenario: str, policy: str, seed: int, ledger: CostAccounting, offered_us: int, ended_us: int) -> Summary:
+    def summary(
+        self, scenario: str, policy: str, seed: int, accounting: CostAccounting, offered_us: int, ended_us: int
+    ) -> Summary:
         """`offered_us`: how long calls were offered for."""
         offered_s = max(1, offered_us) / 1e6
         rows = [_target_row(name, target, offered_s) for name, target in self._targets.items()]
-        devices = [_device_row(account, ended_us) for account in ledger.all_devices()]
-        functions = [_function_row(name, ledger) for name in sorted(ledger.batch_sizes.keys() | ledger.cold_starts.keys())]
+        devices = [_device_row(usage, ended_us) for usage in accounting.all_devices()]
+        functions = [
+            _function_row(name, accounting) for name in sorted(accounting.batch_sizes.keys() | accounting.cold_starts.keys())
+        ]
         every = LatencyHistogram()
         for target in self._targets.values():
             every.merge(target.latency)
@@ -109,22 +113,24 @@ class Report:
             attainment=_ratio(in_time, offered),
             goodput_per_s=_six_digits(in_time / offered_s),
             **_quantiles(every),
-            cold_starts=sum(ledger.cold_starts.values()),
+            cold_starts=sum(accounting.cold_starts.values()),
             utilisation=_ratio(sum(d.utilisation * d.units * d.present_s for d in devices), present),
             cost=_six_digits(cost),
             cost_per_1000=_six_digits(1000 * cost / in_time) if in_time else 0.0,
             rent=_six_digits(
-                sum(account.spec.price_per_s * account.present_us(ended_us) / 1e6 for account in ledger.all_devices())
+                sum(usage.spec.price_per_s * usage.present_us(ended_us) / 1e6 for usage in accounting.all_devices())
             ),
             offered_s=_six_digits(offered_s),
             ended_s=_six_digits(ended_us / 1e6),
         )
-        return Summary(total=total, targets=rows, functions=functions, devices=devices, curves=self._curves(ledger))
+        return Summary(total=total, targets=rows, functions=functions, devices=devices, curves=self._curves(accounting))
 
-    def _curves(self, ledger: CostAccounting) -> Curves:
-        accounts = ledger.devices
-        width_us = max(series.width_us for series in (self._over_time, self._good, *(a.leased_series for a in accounts.values())))
-        for series in (self._over_time, self._good, *(account.leased_series for account in accounts.values())):
+    def _curves(self, accounting: CostAccounting) -> Curves:
+        devices_used = accounting.devices
+        width_us = max(
+            series.width_us for series in (self._over_time, self._good, *(a.leased_series for a in devices_used.values()))
+        )
+        for series in (self._over_time, self._good, *(usage.leased_series for usage in devices_used.values())):
             series.widen(width_us)
         bins = 1 + self.last_us // width_us
 
@@ -136,8 +142,8 @@ class Report:
             offered_per_s=rates(self._over_time),
             goodput_per_s=rates(self._good),
             utilisation={
-                name: [_six_digits(amount / width_us / account.spec.units) for amount in account.leased_series.sums[:bins]]
-                for name, account in accounts.items()
+                name: [_six_digits(amount / width_us / usage.spec.units) for amount in usage.leased_series.sums[:bins]]
+                for name, usage in devices_used.items()
             },
             latency={
                 name: [(us / 1e3, share) for us, share in target.latency.cdf()]
@@ -170,8 +176,8 @@ def _target_row(name: str, target: _Target, offered_s: float) -> TargetRow:
     )
 
 
-def _function_row(name: str, ledger: CostAccounting) -> FunctionRow:
-    sizes = ledger.batch_sizes.get(name, [])
+def _function_row(name: str, accounting: CostAccounting) -> FunctionRow:
+    sizes = accounting.batch_sizes.get(name, [])
     jobs = sum(size * count for size, count in enumerate(sizes))
     return FunctionRow(
         function=name,
@@ -179,21 +185,21 @@ def _function_row(name: str, ledger: CostAccounting) -> FunctionRow:
         jobs=jobs,
         batch_mean=_ratio(jobs, sum(sizes)),
         batch_max=max((size for size, count in enumerate(sizes) if count), default=0),
-        cold_starts=ledger.cold_starts.get(name, 0),
+        cold_starts=accounting.cold_starts.get(name, 0),
     )
 
 
-def _device_row(account: DeviceUsage, ended_us: int) -> DeviceRow:
-    spec, present_us = account.spec, account.present_us(ended_us)
-    held = account.held(ended_us)
+def _device_row(usage: DeviceUsage, ended_us: int) -> DeviceRow:
+    spec, present_us = usage.spec, usage.present_us(ended_us)
+    held = usage.held(ended_us)
     return DeviceRow(
         device=spec.id,
         kind=spec.kind,
         units=spec.units,
         present_s=present_us / 1e6,
-        utilisation=_ratio(account.leased, spec.units * present_us),
+        utilisation=_ratio(usage.leased, spec.units * present_us),
         held=_ratio(held, spec.units * present_us),
-        cost=_six_digits(account.cost(ended_us)),
+        cost=_six_digits(usage.cost(ended_us)),
     )
 
 
