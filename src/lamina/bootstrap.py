@@ -212,7 +212,10 @@ def open_emulated(
             )
     world = HardwareModel(table, random.Random(seed), NOISE)
     controller = new_controller(policy or policies.build(DEFAULT_POLICY), online.OnlinePredictor(table), explain=explain)
-    return ServingRuntime(app, RealtimeDriver(controller, EmulatedEngine(made, world), EmulatedValues(world)))
+    signatures = {one.name: one.signature for one in app.functions.values()}
+    signatures |= {one.name: one.signature for one in app.workflows.values()}
+    data = EmulatedValues(world, signatures)
+    return ServingRuntime(app, RealtimeDriver(controller, EmulatedEngine(made, world), data))
 
 
 def read_profiles(app_path: str, folder: Path | None) -> list[profile.Profile]:

@@ -7,8 +7,9 @@ answered by the workflow's odds.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from lamina import encoding
 from lamina.core.actions import Action, Kill, Load, ResolveData, StartBatch, Unload
@@ -18,6 +19,7 @@ from lamina.core.workflow.runs import ROOT
 from lamina.drivers.engine import EngineShared, JobValues
 from lamina.drivers.timer import Timer, clock_us
 from lamina.planner.interference import ColocatedBatch
+from lamina.sdk.tensors import NUMPY, Port, Signature, Tensor
 from lamina.sim.colocation import BatchWork, ColocatedBatches
 from lamina.sim.hardware_model import HardwareModel
 from lamina.types import NEVER_US, DeviceSpec
@@ -30,12 +32,15 @@ _NULL = encoding.encode(None)
 
 
 class EmulatedValues(RunValues):
-    """Run values without data: questions are answered by the workflow's odds, every result is null or its entry in `answers`."""
+    """Run values without data: questions are answered by the workflow's odds, every result is null, or zeros of the dtypes and
+    shapes that its signature promises: a client that was told what it will get must get that all the same."""
 
-    def __init__(self, world: HardwareModel) -> None:
+    def __init__(self, world: HardwareModel, signatures: Mapping[str, Signature | None] | None = None) -> None:
+        """`signatures` are those of functions and workflows, by name."""
         super().__init__(None, None)
         self._world = world
-        self.answers: dict[str, bytes] = {}  #: by target, where more than null was promised
+        typed = {name: signature for name, signature in (signatures or {}).items() if signature is not None}
+        self._outputs = {name: encoding.encode(zero_outputs(signature)) for name, signature in typed.items()}
 
     def resolve(self, question: ResolveData, first_scope: int) -> DataResolved:
         node = self.node(question)
@@ -50,7 +55,7 @@ class EmulatedValues(RunValues):
         return DataResolved(question.call_id, question.scope, question.node, value, execution_id=question.execution_id)
 
     def result(self, call_id: str) -> encoding.Blob:
-        return self.answers.get(self._runs[call_id].scopes[ROOT].flow.name, _NULL) if self.answers else _NULL
+        return self._outputs.get(self._runs[call_id].scopes[ROOT].flow.name, _NULL) if self._outputs else _NULL
 
 
 class EmulatedEngine:
@@ -137,3 +142,27 @@ class EmulatedEngine:
         for job in start.jobs:
             self._values.put(job, _NULL)
         self._post(BatchFinished(start.batch_id, device_us))
+
+
+def zero_outputs(signature: Signature) -> Any:
+    """One request's result; lengths that may vary are 1, and what has no type is null."""
+    made = {port.name: _zero(port) for port in signature.outputs}
+    return made if len(made) > 1 else next(iter(made.values()))
+
+
+def _zero(port: Port) -> Any:
+    tensor = port.tensor
+    if tensor is None:
+        return None
+    shape = [1 if size < 0 else size for size in tensor.shape]
+    return _empty_texts(shape) if tensor.dtype == "BYTES" else _array(tensor, shape)
+
+
+def _empty_texts(shape: Sequence[int]) -> Any:
+    return [_empty_texts(shape[1:]) for _ in range(shape[0])] if shape else b""
+
+
+def _array(tensor: Tensor, shape: Sequence[int]) -> Any:
+    import numpy
+
+    return numpy.zeros(shape, NUMPY[tensor.dtype])

@@ -30,7 +30,6 @@ from lamina.gateway.oip.statistics import ModelStatistics
 from lamina.gateway.routes import runs, state
 from lamina.gateway.routes.calls import CallHandler
 from lamina.gateway.routes.cold_start_grace import ColdStartGrace
-from lamina.gateway.routes.emulated_outputs import set_emulated_outputs
 from lamina.gateway.routes.openapi import document
 from lamina.gateway.routes.problems import ending_problem, parse_error_body
 from lamina.gateway.routes.request_options import OWN_HEADERS
@@ -101,7 +100,6 @@ class Gateway:
         for observe in (self.metrics.on_event, tracer.on_event if tracer is not None else None, observers.on_event):
             if observe is not None:
                 loop.add_observer(observe)
-        set_emulated_outputs(loop, self.targets.all)
         attach_call_context(loop, tracer, has_tenants=access is not None)
         if access is not None:
             access.give_secrets(loop.engine.shared)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lamina.bootstrap import open_emulated
+from lamina.engines.emulated import zero_outputs
 from lamina.gateway.bootstrap import open_gateway
-from lamina.gateway.routes.emulated_outputs import zero_outputs
 from lamina.predict.profile import Point, Profile
 from lamina.sdk.app_loader import load_app
 from lamina.sdk.tensors import Port, Signature, Tensor

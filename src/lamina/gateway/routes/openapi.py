@@ -1,19 +1,23 @@
-"""OpenAPI document of a server, made from what is deployed."""
+"""OpenAPI document of a server, made from what is deployed: calls, durable runs, state, billing."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import lamina
-from lamina.gateway.routes import openapi_runs, openapi_state
 from lamina.gateway.routes.targets import CallTarget
 from lamina.sdk.binding import Param
 
 _PROBLEM = {"$ref": "#/components/schemas/Problem"}
+_RUN = {"$ref": "#/components/schemas/Run"}
 _CALL_HEADERS = (
     ("Lamina-Deadline-Ms", "number", "Answer within this time, or refuse at once"),
     ("Lamina-Priority", "integer", "From -10 to 10; higher is served first by policies that know priorities"),
     ("Lamina-Cost-Limit", "number", "Refuse if it would cost more"),
+)
+_RUN_HEADERS = (
+    ("Prefer", "string", "respond-async: answer 202 when the run is on disk, and keep it"),
+    ("Idempotency-Key", "string", "With Prefer: the same key and body start one run, another body is a conflict"),
 )
 _ANSWER_HEADERS = {
     "Lamina-Call-Id": "string",
@@ -24,6 +28,42 @@ _ANSWER_HEADERS = {
     "Lamina-Cost": "number",
     "Lamina-Cold-Start-Ms": "number",
     "Lamina-Retries": "integer",
+}
+
+_ACCEPTED = {
+    "description": "The run is on disk; Location says where to look for it",
+    "headers": {"Location": {"schema": {"type": "string"}}},
+    "content": {"application/json": {"schema": _RUN}},
+}
+
+_RUN_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "state": {"enum": ["queued", "running", "succeeded", "failed", "cancelled"]},
+        "kind": {"enum": ["function", "workflow"]},
+        "target": {"type": "string"},
+        **{f"{what}_us": {"type": "integer"} for what in ("created", "began", "ended", "deadline")},
+        "retries": {"type": "integer"},
+        "problem": {"$ref": "#/components/schemas/Problem"},
+    },
+    "required": ["id", "state", "kind", "target"],
+}
+_RUN_ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[0-9a-f]{24}$"}}
+_KEY = {"name": "key", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+_WORKFLOW = {
+    "name": "workflow",
+    "in": "query",
+    "required": False,
+    "description": "The state of this workflow; left out, that of the app",
+    "schema": {"type": "string"},
+}
+_IF_MATCH = {
+    "name": "If-Match",
+    "in": "header",
+    "required": False,
+    "description": "Only if this is still its version, as the ETag gave it",
+    "schema": {"type": "string", "pattern": '^"?[0-9]+"?$'},
 }
 
 
@@ -46,28 +86,98 @@ def document(targets: list[CallTarget], more: dict[str, Any]) -> dict[str, Any]:
             ("/v1/status", "Devices, instances and queues now", "status", ()),
         )
     }
-    paths |= openapi_runs.paths() | openapi_state.paths()
+    paths |= _run_paths() | _state_paths() | _other_paths()
     for target in targets:
-        paths[f"/v1/{target.kind}s/{target.name}"] = {"post": _operation(target), "get": _about(target)}
+        paths[f"/v1/{target.kind}s/{target.name}"] = {"post": _call_operation(target), "get": _about(target)}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Lamina", "version": lamina.__version__},
         "paths": paths | more,
         "security": [{}, {"token": []}],
         "components": {
-            "schemas": {"Problem": _problem_schema(), "Run": openapi_runs.SCHEMA},
+            "schemas": {"Problem": _problem_schema(), "Run": _RUN_SCHEMA},
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer", "description": "Needed beyond loopback"}},
         },
     }
 
 
-def _operation(target: CallTarget) -> dict[str, Any]:
+def _run_paths() -> dict[str, Any]:
+    listed = {"type": "object", "properties": {"runs": {"type": "array", "items": _RUN}, "next": {"type": ["string", "null"]}}}
+    told = {"allOf": [_RUN, {"type": "object", "properties": {"events": {"type": "array", "items": {"type": "object"}}}}]}
+    filters = (("target", "string"), ("state", "string"), ("before", "string"), ("limit", "integer"))
+    waited = [_query("wait_ms", "integer")]
+    return {
+        "/v1/runs": {"get": _run_operation("runs", "Runs, the newest first", listed, [_query(*one) for one in filters])},
+        "/v1/runs/{id}": {"get": _run_operation("run", "One run", _RUN, [_RUN_ID], "404")},
+        "/v1/runs/{id}/result": {
+            "get": _run_operation(
+                "run_result", "Its result, or its problem; 202 while there is none", {}, [_RUN_ID, *waited], "404"
+            )
+        },
+        "/v1/runs/{id}/history": {"get": _run_operation("run_history", "What happened, and when", told, [_RUN_ID], "404")},
+        "/v1/runs/{id}/cancel": {"post": _run_operation("run_cancel", "Cancel it", _RUN, [_RUN_ID], "404", "409")},
+        "/v1/runs/{id}/retry": {
+            "post": _run_operation("run_retry", "Go on from where it failed", _RUN, [_RUN_ID], "404", "409", good="202")
+        },
+    }
+
+
+def _run_operation(name: str, what: str, schema: Any, parameters: list[Any], *bad: str, good: str = "200") -> dict[str, Any]:
+    """An operation with a body of `schema`; all of them need the store."""
+    return _operation(name, what, parameters, *bad, "400", "503", good=good, content={"application/json": {"schema": schema}})
+
+
+def _state_paths() -> dict[str, Any]:
+    changed = ("400", "404", "409", "413", "415", "503")
+    return {
+        "/v1/state": {
+            "get": _operation("state", "Keys in their order", [_WORKFLOW, _query("prefix"), _query("after")], "400", "503")
+        },
+        "/v1/state/{key}": {
+            "get": _operation("state_get", "A value and its version", [_KEY, _WORKFLOW], "400", "404", "503"),
+            "put": _operation("state_put", "Put a value", [_KEY, _WORKFLOW, _IF_MATCH], *changed)
+            | {"requestBody": {"required": True, "content": {"application/json": {"schema": {}}}}},
+            "delete": _operation("state_delete", "Remove a key", [_KEY, _WORKFLOW, _IF_MATCH], *changed, good="204"),
+        },
+    }
+
+
+def _other_paths() -> dict[str, Any]:
+    return {
+        "/v1/bill": {
+            "get": _operation("bill", "What calls have cost", [_query("from"), _query("to"), _query("by")], "400", "403", "503")
+            | {"description": "Days are 2026-05-01, in UTC; `by` is some of day, tenant, target, or day and function"},
+        },
+        "/openapi.json": {"get": _operation("openapi", "This document", [])},
+        "/": {"get": _operation("index", "Where things are", [])},
+    }
+
+
+def _query(name: str, kind: str = "string") -> dict[str, Any]:
+    return {"name": name, "in": "query", "required": False, "schema": {"type": kind}}
+
+
+def _operation(
+    name: str, what: str, parameters: list[Any], *bad: str, good: str = "200", content: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    succeeded: dict[str, Any] = {"description": "OK", "content": content or {"application/json": {}}}
+    if good == "204":
+        succeeded = {"description": "Done"}
+    return {
+        "summary": what,
+        "operationId": name,
+        "parameters": parameters,
+        "responses": {good: succeeded, **_problems(bad)},
+    }
+
+
+def _call_operation(target: CallTarget) -> dict[str, Any]:
     return {
         "summary": target.doc.strip().split("\n")[0] or f"Call {target.name}",
         "operationId": f"call_{target.kind}_{target.name}",
         "parameters": [
             {"name": name, "in": "header", "required": False, "description": what, "schema": {"type": kind}}
-            for name, kind, what in (*_CALL_HEADERS, *openapi_runs.HEADERS)
+            for name, kind, what in (*_CALL_HEADERS, *_RUN_HEADERS)
         ],
         "requestBody": {"content": _bodies(target), "required": any(param.required for param in target.params)},
         "responses": {
@@ -76,7 +186,7 @@ def _operation(target: CallTarget) -> dict[str, Any]:
                 "headers": {name: {"schema": {"type": kind}} for name, kind in _ANSWER_HEADERS.items()},
                 "content": {"application/json": {}, "application/octet-stream": {}, "application/vnd.lamina.value": {}},
             },
-            "202": openapi_runs.ACCEPTED,
+            "202": _ACCEPTED,
             **_problems(("400", "401", "403", "408", "409", "413", "415", "422", "429", "500", "503", "504")),
         },
     }
