@@ -95,7 +95,7 @@ def check_host(host: str, access: AccessControl | None = None) -> bool:
         return False
     if access is None or not access.usable_tokens():
         raise BadValue(
-            f"host: {host!r} is not a loopback address, and nobody has a token",
+            f"host: {host!r} is not a loopback address, and there is no token",
             hint="make one: lamina token create NAME --store PATH; then serve with --store PATH",
         )
     return True

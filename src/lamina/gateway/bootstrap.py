@@ -223,9 +223,8 @@ async def open_gateway(
 ) -> Gateway:
     """Start a server.
 
-    `store` is for durable runs and state; without one there are no durable runs, and state ends with the server. Runs are kept for
-    `retention_us` after their end.
-    `full_errors` tells clients what a function that failed has said.
+    `store` is for durable runs and state; without one there are no durable runs, and state ends with the server. Runs are kept
+    for `retention_us` after their end. `full_errors` tells clients what a function that failed has said.
     """
     listen, observers = listen or ListenConfig(), observers or GatewayObservers()
     gateway = Gateway(runtime, listen, store, retention_us, access, observers, full_errors)

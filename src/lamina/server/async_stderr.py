@@ -40,7 +40,7 @@ class AsyncStderr:
             self._dropped += 1
             return len(text)
         if self._dropped:
-            self._pieces.put(f"({self._dropped} pieces are missing here: nobody read them)\n")
+            self._pieces.put(f"({self._dropped} pieces were dropped here: they were not read in time)\n")
             self._dropped = 0
         self._queued_chars += len(text)
         self._pieces.put(text)

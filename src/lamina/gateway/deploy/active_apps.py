@@ -46,28 +46,28 @@ class ActiveApps:
 
     # ------------------------------------------------------------------ permissions
 
-    def visible_to(self, who: Identity) -> list[AppVersion]:
-        return [served for served in self.apps.values() if _is_visible(who, served)]
+    def visible_to(self, caller: Identity) -> list[AppVersion]:
+        return [served for served in self.apps.values() if _is_visible(caller, served)]
 
-    def visible_app(self, who: Identity, app: str) -> AppVersion:
+    def visible_app(self, caller: Identity, app: str) -> AppVersion:
         served = self.apps.get(app)
-        if served is None or not _is_visible(who, served):
-            seen = [one.app for one in self.visible_to(who)]
+        if served is None or not _is_visible(caller, served):
+            seen = [one.app for one in self.visible_to(caller)]
             raise NotFound(f"no app {app[:80]!r}", hint=did_you_mean(app[:80], seen, "lamina ls"))
         return served
 
-    def owner_app(self, who: Identity, function: str) -> AppVersion:
+    def owner_app(self, caller: Identity, function: str) -> AppVersion:
         """The app that has this function, if this identity may change it."""
         owner = self._app_with(function)
-        if owner is None or not _is_visible(who, owner):
-            seen = [spec.name for one in self.visible_to(who) for spec in one.manifest.functions]
+        if owner is None or not _is_visible(caller, owner):
+            seen = [spec.name for one in self.visible_to(caller) for spec in one.manifest.functions]
             raise NotFound(f"no function {function[:80]!r}", hint=did_you_mean(function[:80], seen, "lamina ls"))
-        self.check_owner(who, owner)
+        self.check_owner(caller, owner)
         return owner
 
-    def check_owner(self, who: Identity, served: AppVersion | None) -> None:
-        if served is not None and who.tenant and served.tenant != who.tenant:
-            raise Forbidden(f"the app {served.app!r} is not of tenant {who.tenant!r}", hint="deploy under another name")
+    def check_owner(self, caller: Identity, served: AppVersion | None) -> None:
+        if served is not None and caller.tenant and served.tenant != caller.tenant:
+            raise Forbidden(f"the app {served.app!r} is not of tenant {caller.tenant!r}", hint="deploy under another name")
 
     def tenant_of(self, function: str) -> str:
         owner = self._app_with(function)
@@ -171,8 +171,8 @@ class ActiveApps:
         return [functions[spec.name] for spec in served.manifest.functions]
 
 
-def _is_visible(who: Identity, served: AppVersion) -> bool:
-    return not who.tenant or not served.tenant or served.tenant == who.tenant
+def _is_visible(caller: Identity, served: AppVersion) -> bool:
+    return not caller.tenant or not served.tenant or served.tenant == caller.tenant
 
 
 def _retired_specs(before: AppVersion, specs: list[FunctionSpec], known: dict[str, FunctionState]) -> list[FunctionSpec]:

@@ -76,21 +76,21 @@ class AdminRoutes:
             case ("GET", "v1", "apps"):
                 return _now(self._deployments.list_apps(self._identify(request, "read")))
             case ("PUT", "v1", "apps", app):
-                who = self._identify(request, "deploy")
+                caller = self._identify(request, "deploy")
                 sha256, entry = request.header(b"lamina-sha256"), request.header(b"lamina-entry")
-                return self._deployments.deploy(who, app, request.body, sha256.decode("latin-1"), entry.decode("latin-1"))
+                return self._deployments.deploy(caller, app, request.body, sha256.decode("latin-1"), entry.decode("latin-1"))
             case ("GET", "v1", "apps", app, "history"):
                 return self._deployments.history(self._identify(request, "read"), app)
             case ("POST", "v1", "apps", app, "rollback"):
-                who, version = self._identify(request, "deploy"), _body(request).get("version")
+                caller, version = self._identify(request, "deploy"), _body(request).get("version")
                 if version is not None and (not isinstance(version, int) or isinstance(version, bool)):
                     raise BadValue(f"version: {str(version)[:40]!r} is not a number")
-                return self._deployments.rollback(who, app, version)
+                return self._deployments.rollback(caller, app, version)
             case ("POST", "v1", "functions", function, "terms"):
                 return self._deployments.override(self._identify(request, "deploy"), function, _body(request))
             case ("GET", "v1", "logs"):
-                who = self._identify(request, "read")
-                self._function_logs.serve(request, exchange, self._functions_of(who), all=not who.tenant)
+                caller = self._identify(request, "read")
+                self._function_logs.serve(request, exchange, self._functions_of(caller), all=not caller.tenant)
                 return None
             case _:
                 self._identify(request, "read")
@@ -102,9 +102,9 @@ class AdminRoutes:
     def _identify(self, request: HttpRequest, scope: Scope) -> Identity:
         return self._auth.authorize(request, scope)
 
-    def _functions_of(self, who: Identity) -> set[str]:
+    def _functions_of(self, caller: Identity) -> set[str]:
         """Functions whose logs this identity may read."""
-        apps = [app for app in self._deployments.list_apps(who) if not who.tenant or app["tenant"] == who.tenant]
+        apps = [app for app in self._deployments.list_apps(caller) if not caller.tenant or app["tenant"] == caller.tenant]
         return {function["name"] for app in apps for function in app["functions"]}
 
     async def _log_in(self, name: str, password: str) -> Given:
@@ -148,8 +148,8 @@ async def _now(value: Any) -> Any:
     return value
 
 
-def _shown(who: Identity) -> Given:
-    return {"name": who.name, "tenant": who.tenant, "scopes": sorted(who.scopes)}
+def _shown(caller: Identity) -> Given:
+    return {"name": caller.name, "tenant": caller.tenant, "scopes": sorted(caller.scopes)}
 
 
 def _body(request: HttpRequest) -> Given:

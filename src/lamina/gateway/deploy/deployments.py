@@ -73,14 +73,14 @@ class Deployments:
 
     # ------------------------------------------------------------------- commands
 
-    async def deploy(self, who: Identity, app: str, body: bytes, sha256: str, entry: str) -> dict[str, Any]:
+    async def deploy(self, caller: Identity, app: str, body: bytes, sha256: str, entry: str) -> dict[str, Any]:
         _check_upload(app, body, sha256, entry)
         async with self._lock:
             before = self.active.apps.get(app)
-            self.active.check_owner(who, before)
+            self.active.check_owner(caller, before)
             past = await self._access.read(lambda db: app_versions.history(db, app))
             number = past[0].number + 1 if past else 1
-            tenant = who.tenant if before is None else before.tenant
+            tenant = caller.tenant if before is None else before.tenant
             served = await self._unpack(app, number, tenant, body, entry)
             version = VersionRecord(
                 app=app,
@@ -89,20 +89,20 @@ class Deployments:
                 entry=entry,
                 bytes=len(body),
                 tenant=tenant,
-                by=who.name,
+                by=caller.name,
                 at_us=self._access.now_us(),
             )
             await self._access.write(lambda db: app_versions.save(db, version))
             before = before or app_versions.empty_version(app, tenant)
-            await self._activate(who, served, before, "deploy", f"version {number}, sha256 {version.sha256}")
+            await self._activate(caller, served, before, "deploy", f"version {number}, sha256 {version.sha256}")
             await asyncio.to_thread(self._delete_old, app, number)
             return self.active.summary(served)
 
-    async def rollback(self, who: Identity, app: str, number: int | None) -> dict[str, Any]:
+    async def rollback(self, caller: Identity, app: str, number: int | None) -> dict[str, Any]:
         """Back to the version before, or to the one named."""
         async with self._lock:
-            served = self.active.visible_app(who, app)
-            self.active.check_owner(who, served)
+            served = self.active.visible_app(caller, app)
+            self.active.check_owner(caller, served)
             past = await self._access.read(lambda db: app_versions.history(db, app))
             if number is None:
                 number = max((one.number for one in past if one.number < served.number), default=0)
@@ -110,14 +110,14 @@ class Deployments:
                 raise Conflict(f"version {number} of {app!r} is what is served")
             to = self.active.initial if number == 0 and app == self.active.initial.app else await self._load_stored(app, number)
             self._check(to)
-            await self._activate(who, to, None, "rollback", f"version {to.number}")
+            await self._activate(caller, to, None, "rollback", f"version {to.number}")
             return self.active.summary(to)
 
-    async def override(self, who: Identity, function: str, given: dict[str, Any]) -> dict[str, Any]:
+    async def override(self, caller: Identity, function: str, given: dict[str, Any]) -> dict[str, Any]:
         """Scale or resize one function; another size of its own slice takes new instances."""
         async with self._lock:
             stage = self.active
-            owner = stage.owner_app(who, function)
+            owner = stage.owner_app(caller, function)
             spec = next(one for one in owner.function_specs(stage.overrides) if one.name == function)
             before = stage.overrides.get(function, FunctionOverrides())
             after = before.updated(spec, given, stage.devices)
@@ -131,7 +131,7 @@ class Deployments:
             now_us = self._access.now_us()
             note = msgspec.json.encode(given).decode()
             await self._access.write_audited(
-                who, "change", function, lambda db: overrides.save(db, function, after, now_us), note
+                caller, "change", function, lambda db: overrides.save(db, function, after, now_us), note
             )
             return {
                 "function": function,
@@ -141,11 +141,11 @@ class Deployments:
 
     # --------------------------------------------------------------------- reads
 
-    def list_apps(self, who: Identity) -> list[dict[str, Any]]:
-        return [self.active.summary(served, in_full="deploy" in who.scopes) for served in self.active.visible_to(who)]
+    def list_apps(self, caller: Identity) -> list[dict[str, Any]]:
+        return [self.active.summary(served, in_full="deploy" in caller.scopes) for served in self.active.visible_to(caller)]
 
-    async def history(self, who: Identity, app: str) -> list[dict[str, Any]]:
-        served = self.active.visible_app(who, app)
+    async def history(self, caller: Identity, app: str) -> list[dict[str, Any]]:
+        served = self.active.visible_app(caller, app)
         past = await self._access.read(lambda db: app_versions.history(db, app))
         return [{**msgspec.to_builtins(one), "current": one.number == served.number} for one in past]
 
@@ -183,32 +183,32 @@ class Deployments:
     def _check(self, served: AppVersion) -> None:
         self.active.check(served, self._access.tenants.get(served.tenant))
 
-    async def _activate(self, who: Identity, served: AppVersion, before: AppVersion | None, deed: str, note: str) -> None:
+    async def _activate(self, caller: Identity, served: AppVersion, before: AppVersion | None, deed: str, note: str) -> None:
         """Serve this version from now on, and after a restart. `before` is the version to roll back to if it cannot be loaded."""
         trial = self.active.start_rollout(served)
-        await self._record_current(who, deed, served, note)
-        task = asyncio.create_task(self._watch_rollout(who, served, before, trial))
+        await self._record_current(caller, deed, served, note)
+        task = asyncio.create_task(self._watch_rollout(caller, served, before, trial))
         self._watchers.add(task)
         task.add_done_callback(self._watchers.discard)
 
-    async def _record_current(self, who: Identity, deed: str, served: AppVersion, note: str) -> None:
+    async def _record_current(self, caller: Identity, deed: str, served: AppVersion, note: str) -> None:
         app, number, now_us = served.app, served.number, self._access.now_us()
-        await self._access.write_audited(who, deed, app, lambda db: app_versions.make_current(db, app, number, now_us), note)
+        await self._access.write_audited(caller, deed, app, lambda db: app_versions.make_current(db, app, number, now_us), note)
 
-    async def _watch_rollout(self, who: Identity, served: AppVersion, before: AppVersion | None, trial: Rollout) -> None:
+    async def _watch_rollout(self, caller: Identity, served: AppVersion, before: AppVersion | None, trial: Rollout) -> None:
         """Watch the rollout; roll back if one of its functions cannot be loaded."""
         stage = self.active
         while stage.apps.get(served.app) is served:
             trial.poll()
             state = stage.rollout_state(served)
             if state == "halted" and before is not None:
-                await self._roll_back(who, served, before)
+                await self._roll_back(caller, served, before)
             elif state != "rolling":
                 trial.finish(served.function_specs(stage.overrides))
                 return
             await asyncio.sleep(POLL_S)
 
-    async def _roll_back(self, who: Identity, served: AppVersion, before: AppVersion) -> None:
+    async def _roll_back(self, caller: Identity, served: AppVersion, before: AppVersion) -> None:
         names = [spec.name for spec in served.manifest.functions]
         errors = {name: self._load_errors[name] for name in names if name in self._load_errors}
         said = [f"{name}: {info.type}: {info.message}" for name, info in errors.items()]
@@ -224,7 +224,7 @@ class Deployments:
                 self.active.failures[served.app] = RolloutFailure(f"{taken}{kinds[:500]}", f"{taken}{why}{traces}")
                 log.warning("app %s: version %d was taken back: %s", served.app, served.number, why)
                 with contextlib.suppress(LaminaError):
-                    await self._record_current(who, "taken-back", before, why)
+                    await self._record_current(caller, "taken-back", before, why)
 
     def _delete_old(self, app: str, number: int) -> None:
         for old in range(max(1, number - 2 * KEPT_VERSIONS), number - KEPT_VERSIONS):
