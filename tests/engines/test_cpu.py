@@ -666,7 +666,7 @@ def test_stop_waits_for_what_runs(app: str, shm: Path, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_stop_ends_even_if_nobody_could_be_told_of_a_loss(app: str, shm: Path) -> None:
+def test_stop_ends_even_if_a_loss_could_not_be_reported(app: str, shm: Path) -> None:
     told: list[str] = []
 
     async def main() -> None:

@@ -168,7 +168,7 @@ def test_a_plain_callable_may_return_tensors(story: dict[str, Any]):
     assert body(story["double"]) == [3.0, 4.0]
 
 
-def test_a_function_that_cannot_be_loaded_says_why_and_harms_nobody(story: dict[str, Any]):
+def test_a_function_that_cannot_be_loaded_says_why_and_harms_no_other(story: dict[str, Any]):
     assert story["broken"].status == 503 and b"the weights are missing" in story["broken"].body
 
 

@@ -60,7 +60,7 @@ def standing() -> tuple[CudaRuntime, Cuda]:
     return runtime, cuda
 
 
-def test_streams_are_used_again_whoever_needs_one():
+def test_streams_are_reused_across_threads():
     runtime, _ = standing()
     slice_: Any = Slice()
     for _ in range(100):  # functions that come and go
@@ -121,7 +121,7 @@ def test_what_was_kept_comes_to_the_host_on_a_stream_that_runs_no_batches():
     assert stream is runtime._bringing and said == ["wait for it"]
 
 
-def test_a_run_for_nobody_gives_its_buffers_back():
+def test_a_warmup_run_gives_its_buffers_back():
     runtime, _ = standing()
     plan: Any = SimpleNamespace(buffers=PinnedBuffers())
     flight = CudaFlight(runtime, plan, 1, "begin", "end")

@@ -156,7 +156,7 @@ def test_after_a_restart_it_is_ready_with_one_graph(stages: Any):
     assert stage.graphs() == {(LARGEST, HOME)}
 
 
-def test_graphs_of_other_sizes_follow_while_nobody_is_served(stages: Any):
+def test_graphs_of_other_sizes_follow_while_the_executor_is_idle(stages: Any):
     stage = stages(Gated(lambda bucket, mask: (bucket, mask) == (2, LIKELY[-1])))
     stage.load()
     assert stage.runtime.begun.wait(20)
@@ -206,7 +206,7 @@ def test_once_it_is_made_the_next_batch_uses_it(stages: Any):
     assert stage.answers() == [[0.0, 0.0]] and stage.runtime.launched_by == ["serving"]
 
 
-def test_further_graphs_are_made_one_at_a_time_while_somebody_is_served(stages: Any):
+def test_further_graphs_are_captured_one_at_a_time_while_batches_run(stages: Any):
     stage = stages(Gated(lambda bucket, mask: mask not in LIKELY or bucket not in (1, LARGEST)))
     stage.load()
     stage.load("other")
@@ -221,7 +221,7 @@ def test_further_graphs_are_made_one_at_a_time_while_somebody_is_served(stages: 
 # ----------------------------------------------------------------------------------------------- what goes wrong
 
 
-def test_a_place_whose_graph_cannot_be_made_is_served_all_the_same_and_not_tried_again(stages: Any):
+def test_a_slice_without_a_capturable_graph_is_served_eagerly_and_not_tried_again(stages: Any):
     stage = stages(Gated(elsewhere, RuntimeError("it waits for the device")))
     stage.runtime.gate.set()
     stage.load()
@@ -277,7 +277,7 @@ def test_what_others_end_in_the_same_moment_is_room_too(stages: Any):
     assert stage.answers() == [[0.0, 0.0]]
 
 
-def test_without_anybody_to_wait_for_it_says_that_there_is_no_room(stages: Any):
+def test_without_batches_to_wait_for_it_says_that_there_is_no_memory(stages: Any):
     stage = stages()
     stage.load()
     stage.runtime.fail_launch.append(never := NoDeviceMemory("no room"))
@@ -321,7 +321,7 @@ def test_one_that_waits_behind_another_for_the_maker_says_that_it_is_alive(stage
     assert stage.hear(BatchHeartbeat).batch_id == 8
 
 
-def test_one_nobody_has_waited_for_in_a_long_time_does_not_so_that_its_maker_is_noticed(stages: Any):
+def test_a_batch_long_past_its_deadline_sends_no_heartbeat_so_that_its_thread_is_noticed(stages: Any):
     stage = stages(Stuck())
     stage.tell(LoadFunction("same#1", "same", 0, 0))
     stage.hear(FunctionLoaded)
@@ -331,7 +331,7 @@ def test_one_nobody_has_waited_for_in_a_long_time_does_not_so_that_its_maker_is_
     assert [stage.hear(BatchHeartbeat).batch_id, stage.hear(BatchHeartbeat).batch_id] == [9, 9]
 
 
-def test_one_nobody_waits_for_any_more_ends_without_having_run(stages: Any):
+def test_a_batch_past_its_deadline_ends_without_having_run(stages: Any):
     stage = stages()
     stage.load()
     stage.start(deadline_us=time.monotonic_ns() // 1000 - 1_000_000)
@@ -371,7 +371,7 @@ def test_who_is_told_to_stop_answers_what_is_under_way_first(stages: Any):
 # ------------------------------------------------------------------------------------------------- coming, going, moving
 
 
-def test_a_function_unloaded_while_its_graphs_are_made_leaves_and_harms_nobody(stages: Any):
+def test_a_function_unloaded_during_a_capture_leaves_and_harms_no_other(stages: Any):
     stage = stages(Gated(further))
     stage.load()
     assert stage.runtime.begun.wait(20)  # and more are to be made

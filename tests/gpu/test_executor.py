@@ -65,7 +65,7 @@ def test_batches_on_two_slices_both_come_back(executor: SliceExecutor):
     assert {done.ticket for done in executor.poll()} == tickets
 
 
-def test_an_error_ends_its_batch_and_nobody_elses(executor: SliceExecutor):
+def test_an_error_ends_its_batch_and_no_other(executor: SliceExecutor):
     def fails(batch: np.ndarray) -> np.ndarray:
         raise ArithmeticError("no")
 

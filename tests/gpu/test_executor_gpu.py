@@ -109,7 +109,7 @@ def test_equal_weights_are_on_the_device_once(executor: SliceExecutor):
     assert executor.models._weights.shelf.used == 2 * used
 
 
-def test_a_full_device_lets_the_least_used_go_and_everybody_is_served(slicer: GreenSlicer):
+def test_a_full_device_evicts_the_least_used_and_every_model_is_served(slicer: GreenSlicer):
     executor = open_executor(slicer, weights_mib=5)
     for seed in range(4):
         executor.load(f"net{seed}", net(seed), EXAMPLE, buckets=(1,))
@@ -133,7 +133,7 @@ def test_weights_find_room_where_torch_holds_all_of_it_in_case(executor: SliceEx
     assert drain(executor, 1)[ticket].error is None
 
 
-def test_weights_nobody_uses_go_where_the_device_is_full_and_the_shelf_is_not(executor: SliceExecutor):
+def test_unused_weights_are_evicted_where_the_device_is_full_and_the_cache_is_not(executor: SliceExecutor):
     executor.load("first", torch.nn.Linear(8192, 8192), torch.zeros(1, 8192), buckets=(1,))
     torch.cuda.empty_cache()
     others = filled(but_mib=100)
@@ -172,7 +172,7 @@ def test_results_can_stay_on_the_device_for_the_next_step_on_another_slice(execu
     close(np.array(drain(executor, 1)[second].outputs), expected)
 
 
-def test_out_of_memory_in_one_batch_halves_it_and_harms_nobody(executor: SliceExecutor):
+def test_out_of_memory_in_one_batch_halves_it_and_harms_no_other(executor: SliceExecutor):
     def hungry(rows: Any) -> Any:
         if len(rows) > 2:
             torch.empty(1 << 40, device="cuda")
@@ -210,7 +210,7 @@ def test_buffers_are_clear_before_the_first_run_reads_them(executor: SliceExecut
         close(drain(executor, 1)[ticket].outputs[0][0], table.weight[3].cpu())
 
 
-def test_who_comes_after_the_last_one_of_a_slice_has_left_gets_a_graph_too(executor: SliceExecutor):
+def test_a_model_loaded_after_the_last_one_of_a_slice_has_left_gets_a_graph_too(executor: SliceExecutor):
     """The memory that graphs of a slice share goes with the last of them."""
     for seed in range(3):
         executor.load("net", net(seed), EXAMPLE, buckets=(1,))

@@ -55,7 +55,7 @@ def test_on_a_full_device_what_torch_holds_in_case_goes_first():
     assert a.pages and b.pages and not device.cached
 
 
-def test_then_weights_nobody_uses_go():
+def test_then_unused_weights_are_evicted():
     device = FullDevice(pages=2, others=1)
     weights, (a, b) = blocks_on(device, "a", "b")
     weights.bring(a)

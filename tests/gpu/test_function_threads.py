@@ -52,7 +52,7 @@ def test_two_of_one_function_have_threads_of_their_own():
     assert makers.acquire(CAT) is not makers.acquire(CAT)
 
 
-def test_whoever_takes_long_to_close_holds_up_nobody():
+def test_a_function_that_takes_long_to_close_holds_up_no_other():
     makers = ThreadCache()
     maker, goes_on = makers.acquire(CAT), threading.Event()
     maker.retire(lambda: bool(goes_on.wait(20)) or None, lambda: None)
@@ -69,7 +69,7 @@ def test_whoever_fails_to_close_comes_to_rest_all_the_same():
     assert makers.acquire(CAT) is maker
 
 
-def test_when_it_has_come_to_rest_nothing_there_knows_of_who_has_left():
+def test_retired_threads_keep_no_reference_to_their_function():
     class Runner:
         def close(self) -> None:
             pass

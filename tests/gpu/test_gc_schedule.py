@@ -30,7 +30,7 @@ def test_no_full_collection_comes_by_itself():
     assert gc.get_count()[2] >= 2 * FORCED_COLLECT_AFTER and len(kept) == 1_000_000
 
 
-def test_one_is_had_when_nobody_is_served():
+def test_a_collection_runs_when_the_executor_is_idle():
     middle_collections(IDLE_COLLECT_AFTER)
     GcSchedule().collect_if_due(1.0, is_idle=True, is_loading=False)
     assert gc.get_count()[2] == 0
@@ -66,7 +66,7 @@ def frozen_garbage(garbage: GcSchedule, now_s: float) -> weakref.ref[Cycle]:
     return weakref.ref(cycle)
 
 
-def test_what_was_frozen_is_looked_at_once_nobody_has_been_served_for_a_while():
+def test_frozen_objects_are_collected_once_the_executor_has_been_idle_for_a_while():
     garbage = GcSchedule()
     left = frozen_garbage(garbage, now_s=5.0)
     gc.collect()
@@ -78,7 +78,7 @@ def test_what_was_frozen_is_looked_at_once_nobody_has_been_served_for_a_while():
 
 
 @pytest.mark.parametrize(("is_idle", "is_loading"), [(False, False), (True, True)])
-def test_and_not_soon_after_somebody_was_served_or_loaded(is_idle: bool, is_loading: bool):
+def test_and_not_soon_after_a_batch_or_a_load(is_idle: bool, is_loading: bool):
     garbage = GcSchedule()
     left = frozen_garbage(garbage, now_s=5.0)
     garbage.collect_if_due(7.0, is_idle=is_idle, is_loading=is_loading)

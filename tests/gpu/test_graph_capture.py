@@ -100,7 +100,7 @@ def test_each_layer_waits_for_its_own_weights() -> None:
     assert complete and len(waited) == 4  # pieces of 4 MiB: each weight is one, and its bias in the next
 
 
-def test_weights_of_a_layer_that_is_not_called_have_been_waited_for_by_nobody() -> None:
+def test_weights_of_a_layer_that_is_not_called_have_not_been_waited_for() -> None:
     """Attention uses its last layer without calling it."""
     module = torch.nn.MultiheadAttention(1024, 4, batch_first=True)
     rows = torch.ones(1, 1, 1024)

@@ -47,7 +47,7 @@ def test_slices_have_nothing_to_do_with_each_other():
     assert seen(watched((1, 0b1, 10.0), (2, 0b10, 1.0)), 3) == [2]
 
 
-def test_time_in_which_nobody_could_look_does_not_count():
+def test_time_in_which_it_could_not_look_does_not_count():
     watch = watched((1, 0b1, 1.0))
     watch.find_hung(100.0)
     assert watch.find_hung(1000.0) == []

@@ -224,7 +224,7 @@ def test_a_first_run_that_ends_its_thread_is_a_graph_that_is_not_there(stage: St
     assert stage.hear(FunctionUnloaded).instance == "same#1"
 
 
-def test_a_close_that_fails_harms_nobody(stage: Stage):
+def test_a_close_that_fails_harms_no_other_function(stage: Stage):
     stage.load("unwilling")
     stage.load("same")
     stage.tell(UnloadFunction("unwilling#1"))
@@ -232,7 +232,7 @@ def test_a_close_that_fails_harms_nobody(stage: Stage):
     assert stage.answers() == [1.0]
 
 
-def test_a_close_that_takes_long_is_waited_for_by_nobody(stage: Stage):
+def test_a_close_that_takes_long_is_not_waited_for(stage: Stage):
     stage.load("sleepy")
     stage.load("same")
     stage.tell(UnloadFunction("sleepy#1"))
@@ -241,7 +241,7 @@ def test_a_close_that_takes_long_is_waited_for_by_nobody(stage: Stage):
     assert stage.answers() == [1.0] and not stage.globals["GATE"].is_set()
 
 
-def test_a_batch_without_a_graph_does_not_wait_for_somebody_elses_code(stage: Stage):
+def test_a_batch_without_a_graph_does_not_wait_for_another_functions_code(stage: Stage):
     stage.load("same")
     stage.tell(LoadFunction("slow#1", "slow", 0, 0))
     assert stage.globals["OPENING"].wait(20)
@@ -292,7 +292,7 @@ def test_a_mistake_of_ours_ends_the_process_though_a_users_thread_hangs(tmp_path
 # ---------------------------------------------------------------------------------------------------- coming and going
 
 
-def test_who_is_not_wanted_any_more_after_a_restart_takes_nobody_along(stage: Stage):
+def test_a_function_not_wanted_any_more_after_a_restart_takes_no_other_along(stage: Stage):
     stage.load("same")
     stage.odd.lands.clear()
     stage.tell(LoadFunction("six#1", "six", 0, 0, is_reload=True))

@@ -99,7 +99,7 @@ def test_what_is_not_wanted_any_more_does_not_stand_by(spare: Spare):
     assert spare.opened == 2
 
 
-def test_one_that_cannot_be_opened_and_one_that_is_no_module_keep_nobody_from_standing_by(spare: Spare):
+def test_a_function_that_cannot_be_opened_and_a_callable_keep_no_other_from_standing_by(spare: Spare):
     spare.tell(PrepareStandby([("broken", 0, ""), ("plain", 0, ""), ("add", 0, "")]))
     assert spare.hear(StandbyPrepared).functions == ["add"]
 

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 
 class World:
-    """Lives, and what they tell. An executor that is lost is replaced, as the engine does."""
+    """A supervisor, and what it reports. An executor that is lost is replaced, as the engine does."""
 
     def __init__(self, app: Path) -> None:
         self.ledger = SlotReferences(1 << 20)
@@ -33,37 +33,37 @@ class World:
         self.lost: list[ExecutorProcess] = []
         self._news = asyncio.Event()
 
-        def describe(life: ExecutorProcess) -> ExecutorSetup:
-            owners = {"owner": life.slots.owner, "values_owner": life.values.owner}
+        def describe(executor: ExecutorProcess) -> ExecutorSetup:
+            owners = {"owner": executor.slots.owner, "values_owner": executor.values.owner}
             folder = self.ledger.directory.path
             return ExecutorSetup(app=str(app), device="null0", slicer="null", folder=folder, pool_bytes=1 << 20, **owners)
 
         spec = ProcessSpec("lamina.gpu.executor_main", from_executor_reader)
-        self.lives = ExecutorSupervisor(describe, spec, self.ledger, self._frame, self._lost, opens_ahead=True)
+        self.supervised = ExecutorSupervisor(describe, spec, self.ledger, self._frame, self._lost, opens_ahead=True)
 
-    def _frame(self, life: ExecutorProcess, frame: Any) -> None:
+    def _frame(self, executor: ExecutorProcess, frame: Any) -> None:
         if isinstance(frame, ExecutorReady):
             self.ups.append(frame.pid)
-            self.lives.on_ready(life)
+            self.supervised.on_ready(executor)
         self._news.set()
 
-    def _lost(self, life: ExecutorProcess) -> None:
-        self.lost.append(life)
-        self.lives.close(life)
-        if not self.lives._is_stopping:
-            self.lives.take_over()
+    def _lost(self, executor: ExecutorProcess) -> None:
+        self.lost.append(executor)
+        self.supervised.close(executor)
+        if not self.supervised._is_stopping:
+            self.supervised.take_over()
         self._news.set()
 
     @property
-    def spare(self) -> int:
-        """Of the process that stands by, or gets ready to."""
-        spare = self.lives._standby
-        return spare.process.pid if spare is not None and spare.process is not None else 0
+    def standby(self) -> int:
+        """Process id of the standby, also while it gets ready; 0 without one."""
+        standby = self.supervised._standby
+        return standby.process.pid if standby is not None and standby.process is not None else 0
 
     async def until(self, holds: Callable[[], Any]) -> None:
         while not holds():
             self._news.clear()
-            look = asyncio.get_running_loop().call_later(0.05, self._news.set)  # a spare's coming and going is told nobody
+            look = asyncio.get_running_loop().call_later(0.05, self._news.set)  # a standby's coming and going is not reported
             await asyncio.wait_for(self._news.wait(), 60)
             look.cancel()
 
@@ -75,43 +75,43 @@ def kill(pid: int) -> None:
 async def tell(app: Path) -> dict[str, Any]:
     world = World(app)
     said: dict[str, Any] = {}
-    lives = world.lives
-    lives.take_over()
-    await world.until(lambda: world.spare)
-    spare = world.spare  # it has just been started, and has imported nothing yet
+    supervised = world.supervised
+    supervised.take_over()
+    await world.until(lambda: world.standby)
+    standby = world.standby  # it has just been started, and has imported nothing yet
     kill(world.ups[0])
     await world.until(lambda: len(world.ups) == 2)
-    said["replaced by"], said["the spare"] = world.ups[1], spare
+    said["replaced by"], said["the standby"] = world.ups[1], standby
 
-    await world.until(lambda: world.spare not in (0, spare))
-    said["serving"], first = world.ups[-1], world.spare
+    await world.until(lambda: world.standby not in (0, standby))
+    said["serving"], first = world.ups[-1], world.standby
     kill(first)
-    await world.until(lambda: world.spare not in (0, first))
-    said["after a spare's death"] = (world.lives.current.process.pid, lives._opens_ahead)  # type: ignore[union-attr]
-    second = world.spare
+    await world.until(lambda: world.standby not in (0, first))
+    said["after a standby's death"] = (world.supervised.current.process.pid, supervised._opens_ahead)  # type: ignore[union-attr]
+    second = world.standby
     kill(second)
-    await world.until(lambda: world.spare not in (0, second))
-    said["after another's"] = lives._opens_ahead
+    await world.until(lambda: world.standby not in (0, second))
+    said["after another's"] = supervised._opens_ahead
 
-    third = world.spare
+    third = world.standby
     supervisor.STANDBY_RETRY_S = 600.0  # else the next one is there before the executor's death is noticed
     kill(third)
-    await world.until(lambda: world.spare == 0)
+    await world.until(lambda: world.standby == 0)
     kill(world.ups[-1])
     await world.until(lambda: len(world.ups) == 3)
     said["both gone"] = world.ups[2] not in (third, world.ups[1])
-    said["restarts"] = lives.restarts
+    said["restarts"] = supervised.restarts
 
-    await world.until(lambda: world.spare not in (0, third))
-    fourth, serving = world.spare, world.ups[-1]
+    await world.until(lambda: world.standby not in (0, third))
+    fourth, serving = world.standby, world.ups[-1]
     kill(fourth)
     kill(serving)  # which death is noticed first is up to the kernel: a dead standby may be promoted, and is then replaced
     await world.until(lambda: len(world.ups) == 4)
     said["both at once"] = world.ups[3] not in (fourth, serving)
 
-    await world.until(lambda: world.spare not in (0, fourth))
-    pids = lives._processes.pids
-    await asyncio.wait_for(lives.stop(5.0, is_idle=True), 30)
+    await world.until(lambda: world.standby not in (0, fourth))
+    pids = supervised._processes.pids
+    await asyncio.wait_for(supervised.stop(5.0, is_idle=True), 30)
     said["left"] = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     world.ledger.close()
     return said
@@ -127,15 +127,15 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-def test_an_executor_that_dies_while_its_spare_is_being_made_is_replaced_by_it(story: dict[str, Any]):
-    assert story["replaced by"] == story["the spare"]
+def test_an_executor_that_dies_while_its_standby_starts_is_replaced_by_it(story: dict[str, Any]):
+    assert story["replaced by"] == story["the standby"]
 
 
-def test_the_death_of_a_spare_is_felt_by_nobody_and_the_next_opens_the_device_too(story: dict[str, Any]):
-    assert story["after a spare's death"] == (story["serving"], True)
+def test_the_death_of_a_standby_changes_nothing_and_the_next_opens_the_device_too(story: dict[str, Any]):
+    assert story["after a standby's death"] == (story["serving"], True)
 
 
-def test_the_second_spare_that_dies_was_the_last_to_open_the_device(story: dict[str, Any]):
+def test_the_second_standby_that_dies_was_the_last_to_open_the_device(story: dict[str, Any]):
     assert story["after another's"] is False
 
 
@@ -147,5 +147,5 @@ def test_when_both_die_at_once_a_fresh_process_takes_over_in_the_end(story: dict
     assert story["both at once"]
 
 
-def test_at_the_end_nobody_is_left_not_even_a_spare_that_was_just_started(story: dict[str, Any]):
+def test_at_the_end_no_process_is_left_not_even_a_standby_that_was_just_started(story: dict[str, Any]):
     assert story["left"] == []

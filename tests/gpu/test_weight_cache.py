@@ -68,7 +68,7 @@ def test_where_there_is_less_room_than_it_seems_the_least_worth_goes_next():
     assert shelf.used == 10 and shelf.evictions == 2
 
 
-def test_what_runs_is_not_dropped_either_nor_who_the_room_is_for():
+def test_what_runs_is_not_evicted_nor_what_the_room_is_for():
     shelf = WeightCache(100)
     shelf.place("runs", 10, 1)
     shelf.use("runs")
@@ -76,7 +76,7 @@ def test_what_runs_is_not_dropped_either_nor_who_the_room_is_for():
     assert shelf.drop("comes") is None
 
 
-def test_what_is_larger_than_the_device_evicts_nobody():
+def test_what_is_larger_than_the_device_evicts_nothing():
     shelf = WeightCache(100)
     shelf.place("a", 100, 10)
     with pytest.raises(NoDeviceMemory):

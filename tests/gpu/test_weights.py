@@ -101,7 +101,7 @@ def test_weights_that_were_put_away_come_back_for_the_next_batch():
     assert "a" in shelf and "b" not in shelf and runtime.flying
 
 
-def test_weights_under_a_batch_do_not_go_and_who_needs_their_place_is_told():
+def test_weights_in_use_are_not_evicted_and_the_load_that_needs_their_place_fails():
     executor, _, _ = standing(1, "a", "b")
     executor.submit("a", [ONE[0]], 1)
     executor.submit("b", [ONE[0]], 2)
@@ -127,7 +127,7 @@ def test_weights_are_in_use_exactly_while_a_batch_is_on_its_way():
     assert not found.value.is_permanent and shelf.place("b", 1, 1.0) == ["a"]
 
 
-def test_what_a_run_for_nobody_had_can_be_used_again():
+def test_buffers_of_a_warmup_run_can_be_used_again():
     executor, runtime, _ = standing(2, "a")
     plan = runtime.make(Module(), (ONE,), 1, executor.slicer.slice(1), PinnedBuffers())
     executor.models.install_graph("a", 1, 1, plan)

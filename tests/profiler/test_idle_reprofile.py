@@ -114,7 +114,7 @@ async def rehearsed(live: ServingRuntime, name: str, body: Any) -> None:
     await live.shadow_runner.run(instance.id, name, instance.device, 1, [[(("input", "x"), encoding.encode(body))]])
 
 
-def test_a_batch_for_nobody_is_not_learnt_from(facts: Facts) -> None:
+def test_a_shadow_batch_is_not_learnt_from(facts: Facts) -> None:
     assert facts.learnt_us == 440
 
 
@@ -134,7 +134,7 @@ def test_a_stale_profile_is_measured_again_in_a_quiet_moment(facts: Facts) -> No
     assert facts.profiled_us >= 8_000  # it said 400, and the function sleeps for so long
 
 
-def test_what_must_not_run_for_nobody_stays_stale(facts: Facts) -> None:
+def test_a_function_that_is_not_idempotent_stays_stale(facts: Facts) -> None:
     assert facts.stale_after == ["once"]
 
 

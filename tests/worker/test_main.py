@@ -175,7 +175,7 @@ def test_a_result_that_cannot_travel_fails_its_job_alone(open_worker: Callable[.
 
 
 @pytest.mark.parametrize(("function", "message"), [("unspeakable", "(its text could not be read)"), ("half_a_pair", "?")])
-def test_an_error_whose_text_is_broken_is_still_told(
+def test_an_error_with_a_broken_text_is_still_reported(
     open_worker: Callable[..., FunctionWorker], function: str, message: str
 ) -> None:
     (error,) = run(open_worker(function), job(1)).results
