@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -56,6 +57,11 @@ def test_values_that_are_no_numbers_are_left_out() -> None:
     text = draw_plot(Plot("line", "x", "y", {"a": [(1, math.nan), (2, 1.0), (3, math.inf)]}), "t")
     assert ET.fromstring(text) is not None
     assert text == draw_plot(Plot("line", "x", "y", {"a": [(2, 1.0)]}), "t")
+
+
+def test_numbers_beside_the_axes_keep_their_digits() -> None:
+    text = draw_plot(Plot("line", "x", "y", {"a": [(0.125, 1.0), (0.25, 2.0)], "12.3456": [(0.125, 2.0)]}), "t")
+    assert ">12.3456<" in text and re.search(r">0\.\d\d<", text)
 
 
 def test_the_same_plot_gives_the_same_bytes() -> None:

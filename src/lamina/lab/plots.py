@@ -157,7 +157,8 @@ def _inline(svg: str, label: str) -> str:
     variables |= {colour: f"--c{place}" for place, colour in enumerate(COLOURS)}
     for colour, name in variables.items():
         svg = svg.replace(colour, f"var({name})")
-    return svg.strip()
+    svg = re.sub(r' (?:d|x|y|transform)="[^"]*"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), svg)  # places, not texts
+    return re.sub(r"\s*\n\s*", " ", svg).replace("> <", "><").strip()
 
 
 def _label(x: float | str) -> str:
