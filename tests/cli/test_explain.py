@@ -62,7 +62,7 @@ def test_a_refusal_says_what_could_have_been_had(tmp_path: Path):
     run(scenario.read(ROOT / "scenarios/overload.toml"), "frontier", calls=6_000, watch=writer.write, explain=True)
     writer.close()
     actions = (action for line in path.read_text().splitlines() for action in json.loads(line)["actions"])
-    refused = next(action["call_id"] for action in actions if action["type"] == "Refuse")
+    refused = next(action["call_id"] for action in actions if action["type"] == "Reject")
     end = explain.call_history(refused, path)["end"]
     assert end["what"] == "refused: deadline"
     assert end["offer_ms"] > 30
