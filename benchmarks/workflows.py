@@ -68,8 +68,8 @@ class Meter:
         self.steps = 0
         self._handle_s = self._loop_s = 0.0
         self._steps = 0
-        self._state = live.loop.controller.state
-        handle, post = live.loop.controller.handle, live.loop.post
+        self._state = live.driver.controller.state
+        handle, post = live.driver.controller.handle, live.driver.post
 
         def timed_handle(now_us: int, event: Event) -> Any:
             begin_s = time.perf_counter()
@@ -90,8 +90,8 @@ class Meter:
                 self._handle_s = self._loop_s = 0.0
                 self._steps = 0
 
-        live.loop.controller.handle = timed_handle  # type: ignore[method-assign]
-        live.loop.post = timed_post  # type: ignore[method-assign]
+        live.driver.controller.handle = timed_handle  # type: ignore[method-assign]
+        live.driver.post = timed_post  # type: ignore[method-assign]
 
     def _batch(self, event: Event) -> int:
         """Steps that end with this: a durable one when it is on disk."""
@@ -117,12 +117,12 @@ async def waited_for(runs: int) -> tuple[Meter, float]:
 
     for number in range(runs):
         inputs = {"x": msgspec.msgpack.encode(None)}
-        live.loop.submit(Call(f"r{number}", "flow", live.loop.now_us(), NEVER_US, NEVER_US), inputs, on_end)
+        live.driver.submit(Call(f"r{number}", "flow", live.driver.now_us(), NEVER_US, NEVER_US), inputs, on_end)
         if number % 20 == 0:
             await asyncio.sleep(0)
     await done.wait()
     took_s = time.perf_counter() - began_s
-    await live.loop.stop()
+    await live.driver.stop()
     return meter, took_s
 
 

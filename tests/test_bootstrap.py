@@ -44,7 +44,7 @@ async def main():
     runtime = open_emulated(app, "h200", [profile("detect"), profile("read")], policy=policies.build(sys.argv[1]), seed=1)
     await runtime.start()
     before = set(sys.modules)
-    driver, ended = runtime.loop, asyncio.get_running_loop().create_future()
+    driver, ended = runtime.driver, asyncio.get_running_loop().create_future()
     slo = app.workflows["page"].flow.slo
     driver.submit(call_for("c1", "page", driver.now_us(), slo), {"image": encoding.encode(1)}, ended.set_result)
     ending = await asyncio.wait_for(ended, 60)

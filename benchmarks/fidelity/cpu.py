@@ -43,7 +43,7 @@ class Part(NamedTuple):
 async def live(name: str, loads: tuple[float, ...] = LOADS) -> list[Part]:
     """All that needs a quiet machine."""
     started = open_local(APP, policy=policies.build("edf"), shadow_batches=True)
-    loop, function = started.loop, started.app.functions[name].spec
+    loop, function = started.driver, started.app.functions[name].spec
     deployed = Deployed((function,))
     inputs = {name: {key: encoding.encode(value) for key, value in SAMPLE.items()}}
     cores = sorted(os.sched_getaffinity(0))

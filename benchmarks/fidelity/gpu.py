@@ -43,7 +43,7 @@ SIZES = (1, 2, 4, three.MOST)
 async def measure(slicer: str, slices: SliceMode, out: Path, seconds: float, round_s: float) -> None:
     """Writes after each part: what there is counts, should the time run out."""
     started = open_local(APP, policy=policies.build("edf"), gpu=slicer, slices=slices, shadow_batches=True)
-    loop, begin_s = started.loop, time.monotonic()
+    loop, begin_s = started.driver, time.monotonic()
     for gpu in loop.engine.gpus:  # type: ignore[attr-defined]  # one batch at a time, on its own slice: graphs for others are not made
         gpu.device = replace(gpu.device, limits=replace(gpu.device.limits, batches_per_instance=1))
     functions = tuple(replace(spec, home=True, lend=False) for spec in started.app.deployed().functions)

@@ -141,7 +141,7 @@ class _Place:
 
     def __init__(self, live: ServingRuntime, name: str, body: dict[str, Any]) -> None:
         assert live.shadow_runner is not None
-        state = live.loop.controller.state
+        state = live.driver.controller.state
         self.shadow_runner = live.shadow_runner
         self.instance = next(one for one in state.instances.values() if one.function == name and one.phase is InstancePhase.WARM)
         self.mask = state.devices[self.instance.device].homes.get(self.instance.id) or (1 << self.instance.units) - 1

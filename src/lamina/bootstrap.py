@@ -52,13 +52,13 @@ NOISE = 0.05
 @dataclass(slots=True)
 class ServingRuntime:
     app: App
-    loop: RealtimeDriver
+    driver: RealtimeDriver
     state: StateTable = field(default_factory=lambda: StateTable(""))  #: of the state that functions keep
     reprofiler: IdleReprofiler | None = None  #: looks after profiles that no longer hold
     shadow_runner: ShadowRunner | None = None  #: for batches of measurements
 
     async def start(self) -> None:
-        await self.loop.start(self.app.deployed())
+        await self.driver.start(self.app.deployed())
         if self.reprofiler is not None:
             self.reprofiler.begin()
 
@@ -93,11 +93,11 @@ def open_local(
     slots = engine.references
     shadow_runner = ShadowRunner(engine) if probe or shadow_batches else None
     data = RunValues(slots.pool, slots.reader, slots.release)
-    loop = RealtimeDriver(controller, engine, data, interceptor=shadow_runner)
+    driver = RealtimeDriver(controller, engine, data, interceptor=shadow_runner)
     reprofiler = None
     if probe and shadow_runner is not None:
-        reprofiler = IdleReprofiler(loop, predictor, shadow_runner, lambda: samples_of(app, app_path))
-    return ServingRuntime(app, loop, state, reprofiler, shadow_runner)
+        reprofiler = IdleReprofiler(driver, predictor, shadow_runner, lambda: samples_of(app, app_path))
+    return ServingRuntime(app, driver, state, reprofiler, shadow_runner)
 
 
 def call_lookup(controller: Controller) -> Callable[[str], Call | None]:

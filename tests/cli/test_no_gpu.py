@@ -22,7 +22,7 @@ def said(capsys: pytest.CaptureFixture[str], *devices: DeviceSpec) -> str:
     app.function(name="plain")(lambda x: x)
     gateway = SimpleNamespace(
         app=app,
-        loop=SimpleNamespace(engine=SimpleNamespace(devices=list(devices))),
+        driver=SimpleNamespace(engine=SimpleNamespace(devices=list(devices))),
         targets=SimpleNamespace(all=[]),
         durable=None,
         grpc_port=0,

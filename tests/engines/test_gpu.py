@@ -88,7 +88,7 @@ def leaves(x):
 
 
 async def tell(gateway: Gateway) -> dict[str, Any]:
-    engine = gateway.loop.engine
+    engine = gateway.driver.engine
     assert isinstance(engine, CompositeEngine)
     (gpu,) = engine.gpus
     said: dict[str, Any] = {}
@@ -101,7 +101,7 @@ async def tell(gateway: Gateway) -> dict[str, Any]:
         await browser.post("/v1/workflows/stays", [1, 2, 3, 4])  # from now on all its functions are loaded
         stayed: list[DeviceRef] = []
         fetched: list[Any] = []
-        put = gateway.loop.data.put
+        put = gateway.driver.data.put
 
         def watched(job: JobRef, value: Stored) -> None:
             put(job, value)
@@ -109,9 +109,9 @@ async def tell(gateway: Gateway) -> dict[str, Any]:
                 stayed.append(value)
                 gpu.fetch([value], lambda: fetched.append(gpu.executor.values.copies[value.slot]))
 
-        gateway.loop.data.put = watched  # type: ignore[method-assign]
+        gateway.driver.data.put = watched  # type: ignore[method-assign]
         said["stays"] = await browser.post("/v1/workflows/stays", [1, 2, 3, 4])
-        gateway.loop.data.put = put  # type: ignore[method-assign]
+        gateway.driver.data.put = put  # type: ignore[method-assign]
         said["stayed"], said["fetched"] = stayed, fetched
         said["leaves"] = await browser.post("/v1/workflows/leaves", [1, 2, 3, 4])
         said["pid"] = await browser.post("/v1/functions/slow", 0)
@@ -125,11 +125,11 @@ async def tell(gateway: Gateway) -> dict[str, Any]:
         said["still"] = await other.post("/v1/functions/alone", None)
         said["status"] = (await other.ask("GET", "/v1/status")).json
         await other.post("/v1/functions/stuck", "not")
-        gateway.loop.controller._failures._hang_floor_us = 60_000_000  # the executor notices by itself, and earlier
+        gateway.driver.controller._failures._hang_floor_us = 60_000_000  # the executor notices by itself, and earlier
         said["stuck"] = await other.post("/v1/functions/stuck", "spin", **{"Lamina-Deadline-Ms": "1500"})
         said["unstuck"] = await other.post("/v1/functions/stuck", "not")
     said["left"] = (set(gpu.executor.values.held), set(gpu.executor.slots.held)) if gpu.executor else None
-    gateway.loop.controller.state.check()
+    gateway.driver.controller.state.check()
     return said
 
 

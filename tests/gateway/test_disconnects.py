@@ -100,12 +100,12 @@ async def _nothing_kept(gateway: Gateway) -> None:
 
 
 def _kept(gateway: Gateway) -> int:
-    state = gateway.loop.controller.state
-    ledger = gateway.loop.engine.references
+    state = gateway.driver.controller.state
+    ledger = gateway.driver.engine.references
     assert ledger is not None
     slots = [one for one in ledger._slots.values() if isinstance(one, WorkerSlots)]
     held = sum(len(one.held) + len(one._readers) for one in slots) + ledger.pool.used_bytes
-    return held + len(state.runs) + len(gateway.loop.data._runs) + sum(len(one.queue) for one in state.functions.values())
+    return held + len(state.runs) + len(gateway.driver.data._runs) + sum(len(one.queue) for one in state.functions.values())
 
 
 def _resident_mib() -> float:

@@ -41,11 +41,11 @@ def test_ten_thousand_mutated_requests_do_no_harm(tmp_path: Path) -> None:
             await hostile.attack(gateway.port, rng, 9_000, seen)
             gc.collect()
             grown_mib = rss_mib() - before_mib
-            state = gateway.loop.controller.state
+            state = gateway.driver.controller.state
             state.check()
             while state.runs or gateway.server.connections:
                 await asyncio.sleep(0.01)
-            assert not gateway.loop.data._runs, "values outlive their calls"
+            assert not gateway.driver.data._runs, "values outlive their calls"
             return seen, grown_mib
 
     seen, grown_mib = run(work, 110)

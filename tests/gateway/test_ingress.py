@@ -94,7 +94,7 @@ def test_large_values_go_through_shared_memory_both_ways_and_leave_none_behind(t
             accept = {"Accept": "application/vnd.lamina.value"}
             message = request("POST", "/v1/functions/echo", bytes(body), "application/vnd.lamina.value", **accept)
             answers = [await raw(gateway.port, message) for _ in range(5)]
-            ledger = gateway.loop.engine.references
+            ledger = gateway.driver.engine.references
             assert ledger is not None
             slots = [found for found in ledger._slots.values() if isinstance(found, WorkerSlots)]
             while any(found.held or found._readers for found in slots):  # until the last answer is said to have been read
@@ -128,14 +128,14 @@ def test_a_call_of_a_killed_ingress_is_cancelled(tmp_path: Path) -> None:
     async def kill_one() -> int:
         async with in_front(app, 1, grace_s=0.1) as gateway, Browser(gateway.port) as browser:
             asking = asyncio.create_task(browser.post("/v1/functions/nap", 30))
-            while not gateway.loop.controller.state.runs:
+            while not gateway.driver.controller.state.runs:
                 await asyncio.sleep(0.005)
             os.kill(pids(gateway)[0], signal.SIGKILL)
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
                 await asking
-            while gateway.loop.controller.state.runs:
+            while gateway.driver.controller.state.runs:
                 await asyncio.sleep(0.005)
-            return len(gateway.loop.controller.state.runs)
+            return len(gateway.driver.controller.state.runs)
 
     assert run(kill_one) == 0
 
@@ -195,12 +195,12 @@ def test_a_client_that_leaves_cancels_its_call(tmp_path: Path) -> None:
         async with in_front(app, 1, grace_s=0.1) as gateway:
             _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(request("POST", "/v1/functions/nap", b"30"))
-            while not gateway.loop.controller.state.runs:
+            while not gateway.driver.controller.state.runs:
                 await asyncio.sleep(0.005)
             writer.close()
-            while gateway.loop.controller.state.runs:
+            while gateway.driver.controller.state.runs:
                 await asyncio.sleep(0.005)
-            return len(gateway.loop.controller.state.runs)
+            return len(gateway.driver.controller.state.runs)
 
     assert run(leave) == 0
 
@@ -212,7 +212,7 @@ def test_what_was_accepted_is_answered_before_all_processes_end(tmp_path: Path) 
         gateway = await open_gateway(open_local(str(app), policy=policies.build("edf")), ListenConfig(ingress=2))
         started = pids(gateway)
         asking = asyncio.create_task(raw(gateway.port, request("POST", "/v1/functions/nap", b"0.3")))
-        while not gateway.loop.controller.state.runs:
+        while not gateway.driver.controller.state.runs:
             await asyncio.sleep(0.005)
         await gateway.stop(10)
         answer = await asking
@@ -302,7 +302,7 @@ def test_a_port_that_somebody_has_is_not_shared_with_them(tmp_path: Path) -> Non
             try:
                 await open_gateway(live, ListenConfig(port=gateway.port, ingress=1))
             finally:
-                await live.loop.stop()
+                await live.driver.stop()
 
     with pytest.raises(OSError, match="in use"):
         run(twice)

@@ -89,7 +89,7 @@ def test_a_server_that_cannot_listen_leaves_no_process_behind(tmp_path: Path, in
         live = open_local(str(write_app(tmp_path)))
         with pytest.raises(OSError, match="in use"):
             await open_gateway(live, ListenConfig(port=port, ingress=ingress))
-        return live.loop.engine.cpu._processes.pids  # type: ignore[attr-defined,no-any-return]
+        return live.driver.engine.cpu._processes.pids  # type: ignore[attr-defined,no-any-return]
 
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
         assert run(lambda: work(taken.getsockname()[1])) == []

@@ -173,7 +173,7 @@ def test_who_leaves_before_the_answer_is_not_worked_for_and_leaves_nothing_behin
 
     async def work() -> tuple[int, dict[str, Any]]:
         async with served(app) as gateway:
-            state = gateway.loop.controller.state
+            state = gateway.driver.controller.state
 
             async def leave() -> None:
                 _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
@@ -189,7 +189,7 @@ def test_who_leaves_before_the_answer_is_not_worked_for_and_leaves_nothing_behin
             while state.runs or gateway.server.connections:
                 await asyncio.sleep(0.01)
             queued = sum(len(function.queue) for function in state.functions.values())
-            return queued, dict(gateway.loop.data._runs)
+            return queued, dict(gateway.driver.data._runs)
 
     assert run(work) == (0, {})
 
@@ -218,7 +218,7 @@ def test_what_waits_for_somebody_who_has_left_is_never_begun(tmp_path: Path) -> 
                 leavers = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(300)]
                 for _, writer in leavers:
                     writer.write(request("POST", "/v1/functions/nap", b'""'))
-                state = gateway.loop.controller.state
+                state = gateway.driver.controller.state
                 while len(state.runs) < 301:
                     await asyncio.sleep(0.01)
                 for _, writer in leavers:

@@ -120,7 +120,7 @@ def test_a_server_runs_functions_on_it(file: Path, tmp_path: Path):
         try:
             async with Browser(gateway.port) as browser:
                 answer = await browser.post("/v1/functions/twice", 21)
-            (instance,) = gateway.loop.controller.state.functions["twice"].instances.values()
+            (instance,) = gateway.driver.controller.state.functions["twice"].instances.values()
             return instance.device, answer.json
         finally:
             await gateway.stop(0)

@@ -28,7 +28,7 @@ def f(x):
 
 @pytest.mark.parametrize(("slices", "soft"), [("soft", True), ("hard", False), ("auto", False)])
 def test_planner_and_executor_are_told_the_same(tmp_path: Path, slices: SliceMode, soft: bool):
-    (gpu,) = open_local(str(write_app(tmp_path, APP)), gpu="null", slices=slices).loop.engine.gpus
+    (gpu,) = open_local(str(write_app(tmp_path, APP)), gpu="null", slices=slices).driver.engine.gpus
     life = ExecutorProcess(gpu.references.add_worker(), gpu.references.add_device(lambda slot: None))
     assert gpu.device.limits.soft is gpu._setup(life).soft is soft
 

@@ -73,7 +73,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
 
 
 async def story(live: ServingRuntime) -> Facts:
-    loop, predictor = live.loop, live.loop.controller.predictor
+    loop, predictor = live.driver, live.driver.controller.predictor
     assert isinstance(predictor, online.OnlinePredictor) and live.shadow_runner is not None
     await loop.start(live.app.deployed())
     try:
@@ -110,7 +110,7 @@ async def call(loop: RealtimeDriver, name: str) -> None:
 
 async def rehearsed(live: ServingRuntime, name: str, body: Any) -> None:
     assert live.shadow_runner is not None
-    instance = next(one for one in live.loop.controller.state.instances.values() if one.function == name)
+    instance = next(one for one in live.driver.controller.state.instances.values() if one.function == name)
     await live.shadow_runner.run(instance.id, name, instance.device, 1, [[(("input", "x"), encoding.encode(body))]])
 
 

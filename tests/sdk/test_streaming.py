@@ -190,7 +190,7 @@ def test_leaving_early_ends_the_function(tmp_path: Path) -> None:
     async def main() -> None:
         async with served(write_app(tmp_path, APP)) as gateway:
             await asyncio.to_thread(first_of, gateway.url)
-            while gateway.loop.controller.state.runs:  # until the server knows that the client is gone
+            while gateway.driver.controller.state.runs:  # until the server knows that the client is gone
                 await asyncio.sleep(0.005)
             (tmp_path / "had").touch()
             while not (tmp_path / "had.closed").exists():

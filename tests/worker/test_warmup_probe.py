@@ -123,14 +123,14 @@ def test_a_server_looks_once_if_it_is_told_to(app: Path, wanted: bool) -> None:
     async def known() -> dict[str, bool]:
         live = open_local(str(app), probe=wanted)
         ready: asyncio.Queue[Event] = asyncio.Queue()
-        live.loop.add_observer(lambda _, event, __: ready.put_nowait(event) if isinstance(event, InstanceReady) else None)
+        live.driver.add_observer(lambda _, event, __: ready.put_nowait(event) if isinstance(event, InstanceReady) else None)
         await live.start()
         try:
             for _ in ("double", "once"):
                 await ready.get()
-            latency_us = live.loop.controller.predictor.latency_us
+            latency_us = live.driver.controller.predictor.latency_us
             return {name: latency_us(name, "cpu", 1, 1) > 0 for name in ("double", "once")}
         finally:
-            await live.loop.stop()
+            await live.driver.stop()
 
     assert asyncio.run(asyncio.wait_for(known(), 90)) == {"double": wanted, "once": False}

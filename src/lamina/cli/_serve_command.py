@@ -110,7 +110,7 @@ def _otel_exporter(config: ObserveOptions, runtime: ServingRuntime) -> Iterator[
 
     if not config.otlp.startswith(("http://", "https://")):
         raise BadValue(f"--otlp: {config.otlp!r} is no address", hint="write http://HOST:4318/v1/traces")
-    with contextlib.closing(OtelExporter(config.otlp, runtime.app.name, runtime.loop.now_us())) as exporter:
+    with contextlib.closing(OtelExporter(config.otlp, runtime.app.name, runtime.driver.now_us())) as exporter:
         yield exporter
 
 
@@ -143,10 +143,10 @@ class _Server:
                 hint = "stop what listens there, or choose another port; 0 lets the system choose"
                 where = error.filename or f"{config.listen.host}:{config.listen.port}"
                 click.echo(f"error: cannot listen on {where}: {error.strerror}\n  hint: {hint}", err=True)
-                await self._runtime.loop.stop()
+                await self._runtime.driver.stop()
                 return 2
             except LaminaError:
-                await self._runtime.loop.stop()
+                await self._runtime.driver.stop()
                 raise
             gc.collect()
             gc.freeze()  # what is here now stays: looking through it again and again would stop the loop for milliseconds
@@ -183,7 +183,7 @@ class _Server:
         check_host(management.admin_host, access)
         if listen.tls is not None:
             server_context(*listen.tls)
-        engine = self._runtime.loop.engine
+        engine = self._runtime.driver.engine
         if observe.log_format == "json":  # what functions print is on stderr too, and one line of it is one object
             engine.shared.subscribe_output(logs.log_function_output, echo=False)
         deployments = self._deployments(access) if management.admin_port is not None else None
@@ -272,11 +272,11 @@ def _admin_url(admin: AdminServer | None, listen: ListenOptions) -> str:
 
 def introduce(gateway: Gateway, policy: str, label: str) -> None:
     click.echo(f"app {gateway.app.name}   policy {policy}   engine {label}")
-    for device in gateway.loop.engine.devices:
+    for device in gateway.driver.engine.devices:
         soft = ", soft slices" if device.limits.soft else ""
         click.echo(f"  device    {device.id}: {device.units} units{soft}, {device.memory_mib} MiB")
     wish = [name for name, function in gateway.app.functions.items() if function.spec.gpu == "may"]
-    if wish and all(device.family == "cpu" for device in gateway.loop.engine.devices):
+    if wish and all(device.family == "cpu" for device in gateway.driver.engine.devices):
         click.echo(f"  no GPU    on cores instead: {', '.join(wish)}; `lamina doctor` says what this machine has")
     for target in gateway.targets.all:
         goal = show_us(target.slo.latency_us) if target.slo.latency_us else "none"
@@ -284,7 +284,7 @@ def introduce(gateway: Gateway, policy: str, label: str) -> None:
         click.echo(f"  {target.kind:9} {target.name}({inputs})   SLO {goal}")
     if not gateway.targets.all:
         click.echo("  nothing   yet: decorate a function with @app.function(), or deploy an app")
-    for line in unplaceable([function.spec for function in gateway.app.functions.values()], gateway.loop.engine.devices):
+    for line in unplaceable([function.spec for function in gateway.app.functions.values()], gateway.driver.engine.devices):
         click.echo(f"  warning   {line}")
     if gateway.durable is not None:
         _say_where_runs_are(gateway.durable.store)
@@ -311,7 +311,7 @@ async def status_line(gateway: Gateway) -> None:
         now = time.monotonic()
         answered, good = totals["answered"] - seen, totals["met"] - met
         seen, met, span, before = totals["answered"], totals["met"], now - before, now
-        state = gateway.loop.controller.state
+        state = gateway.driver.controller.state
         queued = sum(len(function.queue) for function in state.functions.values())
         leased = sum(device.busy.bit_count() for device in state.devices.values())
         units = sum(device.spec.units for device in state.devices.values())

@@ -58,7 +58,7 @@ async def _call_once(live: ServingRuntime, name: str, inputs: dict[str, Any]) ->
     from lamina.drivers.driver import Ending, exception_for
     from lamina.types import Slo, call_for
 
-    loop = live.loop
+    loop = live.driver
     await live.start()
     try:
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -83,7 +83,7 @@ class Gateway:
     ) -> None:
         auth = Authenticator(access, requires_token=check_host(listen.host, access))
         limits, tracer = listen.limits, observers.tracer
-        self.app, self.loop = app, loop = runtime.app, runtime.loop
+        self.app, self.driver = app, loop = runtime.app, runtime.driver
         check_capacity(loop.engine.devices, (), [spec for spec in app.deployed().functions if spec.scale.min])
         self.host = listen.host
         self.port = self.grpc_port = 0
@@ -155,7 +155,7 @@ class Gateway:
         return f"{'https' if self._listen.tls is not None else 'http'}://{host}:{self.port}"
 
     def is_ready(self) -> bool:
-        return not self.process.is_closing and has_required_instances(self.loop.controller, self.targets.optional_functions())
+        return not self.process.is_closing and has_required_instances(self.driver.controller, self.targets.optional_functions())
 
     async def start(self, prepare: Prepare | None = None) -> None:
         """Start the runtime, recover what an earlier server left, then listen."""
@@ -163,14 +163,14 @@ class Gateway:
         await self._runtime.start()
         try:
             if self._access is not None:
-                sync_tenant_limits(self._access, self.loop)
+                sync_tenant_limits(self._access, self.driver)
             if prepare is not None:
-                await prepare(self.app, self.loop, self.targets)
+                await prepare(self.app, self.driver, self.targets)
             if self.durable is not None:
                 await self._runtime.state.open(self.durable.store)
                 if self.durable.store.exists:
                     self.durable.start()
-            self.triggers = open_triggers(self.app, self._runtime.state, self.loop, self.durable)
+            self.triggers = open_triggers(self.app, self._runtime.state, self.driver, self.durable)
             self.process.track_lag()
             if self.ingress is not None:
                 ready = await self.ingress.start(self.host, listen.port, listen.grpc_port)
@@ -198,7 +198,7 @@ class Gateway:
             until_s = asyncio.get_running_loop().time() + grace_s
             await self.durable.stop(grace_s)
             grace_s = max(0.1, until_s - asyncio.get_running_loop().time())
-        left = await self.loop.drain(grace_s)
+        left = await self.driver.drain(grace_s)
         self.billing.flush()
         if self.durable is not None:
             await self.durable.store.close()  # with what those calls have changed of the state
@@ -206,7 +206,7 @@ class Gateway:
             await self.ingress.stop()
         await self.oip.stop(0.5)
         await self.server.stop()
-        await self.loop.stop(min(5.0, grace_s))
+        await self.driver.stop(min(5.0, grace_s))
         return left
 
 

@@ -36,7 +36,7 @@ def told(tmp_path: Path, header: str, gpu: str) -> tuple[Any, list[Span], str, l
 
     async def work() -> tuple[Any, str]:
         live = open_local(str(write_app(tmp_path, APP.format(gpu=", gpu=lamina.GPU(0.5)" if gpu != "no" else ""))), gpu=gpu)
-        live.loop.engine.shared.subscribe_output(output.add)
+        live.driver.engine.shared.subscribe_output(output.add)
         gateway = await open_gateway(live, observers=GatewayObservers(tracer=Tracer(spans.append, seed=1)))
         try:
             async with Browser(gateway.port) as browser:

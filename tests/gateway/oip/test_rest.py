@@ -179,7 +179,7 @@ def test_an_unloaded_model_gives_up_its_instances_and_comes_back(tmp_path: Path)
     async def script(browser: Browser, gateway: Gateway) -> list[Any]:
         ask = {"inputs": [ROW]}
         await browser.post("/v2/models/double/infer", ask)
-        instances = gateway.loop.controller.state.functions["double"].instances
+        instances = gateway.driver.controller.state.functions["double"].instances
         await browser.post("/v2/repository/models/double/unload", {})
         while instances:
             await asyncio.sleep(0.01)

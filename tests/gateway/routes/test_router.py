@@ -324,11 +324,11 @@ def test_a_client_that_leaves_cancels_its_call(app: Path) -> None:
             async with Browser(gateway.port) as browser:
                 browser.writer.write(b"POST /v1/functions/add HTTP/1.1\r\nHost: a\r\nContent-Length: 7\r\n\r\n" + b'{"a":1}')
                 await browser.writer.drain()
-                while not gateway.loop.controller.state.runs:
+                while not gateway.driver.controller.state.runs:
                     await asyncio.sleep(0)
-            while gateway.loop.controller.state.runs:
+            while gateway.driver.controller.state.runs:
                 await asyncio.sleep(0)
-            return len(gateway.loop.data._runs)
+            return len(gateway.driver.data._runs)
 
     assert run(work) == 0
 
@@ -339,7 +339,7 @@ def test_shutdown_finishes_what_was_accepted_and_takes_nothing_new(tmp_path: Pat
     async def work() -> tuple[Answer, int, Answer | str]:
         async with served(write_app(tmp_path, slow)) as gateway, Browser(gateway.port) as first, Browser(gateway.port) as second:
             pending = asyncio.create_task(first.post("/v1/functions/nap", 0.3))
-            while not gateway.loop.controller.state.batches:
+            while not gateway.driver.controller.state.batches:
                 await asyncio.sleep(0.001)
             stopping = asyncio.create_task(gateway.stop(10))
             await asyncio.sleep(0)

@@ -310,7 +310,7 @@ def test_the_client_for_asyncio_does_the_same(server: Server):
 
 def test_memory_holds_some_runs_and_the_store_the_others(server: Server, client: Client):
     assert server.gateway is not None
-    state = server.gateway.loop.controller.state
+    state = server.gateway.driver.controller.state
     most = 0
 
     async def work() -> list[Any]:

@@ -96,7 +96,7 @@ async def open_admin(
     assert deploys is not None, "open_gateway was not given what was prepared"
     deploys.active.open_triggers(gateway.triggers)
     auth = Authenticator(access, requires_token=check_host(host, access), reject_cross_site=True)
-    output = output or collect_function_logs(gateway.loop.engine)
+    output = output or collect_function_logs(gateway.driver.engine)
     manage = AdminRoutes(access, auth, AdminService(access), deploys, output)
     server = HttpServer(manage.handle, parse_error_body, LIMITS, OWN_HEADERS)
     bound = await server.start(host, port, ssl=server_context(*tls) if tls is not None else None)
