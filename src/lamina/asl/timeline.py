@@ -107,6 +107,7 @@ class Timeline:
             y += 0.5
         axes.set_yticks([at for at, _ in labels], [name for _, name in labels], fontsize=8)
         axes.invert_yaxis()
+        axes.set_xlim(left=0)
         axes.set_xlabel(self._unit)
         axes.spines[["top", "right", "left"]].set_visible(False)
         with matplotlib.rc_context({"svg.hashsalt": "lamina"}):  # the same run gives the same file
