@@ -16,7 +16,9 @@ from lamina.core.lifecycle import (
     InstancePhase,
     mermaid,
 )
-from lamina.core.scheduling.jobs import ActiveCall, Job
+from lamina.core.scheduling import cluster
+from lamina.core.scheduling.jobs import IN_BATCH, ActiveCall, Job
+from lamina.core.scheduling.jobs import start as enter_batch
 from lamina.core.scheduling.state import Instance
 from lamina.core.workflow.runs import NodeExecution, WorkflowRun
 from tests.core.chaos import play
@@ -76,6 +78,12 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str, str, str]]:
         for event in {event for events in TABLES[name].values() for event in events}:
             if event in vars(kind):
                 monkeypatch.setattr(kind, event, _watched(vars(kind)[event], name, field, event, seen))
+
+    def start(jobs: list[Job], batch_id: int) -> None:
+        seen.update(("job", job.state, "start", IN_BATCH) for job in jobs)
+        enter_batch(jobs, batch_id)
+
+    monkeypatch.setattr(cluster, "start", start)
     return seen
 
 

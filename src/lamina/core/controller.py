@@ -147,7 +147,7 @@ class Controller:
         view = self.view
         view.advance(now_us)
         self._handlers[type(event)](event)
-        if self._dispatch_queue.has_starved or view.now_us >= self._scale_at_us:
+        if self._dispatch_queue.starved or view.now_us >= self._scale_at_us:
             self._autoscale()
         if (self.state.waiting or self._recheck_due) and not (type(event) is ev.CallArrived and event.more_coming):
             self._dispatch()

@@ -13,7 +13,7 @@ from typing import TypeVar
 from lamina.core.actions import Action, JobRef, Kill, Load, ReleaseDevice, Resize, StartBatch, Unload
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import LoadInstance, ResizeInstance, ReturnDevice, Start, UnloadInstance, View
-from lamina.core.scheduling.jobs import QUEUED
+from lamina.core.scheduling.jobs import QUEUED, start
 from lamina.core.scheduling.leases import Device, slice_label
 from lamina.core.scheduling.queues import DispatchQueue
 from lamina.core.scheduling.state import Batch, ControllerState, Instance
@@ -60,12 +60,12 @@ class Cluster:
         if behind is not None:
             batch.book_behind(behind)
         else:
-            self._begin_batch(batch)
+            batch.begin(self._view.now_us)
+            device.lease(batch.id, batch.mask, batch.cores)
         self._state.batches[batch.id] = batch
         instance.add_batch(batch)
         self._dispatch_queue.dequeue(function, jobs)
-        for job in jobs:
-            job.start(batch.id)
+        start(jobs, batch.id)
         self._out.append(
             StartBatch(
                 batch.id,
@@ -112,11 +112,6 @@ class Cluster:
         elif behind.device is not device or mask & ~behind.mask:
             raise PolicyError(f"{slice_label(device.spec.id, mask)} is not what batch {behind.id} leaves behind")
 
-    def _begin_batch(self, batch: Batch) -> None:
-        batch.begin(self._view.now_us)
-        batch.device.lease(batch.id, batch.mask, batch.cores)
-        batch.instance.on_batch_began()
-
     def release_batch(self, batch: Batch) -> None:
         """End the lease of a batch; the booked batch behind it takes the slice over at once."""
         instance = batch.instance
@@ -127,9 +122,11 @@ class Cluster:
             batch.device.release(batch.id)
         else:
             batch.call_off()
-        follower = batch.pass_on()
-        if follower is not None:
-            self._begin_batch(follower)
+        if batch.follower is not None:
+            follower = batch.pass_on()
+            follower.begin(self._view.now_us)
+            follower.device.lease(follower.id, follower.mask, follower.cores)
+            follower.instance.on_booked_batch_began()
         if instance.phase is InstancePhase.DRAINING and not instance.batches:
             self._finish_unload(instance)
 

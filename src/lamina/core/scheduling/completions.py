@@ -44,9 +44,8 @@ class Completions:
             outcomes = (JobOutcome(False, "bad-result"),) * count
         for index, job in enumerate(batch.jobs):
             run = job.run
-            if not run.remove_job(job):
+            if not run.finish_job(job, batch.started_us, count, label, device.id, cost):
                 continue  # its run has ended meanwhile
-            run.on_job_finished(batch.started_us - job.enqueued_us, count, label, device.id, cost)
             if outcomes and not outcomes[index].ok:
                 run.owner.on_job_failed(run, job, outcomes[index].error, outcomes[index].name, batch)
             else:

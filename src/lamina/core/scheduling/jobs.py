@@ -85,11 +85,6 @@ class Job(Struct, eq=False):
     def is_queued(self) -> bool:
         return self.state is QUEUED
 
-    def start(self, batch_id: int) -> None:
-        """Enter a batch."""
-        self.state = IN_BATCH
-        self.batch_id = batch_id
-
     def requeue(self) -> None:
         """Wait again: its batch came to nothing, or it is parked no longer."""
         self.state = QUEUED
@@ -106,6 +101,13 @@ class Job(Struct, eq=False):
             self.batch_limit = max(1, batch_size // 2)
         elif alone:
             self.solo_crashes += 1
+
+
+def start(jobs: list[Job], batch_id: int) -> None:
+    """These enter a batch together."""
+    for job in jobs:
+        job.state = IN_BATCH
+        job.batch_id = batch_id
 
 
 class ActiveCall:
@@ -147,14 +149,17 @@ class ActiveCall:
         """Whether it was there: its run may have ended meanwhile, or given it up."""
         return self.jobs.pop(job.id, None) is not None
 
-    def on_job_finished(self, waited_us: int, batch_size: int, label: str, device: str, cost: float) -> None:
-        """Account for a job whose batch has finished."""
-        self.queue_us += waited_us
+    def finish_job(self, job: Job, started_us: int, batch_size: int, label: str, device: str, cost: float) -> bool:
+        """Remove a job whose batch has finished, and account for it. False: it is not there any more."""
+        if self.jobs.pop(job.id, None) is None:
+            return False
+        self.queue_us += started_us - job.enqueued_us
         if batch_size > self.batch:
             self.batch = batch_size
         self.slice = label
         self.cost += cost
         self.last_device = device
+        return True
 
     def on_cold_start(self, waited_us: int) -> None:
         """One of its jobs has waited for a load."""

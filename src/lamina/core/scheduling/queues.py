@@ -76,20 +76,15 @@ class DispatchQueue:
 
     def __init__(self, state: ControllerState) -> None:
         self._state = state
-        self._starved: dict[str, None] = {}
-
-    @property
-    def has_starved(self) -> bool:
-        """Whether a function lacks an instance: autoscaling does not wait for its period."""
-        return bool(self._starved)
+        self.starved: dict[str, None] = {}  #: functions without an instance: autoscaling does not wait for its period
 
     def needs_instance(self, *functions: str) -> None:
         """These functions lack an instance, or may have one sooner than the next period."""
         for name in functions:
-            self._starved[name] = None
+            self.starved[name] = None
 
     def take_starved(self) -> dict[str, None]:
-        starved, self._starved = self._starved, {}
+        starved, self.starved = self.starved, {}
         return starved
 
     def enqueue(self, function: FunctionState, job: Job) -> None:
@@ -101,7 +96,7 @@ class DispatchQueue:
         elif len(queue) >= deferred.count or queue.head() is job:
             self.undefer(function)
         if not function.instances:
-            self._starved[name] = None
+            self.starved[name] = None
 
     def dequeue(self, function: FunctionState, jobs: list[Job]) -> None:
         function.queue.remove_all(jobs)

@@ -7,7 +7,9 @@ by `deployment.py`, devices, instances and batches by `cluster.py`, runs by `cal
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -88,8 +90,10 @@ class Instance:
 
     def add_batch(self, batch: Batch) -> None:
         self.batches[batch.id] = batch
+        if batch.started_us >= 0:
+            self.running += 1
 
-    def on_batch_began(self) -> None:
+    def on_booked_batch_began(self) -> None:
         self.running += 1
 
     def remove_batch(self, batch: Batch, now_us: int) -> None:
@@ -134,12 +138,11 @@ class Batch(Struct, eq=False):
         if self.behind is not None:
             self.behind.follower = None
 
-    def pass_on(self) -> Batch | None:
+    def pass_on(self) -> Batch:
         """The batch booked behind it, which inherits its slice now."""
         follower = self.follower
-        if follower is not None:
-            self.follower = None
-            follower.behind = None
+        assert follower is not None
+        self.follower = follower.behind = None
         return follower
 
     def on_heartbeat(self, now_us: int) -> None:
@@ -276,16 +279,8 @@ class ControllerState:
     waiting: dict[str, FunctionState] = field(default_factory=dict)  #: functions with jobs, to be asked about
     deferred: dict[str, Defer] = field(default_factory=dict)  #: functions with jobs the policy has deferred
     booking_horizon_us: int = NEVER_US  #: no booking earlier than this before a slice is free: another tenant's turn may come
-    last_job: int = 0
-    last_batch: int = 0
-
-    def next_job_id(self) -> int:
-        self.last_job += 1
-        return self.last_job
-
-    def next_batch_id(self) -> int:
-        self.last_batch += 1
-        return self.last_batch
+    next_job_id: Callable[[], int] = field(default_factory=lambda: count(1).__next__)
+    next_batch_id: Callable[[], int] = field(default_factory=lambda: count(1).__next__)
 
     def limit_booking(self, horizon_us: int) -> None:
         self.booking_horizon_us = horizon_us

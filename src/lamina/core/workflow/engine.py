@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from lamina.core.actions import Action, FailCall, Reject, ResolveData
 from lamina.core.events import CallRecovered, DataResolved, Heartbeat
-from lamina.core.lifecycle import NodeState
+from lamina.core.lifecycle import NodeState, RunState
 from lamina.core.policy import View
 from lamina.core.scheduling.calls import CallRegistry, Tenancy
 from lamina.core.scheduling.jobs import ActiveCall, Job
@@ -46,6 +46,8 @@ MAX_DATA_REQUESTS = 25_000
 
 MAX_WAIT_US = 100_000_000 * 1_000_000
 """Some three years: a time that comes from data is bounded too."""
+
+ENDED, REPLAYING = RunState.ENDED, RunState.REPLAYING
 
 _NO_ERROR_POLICY = ErrorPolicy()
 
@@ -121,8 +123,9 @@ class WorkflowEngine:
         came = run.take_expected(task.function)
         if came:
             self._state.functions[task.function].expect_jobs(-came)
-        job = self._calls.queue_job(run, task, scope_id, execution_id, remaining_us, park=run.is_replaying)
-        if run.is_replaying:
+        is_replaying = run.state is REPLAYING
+        job = self._calls.queue_job(run, task, scope_id, execution_id, remaining_us, park=is_replaying)
+        if is_replaying:
             run.add_replay_job(job)
         return job
 
@@ -225,7 +228,7 @@ class WorkflowEngine:
         try:
             while worklist:
                 run, place, what = worklist.popleft()
-                if run.is_ended:
+                if run.state is ENDED:
                     continue
                 if isinstance(place, int):
                     execution = run.executions.get(place)
