@@ -65,7 +65,7 @@ class Gated(HostRuntime):
         self.holds, self.error, self.fits = holds, error, LARGEST
         self.fail_launch: list[Exception] = []
 
-    def make(self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any, block: Any = None) -> Any:
+    def capture(self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any, block: Any = None) -> Any:
         self.tried.append((bucket, slice_.mask))
         if self.holds(bucket, slice_.mask):
             self.begun.set()
@@ -74,7 +74,7 @@ class Gated(HostRuntime):
                 raise self.error
         if bucket > self.fits:
             raise MemoryError
-        return super().make(work, example, bucket, slice_, buffers, block)
+        return super().capture(work, example, bucket, slice_, buffers, block)
 
     def launch(self, plan: Any, items: list[Any], **options: Any) -> Any:
         if items[0] is not None:
@@ -277,7 +277,7 @@ def test_what_others_end_in_the_same_moment_is_room_too(stages: Any):
     assert stage.answers() == [[0.0, 0.0]]
 
 
-def test_without_batches_to_wait_for_it_says_that_there_is_no_memory(stages: Any):
+def test_without_batches_pending_event_it_says_that_there_is_no_memory(stages: Any):
     stage = stages()
     stage.load()
     stage.runtime.fail_launch.append(never := NoDeviceMemory("no room"))
@@ -297,10 +297,10 @@ class Stuck(HostRuntime):
             self.gate.wait(20)
         return super().launch(plan, items, **options)
 
-    def make(self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any, block: Any = None) -> Any:
+    def capture(self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any, block: Any = None) -> Any:
         if slice_.mask == UNLIKELY:
             raise RuntimeError("no graph")
-        return super().make(work, example, bucket, slice_, buffers, block)
+        return super().capture(work, example, bucket, slice_, buffers, block)
 
 
 def test_a_batch_without_a_graph_that_hangs_is_noticed(stages: Any):

@@ -206,11 +206,11 @@ class Spoilt(HostRuntime):
     def __init__(self, failures: int, error: type[Exception] = RuntimeError) -> None:
         self.left, self._error = failures, error
 
-    def make(self, *args: Any, **options: Any) -> Any:
+    def capture(self, *args: Any, **options: Any) -> Any:
         if self.left:
             self.left -= 1
             raise self._error("spoilt")
-        return super().make(*args, **options)
+        return super().capture(*args, **options)
 
 
 def made_by(runtime: Spoilt) -> Any:

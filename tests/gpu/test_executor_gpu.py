@@ -102,11 +102,11 @@ def test_weights_come_back_to_the_same_address_so_graphs_stay_valid(executor: Sl
 
 def test_equal_weights_are_on_the_device_once(executor: SliceExecutor):
     executor.load("one", net(), EXAMPLE)
-    used = executor.models._weights.shelf.used
+    used = executor.models._weights.cache.used
     executor.load("same", net(), EXAMPLE)
     executor.load("other", net(1), EXAMPLE)
     assert executor.models["one"].block is executor.models["same"].block
-    assert executor.models._weights.shelf.used == 2 * used
+    assert executor.models._weights.cache.used == 2 * used
 
 
 def test_a_full_device_evicts_the_least_used_and_every_model_is_served(slicer: GreenSlicer):
@@ -116,7 +116,7 @@ def test_a_full_device_evicts_the_least_used_and_every_model_is_served(slicer: G
     for seed in (0, 1, 2, 3, 0, 3):
         ticket = executor.submit(f"net{seed}", images(1), 0b1)
         close(drain(executor, 1)[ticket].outputs[0], net(seed)(torch.tensor(images(1)[0])[None])[0])
-    assert executor.models._weights.shelf.evictions > 0
+    assert executor.models._weights.cache.evictions > 0
 
 
 def filled(but_mib: int) -> Any:

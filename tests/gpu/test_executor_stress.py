@@ -73,7 +73,7 @@ class Block:
     room: int = 1
     owners: set[str] = field(default_factory=set)
 
-    def to_wait_for(self) -> None:
+    def pending_event(self) -> None:
         return None
 
     def __deepcopy__(self, memo: Any) -> Block:
@@ -84,7 +84,7 @@ class Sets:
     """Weights without bytes: equal ones are one set; two sets of four find room."""
 
     def __init__(self) -> None:
-        self.shelf, self.blocks = WeightCache(2), dict[str, Block]()
+        self.cache, self.blocks = WeightCache(2), dict[str, Block]()
 
     def stage(self, module: Any, digest: str = "") -> Any:
         return module
@@ -94,22 +94,22 @@ class Sets:
         block = self.blocks.setdefault(key, Block(key))
         block.owners.add(owner)
         try:
-            self.bring(block)
+            self.ensure_resident(block)
         except BaseException:
             self.remove(owner, block)
             raise
         module.block = block
         return block
 
-    def bring(self, block: Block) -> None:
-        if block.key not in self.shelf:
-            self.shelf.place(block.key, 1, 1.0)
+    def ensure_resident(self, block: Block) -> None:
+        if block.key not in self.cache:
+            self.cache.place(block.key, 1, 1.0)
 
     def remove(self, owner: str, block: Block) -> None:
         block.owners.discard(owner)
         if not block.owners:
-            if block.key in self.shelf:
-                self.shelf.remove(block.key)
+            if block.key in self.cache:
+                self.cache.remove(block.key)
             del self.blocks[block.key]
 
 
@@ -126,7 +126,7 @@ class Unreliable(HostRuntime):
             raise self._chance.choice([RuntimeError("no"), MemoryError(), SystemExit(1)])
 
     def _use(self, module: Any) -> None:
-        if module.block.key not in self._sets.shelf:
+        if module.block.key not in self._sets.cache:
             self.wrong.append(f"weights {module.block.key} are not there")
 
     def plan(self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any) -> HostPlan:
@@ -136,12 +136,12 @@ class Unreliable(HostRuntime):
         self.plans.add(plan)
         return plan
 
-    def warm(self, work: Any, example: Any, bucket: int, slice_: Any, after: Any = None) -> int:
+    def warmup_run(self, work: Any, example: Any, bucket: int, slice_: Any, after: Any = None) -> int:
         self._use(work)
         self._may_fail()
         return 0
 
-    def make(self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any, block: Any = None) -> HostPlan:
+    def capture(self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any, block: Any = None) -> HostPlan:
         self._may_fail()
         plan = self.plan(work, example, bucket, slice_, buffers)
         number, factor = float(threading.get_ident() % 1009), float(work.factor)
@@ -268,7 +268,7 @@ def test_every_batch_is_answered_once_and_rightly_and_nothing_is_left(tmp_path: 
             time.sleep(0.01)
         left = {
             "functions": [*executor.models._loaded],
-            "weights": [*gateway.sets.blocks, gateway.sets.shelf.used],
+            "weights": [*gateway.sets.blocks, gateway.sets.cache.used],
             "batches": [*worker._open, *worker._waiting_for_memory, *worker._hang_detector._slices],
             "graphs": [making._under_way, *making._unrequested, making.missing],
             "loads": [*loading._loading, *loading._unloading, *loading.functions],

@@ -37,7 +37,7 @@ class FullDevice:
 
 def blocks_on(device: FullDevice, *names: str) -> tuple[WeightStore, list[WeightBlock]]:
     weights, driver = WeightStore.__new__(WeightStore), cast(Any, device)
-    weights._driver, weights.shelf = driver, WeightCache(100)
+    weights._driver, weights.cache = driver, WeightCache(100)
     weights._torch = SimpleNamespace(cuda=SimpleNamespace(empty_cache=device.empty_cache))
     weights._copy = SimpleNamespace(cuda_stream=0)
     event = SimpleNamespace(record=lambda _: None, synchronize=lambda: None)
@@ -50,30 +50,30 @@ def blocks_on(device: FullDevice, *names: str) -> tuple[WeightStore, list[Weight
 def test_on_a_full_device_what_torch_holds_in_case_goes_first():
     device = FullDevice(pages=2, cached=1)
     weights, (a, b) = blocks_on(device, "a", "b")
-    weights.bring(a)
-    weights.bring(b)
+    weights.ensure_resident(a)
+    weights.ensure_resident(b)
     assert a.pages and b.pages and not device.cached
 
 
 def test_then_unused_weights_are_evicted():
     device = FullDevice(pages=2, others=1)
     weights, (a, b) = blocks_on(device, "a", "b")
-    weights.bring(a)
-    weights.bring(b)
-    assert b.pages and not a.pages and device.mapped == {2} and weights.shelf.evictions == 1
-    weights.shelf.check()
+    weights.ensure_resident(a)
+    weights.ensure_resident(b)
+    assert b.pages and not a.pages and device.mapped == {2} and weights.cache.evictions == 1
+    weights.cache.check()
 
 
 def test_and_where_all_are_used_there_is_no_room_until_one_is_not():
     device = FullDevice(pages=2, others=1)
     weights, (a, b) = blocks_on(device, "a", "b")
-    weights.bring(a)
-    weights.shelf.use("a")
+    weights.ensure_resident(a)
+    weights.cache.pin("a")
     with pytest.raises(NoDeviceMemory, match="full") as found:
-        weights.bring(b)
-    assert not found.value.is_permanent and "b" not in weights.shelf and a.pages
-    weights.shelf.done("a")
-    weights.bring(b)
+        weights.ensure_resident(b)
+    assert not found.value.is_permanent and "b" not in weights.cache and a.pages
+    weights.cache.unpin("a")
+    weights.ensure_resident(b)
     assert b.pages
 
 
@@ -82,5 +82,5 @@ def test_any_other_error_of_the_driver_is_told_as_it_is():
     weights, (a,) = blocks_on(device, "a")
     device.error = "CUDA_ERROR_INVALID_VALUE"
     with pytest.raises(CudaError, match="INVALID_VALUE"):
-        weights.bring(a)
-    assert "a" not in weights.shelf
+        weights.ensure_resident(a)
+    assert "a" not in weights.cache

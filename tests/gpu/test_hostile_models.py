@@ -134,13 +134,13 @@ class Odd(HostRuntime):
         if error is not None:
             raise error
 
-    def warm(self, work: Any, example: Any, bucket: int, slice_: Any, after: Any = None) -> int:
+    def warmup_run(self, work: Any, example: Any, bucket: int, slice_: Any, after: Any = None) -> int:
         self._try("warm", bucket, slice_.mask)
         return 0
 
-    def make(self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any, block: Any = None) -> Any:
+    def capture(self, work: Any, example: Any, bucket: int, slice_: Any, buffers: Any, block: Any = None) -> Any:
         self._try("make", bucket, slice_.mask)
-        return super().make(work, example, bucket, slice_, buffers, block)
+        return super().capture(work, example, bucket, slice_, buffers, block)
 
     def launch(self, plan: Any, items: list[Any], **options: Any) -> Any:
         if items[0] is not None:

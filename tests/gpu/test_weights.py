@@ -31,15 +31,15 @@ class Block:
     key: str
     room: int = 1
 
-    def to_wait_for(self) -> None:
+    def pending_event(self) -> None:
         return None
 
 
 @dataclass
 class Names:
-    """`lamina.gpu.weights.Weights`, with nothing to move. Each set is of one unit; the shelf is the real one."""
+    """`lamina.gpu.weights.Weights`, with nothing to move. Each set is of one unit; the cache is the real one."""
 
-    shelf: WeightCache
+    cache: WeightCache
     blocks: dict[str, Block] = field(default_factory=dict)
 
     def stage(self, module: Any, digest: str = "") -> None:
@@ -47,16 +47,16 @@ class Names:
 
     def add(self, owner: str, staged: Any) -> Block:
         self.blocks[owner] = Block(owner)
-        self.bring(self.blocks[owner])
+        self.ensure_resident(self.blocks[owner])
         return self.blocks[owner]
 
-    def bring(self, block: Block) -> None:
-        if block.key not in self.shelf:
-            self.shelf.place(block.key, 1, 1.0)
+    def ensure_resident(self, block: Block) -> None:
+        if block.key not in self.cache:
+            self.cache.place(block.key, 1, 1.0)
 
     def remove(self, owner: str, block: Block) -> None:
-        if owner in self.shelf:
-            self.shelf.remove(owner)
+        if owner in self.cache:
+            self.cache.remove(owner)
 
 
 class Slow(HostRuntime):
@@ -83,11 +83,11 @@ class Slow(HostRuntime):
 
 
 def standing(capacity: int, *names: str) -> tuple[SliceExecutor, Slow, WeightCache]:
-    runtime, shelf = Slow(), WeightCache(capacity)
-    executor = SliceExecutor(NullSlicer(), runtime, Names(shelf))
+    runtime, cache = Slow(), WeightCache(capacity)
+    executor = SliceExecutor(NullSlicer(), runtime, Names(cache))
     for name in names:
         executor.load(name, Module(), ONE, buckets=(1,))
-    return executor, runtime, shelf
+    return executor, runtime, cache
 
 
 def only(found: list[FinishedBatch]) -> FinishedBatch:
@@ -96,9 +96,9 @@ def only(found: list[FinishedBatch]) -> FinishedBatch:
 
 
 def test_weights_that_were_put_away_come_back_for_the_next_batch():
-    executor, runtime, shelf = standing(1, "a", "b")
+    executor, runtime, cache = standing(1, "a", "b")
     executor.submit("a", [ONE[0]], 1)
-    assert "a" in shelf and "b" not in shelf and runtime.flying
+    assert "a" in cache and "b" not in cache and runtime.flying
 
 
 def test_weights_in_use_are_not_evicted_and_the_load_that_needs_their_place_fails():
@@ -109,27 +109,27 @@ def test_weights_in_use_are_not_evicted_and_the_load_that_needs_their_place_fail
 
 
 def test_when_that_batch_has_ended_there_is_room():
-    executor, runtime, shelf = standing(1, "a", "b")
+    executor, runtime, cache = standing(1, "a", "b")
     executor.submit("a", [ONE[0]], 1)
     runtime.flying[0].end()
     executor.poll()
     executor.submit("b", [ONE[0]], 2)
-    assert "b" in shelf and executor.in_flight == 1
+    assert "b" in cache and executor.in_flight == 1
 
 
 def test_weights_are_in_use_exactly_while_a_batch_is_on_its_way():
-    executor, runtime, shelf = standing(1, "a")
+    executor, runtime, cache = standing(1, "a")
     executor.submit("a", [ONE[0]], 1)
     with pytest.raises(NoDeviceMemory) as found:
-        shelf.place("b", 1, 1.0)
+        cache.place("b", 1, 1.0)
     runtime.flying[0].end()
     executor.poll()
-    assert not found.value.is_permanent and shelf.place("b", 1, 1.0) == ["a"]
+    assert not found.value.is_permanent and cache.place("b", 1, 1.0) == ["a"]
 
 
 def test_buffers_of_a_warmup_run_can_be_used_again():
     executor, runtime, _ = standing(2, "a")
-    plan = runtime.make(Module(), (ONE,), 1, executor.slicer.slice(1), PinnedBuffers())
+    plan = runtime.capture(Module(), (ONE,), 1, executor.slicer.slice(1), PinnedBuffers())
     executor.models.install_graph("a", 1, 1, plan)
     executor.poll()
     assert runtime.freed == 1
@@ -137,19 +137,19 @@ def test_buffers_of_a_warmup_run_can_be_used_again():
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), MemoryError()])
 def test_a_graph_that_cannot_be_run_is_none_and_holds_no_weights(error: Exception):
-    executor, runtime, shelf = standing(1, "a")
-    plan = runtime.make(Module(), (ONE,), 1, executor.slicer.slice(1), PinnedBuffers())
+    executor, runtime, cache = standing(1, "a")
+    plan = runtime.capture(Module(), (ONE,), 1, executor.slicer.slice(1), PinnedBuffers())
     runtime.fails = error
     executor.models.install_graph("a", 1, 1, plan)
-    assert not executor.models["a"].has_graph(1, 1) and shelf.place("b", 1, 1.0) == ["a"]
+    assert not executor.models["a"].has_graph(1, 1) and cache.place("b", 1, 1.0) == ["a"]
 
 
 def test_a_load_that_finds_no_room_leaves_nothing_behind():
-    executor, _, shelf = standing(1, "a")
+    executor, _, cache = standing(1, "a")
     executor.models.pin("a")
     with pytest.raises(NoDeviceMemory):
         executor.load("b", Module(), ONE, buckets=(1,))
-    assert "b" not in executor.models and shelf.used == 1
+    assert "b" not in executor.models and cache.used == 1
     executor.models.unpin("a")
     executor.load("b", Module(), ONE, buckets=(1,))
     assert "b" in executor.models

@@ -175,7 +175,7 @@ class CudaRuntime:
         Waits for the device; not while serving."""
         self._torch.cuda.empty_cache()
 
-    def warm(self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, after: Any = None) -> int:
+    def warmup_run(self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, after: Any = None) -> int:
         """Run once on a stream of the slice without other users, and wait for it. Returns the MiB it took."""
         torch = self._torch
         before = int(torch.cuda.memory_allocated())
@@ -190,7 +190,7 @@ class CudaRuntime:
             stream.synchronize()
         return (int(torch.cuda.max_memory_allocated()) - before) >> 20
 
-    def make(
+    def capture(
         self, work: Work, example: Sequence[Any], bucket: int, slice_: GreenSlice, buffers: PinnedBuffers, block: Any = None
     ) -> CudaPlan:
         """Capture a graph on a stream of the slice without other users; one at a time, inside `capturing`."""

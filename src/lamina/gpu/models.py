@@ -12,11 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lamina.errors import BadValue, UnknownTarget
 from lamina.gpu.runtime import CaptureBusy, DeviceRuntime, PinnedBuffers, Work
 from lamina.gpu.slicer import Slicer
+
+if TYPE_CHECKING:
+    from lamina.gpu.weights import WeightBlock, WeightStore
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +31,7 @@ class LoadedModel:
     example: Sequence[Any]
     buckets: tuple[int, ...]
     uses_graphs: bool
-    block: Any = None  #: its weights, if they are ours to move
+    block: WeightBlock | None = None  #: its weights, if they are ours to move
     plans: dict[tuple[int, int], Any] = field(default_factory=dict)  #: by (bucket, mask)
     buffers: dict[int, PinnedBuffers] = field(init=False)  #: by bucket
     largest_fit: int = field(init=False)  #: items that are known to fit into memory together
@@ -53,7 +56,7 @@ class LoadedModel:
 
 
 class ModelTable:
-    def __init__(self, slicer: Slicer, runtime: DeviceRuntime, weights: Any) -> None:
+    def __init__(self, slicer: Slicer, runtime: DeviceRuntime, weights: WeightStore | None) -> None:
         self._slicer, self._runtime, self._weights = slicer, runtime, weights
         self._loaded: dict[str, LoadedModel] = {}
         self._warmups: list[tuple[LoadedModel, Any]] = []  #: first replays of graphs, without a client
@@ -78,7 +81,7 @@ class ModelTable:
         """Remove a model; nothing of it may be under way."""
         function = self._loaded.pop(name)
         function.plans.clear()
-        if function.block is not None:
+        if function.block is not None and self._weights is not None:
             self._weights.remove(name, function.block)
 
     # ------------------------------------------------------------------ weights
@@ -89,13 +92,13 @@ class ModelTable:
 
     def ensure_resident(self, function: LoadedModel) -> None:
         """Bring the weights to the device, to stay there until `release_weights`."""
-        if function.block is not None:
-            self._weights.bring(function.block)
-            self._weights.shelf.use(function.block.key)
+        if function.block is not None and self._weights is not None:
+            self._weights.ensure_resident(function.block)
+            self._weights.cache.pin(function.block.key)
 
     def release_weights(self, function: LoadedModel) -> None:
-        if function.block is not None:
-            self._weights.shelf.done(function.block.key)
+        if function.block is not None and self._weights is not None:
+            self._weights.cache.unpin(function.block.key)
 
     def pin(self, name: str) -> None:
         """Pin the weights on the device until `unpin`."""
@@ -107,7 +110,7 @@ class ModelTable:
     @staticmethod
     def weights_event(function: LoadedModel) -> Any:
         """The event of the copy of its weights."""
-        return function.block.to_wait_for() if function.block is not None else None
+        return function.block.pending_event() if function.block is not None else None
 
     def model_weights_mib(self, name: str) -> int:
         block = self[name].block
@@ -116,11 +119,11 @@ class ModelTable:
     @property
     def weights_mib(self) -> int:
         """Device memory under weights."""
-        return self._weights.shelf.used >> 20 if self._weights is not None else 0
+        return self._weights.cache.used >> 20 if self._weights is not None else 0
 
     @property
     def evictions(self) -> int:
-        return self._weights.shelf.evictions if self._weights is not None else 0
+        return self._weights.cache.evictions if self._weights is not None else 0
 
     # ----------------------------------------------------------------- graph capture
 
@@ -137,7 +140,7 @@ class ModelTable:
 
         Returns the MiB beside the weights. Where two threads capture, each has the module as a `work` of its own."""
         function, slice_ = self[name], self._slicer.slice(mask)
-        return self._runtime.warm(work or function.work, function.example, bucket, slice_, self.weights_event(function))
+        return self._runtime.warmup_run(work or function.work, function.example, bucket, slice_, self.weights_event(function))
 
     def capture(self, name: str, bucket: int, mask: int, work: Work | None = None, *, waits: bool = True) -> Any:
         """Capture a plan for `install_graph`, or return why there is none; for a function's thread, between `pin` and `unpin`.
@@ -148,7 +151,7 @@ class ModelTable:
             try:
                 buffers = function.buffers[bucket]
                 with self._runtime.capturing(waits=waits):
-                    return self._runtime.make(work or function.work, function.example, bucket, slice_, buffers, function.block)
+                    return self._runtime.capture(work or function.work, function.example, bucket, slice_, buffers, function.block)
             except CaptureBusy:
                 raise
             except Exception as error:

@@ -100,8 +100,8 @@ class InFlightRun(Protocol):
 class DeviceRuntime(Protocol):
     def plan(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, buffers: PinnedBuffers) -> GraphPlan: ...
     def launch(self, plan: Any, items: list[Any], *, after: Any = None, keep: bool = False) -> InFlightRun: ...
-    def warm(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, after: Any = None) -> int: ...
-    def make(
+    def warmup_run(self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, after: Any = None) -> int: ...
+    def capture(
         self, work: Work, example: Sequence[Any], bucket: int, slice_: Any, buffers: PinnedBuffers, block: Any = None
     ) -> GraphPlan: ...
     def capturing(self, *, waits: bool) -> AbstractContextManager[Any]: ...
@@ -156,10 +156,10 @@ class HostRuntime:
             outputs = split_rows(plan.work(*plan.inputs), len(items))
         return HostFlight((time.perf_counter_ns() - begin_ns) // 1000, outputs)
 
-    def warm(self, work: Work, example: Sequence[Any], bucket: int, slice_: DeviceSlice, after: Any = None) -> int:
+    def warmup_run(self, work: Work, example: Sequence[Any], bucket: int, slice_: DeviceSlice, after: Any = None) -> int:
         return 0
 
-    def make(
+    def capture(
         self, work: Work, example: Sequence[Any], bucket: int, slice_: DeviceSlice, buffers: PinnedBuffers, block: Any = None
     ) -> HostPlan:
         plan = HostPlan(work, example, bucket, slice_)

@@ -62,20 +62,20 @@ class WeightCache:
         self.loads += 1
         return gone
 
-    def use(self, key: str) -> None:
-        """Pin a set for a batch; it cannot be evicted before `done`."""
+    def pin(self, key: str) -> None:
+        """Pin a set for a batch; it cannot be evicted before `unpin`."""
         held = self._held[key]
         held.uses += 1
         held.busy += 1
         held.credit = self.level + held.uses * held.cost_us / max(1, held.size)
 
-    def done(self, key: str) -> None:
+    def unpin(self, key: str) -> None:
         self._held[key].busy -= 1
 
     def remove(self, key: str) -> None:
         self.used -= self._held.pop(key).size
 
-    def drop(self, keep: str) -> str | None:
+    def evict_next(self, keep: str) -> str | None:
         """Evict the next one although there seems to be room; None if all but `keep` are in use."""
         found = next((key for key in self._idle() if key != keep), None)
         if found is not None:
@@ -102,5 +102,5 @@ class WeightCache:
         return gone if need <= 0 else None
 
     def check(self) -> None:
-        assert self.used == sum(held.size for held in self._held.values()) <= self.capacity, "the shelf miscounts"
+        assert self.used == sum(held.size for held in self._held.values()) <= self.capacity, "the cache miscounts"
         assert all(held.busy >= 0 for held in self._held.values()), "more ends than beginnings"

@@ -54,18 +54,18 @@ class WeightBlock:
     device: Any = None
     arrived: Any = None  #: event: the copy is complete
     pieces: list[Any] = field(default_factory=list)  #: events: so much of the copy is complete
-    is_here: bool = False  #: the copy is known to be complete
+    is_copied: bool = False  #: the copy is known to be complete
     owners: set[str] = field(default_factory=set)
 
     @property
     def piece_bytes(self) -> int:
         return max(LEAST_PIECE_BYTES, -(-self.size // MOST_PIECES))
 
-    def to_wait_for(self) -> Any:
+    def pending_event(self) -> Any:
         """The event a user has to wait for; None once it has happened."""
-        if not self.is_here:
-            self.is_here = bool(self.arrived.query())
-        return None if self.is_here else self.arrived
+        if not self.is_copied:
+            self.is_copied = bool(self.arrived.query())
+        return None if self.is_copied else self.arrived
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class WeightStore:
         self._driver = driver
         self._page = driver.page_bytes()
         self._copy = self._torch.cuda.Stream()
-        self.shelf = WeightCache(capacity_bytes)
+        self.cache = WeightCache(capacity_bytes)
         self.blocks: dict[str, WeightBlock] = {}
 
     def stage(self, module: Any, digest: str = "") -> StagedWeights:
@@ -120,7 +120,7 @@ class WeightStore:
             block = self.blocks[staged.key] = WeightBlock(staged.key, staged.host, staged.size, self._driver.reserve(room), room)
         block.owners.add(owner)
         try:
-            self.bring(block)
+            self.ensure_resident(block)
         except BaseException:
             self.remove(owner, block)
             raise
@@ -128,23 +128,23 @@ class WeightStore:
             tensor.data = _at(self._torch, block.device, spot)
         return block
 
-    def bring(self, block: WeightBlock) -> None:
+    def ensure_resident(self, block: WeightBlock) -> None:
         """Bring a block to the device, if it is not there. Returns at once; its users wait for `arrived`."""
         if block.pages:
             return
-        for key in self.shelf.place(block.key, block.room, block.size / _COPY_BYTES_PER_US + _FIXED_US):
+        for key in self.cache.place(block.key, block.room, block.size / _COPY_BYTES_PER_US + _FIXED_US):
             self._unmap(self.blocks[key])
         try:
             block.pages = self._pages(block)
         except BaseException:
-            self.shelf.remove(block.key)
+            self.cache.remove(block.key)
             raise
         torch = self._torch
         if block.device is None:
             block.device = torch.as_tensor(_AtAddress(block.address, block.size), device="cuda")
             block.arrived = torch.cuda.Event()
             block.pieces = [torch.cuda.Event(external=True) for _ in range(0, block.size, block.piece_bytes)]
-        block.is_here = False
+        block.is_copied = False
         host, stream = block.host.data_ptr(), self._copy.cuda_stream
         for start, piece in zip(range(0, block.size, block.piece_bytes), block.pieces, strict=True):
             size = min(block.piece_bytes, block.size - start)
@@ -167,7 +167,7 @@ class WeightStore:
             if not is_trimmed:
                 self._torch.cuda.empty_cache()
                 is_trimmed = True
-            elif (key := self.shelf.drop(block.key)) is not None:
+            elif (key := self.cache.evict_next(block.key)) is not None:
                 self._unmap(self.blocks[key])
             else:
                 raise NoDeviceMemory(
@@ -177,7 +177,7 @@ class WeightStore:
     def evict(self, block: WeightBlock) -> None:
         """Evict a block; the host copy stays. Nothing that uses it may be running."""
         if block.pages:
-            self.shelf.remove(block.key)
+            self.cache.remove(block.key)
             self._unmap(block)
 
     def remove(self, owner: str, block: WeightBlock) -> None:
