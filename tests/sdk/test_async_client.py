@@ -137,6 +137,15 @@ def test_a_chunked_answer_is_put_together(server: Scripted):
     assert run(server.url, lambda client: client.call("f")) == [1, 2]
 
 
+def test_a_second_response_to_one_request_is_not_taken_for_the_next(server: Scripted):
+    server.answer = lambda seen: ok(seen.connection) + ok("more", lamina_call_id="other")
+
+    async def act(client: lamina.AsyncClient) -> Any:
+        return (await client.call_detailed("f")).call_id, await client.call("f")
+
+    assert run(server.url, act) == ("", 2)
+
+
 def test_a_missing_server_is_said_plainly():
     with serving(echo) as script:
         url = script.url

@@ -149,6 +149,12 @@ def test_an_answer_that_breaks_off_is_not_tried_again(client: lamina.Client, ser
     assert len(server.seen) == 2
 
 
+def test_a_second_response_to_one_request_is_not_taken_for_the_next(client: lamina.Client, server: Scripted):
+    server.answer = lambda seen: ok(seen.connection) + ok("more", lamina_call_id="other")
+    assert client.call_detailed("f").call_id == ""
+    assert client.call("f") == 2
+
+
 def test_a_missing_server_is_said_plainly():
     with serving(echo) as script:
         url = script.url

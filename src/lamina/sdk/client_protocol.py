@@ -228,6 +228,9 @@ class ResponseReader:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
+            if self.is_complete:  # what follows the response is not ours: it was answered, and the connection is out of step
+                self.keep_alive = False
+                return
             hint = "is the address that of a Lamina server?"
             raise Unreachable(f"the answer of {self._server.url} is not HTTP: {error}", hint=hint) from None
 
@@ -241,6 +244,10 @@ class ResponseReader:
         return data
 
     # ---------------------------------------------------------- called by llhttp
+
+    def on_message_begin(self) -> None:
+        if self.is_complete:  # a second response, to nothing that was asked
+            raise ValueError("more than one response")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
