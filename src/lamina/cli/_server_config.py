@@ -107,6 +107,8 @@ class ObserveOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
+    """All options of `lamina serve`."""
+
     source: SourceOptions
     engine: EngineOptions
     listen: ListenOptions

@@ -67,6 +67,10 @@ class AslRun:
     errors: dict[tuple[int, str], ErrorInfo] = field(default_factory=dict)  #: the last of each state
     now_us: int = 0  #: of a durable run: the time of the journal entry applied last, so that a replay gives the same
 
+    def set_time(self, at_us: int) -> None:
+        """Set the clock of a durable run to the time of the journal entry being applied."""
+        self.now_us = at_us
+
     def failure_of(self, failure: FailCall | None) -> ErrorInfo | None:
         """Error details of the failure that ended the run."""
         if failure is None:

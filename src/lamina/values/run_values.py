@@ -54,13 +54,11 @@ class RunValues:
         analysis = self._analyses.get(flow.name)
         if analysis is None or analysis.flow is not flow:  # deployed since
             analysis = self._analyses[flow.name] = FlowAnalysis(flow)
-        run = HeldValues({}, {ROOT: ValueScope(flow, analysis)}, durable=began_us > 0)
-        for name, blob in inputs.items():
-            run.inputs[name] = self._storage.store(run.slots, blob)
-        if analysis.is_asl:
-            run.asl_run = self._asl_values.open(call_id, flow, run.inputs, began_us)
-            run.errors = run.asl_run.errors
-        self._runs[call_id] = run
+        slots: list[ShmRef] = []
+        stored = {name: self._storage.store(slots, blob) for name, blob in inputs.items()}
+        asl_run = self._asl_values.open(call_id, flow, stored, began_us) if analysis.is_asl else None
+        errors = asl_run.errors if asl_run is not None else {}
+        self._runs[call_id] = HeldValues(stored, {ROOT: ValueScope(flow, analysis)}, errors, asl_run, slots, began_us > 0)
 
     def result(self, call_id: str) -> encoding.Blob:
         """The encoded answer of a run that has ended well."""
@@ -151,7 +149,7 @@ class RunValues:
         """Set the clock of a durable run to the time of the entry being applied; since 1970."""
         run = self._runs.get(call_id)
         if run is not None and run.asl_run is not None:
-            run.asl_run.now_us = at_us
+            run.asl_run.set_time(at_us)
 
     def replay_outcome(self, call_id: str, entry: JournalEntry, value: bytes | None) -> None:
         """Apply a journaled outcome, as if the step had just ended."""

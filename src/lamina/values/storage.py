@@ -98,10 +98,10 @@ class HeldValues:
 
     inputs: dict[str, Stored]
     scopes: dict[int, ValueScope]
-    errors: dict[tuple[int, str], ErrorInfo] = field(default_factory=dict)  #: the last of each step
-    asl_run: AslRun | None = None  #: of a flow written as states: then its values are there
-    slots: list[ShmRef] = field(default_factory=list)  #: to be freed at its end
-    durable: bool = False
+    errors: dict[tuple[int, str], ErrorInfo]  #: the last of each step
+    asl_run: AslRun | None  #: of a flow written as states: then its values are there
+    slots: list[ShmRef]  #: to be freed at its end
+    durable: bool
 
     def make_scopes(self, scope: ValueScope, node: Node, first_scope: int, items: Sequence[Stored | None]) -> list[ValueScope]:
         """Add scopes for the items of a map or the branches of a parallel, numbered from `first_scope`."""
