@@ -56,7 +56,7 @@ def standing() -> tuple[CudaRuntime, Cuda]:
     parts = {name: getattr(torch, name) for name in ("as_tensor", "bfloat16", "Tensor", "_foreach_copy_")}
     runtime = CudaRuntime.__new__(CudaRuntime)
     runtime._torch = SimpleNamespace(cuda=cuda, **parts)
-    runtime._for_runs, runtime._for_captures, runtime._bringing, runtime.events = {}, {}, None, []
+    runtime._for_runs, runtime._for_captures, runtime._host_copy_stream, runtime.events = {}, {}, None, []
     return runtime, cuda
 
 
@@ -118,7 +118,7 @@ def test_what_was_kept_comes_to_the_host_on_a_stream_that_runs_no_batches():
     value = DeviceTensor(torch.zeros(1).as_subclass(There), "it", runtime)
     assert value.on_host().tolist() == [5.0]
     ((stream, said),) = seen
-    assert stream is runtime._bringing and said == ["wait for it"]
+    assert stream is runtime._host_copy_stream and said == ["wait for it"]
 
 
 def test_a_warmup_run_gives_its_buffers_back():

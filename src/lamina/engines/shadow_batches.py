@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from lamina.core.actions import DropJob, JobRef, StartBatch
 from lamina.core.events import BatchFailed, BatchFinished, Event, InstanceLost
+from lamina.drivers.engine import Engine, JobInput, JobValues
 from lamina.drivers.timer import clock_us
 from lamina.errors import FunctionFailed, WorkerLost
 from lamina.expr import Expr, Leaf
@@ -42,15 +43,14 @@ class _ShadowInput:
 class _ShadowValues:
     """The engine's `JobValues`: values of shadow jobs come from here, all others from the server."""
 
-    data: Any
+    data: JobValues
     given: dict[int, _ShadowInput]
 
     @property
     def pieces(self) -> Mapping[str, Callable[[bytes], None]]:
-        pieces: Mapping[str, Callable[[bytes], None]] = self.data.pieces
-        return pieces
+        return self.data.pieces
 
-    def inputs(self, job: JobRef, /) -> Any:
+    def inputs(self, job: JobRef, /) -> JobInput:
         return self.given[job.id] if job.id >= FIRST_SHADOW_ID else self.data.inputs(job)
 
     def consumers(self, job: JobRef, /) -> frozenset[str]:
@@ -67,7 +67,7 @@ class _ShadowValues:
 class ShadowRunner:
     """Runner of shadow batches between a driver and its engine: `intercept` gives what the engine is to be started with."""
 
-    engine: Any
+    engine: Engine
     _given: dict[int, _ShadowInput] = field(default_factory=dict)
     _waiting: dict[int, tuple[str, asyncio.Future[BatchFinished | None]]] = field(
         default_factory=dict
@@ -83,7 +83,7 @@ class ShadowRunner:
         if self._task is not None:
             self._task.cancel()
 
-    def intercept(self, post: Callable[[Event], None], data: Any) -> tuple[Callable[[Event], None], Any]:
+    def intercept(self, post: Callable[[Event], None], data: JobValues) -> tuple[Callable[[Event], None], JobValues]:
         def take(event: Event) -> None:
             if type(event) is BatchFinished and event.batch_id >= FIRST_SHADOW_ID:
                 self._end(event.batch_id, event)

@@ -93,7 +93,7 @@ class CudaRuntime:
 
         self._torch: Any = torch
         self.events: list[Any] = []  #: free ones
-        self._bringing: Any = None  #: stream for what was kept, and is needed on the host
+        self._host_copy_stream: Any = None  #: stream for what was kept, and is needed on the host
         self._pools: dict[int, tuple[Any, WeakSet[CudaPlan]]] = {}  #: by mask, with the plans that live in it
         self.captures = 0
         turns = CaptureLock()
@@ -284,10 +284,10 @@ class CudaRuntime:
 
     def to_host(self, tensor: Any, ready: Any) -> Any:
         """Copy to the host, on a stream of its own: the current one may have a batch to run first."""
-        if self._bringing is None:
-            self._bringing = self._torch.cuda.Stream()
-        with self._torch.cuda.stream(self._bringing):
-            self._bringing.wait_event(ready)
+        if self._host_copy_stream is None:
+            self._host_copy_stream = self._torch.cuda.Stream()
+        with self._torch.cuda.stream(self._host_copy_stream):
+            self._host_copy_stream.wait_event(ready)
             found = tensor.cpu()
         return found.float().numpy() if found.dtype is self._torch.bfloat16 else found.numpy()
 

@@ -28,34 +28,34 @@ class GcSchedule:
 
     def __init__(self) -> None:
         self._busy_s = 0.0  #: when there was a batch or a load last
-        self._doubtful_s: float | None = None  #: since when there may be garbage among what is frozen
+        self._pending_since_s: float | None = None  #: since when there may be garbage among what is frozen
 
     @property
     def has_pending(self) -> bool:
-        return self._doubtful_s is not None
+        return self._pending_since_s is not None
 
     def on_loaded(self, now_s: float) -> None:
         """Freeze what is loaded: it stays, and the collector need not scan it again."""
         gc.freeze()
-        self._doubtful_s = now_s
+        self._pending_since_s = now_s
 
     def on_unloaded(self, now_s: float) -> None:
         """Note that some of what is frozen may be garbage now."""
-        self._doubtful_s = now_s
+        self._pending_since_s = now_s
 
     def collect_if_due(self, now_s: float, *, is_idle: bool, is_loading: bool) -> bool:
         """Collect, if it is due; was it a full collection of everything, with time for more?"""
         if is_loading or not is_idle:
             self._busy_s = now_s
         since = gc.get_count()[2]
-        if self._doubtful_s is not None and now_s - max(self._busy_s, self._doubtful_s) > QUIET_S:
+        if self._pending_since_s is not None and now_s - max(self._busy_s, self._pending_since_s) > QUIET_S:
             had = gc.get_stats()[2]["collections"]
             gc.unfreeze()
             gc.collect()
             gc.freeze()
             if gc.get_stats()[2]["collections"] == had:  # another thread was at a collection, so there was none: next time
                 return False
-            self._doubtful_s = None
+            self._pending_since_s = None
             return True
         if not is_loading and (since >= FORCED_COLLECT_AFTER or (is_idle and since >= IDLE_COLLECT_AFTER)):
             gc.collect()
