@@ -41,18 +41,17 @@ class Loops(Runtime):
         name = f"loop-{self._made}"
 
         def arrive() -> Event:
-            flow = self.controller.flows["net"]
-            self._data.open(name, flow, {"x": encoding.encode(1)})
-            return CallArrived(call_for(name, "net", self.now_us, flow.slo))
+            call = call_for(name, "net", self.now_us, self.controller.flows["net"].slo)
+            self._driver._open(self._data, call, {"x": encoding.encode(1)}, self._on_end)
+            return CallArrived(call)
 
-        self._later(at_us, arrive)
+        self._driver.schedule(at_us, arrive)
 
-    def _end(self, ending: Reply | FailCall | Reject) -> None:
+    def _on_end(self, ending: Reply | FailCall | Reject) -> None:
         assert isinstance(ending, Reply)
         self.latencies_ms.append(ending.latency_us / 1000)
         self._in_row = self._in_row + 1 if self._last_end_us == self.now_us else 1
         self._last_end_us = self.now_us
-        super()._end(ending)
         self._call_at(self.now_us + THINK_US + STAGGER_US * self._in_row)
 
     def sizes(self) -> Counter[int]:
