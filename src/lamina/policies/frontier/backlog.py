@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import View
-from lamina.core.scheduling.state import FunctionState, Instance
+from lamina.core.scheduling.state import FunctionState
 from lamina.core.workflow.flow import Flow
 from lamina.policies.frontier.config_table import ConfigTables, DeviceKinds
 from lamina.policies.frontier.workflow_plans import PlanCache
@@ -70,12 +70,6 @@ class BacklogModel:
         if snapshot is None:
             snapshot = self._snapshots[scale] = self._take(view, allowed_us, with_expected)
         return snapshot
-
-    def competing_work_us(self, view: View, function: FunctionState, instances: list[Instance], allowed_us: int) -> int:
-        """What other functions have waiting on its devices that is due sooner, where that is least."""
-        snapshot = self.snapshot(view, allowed_us, True)
-        own_us = snapshot.own_us.get(function.spec.name, 0.0)
-        return max(0, int(min(snapshot.delay_us.get(one.device, 0.0) for one in instances) - own_us))
 
     def paying_hosts(self, view: View, function: FunctionState) -> dict[str, None]:
         """The devices it is served on: those of a kind that pays."""

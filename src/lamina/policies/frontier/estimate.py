@@ -4,9 +4,9 @@ Two estimators answer it, for two ways to run batches; what they share is writte
 
 `CompletionEstimator`, where slices are chosen freely (`frontier`): behind the queue, batch by batch in the most economical way
 its goal allows, as running batches give their units back. If that is too late, once more with batches as large as the goal
-allows, and with the fastest way there is: a goal that only a large slice can meet is met by one. What other functions have
-waiting is taken as a fluid over the devices they share. For a workflow everything is: what waits, runs or is sure to come, then
-its own path, the faster the less there is to wait for.
+allows, and with the fastest way there is: a goal that only a large slice can meet is met by one. For a workflow, what waits,
+runs or is sure to come is taken as a fluid over the devices of its steps; then comes its own path, the faster the less there is
+to wait for.
 
 `FixedSliceEstimator`, where every batch has the slice its function asks for (`edf`): behind its own queue, batch by batch, in
 constant time. For a workflow its devices are taken as a fluid too, and then comes its own critical path.
@@ -83,12 +83,9 @@ class CompletionEstimator:
             return _cold_start_us(view, function, ahead, self._fastest_us(view, function, ahead)) if known.is_cold else 0
         best_us = 0
         for part, table, instances, configs in known.kinds:
-            others_us = 0
-            if len(view.waiting) + len(view.deferred) > 1:
-                others_us = self.backlog.competing_work_us(view, function, instances, allowed_us)
             share = max(1, math.ceil(ahead * part))
             for config in configs:
-                us = others_us + _queue_delay_us(view, function, instances, table, config, share)
+                us = _queue_delay_us(view, function, instances, table, config, share)
                 best_us = min(best_us, us) if best_us else us
                 if best_us <= within_us:
                     return best_us
