@@ -62,7 +62,6 @@ class Policy:
     margin: float = 0.05  #: of the expected time, kept spare at admission
     spare: float = 0.02  #: of a batch's time, kept spare when it is chosen
     patience: float = 0.8  #: of the time a call has, what may be spent on waiting for a larger batch
-    doubt: float = 0.25  #: on an owned device, what smaller batches must promise to save before a batch is split
     period_us: int = 1_000_000  #: between two looks at which functions should be loaded where
     order: Order = field(default="due", init=False)
     picks_slice_size: bool = field(default=True, init=False)
@@ -91,7 +90,7 @@ class Policy:
         self._backlog = BacklogModel(tables, self._plans, self._kinds)
         self._estimator = CompletionEstimator(tables, self._plans, self._backlog)
         self._budget = CostBudget(tables, self._plans, rates)
-        self._planner = BatchPlanner(ConfigOptimizer(self.spare, self.patience), self._feedback, self.doubt)
+        self._planner = BatchPlanner(ConfigOptimizer(self.spare, self.patience), self._feedback)
         self._feasibility = RunFeasibility(tables)
         self._autoscaler = FrontierAutoscaler(self.period_us, tables, rates)
 
@@ -225,7 +224,6 @@ class Policy:
             config = slot.cheapest_within(len(jobs), batch.end_us - slot.at_us)
             if config is None:
                 continue
-            config = self._planner.avoid_split(function, jobs[0], len(jobs), slot, config)
             if _waits_for_resubmits(function, slot, config):
                 continue
             is_full = batch.in_time and config.batch == function.spec.max_batch and _follows_own_batch(function, slot)

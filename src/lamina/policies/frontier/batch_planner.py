@@ -1,8 +1,7 @@
 """Batch planner: members, configuration and delay of the next batch of a function.
 
 The optimisation itself is in `optimizer.py`. Here is what goes into it: the jobs of the batch and its head, the goal of that
-head (or none), what comes after, the cost budget; and two corrections. Upstream jobs are known and worth waiting for; and on an
-owned device a batch is not split for a saving as small as the noise.
+head (or none), what comes after, and the cost budget. Upstream jobs are known and worth waiting for.
 """
 
 from __future__ import annotations
@@ -27,9 +26,6 @@ from lamina.types import NEVER_US
 
 PASS_OVER = 1.1
 """Times the least possible cost: a head for which its batch would be dearer than that may be passed over in a crowd."""
-
-WHOLE_EVERY = 16
-"""Of batches that leave jobs behind, one in so many takes them all."""
 
 
 # ------------------------------------------------------------------------ members
@@ -103,14 +99,12 @@ class NextBatch(NamedTuple):
         return self.jobs[0].due_us if self.in_time else self.jobs[0].expires_us
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class BatchPlanner:
     """Decides for one batch at a time: start it now, and how, or wait for more jobs."""
 
     optimizer: ConfigOptimizer
     feedback: BatchingFeedback
-    doubt: float  #: on an owned device, what smaller batches must promise to save before a batch is split
-    _splits: dict[str, int] = field(default_factory=dict)  #: batches that left jobs behind
 
     def decide(self, view: View, batch: NextBatch, slots: list[CandidateSlot], cost_limit: float) -> BatchDecision:
         """The cheapest configuration in time, or how long to wait for more jobs; `cost_limit` is what a job should cost."""
@@ -155,9 +149,6 @@ class BatchPlanner:
         slot, config, now_us = decision.slot, decision.config, view.now_us
         if slot is None or config is None or decision.until_us > now_us:
             return decision
-        if config.batch < count:
-            config = self.avoid_split(function, head, count, slot, config)
-            decision = decision._replace(config=config)
         most = function.spec.max_batch
         if config.batch < count or count >= most:
             return decision
@@ -176,25 +167,6 @@ class BatchPlanner:
                 if until_us > now_us:
                     again = recheck_at_count(now_us, function, count)
         return decision._replace(until_us=until_us, at_count=again) if until_us > now_us else decision
-
-    def avoid_split(
-        self, function: FunctionState, head: Job, count: int, slot: CandidateSlot, config: BatchConfig
-    ) -> BatchConfig:
-        """On an owned device: all waiting jobs in one batch, if that is in time and not clearly slower per job. Learnt times are
-        noisy, and splitting a batch for less than their noise is slower in the end. Every so often even then: a size that was
-        slow once, before caches were warm, would else never be seen again. Where time is not paid for, trying costs nothing."""
-        if config.batch >= count or not slot.device.spec.owned:
-            return config
-        us = slot.table.latency_us(count, config.units, config.cores)
-        cost = config.cost * us / config.time_us * config.batch / count
-        whole = BatchConfig(cost, us, count, config.units, config.cores)
-        if not 0 < slot.at_us + slot.time_us(whole) <= head.due_us:
-            return config
-        if whole.time_us * config.batch <= (1 + self.doubt) * config.time_us * count:
-            return whole
-        name = function.spec.name
-        self._splits[name] = splits = self._splits.get(name, 0) + 1
-        return config if splits % WHOLE_EVERY else whole
 
 
 def cheaper_upcoming_slots(
