@@ -26,7 +26,7 @@ WHERE = {
     "batching": "planner/batching.py",
     "autoscaler": "policies/frontier/autoscaler.py",
     "load shedding": "policies/frontier/load_shedding.py",
-    "rejection memory": "policies/frontier/admission.py",
+    "rejection cache": "gateway/routes/rejection_cache.py",
     "driver": "drivers/realtime.py",
     "engine": "engines/cpu.py",
     "supervisor": "gpu/supervisor.py",

@@ -28,7 +28,7 @@ from lamina.core.workflow.runs import flow_of
 from lamina.planner.arrival_rates import ArrivalRates
 from lamina.planner.batching import LEAD_US, is_most_urgent, should_wait_for_resubmits
 from lamina.policies.frontier import explain
-from lamina.policies.frontier.admission import CostBudget, RecentEstimates, RejectionMemory, allows_probe, is_idle
+from lamina.policies.frontier.admission import CostBudget, RecentEstimates, allows_probe
 from lamina.policies.frontier.autoscaler import FrontierAutoscaler
 from lamina.policies.frontier.backlog import BacklogModel
 from lamina.policies.frontier.batch_planner import (
@@ -67,7 +67,6 @@ class Policy:
     picks_slice_size: bool = field(default=True, init=False)
     _tables: ConfigTables = field(default_factory=ConfigTables, init=False)
     _recent: RecentEstimates = field(default_factory=RecentEstimates, init=False)
-    _rejections: RejectionMemory = field(default_factory=RejectionMemory, init=False)
     _shedder: LoadShedder = field(default_factory=LoadShedder, init=False)
     _feedback: BatchingFeedback = field(default_factory=BatchingFeedback, init=False)
     _to_prefetch: dict[str, None] = field(default_factory=dict, init=False)
@@ -104,11 +103,6 @@ class Policy:
             return recent
         allowed_us = call.expires_us - view.now_us
         function = view.functions[flow.sole_task.function] if flow.sole_task is not None else None
-        if function is not None and not view.explain:
-            needed_us = self._rejections.needed_us(view, function, allowed_us)
-            if needed_us > allowed_us and not is_idle(view, function):
-                shedder.record_arrival(flow.name)
-                return Reject(call.id, "deadline", max(1_000, needed_us - allowed_us), needed_us)
         for name in flow.functions:
             if not view.functions[name].instances and not view.can_host(view.functions[name]):
                 return Reject(call.id, "no-capacity")
@@ -126,8 +120,6 @@ class Policy:
             estimate_us = self._estimator.workflow_estimate_us(view, flow, allowed_us, shedder.is_overloaded)
         needed_us = int(estimate_us * (1 + self.margin)) + margin_us if estimate_us else 0
         if is_shed or (needed_us > allowed_us and not allows_probe(view, flow, needed_us - margin_us, allowed_us)):
-            if function is not None and not is_shed:
-                self._rejections.record(view, function, allowed_us, needed_us)
             why = explain.explain_rejection(estimate_us, margin_us, self.margin, allowed_us, is_shed) if view.explain else ""
             return Reject(call.id, "deadline", max(1_000, needed_us - allowed_us), needed_us, why)
         if function is None:

@@ -1,12 +1,12 @@
 """Admission control: parts of the decision to admit a call or to reject it (`Policy.admit`).
 
     RecentEstimates   fast path: a call with ample slack is admitted by a recent estimate, without a new one
-    RejectionMemory   fast path of overload: the last rejection of a function holds until something changes
     CostBudget        what a run may cost, and what it will: one source for admission, for the choice of configurations, and for
                       what is given up
     allows_probe      a call that only the admission margin speaks against is admitted on an idle device
 
 The completion time itself is estimated in `estimate.py`; which calls go first in overload is decided in `load_shedding.py`.
+Rejections are remembered in one place, before a call is decoded: `gateway/routes/rejection_cache.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import Admitted, View
@@ -39,7 +38,7 @@ ROUNDING = 1e-9
 """Of a cost limit: sums of prices are no more exact than that."""
 
 
-# ------------------------------------------------------------------------ fast paths
+# ------------------------------------------------------------------------ fast path and probes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,37 +66,6 @@ class RecentEstimates:
         if estimate_us:
             self._estimates[flow.name] = (view.now_us + RECENT_US, estimate_us)
         return Admitted(estimate_us)
-
-
-class _Rejection(NamedTuple):
-    at_us: int
-    needed_us: int
-    allowed_us: int
-    queued: int
-    batch: int  #: the last one that began or was booked
-
-
-@dataclass(frozen=True, slots=True)
-class RejectionMemory:
-    """The last rejection of each function. In overload most calls are rejected, and a rejection must cost next to nothing: the
-    time it takes is taken from calls that are served. What a call would need shrinks only as time goes by, as long as no batch
-    has begun and the queue has not shrunk. So a call that arrives in the meantime with as little time is rejected by a
-    subtraction."""
-
-    _rejections: dict[str, _Rejection] = field(default_factory=dict)
-
-    def record(self, view: View, function: FunctionState, allowed_us: int, needed_us: int) -> None:
-        last_batch = next(reversed(view.batches), 0)
-        self._rejections[function.spec.name] = _Rejection(view.now_us, needed_us, allowed_us, len(function.queue), last_batch)
-
-    def needed_us(self, view: View, function: FunctionState, allowed_us: int) -> int:
-        """What a call needs that comes now; 0: that must be estimated."""
-        known = self._rejections.get(function.spec.name)
-        if known is None or allowed_us > known.allowed_us or len(function.queue) < known.queued:
-            return 0
-        if next(reversed(view.batches), 0) != known.batch:
-            return 0
-        return known.needed_us - (view.now_us - known.at_us)
 
 
 def allows_probe(view: View, flow: Flow, needed_us: int, allowed_us: int) -> bool:
