@@ -22,7 +22,14 @@ from lamina.policies.frontier.backlog import BacklogModel
 from lamina.policies.frontier.batch_planner import NextBatch, cheaper_upcoming_slots, select_batch
 from lamina.policies.frontier.candidate_slots import CandidateSlot, free_candidates, upcoming_candidates
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, ConfigTables, DeviceKinds
-from lamina.policies.frontier.optimizer import ConfigOptimizer, WaitBudget, allowed_configs, cheapest_slot, least_busy
+from lamina.policies.frontier.optimizer import (
+    MAX_WAIT_BATCHES,
+    ConfigOptimizer,
+    WaitBudget,
+    allowed_configs,
+    cheapest_slot,
+    least_busy,
+)
 from lamina.policies.frontier.workflow_plans import PlanCache, StepPlan
 from lamina.types import Call, DeviceSpec, FunctionSpec, SliceLimits, Slo
 from tests.script import Known
@@ -243,3 +250,16 @@ def test_what_waits_takes_as_long_whichever_workflow_was_looked_at_last(first: s
     for flow in flows if first == "hurried" else reversed(flows):
         backlog.work_per_call(view, flow)
     assert backlog.snapshot(view, 300 * MS, with_expected=False).own_us["f"] == pytest.approx(12 / 4 * 13 * MS)
+
+
+# ------------------------------------------------------------------------------------------------------------ wait budget
+
+
+def test_a_generous_goal_is_no_leave_to_wait_longer_than_a_few_batches_take():
+    waiting = WaitBudget(gap_us=1.0 * MS, slo_us=10_000 * MS, impatience=0.2, since_us=0)
+    assert waiting.until_us(now_us=0, latest_us=9_000 * MS, missing=100, time_us=2 * MS) == MAX_WAIT_BATCHES * 2 * MS
+
+
+def test_further_jobs_are_waited_for_three_times_as_long_as_it_should_take():
+    waiting = WaitBudget(gap_us=1.0 * MS, slo_us=10_000 * MS, impatience=0.2, since_us=0)
+    assert waiting.until_us(now_us=0, latest_us=9_000 * MS, missing=2, time_us=50 * MS) == 6 * MS + 50

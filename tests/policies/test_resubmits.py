@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
@@ -17,10 +18,15 @@ from lamina.types import DeviceSpec, call_for
 THINK_US, STAGGER_US = 300, 100
 
 
+def step(batch: int) -> float:
+    """Two at once cost nearly as much as sixteen: the step that matrix products have."""
+    return 2.0 if batch == 1 else 4.0 + 0.15 * batch
+
+
 class Loops(Runtime):
     """`clients` of them; the answers of one batch are read one after another, so their next calls come in a row."""
 
-    def __init__(self, clients: int, **options: object) -> None:
+    def __init__(self, clients: int, takes: Callable[[int], float] = step, **options: object) -> None:
         app = lamina.App("loops")
 
         @app.function(batch=16, slo="2s", scale=lamina.Scale(min=1, max=1))
@@ -28,8 +34,7 @@ class Loops(Runtime):
             return x
 
         device = DeviceSpec(id="c", kind="test", family="cpu", units=1, memory_mib=1_000)
-        # two at once cost nearly as much as sixteen: the step that matrix products have
-        super().__init__(app, takes={"net": lambda n: 2.0 if n == 1 else 4.0 + 0.15 * n}, devices=[device], **options)  # type: ignore[arg-type]
+        super().__init__(app, takes={"net": takes}, devices=[device], **options)  # type: ignore[arg-type]
         self.controller.predictor = self.controller.view.predictor = OnlinePredictor()
         self.latencies_ms: list[float] = []
         self._last_end_us, self._in_row, self._made = -1, 0, 0
@@ -41,9 +46,10 @@ class Loops(Runtime):
         name = f"loop-{self._made}"
 
         def arrive() -> Event:
-            call = call_for(name, "net", self.now_us, self.controller.flows["net"].slo)
-            self._driver._open(self._data, call, {"x": encoding.encode(1)}, self._on_end)
-            return CallArrived(call)
+            flow = self.controller.flows["net"]
+            self._data.open(name, flow, {"x": encoding.encode(1)})
+            self._driver._pending[name] = self._on_end
+            return CallArrived(call_for(name, "net", self.now_us, flow.slo))
 
         self._driver.schedule(at_us, arrive)
 
@@ -85,3 +91,10 @@ def test_without_patience_the_default_policy_serves_loops_as_well_as_edf() -> No
     edf.advance("2s")
     frontier.advance("2s")
     assert len(frontier.latencies_ms) > 0.95 * len(edf.latencies_ms)
+
+
+def test_two_clients_on_a_rented_device_are_not_made_to_wait_for_others_that_do_not_come() -> None:
+    """Larger batches are cheaper there, and the two arrive close to each other; but no other client calls."""
+    loops = Loops(2, takes=lambda batch: 1.0 + 0.5 * batch, policy=policies.build("frontier"))
+    loops.advance("1s")
+    assert len(loops.latencies_ms) > 600

@@ -28,40 +28,40 @@ def wait_until_us(
     now_us: int, function: FunctionState, count: int, most: int, latency_us: Callable[[int], int], start_by_us: int
 ) -> int:
     """Until when to delay `count` jobs in the hope of more; `now_us` means: start."""
-    meter = function.arrivals
-    if count >= most or now_us >= start_by_us or meter.interarrival_us >= NEVER_US:
+    arrivals = function.arrivals
+    if count >= most or now_us >= start_by_us or arrivals.interarrival_us >= NEVER_US:
         return now_us
-    if now_us < meter.resubmit_until_us:
-        missing = round(meter.resubmit_share * meter.last_batch_size) - meter.resubmitted
-        wait_us = min(meter.resubmit_until_us - now_us, int(missing * meter.interarrival_us))
+    if now_us < arrivals.resubmit_until_us:
+        missing = round(arrivals.resubmit_share * arrivals.last_batch_size) - arrivals.resubmitted
+        wait_us = min(arrivals.resubmit_until_us - now_us, int(missing * arrivals.interarrival_us))
         if resubmits_pay(count, most, missing, wait_us, latency_us):
-            return min(start_by_us, meter.resubmit_until_us)
-    gap_us = max(meter.interarrival_us, float(now_us - meter.last_us))
-    if now_us - meter.last_us > QUIET_GAPS * meter.interarrival_us:
+            return min(start_by_us, arrivals.resubmit_until_us)
+    gap_us = max(arrivals.interarrival_us, float(now_us - arrivals.last_us))
+    if now_us - arrivals.last_us > QUIET_GAPS * arrivals.interarrival_us:
         return now_us
     alone_us = latency_us(count)
-    if not alone_us or not _waiting_pays(count, most, alone_us, gap_us, latency_us):
+    if not alone_us:
         return now_us
-    return min(start_by_us, meter.last_us + max(50, int(QUIET_GAPS * meter.interarrival_us)) + 1)
+    more = 1
+    while True:
+        more = min(more, most - count)
+        saved_us, filling_us = (count + more) * alone_us, more * gap_us
+        if saved_us > count * filling_us and saved_us > count * (latency_us(count + more) + filling_us):  # most fail the first
+            return min(start_by_us, arrivals.last_us + max(50, int(QUIET_GAPS * arrivals.interarrival_us)) + 1)
+        if count + more == most:
+            return now_us
+        more *= 2
 
 
 def recheck_at_count(now_us: int, function: FunctionState, count: int) -> int:
     """Queue length at which to decide again: half of the expected resubmits, else the next job."""
-    meter = function.arrivals
-    missing = round(meter.resubmit_share * meter.last_batch_size) - meter.resubmitted if now_us < meter.resubmit_until_us else 0
+    arrivals = function.arrivals
+    missing = (
+        round(arrivals.resubmit_share * arrivals.last_batch_size) - arrivals.resubmitted
+        if now_us < arrivals.resubmit_until_us
+        else 0
+    )
     return count + max(1, missing // 2)
-
-
-def _waiting_pays(count: int, most: int, alone_us: int, gap_us: float, latency_us: Callable[[int], int]) -> bool:
-    more = 1
-    while True:
-        more = min(more, most - count)
-        saved_us, wait_us = (count + more) * alone_us, more * gap_us
-        if saved_us > count * wait_us and saved_us > count * (latency_us(count + more) + wait_us):  # most waits fail the first
-            return True
-        if count + more == most:
-            return False
-        more *= 2
 
 
 def resubmits_pay(count: int, most: int, missing: int, wait_us: int, latency_us: Callable[[int], int]) -> bool:
