@@ -29,7 +29,7 @@ test: devel  ## All tests (those that need a GPU skip without one)
 	$(PY) -m pytest -q
 
 quick: devel  ## Tests that start no process, in a minute: core, planner, policies, sdk, asl, sim, predict ...
-	$(PY) -m pytest -q -m "not live and not slow and not published"
+	$(PY) -m pytest -q -n 2 -m "not live and not slow and not published"
 
 check: fmt lint types test docs  ## What CI runs
 

@@ -67,11 +67,13 @@ def in_time(policy: str, owned: bool, rate: float) -> Counter[str]:
     return [loop.open(rates, 0.5, seed).by_function for seed in (1, 2, 3, 4)][-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("owned", [True, False], ids=["owned", "rented"])
 def test_twice_the_load_a_gpu_can_bear_is_answered_no_less(owned: bool):
     assert in_time("frontier", owned, 800).total() >= 0.9 * in_time("frontier", owned, 400).total()
 
 
+@pytest.mark.slow
 def test_in_overload_nobody_is_turned_away_for_others_who_are_not_let_in_either():
     """bert_base in batches of three would take less of the device than resnet50, but has no time to gather three."""
     assert in_time("frontier", True, 1_500)["resnet50"] >= 300

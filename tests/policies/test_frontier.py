@@ -261,6 +261,7 @@ def test_in_overload_those_that_take_most_are_turned_away():
     assert sum(demand.admits("heavy", ["gpu0"]) for _ in range(100)) < 20
 
 
+@pytest.mark.slow
 def test_however_much_there_is_to_do_who_has_no_goal_is_let_in():
     """Nobody asked for it to be in time, so nobody is told that it would not be."""
     rates = {name: [(0.6, 2_000.0)] for name in ("patient", "hurried")}

@@ -70,6 +70,7 @@ def total(case: str, policy: str) -> TotalRow:
     return run(scenario.parse(CASES[case]), policy, check=policy == "frontier" and case != "a third too much").total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["edf", "fifo"])
 @pytest.mark.parametrize("case", CASES)
 def test_no_fewer_are_in_time(case: str, other: str):

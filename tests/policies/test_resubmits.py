@@ -9,8 +9,8 @@ import pytest
 
 import lamina
 from lamina import encoding, policies
-from lamina.core.actions import FailCall, Reject, Reply
-from lamina.core.events import CallArrived, Event
+from lamina.core.actions import Reply
+from lamina.drivers.driver import Ending
 from lamina.predict.online import OnlinePredictor
 from lamina.testing import Runtime
 from lamina.types import DeviceSpec, call_for
@@ -45,15 +45,13 @@ class Loops(Runtime):
         self._made += 1
         name = f"loop-{self._made}"
 
-        def arrive() -> Event:
-            flow = self.controller.flows["net"]
-            self._data.open(name, flow, {"x": encoding.encode(1)})
-            self._driver._pending[name] = self._on_end
-            return CallArrived(call_for(name, "net", self.now_us, flow.slo))
+        def arrive() -> None:
+            call = call_for(name, "net", self.now_us, self.controller.flows["net"].slo)
+            self._driver.submit(call, {"x": encoding.encode(1)}, self._on_end)
 
         self._driver.schedule(at_us, arrive)
 
-    def _on_end(self, ending: Reply | FailCall | Reject) -> None:
+    def _on_end(self, ending: Ending) -> None:
         assert isinstance(ending, Reply)
         self.latencies_ms.append(ending.latency_us / 1000)
         self._in_row = self._in_row + 1 if self._last_end_us == self.now_us else 1

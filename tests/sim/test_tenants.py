@@ -12,6 +12,8 @@ from lamina.core.events import CallArrived, Event
 from lamina.sim.run import run
 from lamina.sim.scenario import parse
 
+pytestmark = pytest.mark.slow
+
 WARM_US = 2_000_000  #: what arrives sooner waits for instances, and tells nothing
 
 SCENARIO = """
