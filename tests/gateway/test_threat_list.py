@@ -182,7 +182,7 @@ def test_the_id_of_every_mistake_is_in_the_log_too(
 
 
 def test_strangers_cannot_fill_the_log() -> None:
-    few = RateLimiter(per_s=0, at_once=10)
+    few = RateLimiter(per_s=0, burst=10)
     assert [sum(few.try_acquire() for _ in range(1_000)), few.suppressed] == [10, 990]
 
 

@@ -244,12 +244,12 @@ class _Call:
             if cancel is not None and not self._stream.is_closed:
                 self._cancels.add(cancel)
 
-    def _respond(self, said: Any) -> None:
-        if isinstance(said, RpcError):
-            self._fail(said)
+    def _respond(self, message: Any) -> None:
+        if isinstance(message, RpcError):
+            self._fail(message)
         else:
             self._stream.begin(_OK_HEAD)
-            self._stream.end(_framed(said), _OK_TAIL)
+            self._stream.end(_framed(message), _OK_TAIL)
 
     # ------------------------------------------------------------------ bidirectional
 
@@ -272,11 +272,11 @@ class _Call:
         if cancel is not None and not is_over:
             self._cancels.add(cancel)
 
-    def _send_message(self, said: Any) -> None:
+    def _send_message(self, message: Any) -> None:
         stream = self._stream
         if not stream.has_started:
             stream.begin(_OK_HEAD)
-        stream.send(_framed(said))
+        stream.send(_framed(message))
 
     def _end_if_done(self) -> None:
         stream = self._stream

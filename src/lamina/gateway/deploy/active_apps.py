@@ -110,10 +110,10 @@ class ActiveApps:
 
     def start_rollout(self, served: AppVersion) -> Rollout:
         """Serve this version, and watch whether it can be loaded."""
-        trial = Rollout(self._loop, [spec.name for spec in served.manifest.functions])
+        rollout = Rollout(self._loop, [spec.name for spec in served.manifest.functions])
         self.activate(served)
-        self.rollouts[served.app] = trial
-        return trial
+        self.rollouts[served.app] = rollout
+        return rollout
 
     def open_triggers(self, triggers: Triggers | None) -> None:
         """Set the triggers of all apps. Opened after deployments: those of the initial app may have been replaced."""
@@ -129,13 +129,17 @@ class ActiveApps:
 
     def rollout_state(self, served: AppVersion) -> str:
         """`rolling` until the version is warm and no older one is left, `halted` if it cannot be loaded, else `serving`."""
-        trial = self.rollouts.get(served.app)
+        rollout = self.rollouts.get(served.app)
         halted = self._loop.controller.rolling_update.halted
-        if (served.is_empty and served is not self.initial) or (trial is not None and trial.state == "halted"):
+        if (served.is_empty and served is not self.initial) or (rollout is not None and rollout.state == "halted"):
             return "halted"
         if any(spec.name in halted for spec in served.manifest.functions):
             return "halted"
-        return "rolling" if (trial is not None and trial.state == "rolling") or self.has_outdated_instances(served) else "serving"
+        return (
+            "rolling"
+            if (rollout is not None and rollout.state == "rolling") or self.has_outdated_instances(served)
+            else "serving"
+        )
 
     def has_outdated_instances(self, served: AppVersion) -> bool:
         """Are there instances of an older version?"""

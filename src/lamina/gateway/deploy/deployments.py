@@ -185,9 +185,9 @@ class Deployments:
 
     async def _activate(self, caller: Identity, served: AppVersion, before: AppVersion | None, deed: str, note: str) -> None:
         """Serve this version from now on, and after a restart. `before` is the version to roll back to if it cannot be loaded."""
-        trial = self.active.start_rollout(served)
+        rollout = self.active.start_rollout(served)
         await self._record_current(caller, deed, served, note)
-        task = asyncio.create_task(self._watch_rollout(caller, served, before, trial))
+        task = asyncio.create_task(self._watch_rollout(caller, served, before, rollout))
         self._watchers.add(task)
         task.add_done_callback(self._watchers.discard)
 
@@ -195,16 +195,16 @@ class Deployments:
         app, number, now_us = served.app, served.number, self._access.now_us()
         await self._access.write_audited(caller, deed, app, lambda db: app_versions.make_current(db, app, number, now_us), note)
 
-    async def _watch_rollout(self, caller: Identity, served: AppVersion, before: AppVersion | None, trial: Rollout) -> None:
+    async def _watch_rollout(self, caller: Identity, served: AppVersion, before: AppVersion | None, rollout: Rollout) -> None:
         """Watch the rollout; roll back if one of its functions cannot be loaded."""
         stage = self.active
         while stage.apps.get(served.app) is served:
-            trial.poll()
+            rollout.poll()
             state = stage.rollout_state(served)
             if state == "halted" and before is not None:
                 await self._roll_back(caller, served, before)
             elif state != "rolling":
-                trial.finish(served.function_specs(stage.overrides))
+                rollout.finish(served.function_specs(stage.overrides))
                 return
             await asyncio.sleep(POLL_S)
 

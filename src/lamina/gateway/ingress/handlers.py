@@ -57,8 +57,8 @@ class KnownRoutes:
         self.params = {path: tuple(params) for path, params in routes.params.items()}
         self.requires_token = routes.requires_token
         self._models = {}
-        for told in routes.models:
-            self._models.setdefault(told.name, {})[told.version] = _model(told)
+        for info in routes.models:
+            self._models.setdefault(info.name, {})[info.version] = _model(info)
         self._paths = {}
         for name, versions in self._models.items():
             at = f"/v2/models/{name}"
@@ -76,10 +76,10 @@ class KnownRoutes:
         return model
 
 
-def _model(told: ModelInfo) -> ServedModel:
-    ports = {port.name: port for port in told.signature.inputs}
+def _model(info: ModelInfo) -> ServedModel:
+    ports = {port.name: port for port in info.signature.inputs}
     return ServedModel(
-        told.name, told.version, cast(Any, _NamedTarget(told.target)), told.signature, None, told.is_batched, ports
+        info.name, info.version, cast(Any, _NamedTarget(info.target)), info.signature, None, info.is_batched, ports
     )
 
 

@@ -243,12 +243,12 @@ def controller_reader() -> FrameReader[ControllerMessages | StopProcess]:
     return FrameReader(msgspec.msgpack.Decoder(ControllerMessages | StopProcess))
 
 
-def pack_messages(said: list[Struct], *, to_ingress: bool) -> bytearray:
+def pack_messages(messages: list[Struct], *, to_ingress: bool) -> bytearray:
     """Encode messages into as few frames as possible."""
     try:
-        return pack(ControllerMessages(said) if to_ingress else IngressMessages(said))  # type: ignore[arg-type]
+        return pack(ControllerMessages(messages) if to_ingress else IngressMessages(messages))  # type: ignore[arg-type]
     except FrameTooBig:
-        if len(said) < 2:
+        if len(messages) < 2:
             raise
-        half = len(said) // 2
-        return pack_messages(said[:half], to_ingress=to_ingress) + pack_messages(said[half:], to_ingress=to_ingress)
+        half = len(messages) // 2
+        return pack_messages(messages[:half], to_ingress=to_ingress) + pack_messages(messages[half:], to_ingress=to_ingress)

@@ -63,11 +63,12 @@ class RemoteReply(Exchange):
 
     accepts_values = True
 
-    def __init__(self, session: IngressSession, number: int, keep_alive: bool = True) -> None:
+    def __init__(self, session: IngressSession, number: int, keep_alive: bool = True, *, is_streaming: bool = False) -> None:
+        """`is_streaming`: chunks of an inference or messages of a gRPC stream will follow."""
         self.keep_alive = keep_alive
         self.head_only = False
         self.response = None
-        self.is_streaming = False
+        self.is_streaming = is_streaming
         self.on_disconnect = None
         self._number = number
         self._session = session
@@ -119,16 +120,16 @@ class RemoteReply(Exchange):
 
     # ------------------------------------------------------------------------- gRPC
 
-    def send_message(self, said: Any) -> None:
+    def send_message(self, message: Any) -> None:
         """A message or an error; of a stream there may be more."""
         if self.response is not None and not self.is_streaming:
             return
         if not self.is_streaming:
             self._finish()
-        if isinstance(said, RpcError):
-            self._session.send(RpcReply(self._number, b"", said.code, said.text))
+        if isinstance(message, RpcError):
+            self._session.send(RpcReply(self._number, b"", message.code, message.text))
         else:
-            self._session.send(RpcReply(self._number, said.SerializeToString()))
+            self._session.send(RpcReply(self._number, message.SerializeToString()))
 
     # ---------------------------------------------------------------------- the end
 
@@ -193,59 +194,59 @@ class IngressSession:
 
     # -------------------------------------------------------------------- requests
 
-    def _on_call(self, asked: CallRequest) -> None:
+    def _on_call(self, message: CallRequest) -> None:
         """As any other request, but for its body, which has been decoded. Its time counts from its arrival there."""
-        head = self._known_head(asked.head)
-        inputs = self._resolve_inputs(asked.inputs)
-        decoded = DecodedBody(inputs, asked.size, self._driver.from_clock_us(asked.at_us))
+        head = self._known_head(message.head)
+        inputs = self._resolve_inputs(message.inputs)
+        decoded = DecodedBody(inputs, message.size, self._driver.from_clock_us(message.at_us))
         try:
-            self._router.handle(head, RemoteReply(self, asked.number, head.keep_alive), decoded)
+            self._router.handle(head, RemoteReply(self, message.number, head.keep_alive), decoded)
         finally:
             if decoded.inputs is not None:  # it did not come to that
                 self._release(inputs)
 
-    def _on_infer(self, asked: InferRequest) -> None:
-        head = self._known_head(asked.head)
-        rows = [self._resolve_inputs(row) for row in asked.rows]
+    def _on_infer(self, message: InferRequest) -> None:
+        head = self._known_head(message.head)
+        rows = [self._resolve_inputs(row) for row in message.rows]
         inference = self._inference
         submitted = 0
         try:
             caller = self._router.authorize(head, "invoke")
-            model = inference.catalogue.find(asked.model, asked.version, caller.tenant)
+            model = inference.catalogue.find(message.model, message.version, caller.tenant)
             inference.check_available(model)
             trace = head.headers.get(b"traceparent", b"")
-            request = InferenceRequest(model, (), (), asked.timeout_us, asked.priority, caller, trace)
-            pending = PendingInference(inference, request, len(rows), is_streamed=asked.is_streamed)
-            reply = RemoteReply(self, asked.number)
-            reply.is_streaming = asked.is_streamed
+            request = InferenceRequest(model, (), (), message.timeout_us, message.priority, caller, trace)
+            pending = PendingInference(inference, request, len(rows), is_streamed=message.is_streamed)
+            reply = RemoteReply(self, message.number, is_streaming=message.is_streamed)
             reply.on_disconnect = pending.cancel
-            inference.submit(pending, reply, rows, asked.size, self._driver.from_clock_us(asked.at_us))
+            inference.submit(pending, reply, rows, message.size, self._driver.from_clock_us(message.at_us))
             submitted = len(pending.call_ids)
         except LaminaError as error:
-            self.pending.pop(asked.number, None)
-            self.send(InferError(asked.number, error_problem(error)))
+            self.pending.pop(message.number, None)
+            self.send(InferError(message.number, error_problem(error)))
         for row in rows[submitted:]:
             self._release(row)
 
-    def _on_forwarded(self, asked: ForwardedRequest) -> None:
-        head = self._known_head(asked.head)
-        request = HttpRequest(head.method, head.path, head.query, head.headers, self._read_payload(asked.body), head.keep_alive)
-        self._router.handle(request, RemoteReply(self, asked.number, head.keep_alive))
+    def _on_forwarded(self, message: ForwardedRequest) -> None:
+        head = self._known_head(message.head)
+        body = self._read_payload(message.body)
+        request = HttpRequest(head.method, head.path, head.query, head.headers, body, head.keep_alive)
+        self._router.handle(request, RemoteReply(self, message.number, head.keep_alive))
 
-    def _on_rpc(self, asked: RpcRequest) -> None:
+    def _on_rpc(self, message: RpcRequest) -> None:
         methods = self._grpc_methods
-        kind = methods.request_types.get(asked.method) if methods is not None else None
+        kind = methods.request_types.get(message.method) if methods is not None else None
         if methods is None or kind is None:
-            raise FrameError(f"no method {asked.method[:80]!r}")
-        message = kind.FromString(self._read_payload(asked.message))
-        context = RpcContext(self._known_head(asked.head).headers, asked.timeout_us)
-        reply = RemoteReply(self, asked.number)
-        if asked.method == "ModelStreamInfer":
-            reply.is_streaming = True
-            cancel = methods.stream(message, context, reply.send_message, reply.end_stream)
+            raise FrameError(f"no method {message.method[:80]!r}")
+        request = kind.FromString(self._read_payload(message.message))
+        context = RpcContext(self._known_head(message.head).headers, message.timeout_us)
+        is_stream = message.method == "ModelStreamInfer"
+        reply = RemoteReply(self, message.number, is_streaming=is_stream)
+        if is_stream:
+            cancel = methods.stream(request, context, reply.send_message, reply.end_stream)
         else:
-            cancel = methods.unary(asked.method, message, context, reply.send_message)
-        if asked.number in self.pending:
+            cancel = methods.unary(message.method, request, context, reply.send_message)
+        if message.number in self.pending:
             reply.on_disconnect = cancel
 
     def _on_head(self, head: RequestHead) -> None:

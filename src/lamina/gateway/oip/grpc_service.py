@@ -38,20 +38,22 @@ class GrpcMethods(InferenceMethods):
         self.request_types = {name: self.schema[asks] for name, asks, *_ in self.schema.methods}
         self._parse = import_grpc_extra("google.protobuf.json_format").ParseDict
         self._documents: dict[str, Callable[[Any, str], dict[str, Any]]] = {
-            "ServerMetadata": lambda asked, tenant: model_catalog.server_metadata(),
-            "ModelMetadata": lambda asked, tenant: model_catalog.model_metadata(inference.catalogue, self._find(asked, tenant)),
-            "ModelConfig": lambda asked, tenant: {
-                "config": model_catalog.model_config(inference.catalogue, self._find(asked, tenant))
+            "ServerMetadata": lambda message, tenant: model_catalog.server_metadata(),
+            "ModelMetadata": lambda message, tenant: model_catalog.model_metadata(
+                inference.catalogue, self._find(message, tenant)
+            ),
+            "ModelConfig": lambda message, tenant: {
+                "config": model_catalog.model_config(inference.catalogue, self._find(message, tenant))
             },
-            "ModelReady": lambda asked, tenant: {"ready": inference.catalogue.is_loaded(self._find(asked, tenant))},
+            "ModelReady": lambda message, tenant: {"ready": inference.catalogue.is_loaded(self._find(message, tenant))},
             "ModelStatistics": self._statistics,
-            "RepositoryIndex": lambda asked, tenant: {
-                "models": model_catalog.repository_index(inference.catalogue, asked.ready, tenant)
+            "RepositoryIndex": lambda message, tenant: {
+                "models": model_catalog.repository_index(inference.catalogue, message.ready, tenant)
             },
         }
 
-    def _find(self, asked: Any, tenant: str) -> ServedModel:
-        return self._inference.catalogue.find(asked.name, asked.version, tenant)
+    def _find(self, message: Any, tenant: str) -> ServedModel:
+        return self._inference.catalogue.find(message.name, message.version, tenant)
 
     # ------------------------------------------------------------------- methods
 
@@ -85,10 +87,10 @@ class GrpcMethods(InferenceMethods):
 
         change(message.model_name, tenant, decode_parameters(message.parameters), on_end)
 
-    def _statistics(self, asked: Any, tenant: str) -> dict[str, Any]:
-        if not asked.name:
+    def _statistics(self, message: Any, tenant: str) -> dict[str, Any]:
+        if not message.name:
             return self._repository.statistics(tenant)
-        return {"model_stats": [self._inference.statistics.as_dict(self._find(asked, tenant))]}
+        return {"model_stats": [self._inference.statistics.as_dict(self._find(message, tenant))]}
 
     def stream(self, message: Any, context: RpcContext, then: OnMessage, done: Callable[[], None]) -> Callable[[], None] | None:
         try:

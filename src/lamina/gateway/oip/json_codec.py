@@ -120,21 +120,21 @@ def _binary(parameters: Parameters, wanted: list[_RequestedOutput]) -> frozenset
     return frozenset(one.name for one in wanted if one.parameters.get("binary_data", by_default) is True)
 
 
-def encode_response(model: ServedModel, asked: DecodedRequest, outputs: list[OutputTensor]) -> tuple[bytes, bytes, bytes]:
+def encode_response(model: ServedModel, request: DecodedRequest, outputs: list[OutputTensor]) -> tuple[bytes, bytes, bytes]:
     """Body, content type, and a header line that says where the JSON ends."""
     tail: list[Any] = []
-    told = []
+    described = []
     for output in outputs:
         shown: dict[str, Any] = {"name": output.name, "datatype": output.dtype, "shape": output.shape}
-        if asked.binary_outputs is None or output.name in asked.binary_outputs:
+        if request.binary_outputs is None or output.name in request.binary_outputs:
             shown["parameters"] = {"binary_data_size": len(output.data)}
             tail.append(output.data)
         else:
             shown["data"] = to_list(output.name, output.dtype, output.data, element_count(output.shape))
-        told.append(shown)
-    answer = {"model_name": model.name, "model_version": model.version, "outputs": told}
-    if asked.id:
-        answer["id"] = asked.id
+        described.append(shown)
+    answer = {"model_name": model.name, "model_version": model.version, "outputs": described}
+    if request.id:
+        answer["id"] = request.id
     head = msgspec.json.encode(answer)
     if not tail:
         return head, b"application/json", b""

@@ -85,36 +85,36 @@ def handle_generate(
         raise BadValue("parameters: not an object")
     timeout_us, priority = timeout_and_priority(parameters)
     inputs = [_input_tensor(model, name, value) for name, value in fields.items()]
-    question = InferenceRequest(model, inputs, (), timeout_us, priority, caller, request.header(b"traceparent"))
+    wanted = InferenceRequest(model, inputs, (), timeout_us, priority, caller, request.header(b"traceparent"))
 
     def shown(outputs: list[OutputTensor]) -> bytes:
-        told: dict[str, Any] = {"model_name": model.name, "model_version": model.version}
+        document: dict[str, Any] = {"model_name": model.name, "model_version": model.version}
         if request_id:
-            told["id"] = request_id
-        return msgspec.json.encode(told | {output.name: _plain_value(model, output) for output in outputs})
+            document["id"] = request_id
+        return msgspec.json.encode(document | {output.name: _plain_value(model, output) for output in outputs})
 
-    def on_piece(outputs: list[OutputTensor]) -> None:
+    def on_chunk(outputs: list[OutputTensor]) -> None:
         if not exchange.is_streaming:
             exchange.start_stream(200, EVENTS, b"cache-control: no-cache\r\n")
         exchange.send_chunk(b"data: %s\n\n" % shown(outputs))
 
-    def on_answer(said: InferenceResponse | HttpProblem) -> None:
-        if isinstance(said, HttpProblem):
+    def on_response(response: InferenceResponse | HttpProblem) -> None:
+        if isinstance(response, HttpProblem):
             if exchange.is_streaming:
-                exchange.send_chunk(b"data: %s\n\n" % msgspec.json.encode({"error": error_text(said)}))
+                exchange.send_chunk(b"data: %s\n\n" % msgspec.json.encode({"error": error_text(response)}))
                 exchange.end_stream()
             else:
-                respond_error(exchange, said)
+                respond_error(exchange, response)
         elif in_pieces:
             if not model.signature.streams:
-                on_piece(said.outputs)
+                on_chunk(response.outputs)
             elif not exchange.is_streaming:  # it has yielded nothing
                 exchange.start_stream(200, EVENTS)
             exchange.end_stream()
         else:
-            exchange.respond(200, shown(said.outputs), JSON, reply_headers(said.reply))
+            exchange.respond(200, shown(response.outputs), JSON, reply_headers(response.reply))
 
-    cancel = backend.infer(question, on_answer, on_piece if in_pieces and model.signature.streams else None)
+    cancel = backend.infer(wanted, on_response, on_chunk if in_pieces and model.signature.streams else None)
     if exchange.response is None or exchange.is_streaming:
         exchange.on_disconnect = cancel
 
