@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -83,7 +84,7 @@ class RealtimeDriver(Driver):
         self._append_journal = append
 
     def now_us(self) -> int:
-        return clock_us() - self._origin_us
+        return time.monotonic_ns() // 1000 - self._origin_us  # `clock_us`, without a call: asked seven times a request
 
     def from_clock_us(self, clock_us: int) -> int:
         """A time on the machine's clock, as `now_us` counts."""

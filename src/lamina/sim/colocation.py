@@ -80,7 +80,10 @@ class ColocatedBatches:
     def advance(self, to_us: int) -> None:
         while self.next_us <= to_us:
             self._step(self.next_us)
-        self._progress(max(to_us, self._at_us))
+        if self._running:
+            self._progress(max(to_us, self._at_us))
+        else:
+            self._at_us = max(to_us, self._at_us)
 
     def take_finished(self) -> list[CompletedWork]:
         """Since it was last asked."""
@@ -89,14 +92,26 @@ class ColocatedBatches:
 
     def _step(self, now_us: int) -> None:
         """Begin and end the batches that are due; the others get a new pace."""
+        running, waiting = self._running, self._waiting
         self._progress(now_us)
-        for batch_id in [one for one, batch in self._running.items() if batch.left_us <= _ROUNDING_US]:
-            batch = self._running.pop(batch_id)
-            self._finished.append(CompletedWork(batch_id, batch.start_us, now_us, now_us - batch.begin_us))
-            self._start_follower(batch_id, now_us)
-        for batch_id in [one for one, batch in self._waiting.items() if batch.begin_us <= now_us]:
-            self._running[batch_id] = self._waiting.pop(batch_id)
-        self._update_rates()
+        if running:
+            for batch_id in [one for one, batch in running.items() if batch.left_us <= _ROUNDING_US]:
+                batch = running.pop(batch_id)
+                self._finished.append(CompletedWork(batch_id, batch.start_us, now_us, now_us - batch.begin_us))
+                if self._followers:
+                    self._start_follower(batch_id, now_us)
+        next_us = NEVER_US
+        for batch_id, batch in list(waiting.items()):
+            if batch.begin_us <= now_us:
+                running[batch_id] = waiting.pop(batch_id)
+            else:
+                next_us = min(next_us, batch.begin_us)
+        for one in running.values():
+            if self.model is not None:
+                others = [other.entry.running for other in running.values() if other is not one]
+                one.slowdown = self.model.slowdown(one.entry.running, others, self.kind) if others else 1.0
+            next_us = min(next_us, self._at_us + math.ceil(one.left_us * one.slowdown - _ROUNDING_US))
+        self.next_us = next_us
 
     def _progress(self, to_us: int) -> None:
         for batch in self._running.values():
@@ -107,12 +122,3 @@ class ColocatedBatches:
         follower = self._followers.pop(batch_id, None)
         if follower is not None:
             self._waiting[follower].start(now_us)
-
-    def _update_rates(self) -> None:
-        next_us = min((batch.begin_us for batch in self._waiting.values()), default=NEVER_US)
-        for one in self._running.values():
-            if self.model is not None:
-                others = [other.entry.running for other in self._running.values() if other is not one]
-                one.slowdown = self.model.slowdown(one.entry.running, others, self.kind) if others else 1.0
-            next_us = min(next_us, self._at_us + math.ceil(one.left_us * one.slowdown - _ROUNDING_US))
-        self.next_us = next_us

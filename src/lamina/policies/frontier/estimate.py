@@ -108,10 +108,14 @@ class CompletionEstimator:
         usual: list[BatchConfig] = []
         for table, instances in found.values():
             config = table.best_throughput(allowed_us)
-            rate = _service_rate(view, table, config, instances) if config is not None and table.is_known else 0.0
-            if config is None or not rate:
+            if config is None or not table.is_known:
                 return FunctionCapacity(0, basis, False, [])
-            rates.append(rate)
+            at_once = 0
+            for instance in instances:
+                limits = view.devices[instance.device].spec.limits
+                limited = limits.batches_per_instance or not limits.per_batch
+                at_once += max(1, limits.batches_per_instance) if limited else max(1, table.spec.units // config.units)
+            rates.append(at_once * config.batch / max(1, config.time_us))
             usual.append(config)
         kinds = []
         for rate, config, (table, instances) in zip(rates, usual, found.values(), strict=True):
@@ -155,16 +159,6 @@ class CompletionEstimator:
             if those and flow.expected_jobs[name] >= 1:
                 work_us = max(work_us, min([snapshot.backlog_us(view, host) for host in those]) - unsure_us)
         return work_us
-
-
-def _service_rate(view: View, table: ConfigTable, config: BatchConfig, instances: list[Instance]) -> float:
-    """Jobs a microsecond these instances serve."""
-    batches = 0
-    for instance in instances:
-        limits = view.devices[instance.device].spec.limits
-        limited = limits.batches_per_instance or not limits.per_batch
-        batches += max(1, limits.batches_per_instance) if limited else max(1, table.spec.units // config.units)
-    return batches * config.batch / max(1, config.time_us)
 
 
 def _queue_delay_us(
