@@ -13,6 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from time import monotonic_ns
 from typing import Any, Protocol
 
 from lamina.core.actions import Action, AppendJournal, FailCall, Reject, Reply, ResolveData, StartBatch, WakeAt
@@ -135,9 +136,14 @@ class RealtimeDriver(Driver):
                     if answer is None:
                         continue
                     next_event = answer
-                now_us = self.now_us()
-                actions = self._handle(now_us, next_event)
-                self.decision_us = self.now_us() - now_us
+                now_us = monotonic_ns() // 1000 - self._origin_us
+                try:
+                    actions = self.controller.handle(now_us, next_event)
+                except PolicyError:
+                    # Decisions are checked before they are applied, so the state is sound and what was decided before stands.
+                    log.exception("the policy decided something impossible; its decision was left out")
+                    actions = self.controller.take_actions()
+                self.decision_us = monotonic_ns() // 1000 - self._origin_us - now_us
                 kind = type(next_event)
                 if actions and kind is not CallArrived and kind is not ArrivalsDrained:
                     self.capacity_generation += 1
@@ -147,14 +153,6 @@ class RealtimeDriver(Driver):
                     observer(now_us, next_event, actions)
         finally:
             self._is_handling = False
-
-    def _handle(self, now_us: int, event: Event) -> list[Action]:
-        try:
-            return self.controller.handle(now_us, event)
-        except PolicyError:
-            # Decisions are checked before they are applied, so the state is sound and what was decided before stands.
-            log.exception("the policy decided something impossible; its decision was left out")
-            return self.controller.take_actions()
 
     def _perform(self, action: Action) -> None:
         kind = type(action)
