@@ -81,7 +81,7 @@ def test_a_function_shows_what_it_holds_against_what_it_uses():
 
 
 def test_a_goal_that_is_missed_is_said():
-    assert "p99 over the goal" in shown(STATUS)
+    assert "p99 over SLO" in shown(STATUS)
 
 
 def test_memory_bandwidth_and_restarts_are_the_executors_own():

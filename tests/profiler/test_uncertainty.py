@@ -19,7 +19,7 @@ def test_nothing_is_said_of_a_profile_that_is_sure() -> None:
 def test_a_machine_that_is_not_steady_is_named_as_the_reason() -> None:
     bench = FakeBench(straight)
     bench.curve = lambda batch, units: straight(batch, units) * (1.6 if len(bench.asked) % 3 else 1.0)
-    assert "from one run to the next" in explain_uncertainty(measure(bench, 0.5, max_batch=4))
+    assert "between runs" in explain_uncertainty(measure(bench, 0.5, max_batch=4))
 
 
 def test_samples_that_differ_are_no_unsteady_machine() -> None:

@@ -80,7 +80,7 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 def root() -> None:
-    """Serve machine-learning functions and workflows on slices of GPUs, each with a latency goal."""
+    """Serve machine-learning functions and workflows on slices of GPUs, with latency SLOs."""
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -26,21 +26,21 @@ def admin_url() -> str:
 
 
 def url_option(command: F) -> F:
-    return click.option("--admin-url", default=admin_url, help=f"Management of the server; default {DEFAULT_ADMIN_URL}.")(command)
+    return click.option("--admin-url", default=admin_url, help=f"Management URL; default {DEFAULT_ADMIN_URL}.")(command)
 
 
 def store_option(command: F) -> F:
-    return click.option("--store", "place", metavar="PATH|URL", help="Work on this store itself, without a server.")(command)
+    return click.option("--store", "place", metavar="PATH|URL", help="Open this store directly, without a server.")(command)
 
 
 def scope_option(command: F) -> F:
     default = ("invoke", "read")
-    said = "invoke, deploy, read, admin."
+    said = "invoke, read, deploy or admin; repeatable."
     return click.option("--scope", "scopes", multiple=True, default=default, show_default=True, help=said)(command)
 
 
 def json_option(command: F) -> F:
-    return click.option("--json", "as_json", is_flag=True, help="For programs.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Output JSON.")(command)
 
 
 def administer(what: str, given: Mapping[str, Any], url: str, place: str | None) -> Any:

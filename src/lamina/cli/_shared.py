@@ -73,7 +73,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def url_option(command: F) -> F:
     default = lambda: os.environ.get("LAMINA_URL", DEFAULT_URL)  # noqa: E731
-    return click.option("--url", default=default, help=f"Server; default {DEFAULT_URL}.")(command)
+    return click.option("--url", default=default, help=f"URL of the server; default {DEFAULT_URL}.")(command)
 
 
 def write_text(text: str, path: Path) -> None:

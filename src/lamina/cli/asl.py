@@ -28,10 +28,10 @@ def command() -> None:
 @command.command()
 @click.argument("file", type=_FILE)
 @click.option("--dialect", type=_DIALECT, default="strict", show_default=True, help="extended: with the fields of KNIX.")
-@click.option("--portability", is_flag=True, help="Say what would behave differently elsewhere, line by line.")
+@click.option("--portability", is_flag=True, help="List what would behave differently on other engines, by line.")
 @click.option("--side", type=_FILE, help="The side file with GPU, SLO and scaling per state.")
 def lint(file: Path, dialect: Any, portability: bool, side: Path | None) -> int:
-    """Check a document: every remark has file, JSON path and clause."""
+    """Check a document; every finding has file, JSON path and clause."""
     from lamina.asl.export import portability as portability_remarks
     from lamina.asl.lint import check
 
@@ -50,12 +50,12 @@ def lint(file: Path, dialect: Any, portability: bool, side: Path | None) -> int:
 @command.command()
 @click.argument("file", type=_FILE)
 @click.option("--input", "given", default="{}", metavar="JSON", help="The input; @FILE reads it from a file. Default: {}.")
-@click.option("--virtual-time", is_flag=True, help="Wait for nothing: the clock leaps to the next event.")
-@click.option("--bind", "bindings", multiple=True, metavar="NAME=MODULE:CALLABLE", help="What a Resource calls; repeatable.")
+@click.option("--virtual-time", is_flag=True, help="Do not wait: the clock jumps to the next event.")
+@click.option("--bind", "bindings", multiple=True, metavar="NAME=MODULE:CALLABLE", help="Callable for a Resource; repeatable.")
 @click.option("--dialect", type=_DIALECT, default="extended", show_default=True, help="strict: without the fields of KNIX.")
-@click.option("--seed", type=int, default=None, help="Of MathRandom and UUID; they differ from run to run without one.")
+@click.option("--seed", type=int, default=None, help="Seed of MathRandom and UUID; default: random.")
 def run(file: Path, given: str, virtual_time: bool, bindings: tuple[str, ...], dialect: Any, seed: int | None) -> int:
-    """Run a document once. Its output goes to stdout as JSON; a failed execution gives Error and Cause, and exit code 1."""
+    """Run a document once and print its output as JSON. A failed execution prints Error and Cause, and exits with 1."""
     from lamina import encoding
     from lamina.asl.compile import compile_flow
     from lamina.asl.document import resolve_resource, resources_of
@@ -77,7 +77,7 @@ def run(file: Path, given: str, virtual_time: bool, bindings: tuple[str, ...], d
 @command.command("import")
 @click.argument("file", type=_FILE)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The app to write; default: stdout.")
-@click.option("--name", help="Of the workflow; default: that of the file.")
+@click.option("--name", help="Name of the workflow; default: that of the file.")
 @click.option("--dialect", type=_DIALECT, default="extended", show_default=True, help="strict: without the fields of KNIX.")
 def import_(file: Path, out: Path | None, name: str | None, dialect: Any) -> int:
     """Write a Python app for a document: one function to fill in per Resource, and the workflow."""

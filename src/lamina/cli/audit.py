@@ -10,8 +10,8 @@ from lamina.cli._admin_client import administer, json_option, show, store_option
 
 
 @click.command()
-@click.option("--after", default="", help="Only what came after the line with this key.")
-@click.option("--limit", default=100, show_default=True, help="At most so many lines, from the oldest.")
+@click.option("--after", default="", help="Only entries after the one with this key.")
+@click.option("--limit", default=100, show_default=True, help="Most entries to print, oldest first.")
 @url_option
 @store_option
 @json_option

@@ -15,7 +15,7 @@ from lamina.errors import BadValue
 @click.command()
 @click.option("--from", "first", metavar="DAY", help="First day, 2026-05-01; default: the first of this month.")
 @click.option("--to", "last", metavar="DAY", help="Last day; default: today.")
-@click.option("--by", default="tenant,target", show_default=True, help="Add up by these: day, tenant, target; or day, function.")
+@click.option("--by", default="tenant,target", show_default=True, help="Group by day, tenant, target; or by day, function.")
 @url_option
 @json_option
 def command(first: str | None, last: str | None, by: str, url: str, as_json: bool) -> None:

@@ -16,12 +16,12 @@ from lamina.cli._shared import InputFile, parse_inputs, show_value, url_option
 @click.option("--file", type=InputFile(), help="Send this file (image, audio, JSON).")
 @click.option("--input", "named", multiple=True, metavar="NAME=JSON|@FILE", help="One input by name; repeatable.")
 @url_option
-@click.option("--deadline", metavar="TIME", help='Answer within this time, such as "50ms", or refuse.')
-@click.option("--timeout", default="60s", show_default=True, help="How long to wait for the server's next word.")
-@click.option("--async", "later", is_flag=True, help="Do not wait: start a run that the server keeps, and print its id.")
-@click.option("--stream", is_flag=True, help="What a function yields, each piece as it comes: a line of JSON each.")
-@click.option("--quiet", "-q", is_flag=True, help="Only the result, no line about the call.")
-@click.option("--json", "as_json", is_flag=True, help="Result and details as one JSON object.")
+@click.option("--deadline", metavar="TIME", help='Deadline, such as "50ms"; a call that would be late is rejected.')
+@click.option("--timeout", default="60s", show_default=True, help="Client timeout, per response or stream chunk.")
+@click.option("--async", "later", is_flag=True, help="Start a durable run and print its id; do not wait for it.")
+@click.option("--stream", is_flag=True, help="Print each chunk of a function that yields, one line of JSON each.")
+@click.option("--quiet", "-q", is_flag=True, help="Print only the result.")
+@click.option("--json", "as_json", is_flag=True, help="Print result and details as one JSON object.")
 def command(
     name: str,
     body: str | None,

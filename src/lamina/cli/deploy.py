@@ -13,12 +13,12 @@ from lamina.cli._admin_client import ask, json_option, until_served, url_option
 
 @click.command()
 @click.argument("path", metavar="FILE|FOLDER", type=click.Path(readable=False, path_type=Path))
-@click.option("--app", help="Name of the app; default: what the file itself says.")
-@click.option("--no-wait", is_flag=True, help="Do not wait until the new version has taken over.")
+@click.option("--app", help="Name of the app; default: the name in the file.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until the new version is served.")
 @url_option
 @json_option
 def command(path: Path, app: str | None, no_wait: bool, admin_url: str, as_json: bool) -> int:
-    """Deploy an app: a file, or a folder with its app.py. A known app gets a new version, without a lost call.
+    """Deploy an app: a file, or a folder with an app.py. A known app gets a new version, without losing a call.
 
     \b
     Examples:

@@ -24,7 +24,7 @@ _EXTRAS = {
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a list.")
 def command(as_json: bool) -> int:
-    """Say what this machine offers and what is missing; exit code 1 if something needed is."""
+    """Check this machine: devices, drivers, packages. Exit code 1 if a requirement is missing."""
     checks = [*_machine(), *_packages(), *_slicers()]
     if as_json:
         import msgspec

@@ -23,8 +23,8 @@ format_option = click.option(
 @click.argument("file", metavar="FILE[:APP]")
 @click.argument("workflow", required=False)
 @click.option("--profiles", type=click.Path(path_type=Path), help="Folder of profiles; default: `profiles` beside the app.")
-@click.option("--device", "kind", help="Kind of device to plan for; default: the first one there are profiles of.")
-@click.option("--run", "run_id", metavar="RUN", help="Show what was measured in this run instead.")
+@click.option("--device", "kind", help="Kind of device to plan for; default: the first one with profiles.")
+@click.option("--run", "run_id", metavar="RUN", help="Show measurements of this run instead.")
 @url_option
 @click.option(
     "--output",

@@ -22,7 +22,7 @@ _LOG = InputFile("write one with `lamina sim SCENARIO --log FILE`")
 @click.option("--log", "log_file", required=True, type=_LOG, help="Event log of `sim` or `serve`.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(call: str, log_file: Path, as_json: bool) -> int:
-    """Say when each step of CALL ran, in which batch, on which slice, what else was weighed and why not.
+    """Explain CALL: when and where each step ran, in which batch, and which alternatives were rejected.
 
     \b
     Examples:

@@ -16,42 +16,45 @@ from lamina.units import parse_us
 
 @click.command()
 @click.argument("url")
-@click.option("--rate", default="50", show_default=True, help="Calls a second, or stages: 100x10s,400x30s.")
-@click.option("--duration", default="10s", show_default=True, help="How long, if --rate has no stages.")
+@click.option("--rate", default="50", show_default=True, help="Calls per second, or stages: 100x10s,400x30s.")
+@click.option("--duration", default="10s", show_default=True, help="Duration, if --rate has no stages.")
 @click.option(
     "--shape",
     type=click.Choice(["poisson", "gamma", "even", "steps", "ramp", "trace"]),
     default="poisson",
     show_default=True,
-    help="How calls come; with ramp the rate moves from stage to stage.",
+    help="Arrival process; ramp: the rate moves linearly from stage to stage.",
 )
 @click.option(
-    "--cv", default=None, type=FiniteFloat(0, 100), help="Burstiness of the gaps: 0 even, 1 Poisson, more is bunched; gamma: 4."
+    "--cv",
+    default=None,
+    type=FiniteFloat(0, 100),
+    help="Coefficient of variation of the gaps: 0 even, 1 Poisson, above 1 bursty; default for gamma: 4.",
 )
-@click.option("--trace", type=InputFile(), help="CSV with a column t_us, for trace.")
+@click.option("--trace", type=InputFile(), help="CSV file with a column t_us, for --shape trace.")
 @click.option(
-    "--speedup", type=FiniteFloat(0, min_open=True), default=1.0, show_default=True, help="Play the trace so many times faster."
+    "--speedup", type=FiniteFloat(0, min_open=True), default=1.0, show_default=True, help="Factor by which the trace is sped up."
 )
-@click.option("--slo", metavar="TIME", help="Answers within this time count as in time; default: the target's own, if it says.")
-@click.option("--deadline", metavar="TIME", help="Send this deadline with every call.")
+@click.option("--slo", metavar="TIME", help="Latency within which an answer meets the SLO; default: the SLO of the target.")
+@click.option("--deadline", metavar="TIME", help="Deadline to send with every call.")
 @click.option("--body", help="JSON to send.")
 @click.option("--file", type=InputFile(), help="Send this file instead.")
-@click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="One more header; repeatable.")
-@click.option("--method", default="POST", show_default=True)
+@click.option("--header", "headers", multiple=True, metavar="NAME:VALUE", help="Additional header; repeatable.")
+@click.option("--method", default="POST", show_default=True, help="HTTP method.")
 @click.option(
     "--connections",
     type=click.IntRange(1, 65535),
     default=256,
     show_default=True,
-    help="At most so many; one call at a time on each.",
+    help="Most connections; one call at a time on each.",
 )
-@click.option("--seed", default=1, show_default=True)
+@click.option("--seed", default=1, show_default=True, help="Seed of the arrivals.")
 @click.option("--insecure", is_flag=True, help="Do not check the server's certificate.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the result as JSON.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with plots.")
-@click.option("--json", "as_json", is_flag=True, help="The result as JSON on stdout, and no picture.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, and no live view.")
 def command(**given: Any) -> int:
-    """Offer calls to URL at a rate that does not wait for answers, and say how many were in time.
+    """Open-loop load generator for any HTTP server: how many calls met the SLO?
 
     \b
     Examples:

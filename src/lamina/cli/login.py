@@ -12,11 +12,11 @@ from lamina.cli._admin_client import ask, remember, url_option
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--sign-up", "code", metavar="CODE", help="First choose a password, with the code of an invitation.")
+@click.option("--sign-up", "code", metavar="CODE", help="Sign up with the code of an invitation, and choose a password.")
 @click.option("--out", is_flag=True, help="Log out.")
 @url_option
 def command(name: str | None, code: str | None, out: bool, admin_url: str) -> int:
-    """Log in: what you do next is done in your name, for half an hour.
+    """Log in. The session lasts half an hour and is used by later commands.
 
     \b
     Examples:

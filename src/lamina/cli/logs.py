@@ -12,13 +12,13 @@ from lamina.cli._admin_client import follow, json_option, url_option, when
 
 @click.command()
 @click.argument("name", required=False, default="")
-@click.option("--follow", "-f", "on", is_flag=True, help="Go on as more comes; Ctrl-C stops.")
-@click.option("--tail", type=click.IntRange(0), default=100, show_default=True, help="Start with so many of the last lines.")
-@click.option("--call", default="", metavar="ID", help="Only what was printed for this call (its Lamina-Call-Id).")
+@click.option("--follow", "-f", "on", is_flag=True, help="Keep printing new lines; Ctrl-C stops.")
+@click.option("--tail", type=click.IntRange(0), default=100, show_default=True, help="Number of earlier lines to start with.")
+@click.option("--call", default="", metavar="ID", help="Only lines printed for this call (its Lamina-Call-Id).")
 @url_option
 @json_option
 def command(name: str, on: bool, tail: int, call: str, admin_url: str, as_json: bool) -> None:
-    """Lines that functions have printed; NAME is a function or one of its instances.
+    """Show output of functions; NAME is a function or one of its instances.
 
     \b
     Examples:

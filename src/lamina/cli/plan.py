@@ -27,14 +27,14 @@ _FILE = click.Path(readable=False, path_type=Path)
 @click.command()
 @click.argument("tasks", type=InputFile("give a scenario (.toml), or a CSV of model,rate,SLO lines"))
 @click.option("--policy", default="gpulet", show_default=True, help="gpulet, gpulet-noint, greedy_part, timesharing or frontier.")
-@click.option("--gpus", metavar="N | KIND=N,...", help="GPUs there are; default: as few as possible.")
+@click.option("--gpus", metavar="N | KIND=N,...", help="Available GPUs; default: as few as possible.")
 @click.option("--profiles", type=_FILE, help="Folder with the profiler's files, for a list of tasks by name.")
 @click.option("--glet-dir", type=_FILE, help="Folder with gpu-let's files: profiles, memory, inputs.")
 @click.option("--sched-config", type=_FILE, help="Flags of the scheduler; default: those of the policy.")
 @click.option("--device-config", type=_FILE, help="Kinds of GPUs; default: device-config.json in that folder.")
 @click.option("--network", type=FiniteFloat(min=0, min_open=True), help="Gbit/s of input a GPU can receive; default: no limit.")
-@click.option("--compat", is_flag=True, help="Exactly as the original plans, quirks and all.")
-@click.option("--check", is_flag=True, help="Play the plan in the simulator for the attainment.")
+@click.option("--compat", is_flag=True, help="Plan exactly as the original does, defects included.")
+@click.option("--check", is_flag=True, help="Simulate the plan, and report SLO attainment.")
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of that simulation.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 @click.option("--plot", type=_FILE, help="Draw the GPUs and their slices (.png or .svg).")
@@ -53,8 +53,8 @@ def command(
     as_json: bool,
     plot: Path | None,
 ) -> int:
-    """Plan GPUs for TASKS: a scenario (.toml), or a CSV of model,rate,SLO lines. How are they cut, what runs where, in which
-    batches, and how many answers are in time?
+    """Plan GPUs for TASKS: a scenario (.toml), or a CSV of model,rate,SLO lines. Prints slices, placement, batch sizes and
+    SLO attainment.
 
     \b
     Examples:

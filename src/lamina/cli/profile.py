@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("target", metavar="FILE[:FUNCTION]")
 @click.argument("function", required=False, metavar="")
-@click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True, help="What slices are cut from.")
-@click.option("--budget", default="60s", show_default=True, help="Stop after so long, for each function.")
-@click.option("--target", "sure", default="5%", show_default=True, help="Stop once the least sure place is known to this.")
+@click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True, help="Device to measure on.")
+@click.option("--budget", default="60s", show_default=True, help="Time limit for each function.")
+@click.option("--target", "sure", default="5%", show_default=True, help="Stop when every place is known to this uncertainty.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder to write to; default: `profiles` beside the app.")
 @click.option("--input", "inputs", multiple=True, metavar="JSON|@FILE", help="A sample input, instead of examples(); repeatable.")
-@click.option("--fresh", is_flag=True, help="Forget earlier runs instead of going on from them.")
-@click.option("--predict", "kind", metavar="KIND", help="Measure nothing: say what a torch model will take on such a device.")
+@click.option("--fresh", is_flag=True, help="Discard earlier runs instead of resuming.")
+@click.option("--predict", "kind", metavar="KIND", help="Only predict the latency of a torch model on this kind of device.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line per function, and no table.")
 def command(
     target: str,
@@ -136,7 +136,7 @@ def _show(result: ProfileResult, as_json: bool) -> None:
         err=True,
     )
     if why:
-        click.echo(f"not to the {profile.meta['target']:.0%} wanted: {why}\nthe same command goes on from here", err=True)
+        click.echo(f"target of {profile.meta['target']:.0%} not reached: {why}\nrun the same command to resume", err=True)
     click.echo(f"{result.path}\n", err=True)
 
 

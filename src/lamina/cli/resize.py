@@ -18,7 +18,7 @@ from lamina.units import parse_mib, parse_share
 @click.option("--memory", help="Memory of an instance, such as 2GiB.")
 @url_option
 def command(function: str, share: str | None, cores: int | None, memory: str | None, admin_url: str) -> None:
-    """Change the slice of a function. One that owns its slice, or has another memory, gets new instances, one by one.
+    """Change the slice of a function. If it owns its slice, or its memory changes, instances are replaced one by one.
 
     \b
     Examples:

@@ -12,10 +12,10 @@ from lamina.cli._admin_client import ask, until_served, url_option
 
 @click.command()
 @click.argument("app")
-@click.option("--to", "version", type=int, help="Which version; default: the one before. 0 is what the server was started with.")
+@click.option("--to", "version", type=int, help="Version; default: the previous one. 0 is the file the server was started with.")
 @url_option
 def command(app: str, version: int | None, admin_url: str) -> None:
-    """Serve an earlier version again, without a lost call."""
+    """Serve an earlier version again, without losing a call."""
     about = ask("POST", f"/v1/apps/{quote(app, safe='')}/rollback", admin_url, msgspec.json.encode({"version": version}))
     about = until_served(about, admin_url)
     click.echo(f"{app} version {about['version']} {about['state']}")

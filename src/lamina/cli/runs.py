@@ -17,18 +17,18 @@ _STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "runnin
 
 
 def _json(function: Any) -> Any:
-    return click.option("--json", "as_json", is_flag=True, help="As JSON.")(function)
+    return click.option("--json", "as_json", is_flag=True, help="Output JSON.")(function)
 
 
 @click.group(cls=CommandGroup)
 def command() -> None:
-    """Runs the server keeps: started with `Prefer: respond-async`, client.start(...) or .submit(...)."""
+    """Durable runs: started with `Prefer: respond-async`, client.start(...) or .submit(...)."""
 
 
 @command.command()
 @click.option("--target", default="", help="Only runs of this function or workflow.")
-@click.option("--state", default="", help="Only those queued, running, succeeded, failed or cancelled.")
-@click.option("--limit", "-n", default=20, show_default=True, type=click.IntRange(1, 500), help="How many, the newest first.")
+@click.option("--state", default="", help="Only runs in this state: queued, running, succeeded, failed or cancelled.")
+@click.option("--limit", "-n", default=20, show_default=True, type=click.IntRange(1, 500), help="Most runs to list.")
 @url_option
 @_json
 def ls(target: str, state: str, limit: int, url: str, as_json: bool) -> int:
@@ -119,7 +119,7 @@ def trace(run_id: str, output: Path | None, url: str) -> int:
 @click.argument("run_ids", metavar="RUN...", nargs=-1, required=True)
 @url_option
 def cancel(run_ids: tuple[str, ...], url: str) -> int:
-    """Cancel runs, queued or under way."""
+    """Cancel runs that are queued or running."""
     with _client(url) as client:
         for run_id in run_ids:
             click.echo(f"{run_id} {client.run(run_id).cancel().state}")
@@ -130,7 +130,7 @@ def cancel(run_ids: tuple[str, ...], url: str) -> int:
 @click.argument("run_ids", metavar="RUN...", nargs=-1, required=True)
 @url_option
 def retry(run_ids: tuple[str, ...], url: str) -> int:
-    """Have failed or cancelled runs go on from where they stopped; finished steps are not run again."""
+    """Resume failed or cancelled runs where they stopped; finished steps are not run again."""
     with _client(url) as client:
         for run_id in run_ids:
             click.echo(f"{run_id} {client.run(run_id).retry().state}")

@@ -13,12 +13,12 @@ from lamina.units import parse_us
 
 @click.command()
 @click.argument("function")
-@click.option("--min", "least", type=click.IntRange(0), help="Instances that always stand.")
-@click.option("--max", "most", type=click.IntRange(1), help="Instances at most.")
-@click.option("--idle", help="How long one without work stays, such as 60s.")
+@click.option("--min", "least", type=click.IntRange(0), help="Fewest instances.")
+@click.option("--max", "most", type=click.IntRange(1), help="Most instances.")
+@click.option("--idle", help="Time after which an idle instance is unloaded, such as 60s.")
 @url_option
 def command(function: str, least: int | None, most: int | None, idle: str | None, admin_url: str) -> None:
-    """Change how many instances of a function may stand; it holds until it is changed again.
+    """Change the number of instances of a function; holds until changed again.
 
     \b
     Examples:

@@ -18,11 +18,11 @@ def command() -> None:
 
 @command.command(name="set")
 @click.argument("name")
-@click.option("--tenant", default="", help="Whose functions get it; default: the server's own.")
+@click.option("--tenant", default="", help="Tenant whose functions get it; default: none.")
 @url_option
 @store_option
 def set_(name: str, tenant: str, admin_url: str, place: str | None) -> None:
-    """Asks for the value, or reads it from a pipe: what is typed on a command line is seen by others."""
+    """Set a secret. The value is prompted for or read from a pipe, never an argument."""
     if sys.stdin.isatty():
         value = click.prompt("value", hide_input=True, err=True)
     else:
@@ -36,7 +36,7 @@ def set_(name: str, tenant: str, admin_url: str, place: str | None) -> None:
 @store_option
 @json_option
 def list_(admin_url: str, place: str | None, as_json: bool) -> None:
-    """Their names, and never what is in them."""
+    """List names of secrets; values are never shown."""
     rows: list[dict[str, Any]] = administer("secret/list", {}, admin_url, place)
     rows = [{**row, "changed": when(row["changed_us"])} for row in rows]
     show(rows, {"name": "NAME", "tenant": "TENANT", "changed": "CHANGED"}, as_json, "no secrets")
@@ -44,10 +44,10 @@ def list_(admin_url: str, place: str | None, as_json: bool) -> None:
 
 @command.command()
 @click.argument("name")
-@click.option("--tenant", default="", help="Whose it is.")
+@click.option("--tenant", default="", help="Tenant of the secret.")
 @url_option
 @store_option
 def remove(name: str, tenant: str, admin_url: str, place: str | None) -> None:
-    """Instances that stand keep it until they end."""
+    """Remove a secret. Running instances keep it until they end."""
     administer("secret/remove", {"name": name, "tenant": tenant}, admin_url, place)
     click.echo(f"removed {name}")

@@ -26,36 +26,36 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
 
 @click.command()
 @click.argument("file", metavar="[FILE[:APP]]", required=False)
-@click.option("--model", "models", multiple=True, metavar="NAME=FILE[,slo=50ms]", help="Serve a model file as it is; repeatable.")
+@click.option("--model", "models", multiple=True, metavar="NAME=FILE[,slo=50ms]", help="Serve a model file; repeatable.")
 @click.option("--model-repository", type=click.Path(path_type=Path), help="Serve a folder of models: NAME/VERSION/model.onnx.")
 @click.option("--policy", default=DEFAULT_POLICY, show_default=True, help="A policy by name, or the path of a file with one.")
 @click.option("--policy-option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the policy; repeatable.")
 @click.option("--engine", type=click.Choice(["local", "emulated"]), default="local", show_default=True, help="Where batches run.")
-@click.option("--emulate", metavar="DEVICES", help='Make-believe devices such as "h200x2"; implies --engine emulated.')
+@click.option("--emulate", metavar="DEVICES", help='Emulated devices, such as "h200x2"; implies --engine emulated.')
 @click.option("--profiles", type=click.Path(path_type=Path), help="Folder of profiles; default: `profiles` beside the app.")
 @click.option(
     "--gpu",
     type=Gpus(),
     default="auto",
     show_default=True,
-    help="Slices of GPUs: auto looks for some, no: none; green, mig; cpu, null: twins for trying it without one.",
+    help="How GPUs are sliced. auto: find GPUs; no: use none; cpu, null: emulate one, for tests.",
 )
 @click.option(
     "--slices",
     type=click.Choice(["auto", "hard", "soft"]),
     default="auto",
     show_default=True,
-    help="Of a GPU: hard ones have SMs of their own, soft ones share all; auto: soft for models with goals alike.",
+    help="hard: slices have SMs of their own; soft: slices share all SMs; auto: soft for models with similar SLOs.",
 )
-@click.option("--no-probe", is_flag=True, help="Do not time what has no profile on its examples() when it is loaded.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; beyond loopback it takes tokens.")
+@click.option("--no-probe", is_flag=True, help="Do not time functions without a profile on their examples() at load.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; any but loopback requires tokens.")
 @click.option("--port", type=PORT, default=8700, show_default=True, help="Port to listen on; 0 lets the system choose.")
 @click.option("--grpc-port", type=PORT, help="Serve the Open Inference Protocol over gRPC on this port as well.")
 @click.option(
     "--ingress",
     type=click.IntRange(0, 64),
     default=0,
-    help="So many processes of their own speak HTTP; 0: the controller's own does.",
+    help="Number of HTTP and gRPC front-end processes (0: in the controller).",
 )
 @click.option("--otlp", metavar="URL", help="Send traces to this OpenTelemetry collector, http://HOST:4318/v1/traces.")
 @click.option(
@@ -63,22 +63,22 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
     type=FiniteFloat(0, 1),
     default=0.01,
     show_default=True,
-    help="Trace this part of the calls that bring no traceparent.",
+    help="Share of calls without a traceparent to trace.",
 )
-@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of lines on stderr.")
-@click.option("--log-calls", is_flag=True, help="A line on stderr for every call.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Format of the log.")
+@click.option("--log-calls", is_flag=True, help="Log every call, to stderr.")
 @click.option("--grace", default="30s", show_default=True, help="How long calls in flight may take at shutdown.")
 @click.option("--store", "place", metavar="PATH|URL|none", help="Where runs are kept; default: a folder .lamina beside the app.")
 @click.option("--keep", default="168h", show_default=True, help="How long ended runs and their results are kept.")
-@click.option("--plain-errors", is_flag=True, help="Tell clients that a function failed, not what it said.")
+@click.option("--plain-errors", is_flag=True, help="Do not send error messages and tracebacks of functions to clients.")
 @click.option("--log", "log_file", type=click.Path(path_type=Path), help="Write every event and action as JSON lines.")
-@click.option("--explain", is_flag=True, help="The log also says what was weighed, for `lamina explain`; slower.")
+@click.option("--explain", is_flag=True, help="Log decisions and their alternatives too, for `lamina explain`; slower.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line when ready, and no status line.")
 @click.option("--admin-port", type=PORT, help="Management on this port (tokens, deploy, logs); default: none.")
 @click.option("--admin-host", default="127.0.0.1", show_default=True, help="Address of management.")
 @click.option("--apps", type=click.Path(path_type=Path), help="Where deployed apps are kept; default: beside the store.")
-@click.option("--tls-cert", type=_PEM, help="Serve over TLS with this certificate (PEM)")
-@click.option("--tls-key", type=_PEM, help="and this key.")
+@click.option("--tls-cert", type=_PEM, help="TLS certificate (PEM).")
+@click.option("--tls-key", type=_PEM, help="TLS key (PEM).")
 def command(**options: Any) -> int:
     """Serve the functions and workflows of an app over HTTP.
 

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("scenario", type=click.Path(readable=False, path_type=Path))
-@click.option("--policy", help="Another policy than the scenario's: a name, or the path of a file with one.")
+@click.option("--policy", help="Policy to use instead of the scenario's: a name, or the path of a file.")
 @click.option("--policy-option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the policy; repeatable.")
-@click.option("--seed", type=click.IntRange(min=0), help="Another seed than the scenario's.")
-@click.option("--calls", type=click.IntRange(min=1), help="Stop after so many calls.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed to use instead of the scenario's.")
+@click.option("--calls", type=click.IntRange(min=1), help="Stop after this number of calls.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines instead of a table: targets, functions, devices, total.")
 @click.option("--log", "log_file", type=click.Path(path_type=Path), help="Write every event and action as JSON lines.")
-@click.option("--explain", is_flag=True, help="The log also says what was weighed, for `lamina explain`.")
+@click.option("--explain", is_flag=True, help="Log decisions and their alternatives too, for `lamina explain`.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw latency, rates and utilisation (.png or .svg).")
-@click.option("--check", is_flag=True, help="Test every invariant after every event; slow.")
+@click.option("--check", is_flag=True, help="Check every invariant after every event; slow.")
 def command(
     scenario: Path,
     policy: str | None,
@@ -41,7 +41,7 @@ def command(
     plot: Path | None,
     check: bool,
 ) -> int:
-    """Simulate a SCENARIO file: what would be answered in time, how fast, at which cost.
+    """Simulate a SCENARIO file: SLO attainment, latency and cost.
 
     \b
     Examples:

@@ -19,11 +19,11 @@ def _options(function: Any) -> Any:
 
 @click.group(cls=CommandGroup)
 def command() -> None:
-    """State that functions keep: of the app, or of one of its workflows."""
+    """State of functions: of the app, or of one of its workflows."""
 
 
 @command.command()
-@click.option("--prefix", default="", help="Only keys that begin like this.")
+@click.option("--prefix", default="", help="Only keys with this prefix.")
 @_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON array instead of a table.")
 def ls(prefix: str, workflow: str, url: str, as_json: bool) -> int:
@@ -55,7 +55,7 @@ def get(key: str, workflow: str, url: str) -> int:
 @click.argument("value", metavar="JSON")
 @_options
 def put(key: str, value: str, workflow: str, url: str) -> int:
-    """Put a value; what watches the key is started."""
+    """Set a value, and fire the triggers of its key."""
     version = _ask(url, "PUT", key, {"workflow": workflow}, value.encode())["version"]
     click.echo(f"{key} has version {version} now", err=True)
     return 0

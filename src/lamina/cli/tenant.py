@@ -18,14 +18,12 @@ def command() -> None:
 
 @command.command(name="set")
 @click.argument("name")
-@click.option(
-    "--weight", default=1.0, show_default=True, help="Part of the devices, against others', while they are fought over."
-)
-@click.option("--rate", default=0.0, help="Calls a second; 0: no limit, here and below.")
-@click.option("--burst", default=0.0, help="Calls at once beyond the rate; default: as many as in a second.")
-@click.option("--concurrent", default=0, help="Calls under way.")
-@click.option("--unit-seconds", default=0.0, help="Units x seconds in 24 hours.")
-@click.option("--memory", default="0MiB", help="Memory of all instances its functions may have, such as 8GiB.")
+@click.option("--weight", default=1.0, show_default=True, help="Weight of the fair share of device time under contention.")
+@click.option("--rate", default=0.0, help="Calls per second; 0: no limit, here and below.")
+@click.option("--burst", default=0.0, help="Burst of calls; default: the rate of one second.")
+@click.option("--concurrent", default=0, help="Calls in flight.")
+@click.option("--unit-seconds", default=0.0, help="Units x seconds per 24 hours.")
+@click.option("--memory", default="0MiB", help="Memory of all instances of its functions, such as 8GiB.")
 @url_option
 @store_option
 def set_(
@@ -39,7 +37,7 @@ def set_(
     admin_url: str,
     place: str | None,
 ) -> None:
-    """Make a tenant, or give it other limits; a running server keeps them from now on."""
+    """Create a tenant or change its limits, effective immediately."""
     given = {
         "name": name,
         "weight": weight,
@@ -58,7 +56,7 @@ def set_(
 @store_option
 @json_option
 def list_(admin_url: str, place: str | None, as_json: bool) -> None:
-    """All tenants and their limits; 0 means none."""
+    """List tenants and their limits; 0: no limit."""
     rows: list[dict[str, Any]] = administer("tenant/list", {}, admin_url, place)
     columns = {
         "name": "NAME",
@@ -76,6 +74,6 @@ def list_(admin_url: str, place: str | None, as_json: bool) -> None:
 @url_option
 @store_option
 def remove(name: str, admin_url: str, place: str | None) -> None:
-    """With its tokens and its people."""
+    """Remove a tenant with its tokens and users."""
     gone = administer("tenant/remove", {"name": name}, admin_url, place)
     click.echo(f"removed {name}, {gone['tokens']} tokens, {gone['people']} people")

@@ -13,21 +13,21 @@ from lamina.cli._shared import CommandGroup
 
 @click.group(cls=CommandGroup)
 def command() -> None:
-    """Tokens: make, list and revoke them."""
+    """Tokens: create, list and revoke them."""
 
 
 @command.command()
 @click.argument("name")
 @scope_option
-@click.option("--tenant", default="", help="Whose calls they are; default: the server's own.")
-@click.option("--expires", default="30d", show_default=True, help="How long it is good for.")
+@click.option("--tenant", default="", help="Tenant of its calls; default: none.")
+@click.option("--expires", default="30d", show_default=True, help="Lifetime.")
 @url_option
 @store_option
 @json_option
 def create(
     name: str, scopes: tuple[str, ...], tenant: str, expires: str, admin_url: str, place: str | None, as_json: bool
 ) -> None:
-    """A new token. It is shown once: only its hash is kept."""
+    """Create a token. It is shown once; only its hash is stored."""
     given = {"name": name, "scopes": list(scopes), "tenant": tenant, "expires": expires}
     made = administer("token/create", given, admin_url, place)
     if as_json:
@@ -42,7 +42,7 @@ def create(
 @store_option
 @json_option
 def list_(admin_url: str, place: str | None, as_json: bool) -> None:
-    """All tokens, without what would open a door."""
+    """List tokens; secrets are not shown."""
     rows: list[dict[str, Any]] = administer("token/list", {}, admin_url, place)
     rows = [{**row, "expires": when(row["expires_us"])} for row in rows]
     columns = {"id": "ID", "name": "NAME", "tenant": "TENANT", "scopes": "MAY", "expires": "EXPIRES", "created_by": "BY"}
@@ -54,6 +54,6 @@ def list_(admin_url: str, place: str | None, as_json: bool) -> None:
 @url_option
 @store_option
 def revoke(id: str, admin_url: str, place: str | None) -> None:
-    """A token that opens nothing any more, from now on."""
+    """Revoke a token, effective immediately."""
     administer("token/revoke", {"id": id}, admin_url, place)
     click.echo(f"revoked {id}")

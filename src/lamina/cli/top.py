@@ -16,11 +16,11 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
 @click.command()
 @url_option
-@click.option("--every", default=1.0, show_default=True, type=FiniteFloat(min=0.1), help="Seconds between two looks.")
-@click.option("--once", is_flag=True, help="One look, then end: for scripts.")
-@click.option("--json", "as_json", is_flag=True, help="One look as JSON, as GET /v1/status has it.")
+@click.option("--every", default=1.0, show_default=True, type=FiniteFloat(min=0.1), help="Refresh interval in seconds.")
+@click.option("--once", is_flag=True, help="Print once and exit.")
+@click.option("--json", "as_json", is_flag=True, help="Print once as JSON, as GET /v1/status.")
 def command(url: str, every: float, once: bool, as_json: bool) -> int:
-    """Watch a running server: slices, owners, shares, memory, bandwidth, queues, and p99 against the goal.
+    """Watch a running server: slices, owners, shares, memory, bandwidth, queues, and p99 against the SLO.
 
     \b
     Examples:
@@ -68,7 +68,7 @@ def _table(title: str, *columns: str) -> Any:
 
 def _devices(status: dict[str, Any], letters: dict[str, str]) -> Any:
     table = _table(
-        f"{status['calls']} calls in flight; of units, a letter runs, . is kept, - is free",
+        f"{status['calls']} calls in flight; units: A-Z running that function, . reserved, - free",
         "<device", "<kind", "<units", "leased", "memory MiB", "weights", "bandwidth", "restarts",
     )  # fmt: skip
     for device in status["devices"]:
@@ -127,7 +127,7 @@ def _functions(status: dict[str, Any], letters: dict[str, str]) -> Any:
 
 def _targets(status: dict[str, Any]) -> Any:
     table = _table(
-        "calls of the last minute", "<target", "<kind", "answers", "per s", "p50 ms", "p99 ms", "goal ms", "in time", "<"
+        "calls of the last minute", "<target", "<kind", "answers", "per s", "p50 ms", "p99 ms", "SLO ms", "within SLO", "<"
     )
     for target in status["targets"]:
         if not target["answers"]:
@@ -143,7 +143,7 @@ def _targets(status: dict[str, Any]) -> Any:
             _number(target["p99_ms"]),
             _number(target["slo_ms"]),
             f"{100 * target['met']:.1f} %",
-            "[red]p99 over the goal[/red]" if late else "",
+            "[red]p99 over SLO[/red]" if late else "",
         )
     return table
 

@@ -12,13 +12,13 @@ from lamina.cli._shared import CommandGroup
 
 @click.group(cls=CommandGroup)
 def command() -> None:
-    """People: invite, list and remove them."""
+    """Users: invite, list and remove them."""
 
 
 @command.command()
 @click.argument("name")
 @scope_option
-@click.option("--tenant", default="", help="Where they belong; default: to who runs the server.")
+@click.option("--tenant", default="", help="Tenant of the user; default: none.")
 @url_option
 @store_option
 def invite(name: str, scopes: tuple[str, ...], tenant: str, admin_url: str, place: str | None) -> None:

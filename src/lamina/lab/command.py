@@ -22,11 +22,11 @@ WIDTH = 140
 
 @click.group(cls=CommandGroup)
 def command() -> None:
-    """Experiments: compare policies on the same workloads, and gather what came of it."""
+    """Experiments: compare policies on the same workloads."""
 
 
 @command.command("ls")
-@click.option("--out", "folder", type=click.Path(path_type=Path), default=FOLDER, help="Where results lie.")
+@click.option("--out", "folder", type=click.Path(path_type=Path), default=FOLDER, help="Folder with results.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON array instead of a table.")
 def list_all(folder: Path, as_json: bool) -> None:
     """List the experiments, and when each was run last."""
@@ -50,12 +50,12 @@ def list_all(folder: Path, as_json: bool) -> None:
 
 @command.command("run")
 @click.argument("name")
-@click.option("--quick", is_flag=True, help="A few seconds in all: to see that it works, not to quote.")
-@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="For everything that is drawn.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Cells at the same time; as many as there are cores by default.")
-@click.option("--resume", is_flag=True, help="Keep rows that the same code made for the same seed.")
-@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object, and nothing else.")
-@click.option("--out", "folder", type=click.Path(path_type=Path), default=FOLDER, help="Where results go.")
+@click.option("--quick", is_flag=True, help="A short run of a few seconds, as a smoke test.")
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Cells in parallel; default: the number of cores.")
+@click.option("--resume", is_flag=True, help="Keep rows made by the same code with the same seed.")
+@click.option("--json", "as_json", is_flag=True, help="Print only the figures, as one JSON object.")
+@click.option("--out", "folder", type=click.Path(path_type=Path), default=FOLDER, help="Folder for results.")
 def run_one(name: str, quick: bool, seed: int, jobs: int | None, resume: bool, as_json: bool, folder: Path) -> int:
     """Run the experiment NAME (or the path of a file with one), and show its figures."""
     from lamina.lab import experiment, results
@@ -92,8 +92,8 @@ def run_one(name: str, quick: bool, seed: int, jobs: int | None, resume: bool, a
 
 @command.command("report")
 @click.argument("names", nargs=-1)
-@click.option("--results", "folder", type=click.Path(path_type=Path), default=FOLDER, help="Where results lie.")
-@click.option("--out", type=click.Path(path_type=Path), default=FOLDER / "report.html", help="The page to write.")
+@click.option("--results", "folder", type=click.Path(path_type=Path), default=FOLDER, help="Folder with results.")
+@click.option("--out", type=click.Path(path_type=Path), default=FOLDER / "report.html", help="HTML page to write.")
 def report(names: tuple[str, ...], folder: Path, out: Path) -> None:
     """Write one HTML page with all experiments that have results, or those named."""
     from lamina.lab import experiment

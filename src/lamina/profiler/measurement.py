@@ -202,7 +202,7 @@ def explain_uncertainty(outcome: MeasurementOutcome, cycle: Cycle = lambda batch
     apart = run_to_run_variation(outcome.runs, cycle)
     if apart < STEADY_VARIATION:
         return f"the time was too short, {where} had {len(outcome.runs[outcome.least_certain])} runs of samples that differ"
-    return f"the same batch takes {apart:.0%} more or less from one run to the next: the machine, or the function, is not steady"
+    return f"the same batch varies by {apart:.0%} between runs: the machine, or the function, is not steady"
 
 
 def run_to_run_variation(runs: Runs, cycle: Cycle) -> float:
