@@ -82,7 +82,7 @@ class DeviceSpec(Struct, frozen=True, kw_only=True):
 
     def lease_price(self, units: int, cores: int) -> float:
         """Price of a slice for one microsecond."""
-        return units * self.unit_price() + cores * self.core_price_per_s / 1e6
+        return units * (self.price_per_s / self.units / 1e6) + cores * self.core_price_per_s / 1e6
 
     def transfer_us(self, source: DeviceSpec, kib: int) -> int:
         """Transfer time from another device; 0 on the same node."""

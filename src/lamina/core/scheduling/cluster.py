@@ -40,8 +40,9 @@ class Cluster:
         instance, device, behind = slot.instance, slot.device, slot.behind
         function = self._state.functions[instance.function]
         self._check_start(decision)
-        predicted_us = self._view.latency_us(function.spec.name, device, len(jobs), slot.units, slot.cores)
-        transfer_us = self._view.transfer_us(jobs, device)
+        predictor, units = self._view.predictor, slot.mask.bit_count()
+        predicted_us = predictor.latency_us(function.spec.name, device.spec.kind, len(jobs), units, slot.cores)
+        transfer_us = self._view.transfer_us(jobs, device) if device.spec.link_mib_per_s else 0
         if predicted_us:
             predicted_us += transfer_us
         if predicted_us and slot.at_us + predicted_us > max([job.expires_us for job in jobs]):
@@ -100,12 +101,13 @@ class Cluster:
         if not device.is_valid_slice(mask) or not (device.spec.limits.per_batch or mask == device.homes.get(instance.id)):
             raise PolicyError(f"{device.spec.id} has no slice {mask:b} for {instance.id}")
         own = behind is not None and behind.instance is instance
-        if not own and not instance.has_capacity(function.batches_at_once(device)):
+        limit = function.batches_at_once(device)
+        if limit and not own and not instance.has_capacity(limit):
             raise PolicyError(f"{instance.id} has all the batches it may run at once")
-        if slot.cores < 0 or slot.cores > (device.cores_free if behind is None else behind.cores):
+        if slot.cores and not 0 < slot.cores <= (device.cores_free if behind is None else behind.cores):
             raise PolicyError(f"{device.spec.id} has no {slot.cores} cores to spare")
         if behind is None:
-            if mask & (device.busy | device.reserved_units(instance.id)):
+            if mask & device.busy or (device.homes and mask & device.reserved_units(instance.id)):
                 raise PolicyError(f"{slice_label(device.spec.id, mask)} is busy, or reserved for another")
         elif behind.follower is not None or behind.started_us < 0 or behind.id not in self._state.batches:
             raise PolicyError(f"nothing can be booked behind batch {behind.id}")

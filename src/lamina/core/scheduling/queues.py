@@ -44,8 +44,12 @@ class Queue:
 
     def remove_all(self, jobs: list[Job]) -> None:
         """Take these jobs out; when they are the first ones, as they nearly always are, in one stroke."""
+        entries = self._entries
+        if len(jobs) == 1 and entries and entries[0][2] is jobs[0]:
+            del entries[0]
+            return
         if self.first(len(jobs)) == jobs:
-            del self._entries[: len(jobs)]
+            del entries[: len(jobs)]
             return
         for job in jobs:
             self.remove(job)

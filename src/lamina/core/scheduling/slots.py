@@ -62,7 +62,8 @@ def free_slots(view: View, function: FunctionState) -> Iterator[FreeUnits]:
         if device.busy == device.all_units:
             continue
         cores = device.cores_free if spec.cores else 0
-        if (spec.cores and not cores) or not instance.has_capacity(function.batches_at_once(device)):
+        limit = function.batches_at_once(device)
+        if (spec.cores and not cores) or (limit and not instance.has_capacity(limit)):
             continue
         home = device.homes.get(instance.id, 0) if device.homes else 0
         if home and not home & device.busy:

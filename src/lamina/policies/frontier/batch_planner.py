@@ -117,9 +117,12 @@ class BatchPlanner:
         if not in_time:
             found = cheapest_slot(slots, count, head.expires_us - now_us, slo_us)
             return BatchDecision(*found) if found else NOTHING
-        waiting = self.optimizer.wait_budget(view, function, head, count, slots)
-        if waiting is not None and not self.feedback.should_wait(function.spec.name):
-            waiting = None
+        waiting = None
+        for slot in slots:
+            if not slot.device.spec.owned:  # waiting saves time that is paid for
+                if self.feedback.should_wait(function.spec.name):
+                    waiting = self.optimizer.wait_budget(view, function, head, count)
+                break
         decision = NOTHING
         if plan is not None:
             within_us = call.deadline_us - now_us

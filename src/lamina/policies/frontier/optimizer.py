@@ -83,19 +83,14 @@ class ConfigOptimizer:
     spare: float
     patience: float
 
-    def wait_budget(
-        self, view: View, function: FunctionState, job: Job, count: int, slots: list[CandidateSlot]
-    ) -> WaitBudget | None:
-        """The wait budget of a job with a goal; None if no further jobs are expected, or nothing would be saved."""
+    def wait_budget(self, view: View, function: FunctionState, job: Job, count: int) -> WaitBudget | None:
+        """The wait budget of a job with a goal; None if no further jobs are expected, or clients are in a closed loop."""
         arrivals = function.arrivals
         if count >= function.spec.max_batch or arrivals.interarrival_us >= NEVER_US or arrivals.resubmit_share > CLOSED_LOOP:
             return None
-        for slot in slots:
-            if not slot.device.spec.owned:
-                call = job.run.call
-                gap_us = max(arrivals.interarrival_us, float(view.now_us - arrivals.last_us))
-                return WaitBudget(gap_us, call.deadline_us - call.arrived_us, 1 - self.patience, job.enqueued_us)
-        return None
+        call = job.run.call
+        gap_us = max(arrivals.interarrival_us, float(view.now_us - arrivals.last_us))
+        return WaitBudget(gap_us, call.deadline_us - call.arrived_us, 1 - self.patience, job.enqueued_us)
 
     def for_function(
         self, now_us: int, slots: list[CandidateSlot], count: int, within_us: int, slo_us: int, waiting: WaitBudget | None
