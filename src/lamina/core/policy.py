@@ -14,7 +14,7 @@ applies it before asking for the next, so a generator sees what its last `yield`
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import product
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -172,6 +172,10 @@ class ScaleRole(Protocol):
     def scale(self, view: View) -> Iterable[Decision]: ...
 
 
+def _no_margin_us(target: str) -> int:
+    return 0
+
+
 class View(Clock):
     """Read-only view of the state and the time, with the questions policies ask most.
 
@@ -179,7 +183,7 @@ class View(Clock):
     """
 
     __slots__ = (
-        "_least_costs", "_margin", "_state", "bandwidth", "batches", "deferred", "devices", "explain", "flows", "functions",
+        "_least_costs", "_state", "admission_margin_us", "bandwidth", "batches", "deferred", "devices", "explain", "flows", "functions",
         "instances", "needs_instance", "picks_slice_size", "predictor", "waiting",
     )  # fmt: skip
 
@@ -195,11 +199,12 @@ class View(Clock):
     ) -> None:
         super().__init__()
         self._state = state
-        self._margin = margin
         self._least_costs: dict[str, tuple[int, float]] = {}  #: by target, and until when it is believed
         self.predictor = predictor
         self.picks_slice_size = picks_slice_size  #: the policy may give a batch other slices than its function asks for
         self.explain = explain  #: `Start.why` will be read
+        self.admission_margin_us: Callable[[str], int] = margin.margin_us if margin is not None else _no_margin_us
+        """Margin to add to an estimate so that as many calls of this target are in time as its SLO asks for."""
         self.bandwidth = bandwidth_rule(predictor)  #: limits what may run side by side; None: demands are not known
         self.functions = state.functions
         self.flows: Mapping[str, Flow] = flows if flows is not None else {}
@@ -269,10 +274,6 @@ class View(Clock):
                     batch_us = self.latency_us(spec.name, device, spec.max_batch, size, core_count)
                     prices.append(batch_us * where.lease_price(size, core_count) / spec.max_batch)
         return min(prices, default=0.0)
-
-    def admission_margin_us(self, target: str) -> int:
-        """Margin to add to an estimate so that as many calls of this target are in time as its SLO asks for."""
-        return self._margin.margin_us(target) if self._margin is not None else 0
 
     # ------------------------------------------------------------------- slots
 
