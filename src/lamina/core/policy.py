@@ -183,8 +183,8 @@ class View(Clock):
     """
 
     __slots__ = (
-        "_least_costs", "_state", "admission_margin_us", "bandwidth", "batches", "deferred", "devices", "explain", "flows", "functions",
-        "instances", "needs_instance", "picks_slice_size", "predictor", "waiting",
+        "_least_costs", "_state", "admission_margin_us", "bandwidth", "batches", "deferred", "devices", "explain", "flows",
+        "functions", "instances", "needs_instance", "picks_slice_size", "predictor", "waiting",
     )  # fmt: skip
 
     def __init__(
