@@ -45,7 +45,7 @@ def draw(*args: str) -> Result:
 
 def test_the_picture_has_the_time_slack_and_batch_of_each_step(app: str):
     picture = draw(app, "w", "--output", "-").stdout
-    assert "goal 100ms; planned with medians on cpu" in picture
+    assert "SLO 100ms; planned with medians on cpu" in picture
     assert picture.count("10 ms · slack 80 ms · batch 4") == 2
 
 

@@ -110,9 +110,9 @@ def _planned(app: Any, flow: Any, file: str, folder: Path | None, kind: str | No
     from lamina.units import show_us
 
     found = read_profiles(file, folder)
-    goal = f"goal {show_us(flow.slo.latency_us)}" if flow.slo.latency_us else "no goal"
+    slo = f"SLO {show_us(flow.slo.latency_us)}" if flow.slo.latency_us else "no SLO"
     if not found:
-        return {}, f"{goal}; no profiles"
+        return {}, f"{slo}; no profiles"
     kinds = list(dict.fromkeys(one.device for one in found if one.function in flow.functions)) or [found[0].device]
     if kind is not None and kind not in kinds:
         raise BadValue(f"--device {kind!r}: no profiles of it", hint=f"there are {', '.join(kinds)}")
@@ -124,7 +124,7 @@ def _planned(app: Any, flow: Any, file: str, folder: Path | None, kind: str | No
         return round(table.median_us(function, kind, batch, units))
 
     batches = {name: function.spec.max_batch for name, function in app.functions.items()}
-    return planned_notes(flow, time_us, batches), f"{goal}; planned with medians on {kind}"
+    return planned_notes(flow, time_us, batches), f"{slo}; planned with medians on {kind}"
 
 
 def _measured(flow: Any, run_id: str, url: str) -> tuple[Any, str]:

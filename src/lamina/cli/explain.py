@@ -103,9 +103,9 @@ def _read(why: str) -> Any:
 
 
 def _print(told: dict[str, Any], console: Console) -> None:
-    goal = f"goal {told['goal_ms']:g} ms" if told["goal_ms"] is not None else "no goal"
+    deadline = f"deadline after {told['goal_ms']:g} ms" if told["goal_ms"] is not None else "no deadline"
     arrived_ms = told["arrived_ms"]
-    console.print(f"[bold]{told['call']}[/]  {told['target']}  arrived at {arrived_ms:.3f} ms  {goal}", highlight=False)
+    console.print(f"[bold]{told['call']}[/]  {told['target']}  arrived at {arrived_ms:.3f} ms  {deadline}", highlight=False)
     for step in told["steps"]:
         after_ms = step["decided_ms"] - arrived_ms
         took = f", took {step['took_ms']:.2f}" if "took_ms" in step else ""
@@ -121,7 +121,7 @@ def _print(told: dict[str, Any], console: Console) -> None:
         console.print("\nno end in this log", highlight=False)
         return
     more = f", {end['latency_ms']:.2f} ms after it arrived, cost {end['cost']:.3g}" if "latency_ms" in end else ""
-    offer = f"; {end['offer_ms']:.2f} ms could have been had" if end.get("offer_ms") else ""
+    offer = f"; {end['offer_ms']:.2f} ms could be met" if end.get("offer_ms") else ""
     console.print(f"\n[bold]{end['what']}[/]{more}{offer}", highlight=False)
     if end.get("why"):
         _print_why(end["why"], console)
@@ -135,7 +135,7 @@ def _print_why(why: Any, console: Console) -> None:
         figures = ", ".join(f"{name.removesuffix('_ms')} {value:g} ms" for name, value in why.items() if name.endswith("_ms"))
         console.print(f"  {why.get('because', '')}: {figures}", highlight=False)
         return
-    budget = f"{why['budget_ms']:.2f} ms left" if why["budget_ms"] is not None else "no goal"
+    budget = f"{why['budget_ms']:.2f} ms left" if why["budget_ms"] is not None else "no deadline"
     console.print(
         f"  {why['because']}; {budget}, {why['waiting']} waiting, the first for {why['waited_ms']:.2f} ms", highlight=False
     )
