@@ -72,7 +72,7 @@ def test_ten_times_the_quota_puts_no_more_calls_before_those_of_another_tenant(t
     app.write_text(APP)
 
     async def work() -> tuple[list[int], list[int], float]:
-        async with managed(app, tmp_path / "kept", watch=line.watch) as server:
+        async with managed(app, tmp_path / "kept", on_event=line.watch) as server:
             quiet = await server.token("invoke", tenant="quiet")
             noisy = await server.token("invoke", tenant="noisy", rate_per_s=RATE, burst=1)
             while (await server.call("/readyz", method="GET")).status != 200:

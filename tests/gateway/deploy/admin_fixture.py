@@ -13,7 +13,8 @@ from lamina import policies
 from lamina.access.admin_service import AdminService
 from lamina.access.records import Identity
 from lamina.bootstrap import open_local
-from lamina.gateway.bootstrap import Gateway, ListenConfig, open_gateway
+from lamina.drivers.driver import EventObserver
+from lamina.gateway.bootstrap import Gateway, GatewayObservers, ListenConfig, open_gateway
 from lamina.gateway.deploy import app_package
 from lamina.gateway.deploy.admin_server import AdminServer, DeploymentSetup, open_access, open_admin
 from lamina.store.open import open_store
@@ -72,7 +73,15 @@ def zipped(files: dict[str, bytes]) -> bytes:
 
 @contextlib.asynccontextmanager
 async def managed(
-    app: Path, folder: Path, *, policy: str = "edf", gpu: str = "no", runs: bool = False, grace_s: float = 5.0, **options: Any
+    app: Path,
+    folder: Path,
+    *,
+    policy: str = "edf",
+    gpu: str = "no",
+    runs: bool = False,
+    grace_s: float = 5.0,
+    on_event: EventObserver | None = None,
+    **options: Any,
 ) -> AsyncIterator[Managed]:
     """Uploads and the store are kept in `folder`, so that a second server there finds what the first one left; with `runs`
     also durable runs. At its end what runs has `grace_s`."""
@@ -81,7 +90,14 @@ async def managed(
     live = open_local(str(app), policy=policies.build(policy), gpu=gpu)
     prepared = DeploymentSetup(access, folder / "apps", str(app))
     listen = ListenConfig(**options)
-    gateway = await open_gateway(live, listen, access=access, prepare=prepared, store=store if runs else None)
+    gateway = await open_gateway(
+        live,
+        listen,
+        access=access,
+        prepare=prepared,
+        store=store if runs else None,
+        observers=GatewayObservers(on_event=on_event),
+    )
     admin = await open_admin(gateway, prepared)
     try:
         yield Managed(gateway, admin)
