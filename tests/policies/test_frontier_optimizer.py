@@ -15,6 +15,7 @@ from lamina.core.scheduling.queues import Queue
 from lamina.core.scheduling.state import Batch, ControllerState, FunctionState, Instance
 from lamina.core.workflow.flow import Flow, Task
 from lamina.planner.arrival_rates import ArrivalRates
+from lamina.planner.blocking import BlockingRule
 from lamina.planner.configs import ConfigArrays, ProfiledConfig
 from lamina.planner.cost_to_go import CostToGo
 from lamina.planner.frontier import point
@@ -112,11 +113,11 @@ def test_a_slice_elsewhere_is_waited_for_if_it_saves_more_than_three_percent(che
     view, tables = a_world(here, there), ConfigTables()
     runs(view, "f-1", 0b1, ends_us=1 * MS)
     function = view.functions["f"]
-    [slot] = free_candidates(view, tables, function)
+    [slot] = free_candidates(view, tables, BlockingRule(), function)
     config = slot.cheapest_within(1, 100 * MS)
     assert config is not None
     batch = NextBatch(function, [a_job(1, 100 * MS)], in_time=True, has_goal=True, plan=None, fastest_us=0)
-    found = cheaper_upcoming_slots(view, tables, batch, slot, config, spare=0.0, cost_limit=math.inf)
+    found = cheaper_upcoming_slots(view, tables, BlockingRule(), batch, slot, config, spare=0.0, cost_limit=math.inf)
     assert len(found) == places
 
 
@@ -140,14 +141,14 @@ def lodger() -> View:
 def test_nothing_is_booked_behind_a_batch_on_a_slice_that_is_lent(lodger: View, mask: int, places: int):
     """It is lent for one batch: then its owner may want it."""
     runs(lodger, "f-0", mask, ends_us=1 * MS)
-    assert len(upcoming_candidates(lodger, ConfigTables(), lodger.functions["f"], before_us=50 * MS)) == places
+    assert len(upcoming_candidates(lodger, ConfigTables(), BlockingRule(), lodger.functions["f"], before_us=50 * MS)) == places
 
 
 @pytest.mark.parametrize(("wanted", "units"), [(False, 4), (True, 2)])
 def test_a_lent_home_is_room_for_others_until_its_owner_wants_it(lodger: View, wanted: bool, units: int):
     if wanted:
         lodger.functions["g"].queue.add(a_job(1, 100 * MS))
-    [slot] = free_candidates(lodger, ConfigTables(), lodger.functions["f"])
+    [slot] = free_candidates(lodger, ConfigTables(), BlockingRule(), lodger.functions["f"])
     assert slot.units == units
 
 

@@ -27,6 +27,7 @@ from lamina.core.scheduling.state import FunctionState
 from lamina.core.workflow.runs import flow_of
 from lamina.planner.arrival_rates import ArrivalRates
 from lamina.planner.batching import LEAD_US, is_most_urgent, should_wait_for_resubmits
+from lamina.planner.blocking import BlockingRule
 from lamina.policies.frontier import explain
 from lamina.policies.frontier.admission import CostBudget, RecentEstimates, allows_probe
 from lamina.policies.frontier.autoscaler import FrontierAutoscaler
@@ -50,6 +51,9 @@ from lamina.types import NEVER_US, Call
 SILENCE = 8
 """Times the usual gap between two calls: after that, the jobs that were waited for do not come."""
 
+BLOCKED_US = 1_000
+"""A start that would keep others from being in time is reconsidered this soon, or when something changes on its devices."""
+
 LARGER_US = 200
 """Only a larger slice has a block, and is thought to be too slow: one that does may be free by then."""
 
@@ -66,6 +70,7 @@ class Policy:
     order: Order = field(default="due", init=False)
     picks_slice_size: bool = field(default=True, init=False)
     _tables: ConfigTables = field(default_factory=ConfigTables, init=False)
+    _blocking: BlockingRule = field(default_factory=BlockingRule, init=False)
     _recent: RecentEstimates = field(default_factory=RecentEstimates, init=False)
     _shedder: LoadShedder = field(default_factory=LoadShedder, init=False)
     _feedback: BatchingFeedback = field(default_factory=BatchingFeedback, init=False)
@@ -167,7 +172,7 @@ class Policy:
             return Drop(head)
 
         # slots that are free now, and the jobs of the next batch
-        slots = free_candidates(view, self._tables, function)
+        slots = free_candidates(view, self._tables, self._blocking, function)
         waiting = len(queue)
         if waiting == 1:
             in_time, jobs = head.due_us >= now_us + fastest_us, [head]
@@ -199,9 +204,10 @@ class Policy:
             return Defer(name, decision.until_us, decision.at_count, ignore_devices=True)
         chosen, config = decision.slot, decision.config
         if chosen is None or config is None:
-            return self._commit(view, batch, upcoming_candidates(view, self._tables, function, batch.end_us - fastest_us))
+            upcoming = upcoming_candidates(view, self._tables, self._blocking, function, batch.end_us - fastest_us)
+            return self._commit(view, batch, upcoming)
         if in_time and has_goal and (len(function.instances) > 1 or config.cost > cost_limit):
-            cheaper = cheaper_upcoming_slots(view, self._tables, batch, chosen, config, self.spare, cost_limit)
+            cheaper = cheaper_upcoming_slots(view, self._tables, self._blocking, batch, chosen, config, self.spare, cost_limit)
             if cheaper:
                 return self._commit(view, batch, cheaper)
         return self._start(view, batch, chosen, config, slots)
@@ -241,6 +247,10 @@ class Policy:
         if slot.device.spec.link_mib_per_s:
             us += view.transfer_us(chosen, slot.device)
         end_us = slot.at_us + us
+        if us > batch.fastest_us and not slot.is_reserved and len(slot.device.instances) > 1:
+            kept = self._blocking.kept_units(view, function, slot.device, where.mask, slot.at_us, us)
+            if kept & where.mask:  # a smaller slice takes longer: too long for functions beside it
+                return Defer(name, now_us + BLOCKED_US, NEVER_US)
         for job in chosen:
             if job.expires_us >= end_us:
                 break

@@ -17,6 +17,7 @@ from lamina.core.scheduling.jobs import Job
 from lamina.core.scheduling.leases import Device
 from lamina.core.scheduling.state import FunctionState
 from lamina.planner.batching import batchable_prefix, largest_batch_within, recheck_at_count, wait_until_us
+from lamina.planner.blocking import BlockingRule
 from lamina.planner.upstream_jobs import wait_for_upstream_us
 from lamina.policies.frontier.candidate_slots import CandidateSlot, upcoming_candidates
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, ConfigTables
@@ -175,6 +176,7 @@ class BatchPlanner:
 def cheaper_upcoming_slots(
     view: View,
     tables: ConfigTables,
+    blocking: BlockingRule,
     batch: NextBatch,
     slot: CandidateSlot,
     config: BatchConfig,
@@ -198,7 +200,7 @@ def cheaper_upcoming_slots(
     over = config.cost > cost_limit
     least = math.inf if over else total(config, 0) * (1 - MIN_SAVING)
     found: list[tuple[float, int, CandidateSlot]] = []
-    for other in upcoming_candidates(view, tables, function, head.due_us):
+    for other in upcoming_candidates(view, tables, blocking, function, head.due_us):
         if over or other.table is not slot.table:
             rows = other.pareto(len(jobs))[1]
             cost = min((total(row, other.at_us - now_us) for row in rows if row.cost <= cost_limit), default=math.inf)

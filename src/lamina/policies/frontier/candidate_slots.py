@@ -9,6 +9,7 @@ from lamina.core.policy import View
 from lamina.core.scheduling.leases import Device, find_block
 from lamina.core.scheduling.slots import Slot, free_slots, upcoming_slots
 from lamina.core.scheduling.state import Batch, FunctionState, Instance
+from lamina.planner.blocking import BlockingRule
 from lamina.policies.frontier.config_table import BatchConfig, ConfigTable, ConfigTables, ParetoFront, largest_fit
 
 
@@ -56,12 +57,14 @@ class CandidateSlot(NamedTuple):
         return Slot(self.instance, self.device, mask, self.behind, self.at_us, config.cores)
 
 
-def free_candidates(view: View, tables: ConfigTables, function: FunctionState) -> list[CandidateSlot]:
-    """One per instance that could take a batch at once."""
+def free_candidates(view: View, tables: ConfigTables, blocking: BlockingRule, function: FunctionState) -> list[CandidateSlot]:
+    """One per instance that could take a batch at once, on units that others can spare (`planner/blocking.py`)."""
     now_us = view.now_us
     found: list[CandidateSlot] = []
     for instance, device, free, cores, is_home in free_slots(view, function):
         table = tables.table_for(view, function, device)
+        if not is_home and len(device.instances) > 1 and (fastest := table.fastest()):
+            free &= ~blocking.kept_units(view, function, device, free, now_us, fastest.time_us)
         if is_home:
             found.append(CandidateSlot(instance, device, table, free, free.bit_count(), cores, True, now_us, is_exact=True))
         elif units := largest_fit(free, table.unit_counts, device.spec.limits.aligned, device.spec.units):
@@ -69,11 +72,15 @@ def free_candidates(view: View, tables: ConfigTables, function: FunctionState) -
     return found if view.bandwidth is None else _within_bandwidth(view, function, found)
 
 
-def upcoming_candidates(view: View, tables: ConfigTables, function: FunctionState, before_us: int) -> list[CandidateSlot]:
-    """What running batches that end by `before_us` leave behind."""
+def upcoming_candidates(
+    view: View, tables: ConfigTables, blocking: BlockingRule, function: FunctionState, before_us: int
+) -> list[CandidateSlot]:
+    """What running batches that end by `before_us` leave behind, and others can spare."""
     found: list[CandidateSlot] = []
     for instance, device, free, cores, is_home, at_us, batch in upcoming_slots(view, function, before_us):
         table = tables.table_for(view, function, device)
+        if not is_home and len(device.instances) > 1 and (fastest := table.fastest()):
+            free &= ~blocking.kept_units(view, function, device, free, at_us, fastest.time_us)
         if is_home:
             units = free.bit_count()
         else:

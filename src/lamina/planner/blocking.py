@@ -1,0 +1,227 @@
+"""Blocking rule: before a batch starts, every other function on the device keeps a way to start in time.
+
+A batch cannot be taken back. So the question before a start is not only "is this one in time?" but "is every other function still
+able to be?". Each function that is resident on the device and has an SLO tolerates a wait of
+
+    tolerance = SLO - its own time on the units it needs - margin
+
+A batch that holds its units for longer than that may not take the units such a function would need: for each of them a block of
+the size it runs on must be free, or become free within its tolerance, beside this batch and the blocks kept for the others. How
+many blocks are kept for one follows its demand: as many as its arrivals keep busy, at least one, and no more than an equal share of
+the device, so that under overload no function is kept out by what others ask for. A function counts while it has
+been called lately or has a standing instance. Its home, if it has one, is the block that is kept: so a home is lent only to
+batches that end within the owner's tolerance.
+
+What is kept is placed where it costs the batch least: on units that are not free yet but will be in time, else at the edge of the
+free ones. What cannot be kept in any case (a longer batch runs there already) blocks nothing. A function that fits on no part of
+the device beside what is kept takes turns with the others: it may start once it has left the device alone for as long as it is
+about to hold it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from lamina.core.lifecycle import InstancePhase
+from lamina.core.policy import View
+from lamina.core.scheduling.leases import Device, aligned_starts
+from lamina.core.scheduling.state import Batch, FunctionState
+from lamina.types import NEVER_US
+
+FRESH_US = 20_000
+"""How long what functions on a device tolerate is good for."""
+
+LATELY_US = 10_000_000
+"""A function without a standing instance counts for so long after its last call."""
+
+HEADROOM = 1.5
+"""Arrivals come in bursts: blocks for so many times the mean."""
+
+SAFETY = 0.1
+"""Part of an SLO that is left out of the tolerance: hand-over, and predictions that are a little off."""
+
+
+class Claim(NamedTuple):
+    """What a function must find within its tolerance: so many blocks of so many units, or its home."""
+
+    tolerance_us: int
+    function: str
+    units: int
+    blocks: int
+    home: int = 0
+
+
+class Holding(NamedTuple):
+    """Units that are held until then."""
+
+    mask: int
+    until_us: int
+
+
+class BlockingRule:
+    """Claims on each device, worked out anew every so often."""
+
+    def __init__(self) -> None:
+        self._claims: dict[str, tuple[int, list[Claim]]] = {}
+
+    def kept_units(self, view: View, function: FunctionState, device: Device, free: int, at_us: int, time_us: int) -> int:
+        """Units that a batch of the function, from `at_us` on for `time_us`, must leave to others."""
+        claims = self.claims(view, device)
+        if not claims or claims[0].tolerance_us >= time_us:
+            return 0
+        name = function.spec.name
+        urgent = [claim for claim in claims if claim.tolerance_us < time_us and claim.function != name]
+        if not urgent:
+            return 0
+        share = device.spec.units // (len(claims) + all(claim.function != name for claim in claims))
+        urgent = [claim._replace(blocks=max(1, min(claim.blocks, share // claim.units))) for claim in urgent]
+        held = [Holding(batch.mask, _end_us(batch)) for batch in (view.batches[number] for number in device.running)]
+        kept = keep_units(device.spec.units, device.spec.limits.aligned, held, urgent, free, at_us)
+        if kept & free == free and self._takes_turn(view, function, device, urgent, time_us):
+            return 0
+        return kept
+
+    def claims(self, view: View, device: Device) -> list[Claim]:
+        """Most urgent first."""
+        until_us, found = self._claims.get(device.spec.id, (-1, []))
+        if until_us <= view.now_us:
+            found = sorted(_claims(view, device))
+            self._claims[device.spec.id] = (view.now_us + FRESH_US, found)
+        return found
+
+    def _takes_turn(self, view: View, function: FunctionState, device: Device, urgent: list[Claim], time_us: int) -> bool:
+        """Whether it could never run beside what is kept, and has left the device alone for as long as it would hold it."""
+        spec = device.spec
+        kept = keep_units(spec.units, spec.limits.aligned, (), urgent, device.all_units, view.now_us)
+        least = (
+            min(spec.limits.sizes, default=1) if view.picks_slice_size and not spec.limits.soft else function.spec.units_on(spec)
+        )
+        left = device.all_units & ~kept
+        if any(left & block == block for block in _blocks(least, spec.units, spec.limits.aligned)):
+            return False
+        mine = [one for one in function.instances.values() if one.device == spec.id]
+        return all(not one.running and one.last_used_us + time_us <= view.now_us for one in mine)
+
+
+def keep_units(units: int, aligned: bool, held: Iterable[Holding], claims: Sequence[Claim], free: int, at_us: int) -> int:
+    """Units to keep for these claims, most urgent first, at the least cost in free units.
+
+    A claim is left out only if there is no way to keep it beside those before it: where taking the cheapest block for one leaves
+    none for the next, all of them are placed anew.
+    """
+    held = list(held)
+    everything = (1 << units) - 1
+    kept, homes = 0, 0
+    placed: list[tuple[int, int]] = []  #: blocks that are kept: where they may be, and their size
+    for claim in claims:
+        left = everything & ~homes
+        for one in held:
+            if one.until_us > at_us + claim.tolerance_us:
+                left &= ~one.mask
+        if claim.home:
+            if left & claim.home == claim.home and not kept & claim.home:
+                homes |= claim.home
+                kept |= claim.home
+            continue
+        for _ in range(claim.blocks):
+            block = _cheapest_block(left & ~kept, free & ~kept, claim.units, units, aligned)
+            if block:
+                kept |= block
+            else:
+                anew = _place((*placed, (left, claim.units)), units, aligned)
+                if not anew:
+                    break
+                kept = homes | anew
+            placed.append((left, claim.units))
+    return kept
+
+
+@lru_cache(maxsize=4096)
+def _place(wanted: tuple[tuple[int, int], ...], units: int, aligned: bool) -> int:
+    """Disjoint blocks for all of them, as one mask; 0 if there is no way."""
+    if not wanted:
+        return 0
+    options = [[block for block in _blocks(size, units, aligned) if left & block == block] for left, size in wanted]
+    number = min(range(len(options)), key=lambda index: len(options[index]))
+    others = wanted[:number] + wanted[number + 1 :]
+    for block in options[number]:
+        rest = tuple((left & ~block, size) for left, size in others)
+        found = _place(rest, units, aligned)
+        if found or not rest:
+            return found | block
+    return 0
+
+
+def _cheapest_block(left: int, free: int, size: int, units: int, aligned: bool) -> int:
+    """The block that takes the fewest free units; among those the one that leaves the longest row of them, from the end."""
+    best, best_key = 0, (math.inf, 0)
+    for block in _blocks(size, units, aligned):
+        if left & block == block:
+            key = ((block & free).bit_count(), -_longest_row(free & ~block))
+            if key < best_key:
+                best, best_key = block, key
+    return best
+
+
+@lru_cache(maxsize=4096)
+def _blocks(size: int, units: int, aligned: bool) -> tuple[int, ...]:
+    """Slices of this size, from the end of the device."""
+    block = (1 << size) - 1
+    starts: Iterable[int] = aligned_starts(size, units) if aligned else range(units - size + 1)
+    return tuple(block << start for start in sorted(starts, reverse=True))
+
+
+def _longest_row(mask: int) -> int:
+    length = 0
+    while mask:
+        mask &= mask << 1
+        length += 1
+    return length
+
+
+def _end_us(batch: Batch) -> int:
+    """Expected end of a running batch, with what is booked behind it."""
+    return batch.expected_end_us + (batch.follower.predicted_us if batch.follower is not None else 0)
+
+
+def _claims(view: View, device: Device) -> Iterable[Claim]:
+    names = dict.fromkeys(view.instances[instance].function for instance in device.instances)
+    for name in names:
+        function = view.functions[name]
+        slo_us = function.spec.slo.latency_us
+        warm = [i for i in function.instances.values() if i.device == device.spec.id and i.phase is InstancePhase.WARM]
+        arrivals = function.arrivals
+        called = arrivals.last_us >= 0 and view.now_us - arrivals.last_us <= LATELY_US
+        if slo_us and warm and (called or function.spec.scale.min > 0):
+            home = next((device.homes[one.id] for one in warm if one.id in device.homes), 0)
+            claim = _claim(view, function, device, slo_us, home)
+            if claim is not None:
+                yield claim
+
+
+def _claim(view: View, function: FunctionState, device: Device, slo_us: int, home: int) -> Claim | None:
+    """On the slice it asks for, or a larger one where that takes more than half of the SLO for one job."""
+    spec, where = function.spec, device.spec
+    wish = home.bit_count() or spec.units_on(where)
+    sizes = [wish]
+    if view.picks_slice_size and not home and where.limits.per_batch and not where.limits.soft:
+        sizes += [size for size in where.limits.sizes or range(wish + 1, where.units + 1) if size > wish]
+    cores = spec.cores_on(where) if where.cores else 0
+    times = [(size, us) for size in sizes if (us := view.latency_us(spec.name, device, 1, size, cores))]
+    if not times:
+        return None
+    units, alone_us = next(((size, us) for size, us in times if us <= slo_us // 2), min(times, key=lambda one: one[1]))
+    gap_us = max(1.0, function.arrivals.interarrival_us)
+    batch, batch_us = 1, alone_us
+    if gap_us < NEVER_US:
+        batch = max(1, min(spec.max_batch, round(slo_us / 2 / gap_us)))
+        batch_us = view.latency_us(spec.name, device, batch, units, cores) or alone_us
+        while batch > 1 and batch_us > slo_us // 2:
+            batch //= 2
+            batch_us = view.latency_us(spec.name, device, batch, units, cores) or alone_us
+    blocks = max(1, math.ceil(HEADROOM * batch_us / (batch * gap_us))) if gap_us < NEVER_US else 1
+    tolerance_us = int(slo_us * (1 - SAFETY)) - batch_us - view.admission_margin_us(spec.name)
+    return Claim(max(0, tolerance_us), spec.name, units, min(blocks, max(1, where.units // units)), home)

@@ -1,0 +1,90 @@
+"""The blocking rule: a batch leaves every other function a way to start within its tolerance."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lamina.core.scheduling.leases import aligned_starts
+from lamina.planner.blocking import Claim, Holding, keep_units
+
+UNITS = 6
+EVERYTHING = (1 << UNITS) - 1
+LONG_US = 1_000
+
+masks = st.integers(0, EVERYTHING)
+claim = st.builds(Claim, st.integers(0, LONG_US), st.sampled_from("abc"), st.integers(1, 3), st.integers(1, 2), st.just(0))
+claims = st.lists(claim, min_size=1, max_size=3).map(sorted)
+held = st.lists(st.builds(Holding, st.sampled_from([0b1, 0b110, 0b111000, 0b10000]), st.integers(0, 2 * LONG_US)), max_size=3)
+
+
+def blocks(size: int, aligned: bool) -> list[int]:
+    starts = aligned_starts(size, UNITS) if aligned else range(UNITS - size + 1)
+    return [((1 << size) - 1) << start for start in starts]
+
+
+def available(claim: Claim, holdings: list[Holding]) -> int:
+    busy = 0
+    for one in holdings:
+        if one.until_us > claim.tolerance_us:
+            busy |= one.mask
+    return EVERYTHING & ~busy
+
+
+def can_all_start(wanted: list[Claim], holdings: list[Holding], allowed: int, aligned: bool) -> bool:
+    """By brute force: disjoint blocks for every claim, each where it is free in time, among the allowed units."""
+    choices = []
+    for claim in wanted:
+        left = available(claim, holdings) & allowed
+        fitting = [block for block in blocks(claim.units, aligned) if left & block == block]
+        choices += [fitting] * claim.blocks
+    for combination in product(*choices):
+        together = 0
+        for block in combination:
+            if together & block:
+                break
+            together |= block
+        else:
+            return True
+    return False
+
+
+@given(claims, held, masks, st.booleans())
+def test_what_is_kept_lets_all_of_them_start_whenever_anything_does(wanted, holdings, free, aligned):
+    """The batch takes everything but what is kept; if all could start without it, they still can."""
+    kept = keep_units(UNITS, aligned, holdings, wanted, free, 0)
+    if can_all_start(wanted, holdings, EVERYTHING, aligned):
+        assert can_all_start(wanted, holdings, kept, aligned)
+
+
+@given(claims, held, masks, st.booleans())
+def test_nothing_is_kept_that_no_claim_could_use(wanted, holdings, free, aligned):
+    kept = keep_units(UNITS, aligned, holdings, wanted, free, 0)
+    useful = 0
+    for claim in wanted:
+        for block in blocks(claim.units, aligned):
+            if available(claim, holdings) & block == block:
+                useful |= block
+    assert kept & ~useful == 0
+    assert kept.bit_count() <= sum(claim.units * claim.blocks for claim in wanted)
+
+
+def test_units_that_will_be_free_in_time_are_kept_before_free_ones():
+    soon = Holding(0b000111, until_us=100)
+    assert keep_units(UNITS, False, [soon], [Claim(200, "f", 2, 1)], free=0b111000, at_us=0) == 0b000110
+
+
+def test_units_held_for_longer_than_the_tolerance_are_of_no_use():
+    late = Holding(0b000111, until_us=300)
+    assert keep_units(UNITS, False, [late], [Claim(200, "f", 2, 1)], free=0b111000, at_us=0) == 0b110000
+
+
+def test_what_cannot_be_kept_anyway_blocks_nothing():
+    everything = Holding(EVERYTHING, until_us=300)
+    assert keep_units(UNITS, False, [everything], [Claim(200, "f", 2, 1)], free=0, at_us=0) == 0
+
+
+def test_a_home_is_kept_as_it_is():
+    assert keep_units(UNITS, False, [], [Claim(200, "f", 2, 1, home=0b11)], free=EVERYTHING, at_us=0) == 0b11
