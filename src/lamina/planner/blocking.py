@@ -7,10 +7,10 @@ able to be?". Each function that is resident on the device and has an SLO tolera
 
 A batch that holds its units for longer than that may not take the units such a function would need: for each of them a block of
 the size it runs on must be free, or become free within its tolerance, beside this batch and the blocks kept for the others. How
-many blocks are kept for one follows its demand: as many as its arrivals keep busy, at least one, and no more than an equal share of
-the device, so that under overload no function is kept out by what others ask for. A function counts while it has
-been called lately or has a standing instance. Its home, if it has one, is the block that is kept: so a home is lent only to
-batches that end within the owner's tolerance.
+many blocks are kept for one follows its demand: as many as its arrivals keep busy, at least one, and no more than an equal share
+of the device, so that under overload no function is kept out by what others ask for. A function counts while it has been called
+lately or has a standing instance. Its home, if it has one, is the block that is kept: so a home is lent only to batches that end
+within the owner's tolerance.
 
 What is kept is placed where it costs the batch least: on units that are not free yet but will be in time, else at the edge of the
 free ones. What cannot be kept in any case (a longer batch runs there already) blocks nothing. A function that fits on no part of

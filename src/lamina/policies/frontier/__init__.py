@@ -66,6 +66,7 @@ class Policy:
     margin: float = 0.05  #: of the expected time, kept spare at admission
     spare: float = 0.02  #: of a batch's time, kept spare when it is chosen
     patience: float = 0.8  #: of the time a call has, what may be spent on waiting for a larger batch
+    shed_from: float = 0.8  #: of the time a call has: only an estimate beyond it is shed in overload
     period_us: int = 1_000_000  #: between two looks at which functions should be loaded where
     order: Order = field(default="due", init=False)
     picks_slice_size: bool = field(default=True, init=False)
@@ -124,6 +125,7 @@ class Policy:
         else:
             estimate_us = self._estimator.workflow_estimate_us(view, flow, allowed_us, shedder.is_overloaded)
         needed_us = int(estimate_us * (1 + self.margin)) + margin_us if estimate_us else 0
+        is_shed = is_shed and needed_us > self.shed_from * allowed_us
         if is_shed or (needed_us > allowed_us and not allows_probe(view, flow, needed_us - margin_us, allowed_us)):
             why = explain.explain_rejection(estimate_us, margin_us, self.margin, allowed_us, is_shed) if view.explain else ""
             return Reject(call.id, "deadline", max(1_000, needed_us - allowed_us), needed_us, why)

@@ -1,0 +1,46 @@
+"""Promises beside any neighbour: short SLOs beside long work, and calls with time to spare under overload."""
+
+from __future__ import annotations
+
+import pytest
+
+from lamina.sim import scenario
+from lamina.sim.run import run
+
+HEAD = '[scenario]\nseed = {seed}\nduration = "8s"\n[[device]]\nkind = "h200"\nprice = "3.60/h"\nowned = true\n'
+
+
+def a_function(name: str, share: str, slo: str, max_batch: int, profile: str) -> str:
+    goal = f'slo = "{slo}"\n' if slo else ""
+    return (
+        f'[[function]]\nname = "{name}"\nmax_batch = {max_batch}\nshare = "{share}"\nmemory = "1GiB"\n{goal}'
+        f'scale = {{ min = 1 }}\nload = "300ms"\n[function.profile.h200]\n{profile}\n'
+    )
+
+
+def a_load(target: str, rate: float) -> str:
+    return f'[[load]]\ntarget = "{target}"\nshape = "poisson"\nrate = {rate}\nstart = "1s"\n'
+
+
+INTERACTIVE = a_function(
+    "interactive", "1/4", "25ms", 16, "batch = [1, 4, 16]\np50_ms.3 = [1.5, 2.2, 5.2]\np50_ms.15 = [0.9, 1.0, 1.7]"
+)
+LONG = a_function("long", "1/2", "", 1, "batch = [1]\np50_ms.7 = [260]")
+TWINS = [a_function(name, "1/2", "60s", 1, "batch = [1]\np50_ms.7 = [40]\np50_ms.15 = [20]") for name in ("left", "right")]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_an_interactive_function_keeps_its_slo_beside_long_batches_that_would_fill_the_device(seed: int) -> None:
+    text = HEAD.format(seed=seed) + INTERACTIVE + LONG + a_load("interactive", 400) + a_load("long", 12)
+    summary = run(scenario.parse(text), "frontier")
+    by_target = {row.target: row for row in summary.targets}
+    assert by_target["interactive"].attainment >= 0.99
+    assert by_target["long"].answered == by_target["long"].offered  # all of it is done, later
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_under_overload_no_call_with_time_to_spare_is_rejected(seed: int) -> None:
+    """Two equal functions at twice the capacity, with an SLO of a minute: whatever comes in eight seconds can be done by then."""
+    text = HEAD.format(seed=seed) + "".join(TWINS) + a_load("left", 50) + a_load("right", 50)
+    summary = run(scenario.parse(text), "frontier")
+    assert [row.attainment for row in summary.targets] == [1.0, 1.0]
