@@ -27,6 +27,7 @@ ALL = (
     "five",
     "live",
     "peers",
+    "beside",
     "captures",
     "comings",
     "faults",
