@@ -1,4 +1,4 @@
-"""An interactive model (a quarter of the device, 25 ms) behind HTTP beside three closed-loop callers of 0.2 s of work on half of it."""
+"""An interactive model (a quarter of the device, 25 ms) behind HTTP beside closed-loop callers of 0.2 s of work on half of it."""
 
 from __future__ import annotations
 
