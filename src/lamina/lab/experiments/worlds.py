@@ -21,8 +21,8 @@ capacity in all. About half of the worlds have a fixed catalogue of slices (3, 5
 
 A policy's figure in a world is the mean over targets of the share of calls answered within their SLO; for a target without one,
 of calls answered. Its regret is the distance to the best policy in that world. The worst target says whether one is starved.
-Simulated, 6 s or 4,000 calls a world. Constants of `frontier` may be tuned on odd worlds; the tables show even ones. A policy that
-refuses to deploy a world, or takes more than 30 s of processor time, has no figure there.
+Simulated, 6 s or 4,000 calls a world. Constants of `frontier` may be tuned on odd worlds; the tables show even ones. A policy
+that refuses to deploy a world, or takes more than 30 s of processor time, has no figure there.
 """
 REPORTED: list[Reported] = []
 
