@@ -223,5 +223,5 @@ def _claim(view: View, function: FunctionState, device: Device, slo_us: int, hom
             batch //= 2
             batch_us = view.latency_us(spec.name, device, batch, units, cores) or alone_us
     blocks = max(1, math.ceil(HEADROOM * batch_us / (batch * gap_us))) if gap_us < NEVER_US else 1
-    tolerance_us = int(slo_us * (1 - SAFETY)) - batch_us - view.admission_margin_us(spec.name)
+    tolerance_us = int(slo_us * (1 - SAFETY)) - batch_us
     return Claim(max(0, tolerance_us), spec.name, units, min(blocks, max(1, where.units // units)), home)
