@@ -31,6 +31,8 @@ def run(bench: Bench) -> None:
             once(port, request(name, patient=True))
         settle(url)
         _sweep(bench, "lamina", port)
+    if "litserve" not in os.environ.get("LAMINA_PEERS", "lamina litserve"):
+        return
     with _litserve() as port:
         _sweep(bench, "litserve", port)
 
