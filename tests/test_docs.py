@@ -101,6 +101,12 @@ def test_every_page_is_in_the_index() -> None:
     assert pages - linked == {"README.md"}
 
 
+def test_every_page_but_decisions_is_in_the_navigation_of_the_site() -> None:
+    docs, site = ROOT / "docs", (ROOT / "mkdocs.yml").read_text()
+    pages = [str(page.relative_to(docs)) for page in docs.rglob("*.md") if page.parent.name != "decisions"]
+    assert [page for page in pages if not re.search(rf" {re.escape(page)}$", site, re.MULTILINE)] == []
+
+
 def test_every_event_and_action_is_in_the_architecture() -> None:
     page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
     for kind in (*typing.get_args(Event), *typing.get_args(Action)):
