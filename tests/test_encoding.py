@@ -105,7 +105,8 @@ def test_a_list_can_be_taken_apart_and_put_together_without_being_read(elements:
 
 
 class Thing:
-    pass
+    def __repr__(self) -> str:
+        return "Thing()"  # an address would name its test anew in every process
 
 
 @pytest.mark.parametrize(
