@@ -44,3 +44,12 @@ def test_under_overload_no_call_with_time_to_spare_is_rejected(seed: int) -> Non
     text = HEAD.format(seed=seed) + "".join(TWINS) + a_load("left", 50) + a_load("right", 50)
     summary = run(scenario.parse(text), "frontier")
     assert [row.attainment for row in summary.targets] == [1.0, 1.0]
+
+
+def test_a_function_that_needs_the_whole_device_takes_turns_with_an_interactive_one() -> None:
+    """Nothing fits beside it, so it would never start: it gets a part of the time, and the interactive one most of it."""
+    whole = a_function("whole", "1", "", 1, "batch = [1]\np50_ms.15 = [100]")
+    text = HEAD.format(seed=1) + INTERACTIVE + whole + a_load("interactive", 200) + a_load("whole", 1)
+    by_target = {row.target: row for row in run(scenario.parse(text), "frontier").targets}
+    assert by_target["whole"].answered == by_target["whole"].offered
+    assert by_target["interactive"].attainment >= 0.8

@@ -14,8 +14,8 @@ within the owner's tolerance.
 
 What is kept is placed where it costs the batch least: on units that are not free yet but will be in time, else at the edge of the
 free ones. What cannot be kept in any case (a longer batch runs there already) blocks nothing. A function that fits on no part of
-the device beside what is kept takes turns with the others: it may start once it has left the device alone for as long as it is
-about to hold it.
+the device beside what is kept takes turns with the others: it may start once it has left the device alone for some times as long
+as it is about to hold it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ LATELY_US = 10_000_000
 
 HEADROOM = 1.5
 """Arrivals come in bursts: blocks for so many times the mean."""
+
+TURN = 4
+"""A function that fits beside nothing leaves the device to others for so many times as long as it holds it."""
 
 SAFETY = 0.1
 """Part of an SLO that is left out of the tolerance: hand-over, and predictions that are a little off."""
@@ -80,7 +83,7 @@ class BlockingRule:
         urgent = [claim._replace(blocks=max(1, min(claim.blocks, share // claim.units))) for claim in urgent]
         held = [Holding(batch.mask, _end_us(batch)) for batch in (view.batches[number] for number in device.running)]
         kept = keep_units(device.spec.units, device.spec.limits.aligned, held, urgent, free, at_us)
-        if kept & free == free and self._takes_turn(view, function, device, urgent, time_us):
+        if not kept & free or self._takes_turn(view, function, device, urgent, time_us):
             return 0
         return kept
 
@@ -94,16 +97,16 @@ class BlockingRule:
 
     def _takes_turn(self, view: View, function: FunctionState, device: Device, urgent: list[Claim], time_us: int) -> bool:
         """Whether it could never run beside what is kept, and has left the device alone for as long as it would hold it."""
-        spec = device.spec
-        kept = keep_units(spec.units, spec.limits.aligned, (), urgent, device.all_units, view.now_us)
-        least = (
-            min(spec.limits.sizes, default=1) if view.picks_slice_size and not spec.limits.soft else function.spec.units_on(spec)
-        )
+        spec, limits = device.spec, device.spec.limits
+        kept = keep_units(spec.units, limits.aligned, (), urgent, device.all_units, view.now_us)
+        least = function.spec.units_on(spec)  # without an SLO it gets what it asks for
+        if function.spec.slo.latency_us and view.picks_slice_size and not limits.soft:
+            least = min(limits.sizes, default=1)
         left = device.all_units & ~kept
-        if any(left & block == block for block in _blocks(least, spec.units, spec.limits.aligned)):
+        if any(left & block == block for block in _blocks(least, spec.units, limits.aligned)):
             return False
         mine = [one for one in function.instances.values() if one.device == spec.id]
-        return all(not one.running and one.last_used_us + time_us <= view.now_us for one in mine)
+        return all(not one.running and one.last_used_us + TURN * time_us <= view.now_us for one in mine)
 
 
 def keep_units(units: int, aligned: bool, held: Iterable[Holding], claims: Sequence[Claim], free: int, at_us: int) -> int:
