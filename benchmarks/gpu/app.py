@@ -33,7 +33,9 @@ def from_bytes(module: Any) -> tuple[Any, Any]:
     return FromBytes(), torch.zeros(1, 3, 224, 224, dtype=torch.uint8)
 
 
-class _Image(lamina.TorchModel):
+class ImageModel(lamina.TorchModel):
+    """A classifier of the zoo behind images as bytes."""
+
     name = ""
 
     def load(self) -> tuple[Any, Any]:
@@ -47,7 +49,7 @@ class _Image(lamina.TorchModel):
 
 
 def image_function(name: str) -> None:
-    made = type(name, (_Image,), {"name": name})
+    made = type(name, (ImageModel,), {"name": name})
     app.function(name=name, gpu=lamina.GPU(3 / 15, required=True), batch=16, slo=GOAL, scale=lamina.Scale(max=1, idle="1h"))(made)
 
 

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import Any
-
-import numpy as np
 
 import lamina
-from benchmarks.gpu import zoo
-from benchmarks.gpu.app import from_bytes
+from benchmarks.gpu.app import ImageModel
 
 app = lamina.App("beside")
 HOME = os.environ.get("LAMINA_HOME") == "1"
 
 
 @app.function(gpu=lamina.GPU(1 / 4, required=True), batch=16, slo="25ms", scale=lamina.Scale(min=1, max=1), home=HOME, lend=HOME)
-class Resnet50(lamina.TorchModel):
-    def load(self) -> tuple[Any, Any]:
-        return from_bytes(zoo.build("resnet50").module)
-
-    def pre(self, image: bytes) -> Any:
-        return np.frombuffer(image, np.uint8).reshape(3, 224, 224)
-
-    def post(self, row: Any) -> int:
-        return int(row.argmax())
+class Resnet50(ImageModel):
+    name = "resnet50"
 
 
 @app.function(name="long_work", gpu=lamina.GPU(1 / 2, required=True), scale=lamina.Scale(min=1, max=1))

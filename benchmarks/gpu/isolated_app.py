@@ -6,24 +6,14 @@ import os
 from typing import Any
 
 import lamina
-from benchmarks.gpu import zoo
-from benchmarks.gpu.app import from_bytes
+from benchmarks.gpu.app import ImageModel
 
 app = lamina.App("isolated")
 
 
 @app.function(gpu=lamina.GPU(3 / 15, required=True), batch=16, slo="1s", scale=lamina.Scale(max=1, idle="1h"))
-class Resnet50(lamina.TorchModel):
-    def load(self) -> tuple[Any, Any]:
-        return from_bytes(zoo.build("resnet50").module)
-
-    def pre(self, image: bytes) -> Any:
-        import numpy as np
-
-        return np.frombuffer(image, np.uint8).reshape(3, 224, 224)
-
-    def post(self, row: Any) -> int:
-        return int(row.argmax())
+class Resnet50(ImageModel):
+    name = "resnet50"
 
 
 @app.function(gpu=lamina.GPU(2 / 15, required=True, isolated=True, memory="3GiB"), scale=lamina.Scale(max=1, idle="1h"))
