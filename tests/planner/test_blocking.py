@@ -88,3 +88,11 @@ def test_what_cannot_be_kept_anyway_blocks_nothing():
 
 def test_a_home_is_kept_as_it_is():
     assert keep_units(UNITS, False, [], [Claim(200, "f", 2, 1, home=0b11)], free=EVERYTHING, at_us=0) == 0b11
+
+
+def test_more_than_a_device_of_a_hundred_units_has_is_asked_for_and_answered_at_once():
+    """Units that nothing holds are fewer than what is claimed, and scattered: to try all ways would take for ever."""
+    scattered = [Holding(0b11 << start, until_us=99) for start in range(0, 60, 4)]
+    wanted = [Claim(10, "a", 1, 33), Claim(20, "b", 2, 33), Claim(30, "c", 3, 10)]
+    kept = keep_units(100, False, scattered, wanted, (1 << 100) - 1, 0)
+    assert kept.bit_count() >= 33  # all of the first, and what is left of the others

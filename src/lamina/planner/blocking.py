@@ -40,6 +40,9 @@ LATELY_US = 10_000_000
 HEADROOM = 1.5
 """Arrivals come in bursts: blocks for so many times the mean."""
 
+MAX_CHECKS = 20_000
+"""Blocks looked at when claims are placed anew, some milliseconds: on devices of many units all ways could take for ever."""
+
 TURN = 4
 """A function that fits beside nothing leaves the device to others for so many times as long as it holds it."""
 
@@ -79,7 +82,8 @@ class BlockingRule:
         urgent = [claim for claim in claims if claim.tolerance_us < time_us and claim.function != name]
         if not urgent:
             return 0
-        share = device.spec.units // (len(claims) + all(claim.function != name for claim in claims))
+        functions = {name, *(claim.function for claim in claims)}
+        share = device.spec.units // len(functions)
         urgent = [claim._replace(blocks=max(1, min(claim.blocks, share // claim.units))) for claim in urgent]
         held = [Holding(batch.mask, _end_us(batch)) for batch in (view.batches[number] for number in device.running)]
         kept = keep_units(device.spec.units, device.spec.limits.aligned, held, urgent, free, at_us)
@@ -96,7 +100,7 @@ class BlockingRule:
         return found
 
     def _takes_turn(self, view: View, function: FunctionState, device: Device, urgent: list[Claim], time_us: int) -> bool:
-        """Whether it could never run beside what is kept, and has left the device alone for as long as it would hold it."""
+        """Whether it could never run beside what is kept, and has left the device alone for long enough."""
         spec, limits = device.spec, device.spec.limits
         kept = keep_units(spec.units, limits.aligned, (), urgent, device.all_units, view.now_us)
         least = function.spec.units_on(spec)  # without an SLO it gets what it asks for
@@ -112,8 +116,8 @@ class BlockingRule:
 def keep_units(units: int, aligned: bool, held: Iterable[Holding], claims: Sequence[Claim], free: int, at_us: int) -> int:
     """Units to keep for these claims, most urgent first, at the least cost in free units.
 
-    A claim is left out only if there is no way to keep it beside those before it: where taking the cheapest block for one leaves
-    none for the next, all of them are placed anew.
+    A claim is left out only if no way is found to keep it beside those before it: where taking the cheapest block for one leaves
+    none for the next, all of them are placed anew. On devices of few units, such as a GPU in partitions, that search is complete.
     """
     held = list(held)
     everything = (1 << units) - 1
@@ -142,20 +146,30 @@ def keep_units(units: int, aligned: bool, held: Iterable[Holding], claims: Seque
     return kept
 
 
-@lru_cache(maxsize=4096)
 def _place(wanted: tuple[tuple[int, int], ...], units: int, aligned: bool) -> int:
-    """Disjoint blocks for all of them, as one mask; 0 if there is no way."""
-    if not wanted:
-        return 0
-    options = [[block for block in _blocks(size, units, aligned) if left & block == block] for left, size in wanted]
-    number = min(range(len(options)), key=lambda index: len(options[index]))
-    others = wanted[:number] + wanted[number + 1 :]
-    for block in options[number]:
-        rest = tuple((left & ~block, size) for left, size in others)
-        found = _place(rest, units, aligned)
-        if found or not rest:
-            return found | block
-    return 0
+    """Disjoint blocks for all of them, as one mask; 0 if there is no way, or none is found within a bounded search."""
+    checks = MAX_CHECKS
+
+    def search(left_over: tuple[tuple[int, int], ...]) -> int | None:
+        nonlocal checks
+        anywhere = 0
+        for left, _ in left_over:
+            anywhere |= left
+        if anywhere.bit_count() < sum(size for _, size in left_over):
+            return None
+        if not left_over:
+            return 0
+        options = [[block for block in _blocks(size, units, aligned) if left & block == block] for left, size in left_over]
+        checks -= sum(len(_blocks(size, units, aligned)) for _, size in left_over)
+        number = min(range(len(options)), key=lambda index: len(options[index]))
+        others = left_over[:number] + left_over[number + 1 :]
+        for block in options[number]:
+            found = search(tuple((left & ~block, size) for left, size in others)) if checks > 0 else None
+            if found is not None:
+                return found | block
+        return None
+
+    return search(wanted) or 0
 
 
 def _cheapest_block(left: int, free: int, size: int, units: int, aligned: bool) -> int:
