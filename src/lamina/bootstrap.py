@@ -88,8 +88,9 @@ def open_local(
     soft = frozenset(device.kind for _, _, device in gpus if device.limits.soft)
     predictor = online.OnlinePredictor(table, soft)
     controller = new_controller(policy or policies.build(DEFAULT_POLICY), predictor, explain=explain)
-    state = StateTable(app.name, call_lookup(controller))
-    engine = _open_engines(app, app_path, cores, gpus, state, table if probe else None)
+    shared = EngineShared()
+    state = StateTable(app.name, call_lookup(controller), shared.source)
+    engine = _open_engines(app, app_path, cores, gpus, state, shared, table if probe else None)
     slots = engine.references
     shadow_runner = ShadowRunner(engine) if probe or shadow_batches else None
     data = RunValues(slots.pool, slots.reader, slots.release)
@@ -130,11 +131,16 @@ def _find_gpus(app: App, gpu: str, slices: SliceMode) -> list[FoundGpu]:
 
 
 def _open_engines(
-    app: App, app_path: str, cores: DeviceSpec, gpus: list[FoundGpu], state: StateTable, probe: ProfileTable | None
+    app: App,
+    app_path: str,
+    cores: DeviceSpec,
+    gpus: list[FoundGpu],
+    state: StateTable,
+    shared: EngineShared,
+    probe: ProfileTable | None,
 ) -> CompositeEngine:
     """Engines of this machine's devices. With `probe`, functions without a profile there are timed when they are loaded."""
     isolated, mps = _isolate(app, gpus)
-    shared = EngineShared()
 
     def unprofiled(device: DeviceSpec) -> list[str]:
         """What must not run twice is not run for a measurement either."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import lamina
 from lamina import encoding
+from lamina.drivers.engine import TargetSource
 from lamina.errors import BadValue, Conflict, StoreDown
 from lamina.sdk.app_state import StateCell, StateChange, Transaction, apply_change
 from lamina.state.kv_state import KeyWatch, StateTable
@@ -191,17 +192,19 @@ def test_changes_do_not_pile_up_for_a_store_that_is_down(monkeypatch: pytest.Mon
 
 
 def test_an_app_that_was_deployed_later_has_state_of_its_own():
-    table = StateTable("first")
-    table.set_app("second", ["g"], [])
+    sources = {"g": TargetSource("second"), "h": TargetSource("second", "acme")}
+    table = StateTable("first", source_of=lambda target: sources.get(target, TargetSource()))
     table.commit("f", STEP, [], [put("k", 1)])
     table.commit("g", STEP, [], [put("k", 2)])
-    assert [encoding.decode(table.read((scope, "k")).value or b"") for scope in ("app/first", "app/second")] == [1, 2]
+    table.commit("h", STEP, [], [put("k", 3)])
+    scopes = ("app/first", "app/second", "tenant/acme/app/second")
+    assert [encoding.decode(table.read((scope, "k")).value or b"") for scope in scopes] == [1, 2, 3]
 
 
 def test_putting_what_is_there_triggers_nothing():
     told: list[Any] = []
     table = StateTable("a")
-    table.set_app("a", [], [KeyWatch("app/a", "k*", "w")])
+    table.set_watches("a", [KeyWatch("app/a", "k*", "w")])
     table.subscribe(told.extend)
     for value in (1, 1, 2):
         table.commit("f", STEP, [], [put("key", value)])
@@ -220,7 +223,7 @@ def test_while_the_store_cannot_be_read_nothing_is_made_up():
 def test_changes_of_a_durable_run_wait_for_its_result():
     told: list[Any] = []
     table = StateTable("a", lambda call_id: Call(call_id, "f", 0, durable=True))
-    table.set_app("a", [], [KeyWatch("app/a", "k", "w")])
+    table.set_watches("a", [KeyWatch("app/a", "k", "w")])
     table.subscribe(told.extend)
     table.commit("f", STEP, [], [put("k", 1)])
     assert told == [] and table.same_transaction("call-1", 0, "another") is None

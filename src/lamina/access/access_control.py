@@ -127,9 +127,9 @@ class AccessControl:
                     log.error("%s", error)
         return found
 
-    def give_secrets(self, engines: Any, tenant_of: Callable[[str], str] = lambda function: "") -> None:
+    def give_secrets(self, engines: Any) -> None:
         """Give secrets to workers started from now on; running ones keep theirs. `engines`: what the engines share."""
-        engines.set_environment(lambda function: self.environment(tenant_of(function)))
+        engines.set_environment(self.environment)
 
     # ---------------------------------------------------------------------- authentication
 

@@ -14,6 +14,9 @@ from lamina.cli._shared import CommandGroup, url_option
 
 def _options(function: Any) -> Any:
     function = url_option(function)
+    function = click.option("--app", default="", help="State of this app; default: the one the server was started with.")(
+        function
+    )
     return click.option("--workflow", default="", help="State of this workflow; default: that of the app.")(function)
 
 
@@ -26,9 +29,9 @@ def command() -> None:
 @click.option("--prefix", default="", help="Only keys with this prefix.")
 @_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON array instead of a table.")
-def ls(prefix: str, workflow: str, url: str, as_json: bool) -> int:
+def ls(prefix: str, workflow: str, app: str, url: str, as_json: bool) -> int:
     """List keys: kind, version, size."""
-    found = _ask(url, "GET", "", {"workflow": workflow, "prefix": prefix})
+    found = _ask(url, "GET", "", {"workflow": workflow, "app": app, "prefix": prefix})
     if as_json:
         click.echo(msgspec.json.encode(found["keys"]).decode())
     elif not found["keys"]:
@@ -43,9 +46,9 @@ def ls(prefix: str, workflow: str, url: str, as_json: bool) -> int:
 @command.command()
 @click.argument("key")
 @_options
-def get(key: str, workflow: str, url: str) -> int:
+def get(key: str, workflow: str, app: str, url: str) -> int:
     """Show the value at a key, as JSON."""
-    value = _ask(url, "GET", key, {"workflow": workflow})["value"]
+    value = _ask(url, "GET", key, {"workflow": workflow, "app": app})["value"]
     click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
     return 0
 
@@ -54,9 +57,9 @@ def get(key: str, workflow: str, url: str) -> int:
 @click.argument("key")
 @click.argument("value", metavar="JSON")
 @_options
-def put(key: str, value: str, workflow: str, url: str) -> int:
+def put(key: str, value: str, workflow: str, app: str, url: str) -> int:
     """Set a value, and fire the triggers of its key."""
-    version = _ask(url, "PUT", key, {"workflow": workflow}, value.encode())["version"]
+    version = _ask(url, "PUT", key, {"workflow": workflow, "app": app}, value.encode())["version"]
     click.echo(f"{key} has version {version} now", err=True)
     return 0
 
@@ -64,9 +67,9 @@ def put(key: str, value: str, workflow: str, url: str) -> int:
 @command.command()
 @click.argument("key")
 @_options
-def rm(key: str, workflow: str, url: str) -> int:
+def rm(key: str, workflow: str, app: str, url: str) -> int:
     """Remove a key."""
-    _ask(url, "DELETE", key, {"workflow": workflow})
+    _ask(url, "DELETE", key, {"workflow": workflow, "app": app})
     return 0
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from msgspec import Struct
+
 from lamina.core.actions import Action, JobRef
 from lamina.core.events import Event
 from lamina.expr import Expr, Leaf
@@ -86,15 +88,23 @@ class Engine(Protocol):
         ...
 
 
+class TargetSource(Struct, frozen=True):
+    """Source of a function or workflow: its app, the tenant that owns it, and the app's file."""
+
+    app: str = ""  #: "": the app the server was started with, of which nothing else was deployed
+    tenant: str = ""  #: "": the operator of the server
+    path: str = ""  #: "": the engine's own app
+
+
 class EngineShared:
-    """What all engines of one server share: where functions are loaded from, why loads failed, and the server's callbacks."""
+    """What all engines of one server share: the sources of targets, why loads failed, and the server's callbacks."""
 
     def __init__(self) -> None:
-        self.app_paths: dict[str, str] = {}  #: by function: where it is loaded from now, if not from the engine's app
+        self.sources: dict[str, TargetSource] = {}  #: by function and workflow, of all that was deployed
         self.load_errors: dict[str, ErrorInfo] = {}
         self.origin: OriginOf | None = None  #: tenant and trace of a job, for functions that ask
         self.on_spans: OnSpans | None = None
-        self.environment: Callable[[str], dict[str, str]] = lambda function: {}  #: for processes of a function: secrets, say
+        self._tenant_environment: Callable[[str], dict[str, str]] = lambda tenant: {}
         self.echoes_output = True  #: what functions print goes to stderr too
         self._output_listeners: list[OnFunctionOutput] = []
 
@@ -113,13 +123,29 @@ class EngineShared:
         for listener in self._output_listeners:
             listener(function, instance, calls, line)
 
-    def set_app_paths(self, paths: dict[str, str]) -> None:
-        """Load functions from these files from now on."""
-        self.app_paths = paths
+    def set_sources(self, sources: dict[str, TargetSource]) -> None:
+        """Set where targets come from and whose they are. Done before the controller is told of them: it starts instances at
+        once, and what an instance may see depends on its owner."""
+        self.sources = sources
+
+    def source(self, target: str) -> TargetSource:
+        return self.sources.get(target, _OWN)
+
+    def app_source(self, app: str) -> TargetSource | None:
+        """Source of a deployed app, if there is such an app."""
+        return next((source for source in self.sources.values() if source.app == app), None)
+
+    def environment(self, function: str) -> dict[str, str]:
+        """Environment variables for processes of a function: the secrets of its tenant."""
+        return self._tenant_environment(self.source(function).tenant)
 
     def trace(self, origin: OriginOf, on_spans: OnSpans | None = None) -> None:
         """Tell functions the origin of their jobs, and report their spans."""
         self.origin, self.on_spans = origin, on_spans
 
     def set_environment(self, environment: Callable[[str], dict[str, str]]) -> None:
-        self.environment = environment
+        """Set what makes the environment of a tenant's functions."""
+        self._tenant_environment = environment
+
+
+_OWN = TargetSource()

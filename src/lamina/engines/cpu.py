@@ -144,7 +144,7 @@ class CpuEngine(ProcessEngine[WorkerHandle, WorkerBatch]):
         worker = WorkerHandle(action, slots=self.references.add_worker(), end_client=end_client)
         self._instances[action.instance] = worker
         setup = WorkerSetup(
-            app=self.shared.app_paths.get(action.function, self._app),
+            app=self.shared.source(action.function).path or self._app,
             function=action.function,
             device=action.device,
             mask=self._cores_of(action.function, action.mask),

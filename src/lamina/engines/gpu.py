@@ -204,7 +204,7 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
                 load.mask,
                 clock_us(),
                 probe=load.function in self._unprofiled,
-                app=self.shared.app_paths.get(load.function, ""),
+                app=self.shared.source(load.function).path,
                 is_reload=self.restarts > 0,
             )
         )
@@ -219,8 +219,8 @@ class GpuEngine(ProcessEngine[GpuInstance, InFlightBatch]):
         """Tell the standby what is loaded: it has the same ready."""
         assert self._supervisor is not None
         models = [instance.load for instance in self._instances.values() if instance.is_model]
-        paths = self.shared.app_paths
-        self._supervisor.prepare_standby([(load.function, load.mask, paths.get(load.function, "")) for load in models])
+        source = self.shared.source
+        self._supervisor.prepare_standby([(load.function, load.mask, source(load.function).path) for load in models])
 
     def _resize(self, instance: GpuInstance, mask: int) -> None:
         """Move an instance's standing slice. Every batch brings its slice; graphs for the new one are made before it is used."""

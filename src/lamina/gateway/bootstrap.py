@@ -122,7 +122,7 @@ class Gateway:
         mounts: dict[bytes, Handler] = {
             b"/v1/bill": self.billing.handle,
             V2_PREFIX: self.oip.rest.handle,
-            state.PREFIX: state.StateRoutes(auth.authorize, runtime.state).handle,
+            state.PREFIX: state.StateRoutes(auth.authorize, runtime.state, loop.engine.shared).handle,
         }
         if run_routes is not None:
             mounts[runs.PREFIX] = run_routes.handle

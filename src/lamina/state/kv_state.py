@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import Struct
 
+from lamina.drivers.engine import TargetSource
 from lamina.errors import LaminaError, StoreDown
 from lamina.sdk.app_state import UNKNOWN, StateCell, StateChange, StateKey, apply_change
 from lamina.store import kv, outbox
@@ -36,6 +37,17 @@ MAX_UNWRITTEN = 100_000
 
 Step = tuple[str, int, str]
 """Call, scope and node of the step the changes come from."""
+
+
+def owned_scope(tenant: str, kind: str, name: str) -> str:
+    """Scope of the keys of an app or a workflow (`kind`). That of a tenant's carries the tenant: another tenant's workflow of the
+    same name, also a later one, has other keys."""
+    return f"tenant/{tenant}/{kind}/{name}" if tenant else f"{kind}/{name}"
+
+
+def shown_scope(scope: str) -> str:
+    """A scope as its owner knows it."""
+    return "/".join(scope.split("/")[2:]) if scope.startswith("tenant/") else scope
 
 
 class StateWrite(Struct, frozen=True, array_like=True):
@@ -71,13 +83,18 @@ class StateTable:
     """State of all apps of a server; in memory alone until a store is opened.
 
     `app` is the app the server was started with. `call_of` finds a call under way: which workflow's state it means, and whether
-    its changes are stored with the results of its steps (`same_transaction`).
+    its changes are stored with the results of its steps (`same_transaction`). `source_of` tells app and owner of a target.
     """
 
-    def __init__(self, app: str, call_of: Callable[[str], Call | None] = lambda call_id: None) -> None:
+    def __init__(
+        self,
+        app: str,
+        call_of: Callable[[str], Call | None] = lambda call_id: None,
+        source_of: Callable[[str], TargetSource] = lambda target: TargetSource(),
+    ) -> None:
         self.app = app
+        self.source_of = source_of
         self._call_of = call_of
-        self._app_of: dict[str, str] = {}  #: by function, of apps that were deployed later
         self._watches: dict[str, list[KeyWatch]] = {}  #: by app
         self._on_change: Callable[[list[StateWrite]], None] = _ignore
         self._store: Store | None = None
@@ -124,9 +141,8 @@ class StateTable:
         """The state is unknown: it cannot be read from its store."""
         self.down = why
 
-    def set_app(self, app: str, functions: Iterable[str], watches: Iterable[KeyWatch]) -> None:
-        """Set the functions of a deployed app, and the watches on its keys."""
-        self._app_of.update(dict.fromkeys(functions, app))
+    def set_watches(self, app: str, watches: Iterable[KeyWatch]) -> None:
+        """Set the watches of an app."""
         self._watches.pop(app, None)
         self._watches[app] = list(watches)
 
@@ -144,9 +160,11 @@ class StateTable:
     def resolve_key(self, function: str, call_id: str, scope: str, key: str) -> StateKey:
         """Full key of a step's key: which app or workflow it means follows from its function and its call."""
         if scope == "app":
-            return f"app/{self._app_of.get(function, self.app)}", key
+            source = self.source_of(function)
+            return owned_scope(source.tenant, "app", source.app or self.app), key
         call = self._call_of(call_id)
-        return f"workflow/{call.target if call is not None else ''}", key
+        target = call.target if call is not None else ""
+        return owned_scope(self.source_of(target).tenant, "workflow", target), key
 
     def read(self, place: StateKey) -> StateCell:
         return self.cells.get(place, StateCell()) if self.down is None else UNKNOWN
@@ -242,6 +260,22 @@ def write_changes(db: Session, writes: list[StateWrite]) -> None:
 
 
 def _read_all(db: Session) -> list[kv.KvEntry]:
-    sql = "SELECT scope, name, kind, value, version, changed_us FROM state WHERE scope LIKE ? OR scope LIKE ?"
-    rows = db.rows(sql, "app/%", "workflow/%")
+    sql = "SELECT scope, name, kind, value, version, changed_us FROM state WHERE scope LIKE ? OR scope LIKE ? OR scope LIKE ?"
+    rows = db.rows(sql, "app/%", "workflow/%", "tenant/%")
     return [kv.KvEntry(*row) for row in rows]
+
+
+OWNERS = "owners"
+"""Scope of what has been given its owner."""
+
+
+def adopt_scopes(db: Session, owned: dict[str, str], now_us: int) -> bool:
+    """Store work, for stores of before state had owners: move the keys of tenants' apps and workflows, old scope to new.
+
+    Once in a store's life: what an operator's app leaves behind later must not fall to the next tenant that takes its name."""
+    if kv.get(db, OWNERS, "state") is not None:
+        return False
+    for before, after in owned.items():
+        db.run("UPDATE state SET scope = ? WHERE scope = ?", after, before)
+    kv.put(db, OWNERS, "state", "mark", b"1", now_us)
+    return True

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,7 +25,7 @@ from lamina.durable.runs import DurableRuns
 from lamina.errors import LaminaError
 from lamina.sdk.app import App
 from lamina.sdk.triggers import Trigger
-from lamina.state.kv_state import CHANGES, KeyWatch, StateTable, StateWrite
+from lamina.state.kv_state import CHANGES, KeyWatch, StateTable, StateWrite, owned_scope
 from lamina.store import kv, outbox
 from lamina.store.base import Session, Store
 from lamina.store.runs import RunRow
@@ -59,8 +59,8 @@ class Triggers:
         self._unsubscribe: Callable[[], None] = lambda: None
         self.started = 0
 
-    def set_app(self, app: str, triggers: Sequence[Trigger], functions: Iterable[str] = ()) -> None:
-        """Set the triggers of an app, and its functions; schedules that stay go on as they were."""
+    def set_app(self, app: str, triggers: Sequence[Trigger], tenant: str = "") -> None:
+        """Set the triggers of an app, and its tenant, whose keys they watch; schedules that stay go on as they were."""
         for name in self._apps.pop(app, []):
             self._triggers.pop(name, None)
             if (timer := self._timers.pop(name, None)) is not None:
@@ -70,11 +70,11 @@ class Triggers:
         for trigger in triggers:
             self._triggers[trigger.name] = trigger
             if trigger.kind == "change":
-                scope = f"workflow/{trigger.workflow}" if trigger.workflow else f"app/{app}"
-                watches.append(KeyWatch(scope, trigger.key, trigger.name))
+                kind, name = ("workflow", trigger.workflow) if trigger.workflow else ("app", app)
+                watches.append(KeyWatch(owned_scope(tenant, kind, name), trigger.key, trigger.name))
             elif self._is_open:
                 self._schedule(trigger, self._last_us.get(trigger.name, _now_us()))
-        self._state.set_app(app, functions, watches)
+        self._state.set_watches(app, watches)
 
     def open(self) -> None:
         """Start triggers. Needs a running loop. State has been read by now."""
@@ -170,7 +170,7 @@ def start_as_durable_run(durable: DurableRuns, driver: RealtimeDriver) -> Start:
     def start(target: str, inputs: dict[str, bytes], key: str, done: Started) -> None:
         kind = "function" if target in driver.controller.state.functions else "workflow"
         size = sum(map(len, inputs.values()))
-        row = RunRow("", kind, target, "", "", 0, 0.0, size, 0, 0, 0, 0, "")
+        row = RunRow("", kind, target, driver.engine.shared.source(target).tenant, "", 0, 0.0, size, 0, 0, 0, 0, "")
         durable.accept(row, inputs, key, key, lambda found: done(found if isinstance(found, LaminaError) else None))
 
     return start
@@ -183,7 +183,8 @@ def start_as_call(driver: RealtimeDriver) -> Start:
                 said = ending.error if isinstance(ending, FailCall) else ending.reason
                 log.warning("%s, started by itself, came to nothing: %s", target, said)
 
-        driver.submit(call_for(key, target, driver.now_us(), DAY_SLO), inputs, ended)
+        tenant = driver.engine.shared.source(target).tenant
+        driver.submit(call_for(key, target, driver.now_us(), DAY_SLO, tenant=tenant), inputs, ended)
         done(None)
 
     return start

@@ -11,6 +11,7 @@ from lamina.access.records import Identity
 from lamina.core.events import Deployed
 from lamina.core.lifecycle import InstancePhase
 from lamina.core.scheduling.state import FunctionState
+from lamina.drivers.engine import TargetSource
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.errors import Forbidden, NotFound, did_you_mean
 from lamina.gateway.deploy import app_versions
@@ -62,16 +63,8 @@ class ActiveApps:
         if owner is None or not _is_visible(caller, owner):
             seen = [spec.name for one in self.visible_to(caller) for spec in one.manifest.functions]
             raise NotFound(f"no function {function[:80]!r}", hint=did_you_mean(function[:80], seen, "lamina ls"))
-        self.check_owner(caller, owner)
+        check_owner(caller, owner.app, owner.tenant)
         return owner
-
-    def check_owner(self, caller: Identity, served: AppVersion | None) -> None:
-        if served is not None and caller.tenant and served.tenant != caller.tenant:
-            raise Forbidden(f"the app {served.app!r} is not of tenant {caller.tenant!r}", hint="deploy under another name")
-
-    def tenant_of(self, function: str) -> str:
-        owner = self._app_with(function)
-        return owner.tenant if owner is not None else ""
 
     def _app_with(self, function: str) -> AppVersion | None:
         return next((one for one in self.apps.values() if any(f.name == function for f in one.manifest.functions)), None)
@@ -96,12 +89,13 @@ class ActiveApps:
         specs = served.function_specs(self.overrides)
         gone = _retired_specs(before, specs, self._loop.controller.state.functions) if before is not None else []
         shared = self._loop.engine.shared
-        paths_before = shared.app_paths
-        shared.set_app_paths({**paths_before, **{spec.name: served.path for spec in specs if served.path}})
+        sources_before = shared.sources
+        source = TargetSource(served.app, served.tenant, served.path)
+        shared.set_sources({**sources_before, **dict.fromkeys(served.names, source)})
         try:
             self._loop.post(Deployed((*specs, *gone), served.manifest.flows))
         except BaseException:
-            shared.set_app_paths(paths_before)
+            shared.set_sources(sources_before)
             raise
         self._set_triggers(served)
         self.apps[served.app] = served
@@ -123,7 +117,7 @@ class ActiveApps:
 
     def _set_triggers(self, served: AppVersion) -> None:
         if self._triggers is not None:
-            self._triggers.set_app(served.app, served.manifest.triggers, [spec.name for spec in served.manifest.functions])
+            self._triggers.set_app(served.app, served.manifest.triggers, served.tenant)
 
     # ----------------------------------------------------------------------- status
 
@@ -173,6 +167,12 @@ class ActiveApps:
     def _functions(self, served: AppVersion) -> list[FunctionState]:
         functions = self._loop.controller.state.functions
         return [functions[spec.name] for spec in served.manifest.functions]
+
+
+def check_owner(caller: Identity, app: str, tenant: str) -> None:
+    """Only its tenant, and the operator, may change an app."""
+    if caller.tenant and tenant != caller.tenant:
+        raise Forbidden(f"the app {app!r} is not of tenant {caller.tenant!r}", hint="deploy under another name")
 
 
 def _is_visible(caller: Identity, served: AppVersion) -> bool:

@@ -90,7 +90,7 @@ class AdminRoutes:
                 return self._deployments.override(self._identify(request, "deploy"), function, _body(request))
             case ("GET", "v1", "logs"):
                 caller = self._identify(request, "read")
-                self._function_logs.serve(request, exchange, self._functions_of(caller), all=not caller.tenant)
+                self._function_logs.serve(request, exchange, self._functions_of(caller), caller.tenant)
                 return None
             case _:
                 self._identify(request, "read")

@@ -37,7 +37,7 @@ async def open_access(store: Store) -> AccessControl:
 
 def collect_function_logs(engine: Any) -> FunctionLogs:
     """Collect what workers print from now on; called before the engine starts, so that no line is missed."""
-    output = FunctionLogs()
+    output = FunctionLogs(lambda function: engine.shared.source(function).tenant)
     engine.shared.subscribe_output(output.add)
     return output
 
@@ -79,7 +79,6 @@ class DeploymentSetup:
 
     async def __call__(self, app: App, loop: RealtimeDriver, targets: TargetRegistry) -> None:
         self.deployments = Deployments(app, loop, targets, self.access, self._folder, self._file)
-        self.access.give_secrets(loop.engine.shared, self.deployments.active.tenant_of)
         await self.deployments.restore()
 
 

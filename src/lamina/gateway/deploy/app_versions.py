@@ -44,6 +44,11 @@ class AppVersion(Struct, kw_only=True):
         """No version of it could be loaded yet."""
         return not self.manifest.functions and not self.manifest.flows
 
+    @property
+    def names(self) -> list[str]:
+        """Names of its functions and workflows."""
+        return [*(spec.name for spec in self.manifest.functions), *(flow.name for flow in self.manifest.flows)]
+
     def function_specs(self, terms: dict[str, FunctionOverrides]) -> list[FunctionSpec]:
         tag = str(self.number) if self.number else ""
         specs = [msgspec.structs.replace(spec, version=tag) for spec in self.manifest.functions]
@@ -64,8 +69,8 @@ def empty_version(app: str, tenant: str) -> AppVersion:
     return AppVersion(app=app, number=0, tenant=tenant, path="", manifest=AppManifest(app, (), (), ()))
 
 
-def check_manifest(manifest: AppManifest, app: str, others: list[AppVersion]) -> None:
-    """Validate what an app says of itself."""
+def check_manifest(manifest: AppManifest, app: str, tenant: str, others: list[AppVersion]) -> None:
+    """Validate what an app of this tenant says of itself. Its code has written it, and may have written anything."""
     if manifest.app != app:
         raise BadValue(f"package: it holds the app {manifest.app[:80]!r}, not {app!r}", hint="deploy it under its own name")
     names = [spec.name for spec in manifest.functions] + [flow.name for flow in manifest.flows]
@@ -78,6 +83,15 @@ def check_manifest(manifest: AppManifest, app: str, others: list[AppVersion]) ->
             raise BadValue(f"package: {name[:80]!r} cannot be a name", hint="up to 63 of a-z 0-9 . _ -")
         if name in taken:
             raise BadValue(f"{name!r} belongs to the app {taken[name]!r}", hint="give one of them another name")
+    usable = {spec.name for one in others if not tenant or one.tenant in ("", tenant) for spec in one.manifest.functions}
+    usable |= {spec.name for spec in manifest.functions}
+    for flow in manifest.flows:
+        for function in flow.functions:
+            if function not in usable:
+                raise BadValue(f"package: {flow.name!r} calls {function[:80]!r}, which this app does not have")
+    for trigger in manifest.triggers:
+        if trigger.target not in names:
+            raise BadValue(f"package: a trigger starts {trigger.target[:80]!r}, which this app does not have")
     for spec in manifest.functions:
         if spec.max_batch < 1 or spec.memory_mib < 0 or not 0 <= spec.scale.min <= max(1, spec.scale.max) or spec.max_queue < 1:
             raise BadValue(f"package: {spec.name!r} asks for what makes no sense")

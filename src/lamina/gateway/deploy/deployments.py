@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from lamina.access.records import Identity
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.errors import BadValue, Conflict, LaminaError, NotFound
 from lamina.gateway.deploy import app_package, app_versions, overrides
-from lamina.gateway.deploy.active_apps import ActiveApps, RolloutFailure
+from lamina.gateway.deploy.active_apps import ActiveApps, RolloutFailure, check_owner
 from lamina.gateway.deploy.app_versions import AppVersion, VersionRecord
 from lamina.gateway.deploy.overrides import FunctionOverrides
 from lamina.gateway.deploy.rollout import Rollout
 from lamina.gateway.routes.targets import TargetRegistry
 from lamina.sdk.app import NAME_PATTERN, App
+from lamina.state.kv_state import adopt_scopes, owned_scope
+from lamina.store.base import Session
 from lamina.worker.app_manifest import AppManifest, TargetDescription, describe_app
 
 log = logging.getLogger("lamina")
@@ -64,6 +67,7 @@ class Deployments:
                     stage.activate(await self._load_stored(app, number))
                 except LaminaError as error:
                     log.warning("version %d of app %s is not served: %s", number, app, error)
+        await self._adopt_state()
         if stage.overrides:
             stage.activate(stage.apps[stage.initial.app])
         for _ in range(int(RESTORE_S / POLL_S)):  # the app of the file has begun to load; it is not what is wanted
@@ -71,16 +75,31 @@ class Deployments:
                 break
             await asyncio.sleep(POLL_S)
 
+    async def _adopt_state(self) -> None:
+        """Give the state of tenants' apps its owner, in a store of before state had owners."""
+        owned: dict[str, str] = {}
+        for app, number in (await self._access.read(app_versions.current)).items():
+            past = await self._access.read(partial(app_versions.history, app=app))
+            tenant = next((one.tenant for one in past if one.number == number), "")
+            served = self.active.apps.get(app)
+            if tenant:
+                owned[f"app/{app}"] = owned_scope(tenant, "app", app)
+                names = served.names if served is not None else []
+                owned |= {f"workflow/{name}": owned_scope(tenant, "workflow", name) for name in names}
+        if owned:
+            now_us = self._access.now_us()
+            await self._access.write(lambda db: adopt_scopes(db, owned, now_us))
+
     # ------------------------------------------------------------------- commands
 
     async def deploy(self, caller: Identity, app: str, body: bytes, sha256: str, entry: str) -> dict[str, Any]:
         _check_upload(app, body, sha256, entry)
         async with self._lock:
             before = self.active.apps.get(app)
-            self.active.check_owner(caller, before)
             past = await self._access.read(lambda db: app_versions.history(db, app))
             number = past[0].number + 1 if past else 1
-            tenant = caller.tenant if before is None else before.tenant
+            tenant = before.tenant if before is not None else past[0].tenant if past else caller.tenant
+            check_owner(caller, app, tenant)
             served = await self._unpack(app, number, tenant, body, entry)
             version = VersionRecord(
                 app=app,
@@ -92,7 +111,7 @@ class Deployments:
                 by=caller.name,
                 at_us=self._access.now_us(),
             )
-            await self._access.write(lambda db: app_versions.save(db, version))
+            await self._access.write(partial(_save_version, version=version))
             before = before or app_versions.empty_version(app, tenant)
             await self._activate(caller, served, before, "deploy", f"version {number}, sha256 {version.sha256}")
             await asyncio.to_thread(self._delete_old, app, number)
@@ -102,7 +121,7 @@ class Deployments:
         """Back to the version before, or to the one named."""
         async with self._lock:
             served = self.active.visible_app(caller, app)
-            self.active.check_owner(caller, served)
+            check_owner(caller, app, served.tenant)
             past = await self._access.read(lambda db: app_versions.history(db, app))
             if number is None:
                 number = max((one.number for one in past if one.number < served.number), default=0)
@@ -177,7 +196,7 @@ class Deployments:
     async def _describe(self, app: str, number: int, tenant: str, path: Path) -> AppVersion:
         manifest = await describe_app(str(path), self._folder / app / f"{number}.json")
         others = [served for served in self.active.apps.values() if served.app != app]
-        app_versions.check_manifest(manifest, app, others)
+        app_versions.check_manifest(manifest, app, tenant, others)
         return AppVersion(app=app, number=number, tenant=tenant, path=str(path), manifest=manifest)
 
     def _check(self, served: AppVersion) -> None:
@@ -235,6 +254,11 @@ class Deployments:
         for task in list(self._watchers):
             task.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
+
+
+def _save_version(db: Session, version: VersionRecord) -> None:
+    adopt_scopes(db, {}, version.at_us)  # of what there is now, nothing is this app's
+    app_versions.save(db, version)
 
 
 def _check_upload(app: str, body: bytes, sha256: str, entry: str) -> None:

@@ -29,21 +29,24 @@ class FunctionLogLine(Struct, frozen=True):
 
 
 class FunctionLogs:
-    """Ring buffer of the latest lines, and the clients that follow them."""
+    """Ring buffer of the latest lines, and the clients that follow them. `owner_of` tells the tenant of a function: a line
+    belongs to the one that printed it, also when another tenant has a function of that name later."""
 
-    def __init__(self) -> None:
-        self._lines: deque[FunctionLogLine] = deque(maxlen=KEPT_LINES)
-        self._followers: dict[Exchange, Callable[[FunctionLogLine], bool]] = {}
+    def __init__(self, owner_of: Callable[[str], str] = lambda function: "") -> None:
+        self._owner_of = owner_of
+        self._lines: deque[tuple[str, FunctionLogLine]] = deque(maxlen=KEPT_LINES)  #: with their tenants
+        self._followers: dict[Exchange, Callable[[str, FunctionLogLine], bool]] = {}
 
     def add(self, function: str, instance: str, calls: tuple[str, ...], text: str) -> None:
         line = FunctionLogLine(time.time(), function, instance, text[:MAX_CHARS], calls)
-        self._lines.append(line)
+        owner = self._owner_of(function)
+        self._lines.append((owner, line))
         for exchange, wants in list(self._followers.items()):
-            if wants(line):
+            if wants(owner, line):
                 exchange.send_chunk(_encoded(line))
 
-    def serve(self, request: HttpRequest, exchange: Exchange, known: set[str], *, all: bool) -> None:
-        """Respond with lines of `known` functions; `all`: of any function.
+    def serve(self, request: HttpRequest, exchange: Exchange, known: set[str], tenant: str) -> None:
+        """Respond with lines of the functions of a tenant, or for the operator ("") of all; `known` are their names.
 
         `?function=NAME&call=ID&tail=100&follow=1`: the last lines, and with `follow` those to come."""
         asked = parse_query(request, ("function", "call", "tail", "follow"))
@@ -54,11 +57,11 @@ class FunctionLogs:
         if name and known.isdisjoint((name, name.rpartition("-")[0])):
             raise NotFound(f"no function or instance {name[:80]!r}", hint="lamina ls shows what there is")
 
-        def wants(line: FunctionLogLine) -> bool:
-            mine = all or line.function in known
+        def wants(owner: str, line: FunctionLogLine) -> bool:
+            mine = not tenant or owner == tenant
             return mine and name in ("", line.function, line.instance) and (not call or call in line.calls)
 
-        found = [line for line in self._lines if wants(line)]
+        found = [line for owner, line in self._lines if wants(owner, line)]
         exchange.start_stream(200, CONTENT_TYPE)
         exchange.send_chunk(b"".join(_encoded(line) for line in found[max(0, len(found) - int(tail)) :]))
         if asked.get("follow") != "1":
