@@ -237,6 +237,22 @@ class StoreDown(LaminaError):
     code = "store-down"
 
 
+class NotLeader(StoreDown):
+    """Another server leads: nothing was done here. `leader` is its address, "" if that is not known."""
+
+    code = "not-leader"
+
+    def __init__(self, message: str, *, leader: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.leader = leader
+
+
+class LeadershipLost(StoreDown):
+    """Another server has taken the lead while this was under way: whether it was done must be looked up there."""
+
+    code = "leadership-lost"
+
+
 class PolicyError(LaminaError):
     """A policy decided something impossible: a defect of the policy, never of the call."""
 

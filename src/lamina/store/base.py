@@ -7,6 +7,9 @@ session.
 
 When nothing can be written (disk full, locked, read-only, server away) the store is down: works that may be refused fail at
 once with `StoreDown`, those that must not be lost are kept, in their order, and done when it is up again. It comes up by itself.
+
+One server writes a store at a time: the one that leads (see `leadership`). A store leads once in its life. Until then it is down
+with `NotLeader`; when another server has taken the lead it is over, and everything that was not written gets `LeadershipLost`.
 """
 
 from __future__ import annotations
@@ -73,6 +76,29 @@ class Store(Protocol):
     @property
     def down(self) -> StoreDown | None:
         """Why the store cannot be written now; None: it can."""
+        ...
+
+    @property
+    def term(self) -> int:
+        """Term in which this server leads; 0: it does not."""
+        ...
+
+    @property
+    def succeeds(self) -> bool:
+        """Whether the lead was taken over from another term, so that what was read before it is out of date."""
+        ...
+
+    def watch(self, on_change: Callable[[Any], None]) -> None:
+        """Be called on the loop's thread with the term when this server leads, and with 0 when it no longer does."""
+        ...
+
+    def advertise(self, address: str) -> None:
+        """Tell the others where clients reach this server, when it leads."""
+        ...
+
+    def confirm(self, done: Done[None], *, after_writes: bool) -> None:
+        """Ask whether this server still leads: `done` gets None if it did after this was called. With `after_writes` also all
+        that was written before is on disk by then."""
         ...
 
     async def opened(self) -> None:

@@ -3,6 +3,10 @@
 While one transaction is on its way to the disk, works gather; together they are the next one. So the cost of a sync is shared
 by all that arrived during the one before, and no work waits for a timer. A work that fails for a reason of its own must not
 harm the others of its group: then each is done again in a transaction of its own.
+
+Every transaction begins by claiming the next commit of this server's term in the leader row (`leadership`). Without the lead that
+fails, and the store is over. The number of the commit also settles a doubt: where the connection broke before the commit was
+acknowledged, the row says whether it was made, so that no work is done twice.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import queue
+import secrets
 import threading
 import time
 from collections import deque
@@ -18,7 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from lamina.errors import LaminaError, StoreDown
+from lamina.errors import LaminaError, LeadershipLost, NotLeader, StoreDown
+from lamina.store import leadership, schema
 from lamina.store.base import Done, Session, Statement, Value, Work
 from lamina.store.callbacks import Callback, CallbackQueue
 
@@ -49,6 +55,29 @@ class StoreConnection(Session, Protocol):
     def close(self) -> None: ...
 
 
+class WriterConnection(StoreConnection, Protocol):
+    """Connection of a server that leads, or would."""
+
+    @property
+    def blob(self) -> str:
+        """The word for bytes in a schema."""
+        ...
+
+    def try_lock(self) -> bool:
+        """Whether this server has the lock. It is kept as long as the server, or this connection, lives."""
+        ...
+
+    def unlock(self) -> None: ...
+
+    def look(self) -> tuple[leadership.LeaderRow, object] | None:
+        """The leader and its signs of life, outside of a transaction; None: there has been none."""
+        ...
+
+    def touch(self) -> bool:
+        """Give a sign of life. False: only a commit is one."""
+        ...
+
+
 class Backend(Protocol):
     """Back end that opens connections. Each is used by the thread that opened it."""
 
@@ -61,11 +90,13 @@ class Backend(Protocol):
     @property
     def exists(self) -> bool: ...
 
-    def writer(self) -> StoreConnection:
-        """Writing connection, ready to be used: tables made, and no other server writes here."""
-        ...
+    def writer(self) -> WriterConnection: ...
 
     def reader(self) -> StoreConnection: ...
+
+    def release(self) -> None:
+        """Give back a lock that outlives connections."""
+        ...
 
     def classify_error(self, error: Exception) -> StoreDown | None:
         """Classify an error: why the store is down; None if it is the fault of the work."""
@@ -73,6 +104,25 @@ class Backend(Protocol):
 
 
 _Entry = tuple[Work[Any], Done[Any] | None, bool]
+
+
+class _LostTerm(Exception):
+    """The store has another term: this server leads no longer."""
+
+
+class _AlreadyMade(Exception):
+    """The commit that was in doubt has been made."""
+
+
+class _Doubt:
+    """A commit that was not acknowledged: its number, its callbacks, and how many works it had."""
+
+    __slots__ = ("callbacks", "number", "works")
+
+    def __init__(self, number: int, callbacks: list[Callback], works: int) -> None:
+        self.number = number
+        self.callbacks = callbacks
+        self.works = works
 
 
 class GroupCommitStore:
@@ -87,6 +137,15 @@ class GroupCommitStore:
         self._callbacks: CallbackQueue | None = None
         self._opened = threading.Event()  #: it has been opened, or could not be
         self._reading = self._writing = True  #: until it is closed
+        self._election = leadership.Election(secrets.token_hex(8))
+        self._address = ""
+        self._term = 0
+        self._succeeds = False
+        self._is_over = False  #: another server leads, and this one did
+        self._commits = 0  #: number of the last commit of this term
+        self._doubt: _Doubt | None = None
+        self._beat_at_s = 0.0
+        self._watchers: list[Done[Any]] = []
         self.transactions = 0
         self.works = 0
 
@@ -105,6 +164,33 @@ class GroupCommitStore:
     @property
     def down(self) -> StoreDown | None:
         return self._down
+
+    @property
+    def term(self) -> int:
+        return 0 if self._is_over else self._term
+
+    @property
+    def succeeds(self) -> bool:
+        return self._succeeds
+
+    def watch(self, on_change: Callable[[Any], None]) -> None:
+        self._watchers.append(on_change)
+
+    def advertise(self, address: str) -> None:
+        self._address = address
+        if self._term:
+            self.write(lambda db: leadership.advertise(db, self._term, address))
+
+    def confirm(self, done: Done[None], *, after_writes: bool) -> None:
+        if after_writes:
+            self.write(_nothing, done)
+            return
+
+        def work(db: Session) -> None:
+            if not self._term or not leadership.is_term(db, self._term):
+                raise self._lost_error()
+
+        self.read(work, done)
 
     async def opened(self) -> None:
         if self._ends:
@@ -132,7 +218,7 @@ class GroupCommitStore:
 
     def write(self, work: Work[T], done: Done[T] | None = None, *, required: bool = False) -> None:
         self.start()
-        refusal = (None if required else self._down) if self._writing else self._closed_error()
+        refusal = (None if required and not self._is_over else self._down) if self._writing else self._closed_error()
         if refusal is not None:
             self._call_back([(done, refusal, False)] if done is not None else [])
             return
@@ -176,52 +262,157 @@ class GroupCommitStore:
     def _closed_error(self) -> StoreDown:
         return StoreDown(f"store {self.name}: it is closed", hint="the server is stopping; ask again when it is back")
 
+    def _lost_error(self) -> LeadershipLost:
+        hint = "ask the server that leads now whether it was done, before it is repeated"
+        return LeadershipLost(f"store {self.name}: another server has taken the lead", hint=hint)
+
     # ------------------------------------------------------------------- writing
 
     def _write_all(self) -> None:
-        connection: StoreConnection | None = None
+        connection: WriterConnection | None = None
         pending: deque[_Entry] = deque()
         is_open = True
         while is_open or pending:
-            is_open = self._gather(pending, connection is None) and is_open
+            is_open = self._gather(pending) and is_open
             try:
                 if connection is None:
                     connection = self._backend.writer()
+                    if self._term:
+                        self._resume(connection, pending)
+                if not self._term:
+                    self._stand(connection)
                     self._opened.set()
-                elif self._down is not None and not pending:
-                    self._run_group(connection, [(_probe_write, None, False)])
+                elif self._doubt is None and (self._down is not None or time.monotonic() >= self._beat_at_s):
+                    self._beat(connection)
                 while pending:
                     self._commit(connection, pending)
                 self._mark_up()
+            except _LostTerm:
+                self._end_term(pending)
+                break
+            except NotLeader as error:  # the connection is kept: the leader is looked at again and again
+                self._mark_down(error, pending)
+                if not is_open:
+                    break
             except Exception as error:
                 self._mark_down(error, pending)
+                self._election.forget()
                 _close(connection)
                 connection = None
                 if not is_open:
                     break
         given_up = self._down or self._closed_error()
         self._call_back([(done, given_up, True) for _, done, _ in pending if done is not None])
+        if connection is not None and self._term and not self._is_over:
+            with contextlib.suppress(Exception):
+                self._run_group(connection, [(lambda db: leadership.resign(db, self._term), None, True)])
         _close(connection)
+        self._backend.release()
+        while is_open:  # over: what comes until it is closed is refused
+            entries = self._writes.get()
+            is_open = entries is not None
+            self._call_back([(done, self._lost_error(), False) for _, done, _ in entries or () if done is not None])
 
-    def _gather(self, pending: deque[_Entry], is_new: bool) -> bool:
-        """Collect waiting works; waits for one, or for the time to retry. False: no more will come."""
-        until_s = time.monotonic() + RETRY_S
+    def _gather(self, pending: deque[_Entry]) -> bool:
+        """Collect waiting works; waits for one, or for the time to retry or to beat. False: no more will come."""
+        wait_s = 0.0 if not self._opened.is_set() else RETRY_S if self._down is not None else leadership.BEAT_S
+        until_s = time.monotonic() + wait_s
         with contextlib.suppress(queue.Empty):
             while True:
-                if self._down is not None:
-                    entries = self._writes.get(timeout=max(0.0, until_s - time.monotonic()))
-                else:
-                    entries = self._writes.get(block=not pending and not is_new)
+                left_s = 0.0 if pending and self._down is None else max(0.0, until_s - time.monotonic())
+                entries = self._writes.get(block=left_s > 0.0, timeout=left_s or None)
                 if entries is None:
                     return False
                 pending.extend(entries)
         return True
+
+    # --- the lead
+
+    def _stand(self, connection: WriterConnection) -> None:
+        """Stand for election: take the lead, or raise `NotLeader`. Tables are made or changed by the server that leads, in the
+        transaction with which it does."""
+        has_lock = connection.try_lock()
+        signs: object = None
+        if not has_lock:
+            seen = connection.look()
+            if seen is None:
+                raise StoreDown(f"store {self.name}: another server uses it", hint=_IN_USE)
+            if not self._election.may_lead(seen[0], False, seen[1]):
+                raise leadership.not_leader(self.name, seen[0])
+        connection.begin()
+        schema.migrate(connection, schema.stored_version(connection), connection.blob)
+        row = leadership.read_leader(connection)
+        if has_lock and row is not None and not row.has_lock:
+            seen = connection.look()
+            signs = seen[1] if seen is not None else None
+        may_lead = not has_lock or self._election.may_lead(row, has_lock, signs)
+        term = leadership.take_lead(connection, row, self._election.holder, self._address, has_lock) if may_lead else 0
+        if not term:
+            connection.rollback()
+            connection.unlock()
+            raise leadership.not_leader(self.name, row)
+        connection.commit()
+        self._term, self._commits = term, 0
+        self._succeeds = row is not None
+        self._beat_at_s = time.monotonic() + leadership.BEAT_S
+        if row is not None:
+            log.info("store %s: this server leads, in term %d", self.name, term)
+        self._tell(term)
+
+    def _resume(self, connection: WriterConnection, pending: deque[_Entry]) -> None:
+        """Go on in the same term after the connection was lost, if no other server has led since."""
+        connection.try_lock()
+        row = leadership.read_leader(connection)
+        if row is None or row.term != self._term:
+            raise _LostTerm
+        self._settle_doubt(row.commits, pending)
+
+    def _beat(self, connection: WriterConnection) -> None:
+        """Give a sign of life; notice that another server leads, or that the store has gone, within a moment."""
+        self._beat_at_s = time.monotonic() + leadership.BEAT_S
+        if not connection.touch() or self._down is not None:
+            self._run_group(connection, [])
+        row, has_lock = leadership.read_leader(connection), connection.try_lock()
+        if row is None or row.term != self._term:
+            raise _LostTerm
+        if row.has_lock != has_lock:
+            self._run_group(connection, [(lambda db: leadership.note_lock(db, self._term, has_lock), None, True)])
+
+    def _settle_doubt(self, commits: int, pending: deque[_Entry]) -> None:
+        """Call back what was in doubt, if it was made. If not, it may still be: a server that is slow to notice that a connection
+        is gone. The next claim finds out, because it is for the same number."""
+        doubt = self._doubt
+        if doubt is not None and commits == doubt.number:
+            self._doubt = None
+            self._commits = commits
+            for _ in range(doubt.works):
+                pending.popleft()
+            self._mark_up()
+            self._call_back(doubt.callbacks)
+
+    def _end_term(self, pending: deque[_Entry]) -> None:
+        log.warning("store %s: another server has taken the lead; nothing more is written", self.name)
+        self._down = self._lost_error()
+        self._is_over = True
+        self._doubt = None
+        self._tell(0)
+
+    def _tell(self, term: int) -> None:
+        self._call_back([(watcher, term, False) for watcher in self._watchers])
+
+    # --- the works
 
     def _commit(self, connection: StoreConnection, pending: deque[_Entry]) -> None:
         """Commit one group. Works leave `pending` when they are on disk, so that a failure finds them there."""
         group = [pending[i] for i in range(min(MAX_GROUP, len(pending)))]
         try:
             callbacks = self._run_group(connection, group)
+        except _LostTerm:
+            raise
+        except _AlreadyMade:
+            connection.rollback()
+            self._settle_doubt(self._commits + 1, pending)
+            return
         except Exception as error:
             if self._backend.classify_error(error) is not None:
                 raise
@@ -237,6 +428,8 @@ class GroupCommitStore:
     def _commit_alone(self, connection: StoreConnection, entry: _Entry) -> None:
         try:
             self._call_back(self._run_group(connection, [entry]))
+        except _LostTerm:
+            raise
         except Exception as error:
             if self._backend.classify_error(error) is not None:
                 raise
@@ -245,26 +438,51 @@ class GroupCommitStore:
                 self._call_back([(entry[1], _to_lamina_error(error), entry[2])])
 
     def _run_group(self, connection: StoreConnection, group: list[_Entry]) -> list[Callback]:
+        number = self._commits + 1
         connection.begin()
-        callbacks: list[tuple[Done[Any] | None, Any, bool]] = []
+        if not leadership.claim_commit(connection, self._term, number):
+            row = leadership.read_leader(connection)
+            is_made = row is not None and row.term == self._term and self._doubt is not None and row.commits == number
+            raise _AlreadyMade if is_made else _LostTerm
+        results: list[tuple[Done[Any] | None, Any, bool]] = []
         statements: dict[str, list[tuple[Value, ...]]] = {}
         for work, done, required in group:
             if isinstance(work, Statement):
                 statements.setdefault(work.sql, []).append(work.values)
-                callbacks.append((done, None, required))
+                results.append((done, None, required))
             else:
                 _run_all(connection, statements)
-                callbacks.append((done, work(connection), required))
+                results.append((done, work(connection), required))
         _run_all(connection, statements)
-        connection.commit()
+        callbacks = [(done, result, required) for done, result, required in results if done is not None]
+        self._doubt = _Doubt(number, callbacks, len(group))
+        try:
+            connection.commit()
+        except Exception:
+            if not self._was_made(connection, number):
+                raise
+        self._doubt = None
+        self._commits = number
         self._mark_up()  # before the callbacks: what is sent after them is not refused
         self.transactions += 1
         self.works += len(group)
-        return [(done, result, required) for done, result, required in callbacks if done is not None]
+        return callbacks
+
+    def _was_made(self, connection: StoreConnection, number: int) -> bool:
+        """Whether a commit that failed was made after all. Where the connection still tells, there is no doubt left."""
+        if not _roll_back(connection):
+            return False
+        try:
+            row = leadership.read_leader(connection)
+        except Exception:
+            return False
+        self._doubt = None
+        return row is not None and row.term == self._term and row.commits == number
 
     def _mark_up(self) -> None:
         if self._down is not None:
-            log.warning("store %s: it can be written again", self.name)
+            if not isinstance(self._down, NotLeader):
+                log.warning("store %s: it can be written again", self.name)
             self._down = None
 
     def _mark_down(self, error: Exception, pending: deque[_Entry]) -> None:
@@ -272,12 +490,14 @@ class GroupCommitStore:
         if down is None:
             log.error("store %s: a defect", self.name, exc_info=error)
             down = StoreDown("store: it cannot be used", hint="see the server's log")
-        if self._down is None:
+        if self._down is None or type(self._down) is not type(down):
             log.warning("%s", down)
         self._down = down
         self._opened.set()
-        refused = [(done, down, False) for _, done, required in pending if not required and done is not None]
-        kept = [entry for entry in pending if entry[2]]
+        in_doubt = self._doubt.works if self._doubt is not None else 0
+        entries = list(enumerate(pending))
+        refused = [(done, down, False) for i, (_, done, must) in entries if i >= in_doubt and not must and done is not None]
+        kept = [entry for i, entry in entries if i < in_doubt or entry[2]]
         pending.clear()
         pending.extend(kept)
         self._call_back(refused)
@@ -313,9 +533,11 @@ def _run_all(db: Session, statements: dict[str, list[tuple[Value, ...]]]) -> Non
     statements.clear()
 
 
-def _probe_write(db: Session) -> int:
-    """Smallest write that must reach the disk."""
-    return db.run("UPDATE meta SET value = value WHERE name = 'version'")
+_IN_USE = "stop that one, or give this one another --store"
+
+
+def _nothing(db: Session) -> None:
+    pass
 
 
 def _to_lamina_error(error: Exception) -> LaminaError:

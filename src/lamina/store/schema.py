@@ -5,7 +5,7 @@ from __future__ import annotations
 from lamina.errors import StoreDown
 from lamina.store.base import Session
 
-VERSION = 2
+VERSION = 3
 
 _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -33,11 +33,16 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX runs_by_turn ON runs (state, priority, tenant, id)",
         "DROP INDEX runs_by_state",
     ),
+    (  # every commit is checked against the term of the server that makes it
+        """CREATE TABLE leader (
+            shard TEXT PRIMARY KEY, term BIGINT NOT NULL, holder TEXT NOT NULL, address TEXT NOT NULL,
+            has_lock BIGINT NOT NULL, commits BIGINT NOT NULL)""",
+    ),
 )
 
 
-def migrate(db: Session, blob: str) -> None:
-    """Migrate to the current version, inside a transaction. `blob` is what the back end calls bytes."""
+def stored_version(db: Session) -> int:
+    """Version of the tables that are there."""
     db.run("CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
     found = db.rows("SELECT value FROM meta WHERE name = 'version'")
     version = int(found[0][0]) if found else 0
@@ -46,6 +51,11 @@ def migrate(db: Session, blob: str) -> None:
             f"store: made by a newer Lamina (version {version} of its tables; this one knows {VERSION})",
             hint="run that Lamina, or give another --store",
         )
+    return version
+
+
+def migrate(db: Session, version: int, blob: str) -> None:
+    """Migrate to the current version, inside a transaction. `blob` is what the back end calls bytes."""
     for step in _MIGRATIONS[version:]:
         for statement in step:
             db.run(statement.replace("BLOB", blob))

@@ -1,4 +1,11 @@
-"""SQLite back end: one file, write-ahead log, synced at every commit."""
+"""SQLite back end: one file, write-ahead log, synced at every commit.
+
+The lock of the leader is a lock on a file beside it: SQLite's own locks do not survive that another handle on the same file is
+closed. That file also has the leader's signs of life, because a commit twice a second would wear out a disk for nothing.
+
+A file that is removed or replaced under a running server still takes writes, which are lost with its last handle. So after every
+commit, and with every sign of life, the names are checked to be those of the files that were opened.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from lamina.errors import StoreDown
+from lamina.store import leadership
 from lamina.store.base import Row, Value
-from lamina.store.schema import migrate
 
 LOCK_TIMEOUT_S = 0.2
 """How long another process may keep the file locked before that is an error."""
@@ -27,13 +34,26 @@ _HINTS = {
 }
 
 
+_GONE = "put it back, or start the server again: it goes on with what is there then"
+
+FileId = tuple[int, int]
+"""Device and inode."""
+
+
+def _file_id(path: Path) -> FileId | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 class SqliteConnection:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         mode = "ro" if read_only else "rwc"
         self._db = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=LOCK_TIMEOUT_S, isolation_level=None
         )
-        self._lock_fd = -1
         self._db.execute("PRAGMA query_only = ON" if read_only else "PRAGMA synchronous = FULL")
 
     def rows(self, sql: str, *values: Value) -> list[Row]:
@@ -57,16 +77,85 @@ class SqliteConnection:
 
     def close(self) -> None:
         self._db.close()
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
 
-    def acquire_lock(self, path: Path) -> None:
-        """Lock the store for as long as this connection lives, however it ends.
 
-        A file of its own: SQLite's locks do not survive that another handle on the same file is closed.
-        """
-        self._lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+class SqliteWriter(SqliteConnection):
+    """Connection of a server that leads, or would."""
+
+    blob = "BLOB"
+
+    def __init__(self, file: Sqlite) -> None:
+        super().__init__(file.path)
+        self._file = file
+        self.rows("PRAGMA journal_mode = WAL")
+        if file.max_pages:
+            self.rows(f"PRAGMA max_page_count = {file.max_pages}")
+        self.rows("SELECT 1 FROM sqlite_master LIMIT 1")  # makes the log, which must be there to be known again
+        self._log_id = _file_id(file.log_path)
+
+    def commit(self) -> None:
+        super().commit()
+        self._check_files()
+
+    def try_lock(self) -> bool:
+        return self._file.lock.try_acquire()
+
+    def unlock(self) -> None:
+        self._file.lock.release()
+
+    def look(self) -> tuple[leadership.LeaderRow, object] | None:
+        try:
+            row = leadership.read_leader(self)
+        except sqlite3.OperationalError as error:
+            if "no such table" not in str(error):
+                raise
+            row = None
+        return None if row is None else (row, (row, self._file.lock.read_beat()))
+
+    def touch(self) -> bool:
+        self._check_files()
+        self._file.lock.write_beat()
+        return True
+
+    def _check_files(self) -> None:
+        self._file.check_identity()
+        if _file_id(self._file.log_path) != self._log_id:
+            raise StoreDown(f"store {self._file.name}: its log (-wal) was removed", hint=_GONE)
+
+
+class LockFile:
+    """Lock of a store, with a counter in it that its leader raises. Kept for as long as the process lives, however it ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+        self._has_lock = False
+        self._beats = 0
+
+    def _open(self) -> int:
+        if self._fd < 0:
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return self._fd
+
+    def try_acquire(self) -> bool:
+        if not self._has_lock:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self._open(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._has_lock = True
+        return self._has_lock
+
+    def release(self) -> None:
+        """Give it back, if it is held."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._has_lock = -1, False
+
+    def read_beat(self) -> bytes:
+        return os.pread(self._open(), 64, 0)
+
+    def write_beat(self) -> None:
+        self._beats += 1
+        os.pwrite(self._open(), b"%d %d\n" % (os.getpid(), self._beats), 0)
 
 
 class Sqlite:
@@ -74,7 +163,10 @@ class Sqlite:
 
     def __init__(self, path: str | Path, *, max_pages: int = 0) -> None:
         self.path = Path(path)
+        self.log_path = self.path.with_name(self.path.name + "-wal")
         self.max_pages = max_pages
+        self.lock = LockFile(self.path.with_name(self.path.name + ".lock"))
+        self._id: FileId | None = None  #: of the file that this server has used
 
     @property
     def name(self) -> str:
@@ -88,36 +180,37 @@ class Sqlite:
     def exists(self) -> bool:
         return self.path.exists()
 
-    def writer(self) -> SqliteConnection:
+    def writer(self) -> SqliteWriter:
+        if self._id is None:
+            self._make()
+        self.check_identity()
+        connection = SqliteWriter(self)
+        self._id = self._id or _file_id(self.path)
+        return connection
+
+    def _make(self) -> None:
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True)
             if self.path.parent.name == ".lamina":  # ours, and no source code
                 (self.path.parent / ".gitignore").write_text("*\n")
         if not self.path.exists():  # what users sent is private
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        connection = SqliteConnection(self.path)
-        try:
-            connection.acquire_lock(self.path.with_name(self.path.name + ".lock"))
-            connection.rows("PRAGMA journal_mode = WAL")
-            if self.max_pages:
-                connection.rows(f"PRAGMA max_page_count = {self.max_pages}")
-            connection.begin()
-            migrate(connection, "BLOB")
-            connection.commit()
-        except BaseException:
-            connection.rollback()
-            connection.close()
-            raise
-        return connection
+
+    def check_identity(self) -> None:
+        """Raise if the file was removed or replaced since it was first used."""
+        if self._id is not None and (found := _file_id(self.path)) != self._id:
+            what = "removed" if found is None else "replaced"
+            raise StoreDown(f"store {self.name}: its file was {what} while the server ran", hint=_GONE)
 
     def reader(self) -> SqliteConnection:
         return SqliteConnection(self.path, read_only=True)
 
+    def release(self) -> None:
+        self.lock.release()
+
     def classify_error(self, error: Exception) -> StoreDown | None:
         if isinstance(error, StoreDown):
             return error
-        if isinstance(error, BlockingIOError):
-            return StoreDown(f"store {self.name}: another server uses it", hint="stop that one, or give this one another --store")
         if self.path.is_dir():
             return StoreDown(f"store {self.name}: it is a folder", hint="name a file in it")
         if isinstance(error, OSError):
