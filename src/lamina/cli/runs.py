@@ -13,7 +13,14 @@ import msgspec
 from lamina.cli._shared import CommandGroup, console, url_option, write_text
 from lamina.errors import BadValue
 
-_STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "running": "cyan", "queued": "dim"}
+_STYLES = {
+    "succeeded": "green",
+    "failed": "red",
+    "cancelled": "yellow",
+    "running": "cyan",
+    "queued": "dim",
+    "quarantined": "magenta",
+}
 
 
 def _json(function: Any) -> Any:
@@ -27,14 +34,21 @@ def command() -> None:
 
 @command.command()
 @click.option("--target", default="", help="Only runs of this function or workflow.")
-@click.option("--state", default="", help="Only runs in this state: queued, running, succeeded, failed or cancelled.")
+@click.option(
+    "--state", default="", help="Only runs in this state: queued, running, succeeded, failed, cancelled or quarantined."
+)
+@click.option("--quarantined", is_flag=True, help="Only runs that a defect keeps from going on, with their errors.")
 @click.option("--limit", "-n", default=20, show_default=True, type=click.IntRange(1, 500), help="Most runs to list.")
 @url_option
 @_json
-def ls(target: str, state: str, limit: int, url: str, as_json: bool) -> int:
+def ls(target: str, state: str, quarantined: bool, limit: int, url: str, as_json: bool) -> int:
     """List runs, the newest first."""
     from lamina.sdk.client_codec import run_request
 
+    if quarantined:
+        if state not in ("", "quarantined"):
+            raise BadValue(f"--state {state} and --quarantined: one of them", hint="--quarantined is --state quarantined")
+        state = "quarantined"
     with _client(url) as client:
         page = client.ask(run_request(client.server, "", "", query={"target": target, "state": state, "limit": limit}))
     if as_json:
@@ -56,6 +70,9 @@ def ls(target: str, state: str, limit: int, url: str, as_json: bool) -> int:
         table.add_row(run["id"], run["target"], state_text, _clock(run["created_us"]), _took(run), str(run.get("retries", "")))
     terminal = console()
     terminal.print(table)
+    for run in page["runs"]:
+        if problem := run.get("problem"):
+            click.echo(f"{run['id']}  {problem.get('detail') or problem.get('code')}")
     if page["next"]:
         terminal.print(f"there are more; --limit shows up to 500, GET /v1/runs?before={page['next']} the rest", style="dim")
     return 0
@@ -119,7 +136,7 @@ def trace(run_id: str, output: Path | None, url: str) -> int:
 @click.argument("run_ids", metavar="RUN...", nargs=-1, required=True)
 @url_option
 def cancel(run_ids: tuple[str, ...], url: str) -> int:
-    """Cancel runs that are queued or running."""
+    """Cancel runs that are queued, running or quarantined."""
     with _client(url) as client:
         for run_id in run_ids:
             click.echo(f"{run_id} {client.run(run_id).cancel().state}")
@@ -130,7 +147,7 @@ def cancel(run_ids: tuple[str, ...], url: str) -> int:
 @click.argument("run_ids", metavar="RUN...", nargs=-1, required=True)
 @url_option
 def retry(run_ids: tuple[str, ...], url: str) -> int:
-    """Resume failed or cancelled runs where they stopped; finished steps are not run again."""
+    """Resume failed, cancelled or quarantined runs where they stopped; finished steps are not run again."""
     with _client(url) as client:
         for run_id in run_ids:
             click.echo(f"{run_id} {client.run(run_id).retry().state}")

@@ -108,6 +108,7 @@ class Controller:
         self._scale = scale
         self._scale_at_us = 0
         self._recheck_due = False  #: a recheck that the policy asked for is due
+        self.is_deciding = False  #: the event itself has been handled: what is raised now is not of its call
         self._housekeeping_at_us = HOUSEKEEPING_US
         self._margin = margin = AdmissionMargin(self.flows)
         picks_slice_size = getattr(policy, "picks_slice_size", False)
@@ -146,7 +147,9 @@ class Controller:
     def handle(self, now_us: int, event: ev.Event) -> list[Action]:
         view = self.view
         view.advance(now_us)
+        self.is_deciding = False
         self._handlers[type(event)](event)
+        self.is_deciding = True
         if self._dispatch_queue.starved or view.now_us >= self._scale_at_us:
             self._autoscale()
         if (self.state.waiting or self._recheck_due) and not (type(event) is ev.CallArrived and event.more_coming):
@@ -233,23 +236,25 @@ class Controller:
     def _on_tick(self, event: ev.Tick) -> None:
         now_us, wakeups = self.view.now_us, self._wakeups
         wakeups.on_tick(now_us)
-        if self._engine.timers.next_us <= now_us:
-            self._engine.fire_timers()
-        for run in wakeups.expired(now_us):
-            self._calls.fail(run, FailCall(run.call.id, "deadline", next((job.node for job in run.jobs.values()), "")))
-        wakeups.request(self._dispatch_queue.undefer_due(now_us))
-        self._recheck_due = wakeups.pop_rechecks_due(now_us) or self._recheck_due
-        if now_us >= self._housekeeping_at_us:
-            self._housekeeping_at_us = now_us + HOUSEKEEPING_US
-            self._failures.kill_hung()
-            self._margin.decay(now_us, self.state.functions.values(), self.predictor)
-            wakeups.compact()
-            if self._fair_share.enabled:
-                self._fair_share.expire(now_us)
-        wakeups.rearm()  # a tick serves the earliest request; the others' must still come
-        wakeups.request(self._housekeeping_at_us)
-        if self._scale_at_us > now_us:
-            wakeups.request(self._scale_at_us)
+        try:
+            if self._engine.timers.next_us <= now_us:
+                self._engine.fire_timers()
+            for run in wakeups.expired(now_us):
+                self._calls.fail(run, FailCall(run.call.id, "deadline", next((job.node for job in run.jobs.values()), "")))
+            wakeups.request(self._dispatch_queue.undefer_due(now_us))
+            self._recheck_due = wakeups.pop_rechecks_due(now_us) or self._recheck_due
+            if now_us >= self._housekeeping_at_us:
+                self._housekeeping_at_us = now_us + HOUSEKEEPING_US
+                self._failures.kill_hung()
+                self._margin.decay(now_us, self.state.functions.values(), self.predictor)
+                wakeups.compact()
+                if self._fair_share.enabled:
+                    self._fair_share.expire(now_us)
+        finally:
+            wakeups.rearm()  # a tick serves the earliest request; the others' must still come, whatever became of this one
+            wakeups.request(self._housekeeping_at_us)
+            if self._scale_at_us > now_us:
+                wakeups.request(self._scale_at_us)
 
     # -------------------------------------------------------------- decisions
 

@@ -12,6 +12,7 @@ performs the actions in their order:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -37,8 +38,12 @@ if TYPE_CHECKING:  # a simulation has no values
 
 log = logging.getLogger("lamina")
 
+INTERNAL = "internal"
+"""Error of a call that a defect of the server ended: an exception where none is expected."""
+
 Ending = Reply | FailCall | Reject
 OnEnd = Callable[[Ending], None]
+"""Called once with the ending of a call; if it raises, again with a `FailCall` of `INTERNAL`: a client waits for an answer."""
 EventObserver = Callable[[int, Event, list[Action]], None]
 """Called after every event with its time and all that it led to."""
 
@@ -82,6 +87,9 @@ class Driver:
                 on_end(ending)
         except Exception:
             log.exception("the answer to %s could not be delivered", ending.call_id)
+            with contextlib.suppress(Exception):
+                assert on_end is not None
+                on_end(FailCall(ending.call_id, INTERNAL))
         finally:
             data.close(ending.call_id)
             if not self._pending and self._on_idle is not None:

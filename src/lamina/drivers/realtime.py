@@ -16,11 +16,27 @@ from collections.abc import Callable, Iterable
 from time import monotonic_ns
 from typing import Any, Protocol
 
-from lamina.core.actions import Action, AppendJournal, FailCall, Reject, Reply, ResolveData, StartBatch, WakeAt
+from lamina.core.actions import Action, AppendJournal, FailCall, JobRef, Load, Reject, Reply, ResolveData, StartBatch, WakeAt
 from lamina.core.controller import Controller
-from lamina.core.events import ArrivalsDrained, CallArrived, CallRecovered, Deployed, DeviceJoined, Event, Tick
+from lamina.core.events import (
+    ArrivalsDrained,
+    BatchFailed,
+    CallArrived,
+    CallCancelled,
+    CallRecovered,
+    DataResolved,
+    Deployed,
+    DeviceJoined,
+    Event,
+    InstanceLost,
+    Journaled,
+    ReplayDone,
+    Tick,
+)
+from lamina.core.scheduling.jobs import RunDefects
 from lamina.core.workflow.flow import Flow
-from lamina.drivers.driver import Driver, EventObserver, OnEnd
+from lamina.core.workflow.runs import ROOT
+from lamina.drivers.driver import INTERNAL, Driver, EventObserver, OnEnd
 from lamina.drivers.engine import Engine
 from lamina.drivers.timer import Timer, clock_us
 from lamina.errors import PolicyError
@@ -103,7 +119,7 @@ class RealtimeDriver(Driver):
 
     def submit(self, call: Call, inputs: dict[str, bytes], on_end: OnEnd, began_us: int = 0) -> None:
         """Hand in a call; `on_end` is called once, with `data` still holding its result. `began_us`: see `RunValues.open`."""
-        self.data.open(call.id, self.controller.flows[call.target], inputs, began_us)
+        self.data.open(call.id, self.controller.flows[call.target], inputs, began_us)  # it raises before anything is kept
         self._pending[call.id] = on_end
         call_soon = self._call_soon
         self.post(CallArrived(call, call_soon is not None))
@@ -123,7 +139,16 @@ class RealtimeDriver(Driver):
         self._pending[recovered.call.id] = on_end
         self.post(recovered)
 
+    def forget(self, call_id: str) -> None:
+        """Take a call out of all books without an ending: it could not be handed in."""
+        self._pending.pop(call_id, None)
+        self.data.close(call_id)
+        if call_id in self.controller.state.runs:
+            self.post(CallCancelled(call_id))
+
     def post(self, event: Event) -> None:
+        """Handle an event, and what follows from it at once. A defect of one call ends that call; it is raised for deployments
+        alone, which are checked before anything changes."""
         self._inbox.append(event)
         if self._is_handling:
             return
@@ -131,28 +156,71 @@ class RealtimeDriver(Driver):
         try:
             while self._inbox:
                 next_event = self._inbox.popleft()
-                if isinstance(next_event, ResolveData):
-                    answer = self._resolve_data(self.data, next_event)
-                    if answer is None:
-                        continue
-                    next_event = answer
                 now_us = monotonic_ns() // 1000 - self._origin_us
                 try:
+                    if isinstance(next_event, ResolveData):
+                        answer = self._resolve_data(self.data, next_event)
+                        if answer is None:
+                            continue
+                        next_event = answer
                     actions = self.controller.handle(now_us, next_event)
-                except PolicyError:
-                    # Decisions are checked before they are applied, so the state is sound and what was decided before stands.
-                    log.exception("the policy decided something impossible; its decision was left out")
-                    actions = self.controller.take_actions()
+                except Exception as error:
+                    is_checked = next_event is event and isinstance(event, Deployed) and not self.controller.is_deciding
+                    if is_checked and not isinstance(error, PolicyError):
+                        raise  # it is checked before anything changes, and its deployer is told
+                    actions = self._contain(next_event, error)
                 self.decision_us = monotonic_ns() // 1000 - self._origin_us - now_us
                 kind = type(next_event)
                 if actions and kind is not CallArrived and kind is not ArrivalsDrained:
                     self.capacity_generation += 1
                 for action in actions:
-                    self._perform(action)
-                for observer in self._observers:
-                    observer(now_us, next_event, actions)
+                    try:
+                        self._perform(action)
+                    except Exception as error:
+                        self._on_unperformed(action, error)
+                if not isinstance(next_event, ResolveData):
+                    for observer in self._observers:
+                        try:
+                            observer(now_us, next_event, actions)
+                        except Exception:
+                            log.exception("an observer of events failed")
         finally:
             self._is_handling = False
+
+    def _contain(self, event: Event | ResolveData, error: Exception) -> list[Action]:
+        """Contain a defect: it ends the call that the event is of, and no other. What was decided before stands."""
+        if isinstance(error, RunDefects):
+            defects = error.by_call
+        else:
+            defects = {"" if self.controller.is_deciding else _call_of(event): error}
+        actions = self.controller.take_actions()
+        for call_id, defect in defects.items():
+            what = f"{type(event).__name__} of {call_id or 'no single call'} could not be handled"
+            if isinstance(error, PolicyError):  # decisions are checked before they are applied: the state is sound
+                what = "the policy decided something impossible; its decision was left out"
+            log.error("%s", what, exc_info=defect)
+            if call_id:
+                self._abandon(call_id, defect)
+        return actions
+
+    def _on_unperformed(self, action: Action, error: Exception) -> None:
+        """An action that fails is answered as its engine would: a batch has failed, an instance is lost, a run cannot go on."""
+        log.error("%s could not be performed", type(action).__name__, exc_info=error)
+        if isinstance(action, StartBatch):
+            self._inbox.append(BatchFailed(action.batch_id, INTERNAL))
+        elif isinstance(action, Load):
+            self._inbox.append(InstanceLost(action.instance))
+        elif isinstance(action, AppendJournal):
+            self._abandon(action.call_id, error)
+
+    def _abandon(self, call_id: str, error: Exception) -> None:
+        """End a call that a defect has stopped, here and in the controller's books."""
+        on_end = self._pending.get(call_id)
+        if on_end is not None:
+            self.data.put_error(JobRef(0, call_id, ROOT, INTERNAL), ErrorInfo(type(error).__name__, str(error)[:1_000]))
+            self._end(self.data, FailCall(call_id, INTERNAL, INTERNAL))
+        if call_id in self.controller.state.runs:
+            self._inbox.append(CallCancelled(call_id))
 
     def _perform(self, action: Action) -> None:
         kind = type(action)
@@ -196,6 +264,13 @@ class RealtimeDriver(Driver):
         if self._timer is not None:
             self._timer.close()
             self._timer = None
+
+
+def _call_of(event: Event | ResolveData) -> str:
+    """The call an event is of; empty if it is of none, or of several. A cancellation is not: it is what a defect leads to."""
+    if isinstance(event, CallArrived | CallRecovered):
+        return event.call.id
+    return event.call_id if isinstance(event, DataResolved | ResolveData | Journaled | ReplayDone) else ""
 
 
 def _no_journal(action: AppendJournal) -> None:

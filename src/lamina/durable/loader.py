@@ -36,8 +36,8 @@ class _LaneCursor:
 
 
 class RunLoader:
-    """Loads queued runs. `start_run` starts one; `has_room` says whether one more may come: of all runs in memory, or of those
-    that have work to do."""
+    """Loads queued runs. `start_run` starts one, or sets it aside: it does not raise. `has_room` says whether one more may come:
+    of all runs in memory, or of those that have work to do."""
 
     def __init__(self, store: Store, start_run: Callable[[LoadedRun], None], has_room: Callable[[bool], bool]) -> None:
         self._store = store
@@ -129,15 +129,17 @@ class RunLoader:
 
     def _start_loaded(self, exclude_waiting: bool) -> None:
         self._is_starting = True  # a run may end at once, and then more are loaded
-        while self._loaded and self._has_room(exclude_waiting):
-            one = self._loaded.popleft()
-            if one.row.id in self._cancelled:
-                continue
-            if one.row.tenant in self._paused:
-                self._paused[one.row.tenant].append(one.row.id)
-            else:
-                self._start_run(one)
-        self._is_starting = False
+        try:
+            while self._loaded and self._has_room(exclude_waiting):
+                one = self._loaded.popleft()
+                if one.row.id in self._cancelled:
+                    continue
+                if one.row.tenant in self._paused:
+                    self._paused[one.row.tenant].append(one.row.id)
+                else:
+                    self._start_run(one)
+        finally:  # whatever becomes of one run, others are behind it
+            self._is_starting = False
 
     def _lane(self, lane: Lane) -> _LaneCursor:
         return self._lanes.setdefault(lane, _LaneCursor())

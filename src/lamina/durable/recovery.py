@@ -28,7 +28,7 @@ from lamina.types import NEVER_US, Call
 
 class RunRecovery:
     """Starts and replays runs. `origin_us` is when the controller's time began, since 1970. `apply` applies a journal entry by
-    its number; `is_resident` says whether a run has not ended yet."""
+    its number; `is_resident` says whether a run has not ended yet; `set_aside` takes those that cannot be replayed."""
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class RunRecovery:
         is_resident: Callable[[str], bool],
         apply: Callable[[str, int, JournalEntry], None],
         on_ended: Callable[[Ending], None],
+        set_aside: Callable[[str, Exception], None],
     ) -> None:
         self._driver = driver
         self._store = store
@@ -45,6 +46,7 @@ class RunRecovery:
         self._is_resident = is_resident
         self._apply = apply
         self._on_ended = on_ended
+        self._set_aside = set_aside
         self._digests: dict[str, tuple[Flow, str, bytes]] = {}
         self._started: list[str] = []
 
@@ -85,8 +87,11 @@ class RunRecovery:
             flow = None
         if flow is None:
             self._on_ended(Reject(loaded.row.id, "unknown"))
-        else:
+            return
+        try:
             self._replay(loaded, flow, flow)
+        except Exception as error:
+            self._set_aside(loaded.row.id, error)
 
     def _replay(self, loaded: LoadedRun, flow: Flow, stored_flow: Flow | None) -> None:
         row, driver = loaded.row, self._driver

@@ -25,7 +25,7 @@ from lamina.core.events import Journaled
 from lamina.core.scheduling.state import ControllerState
 from lamina.core.workflow.flow import Flow
 from lamina.core.workflow.journal_entry import JournalEntry
-from lamina.drivers.driver import Ending
+from lamina.drivers.driver import INTERNAL, Ending
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.durable.loader import RunLoader
 from lamina.durable.recovery import RunRecovery, shift_times
@@ -33,6 +33,7 @@ from lamina.errors import Conflict, LaminaError
 from lamina.store import runs as stored
 from lamina.store.base import Done, Session, Store, Work
 from lamina.store.runs import LoadedRun, RunRow
+from lamina.values.references import ErrorInfo
 
 log = logging.getLogger("lamina")
 
@@ -114,17 +115,26 @@ class ResidentRuns:
         self._bytes -= run.row.size_bytes
         return run
 
+    def discard(self, id: str) -> None:
+        """Remove a run that may not be here."""
+        if id in self.runs:
+            self.remove(id)
+
 
 class DurableRuns:
-    """All durable runs of a server. `describe` makes what clients are told of an ending without a result. `same_transaction` is
-    asked, by call, scope and node, for more to be written in one transaction with the outcome of a step, and for what is to be
-    done when that is on disk."""
+    """All durable runs of a server. `describe` makes what clients are told of an ending without a result, with the details of
+    the error where they are not those of its step. `same_transaction` is asked, by call, scope and node, for more to be written
+    in one transaction with the outcome of a step, and for what is to be done when that is on disk.
+
+    A run that a defect keeps from beginning or going on is quarantined: it stays in the store with its error until it is retried
+    or cancelled, and the runs behind it begin.
+    """
 
     def __init__(
         self,
         driver: RealtimeDriver,
         store: Store,
-        describe: Callable[[FailCall | Reject], bytes],
+        describe: Callable[[FailCall | Reject, ErrorInfo | None], bytes],
         *,
         retention_us: int = RETENTION_US,
         on_end: Callable[[str, Ending, str], None] = lambda target, ending, tenant: None,
@@ -139,12 +149,14 @@ class DurableRuns:
         self._resident = ResidentRuns(driver.controller.state, driver.controller.flows)
         self.loader = RunLoader(store, self._start_run, self._resident.has_room)
         self._listeners: dict[str, list[Callable[[], None]]] = {}  #: by run: called when its end is on disk
-        self._is_started = self._is_closing = False
+        self._is_started = self._is_closing = self._is_loading_soon = False
         self._applying = ("", 0)  #: the run whose journal is applied just now, and the number of that entry
         self._cancelled: set[str] = set()
         self._last_id_us = 0
         self._origin_us = time.time_ns() // 1000 - driver.now_us()
-        self._recovery = RunRecovery(driver, store, self._origin_us, self.is_resident, self._apply, self._on_ended)
+        self._recovery = RunRecovery(
+            driver, store, self._origin_us, self.is_resident, self._apply, self._on_ended, self._quarantine
+        )
         driver.set_journal(self._append_journal)
 
     def start(self) -> None:
@@ -181,7 +193,10 @@ class DurableRuns:
 
     def _notify(self, id: str) -> None:
         for listener in self._listeners.pop(id, []):
-            listener()
+            try:
+                listener()
+            except Exception:  # others wait for it too
+                log.exception("run %s: a listener failed", id)
 
     # --------------------------------------------------------------------- accepting
 
@@ -226,13 +241,42 @@ class DurableRuns:
         self.loader.on_recovered(counts)
 
     def _check_room(self) -> None:
-        self.loader.load_more(exclude_waiting=True)
         self._call_later(ROOM_CHECK_S, self._check_room)
+        self.loader.load_more(exclude_waiting=True)
+
+    def _load_soon(self) -> None:
+        """Load more in a turn of its own: a journal is not replayed while the controller handles the end of another run."""
+        if not self._is_loading_soon:
+            self._is_loading_soon = True
+            asyncio.get_running_loop().call_soon(self._load_now)
+
+    def _load_now(self) -> None:
+        self._is_loading_soon = False
+        self.loader.load_more()
 
     def _start_run(self, loaded: LoadedRun) -> None:
-        if loaded.row.id not in self._resident.runs:
+        id = loaded.row.id
+        if id in self._resident.runs:
+            return
+        try:
             self._resident.add(loaded.row, loaded.last_entry)
+            if loaded.damage:
+                raise ValueError(loaded.damage)
             self._recovery.start(loaded, self.wall_us())
+        except Exception as error:
+            self._quarantine(id, error)
+
+    def _quarantine(self, id: str, error: Exception) -> None:
+        """Set a run aside that cannot begin."""
+        log.error("run %s is quarantined: it cannot begin", id, exc_info=error)
+        self._driver.forget(id)
+        self._write_quarantine(id, ErrorInfo(type(error).__name__, str(error)[:1_000]))
+
+    def _write_quarantine(self, id: str, info: ErrorInfo | None) -> None:
+        self._resident.discard(id)
+        problem = self._describe(FailCall(id, stored.QUARANTINED), info)
+        self.store.write(stored.quarantine(id, problem), lambda _: self._notify(id), required=True)
+        self._load_soon()
 
     # ----------------------------------------------------------------------- on the way
 
@@ -266,14 +310,19 @@ class DurableRuns:
 
     def _apply(self, id: str, number: int, entry: JournalEntry) -> None:
         self._applying = (id, number)
-        self._driver.data.set_replay_time(id, self._origin_us + entry.at_us)
-        self._driver.post(Journaled(id, entry))
-        self._applying = ("", 0)
+        try:
+            self._driver.data.set_replay_time(id, self._origin_us + entry.at_us)
+            self._driver.post(Journaled(id, entry))
+        finally:
+            self._applying = ("", 0)
 
     # ---------------------------------------------------------------------------- ends
 
     def _on_ended(self, ending: Ending) -> None:
         id = ending.call_id
+        if isinstance(ending, FailCall) and ending.error == INTERNAL:  # a defect: here, in the controller, or in what follows
+            self._write_quarantine(id, self._driver.error_info(ending))
+            return
         run = self._resident.remove(id)
         if isinstance(ending, Reject) and ending.reason in (QUEUE_FULL, *TENANT_LIMITS):
             self._defer(run.row, ending)
@@ -281,7 +330,10 @@ class DurableRuns:
         called_off = isinstance(ending, FailCall) and ending.error == "cancelled"
         if called_off and self._is_closing and id not in self._cancelled:
             return  # it goes on after the next start
-        self._on_end(run.row.target, ending, run.row.tenant)
+        try:
+            self._on_end(run.row.target, ending, run.row.tenant)
+        except Exception:  # to be counted is not what a run is for
+            log.exception("run %s: its end could not be counted", id)
         record = self._outcome_of(ending, "cancelled" if called_off else "failed")
         fatal = self._applying[1] if record.state == "failed" and self._applying[0] == id else 0
         also, then = self._same_transaction(id, 0, "") or _NOTHING  # of a run of one step, which is not journaled but ended
@@ -299,7 +351,7 @@ class DurableRuns:
             self._notify(id)
 
         self.store.write(stored.end_statement(id, record) if is_plain else work, on_disk, required=True)
-        self.loader.load_more()
+        self._load_soon()
 
     def _defer(self, row: RunRow, refusal: Reject) -> None:
         wait_s = refusal.retry_after_us / 1e6
@@ -321,7 +373,7 @@ class DurableRuns:
                 return stored.StoredOutcome("succeeded", now_us, result, None, msgspec.json.encode(ending))
             except LaminaError as error:  # its result is made of what is not there
                 ending = FailCall(ending.call_id, error.code)
-        return stored.StoredOutcome(otherwise, now_us, None, self._describe(ending))
+        return stored.StoredOutcome(otherwise, now_us, None, self._describe(ending, None))
 
     def cancel(self, id: str, done: Done[None]) -> None:
         """Cancel a run, under way or not; one that is over stays as it is."""
@@ -337,7 +389,7 @@ class DurableRuns:
 
         def work(db: Session) -> None:
             if not stored.end(db, id, record):
-                raise Conflict(f"run {id!r} is {stored.get(db, id).state}", hint="only what is queued or running is cancelled")
+                raise Conflict(f"run {id!r} is {stored.get(db, id).state}", hint="only what has not ended is cancelled")
 
         def on_disk(error: LaminaError | None) -> None:
             if error is None:
@@ -350,7 +402,7 @@ class DurableRuns:
         self.store.write(work, on_disk)
 
     def retry(self, id: str, done: Done[RunRow]) -> None:
-        """Retry a run that failed or was cancelled, from where it did."""
+        """Retry a run that failed, was cancelled or is quarantined, from where it was."""
         now_us = self.wall_us()
 
         def on_disk(row: RunRow | LaminaError) -> None:
@@ -363,6 +415,7 @@ class DurableRuns:
     # ---------------------------------------------------------------------- and the rest
 
     def _delete_expired(self) -> None:
+        self._call_later(RETENTION_CHECK_S, self._delete_expired)
         before_us = self.wall_us() - self.retention_us
 
         def swept(count: int | LaminaError) -> None:
@@ -371,7 +424,6 @@ class DurableRuns:
 
         if self.store.down is None:
             self._delete_ended_before(before_us, swept)
-        self._call_later(RETENTION_CHECK_S, self._delete_expired)
 
     def _delete_ended_before(self, before_us: int, swept: Done[int]) -> None:
         self.store.write(lambda db: stored.delete_ended(db, before_us), swept)

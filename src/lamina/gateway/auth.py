@@ -119,9 +119,9 @@ def sync_tenant_limits(access: AccessControl, loop: RealtimeDriver) -> None:
                 post(TenantUpdated(tenant, access.daily_usage.pop(name, 0.0)))
 
     def save() -> None:
+        asyncio.get_running_loop().call_later(SAVE_EVERY_S, save)  # first: it goes on, whatever becomes of this time
         limited = [name for name, tenant in access.tenants.items() if tenant.unit_s_per_day]
         access.save_usage({name: books.account(name).day.total_us for name in limited})
-        asyncio.get_running_loop().call_later(SAVE_EVERY_S, save)
 
     access.on_change.append(tell)
     tell()

@@ -107,7 +107,7 @@ class Gateway:
         self.durable: DurableRuns | None = None
         if store is not None:
             self.durable = DurableRuns(
-                *(loop, store, lambda ending: explain(ending).body()),
+                *(loop, store, lambda ending, info: explain(ending, info).body()),
                 retention_us=retention_us,
                 on_end=self.metrics.on_call_ended,
                 same_transaction=runtime.state.same_transaction,

@@ -118,12 +118,21 @@ class ChildProcess(asyncio.Protocol):
         try:
             for frame in self._reader.feed(data):
                 if not self._is_cut_off and not self._has_ended:
-                    self._on_frame(frame)
+                    self._deliver(frame)
         except FrameError as error:
             log.error("worker %d is cut off: %s", self.pid, error)
             self._is_cut_off = True
             assert self._transport is not None
             self._transport.abort()
+
+    def _deliver(self, frame: Any) -> None:
+        """Hand over a frame. A defect of its receiver is not the child's, whose other frames count."""
+        try:
+            self._on_frame(frame)
+        except FrameError:
+            raise
+        except Exception:
+            log.exception("a frame of process %d could not be handled", self.pid)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_connected = False

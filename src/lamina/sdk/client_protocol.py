@@ -28,7 +28,7 @@ Exchange = Generator[ClientRequest, ClientResponse, T | LaminaError]
 POLL_MS = 20_000
 """How long the server is asked to wait for a result before it says that there is none yet."""
 
-FINAL_STATES = ("succeeded", "failed", "cancelled")
+FINAL_STATES = ("succeeded", "failed", "cancelled", "quarantined")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class RunStatus:
     """Status of a durable run. Times are seconds since 1970, 0.0 where there is none yet."""
 
     id: str
-    state: str  #: queued, running, succeeded, failed or cancelled
+    state: str  #: queued, running, succeeded, failed, cancelled or quarantined
     kind: str
     target: str
     created_s: float = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import ssl
 from collections.abc import Callable, Mapping
@@ -16,6 +17,8 @@ from lamina.server.http2.hpack import encode
 from lamina.server.http2.stream import Http2Stream
 from lamina.server.listener import Listener, listen
 from lamina.server.request_parser import OwnHeaders
+
+log = logging.getLogger("lamina")
 
 CONNECTIONS = 1_000
 SWEEP_S = 1.0
@@ -120,9 +123,13 @@ class GrpcServer:
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
-        for connection in list(self._connections):
-            connection.check_timeouts(loop.time())
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
+        for connection in list(self._connections):
+            try:
+                connection.check_timeouts(loop.time())
+            except Exception:  # the other connections have timeouts too
+                log.exception("the timeouts of a connection could not be checked")
+                connection.abort()
 
     def _open(self, stream: Http2Stream, headers: dict[bytes, bytes]) -> _Call:
         return _Call(self, stream, headers)

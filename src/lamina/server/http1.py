@@ -98,7 +98,10 @@ class HttpConnection(asyncio.Protocol):
         for exchange in self._exchanges:
             if exchange.on_disconnect is not None:
                 gone, exchange.on_disconnect = exchange.on_disconnect, None
-                gone()
+                try:
+                    gone()
+                except Exception:  # of pipelined requests there are several
+                    log.exception("a call whose client has left could not be cancelled")
         self._exchanges.clear()
 
     def data_received(self, data: bytes) -> None:
@@ -267,6 +270,10 @@ class HttpConnection(asyncio.Protocol):
         elif (phase == "write" and waited_s > limits.write_s) or (phase == "linger" and waited_s > LINGER_S):
             transport.abort()
 
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
     def close_when_idle(self) -> None:
         """Close as soon as no response is owed."""
         if not self._exchanges and self.transport is not None:
@@ -306,7 +313,11 @@ class HttpServer:
             await asyncio.sleep(0.5)
             self._update_clock()
             for connection in list(self.connections):
-                connection.check_timeouts(self.now_s)
+                try:
+                    connection.check_timeouts(self.now_s)
+                except Exception:  # the other connections have timeouts too
+                    log.exception("the timeouts of a connection could not be checked")
+                    connection.abort()
 
     def _update_clock(self) -> None:
         """Refresh the cached time and date line: neither timeouts nor dates need them to the millisecond."""

@@ -107,7 +107,13 @@ class Triggers:
         for trigger in self._triggers.values():
             if trigger.kind != "change":
                 self._schedule(trigger, self._last_us.get(trigger.name, _now_us()))
-        self._on_change([msgspec.msgpack.decode(message.body, type=StateWrite) for message in messages])
+        for message in messages:
+            try:
+                write = msgspec.msgpack.decode(message.body, type=StateWrite)
+            except msgspec.MsgspecError as error:
+                log.error("triggers: a change that was due cannot be read, and starts nothing: %s", error)
+            else:
+                self._on_change([write])
 
     # ------------------------------------------------------------------------ clocks
 
@@ -156,10 +162,14 @@ class Triggers:
 
     def _start_target(self, trigger: Trigger, event: dict[str, Any], at_us: int, done: Started) -> None:
         self.started += 1
-        inputs = {name: encoding.encode(value) for name, value in trigger.inputs(event).items()}
-        what = f"{trigger.name}/{event.get('key', '')}/{event.get('version', '')}/{at_us}"
-        key = hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
-        self._start(trigger.target, inputs, f"trigger-{key}", done)
+        try:
+            inputs = {name: encoding.encode(value) for name, value in trigger.inputs(event).items()}
+            what = f"{trigger.name}/{event.get('key', '')}/{event.get('version', '')}/{at_us}"
+            key = hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
+            self._start(trigger.target, inputs, f"trigger-{key}", done)
+        except Exception as error:  # other triggers are due as well
+            log.exception("triggers: %s", trigger.name)
+            done(error if isinstance(error, LaminaError) else LaminaError(f"{type(error).__name__}: {error}"))
 
     def _log_failure(self, trigger: Trigger, error: LaminaError | None) -> None:
         if error is not None:

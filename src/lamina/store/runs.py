@@ -1,7 +1,8 @@
 """Tables of durable runs and their journals. All are works for `Store.write` and `Store.read`.
 
-A run is queued, running (in some server's memory), or over. It is written when it is accepted, journaled at every step, and
-ended once: a terminal state stays, unless a failed run is retried. Identifiers sort by age.
+A run is queued, running (in some server's memory), over, or quarantined: a defect keeps it from going on, until it is retried or
+cancelled. It is written when it is accepted, journaled at every step, and ended once: a terminal state stays, unless a failed run
+is retried. Identifiers sort by age.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from lamina.store.base import Session, Statement, Value
 
 OPEN = ("queued", "running")
 OVER = ("succeeded", "failed", "cancelled")
-STATES = OPEN + OVER
+QUARANTINED = "quarantined"
+STATES = (*OPEN, *OVER, QUARANTINED)
+SETTLED = (*OVER, QUARANTINED)
+"""States that do not change by themselves."""
 
 DELETED_AT_ONCE = 500
 """Runs deleted in one transaction: other works must not wait for all of them."""
@@ -45,6 +49,7 @@ class RunRow(Struct, frozen=True):
 
 _COLUMNS = ", ".join(RunRow.__struct_fields__)
 _OPEN = "state IN ('queued', 'running')"
+_NOT_OVER = "state IN ('queued', 'running', 'quarantined')"
 _encode = msgspec.msgpack.Encoder().encode
 _decode_entry = msgspec.msgpack.Decoder(JournalEntry).decode
 
@@ -118,6 +123,7 @@ class LoadedRun(Struct, frozen=True):
     inputs: bytes
     journal: list[JournalRow]  #: entries to replay
     last_entry: int = 0  #: number of the last entry, undone ones included
+    damage: str = ""  #: why the rest of it cannot be read
 
 
 class RunPage(Struct, frozen=True):
@@ -150,11 +156,15 @@ def load_run(db: Session, id: str) -> LoadedRun | None:
 def _loaded(db: Session, found: Sequence[Value]) -> LoadedRun:
     row = RunRow(*found[:-1])  # type: ignore[arg-type]
     inputs = found[-1]
-    assert isinstance(inputs, bytes)
+    if not isinstance(inputs, bytes):
+        return LoadedRun(row, b"", [], damage="its inputs are not bytes")
     if not row.began_us:
         return LoadedRun(row, inputs, [])
     last = db.rows("SELECT max(number) FROM notes WHERE run = ?", row.id)[0][0] or 0
-    return LoadedRun(row, inputs, read_journal(db, row.id), last)
+    try:
+        return LoadedRun(row, inputs, read_journal(db, row.id), last)
+    except (msgspec.MsgspecError, TypeError) as error:  # the page has other runs
+        return LoadedRun(row, inputs, [], last, damage=f"its journal cannot be read: {error}")
 
 
 def mark_running(db: Session, ids: Sequence[str], now_us: int) -> None:
@@ -183,7 +193,12 @@ def read_journal(db: Session, id: str, *, all: bool = False, values: bool = True
     return [JournalRow(row[0], _decode_entry(row[1]), row[2], row[3] > 0) for row in found]
 
 
-_END = f"UPDATE runs SET state = ?, ended_us = ?, result = ?, problem = ?, about = ? WHERE id = ? AND {_OPEN}"
+def quarantine(id: str, problem: bytes) -> Statement:
+    """Set a run aside. It has not ended: it is not deleted with those that have, however old it gets."""
+    return Statement(f"UPDATE runs SET state = '{QUARANTINED}', problem = ? WHERE id = ? AND {_OPEN}", problem, id)
+
+
+_END = f"UPDATE runs SET state = ?, ended_us = ?, result = ?, problem = ?, about = ? WHERE id = ? AND {_NOT_OVER}"
 
 
 def end(db: Session, id: str, ending: StoredOutcome, fatal: int = 0) -> bool:
@@ -206,8 +221,9 @@ def _end_values(id: str, ending: StoredOutcome) -> tuple[Value, ...]:
 def retry(db: Session, id: str, now_us: int) -> RunRow:
     """Retry: a run that did not succeed is queued again, less the journal entry it failed by."""
     row = get(db, id)
-    if row.state not in ("failed", "cancelled"):
-        raise Conflict(f"run {id!r} is {row.state}", hint="only runs that failed or were cancelled are tried again")
+    if row.state not in ("failed", "cancelled", QUARANTINED):
+        hint = "only runs that failed, were cancelled or are quarantined are tried again"
+        raise Conflict(f"run {id!r} is {row.state}", hint=hint)
     deadline_us = row.deadline_us if row.deadline_us > now_us else 0
     db.run("UPDATE notes SET undone = 1 WHERE run = ? AND undone = -1", id)
     db.run(

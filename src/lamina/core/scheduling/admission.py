@@ -59,7 +59,12 @@ class Admission:
             return
         tenancy, now_us = self._tenancy, self._view.now_us
         watched = tenancy.enabled or call.tenant != tenancy.sole_tenant or call.priority != 0
-        verdict = (tenancy.on_call_arrived(now_us, call) if watched else None) or self._decide(call, flow)
+        try:
+            verdict = (tenancy.on_call_arrived(now_us, call) if watched else None) or self._decide(call, flow)
+        except Exception:
+            if watched:  # the queues showed what is ahead of this call: they show all again
+                tenancy.on_admission_decided(now_us, False)
+            raise
         if watched:
             tenancy.on_admission_decided(now_us, not isinstance(verdict, Reject))
         if isinstance(verdict, Reject):

@@ -12,6 +12,7 @@ from lamina.core.lifecycle import InstancePhase
 from lamina.core.policy import View
 from lamina.core.scheduling.calls import Tenancy
 from lamina.core.scheduling.cluster import Cluster
+from lamina.core.scheduling.jobs import RunDefects
 from lamina.core.scheduling.leases import slice_label
 from lamina.core.scheduling.rolling_update import RollingUpdate
 from lamina.core.scheduling.state import Batch, ControllerState
@@ -42,14 +43,20 @@ class Completions:
         outcomes = event.outcomes
         if outcomes and len(outcomes) != count:  # which is which? No call gets an answer that may be another's
             outcomes = (JobOutcome(False, "bad-result"),) * count
+        defects: dict[str, Exception] = {}
         for index, job in enumerate(batch.jobs):
             run = job.run
             if not run.finish_job(job, batch.started_us, count, label, device.id, cost):
                 continue  # its run has ended meanwhile
-            if outcomes and not outcomes[index].ok:
-                run.owner.on_job_failed(run, job, outcomes[index].error, outcomes[index].name, batch)
-            else:
-                run.owner.on_job_succeeded(run, job, batch)
+            try:
+                if outcomes and not outcomes[index].ok:
+                    run.owner.on_job_failed(run, job, outcomes[index].error, outcomes[index].name, batch)
+                else:
+                    run.owner.on_job_succeeded(run, job, batch)
+            except Exception as error:  # the other jobs of the batch have outcomes too
+                defects[run.call.id] = error
+        if defects:
+            raise RunDefects(defects)
 
     def _account(self, batch: Batch, device_us: int) -> None:
         """Account for the measured time: charges, and what it says about the function."""

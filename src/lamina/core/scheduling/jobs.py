@@ -22,6 +22,15 @@ NONE_EXPECTED: Mapping[str, float] = {}
 QUEUED, IN_BATCH, PARKED = JobState.QUEUED, JobState.IN_BATCH, JobState.PARKED
 
 
+class RunDefects(Exception):
+    """Exceptions met by single runs, by call id, in an event that serves many: raised once the others have been served, so that
+    a driver can set these aside."""
+
+    def __init__(self, by_call: dict[str, Exception]) -> None:
+        super().__init__(", ".join(f"{call_id}: {type(error).__name__}: {error}" for call_id, error in by_call.items()))
+        self.by_call = by_call
+
+
 class SoleTask(Protocol):
     """The one step of a call that needs no workflow engine."""
 

@@ -17,7 +17,7 @@ from lamina.core.events import CallRecovered, DataResolved, Heartbeat
 from lamina.core.lifecycle import NodeState, RunState
 from lamina.core.policy import View
 from lamina.core.scheduling.calls import CallRegistry, Tenancy
-from lamina.core.scheduling.jobs import ActiveCall, Job
+from lamina.core.scheduling.jobs import ActiveCall, Job, RunDefects
 from lamina.core.scheduling.state import Batch, ControllerState
 from lamina.core.workflow import flow as nodes
 from lamina.core.workflow.critical_path import CriticalPath
@@ -35,7 +35,7 @@ from lamina.core.workflow.error_policy import (
 from lamina.core.workflow.flow import Choice, Each, FallibleNode, Flow, Node, Parallel, Succeed, Task, Wait
 from lamina.core.workflow.journal import RunJournal
 from lamina.core.workflow.runs import NodeExecution, Ready, Scope, WorkflowRun, workflow_run
-from lamina.core.workflow.timers import RunTimers
+from lamina.core.workflow.timers import RunTimers, TimerPurpose
 from lamina.types import Call
 
 MAX_ITEMS = 100_000
@@ -197,17 +197,26 @@ class WorkflowEngine:
             self.timers.arm(self._clock.run_us + execution.heartbeat_us, run, execution, "heartbeat")
 
     def fire_timers(self) -> None:
+        defects: dict[str, Exception] = {}
         for run, execution, purpose in self.timers.pop_due(self._clock.run_us):
-            if execution is None:
-                self._calls.fail(run, FailCall(run.call.id, TIMEOUT))
-            elif run.durable:
-                self.journal.record_timer(run, execution, purpose)
-            elif purpose == "resume":
-                self.resume(run, execution)
-            elif purpose == "heartbeat" and not self.has_begun(run, execution):  # it has nothing to say yet
-                self.timers.arm(self._clock.run_us + execution.heartbeat_us, run, execution, "heartbeat")
-            else:
-                self.timed_out(run, execution, purpose)
+            try:
+                self._fire_timer(run, execution, purpose)
+            except Exception as error:  # other runs have timers too
+                defects[run.call.id] = error
+        if defects:
+            raise RunDefects(defects)
+
+    def _fire_timer(self, run: WorkflowRun, execution: NodeExecution | None, purpose: TimerPurpose) -> None:
+        if execution is None:
+            self._calls.fail(run, FailCall(run.call.id, TIMEOUT))
+        elif run.durable:
+            self.journal.record_timer(run, execution, purpose)
+        elif purpose == "resume":
+            self.resume(run, execution)
+        elif purpose == "heartbeat" and not self.has_begun(run, execution):  # it has nothing to say yet
+            self.timers.arm(self._clock.run_us + execution.heartbeat_us, run, execution, "heartbeat")
+        else:
+            self.timed_out(run, execution, purpose)
 
     # ---------------------------------------------------------------------- forward
 

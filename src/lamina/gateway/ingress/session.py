@@ -40,7 +40,7 @@ from lamina.gateway.oip.grpc_service import GrpcMethods
 from lamina.gateway.oip.inference import InferenceRequest
 from lamina.gateway.oip.inference_service import InferenceService, PendingInference
 from lamina.gateway.routes.calls import DecodedBody
-from lamina.gateway.routes.problems import HttpProblem, error_problem
+from lamina.gateway.routes.problems import PROBLEM, HttpProblem, defect_problem, error_problem
 from lamina.gateway.routes.router import Router
 from lamina.ipc.child_process import ChildProcess, ProcessSpec
 from lamina.ipc.framing import FrameError
@@ -190,7 +190,16 @@ class IngressSession:
     def on_messages(self, frame: IngressMessages) -> None:
         handlers = self._handlers
         for message in frame.messages:
-            handlers[type(message)](message)
+            try:
+                handlers[type(message)](message)
+            except FrameError:
+                raise
+            except Exception as error:  # the frame has messages of other clients
+                number = getattr(message, "number", 0)
+                problem = defect_problem(f"{type(message).__name__} could not be handled", error)
+                reply = self.pending.get(number)
+                if reply is not None:
+                    reply.respond(500, problem.body(), PROBLEM)
 
     # -------------------------------------------------------------------- requests
 

@@ -20,7 +20,7 @@ from lamina.errors import BadValue, Forbidden, LaminaError
 from lamina.gateway.auth import Authorize
 from lamina.gateway.observability.rolling_stats import BatchUsage
 from lamina.gateway.routes.http_codec import parse_query
-from lamina.gateway.routes.problems import error_problem, reject_method, respond_problem
+from lamina.gateway.routes.problems import answered, error_problem, reject_method, respond_problem
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.store import bills
 from lamina.store.base import Session, Store
@@ -143,7 +143,7 @@ class Billing:
             return bills.read(db, book, first, last, tenant)
 
         if self._store is not None and self._store.exists:
-            self._store.read(work, answer)
+            self._store.read(work, answered(exchange, answer))
         else:
             answer([])
 

@@ -40,7 +40,7 @@ _RUN_SCHEMA = {
     "type": "object",
     "properties": {
         "id": {"type": "string"},
-        "state": {"enum": ["queued", "running", "succeeded", "failed", "cancelled"]},
+        "state": {"enum": ["queued", "running", "succeeded", "failed", "cancelled", "quarantined"]},
         "kind": {"enum": ["function", "workflow"]},
         "target": {"type": "string"},
         **{f"{what}_us": {"type": "integer"} for what in ("created", "began", "ended", "deadline")},

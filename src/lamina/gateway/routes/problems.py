@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
 from lamina.core.actions import FailCall, Reject
+from lamina.drivers.driver import INTERNAL
 from lamina.drivers.realtime import RealtimeDriver
 from lamina.errors import REFUSALS, LaminaError
 from lamina.gateway.observability import logs
+from lamina.gateway.observability.rate_limiter import RateLimiter
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.values.references import ErrorInfo
 
 log = logging.getLogger("lamina")
 
 PROBLEM = b"application/problem+json"
+
+T = TypeVar("T")
+
+_defect_limiter = RateLimiter()
 
 
 class HttpProblem(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -129,6 +137,11 @@ _FAILURES = {
     "cost": (429, "refused", *REFUSALS["cost"][1:]),  # seen when its batch was about to start
     "bad-value": (422, "unprocessable", "a step cannot use what it was given", ""),
     "function-failed": (500, "function-failed", "the function raised an error", _LOG),
+    INTERNAL: (500, "internal", "a defect of the server ended it", _LOG),
+    "quarantined": (
+        *(500, "quarantined", "a defect keeps this run from going on; it is set aside"),
+        "POST /v1/runs/ID/retry has it tried again, /cancel gives it up",
+    ),
 }
 
 
@@ -138,7 +151,7 @@ def failure_problem(failure: FailCall, info: ErrorInfo | None, *, full: bool) ->
     other = (500, failure.error, "failed", _LOG) if failure.error.islower() else by_name
     status, code, detail, hint = _FAILURES.get(failure.error, other)
     problem = make_problem(status, detail, code=code, id=failure.call_id, hint=hint)
-    problem.step = failure.step
+    problem.step = failure.step if failure.error != INTERNAL else ""
     problem.reason = failure.error if status == 429 else ""
     if info is not None and failure.error == "bad-value":  # said to the caller on purpose
         problem.detail, problem.hint = info.message, info.hint
@@ -148,15 +161,40 @@ def failure_problem(failure: FailCall, info: ErrorInfo | None, *, full: bool) ->
     return problem
 
 
-def ending_problem(driver: RealtimeDriver, ending: FailCall | Reject, *, full: bool) -> HttpProblem:
-    """The problem for a call that ended without a result; what its own code said is in the log in any case."""
+def ending_problem(
+    driver: RealtimeDriver, ending: FailCall | Reject, info: ErrorInfo | None = None, *, full: bool
+) -> HttpProblem:
+    """The problem for a call that ended without a result; what its own code said is in the log in any case. `info` is given for
+    errors that are not those of a step."""
     if isinstance(ending, Reject):
         return rejection_problem(ending)
-    info = driver.error_info(ending)
+    info = info or driver.error_info(ending)
     if ending.error not in ("cancelled", "bad-value", "cost"):  # the client's doing, and `respond_problem` logs it
         said = f": {info.type}: {info.message}\n{info.trace}" if info else ""
         log.warning("call %s failed at %s: %s%s", ending.call_id, ending.step or "?", ending.error, said)
     return failure_problem(ending, info, full=full)
+
+
+def defect_problem(what: str, error: Exception, id: str = "") -> HttpProblem:
+    """The problem for an exception that is not the client's. A client that can cause it must not be able to fill a disk."""
+    problem = make_problem(500, "a defect of the server; its log says more, under this id", code="internal", id=id)
+    if _defect_limiter.try_acquire():
+        log.error("%s: %s", problem.id, what, exc_info=error)
+    return problem
+
+
+def answered(exchange: Exchange, done: Callable[[T], None]) -> Callable[[T], None]:
+    """A callback that ends in an answer whatever it raises: it is called by a loop that serves others, and a client waits."""
+
+    def call(found: T) -> None:
+        try:
+            done(found)
+        except LaminaError as error:
+            respond_problem(exchange, error_problem(error))
+        except Exception as error:
+            respond_problem(exchange, defect_problem("an answer could not be made", error))
+
+    return call
 
 
 def respond_problem(exchange: Exchange, problem: HttpProblem) -> None:

@@ -17,7 +17,7 @@ from lamina.gateway.observability.metrics import Metrics
 from lamina.gateway.observability.rate_limiter import RateLimiter
 from lamina.gateway.routes.calls import CallHandler, DecodedBody
 from lamina.gateway.routes.http_codec import JSON
-from lamina.gateway.routes.problems import error_problem, make_problem, reject_method, respond_problem
+from lamina.gateway.routes.problems import defect_problem, error_problem, make_problem, reject_method, respond_problem
 from lamina.gateway.routes.status import status
 from lamina.gateway.routes.targets import CallTarget, TargetRegistry
 from lamina.sdk.binding import Param
@@ -96,6 +96,8 @@ class Router:
                 self.call_handler.handle(target, request, exchange, caller, decoded)
         except LaminaError as error:
             respond_problem(exchange, error_problem(error))
+        except Exception as error:
+            respond_problem(exchange, defect_problem(f"{request.method} {request.path[:200]!r} failed", error))
 
     def _handle_other(self, request: HttpRequest, exchange: Exchange) -> None:
         document = self._documents.get(request.path)

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,18 +21,20 @@ from lamina.durable.runs import DurableRuns
 from lamina.errors import BadValue, LaminaError, NotFound, StoreDown
 from lamina.gateway.auth import Authorize
 from lamina.gateway.routes import http_codec
-from lamina.gateway.routes.problems import PROBLEM, error_problem, reject_method, respond_problem
+from lamina.gateway.routes.problems import PROBLEM, answered, error_problem, reject_method, respond_problem
 from lamina.gateway.routes.request_options import RequestOptions
 from lamina.gateway.routes.targets import CallTarget
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.store import runs as stored
-from lamina.store.base import Session
-from lamina.store.runs import OVER, STATES, JournalRow, RunRow
+from lamina.store.base import Done, Session, Work
+from lamina.store.runs import OVER, QUARANTINED, SETTLED, STATES, JournalRow, RunRow
 
 PREFIX = b"/v1/runs"
 MAX_KEY = 255
 MAX_PAGE = 500
 MAX_WAIT_MS = 60_000
+
+T = TypeVar("T")
 
 RunAction = Callable[[RunRow, HttpRequest, Exchange], None]
 
@@ -84,7 +86,7 @@ class RunRoutes:
             extra = b"location: /v1/runs/%s\r\npreference-applied: respond-async\r\n" % accepted.id.encode()
             exchange.respond(202, msgspec.json.encode(run_summary(accepted)), http_codec.JSON, extra)
 
-        self._durable.accept(row, inputs, key, digest.hexdigest(), done)
+        self._durable.accept(row, inputs, key, digest.hexdigest(), answered(exchange, done))
 
     # ----------------------------------------------------------------------- looking
 
@@ -108,16 +110,14 @@ class RunRoutes:
             if isinstance(row, LaminaError):
                 self._problem(exchange, row)
             else:
-                self._run_action(act, row, request, exchange)
+                act(row, request, exchange)
 
         self._durable.start()
-        self._durable.store.read(lambda db: stored.get(db, id), found)
+        self._read(exchange, lambda db: stored.get(db, id), found)
 
-    def _run_action(self, act: RunAction, row: RunRow, request: HttpRequest, exchange: Exchange) -> None:
-        try:
-            act(row, request, exchange)
-        except LaminaError as error:
-            self._problem(exchange, error)
+    def _read(self, exchange: Exchange, work: Work[T], done: Done[T]) -> None:
+        """Read from the store, and answer whatever is found there."""
+        self._durable.store.read(work, answered(exchange, done))
 
     def _list(self, request: HttpRequest, exchange: Exchange, caller: Identity) -> None:
         query = http_codec.parse_query(request, ("target", "state", "before", "limit"))
@@ -125,19 +125,21 @@ class RunRoutes:
             raise BadValue(f"state: {query['state'][:40]!r} is no state of a run", hint=f"one of {', '.join(STATES)}")
         limit = _parse_int(query.get("limit", "50"), "limit", 1, MAX_PAGE)
 
-        def work(db: Session) -> list[RunRow]:
+        def work(db: Session) -> list[tuple[RunRow, bytes | None]]:
             target, state, before = query.get("target", ""), query.get("state", ""), query.get("before", "")
-            return stored.list_runs(db, caller.tenant, target=target, state=state, before=before, limit=limit)
+            rows = stored.list_runs(db, caller.tenant, target=target, state=state, before=before, limit=limit)
+            return [(row, stored.read_outcome(db, row.id)[1].problem if row.state == QUARANTINED else None) for row in rows]
 
-        def done(rows: list[RunRow] | LaminaError) -> None:
+        def done(rows: list[tuple[RunRow, bytes | None]] | LaminaError) -> None:
             if isinstance(rows, LaminaError):
                 self._problem(exchange, rows)
                 return
-            last = rows[-1].id if len(rows) == limit else None
-            exchange.respond(200, msgspec.json.encode({"runs": [run_summary(row) for row in rows], "next": last}))
+            last = rows[-1][0].id if len(rows) == limit else None
+            shown = [run_summary(row) | ({"problem": msgspec.Raw(problem)} if problem else {}) for row, problem in rows]
+            exchange.respond(200, msgspec.json.encode({"runs": shown, "next": last}))
 
         self._durable.start()
-        self._durable.store.read(work, done)
+        self._read(exchange, work, done)
 
     def _show(self, row: RunRow, request: HttpRequest, exchange: Exchange) -> None:
         def done(found: tuple[RunRow, stored.StoredOutcome] | LaminaError) -> None:
@@ -153,7 +155,7 @@ class RunRoutes:
                 shown |= {"cost": reply.cost, "step_retries": reply.retries}
             exchange.respond(200, msgspec.json.encode(shown))
 
-        self._durable.store.read(lambda db: stored.read_outcome(db, row.id), done)
+        self._read(exchange, lambda db: stored.read_outcome(db, row.id), done)
 
     def _result(self, row: RunRow, request: HttpRequest, exchange: Exchange) -> None:
         """The result now, or within `wait_ms`; 202 if it is not there by then."""
@@ -161,13 +163,13 @@ class RunRoutes:
         waiting = _Waiting()
 
         def look() -> None:
-            self._durable.store.read(lambda db: stored.read_outcome(db, row.id), done)
+            self._read(exchange, lambda db: stored.read_outcome(db, row.id), done)
 
         def done(found: tuple[RunRow, stored.StoredOutcome] | LaminaError) -> None:
             if isinstance(found, LaminaError):
                 waiting.stop()
                 self._problem(exchange, found)
-            elif found[0].state in OVER or not waiting.on:
+            elif found[0].state in SETTLED or not waiting.on:
                 waiting.stop()
                 self._answer(*found, request, exchange)
 
@@ -200,7 +202,7 @@ class RunRoutes:
             events = run_events(now, stored.read_journal(db, row.id, all=True, values=False), reply)
             return msgspec.json.encode(run_summary(now) | {"events": events})
 
-        self._durable.store.read(work, lambda body: self._body(exchange, 200, body))
+        self._read(exchange, work, lambda body: self._body(exchange, 200, body))
 
     # ------------------------------------------------------------------------ acting
 
@@ -211,13 +213,13 @@ class RunRoutes:
             else:
                 self._show(row, request, exchange)
 
-        self._durable.cancel(row.id, done)
+        self._durable.cancel(row.id, answered(exchange, done))
 
     def _retry(self, row: RunRow, request: HttpRequest, exchange: Exchange) -> None:
         def done(again: RunRow | LaminaError) -> None:
             self._body(exchange, 202, again if isinstance(again, LaminaError) else msgspec.json.encode(run_summary(again)))
 
-        self._durable.retry(row.id, done)
+        self._durable.retry(row.id, answered(exchange, done))
 
     def _body(self, exchange: Exchange, status: int, body: bytes | LaminaError) -> None:
         if isinstance(body, LaminaError):

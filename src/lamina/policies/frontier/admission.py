@@ -119,6 +119,8 @@ class CostBudget:
     def _expected(self, view: View, flow: Flow, allowed_us: int) -> float:
         """Expected cost per run. Runs that wait to share the first batch share all others. No call is rejected for an optional
         step."""
+        if not flow.functions:  # waits and choices alone: it costs no device anything
+            return 0.0
         first = view.functions[flow.functions[0]]
         gap_us, waiting = self.rates.interarrival_us(view.now_us, first), len(first.queue) + 1
         least = math.inf
