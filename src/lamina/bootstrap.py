@@ -21,6 +21,7 @@ from lamina.engines.composite import CompositeEngine
 from lamina.engines.cpu import CpuEngine
 from lamina.engines.emulated import EmulatedEngine, EmulatedValues
 from lamina.engines.gpu import GpuEngine
+from lamina.engines.process_engine import WorkerLimits
 from lamina.engines.shadow_batches import ShadowRunner
 from lamina.errors import BadValue
 from lamina.gpu import discovery
@@ -36,6 +37,7 @@ from lamina.profiler.idle_reprofile import IdleReprofiler
 from lamina.sdk.app import App
 from lamina.sdk.app_loader import load_app
 from lamina.sdk.sample_inputs import samples_of
+from lamina.server.process_status import default_memory_budget
 from lamina.sim.hardware_model import HardwareModel
 from lamina.state.kv_state import StateTable
 from lamina.types import Call, DeviceSpec
@@ -73,13 +75,15 @@ def open_local(
     gpu: str = "no",
     slices: SliceMode = "auto",
     explain: bool = False,
+    memory_bytes: int = 0,
 ) -> ServingRuntime:
     """Runtime on this machine: CPU cores in worker processes, and the GPUs that `gpu` names ("auto": those there are), in slices
     that have SMs of their own or share all of them (see `Slices`).
 
     With `probe`, what has no profile is timed on its sample inputs when it is loaded, and what has one that no longer holds is
     measured again while the server is idle. `shadow_batches`: measurements may run batches of their own (with `probe`, they do).
-    With `explain`, the policy records what it weighed.
+    With `explain`, the policy records what it weighed. `memory_bytes` is the memory budget of the server, of which shared memory
+    may take half; 0: a part of the memory there is.
     """
     app = load_app(app_path)
     known = read_profiles(app_path, profiles)
@@ -90,7 +94,8 @@ def open_local(
     controller = new_controller(policy or policies.build(DEFAULT_POLICY), predictor, explain=explain)
     shared = EngineShared()
     state = StateTable(app.name, call_lookup(controller), shared.source)
-    engine = _open_engines(app, app_path, cores, gpus, state, shared, table if probe else None)
+    limits = _shm_limits(memory_bytes)
+    engine = _open_engines(app, app_path, cores, gpus, state, shared, table if probe else None, limits)
     slots = engine.references
     shadow_runner = ShadowRunner(engine) if probe or shadow_batches else None
     data = RunValues(slots.pool, slots.reader, slots.release)
@@ -99,6 +104,12 @@ def open_local(
     if probe and shadow_runner is not None:
         reprofiler = IdleReprofiler(driver, predictor, shadow_runner, lambda: samples_of(app, app_path))
     return ServingRuntime(app, driver, state, reprofiler, shadow_runner)
+
+
+def _shm_limits(memory_bytes: int) -> WorkerLimits:
+    """Shared memory within the memory budget: what finds no room there goes to disk."""
+    budget, most = memory_bytes or default_memory_budget(), WorkerLimits()
+    return replace(most, pool_bytes=min(most.pool_bytes, budget // 2), worker_pool_bytes=min(most.worker_pool_bytes, budget // 4))
 
 
 def call_lookup(controller: Controller) -> Callable[[str], Call | None]:
@@ -138,6 +149,7 @@ def _open_engines(
     state: StateTable,
     shared: EngineShared,
     probe: ProfileTable | None,
+    limits: WorkerLimits,
 ) -> CompositeEngine:
     """Engines of this machine's devices. With `probe`, functions without a profile there are timed when they are loaded."""
     isolated, mps = _isolate(app, gpus)
@@ -150,6 +162,7 @@ def _open_engines(
     cpu = CpuEngine(
         app_path,
         [cores],
+        limits,
         state=state,
         unprofiled=unprofiled(cores),
         isolated=isolated,

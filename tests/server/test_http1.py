@@ -26,7 +26,7 @@ def echo(request: HttpRequest, exchange: Exchange) -> None:
     exchange.respond(200, request.body, b"application/octet-stream", b"x-path: %s\r\n" % request.path)
 
 
-def problem(status: int, what: str) -> tuple[bytes, bytes]:
+def problem(status: int, what: str, hint: str = "") -> tuple[bytes, bytes]:
     return json.dumps({"status": status, "title": what}).encode(), b"application/problem+json"
 
 
@@ -250,30 +250,54 @@ def test_who_is_too_slow_is_told_and_cut_off(why: str, data: bytes) -> None:
     assert ask(data, limits=limits) == 408, why
 
 
+KIB, MIB = 2**10, 2**20
+
+
 @pytest.mark.parametrize(
-    ("came_bytes", "took_s", "waited_s", "is_cut_off"),
-    [(40, 29, 1, False), (40, 31, 1, True), (2**20, 31, 1, False), (2**20, 31, 31, True), (2**20, 3000, 1, True)],
+    ("announced", "came_before", "came", "waited_s", "is_cut_off"),
+    [
+        (0, 0, 40, 1, True),
+        (0, 0, 32 * KIB, 1, False),
+        (0, 31 * MIB, 40, 1, True),
+        (0, 31 * MIB, 32 * KIB, 1, True),
+        (31 * MIB, 0, 32 * KIB, 1, True),
+        (31 * MIB, 0, 4 * MIB, 1, False),
+        (31 * MIB, 0, 4 * MIB, 31, True),
+    ],
 )
-def test_a_body_that_comes_in_drops_is_cut_off_and_one_that_comes_slowly_is_not(
-    came_bytes: int, took_s: float, waited_s: float, is_cut_off: bool
+def test_a_body_has_a_least_rate_in_every_window_whatever_came_before(
+    announced: int, came_before: int, came: int, waited_s: float, is_cut_off: bool
 ) -> None:
-    incoming = RequestParser(HttpConnection(HttpServer(echo, problem, HttpLimits())))
-    incoming._body = bytearray(came_bytes)
-    assert incoming.is_too_slow(took_s, waited_s) == is_cut_off
+    parser = RequestParser(HttpConnection(HttpServer(echo, problem, HttpLimits())))
+    parser._length, parser._body = announced, bytearray(came_before)
+    assert not parser.is_too_slow(29, 1)
+    parser.is_too_slow(30, 1)
+    parser._body += bytes(came)
+    assert parser.is_too_slow(60, waited_s) == is_cut_off
 
 
 def test_too_many_connections_are_turned_away_and_the_others_served() -> None:
+    held: list[Exchange] = []
+
+    def handler(request: HttpRequest, exchange: Exchange) -> None:
+        held.append(exchange)
+
     async def script(port: int, _server: HttpServer) -> tuple[list[int], int]:
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+        for _, writer in idle:
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        while len(held) < 4:
+            await asyncio.sleep(0.01)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         turned = status_of(await reader.readuntil(b"\r\n\r\n"))
-        idle[0][1].write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        for exchange in held:
+            exchange.respond(200)
         served = status_of(await idle[0][0].readuntil(b"\r\n\r\n"))
         for _, other in [*idle, (reader, writer)]:
             await hang_up(other)
         return [turned], served
 
-    assert serve(script, limits=HttpLimits(connections=4)) == ([503], 200)
+    assert serve(script, handler, HttpLimits(connections=4)) == ([503], 200)
 
 
 def test_who_never_reads_is_not_answered_without_end_and_is_cut_off() -> None:

@@ -52,7 +52,7 @@ def serve(config: ServerConfig) -> int:
         if config.listen.url:
             os.environ.setdefault("LAMINA_URL", config.listen.url)
         app_path = _app_path(config.source)
-        runtime = _open_runtime(config.engine, app_path)
+        runtime = _open_runtime(config.engine, app_path, config.listen.memory_bytes)
         place = config.store.place
         store = None if place == "none" else open_store(place or default_location(app_path, runtime.app.name))
         with _otel_exporter(config.observe, runtime) as otel, asyncio.Runner(loop_factory=event_loop_factory()) as runner:
@@ -78,7 +78,7 @@ def _app_path(source: SourceOptions) -> str:
     return ModelBundle(entries, file or "").target(folder)
 
 
-def _open_runtime(config: EngineOptions, app_path: str) -> ServingRuntime:
+def _open_runtime(config: EngineOptions, app_path: str, memory_bytes: int) -> ServingRuntime:
     """Runtime with app, policy and engine."""
     from lamina import bootstrap, policies
 
@@ -92,6 +92,7 @@ def _open_runtime(config: EngineOptions, app_path: str) -> ServingRuntime:
             gpu=config.gpu,
             slices=config.slices,
             explain=config.explain,
+            memory_bytes=memory_bytes,
         )
     from lamina.sdk.app_loader import load_app
 
@@ -190,7 +191,14 @@ class _Server:
         output = collect_function_logs(engine) if deployments is not None else None
         gateway = await open_gateway(
             self._runtime,
-            ListenConfig(host=listen.host, port=listen.port, grpc_port=listen.grpc_port, ingress=listen.ingress, tls=listen.tls),
+            ListenConfig(
+                host=listen.host,
+                port=listen.port,
+                grpc_port=listen.grpc_port,
+                ingress=listen.ingress,
+                tls=listen.tls,
+                memory_bytes=listen.memory_bytes,
+            ),
             store=self._store,
             retention_us=self._config.store.retention_us,
             access=access,

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from lamina.errors import BadValue
-from lamina.units import parse_us
+from lamina.units import parse_bytes, parse_us, show_bytes
 
 T = TypeVar("T")
+MIN_BUDGET_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,7 @@ class ListenOptions:
     port: int
     grpc_port: int | None
     ingress: int
+    memory_budget: str | None  #: None: a part of the memory there is
     tls_cert: Path | None
     tls_key: Path | None
 
@@ -61,6 +63,19 @@ class ListenOptions:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise BadValue("TLS takes a certificate and its key", hint="give both --tls-cert and --tls-key")
         return (str(self.tls_cert), str(self.tls_key)) if self.tls_cert and self.tls_key else None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Limit of what clients may make the server hold; 0: the default."""
+        if self.memory_budget is None:
+            return 0
+        found = parse_bytes(self.memory_budget, "--memory-budget")
+        if found < MIN_BUDGET_BYTES:
+            raise BadValue(
+                f"--memory-budget: {self.memory_budget!r} is too little",
+                hint=f"at least {show_bytes(MIN_BUDGET_BYTES)}; half of it is the most one client may use",
+            )
+        return found
 
     @property
     def url(self) -> str:

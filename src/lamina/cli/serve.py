@@ -57,6 +57,11 @@ class Gpus(click.Choice):  # type: ignore[type-arg]
     default=0,
     help="Number of HTTP and gRPC front-end processes (0: in the controller).",
 )
+@click.option(
+    "--memory-budget",
+    metavar="SIZE",
+    help="Most memory that clients may make the server hold, such as 2GiB; default: a quarter of what there is.",
+)
 @click.option("--otlp", metavar="URL", help="Send traces to this OpenTelemetry collector, http://HOST:4318/v1/traces.")
 @click.option(
     "--trace-ratio",

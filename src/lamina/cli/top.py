@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from lamina.cli._shared import FiniteFloat, console, url_option
+from lamina.units import show_bytes
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
@@ -52,7 +53,7 @@ def page(status: dict[str, Any]) -> Any:
     from rich.console import Group
 
     letters = {function["name"]: _LETTERS[i % len(_LETTERS)] for i, function in enumerate(status["functions"])}
-    return Group(_devices(status, letters), "", _functions(status, letters), "", _targets(status))
+    return Group(_devices(status, letters), "", _functions(status, letters), "", _targets(status), _memory(status))
 
 
 def _table(title: str, *columns: str) -> Any:
@@ -146,6 +147,17 @@ def _targets(status: dict[str, Any]) -> Any:
             "[red]p99 over SLO[/red]" if late else "",
         )
     return table
+
+
+def _memory(status: dict[str, Any]) -> str:
+    """Memory that clients make the server hold, by layer."""
+    account = status.get("memory")
+    if not account:  # of an older server
+        return ""
+    layers = ", ".join(f"{name} {show_bytes(size)}" for name, size in account["layers"].items() if size)
+    refused = sum(account["refusals"].values())
+    used = f"memory of clients {show_bytes(account['used_bytes'])} of {show_bytes(account['limit_bytes'])}"
+    return f"{used}{f' ({layers})' if layers else ''}; refused for want of it: {refused}"
 
 
 def _number(value: float | None) -> str:

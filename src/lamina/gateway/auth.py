@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from lamina.access.access_control import AccessControl
 from lamina.access.records import Identity, Scope
 from lamina.core.events import TenantUpdated
 from lamina.drivers.realtime import RealtimeDriver
-from lamina.errors import BadValue, Forbidden, Unauthorized
+from lamina.errors import BadValue, Forbidden, LaminaError, Unauthorized
 from lamina.server.exchange import HttpRequest
 from lamina.types import Tenant
 
@@ -54,6 +54,18 @@ class Authenticator:
         if scope not in identity.scopes:
             raise Forbidden(f"this token may not {scope}", hint=f"it may {', '.join(sorted(identity.scopes)) or 'nothing'}")
         return identity
+
+    def check_head(self, headers: Mapping[bytes, bytes], then: Callable[[str | LaminaError], None]) -> None:
+        """Authenticate a request whose body is still to come: `then` gets its tenant, or the error. Its scope is checked when the
+        request is whole, with everything else."""
+        header = headers.get(b"authorization")
+        found: str | LaminaError = ""
+        if header is not None or self.requires_token:
+            try:
+                found = self.authenticate(header).tenant
+            except LaminaError as error:
+                found = error
+        then(found)
 
     def authenticate(self, header: bytes | None) -> Identity:
         """The identity of a token."""

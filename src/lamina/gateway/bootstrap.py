@@ -19,7 +19,7 @@ from lamina.gateway.auth import Authenticator, sync_tenant_limits
 from lamina.gateway.auth import check_host as check_host
 from lamina.gateway.ingress.supervisor import IngressSupervisor
 from lamina.gateway.observability.billing import Billing
-from lamina.gateway.observability.metrics import Metrics, RunGauges
+from lamina.gateway.observability.metrics import MemoryGauges, Metrics, RunGauges
 from lamina.gateway.observability.tracer import Tracer, attach_call_context
 from lamina.gateway.oip.inference_service import InferenceService
 from lamina.gateway.oip.model_catalog import ModelCatalog
@@ -39,9 +39,12 @@ from lamina.planner.capacity_check import check_capacity
 from lamina.sdk.app import App
 from lamina.server.http1 import Handler, HttpLimits, HttpServer
 from lamina.server.listener import server_context
-from lamina.server.process_status import ProcessStatus
+from lamina.server.memory_budget import MemoryBudget
+from lamina.server.process_status import ProcessStatus, default_memory_budget
 from lamina.state.triggers import Triggers, open_triggers
 from lamina.store.base import Store
+
+TRIM_EVERY_S = 2.0
 
 Prepare = Callable[[App, RealtimeDriver, TargetRegistry], Awaitable[None]]
 """Deploys what an earlier server had deployed, before any call comes, new or left over."""
@@ -57,6 +60,7 @@ class ListenConfig:
     ingress: int = 0  #: processes of their own that speak HTTP and gRPC; 0: this one does
     tls: tuple[str, str] | None = None  #: files of certificate and key
     limits: HttpLimits = HttpLimits()
+    memory_bytes: int = 0  #: budget for what clients make the server hold; 0: a part of the memory there is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +92,12 @@ class Gateway:
         self.host = listen.host
         self.port = self.grpc_port = 0
         self.process = ProcessStatus()
+        self.auth = auth
+        refs = loop.engine.references
+        self.budget = MemoryBudget(
+            listen.memory_bytes or default_memory_budget(),
+            {"values": lambda: loop.data.held_bytes, "shared": lambda: refs.pool.file_bytes if refs is not None else 0},
+        )
         self.targets = TargetRegistry(call_targets(app))
         self.billing = Billing(auth.authorize, store, time.time)
         statistics = ModelStatistics()
@@ -113,6 +123,7 @@ class Gateway:
                 same_transaction=runtime.state.same_transaction,
             )
             self.metrics.registry.register(RunGauges(self.durable))
+        self.metrics.registry.register(MemoryGauges(self.budget))
         grace = ColdStartGrace(loop)
         functions = loop.controller.state.functions
         catalogue = ModelCatalog(self.targets, lambda name: functions[name].spec if name in functions else None)
@@ -134,10 +145,11 @@ class Gateway:
             auth.authorize,
             self.process,
             is_ready=self.is_ready,
+            memory=self.budget.snapshot,
             openapi=lambda: document(self.targets.all, v2_paths(catalogue)),
             mounts=mounts,
         )
-        self.server = HttpServer(self.router.handle, parse_error_body, limits, OWN_HEADERS)
+        self.server = HttpServer(self.router.handle, parse_error_body, limits, OWN_HEADERS, self.budget, auth.check_head)
         self.ingress: IngressSupervisor | None = None  #: of the processes that speak HTTP and gRPC, if this one does not
         if listen.ingress:
             slot_refs, requires_token = loop.engine.references, auth.requires_token
@@ -172,6 +184,7 @@ class Gateway:
                     self.durable.start()
             self.triggers = open_triggers(self.app, self._runtime.state, self.driver, self.durable)
             self.process.track_lag()
+            self._trim_shared_memory()
             if self.ingress is not None:
                 ready = await self.ingress.start(self.host, listen.port, listen.grpc_port)
                 self.port, self.grpc_port = ready.port, ready.grpc_port
@@ -183,6 +196,13 @@ class Gateway:
         except BaseException:  # no caller knows what has been started by now
             await self.stop(0.0)
             raise
+
+    def _trim_shared_memory(self) -> None:
+        """Give back slots that were not needed for a while, again and again."""
+        refs = self.driver.engine.references
+        if refs is not None and not self.process.is_closing:
+            refs.trim()
+            asyncio.get_running_loop().call_later(TRIM_EVERY_S, self._trim_shared_memory)
 
     async def stop(self, grace_s: float = 30.0) -> int:
         """Accept nothing new, finish what was accepted, then end the workers; returns how many calls were cancelled."""

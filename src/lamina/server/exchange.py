@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec import Struct
 
+from lamina.server.memory_budget import RETRY_S
+
 if TYPE_CHECKING:
     from lamina.server.http1 import HttpConnection
+    from lamina.server.memory_budget import MemoryCharge
+
+LARGE_RESPONSE_BYTES = 2**20
+"""From here on a response must find room in the memory budget: its client may take it as slowly as it likes."""
 
 STATUS_LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
@@ -31,17 +37,24 @@ class HttpRequest(Struct, frozen=True):
 class Exchange:
     """The response side of one request."""
 
-    __slots__ = ("_connection", "head_only", "is_streaming", "keep_alive", "on_disconnect", "response")
+    __slots__ = ("_connection", "charge", "head_only", "is_streaming", "keep_alive", "on_disconnect", "response")
 
     accepts_values: ClassVar[bool] = False  #: text is made of results elsewhere: then they are given as `value`, with the `Reply`
 
-    def __init__(self, connection: HttpConnection, keep_alive: bool, head_only: bool) -> None:
+    def __init__(self, connection: HttpConnection, keep_alive: bool, head_only: bool, charge: MemoryCharge | None = None) -> None:
         self._connection = connection
+        self.charge = charge  #: of the request's body, until the response is on its way
         self.keep_alive = keep_alive
         self.head_only = head_only
         self.response: bytes | None = None  #: what is to be sent and is not yet
         self.is_streaming = False  #: more of it follows
         self.on_disconnect: Callable[[], None] | None = None  #: the client left before the answer
+
+    def release(self) -> None:
+        """Give back the memory of the request."""
+        if self.charge is not None:
+            self.charge.release()
+            self.charge = None
 
     def respond(self, status: int, body: bytes = b"", content_type: bytes = b"application/json", extra: bytes = b"") -> None:
         """Send the response. `extra` is whole header lines, each ending in CRLF. A second response is ignored."""
@@ -49,6 +62,10 @@ class Exchange:
             return
         self.on_disconnect = None
         connection = self._connection
+        if len(body) > LARGE_RESPONSE_BYTES:
+            refused = connection.check_response(len(body) - (self.charge.size if self.charge is not None else 0))
+            if refused:
+                status, body, content_type, extra = 503, refused, b"application/problem+json", b"retry-after: %d\r\n" % RETRY_S
         self.keep_alive = keep = self.keep_alive and not connection.server.is_closing
         parts = (
             STATUS_LINES[status],

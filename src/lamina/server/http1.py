@@ -6,6 +6,10 @@ to be had there, and a rejection must cost microseconds, because under overload 
 
 A handler gets an `HttpRequest` and an `Exchange`; it responds now or later with `exchange.respond(...)`, on the loop's thread.
 Requests on one connection are answered in order.
+
+A body that is not whole after one read is admitted first: its token is checked, and its bytes are charged to the memory budget,
+before the next read. A connection that ends takes its parser, its body and its charges with it, without reference cycles, for
+the garbage collector comes late on purpose.
 """
 
 from __future__ import annotations
@@ -13,17 +17,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from email.utils import formatdate
 from typing import Any, cast
 
 from msgspec import Struct
 
+from lamina.errors import LaminaError
 from lamina.ipc.immediate_writer import ImmediateWriter
 from lamina.server.exchange import Exchange, HttpRequest
 from lamina.server.listener import Listener, listen
-from lamina.server.request_parser import HeaderNames, OwnHeaders, RequestParser
+from lamina.server.memory_budget import CONNECTION_BYTES, RETRY_S, MemoryBudget, MemoryCharge, MemoryExhausted, address_key
+from lamina.server.request_parser import CHARGE_STEP_BYTES, Fault, HeaderNames, OwnHeaders, RequestParser
 
 log = logging.getLogger("lamina")
 
@@ -39,8 +45,9 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
     pipelined_requests: int = 64
     pipelined_body_bytes: int = 64 * 2**10  #: of bodies that wait for their responses: with more, no other body is read
     head_s: float = 10.0  #: to send a whole header
-    body_idle_s: float = 30.0  #: between two pieces of a body
-    body_bytes_per_s: int = 512  #: a body that comes in drops may take that long in all, and what this rate allows besides
+    body_idle_s: float = 30.0  #: between two pieces of a body; also the window over which its rate is measured
+    body_bytes_per_s: int = 512  #: the least rate of a body in each window
+    body_s: float = 300.0  #: and at least the rate that brings all that was announced in so long: a large body holds much memory
     idle_s: float = 75.0  #: between two requests
     write_s: float = 30.0  #: for a reader that takes nothing
     small_chunks: int = 1_000  #: after so many, chunks must hold `small_chunk_bytes` on average
@@ -48,8 +55,15 @@ class HttpLimits(Struct, frozen=True, kw_only=True):
 
 
 Handler = Callable[[HttpRequest, Exchange], None]
+OnHeadChecked = Callable[[str | LaminaError], None]
+HeadCheck = Callable[[dict[bytes, bytes], OnHeadChecked], None]
+"""Authenticates the headers of a request whose body is still to come; tells the tenant, or why it is rejected, now or later."""
 
 LINGER_S = 2.0
+SMALL_BODY_BYTES = 4 * 2**10  #: of requests that are served even when the memory budget is used up
+EVICTION_BATCH = 64  #: connections found by one search through all of them
+_RETRY = b"retry-after: %d\r\n" % RETRY_S
+_EXTRA = {401: b"www-authenticate: Bearer\r\n", 503: _RETRY}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -63,12 +77,18 @@ def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return made
 
 
+def accept_any_head(headers: dict[bytes, bytes], then: OnHeadChecked) -> None:
+    """Head check of a server without tokens."""
+    then("")
+
+
 class HttpConnection(asyncio.Protocol):
     """One client connection. `phase` and `phase_since` tell the sweep which clients are too slow."""
 
     def __init__(self, server: HttpServer) -> None:
         self.server = server
         self.limits = server.limits
+        self.address = ""  #: whose share of memory and connections it takes
         self.transport: asyncio.Transport | None = None
         self.phase = "idle"
         self.phase_since = server.now_s
@@ -80,22 +100,34 @@ class HttpConnection(asyncio.Protocol):
         self._is_closed = False
         self._discarded_bytes = 0
         self._is_failing = False  #: the response under way is the last
+        self._awaits_head_check = False
+        self._charge: MemoryCharge | None = None  #: flat, for the connection itself
+        self._body_charge: MemoryCharge | None = None  #: of the body that is coming; then its exchange has it
+        self._unsent_charge: MemoryCharge | None = None  #: of responses that the client has yet to take
 
     # ------------------------------------------------------------ asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are not subclasses
         self._writer = ImmediateWriter(self.transport)
-        if len(self.server.connections) >= self.limits.connections:
-            self._reject(503, "too many connections")
+        peer = getattr(transport, "get_extra_info", None)  # what stands for a transport in a test need not know it
+        self.address = address_key(peer("peername")) if peer is not None else ""
+        try:
+            if not self.server.has_room(self.address):
+                raise MemoryExhausted("too many connections", hint="close those that are not needed; all of them are busy")
+            self._charge = self.server.budget.charge("connections", CONNECTION_BYTES, self.address)
+        except LaminaError as error:
+            self._reject(503, error.message, error.hint)
             asyncio.get_running_loop().call_later(LINGER_S, self.transport.abort)  # it is in no list that is swept
             return
-        self.server.connections.add(self)
+        self.server.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of everything at once, by reference counts alone."""
         self._is_closed = True
-        self.server.connections.discard(self)
+        self.server.remove(self)
         for exchange in self._exchanges:
+            exchange.release()
             if exchange.on_disconnect is not None:
                 gone, exchange.on_disconnect = exchange.on_disconnect, None
                 try:
@@ -103,6 +135,22 @@ class HttpConnection(asyncio.Protocol):
                 except Exception:  # of pipelined requests there are several
                     log.exception("a call whose client has left could not be cancelled")
         self._exchanges.clear()
+        for charge in (self._charge, self._body_charge, self._unsent_charge):
+            if charge is not None:
+                charge.release()
+        self._parser.close()
+        self.transport = None
+        del self._writer
+
+    def evict(self) -> None:
+        """Close a connection without a request to make room for another; it counts no more from now on."""
+        self.server.remove(self)
+        if self.transport is not None:
+            self.transport.abort()
+
+    @property
+    def is_evictable(self) -> bool:
+        return not self._exchanges and not self._is_closed and self.phase in ("idle", "head", "body")
 
     def data_received(self, data: bytes) -> None:
         if self._is_closed or self._is_failing:
@@ -114,6 +162,8 @@ class HttpConnection(asyncio.Protocol):
         if self.phase == "body":
             self.phase_since = self.server.now_s
         fault = parser.feed(data)
+        if fault is None and parser.is_in_body:
+            fault = self.admit_body()
         if fault is not None:
             self._reject(*fault)
         elif parser.is_in_head:
@@ -130,9 +180,14 @@ class HttpConnection(asyncio.Protocol):
         self._is_write_blocked = True
         self.enter_phase("write")
         self._pause_reading()
+        if self.transport is not None:
+            self._unsent_charge = MemoryCharge(self.server.budget, "responses", self.address, "")
+            self._unsent_charge.set(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         self._is_write_blocked = False
+        if self._unsent_charge is not None:
+            self._unsent_charge.release()
         self.enter_phase("idle" if not self._exchanges else "wait")
         if not self._is_pipeline_full:
             self._resume_reading()
@@ -149,6 +204,8 @@ class HttpConnection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def _resume_reading(self) -> None:
+        if self._awaits_head_check:
+            return
         if not self._is_reading and self.transport is not None and not self.transport.is_closing():
             self._is_reading = True
             self._parser.extend(self.server.now_s - self.phase_since)
@@ -157,20 +214,74 @@ class HttpConnection(asyncio.Protocol):
 
     # ----------------------------------------------------------------- requests
 
-    def on_body_start(self, expects: bool) -> None:
+    def admit_body(self) -> Fault | None:
+        """Admit a body of which more is to come: its token first, then its bytes. Returns why it is rejected."""
+        parser, charge = self._parser, self._body_charge
+        if charge is not None:
+            if parser.expected_bytes > charge.size:
+                try:
+                    charge.grow(parser.expected_bytes)
+                except LaminaError as error:
+                    return error.status, error.message, error.hint
+            return None
+        if self._awaits_head_check:
+            return None
+        fault: Fault | None = None
+        is_known = False
+
+        def on_checked(found: str | LaminaError) -> None:
+            nonlocal fault, is_known
+            is_known = True
+            fault = self._charge_body(found)
+            if self._awaits_head_check:  # it was told later
+                self._awaits_head_check = False
+                if fault is not None:
+                    self._reject(*fault)
+                self._resume_reading()
+
+        self.server.check_head(parser.headers, on_checked)
+        if not is_known:
+            self._awaits_head_check = True
+            self._pause_reading()
+        return fault
+
+    def _charge_body(self, found: str | LaminaError) -> Fault | None:
+        """Charge the body to its tenant, if its head has passed."""
+        if self._is_closed or self._is_failing:
+            return None
+        try:
+            if isinstance(found, LaminaError):
+                raise found
+            self._body_charge = self.server.budget.charge("bodies", self._parser.expected_bytes, self.address, found)
+        except LaminaError as error:
+            return error.status, error.message, error.hint
+        return None
+
+    def on_body_start(self, expects: bool) -> Fault | None:
         """The head is complete. With `expects` the client waits for 100 Continue before it sends the body."""
         if expects and self.transport is not None and not self._exchanges:
+            fault = self.admit_body()
+            if fault is not None:
+                return fault
             self._writer.write(_CONTINUE)
         if self._exchanges and self._is_pipeline_full:
             self._pause_reading()
         if not self._is_write_blocked:
             self.phase = "body"
             self.phase_since = self.server.now_s
+        return None
 
     def on_request(self, request: HttpRequest) -> None:
         exchange = self._start_exchange(request.keep_alive, request.method == "HEAD", len(request.body))
+        server = self.server
         try:
-            self.server.handler(request, exchange)
+            if server.is_memory_full and len(request.body) > SMALL_BODY_BYTES:
+                hint = "try again after Retry-After; the operator sets --memory-budget"
+                exchange.respond(503, *server.error_body(503, "the memory of the server is used up", hint), _RETRY)
+                return
+            server.handler(request, exchange)
+            if exchange.charge is not None:
+                exchange.charge.hand_over()
         except Exception:
             log.exception("no response could be made for %s", request.path[:200])
             exchange.respond(500, b'{"title":"internal error","status":500}', b"application/problem+json")
@@ -184,7 +295,8 @@ class HttpConnection(asyncio.Protocol):
 
     def _start_exchange(self, keep_alive: bool, is_head: bool, body_bytes: int) -> Exchange:
         """The exchange of a request that has arrived in full."""
-        exchange = Exchange(self, keep_alive, is_head)
+        exchange = Exchange(self, keep_alive, is_head, self._body_charge)
+        self._body_charge = None
         self._pipelined_bytes = body_bytes + (self._pipelined_bytes if self._exchanges else 0)
         self._exchanges.append(exchange)
         if len(self._exchanges) > self.limits.pipelined_requests:
@@ -210,6 +322,8 @@ class HttpConnection(asyncio.Protocol):
                 exchange.response = b""
                 return
             self._exchanges.popleft()
+            if exchange.charge is not None:
+                exchange.release()
             keep = exchange.keep_alive
         if not keep:
             if self._is_failing:
@@ -226,8 +340,21 @@ class HttpConnection(asyncio.Protocol):
     def limit_unsent(self, waiting: int) -> None:
         """Abort a client that does not read its stream: unread chunks are not buffered without bound."""
         transport = self.transport
-        if transport is not None and waiting + transport.get_write_buffer_size() > self.limits.body_bytes:
+        if transport is None:
+            return
+        unsent = waiting + transport.get_write_buffer_size()
+        if self._unsent_charge is not None and unsent > self._unsent_charge.size and self._is_write_blocked:
+            self._unsent_charge.set(unsent)
+        if unsent > self.limits.body_bytes or (unsent > CHARGE_STEP_BYTES and self.server.budget.is_full):
             transport.abort()
+
+    def check_response(self, size: int) -> bytes:
+        """Admit a large response; otherwise the body of the problem to send instead: readers must not fill the memory either."""
+        try:
+            self.server.budget.check_room(size, self.address, "")
+        except LaminaError as error:
+            return self.server.error_body(503, error.message, error.hint)[0]
+        return b""
 
     def enter_phase(self, phase: str) -> None:
         if self._is_write_blocked and phase not in ("write", "linger"):
@@ -235,15 +362,17 @@ class HttpConnection(asyncio.Protocol):
         self.phase = phase
         self.phase_since = self.server.now_s
 
-    def _reject(self, status: int, what: str) -> None:
-        """Respond to what cannot be parsed, then close: the rest of this connection has no meaning any more."""
+    def _reject(self, status: int, what: str, hint: str = "") -> None:
+        """Respond to what cannot be parsed or is not admitted, then close: the rest of the connection has no meaning any more."""
         if self._is_closed or self.transport is None:
             return
-        body, kind = self.server.error_body(status, what)
-        exchange = Exchange(self, False, False)
+        body, kind = self.server.error_body(status, what, *((hint,) if hint else ()))
+        self._parser.drop_body()
+        exchange = Exchange(self, False, False, self._body_charge)
+        self._body_charge = None
         self._exchanges.append(exchange)
         self._is_failing = True
-        exchange.respond(status, body, kind)
+        exchange.respond(status, body, kind, _EXTRA.get(status, b""))
 
     def _half_close(self) -> None:
         """Half-close and read on for a moment: closing with unread input would reset the connection, response and all."""
@@ -289,14 +418,22 @@ class HttpServer:
         error_body: Callable[..., tuple[bytes, bytes]],
         limits: HttpLimits | None = None,
         own_headers: OwnHeaders | None = None,
+        budget: MemoryBudget | None = None,
+        check_head: HeadCheck = accept_any_head,
     ) -> None:
-        """`error_body` makes body and content type for a status, an error text and, where known, a hint."""
+        """`error_body` makes body and content type for a status, an error text and, where known, a hint. `check_head` is asked
+        before a body is read that does not come at once."""
         self.handler = handler
+        self.budget = budget or MemoryBudget()
+        self.check_head = check_head
+        self.is_memory_full = False  #: as of the last sweep
         self.error_body = error_body
         self.limits = limits or HttpLimits()
         self.own_headers = own_headers
         self.header_names = HeaderNames(own_headers)
         self.connections: set[HttpConnection] = set()
+        self._addresses: Counter[str] = Counter()  #: connections by address
+        self._evictable: list[HttpConnection] = []  #: of the last search, the idlest last
         self.is_closing = False
         self._listener: Listener | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -311,13 +448,55 @@ class HttpServer:
     async def _check_timeouts(self) -> None:
         while True:
             await asyncio.sleep(0.5)
-            self._update_clock()
-            for connection in list(self.connections):
-                try:
-                    connection.check_timeouts(self.now_s)
-                except Exception:  # the other connections have timeouts too
-                    log.exception("the timeouts of a connection could not be checked")
-                    connection.abort()
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """One look at all connections. Not in the task itself: its variables would keep the last connection alive."""
+        self._update_clock()
+        self.is_memory_full = self.budget.is_full
+        for connection in list(self.connections):
+            try:
+                connection.check_timeouts(self.now_s)
+            except Exception:  # the other connections have timeouts too
+                log.exception("the timeouts of a connection could not be checked")
+                connection.abort()
+
+    # -------------------------------------------------------------- connections
+
+    def add(self, connection: HttpConnection) -> None:
+        self.connections.add(connection)
+        self._addresses[connection.address] += 1
+
+    def remove(self, connection: HttpConnection) -> None:
+        if connection in self.connections:
+            self.connections.remove(connection)
+            self._addresses[connection.address] -= 1
+            if not self._addresses[connection.address]:
+                del self._addresses[connection.address]
+
+    def has_room(self, address: str) -> bool:
+        """Whether one more connection may come. When all are taken, the idlest one of the address with the most goes."""
+        if len(self.connections) < self.limits.connections:
+            return True
+        while True:
+            while self._evictable:
+                idlest = self._evictable.pop()
+                if idlest in self.connections and idlest.is_evictable:
+                    idlest.evict()
+                    return True
+            self._evictable = self._find_evictable(address)
+            if not self._evictable:
+                return False
+
+    def _find_evictable(self, newcomer: str) -> list[HttpConnection]:
+        """Connections that may go, the idlest last. A body under way goes only for an address that has fewer connections."""
+        crowd, most = self._addresses.most_common(1)[0]
+        found = [one for one in self.connections if one.address == crowd and one.is_evictable and one.phase != "body"]
+        if not found and self._addresses[newcomer] + 1 < most:
+            found = [one for one in self.connections if one.address == crowd and one.is_evictable]
+        found = found or [one for one in self.connections if one.is_evictable and one.phase == "idle"]
+        found.sort(key=lambda one: one.phase_since, reverse=True)
+        return found[-EVICTION_BATCH:]
 
     def _update_clock(self) -> None:
         """Refresh the cached time and date line: neither timeouts nor dates need them to the millisecond."""

@@ -7,8 +7,16 @@ event loop fires shows it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
+from collections.abc import Iterator
+from pathlib import Path
 
 INTERVAL_S = 0.005
+BUDGET_SHARE = 0.25
+"""Part of the memory there is that clients may make a server hold, unless told otherwise; the rest is for workers and models."""
+
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 class ProcessStatus:
@@ -33,3 +41,31 @@ class ProcessStatus:
                 loop.call_at(again_s, tick, again_s)
 
         tick(loop.time())
+
+
+def default_memory_budget() -> int:
+    return int(memory_limit_bytes() * BUDGET_SHARE)
+
+
+def memory_limit_bytes() -> int:
+    """Memory this process may use: the machine's, or less where its cgroup, one above it, or a resource limit says so."""
+    with open("/proc/meminfo") as lines:
+        found = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:"))
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        found = min(found, soft)
+    return min([found, *_cgroup_limits()])
+
+
+def _cgroup_limits() -> Iterator[int]:
+    places = [(_CGROUPS, "memory.max"), (_CGROUPS / "memory", "memory.limit_in_bytes")]
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            root = _CGROUPS / "memory" if "memory" in controllers.split(",") else _CGROUPS
+            name = "memory.limit_in_bytes" if controllers else "memory.max"
+            group = root / path.lstrip("/")
+            places += [(at, name) for at in (group, *group.parents) if at.is_relative_to(root)]
+    for folder, name in places:
+        with contextlib.suppress(OSError, ValueError):  # no such group, or "max": no limit
+            yield int((folder / name).read_text())

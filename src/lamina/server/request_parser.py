@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lamina")
 
-Fault = tuple[int, str]
-"""The status to respond with, and what is wrong."""
+Fault = tuple[int, str] | tuple[int, str, str]
+"""The status to respond with, what is wrong, and perhaps a hint."""
+
+CHARGE_STEP_BYTES = 2**20
+"""By which the expected size of a body without a length grows."""
 
 SINGLE_HEADERS = frozenset((b"host", b"content-length", b"transfer-encoding", b"content-type", b"authorization"))
 """Headers that must not be given twice: a proxy may read the other one."""
@@ -31,6 +34,7 @@ MAX_NAME_BYTES = 64
 
 _UPGRADE = (400, "upgrades are not served")
 _MALFORMED = (400, "malformed request")
+_NO_MEMORY = (503, "no memory for this body", "try again after Retry-After, or send less at a time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +76,27 @@ class RequestParser:
     """Parser state of one connection."""
 
     def __init__(self, connection: HttpConnection) -> None:
-        self._connection = connection
+        self._connection: Any = connection
         self._limits = connection.limits
         self._names = connection.server.header_names
         self._parser: Any = httptools.HttpRequestParser(self)
+        self._length = 0  #: of the body, as announced; 0: none, or in chunks
+        self._window_start_s = 0.0  #: in which its rate is measured
+        self._window_start_bytes = 0
         self.on_message_begin()
         self.is_in_head = False
 
     def feed(self, data: bytes) -> Fault | None:
         """Parse; complete requests have been handed on when this returns. Returns the fault of the current one, if any."""
-        if not self._is_in_body:
+        if not self.is_in_body:
             self._fed_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             return _UPGRADE
         except httptools.HttpParserCallbackError as error:
+            if isinstance(error.__context__, MemoryError):
+                return _NO_MEMORY
             if self._fault is None:
                 log.error("a parser callback failed", exc_info=error)
             return self._fault or _MALFORMED
@@ -98,17 +107,44 @@ class RequestParser:
     @property
     def is_head_too_long(self) -> bool:
         """The head exceeds all its limits together; llhttp reports no header before it has the whole of it."""
-        return not self._is_in_body and self._fed_bytes > self._limits.head_bytes + self._limits.url_bytes
+        return not self.is_in_body and self._fed_bytes > self._limits.head_bytes + self._limits.url_bytes
 
     def is_too_slow(self, now_s: float, waited_s: float) -> bool:
-        """The body arrives too slowly, in total or since its last piece."""
-        limits = self._limits
-        allowed_s = limits.body_idle_s + len(self._body) / limits.body_bytes_per_s
-        return waited_s > limits.body_idle_s or now_s - self._body_start_s > allowed_s
+        """The body came below its least rate in a whole window, or not at all for as long. What came before does not count."""
+        limits, window_s = self._limits, now_s - self._window_start_s
+        if waited_s > limits.body_idle_s:
+            return True
+        if window_s < limits.body_idle_s:
+            return False
+        came: int = len(self._body) - self._window_start_bytes
+        self._window_start_s, self._window_start_bytes = now_s, len(self._body)
+        return came < window_s * max(limits.body_bytes_per_s, (self._length or len(self._body)) / limits.body_s)
 
     def extend(self, unread_s: float) -> None:
-        """Extend the time of a body by the time reading was paused."""
-        self._body_start_s += unread_s
+        """Extend the window of a body by the time reading was paused."""
+        self._window_start_s += unread_s
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        """Of the request under way."""
+        return self._headers
+
+    @property
+    def expected_bytes(self) -> int:
+        """Size of the body: as announced, or of one in chunks, what has come of it, rounded up."""
+        if self._length:
+            return self._length
+        return (len(self._body) // CHARGE_STEP_BYTES + 1) * CHARGE_STEP_BYTES
+
+    def drop_body(self) -> None:
+        """Forget what has come of a request that is rejected."""
+        self._body = bytearray()
+
+    def close(self) -> None:
+        """Break the cycles with llhttp and the connection: everything goes now, not when the garbage collector comes."""
+        self._parser = self._connection = None
+        self._headers.clear()
+        self._body = bytearray()
 
     # ------------------------------------------------------------ called by llhttp
 
@@ -122,8 +158,9 @@ class RequestParser:
         self._fed_bytes = 0
         self._chunks = 0
         self._body = bytearray()
-        self._is_in_body = False
-        self._body_start_s = 0.0
+        self.is_in_body = False
+        self._length = self._window_start_bytes = 0
+        self._window_start_s = 0.0
         self._fault: Fault | None = None
 
     def on_url(self, url: bytes) -> None:
@@ -147,7 +184,7 @@ class RequestParser:
             self._headers[name] = value
 
     def on_headers_complete(self) -> None:
-        self._is_in_body = True
+        self.is_in_body = True
         self.is_in_head = False
         headers = self._headers
         if b"host" not in headers and self._parser.get_http_version() == "1.1":
@@ -157,15 +194,18 @@ class RequestParser:
             self._check_framing(length, encoding)
         if self._parser.should_upgrade():
             self._fail(*_UPGRADE)
-        self._connection.on_body_start(headers.get(b"expect", b"").lower() == b"100-continue")
-        self._body_start_s = self._connection.phase_since
+        fault = self._connection.on_body_start(headers.get(b"expect", b"").lower() == b"100-continue")
+        if fault is not None:
+            self._fail(*fault)
+        self._window_start_s = self._connection.phase_since
 
     def _check_framing(self, length: bytes, encoding: bytes) -> None:
         """Where a request ends must be unambiguous: else a proxy may see another request than we do (request smuggling)."""
         if length:
             if not length.isdigit() or len(length) > 15:
                 self._fail(400, "bad content-length")
-            if int(length) > self._limits.body_bytes:
+            self._length = int(length)
+            if self._length > self._limits.body_bytes:
                 self._fail(413, f"body larger than {self._limits.body_bytes} bytes")
         if encoding and (length or encoding.lower() != b"chunked"):
             self._fail(400, "bad transfer-encoding")
@@ -182,7 +222,7 @@ class RequestParser:
         self._body += piece
 
     def on_message_complete(self) -> None:
-        self._is_in_body = False
+        self.is_in_body = False
         self._fed_bytes = 0
         parser = self._parser
         method = parser.get_method().decode("ascii", "replace")
@@ -195,6 +235,6 @@ class RequestParser:
         request = HttpRequest(method, path, query, self._headers, body, keep_alive)
         self._connection.on_request(request)
 
-    def _fail(self, status: int, what: str) -> None:
-        self._fault = self._fault or (status, what)
+    def _fail(self, status: int, what: str, hint: str = "") -> None:
+        self._fault = self._fault or (status, what, hint)
         raise ValueError(what)

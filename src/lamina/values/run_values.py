@@ -40,6 +40,8 @@ class RunValues:
         wall_us: Callable[[], int] | None = None,
         rng: random.Random | None = None,
     ) -> None:
+        self.held_bytes = 0  #: of all runs: inline values, and those in slots of other processes
+        self._own = pool.owner if pool is not None else ""
         self._runs: dict[str, HeldValues] = {}
         self._analyses: dict[str, FlowAnalysis] = {}  #: by name of a flow: of the one that was opened last
         self.pieces: dict[str, Callable[[bytes], None]] = {}  #: by call: receiver of what its function yields, as it comes
@@ -58,7 +60,11 @@ class RunValues:
         stored = {name: self._storage.store(slots, blob) for name, blob in inputs.items()}
         asl_run = self._asl_values.open(call_id, flow, stored, began_us) if analysis.is_asl else None
         errors = asl_run.errors if asl_run is not None else {}
-        self._runs[call_id] = HeldValues(stored, {ROOT: ValueScope(flow, analysis)}, errors, asl_run, slots, began_us > 0)
+        held = 0
+        for value in stored.values():
+            held += len(value) if type(value) is bytes else value.size if value.owner != self._own else 0  # type: ignore[union-attr]
+        self.held_bytes += held
+        self._runs[call_id] = HeldValues(stored, {ROOT: ValueScope(flow, analysis)}, errors, asl_run, slots, began_us > 0, held)
 
     def result(self, call_id: str) -> encoding.Blob:
         """The encoded answer of a run that has ended well."""
@@ -82,6 +88,7 @@ class RunValues:
         self.pieces.pop(call_id, None)
         run = self._runs.pop(call_id, None)
         if run is not None:
+            self.held_bytes -= run.bytes
             for ref in run.slots:
                 self._storage.free(ref)
 
@@ -116,6 +123,11 @@ class RunValues:
             return
         if isinstance(value, ShmRef):
             run.slots.append(value)
+            size = value.size if type(value) is ShmRef else 0  # what is on a device takes no memory here
+        else:
+            size = len(value)
+        run.bytes += size
+        self.held_bytes += size
         self._put(run, job.scope, job.node, value)
 
     def _put(self, run: HeldValues, scope: int, node: str, value: Stored) -> None:

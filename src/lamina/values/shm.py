@@ -27,6 +27,9 @@ from lamina.values.shm_directory import BadSlot, has_spill, slot_path, spill_pat
 INLINE_BYTES = 64 * 1024
 """Up to here a value travels inside the frame; also the size of the smallest slot."""
 
+TRIMMED_BYTES = 2**20
+"""Larger mappings are not kept while nothing happens."""
+
 _PAGE = 4096
 _READ, _WRITE = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
 _MAP_FIXED = 0x10
@@ -99,7 +102,8 @@ class ShmPool(RefCountedSlots):
         self._directory = folder
         self._limit_bytes = limit_bytes
         self._maps: dict[int, mmap.mmap] = {}
-        self._idle: dict[int, list[int]] = {}  #: size of a slot -> numbers
+        self._idle: dict[int, list[int]] = {}  #: size of a slot -> numbers, the last used last
+        self._spare: dict[int, int] = {}  #: size of a slot -> the least that were idle since the last trim
         self._busy: set[int] = set()
         self._next = 0
 
@@ -113,6 +117,8 @@ class ShmPool(RefCountedSlots):
         room = max(INLINE_BYTES, 1 << (size - 1).bit_length()) if size else INLINE_BYTES
         idle = self._idle.get(room)
         slot = idle.pop() if idle else self._make_in_memory(room)
+        if idle is not None and len(idle) < self._spare.get(room, 0):
+            self._spare[room] = len(idle)
         if slot is not None:
             self.used_bytes += room
         else:
@@ -189,6 +195,15 @@ class ShmPool(RefCountedSlots):
         else:
             self._drop(slot)
 
+    def trim(self) -> None:
+        """Remove slots that no value has needed since the last call: a burst of large values must not hold memory for ever."""
+        for room, idle in self._idle.items():
+            spare = min(self._spare.get(room, 0), len(idle))
+            for slot in idle[:spare]:
+                self._drop(slot)
+            del idle[:spare]
+            self._spare[room] = len(idle)
+
     def close(self) -> None:
         """Remove all files; what others have mapped stays theirs."""
         for slot in list(self._maps):
@@ -248,6 +263,11 @@ class ShmReader:
 
     def _references(self, key: tuple[str, int]) -> int:
         return sys.getrefcount(self._maps[key])
+
+    def trim(self) -> None:
+        """Unmap large slots: a mapping keeps the memory of a slot that its owner has removed."""
+        for key in [key for key, room in self._maps.items() if len(room) > TRIMMED_BYTES]:
+            del self._maps[key]
 
     def drop_owner(self, owner: str) -> None:
         """Unmap the slots of an owner that is gone."""

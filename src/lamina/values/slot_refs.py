@@ -168,6 +168,11 @@ class SlotReferences:
         slots.held |= numbers
         return True
 
+    def trim(self) -> None:
+        """Give back shared memory that is not in use; called now and then."""
+        self.pool.trim()
+        self.reader.trim()
+
     def close(self) -> None:
         self.pool.close()
         self.reader.close()

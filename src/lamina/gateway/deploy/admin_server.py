@@ -97,6 +97,6 @@ async def open_admin(
     auth = Authenticator(access, requires_token=check_host(host, access), reject_cross_site=True)
     output = output or collect_function_logs(gateway.driver.engine)
     manage = AdminRoutes(access, auth, AdminService(access), deploys, output)
-    server = HttpServer(manage.handle, parse_error_body, LIMITS, OWN_HEADERS)
+    server = HttpServer(manage.handle, parse_error_body, LIMITS, OWN_HEADERS, gateway.budget, auth.check_head)
     bound = await server.start(host, port, ssl=server_context(*tls) if tls is not None else None)
     return AdminServer(host, bound, access, deploys, output, manage, server, prepared.temporary_folder)

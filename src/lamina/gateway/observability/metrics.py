@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from lamina.core.actions import Action, Load, Reject, Reply, StartBatch
@@ -20,6 +20,7 @@ from lamina.durable.runs import DurableRuns
 from lamina.gateway.observability.fast_metrics import CounterCell, CounterFamily, HistogramFamily
 from lamina.gateway.observability.rolling_stats import BatchUsage, RollingStats
 from lamina.predict.online import OnlinePredictor
+from lamina.server.memory_budget import MemoryBudget
 from lamina.types import DeviceSpec
 
 CallListener = Callable[[str, Ending, str], None]
@@ -83,6 +84,25 @@ class RunGauges(Collector):
         runs.add_metric(["running"], self._durable.resident_count)
         yield runs
         yield GaugeMetricFamily("lamina_store_up", "Can runs be written down", value=self._durable.store.down is None)
+
+
+class MemoryGauges(Collector):
+    """Account of the bytes that clients make the server hold."""
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
+
+    def collect(self) -> Iterator[Metric]:
+        budget = self._budget
+        yield GaugeMetricFamily("lamina_memory_budget_bytes", "Limit of what clients may make us hold", value=budget.limit_bytes)
+        used = GaugeMetricFamily("lamina_memory_budget_used_bytes", "Bytes held for clients", labels=["layer"])
+        for layer, size in budget.layers().items():
+            used.add_metric([layer], size)
+        yield used
+        refused = CounterMetricFamily("lamina_memory_refusals", "Requests without room in the budget", labels=["scope"])
+        for scope, count in budget.refusals.items():
+            refused.add_metric([scope], count)
+        yield refused
 
 
 class _PerTarget:

@@ -57,6 +57,7 @@ class Router:
         process: ProcessStatus,
         *,
         is_ready: Callable[[], bool],
+        memory: Callable[[], dict[str, Any]],
         openapi: Callable[[], dict[str, Any]],
         mounts: Mapping[bytes, Handler],
     ) -> None:
@@ -68,6 +69,7 @@ class Router:
         self.is_ready = is_ready
         self._process = process
         self._mounts = mounts
+        self._memory = memory
         self._suggestion_limiter = RateLimiter()  #: the search for a similar name takes long
         self._documents: dict[bytes, Document] = {
             b"/": lambda caller: (msgspec.json.encode(_INDEX), JSON),
@@ -167,7 +169,7 @@ class Router:
         return {**document, "paths": {path: about for path, about in paths if not hidden & {*path.split("/")}}}
 
     def _status(self) -> tuple[bytes, bytes]:
-        return msgspec.json.encode(status(self._driver, self._metrics.rolling, self.targets.all)), JSON
+        return msgspec.json.encode(status(self._driver, self._metrics.rolling, self.targets.all, self._memory())), JSON
 
 
 def _input(param: Param) -> dict[str, Any]:

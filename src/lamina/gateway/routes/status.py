@@ -17,8 +17,8 @@ from lamina.gateway.observability.rolling_stats import RollingStats, UsageShare
 from lamina.gateway.routes.targets import CallTarget
 
 
-def status(loop: RealtimeDriver, recent: RollingStats, targets: Iterable[CallTarget]) -> dict[str, Any]:
-    """The status document."""
+def status(loop: RealtimeDriver, recent: RollingStats, targets: Iterable[CallTarget], memory: dict[str, Any]) -> dict[str, Any]:
+    """The status document. `memory` is the account of the memory budget."""
     state, now_us = loop.controller.state, loop.now_us()
     span_s, shares = recent.usage_shares(now_us)
     return {
@@ -34,6 +34,7 @@ def status(loop: RealtimeDriver, recent: RollingStats, targets: Iterable[CallTar
             }
             for target in targets
         ],
+        "memory": memory,
         "window_s": round(span_s, 1),
     }
 
